@@ -1,0 +1,62 @@
+# Every path is relative: the checkout may lie in a folder of any name.
+PYTHON ?= python3
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+BENCH_ARGS ?= --quick
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+SOURCES := rekindle tests $(wildcard examples benchmarks)
+
+# A virtual environment holds absolute paths, so a checkout that was moved needs a new one.
+ifneq ($(shell cat $(STAMP) 2>/dev/null),$(shell pwd -P))
+.PHONY: $(STAMP)
+endif
+
+.PHONY: help setup lint test soak demo bench clean
+
+help:
+	@echo 'make setup   virtual environment in .venv with all that is needed'
+	@echo 'make test    setup, then every check and test'
+	@echo 'make lint    setup, then the checks alone'
+	@echo 'make soak    setup, then the long fault tests'
+	@echo 'make demo    setup, then a training run that survives three faults'
+	@echo 'make bench   setup, then every benchmark in its short form'
+	@echo 'make clean   remove what the above left here'
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo 'Installing into .venv (a few minutes the first time)'
+	@test -e $(STAMP) && test "$$(cat $(STAMP))" = "$$(pwd -P)" || "$(PYTHON)" -m venv --clear .venv
+	@rm -f $(STAMP)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input \
+		--editable '.[torch,dev]' --constraint constraints.txt
+	@pwd -P > $(STAMP)
+
+lint: setup
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy --strict
+	$(BIN)/lint-imports --no-logo
+
+# The console script, not `python -m pytest`: that would put the root, and with it the links there,
+# on the module path.
+test: lint
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+soak: setup
+	$(BIN)/pytest -m soak $(PYTEST_ARGS)
+
+demo: setup
+	$(BIN)/python examples/demo/demo.py $(DEMO_ARGS)
+
+bench: setup
+	@set -e; for script in benchmarks/[a-z]*.py; do \
+		echo "$$script $(BENCH_ARGS)"; $(BIN)/python "$$script" $(BENCH_ARGS); \
+	done
+
+clean:
+	rm -rf .venv build dist rekindle.egg-info
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +

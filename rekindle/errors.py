@@ -1,0 +1,55 @@
+"""Every error that Rekindle raises for its user.
+
+    RekindleError
+    ├── UsageError            a command line, a job description or a call that cannot work
+    ├── JobError              a job that ended without success, or cannot be steered
+    │   ├── LeaseHeldError    another process steers this job
+    │   └── JobFailedError    the job ended in failure; carries the reason shown to people
+    ├── ProtocolError         a message that no Rekindle process would send
+    │   └── StaleError        a message of an earlier generation or attempt (fencing)
+    ├── CheckpointError       a checkpoint that cannot be written or used
+    │   └── CorruptError      bytes that are not what their writer wrote
+    └── SessionError          a training script that uses Session wrongly
+
+Faults of a training run are values (`rekindle.recovery.fault.Fault`), not exceptions.
+"""
+
+
+class RekindleError(Exception):
+    """Base of all errors that Rekindle raises on purpose."""
+
+
+class UsageError(RekindleError):
+    """A command line, job description or call that cannot work as given."""
+
+
+class JobError(RekindleError):
+    """A job that ended without success, or cannot be reached or steered."""
+
+
+class LeaseHeldError(JobError):
+    """Another process steers this job; only one may."""
+
+
+class JobFailedError(JobError):
+    """The job ended in failure."""
+
+
+class ProtocolError(RekindleError):
+    """A message that no Rekindle process of this job would send."""
+
+
+class StaleError(ProtocolError):
+    """A message of an earlier generation or attempt; it is refused (fencing)."""
+
+
+class CheckpointError(RekindleError):
+    """A checkpoint that cannot be written or used."""
+
+
+class CorruptError(CheckpointError):
+    """Bytes that are not what their writer wrote."""
+
+
+class SessionError(RekindleError):
+    """A training script uses the Session in a way that cannot work."""

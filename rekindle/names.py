@@ -1,0 +1,39 @@
+"""Every name that crosses a process boundary: environment variables, files, wire constants.
+
+Changing one of them is a change of the wire contract.
+"""
+
+# Set by the agent for each rank, besides torchrun's own variables.
+ENV_JOB_ID = "REKINDLE_JOB_ID"
+ENV_NODE_RANK = "REKINDLE_NODE_RANK"
+ENV_CHANNEL_FD = "REKINDLE_CHANNEL_FD"  # unix socket to the agent (SOCK_SEQPACKET)
+ENV_HEARTBEAT_FD = "REKINDLE_HEARTBEAT_FD"  # the rank's heartbeat page (memfd)
+ENV_METRICS_FILE = "REKINDLE_METRICS_FILE"  # where the rank appends its step records
+ENV_SNAPSHOT_EVERY = "REKINDLE_SNAPSHOT_EVERY"  # steps between snapshots; 0 = never
+ENV_CHECKPOINT_EVERY = "REKINDLE_CHECKPOINT_EVERY"  # steps between checkpoints; 0 = never
+ENV_CHECKPOINT_DIRECTORY = "REKINDLE_CHECKPOINT_DIRECTORY"  # the job's checkpoint store
+
+# Read by the command line and the engine.
+ENV_HOME = "REKINDLE_HOME"  # where job directories live; default ~/.rekindle
+ENV_SECRET = "REKINDLE_SECRET"  # the job's secret, when it cannot be read from the job directory
+
+# Files of a job directory.
+SPEC_FILE = "job.json"
+SECRET_FILE = "secret"
+LEDGER_FILE = "ledger.jsonl"
+ENDPOINT_FILE = "coordinator.json"
+LAUNCH_LOCK_FILE = "launch.lock"
+LOGS_DIRECTORY = "logs"
+METRICS_DIRECTORY = "metrics"
+CHECKPOINT_DIRECTORY = "checkpoints"
+
+# HTTP paths of the coordinator.
+PATH_AGENT = "/agent"
+PATH_SPEC = "/spec"
+PATH_JOB = "/job"
+PATH_EVENTS = "/events"
+PATH_STEER = "/steer"
+PATH_CONTROL = "/control"
+
+WIRE_VERSION = 1
+LOOPBACK = "127.0.0.1"

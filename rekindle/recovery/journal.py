@@ -1,0 +1,251 @@
+"""The job's journal: events appended in order, and the incidents folded from them. Pure.
+
+The journal is the authoritative record of a job; status pages, reports and a restarted
+coordinator are folds over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from rekindle.recovery.fault import Fault, root_cause
+from rekindle.recovery.policy import Strategy
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """One thing that happened; `seq` counts up by one, `at` is seconds since the epoch."""
+
+    seq: int = 0
+    at: float = 0.0
+
+
+class JobStarted(Event, frozen=True, kw_only=True, tag="job-started"):
+    """The coordinator of one attempt took up its work."""
+
+    job_id: str
+    attempt: int
+    nodes: int
+    processes_per_node: int
+    pid: int
+
+
+class NodeJoined(Event, frozen=True, kw_only=True, tag="node-joined"):
+    node: int
+    address: str
+    pid: int
+
+
+class NodeWanted(Event, frozen=True, kw_only=True, tag="node-wanted"):
+    """The engine is asked to bring an agent for this node rank."""
+
+    node: int
+
+
+class RanksStarted(Event, frozen=True, kw_only=True, tag="ranks-started"):
+    ranks: tuple[int, ...]
+    restart: int
+
+
+class FaultSeen(Event, frozen=True, kw_only=True, tag="fault"):
+    """A fault; it opens an incident, or belongs to the one that is open."""
+
+    incident: int
+    fault: Fault
+
+
+class Decided(Event, frozen=True, kw_only=True, tag="decided"):
+    incident: int
+    strategy: Strategy
+    reason: str
+
+
+class Formed(Event, frozen=True, kw_only=True, tag="formed"):
+    """A generation was formed: all ranks are there and know where their state comes from.
+
+    step: steps finished, from which all ranks go on; sources: how many ranks take their state from
+    where, e.g. {"self": 3, "peer": 1}.
+    """
+
+    generation: int
+    world_size: int
+    step: int
+    sources: dict[str, int]
+    newest: int
+    incident: int = 0
+
+
+class Restored(Event, frozen=True, kw_only=True, tag="restored"):
+    """Every rank of the generation has its state."""
+
+    generation: int
+    incident: int = 0
+
+
+class FirstStep(Event, frozen=True, kw_only=True, tag="first-step"):
+    """Every rank of the generation has finished its first step; an open incident is over."""
+
+    generation: int
+    step: int
+    incident: int = 0
+
+
+class Checkpointed(Event, frozen=True, kw_only=True, tag="checkpointed"):
+    step: int
+    path: str
+    bytes: int
+    seconds: float
+
+
+class CheckpointFailed(Event, frozen=True, kw_only=True, tag="checkpoint-failed"):
+    """A checkpoint could not be written; training goes on. An incident of its own."""
+
+    incident: int
+    fault: Fault
+
+
+class CheckpointSkipped(Event, frozen=True, kw_only=True, tag="checkpoint-skipped"):
+    """A newer checkpoint was passed over on restore, because it is not valid."""
+
+    path: str
+    reason: str
+
+
+class Progress(Event, frozen=True, kw_only=True, tag="progress"):
+    """Where the ranks are; streamed, not kept in the ledger."""
+
+    finished: int
+    newest: int
+    total: int
+    metrics: dict[str, float]
+
+
+class Stopping(Event, frozen=True, kw_only=True, tag="stopping"):
+    reason: str
+
+
+class Ended(Event, frozen=True, kw_only=True, tag="ended"):
+    """The job is over: `outcome` is succeeded, failed or stopped."""
+
+    outcome: str
+    reason: str
+    finished: int
+
+
+AnyEvent = (
+    JobStarted
+    | NodeJoined
+    | NodeWanted
+    | RanksStarted
+    | FaultSeen
+    | Decided
+    | Formed
+    | Restored
+    | FirstStep
+    | Checkpointed
+    | CheckpointFailed
+    | CheckpointSkipped
+    | Progress
+    | Stopping
+    | Ended
+)
+
+
+class Incident(msgspec.Struct, kw_only=True):
+    """A fault and all that was done about it; times are seconds since the epoch, 0 = not yet."""
+
+    number: int
+    faults: list[Fault] = []
+    strategies: list[Strategy] = []
+    reason: str = ""
+    generation: int = 0
+    detected: float = 0.0
+    decided: float = 0.0
+    regrouped: float = 0.0
+    restored: float = 0.0
+    first_step: float = 0.0
+    resumed_at: int = 0
+    steps_lost: int = 0
+    sources: dict[str, int] = {}
+
+    @property
+    def closed(self) -> bool:
+        """Whether training went on."""
+        return self.first_step > 0
+
+    @property
+    def cause(self) -> Fault:
+        """The fault that most likely caused the others."""
+        return root_cause(self.faults)
+
+    @property
+    def strategy(self) -> Strategy | None:
+        """What was done in the end."""
+        return self.strategies[-1] if self.strategies else None
+
+
+def incidents(events: Iterable[Event]) -> list[Incident]:
+    """Fold the journal into its incidents, oldest first."""
+    found: dict[int, Incident] = {}
+    for event in events:
+        number = getattr(event, "incident", 0)
+        if not number:
+            continue
+        incident = found.setdefault(number, Incident(number=number, faults=[], strategies=[]))
+        _apply(incident, event)
+    return [found[number] for number in sorted(found)]
+
+
+def _apply(incident: Incident, event: Event) -> None:
+    match event:
+        case FaultSeen(fault=fault):
+            incident.faults.append(fault)
+            incident.detected = incident.detected or event.at
+        case Decided(strategy=strategy, reason=reason):
+            incident.strategies.append(strategy)
+            incident.reason = reason
+            incident.decided = event.at
+        case Formed():
+            incident.generation = event.generation
+            incident.regrouped = event.at
+            incident.resumed_at = event.step
+            incident.steps_lost = max(0, event.newest - event.step)
+            incident.sources = event.sources
+        case Restored():
+            incident.restored = event.at
+        case FirstStep():
+            incident.first_step = event.at
+        case CheckpointFailed(fault=fault):
+            incident.faults.append(fault)
+            incident.reason = f"{fault.message}; training goes on"
+            incident.detected = incident.first_step = event.at
+            incident.resumed_at = fault.finished
+        case _:
+            pass
+
+
+_DECODER: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
+
+
+def encode(event: Event) -> bytes:
+    """Encode one event as a JSON line without its newline."""
+    return msgspec.json.encode(event)
+
+
+def decode(line: bytes | str) -> AnyEvent:
+    """Decode one JSON line. Raises msgspec.DecodeError when it is none of ours."""
+    return _DECODER.decode(line)
+
+
+def read(lines: Iterable[bytes]) -> list[AnyEvent]:
+    """Decode a ledger; a torn last line (its writer was killed) is left out."""
+    kept = [line for line in lines if line.strip()]
+    events = []
+    for index, line in enumerate(kept):
+        try:
+            events.append(decode(line))
+        except msgspec.DecodeError:
+            if index != len(kept) - 1:
+                raise
+    return events

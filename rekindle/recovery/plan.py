@@ -1,0 +1,102 @@
+"""The plan of a regroup: the step every rank goes on from, and where its state comes from. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+import msgspec
+
+
+class Source(str, enum.Enum):
+    """Where a rank's training state comes from, nearest first."""
+
+    SELF = "self"  # its own memory is right
+    PEER = "peer"  # sent by another rank
+    SNAPSHOT = "snapshot"  # its agent's memory
+    CHECKPOINT = "checkpoint"  # the store
+    FRESH = "fresh"  # as the script built it: nothing was trained yet
+
+
+class Holding(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank can offer when it has arrived at a regroup.
+
+    finished: steps its live state has finished; None: it has none (just started).
+    torn: it was inside an optimizer update that did not end; its state is of no step.
+    snapshot: newest step among the snapshots of its node's agent; None: there is none.
+    checkpoint: newest valid checkpoint step that its node can read; None: there is none.
+    """
+
+    node: int
+    finished: int | None = None
+    torn: bool = False
+    snapshot: int | None = None
+    checkpoint: int | None = None
+
+
+class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank does: take its state from `source`; `peer` is set when that is PEER.
+
+    sends_to: ranks that receive this rank's state once it has its own.
+    """
+
+    source: Source
+    peer: int = -1
+    sends_to: tuple[int, ...] = ()
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The step all ranks go on from (steps finished) and what each rank does."""
+
+    step: int
+    ranks: tuple[RankPlan, ...]
+
+
+def make_plan(holdings: Mapping[int, Holding]) -> Plan:
+    """Plan for one replica group: all ranks hold the same state.
+
+    holdings: one entry per rank 0..world_size-1.
+    Returns the newest step that any intact copy holds; a live one wins over a snapshot of the same
+    step, that over a checkpoint. A torn rank is never a source.
+    """
+    live = {r: h.finished for r, h in holdings.items() if h.finished is not None and not h.torn}
+    snapshots = {r: h.snapshot for r, h in holdings.items() if h.snapshot is not None}
+    checkpoints = {r: h.checkpoint for r, h in holdings.items() if h.checkpoint is not None}
+    for source, offers in (
+        (Source.SELF, live),
+        (Source.SNAPSHOT, snapshots),
+        (Source.CHECKPOINT, checkpoints),
+    ):
+        # A live copy is at least as new as any snapshot of it, so the first kind that exists wins,
+        # except that a checkpoint may be newer than a snapshot kept from an earlier time.
+        if not offers:
+            continue
+        step = max(offers.values())
+        if source is Source.SNAPSHOT and max(checkpoints.values(), default=-1) > step:
+            continue
+        holders = [rank for rank in sorted(offers) if offers[rank] == step]
+        return _share(step, source, holders, holdings)
+    fresh = Plan(step=0, ranks=tuple(RankPlan(source=Source.FRESH) for _ in holdings))
+    return fresh
+
+
+def _share(step: int, source: Source, holders: list[int], holdings: Mapping[int, Holding]) -> Plan:
+    """Give every rank outside `holders` the nearest holder that sends least."""
+    senders: dict[int, list[int]] = {rank: [] for rank in holders}
+    peers: dict[int, int] = {}
+    for rank in sorted(holdings):
+        if rank in senders:
+            continue
+        peer = min(
+            holders,
+            key=lambda h: (len(senders[h]), holdings[h].node != holdings[rank].node, h),
+        )
+        senders[peer].append(rank)
+        peers[rank] = peer
+    ranks = tuple(
+        RankPlan(source=source, sends_to=tuple(senders[rank]))
+        if rank in senders
+        else RankPlan(source=Source.PEER, peer=peers[rank])
+        for rank in sorted(holdings)
+    )
+    return Plan(step=step, ranks=ranks)

@@ -1,0 +1,189 @@
+"""The decision: (fault, policy, case) -> strategy with its reason in words. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+
+import msgspec
+
+from rekindle.recovery.fault import Fault, Kind
+
+
+class Strategy(str, enum.Enum):
+    """Ways to recover, cheapest first (design section 2: the ladder)."""
+
+    RETRY = "retry"
+    RECOVER_IN_PLACE = "recover-in-place"
+    RECOVER = "recover"
+    RESTART = "restart"
+    FAIL = "fail"
+
+
+INNER = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER)
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What may be done about faults, and how often.
+
+    strategies: the inner strategies that may be used; `restart` is bounded by `max_restarts` alone.
+    max_restarts: restarts of all ranks in one job, as torchrun counts them.
+    max_recoveries: inner recoveries in one job; a job that needs more is beyond repair.
+    max_in_row: recoveries of one rank or node in a row without a finished step between them.
+    leave_timeout_s: how long a healthy rank may take to leave its step before it is replaced.
+    join_timeout_s: how long a started rank may take to reach its Session.
+    node_timeout_s: how long the job waits for a node to take the place of a lost one.
+    """
+
+    strategies: tuple[Strategy, ...] = INNER
+    max_restarts: int = 0
+    max_recoveries: int = 128
+    max_in_row: int = 3
+    leave_timeout_s: float = 30.0
+    join_timeout_s: float = 600.0
+    node_timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work.
+
+        Raises ValueError: a strategy that is no inner one, or a negative limit.
+        """
+        for strategy in self.strategies:
+            if strategy not in INNER:
+                allowed = ", ".join(s.value for s in INNER)
+                raise ValueError(f"policy: {strategy!r} is no inner strategy; choose of {allowed}")
+        for name in ("max_restarts", "max_recoveries", "max_in_row"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"policy: {name} is {getattr(self, name)}; 0 is the least")
+        for name in ("leave_timeout_s", "join_timeout_s", "node_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"policy: {name} is {getattr(self, name)}; give seconds above 0")
+
+
+class Past(msgspec.Struct, frozen=True, kw_only=True):
+    """One earlier fault of the job and what was chosen for it."""
+
+    fault: Fault
+    strategy: Strategy
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a decision may look at.
+
+    session: every rank of the broken generation trains through a Session.
+    formed: a generation of this job has been formed since the last restart.
+    newest: most steps finished by any rank of the job.
+    past: earlier faults and their strategies, oldest first.
+    """
+
+    fault: Fault
+    session: bool
+    formed: bool
+    newest: int
+    past: tuple[Past, ...] = ()
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """A strategy and why it was chosen, in one readable sentence."""
+
+    strategy: Strategy
+    reason: str
+
+
+Rule = Callable[[Policy, Case], "Decision | None"]
+
+
+def decide(policy: Policy, case: Case) -> Decision:
+    """Choose the cheapest strategy that policy, history and the state of the job allow."""
+    for rule in _RULES:
+        decision = rule(policy, case)
+        if decision is not None:
+            return decision
+    return _fail(f"{case.fault.message}; no strategy is left")
+
+
+def _same_again(policy: Policy, case: Case) -> Decision | None:
+    """A restart met the same error of the same rank at the same step: another cannot help."""
+    fault = case.fault
+    if fault.kind is not Kind.USER_CODE:
+        return None
+    for past in case.past:
+        seen = past.fault
+        if (seen.rank, seen.finished, seen.signature) == (
+            fault.rank,
+            fault.finished,
+            fault.signature,
+        ) and past.strategy is Strategy.RESTART:
+            return _fail(
+                f"{fault.message}, again after step {fault.finished} as before the restart; "
+                "the script is the likely cause"
+            )
+    return None
+
+
+def _never_started(policy: Policy, case: Case) -> Decision | None:
+    if case.fault.kind is Kind.LAUNCH:
+        return _fail(case.fault.message)
+    return None
+
+
+def _user_code(policy: Policy, case: Case) -> Decision | None:
+    if case.fault.kind is Kind.USER_CODE:
+        return _restart(policy, case)
+    return None
+
+
+def _inner(policy: Policy, case: Case) -> Decision | None:
+    """Keep the healthy ranks alive, if they can wait for the broken one."""
+    fault = case.fault
+    strategy, doing = _INNER_FOR[fault.kind]
+    if not case.session or not case.formed or strategy not in policy.strategies:
+        return None
+    inner_before = [past for past in case.past if past.strategy in INNER]
+    if len(inner_before) >= policy.max_recoveries:
+        return None
+    if _in_row(case) >= policy.max_in_row:
+        return None
+    return Decision(strategy=strategy, reason=f"{fault.message}; {doing}")
+
+
+def _all_anew(policy: Policy, case: Case) -> Decision | None:
+    return _restart(policy, case)
+
+
+_RULES: tuple[Rule, ...] = (_never_started, _same_again, _user_code, _inner, _all_anew)
+
+_INNER_FOR = {
+    Kind.PROCESS: (Strategy.RECOVER_IN_PLACE, "it is started anew on its node, all others wait"),
+    Kind.STUCK: (Strategy.RECOVER_IN_PLACE, "it is started anew on its node, all others wait"),
+    Kind.RESTORE: (Strategy.RETRY, "the next source of its state is tried"),
+    Kind.NODE_LOST: (Strategy.RECOVER, "a new node takes its place, all healthy ranks wait"),
+    Kind.LINK: (Strategy.RETRY, "all ranks are regrouped and do the step again"),
+}
+
+
+def _in_row(case: Case) -> int:
+    """Count inner recoveries of the same place, latest first, with no finished step between."""
+    count = 0
+    for past in reversed(case.past):
+        if past.strategy not in INNER or past.fault.finished < case.newest:
+            break
+        if (past.fault.rank, past.fault.node) == (case.fault.rank, case.fault.node):
+            count += 1
+    return count
+
+
+def _restart(policy: Policy, case: Case) -> Decision:
+    used = sum(past.strategy is Strategy.RESTART for past in case.past)
+    if used >= policy.max_restarts:
+        budget = f"{used} of {policy.max_restarts} restarts are used"
+        return _fail(f"{case.fault.message}; {budget}")
+    return Decision(
+        strategy=Strategy.RESTART,
+        reason=f"{case.fault.message}; all ranks are started anew "
+        f"(restart {used + 1} of {policy.max_restarts})",
+    )
+
+
+def _fail(reason: str) -> Decision:
+    return Decision(strategy=Strategy.FAIL, reason=reason)
