@@ -1,0 +1,187 @@
+"""Files as a checkpoint needs them: written through to the disk, verified, and under one lock."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from rekindle.checkpoints.format import Bytes, checksum
+from rekindle.checkpoints.manifest import FileEntry
+from rekindle.errors import CheckpointError, CorruptError
+
+LOCK_FILE: Final = ".lock"
+
+_PIECE = 4 << 20  # bytes per system call: small enough for the cache, large enough for the disk
+
+_REMEDIES = {
+    errno.ENOSPC: "free some space, or keep fewer checkpoints",
+    errno.EDQUOT: "free some space within the quota, or keep fewer checkpoints",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f), or use another file system",
+    errno.EACCES: "give this user the right to it, or choose another directory",
+    errno.EPERM: "give this user the right to it, or choose another directory",
+    errno.EROFS: "mount it writable, or choose another directory",
+    errno.ENOTDIR: "choose a directory, not a file",
+    errno.EEXIST: "move what is there out of the way, or choose another directory",
+    errno.EIO: "check the disk or the network storage",
+}
+
+
+@contextlib.contextmanager
+def explained(action: str, path: Path) -> Iterator[None]:
+    """Turn an OSError into a CheckpointError: what failed, where, why and what to do."""
+    try:
+        yield
+    except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0, "check that directory and its file system")
+        raise CheckpointError(f"cannot {action} {path}: {error}; {remedy}") from error
+
+
+@contextlib.contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Hold the lock of this root, after waiting for whoever holds it; the kernel ends it with us.
+
+    A file system without locks is used without: two writers may then spoil each other's
+    checkpoint, but verification recognises that.
+    """
+    descriptor = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+                raise
+        yield
+    finally:
+        # Not left to close(): a process forked meanwhile holds the same lock.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def make_directories(path: Path) -> None:
+    """Make the directory and its parents, each recorded on the disk."""
+    if not path.is_dir():
+        make_directories(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Write the names in this directory through to the disk."""
+    with opened_directory(path) as descriptor:
+        os.fsync(descriptor)
+
+
+@contextlib.contextmanager
+def opened_directory(path: Path) -> Iterator[int]:
+    """A descriptor of the directory."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def new_directory(path: Path) -> Iterator[int]:
+    """A descriptor of a new directory, which is removed again if the block fails."""
+    path.mkdir()
+    with opened_directory(path) as descriptor:
+        try:
+            yield descriptor
+            os.fsync(descriptor)
+            sync_directory(path.parent)
+        except BaseException:
+            # Without locks it may have been removed and made anew by another writer.
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.fstat(descriptor), path.stat()):
+                    shutil.rmtree(path)
+            raise
+
+
+def write_file(directory: int, name: str, chunks: Iterable[Bytes]) -> tuple[int, str]:
+    """Write a new file through to the disk; its size in bytes and the checksum of what was given.
+
+    directory: a descriptor, so that a directory removed meanwhile is an error, never another one.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(name, flags, 0o666, dir_fd=directory)
+    try:
+        digest = checksum(_write_through(descriptor, chunks))
+        os.fsync(descriptor)
+        return os.fstat(descriptor).st_size, digest
+    finally:
+        os.close(descriptor)
+
+
+def _write_through(descriptor: int, chunks: Iterable[Bytes]) -> Iterator[memoryview]:
+    """Yield each piece that has been written."""
+    for chunk in chunks:
+        view = memoryview(chunk).cast("B")
+        for begin in range(0, len(view), _PIECE):
+            rest = piece = view[begin : begin + _PIECE]
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            yield piece
+
+
+def verify_file(path: Path, entry: FileEntry) -> None:
+    """Read the file; CorruptError unless it is what the manifest says, OSError if unreadable."""
+    _check_size(path, entry)
+    with path.open("rb", buffering=0) as file:
+        buffer = memoryview(bytearray(min(_PIECE, entry.bytes) or 1))
+        _check_digest(checksum(buffer[:n] for n in iter(lambda: file.readinto(buffer), 0)), entry)
+
+
+def load_file(path: Path, entry: FileEntry) -> memoryview:
+    """The file's bytes in private memory, page-aligned and writable, verified where they lie.
+
+    A mapping of the file itself could change, or vanish, after it was verified.
+    Raises CorruptError unless they are what the manifest says, OSError if unreadable.
+    """
+    _check_size(path, entry)
+    memory = _private_memory(entry.bytes)
+    reached = 0
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(memory[reached : reached + _PIECE]):
+            reached += count
+    _check_digest(checksum([memory[:reached]]), entry)
+    return memory
+
+
+def _private_memory(size: int) -> memoryview:
+    if not size:
+        return memoryview(bytearray())
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # Most of the time of a restore would go into page faults; not every kernel has huge pages.
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)
+
+
+def _check_size(path: Path, entry: FileEntry) -> None:
+    try:
+        status = path.lstat()
+    except FileNotFoundError as error:
+        raise CorruptError(f"{entry.name} is missing") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise CorruptError(f"{entry.name} is not a plain file")
+    if status.st_size != entry.bytes:
+        raise CorruptError(
+            f"{entry.name} has {status.st_size} bytes, the manifest says {entry.bytes}"
+        )
+
+
+def _check_digest(actual: str, entry: FileEntry) -> None:
+    if actual != entry.checksum:
+        raise CorruptError(
+            f"checksum of {entry.name} differs: it has {actual}, the manifest says {entry.checksum}"
+        )

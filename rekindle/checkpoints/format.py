@@ -1,0 +1,230 @@
+"""The safetensors layout, in a buffer of constant size: a snapshot in memory *is* the file.
+
+A buffer is an 8-byte length, a JSON header padded with spaces to a constant length, and the bytes
+of the tensors without a gap. The `safetensors` library reads the same bytes from a file.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Annotated
+
+import msgspec
+import xxhash
+
+from rekindle.errors import CheckpointError, CorruptError
+
+# Bits of one element, by the codes that safetensors knows.
+DTYPE_BITS: Mapping[str, int] = {
+    **dict.fromkeys(("C64", "F64", "I64", "U64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+    **dict.fromkeys(("F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+
+Bytes = bytes | bytearray | memoryview
+
+_ALIGNMENT = 64  # of the first tensor, in bytes: a cache line, and more than any dtype needs
+_PREFIX = struct.Struct("<Q")
+_MAX_JSON = 100_000_000  # the safetensors library refuses a longer header
+_METADATA = "__metadata__"
+_JSON_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """One tensor; begin and end are byte offsets from the first byte of data."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """Where everything lies in the buffer: header_bytes of header, then data_bytes of tensors.
+
+    specs: in the order of the data, which is that of falling element size, so that each tensor
+    is aligned to its own.
+    """
+
+    specs: tuple[TensorSpec, ...]
+    header_bytes: int
+    data_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of the buffer, and of the file."""
+        return self.header_bytes + self.data_bytes
+
+
+class Header(msgspec.Struct, frozen=True):
+    """What a buffer says of itself; data_begin: the byte at which its tensors begin."""
+
+    metadata: dict[str, str]
+    specs: tuple[TensorSpec, ...]
+    data_begin: int
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """A tensor as the JSON header tells it."""
+
+    dtype: str
+    shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
+    data_offsets: tuple[int, int]
+
+
+def plan_layout(tensors: Iterable[tuple[str, str, Iterable[int]]], metadata_room: int) -> Layout:
+    """The layout of these (name, dtype, shape).
+
+    metadata_room: bytes kept free, at least, for the JSON object of the metadata.
+    Raises CheckpointError for what the format cannot hold.
+    """
+    planned = [_measure(name, dtype, tuple(shape)) for name, dtype, shape in tensors]
+    names = {spec.name for spec in planned}
+    if len(names) < len(planned) or _METADATA in names:
+        raise CheckpointError(
+            f"{len(planned)} tensors have {len(names)} names; give each its own, "
+            f"and none {_METADATA!r}"
+        )
+    planned.sort(key=lambda spec: -DTYPE_BITS[spec.dtype])
+    specs, offset = [], 0
+    for spec in planned:
+        specs.append(msgspec.structs.replace(spec, begin=offset, end=offset + spec.end))
+        offset += spec.end
+    empty = len(_encode(specs, {}))
+    header_bytes = _PREFIX.size + empty + max(0, metadata_room - len("{}"))
+    header_bytes += -header_bytes % _ALIGNMENT
+    if header_bytes - _PREFIX.size > _MAX_JSON:
+        raise CheckpointError(
+            f"the header needs {header_bytes} bytes, safetensors allows {_MAX_JSON}: "
+            "split the state into more files or shorten its names"
+        )
+    return Layout(tuple(specs), header_bytes, offset)
+
+
+def write_header(layout: Layout, metadata: Mapping[str, str], buffer: memoryview) -> None:
+    """Write the header for these tensors and metadata into the first header_bytes of the buffer.
+
+    Raises CheckpointError if the buffer is too small or the metadata does not fit its room.
+    """
+    text = _encode(layout.specs, metadata)
+    room = layout.header_bytes - _PREFIX.size
+    if len(text) > room:
+        raise CheckpointError(
+            f"the metadata is {len(text) - room} bytes longer than the room left for it: "
+            "plan the layout with a larger metadata_room"
+        )
+    if buffer.nbytes < layout.total_bytes:
+        raise CheckpointError(
+            f"the buffer has {buffer.nbytes} bytes, the layout needs {layout.total_bytes}"
+        )
+    buffer.cast("B")[: layout.header_bytes] = _PREFIX.pack(room) + text.ljust(room)
+
+
+def read_header(buffer: Bytes) -> Header:
+    """The header of a whole file, or of a buffer of exactly its size.
+
+    Raises CorruptError, which says what is wrong, for anything that is not safetensors.
+    """
+    with memoryview(buffer).cast("B") as view:
+        total = len(view)
+        text = _header_text(view)
+    try:
+        entries = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        raw = entries.pop(_METADATA, msgspec.Raw(b"{}"))
+        metadata = msgspec.json.decode(raw, type=dict[str, str])
+        specs = [_read_spec(name, entry) for name, entry in entries.items()]
+    except _JSON_ERRORS as error:
+        raise CorruptError(f"the header is not that of a safetensors file: {error}") from error
+    specs.sort(key=lambda spec: (spec.begin, spec.end))
+    data_begin = _PREFIX.size + len(text)
+    _check_gapless(specs, total - data_begin)
+    return Header(metadata, tuple(specs), data_begin)
+
+
+def checksum(chunks: Iterable[Bytes]) -> str:
+    """The checksum of these bytes, however they are cut into chunks: "xxh3_128:<32 hex digits>".
+
+    It recognises damage; it does not prove who wrote the bytes.
+    """
+    digest = xxhash.xxh3_128()
+    for chunk in chunks:
+        digest.update(chunk)
+    return f"xxh3_128:{digest.hexdigest()}"
+
+
+def _measure(name: str, dtype: str, shape: tuple[int, ...]) -> TensorSpec:
+    """The spec of a tensor as if it were the first one."""
+    try:
+        return TensorSpec(name, dtype, shape, 0, _tensor_bytes(dtype, shape))
+    except ValueError as error:
+        raise CheckpointError(f"tensor {name!r} cannot be stored: {error}") from error
+
+
+def _tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor; ValueError if no file can hold it."""
+    if dtype not in DTYPE_BITS:
+        raise ValueError(f"dtype {dtype!r} is none of {', '.join(sorted(DTYPE_BITS))}")
+    elements = 1
+    for extent in shape:
+        elements *= extent
+        # Checked on the way: the product of a hostile shape would take forever to compute.
+        if extent < 0 or elements >= 2**64:
+            raise ValueError(f"{extent} is an impossible extent in its shape")
+    bits = elements * DTYPE_BITS[dtype]
+    if bits % 8:
+        raise ValueError(f"{elements} elements of {dtype} do not fill whole bytes")
+    return bits // 8
+
+
+def _encode(specs: Iterable[TensorSpec], metadata: Mapping[str, str]) -> bytes:
+    """The JSON header, not padded."""
+    entries = {spec.name: _Entry(spec.dtype, spec.shape, (spec.begin, spec.end)) for spec in specs}
+    try:
+        return msgspec.json.encode({_METADATA: dict(metadata), **entries})
+    except UnicodeError as error:
+        raise CheckpointError(f"names and metadata must be valid text: {error}") from error
+
+
+def _header_text(view: memoryview) -> bytes:
+    """The JSON header, copied; nothing is allocated for a length that the file does not have."""
+    if len(view) < _PREFIX.size:
+        raise CorruptError(f"{len(view)} bytes cannot hold a safetensors header")
+    (length,) = _PREFIX.unpack_from(view)
+    if length > min(_MAX_JSON, len(view) - _PREFIX.size):
+        raise CorruptError(f"the header claims {length} bytes, the whole file has {len(view)}")
+    return bytes(view[_PREFIX.size : _PREFIX.size + length])
+
+
+def _read_spec(name: str, raw: msgspec.Raw) -> TensorSpec:
+    """The spec of one entry; ValueError if it contradicts itself."""
+    entry = msgspec.json.decode(raw, type=_Entry)
+    begin, end = entry.data_offsets
+    try:
+        expected = _tensor_bytes(entry.dtype, entry.shape)
+    except ValueError as error:
+        raise ValueError(f"tensor {name!r}: {error}") from error
+    if end - begin != expected:
+        raise ValueError(
+            f"tensor {name!r} has bytes {begin} to {end}, its dtype and shape need {expected}"
+        )
+    return TensorSpec(name, entry.dtype, entry.shape, begin, end)
+
+
+def _check_gapless(specs: Iterable[TensorSpec], data_bytes: int) -> None:
+    """Raise CorruptError unless the tensors, in order, cover the data exactly once."""
+    reached = 0
+    for spec in specs:
+        if spec.begin != reached:
+            raise CorruptError(
+                f"tensor {spec.name!r} begins at byte {spec.begin} of the data, "
+                f"the tensors before it end at {reached}"
+            )
+        reached = spec.end
+    if reached != data_bytes:
+        raise CorruptError(f"the tensors need {reached} bytes of data, there are {data_bytes}")

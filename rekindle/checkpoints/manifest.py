@@ -1,0 +1,131 @@
+"""The manifest: what a checkpoint consists of. It is written last; without it there is none.
+
+It is one JSON object, {"checksum": ..., "manifest": {...}}. The checksum is that of the exact text
+of the inner object, so that a torn or altered manifest is recognised on any file system.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+
+from rekindle.checkpoints.format import checksum
+from rekindle.errors import CheckpointError, CorruptError
+
+FORMAT: Final = 1
+MANIFEST_FILE: Final = "manifest.json"
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+T = TypeVar("T")
+
+# Narrow on purpose: the same name must be safe as a file, as an object key and in a shell.
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_JSON_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file of the checkpoint: its size in bytes, its checksum, the ranks whose state it holds.
+
+    checksum: as rekindle.checkpoints.format.checksum gives it.
+    """
+
+    name: str
+    bytes: Count
+    checksum: Annotated[str, msgspec.Meta(pattern=r"\Axxh3_128:[0-9a-f]{32}\Z")]
+    ranks: tuple[Count, ...] = ()
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a checkpoint holds, and who wrote it.
+
+    data_position: where the data of the next step begins; values that JSON keeps unchanged.
+    created: seconds since the epoch. rekindle: version of the writer.
+    """
+
+    format: int = FORMAT
+    job_id: str
+    step: Count
+    generation: Count
+    world_size: Annotated[int, msgspec.Meta(ge=1)]
+    framework: str
+    data_position: dict[str, Any] = {}
+    files: tuple[FileEntry, ...] = ()
+    created: float
+    writer: str
+    rekindle: str
+
+
+class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The outer object."""
+
+    checksum: str
+    manifest: msgspec.Raw
+
+
+class _Version(msgspec.Struct, frozen=True):
+    """The one field that every version of a manifest has."""
+
+    format: int
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The manifest as it stands in its file.
+
+    Raises CheckpointError if it would not be read back as it is.
+    """
+    try:
+        text = msgspec.json.encode(manifest)
+        data = msgspec.json.encode(_Envelope(checksum([text]), msgspec.Raw(text)))
+        read_back = decode(data)
+    except (CorruptError, TypeError, *_JSON_ERRORS) as error:
+        raise CheckpointError(f"the manifest cannot be written: {error}") from error
+    if read_back != manifest:
+        raise CheckpointError(
+            "the data position would not be read back as it is: "
+            "use only what JSON keeps (lists, not tuples; keys that are text; no NaN)"
+        )
+    return data
+
+
+def decode(data: bytes) -> Manifest:
+    """The manifest in these bytes.
+
+    Raises CorruptError, which says what is wrong, unless they hold what encode() gave.
+    """
+    if not data:
+        raise CorruptError("the manifest is empty: the write was not finished")
+    envelope = _decode(data, _Envelope)
+    actual = checksum([bytes(envelope.manifest)])
+    if actual != envelope.checksum:
+        raise CorruptError(
+            f"the manifest's text has checksum {actual}, it says {envelope.checksum}"
+        )
+    version = _decode(envelope.manifest, _Version).format
+    if version != FORMAT:
+        raise CorruptError(
+            f"the manifest has format {version}, this Rekindle reads {FORMAT}: "
+            "use the version of Rekindle that wrote it, or a later one"
+        )
+    manifest = _decode(envelope.manifest, Manifest)
+    _check_names(manifest)
+    return manifest
+
+
+def _decode(data: bytes | msgspec.Raw, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except _JSON_ERRORS as error:
+        raise CorruptError(f"the manifest is torn or was never one: {error}") from error
+
+
+def _check_names(manifest: Manifest) -> None:
+    """Raise CorruptError unless each file has a name of its own that stays in its directory."""
+    seen = {MANIFEST_FILE}
+    for entry in manifest.files:
+        if not _FILE_NAME.fullmatch(entry.name):
+            raise CorruptError(f"the manifest names a file {entry.name!r}, which is not allowed")
+        if entry.name in seen:
+            raise CorruptError(f"the manifest names the file {entry.name!r} twice")
+        seen.add(entry.name)

@@ -1,0 +1,467 @@
+"""Layout and manifest: safetensors to the letter, and no garbage gets past either reader."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.checkpoints.format import (
+    DTYPE_BITS,
+    Header,
+    Layout,
+    checksum,
+    plan_layout,
+    read_header,
+    write_header,
+)
+from rekindle.checkpoints.manifest import FileEntry, Manifest, decode, encode
+from rekindle.errors import CheckpointError, CorruptError
+
+Tensor = tuple[str, str, tuple[int, ...]]
+
+NUMPY_DTYPES = {
+    "F64": "f8", "F32": "f4", "F16": "f2", "C64": "c8", "BOOL": "?",
+    "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1",
+    "U64": "u8", "U32": "u4", "U16": "u2", "U8": "u1",
+}  # fmt: skip
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
+whole_bytes = sorted(code for code, bits in DTYPE_BITS.items() if bits % 8 == 0)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> list[Tensor]:
+    """Any tensors that the format can hold, those of a few bits per element among them."""
+    names = draw(st.lists(texts.filter(lambda name: name != "__metadata__"), unique=True))
+    found: list[Tensor] = []
+    for name in names:
+        shape = draw(shapes)
+        few_bits = ["F4", "F6_E2M3"] if np.prod(shape) % 4 == 0 else []
+        found.append((name, draw(st.sampled_from([*whole_bytes, *few_bits])), shape))
+    return found
+
+
+def fill(layout: Layout, metadata: dict[str, str]) -> bytearray:
+    """A buffer with this header, and bytes that differ from place to place as data."""
+    buffer = bytearray(bytes(i * 7 % 251 for i in range(layout.total_bytes)))
+    write_header(layout, metadata, memoryview(buffer))
+    return buffer
+
+
+def file_of(header: object, data: bytes = b"") -> bytes:
+    """A file with this JSON, or these bytes, as its header."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def entry(dtype: object, shape: object, offsets: object) -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+def library_reads(data: bytes) -> dict[str, tuple[str, list[int], bytes]]:
+    """What the safetensors library itself finds in the file."""
+    found = safetensors.deserialize(data)
+    return {name: (t["dtype"], list(t["shape"]), bytes(t["data"])) for name, t in found}
+
+
+def we_read(data: bytes) -> dict[str, tuple[str, list[int], bytes]]:
+    """The same by our own reader."""
+    header = read_header(data)
+    body = data[header.data_begin :]
+    return {s.name: (s.dtype, list(s.shape), body[s.begin : s.end]) for s in header.specs}
+
+
+@given(tensors(), st.dictionaries(texts, texts, max_size=4))
+def test_any_state_is_read_back_by_us_and_by_the_library(
+    state: list[Tensor], metadata: dict[str, str]
+) -> None:
+    """Names, dtypes, shapes, bytes and metadata of any tensors survive, scalars and empty ones."""
+    layout = plan_layout(state, metadata_room=2000)
+    buffer = bytes(fill(layout, metadata))
+    assert read_header(buffer) == Header(metadata, layout.specs, layout.header_bytes)
+    assert {(s.name, s.dtype, s.shape) for s in layout.specs} == set(state)
+    assert library_reads(buffer) == we_read(buffer)
+
+
+@given(tensors(), st.integers(0, 300))
+def test_data_is_aligned_and_without_gaps(state: list[Tensor], room: int) -> None:
+    """Data begins at a cache line, each tensor at a multiple of its element size, none overlap."""
+    layout = plan_layout(state, room)
+    assert layout.header_bytes % 64 == 0
+    assert [s.begin for s in layout.specs] == [0, *(s.end for s in layout.specs)][:-1]
+    assert layout.data_bytes == sum(s.end - s.begin for s in layout.specs)
+    for spec in layout.specs:
+        assert spec.begin % max(1, DTYPE_BITS[spec.dtype] // 8) == 0
+
+
+def test_numpy_reads_the_file(tmp_path: Path) -> None:
+    """safetensors.numpy loads what was laid out, with every dtype that numpy has."""
+    arrays = {
+        code: np.arange(6).reshape(2, 3).astype(dtype) for code, dtype in NUMPY_DTYPES.items()
+    }
+    arrays |= {"scalar": np.array(2.5), "empty": np.zeros((3, 0), "f4")}
+    codes = {np.dtype(dtype): code for code, dtype in NUMPY_DTYPES.items()}
+    layout = plan_layout([(n, codes[a.dtype], a.shape) for n, a in arrays.items()], 100)
+    buffer = fill(layout, {"step": "7"})
+    for spec in layout.specs:
+        begin = layout.header_bytes + spec.begin
+        buffer[begin : layout.header_bytes + spec.end] = arrays[spec.name].tobytes()
+    path = tmp_path / "state-0.safetensors"
+    path.write_bytes(buffer)
+    loaded = safetensors.numpy.load_file(path)
+    assert loaded.keys() == arrays.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(loaded[name], array, strict=True)
+    with safetensors.safe_open(path, "numpy") as file:
+        assert file.metadata() == {"step": "7"}
+
+
+def test_torch_reads_the_file_and_we_read_torchs() -> None:
+    """safetensors.torch loads what was laid out, and we read what it saved."""
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load, save
+
+    state = {
+        "weight": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),
+        "half": torch.ones(3, dtype=torch.float16),
+        "step": torch.tensor(41),
+        "mask": torch.tensor([True, False]),
+        "nothing": torch.empty(0, 5),
+    }
+    saved = save(state, metadata={"framework": "torch"})
+    header = read_header(saved)
+    assert header.metadata == {"framework": "torch"}
+    layout = plan_layout([(s.name, s.dtype, s.shape) for s in header.specs], 64)
+    buffer = fill(layout, {})
+    origin = {s.name: saved[header.data_begin :][s.begin : s.end] for s in header.specs}
+    for spec in layout.specs:
+        begin = layout.header_bytes + spec.begin
+        buffer[begin : layout.header_bytes + spec.end] = origin[spec.name]
+    loaded = load(bytes(buffer))
+    assert loaded.keys() == state.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
+
+
+@given(st.dictionaries(texts, texts, max_size=3))
+def test_other_metadata_leaves_the_data_where_it_is(metadata: dict[str, str]) -> None:
+    """A new header with other values changes no byte of the data and not its place."""
+    layout = plan_layout([("w", "F32", (3,)), ("b", "U8", ())], 1000)
+    buffer = fill(layout, {"step": "1"})
+    before = buffer[layout.header_bytes :]
+    write_header(layout, metadata, memoryview(buffer))
+    assert buffer[layout.header_bytes :] == before
+    assert read_header(buffer).metadata == metadata
+
+
+@given(st.dictionaries(texts, texts, max_size=3))
+def test_metadata_of_the_promised_size_fits(metadata: dict[str, str]) -> None:
+    """Metadata whose JSON has exactly as many bytes as the room is written."""
+    layout = plan_layout([("w", "F32", (3,))], len(msgspec.json.encode(metadata)))
+    assert read_header(fill(layout, metadata)).metadata == metadata
+
+
+def test_metadata_that_does_not_fit_is_refused() -> None:
+    """Metadata longer than its room raises an error that names the remedy; nothing is written."""
+    layout = plan_layout([("w", "F32", (3,))], 10)
+    buffer = bytearray(layout.total_bytes)
+    with pytest.raises(CheckpointError, match=r"longer than the room.*larger metadata_room"):
+        write_header(layout, {"key": "x" * 200}, memoryview(buffer))
+    assert not any(buffer)
+
+
+def test_a_buffer_that_is_too_small_is_refused() -> None:
+    """A header is not written where its tensors would have no room."""
+    layout = plan_layout([("w", "F32", (3,))], 10)
+    with pytest.raises(CheckpointError, match="the layout needs"):
+        write_header(layout, {}, memoryview(bytearray(layout.total_bytes - 1)))
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ([("w", "F31", (1,))], "'w'.*'F31' is none of BF16"),
+        ([("w", "F32", (-1,))], "'w'.*impossible extent"),
+        ([("w", "F32", (2**40, 2**40))], "'w'.*impossible extent"),
+        ([("w", "F4", (3,))], "'w'.*do not fill whole bytes"),
+        ([("w", "F32", ()), ("w", "F32", ())], "2 tensors have 1 names"),
+        ([("__metadata__", "F32", ())], "__metadata__"),
+        ([("\ud800", "F32", ())], "valid text"),
+        ([("w" * 100_000_001, "F32", ())], "safetensors allows"),
+    ],
+)
+def test_what_the_format_cannot_hold_is_refused(state: list[Tensor], message: str) -> None:
+    """A layout that no reader would accept raises an error that says why."""
+    with pytest.raises(CheckpointError, match=message):
+        plan_layout(state, 0)
+
+
+def small_file() -> bytes:
+    """Two tensors and metadata."""
+    layout = plan_layout([("w", "F32", (2, 2)), ("b", "U8", (3,))], 40)
+    return bytes(fill(layout, {"step": "7"}))
+
+
+def test_every_truncation_is_recognised() -> None:
+    """No proper prefix of a file, and no file with bytes after its end, is accepted."""
+    data = small_file()
+    for cut in [*(data[:n] for n in range(len(data))), data + b"\0"]:
+        with pytest.raises(CorruptError):
+            read_header(cut)
+
+
+def test_a_flipped_bit_raises_nothing_but_corrupt_errors() -> None:
+    """Whatever bit of the header flips, what we still accept the library reads just so."""
+    data = small_file()
+    for bit in range(read_header(data).data_begin * 8):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        accepted_means_same(bytes(flipped))
+
+
+def accepted_means_same(data: bytes) -> None:
+    """Assert that the file is refused with a CorruptError, or read as the library reads it."""
+    try:
+        ours = we_read(data)
+    except CorruptError:
+        return
+    assert ours == library_reads(data)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2**70) | st.floats() | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+offsets = st.lists(st.integers(-1, 9) | json_values, min_size=1, max_size=3)
+entries = st.builds(
+    entry,
+    st.sampled_from(sorted(DTYPE_BITS)) | json_values,
+    st.lists(st.integers(-1, 3) | st.integers(2**62, 2**66), max_size=3) | json_values,
+    offsets | json_values,
+)
+
+
+@given(
+    st.dictionaries(st.just("__metadata__") | texts, entries | json_values, max_size=3),
+    st.binary(max_size=9),
+)
+def test_a_hostile_header_is_refused_or_harmless(header: dict[str, object], data: bytes) -> None:
+    """JSON of the wrong types, sizes and offsets raises a CorruptError and nothing else."""
+    accepted_means_same(file_of(header, data))
+
+
+@given(st.binary(max_size=60), st.booleans())
+def test_garbage_is_refused(garbage: bytes, framed: bool) -> None:
+    """Random bytes, also behind a correct length, raise a CorruptError and nothing else."""
+    accepted_means_same(file_of(garbage) if framed else garbage)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "0 bytes cannot hold"),
+        (struct.pack("<Q", 2**63) + b"{}", "claims 9223372036854775808 bytes"),
+        (struct.pack("<Q", 3) + b"{}", "claims 3 bytes, the whole file has 10"),
+        (file_of(b"[]"), "not that of a safetensors file"),
+        (file_of(b'{"w":' + b"[" * 100_000), "not that of a safetensors file"),
+        (file_of(b'{"w":\xff}'), "not that of a safetensors file"),
+        (file_of({"__metadata__": {"step": 7}}), "Expected `str`"),
+        (file_of({"w": entry("U8", [1], [0, 2])}, b"12"), "'w' has bytes 0 to 2, .* need 1"),
+        (file_of({"w": entry("U8", [1], [1, 0])}, b"1"), "'w' has bytes 1 to 0"),
+        (file_of({"w": entry("U8", [1], [-1, 0])}, b"1"), "'w' begins at byte -1"),
+        (file_of({"w": entry("U8", [2**63, 2**63], [0, 1])}, b"1"), "'w'.* impossible extent"),
+        (file_of(b'{"w":{"shape":[' + b"9" * 9999 + b"]}}"), "not that of a safetensors file"),
+        (file_of({"w": entry("ZZ", [1], [0, 1])}, b"1"), "'ZZ' is none of"),
+        (
+            file_of({"a": entry("U8", [2], [0, 2]), "b": entry("U8", [2], [1, 3])}, b"123"),
+            "'b' begins at byte 1 of the data, the tensors before it end at 2",
+        ),
+        (
+            file_of({"a": entry("U8", [1], [0, 1]), "b": entry("U8", [1], [2, 3])}, b"123"),
+            "'b' begins at byte 2 of the data, the tensors before it end at 1",
+        ),
+        (file_of({"w": entry("U8", [2], [0, 2])}, b"1"), "need 2 bytes of data, there are 1"),
+    ],
+)  # fmt: skip
+def test_the_error_says_what_is_wrong(data: bytes, message: str) -> None:
+    """Each kind of damage to a header has its own message."""
+    with pytest.raises(CorruptError, match=message):
+        read_header(data)
+
+
+def test_the_buffer_is_free_after_an_error() -> None:
+    """No view of a refused buffer is kept, so that its memory can be closed by the handler."""
+    buffer = bytearray(small_file()[:-1])
+    with pytest.raises(CorruptError) as caught:
+        read_header(buffer)
+    buffer.clear()  # raises BufferError while a view exists
+    assert caught.value.__traceback__
+
+
+@given(st.binary(max_size=200), st.lists(st.integers(0, 200)))
+def test_checksum_does_not_depend_on_the_chunks(data: bytes, cuts: list[int]) -> None:
+    """The same bytes have the same checksum, however they are cut."""
+    edges = [0, *sorted(cuts), len(data)]
+    pieces = [data[a:b] for a, b in itertools.pairwise(edges)]
+    whole = checksum([data])
+    assert checksum(map(memoryview, pieces)) == whole
+    assert whole.startswith("xxh3_128:")
+    assert len(whole) == len("xxh3_128:") + 32
+
+
+def test_checksum_is_the_published_algorithm() -> None:
+    """The checksum of nothing is the constant that XXH3 publishes for 128 bits and seed 0."""
+    assert checksum([]) == "xxh3_128:99aa06d3014798d86001c324468d497f"
+
+
+digests = st.binary(max_size=9).map(lambda data: checksum([data]))
+file_names = st.from_regex(r"\A[a-z0-9][a-z0-9._-]{0,8}\Z")
+finite = st.floats(allow_nan=False, allow_infinity=False)
+kept_by_json = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | texts | finite,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def manifest(**changes: Any) -> Manifest:
+    """A manifest of two files, with these fields changed."""
+    fields: dict[str, Any] = {
+        "job_id": "job",
+        "step": 5,
+        "generation": 1,
+        "world_size": 4,
+        "framework": "torch",
+        "data_position": {"epoch": 1, "seen": [2, 3]},
+        "files": (
+            FileEntry(name="state-0.safetensors", bytes=9, checksum=checksum([b"a"]), ranks=(0, 1)),
+            FileEntry(name="state-1.safetensors", bytes=0, checksum=checksum([b""]), ranks=(2, 3)),
+        ),
+        "created": 1.5,
+        "writer": "agent of node 0",
+        "rekindle": "0.1",
+    }
+    return Manifest(**{**fields, **changes})
+
+
+def envelope(text: bytes) -> bytes:
+    """This text as a manifest whose own checksum is right."""
+    return b'{"checksum":"%s","manifest":%s}' % (checksum([text]).encode(), text)
+
+
+@given(
+    st.builds(
+        manifest,
+        job_id=texts,
+        step=st.integers(0, 2**70),
+        data_position=st.dictionaries(texts, kept_by_json, max_size=4),
+        files=st.lists(
+            st.builds(
+                FileEntry,
+                name=file_names,
+                bytes=st.integers(0, 2**70),
+                checksum=digests,
+                ranks=st.lists(st.integers(0, 9)).map(tuple),
+            ),
+            unique_by=lambda file: file.name,
+        ).map(tuple),
+        created=st.floats(0, 1e12),
+    )
+)
+def test_any_manifest_is_read_back(written: Manifest) -> None:
+    """Every field of a manifest survives, the data position above all."""
+    assert decode(encode(written)) == written
+
+
+def test_every_damage_to_a_manifest_is_recognised() -> None:
+    """No truncation and no flipped bit of a manifest is accepted."""
+    data = encode(manifest())
+    flipped = [
+        data[:i] + bytes([data[i] ^ 1 << bit]) + data[i + 1 :]
+        for i in range(len(data))
+        for bit in range(8)
+    ]
+    for damaged in [*(data[:n] for n in range(len(data))), *flipped, data + b"}"]:
+        with pytest.raises(CorruptError):
+            decode(damaged)
+
+
+@given(st.binary(max_size=50) | json_values.map(lambda value: json.dumps(value).encode()))
+def test_a_hostile_manifest_is_refused(text: bytes) -> None:
+    """Anything else, also under a right checksum, raises a CorruptError and nothing else."""
+    for data in (text, envelope(text)):
+        with pytest.raises(CorruptError):
+            decode(data)
+
+
+def without(field: str) -> bytes:
+    fields = json.loads(msgspec.json.encode(manifest()))
+    del fields[field]
+    return json.dumps(fields).encode()
+
+
+def with_file(name: str, **changes: object) -> bytes:
+    file = {"name": name, "bytes": 1, "checksum": checksum([]), "ranks": [], **changes}
+    fields = json.loads(msgspec.json.encode(manifest()))
+    return json.dumps({**fields, "files": [file, *fields["files"]]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b'{"format":2,"shards":[]}', "format 2, this Rekindle reads 1"),
+        (b"{}", "missing required field `format`"),
+        (without("step"), "missing required field `step`"),
+        (without("created"), "missing required field `created`"),
+        (with_file("../state"), r"names a file '../state', which is not allowed"),
+        (with_file(".."), "not allowed"),
+        (with_file("a/b"), "not allowed"),
+        (with_file("a\\b"), "not allowed"),
+        (with_file("a\0"), "not allowed"),
+        (with_file("a\n"), "not allowed"),
+        (with_file(""), "not allowed"),
+        (with_file("manifest.json"), "twice"),
+        (with_file("state-0.safetensors"), "twice"),
+        (with_file("a", bytes=-1), r"`int` >= 0 .*files"),
+        (with_file("a", checksum="md5:0"), r"matching regex .*checksum"),
+        (with_file("a", mode="x"), "unknown field `mode`"),
+        (b'{"format":' + b"9" * 9999 + b"}", "torn or was never one"),
+        (b'{"format":' + b"[" * 99999 + b"}", "torn or was never one"),
+    ],
+)
+def test_a_refused_manifest_says_why(text: bytes, message: str) -> None:
+    """A newer version, a missing field and a dangerous file name each have their message."""
+    with pytest.raises(CorruptError, match=message):
+        decode(envelope(text))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data_position": {"state": (1, 2)}},
+        {"data_position": {"loss": float("nan")}},
+        {"data_position": {1: 2}},
+        {"data_position": {"bytes": b"x"}},
+        {"data_position": {"object": object()}},
+        {"data_position": {"text": "\ud800"}},
+        {"step": -1},
+        {"world_size": 0},
+        {"created": float("inf")},
+    ],
+)
+def test_what_would_not_be_read_back_is_not_written(changes: dict[str, object]) -> None:
+    """A value that JSON changes or cannot hold is refused when it is written, not when read."""
+    with pytest.raises(CheckpointError, match=r"cannot be written|would not be read back"):
+        encode(manifest(**changes))
