@@ -1,0 +1,170 @@
+"""The command line of `rekindle run`: torchrun's, and what Rekindle adds. Pure but for cpu counts.
+
+Source of torchrun's options: torch/distributed/run.py (2.13).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import time
+from pathlib import Path
+
+from rekindle import names
+from rekindle.errors import UsageError
+from rekindle.recovery.policy import Policy
+from rekindle.runtime.spec import EntryKind, JobSpec, job_directory
+
+# torchrun options about its rendezvous; Rekindle's coordinator does that work.
+_IGNORED = ("rdzv_backend", "rdzv_endpoint", "rdzv_conf", "start_method", "monitor_interval")
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `rekindle run`."""
+    _world(parser)
+    _program(parser)
+    _output(parser)
+    _recovery(parser)
+    ignored = parser.add_argument_group("accepted for torchrun's sake, without effect")
+    for name in _IGNORED:
+        option(ignored, name, default=None)
+    option(ignored, "standalone", action="store_true")
+    option(ignored, "virtual_local_rank", action="store_true")
+    parser.add_argument("script", nargs="?", help="the training script (or module, or program)")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+
+
+def option(where: argparse._ActionsContainer, name: str, *extra: str, **settings: object) -> None:
+    """Add an option that may be spelt with dashes or underscores, as torchrun's may."""
+    spellings = dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}"))
+    where.add_argument(*extra, *spellings, **settings)  # type: ignore[arg-type]
+
+
+def _world(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("world")
+    option(group, "nnodes", default="1", help="nodes; on one machine they are pretended")
+    option(group, "nproc_per_node", default="1", help="ranks per node: a number, auto, cpu or gpu")
+    option(group, "node_rank", type=int, default=None, help="run this node only, others join")
+    option(group, "coordinator", default=None, metavar="HOST:PORT", help="join this job")
+    option(group, "listen", default=f"{names.LOOPBACK}:0", metavar="HOST:PORT")
+    option(group, "local_addr", default=None, help="address of this machine for other nodes")
+    option(group, "master_addr", default="", help="address of the ranks' store")
+    option(group, "master_port", type=int, default=0, help="its port; 0 = any free one")
+    option(group, "rdzv_id", default=None, help="the job's id, as --job-id")
+    option(group, "job_id", default=None, help="the job's id; a job of this id is resumed")
+
+
+def _program(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("program")
+    option(group, "module", "-m", action="store_true", help="the script is a module name")
+    option(group, "no_python", action="store_true", help="the script is any program")
+    option(group, "run_path", action="store_true", help="as by default: runpy.run_path")
+    option(group, "role", default="default", help="prefix of printed lines")
+
+
+def _output(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("output")
+    option(group, "log_dir", default=None, help="per-rank logs; default: in the job directory")
+    option(group, "redirects", "-r", default="0", help="to files only: 0, 1 out, 2 err, 3 both")
+    option(group, "tee", "-t", default="0", help="to files and here: 0, 1, 2, 3")
+
+
+def _recovery(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("recovery")
+    option(group, "max_restarts", type=int, default=0, help="restarts of all ranks; 0 = none")
+    option(group, "checkpoint_dir", default=None, help="default: in the job directory")
+    option(group, "checkpoint_every", type=int, default=0, metavar="STEPS", help="0 = never")
+    option(group, "snapshot_every", type=int, default=10, metavar="STEPS", help="0 = never")
+
+
+def read_spec(options: argparse.Namespace) -> JobSpec:
+    """Make the job's description from parsed options. Raises UsageError: one cannot be meant so."""
+    if not options.script:
+        raise UsageError("name the training script: rekindle run [options] train.py [arguments]")
+    job_id = options.job_id or options.rdzv_id or _new_id()
+    directory = job_directory(job_id)
+    return JobSpec(
+        job_id=job_id,
+        entry=entry_kind(options),
+        target=options.script,
+        arguments=tuple(options.arguments),
+        nodes=_nodes(options.nnodes),
+        processes_per_node=_processes(options.nproc_per_node),
+        working_directory=str(Path.cwd()),
+        directory=str(directory),
+        log_directory=str(Path(options.log_dir or directory / names.LOGS_DIRECTORY).absolute()),
+        checkpoint_directory=str(
+            Path(options.checkpoint_dir or directory / names.CHECKPOINT_DIRECTORY).absolute()
+        ),
+        snapshot_every=options.snapshot_every,
+        checkpoint_every=options.checkpoint_every,
+        master_addr=options.master_addr,
+        master_port=options.master_port,
+        role=options.role,
+        redirects=_streams("redirects", options.redirects),
+        tee=_streams("tee", options.tee),
+        policy=_policy(options.max_restarts),
+    )
+
+
+def entry_kind(options: argparse.Namespace) -> EntryKind:
+    """Tell what the positional argument names. Raises UsageError: -m and --no-python at once."""
+    if options.module and options.no_python:
+        raise UsageError("-m names a Python module and --no-python any program; give one of them")
+    if options.module:
+        return EntryKind.MODULE
+    return EntryKind.PROGRAM if options.no_python else EntryKind.SCRIPT
+
+
+def host_and_port(text: str, option_name: str) -> tuple[str, int]:
+    """Split HOST:PORT. Raises UsageError: it is not of that form."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"{option_name} {text!r}: give HOST:PORT, such as 10.0.0.1:29400")
+    return host, int(port)
+
+
+def _policy(max_restarts: int) -> Policy:
+    try:
+        return Policy(max_restarts=max_restarts)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _new_id() -> str:
+    return time.strftime("run-%Y%m%d-%H%M%S-") + secrets.token_hex(3)
+
+
+def _nodes(text: str) -> int:
+    least, colon, most = text.partition(":")
+    if colon and least != most:
+        raise UsageError(
+            f"--nnodes {text}: a world that changes its size is not supported yet; give one number"
+        )
+    return _count("--nnodes", least)
+
+
+def _processes(text: str) -> int:
+    if text == "cpu":
+        return os.cpu_count() or 1
+    if text in ("auto", "gpu"):
+        import torch  # only here: torch takes a second to import, and the launcher needs no more
+
+        devices = torch.cuda.device_count()
+        if text == "gpu" and not devices:
+            raise UsageError("--nproc-per-node gpu: this machine has no GPU that torch can use")
+        return devices or os.cpu_count() or 1
+    return _count("--nproc-per-node", text)
+
+
+def _count(name: str, text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError(f"{name} {text!r}: give a number from 1 on")
+    return int(text)
+
+
+def _streams(name: str, text: str) -> int:
+    if text not in ("0", "1", "2", "3"):
+        raise UsageError(f"--{name} {text!r}: give 0 (none), 1 (stdout), 2 (stderr) or 3 (both)")
+    return int(text)

@@ -1,0 +1,50 @@
+"""The `rekindle` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rekindle import __version__, arguments
+from rekindle.errors import RekindleError, UsageError
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line and exit with its status."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    try:
+        status = options.command(options)
+    except UsageError as error:
+        print(f"rekindle: {error}", file=sys.stderr)
+        status = 2
+    except RekindleError as error:
+        print(f"rekindle: {error}", file=sys.stderr)
+        status = 1
+    sys.exit(status)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rekindle", description="Training runs that outlive their faults."
+    )
+    parser.add_argument("--version", action="version", version=f"rekindle {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    run = commands.add_parser(
+        "run",
+        help="run a distributed training script (torchrun's command line)",
+        description="Start a job's coordinator and agents, and run a script as its ranks.",
+    )
+    arguments.add_run_arguments(run)
+    run.set_defaults(command=_run)
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    from rekindle import launcher  # imports follow the command: --help must not wait for them
+
+    return launcher.join(options) if options.coordinator else launcher.launch(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""What an engine is: it places the nodes of a job, and tells whether the job lives."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rekindle.runtime.spec import Endpoint
+
+
+class Engine(Protocol):
+    """Places one job. Whatever it starts outlives the process that called it."""
+
+    def launch(self, *, attempt: int) -> Endpoint:
+        """Start the coordinator and one agent per node; return where the coordinator listens.
+
+        Raises UsageError: the job cannot be started as described.
+        """
+
+    def alive(self) -> Endpoint | None:
+        """Return where the job's coordinator listens, if it lives and answers."""
+
+    def replace(self, node: int) -> None:
+        """Bring an agent for this node rank. Asking twice does no harm: the second is refused."""

@@ -1,0 +1,161 @@
+"""Talks to a job's coordinator over HTTP: what the job does, and steering it under a lease.
+
+Synchronous and of the standard library alone, so that any process can use it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+
+from rekindle import names
+from rekindle.errors import JobError, LeaseHeldError
+from rekindle.recovery import journal
+from rekindle.runtime.spec import Endpoint, bearer
+from rekindle.runtime.view import JobView
+
+# The coordinator says something every second; one that is silent for this long is gone.
+SILENCE_S = 20.0
+
+
+class JobClient:
+    """Requests to one coordinator. Each raises JobError when it does not answer or refuses."""
+
+    def __init__(self, endpoint: Endpoint, secret: str) -> None:
+        self._endpoint = endpoint
+        self._headers = {"Authorization": bearer(secret)}
+
+    def status(self) -> JobView:
+        """Ask where the job is."""
+        with _Call(self._endpoint, "GET", names.PATH_JOB, self._headers) as call:
+            return msgspec.json.decode(call.response.read(), type=JobView)
+
+    def events(self, *, since: int = 0) -> EventStream:
+        """Follow the job's events with a sequence number above `since`, without steering it."""
+        return self._stream(names.PATH_EVENTS, {"since": since})
+
+    def steer(self, *, holder: str, since: int = 0) -> Lease:
+        """Take the lease and follow the events; whoever keeps the stream open holds the lease.
+
+        Raises LeaseHeldError: another process steers the job; the message names it.
+        """
+        stream = self._stream(names.PATH_STEER, {"holder": holder, "since": since})
+        return Lease(stream)
+
+    def stop(self, *, token: int, reason: str) -> None:
+        """Stop the job. Raises LeaseHeldError: the lease of this token is no longer held."""
+        body = json.dumps({"action": "stop", "token": token, "reason": reason}).encode()
+        headers = {**self._headers, "Content-Type": "application/json"}
+        with _Call(self._endpoint, "POST", names.PATH_CONTROL, headers, body) as call:
+            call.response.read()
+
+    def _stream(self, path: str, query: dict[str, Any]) -> EventStream:
+        target = f"{path}?{urlencode(query)}"
+        return EventStream(_Call(self._endpoint, "GET", target, self._headers))
+
+
+class EventStream:
+    """The events of a job as they come, until it has ended."""
+
+    def __init__(self, call: _Call) -> None:
+        self._call = call
+
+    def __enter__(self) -> EventStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[journal.AnyEvent]:
+        """Yield each event. Raises JobError: the stream broke off before the job ended."""
+        ended = False
+        while line := self._read_line(may_end=ended):
+            if json.loads(line).get("type") == "keepalive":
+                continue
+            event = journal.decode(line)
+            # Ended of an earlier attempt may come first; that of the newest is the last event.
+            ended = isinstance(event, journal.Ended)
+            yield event
+
+    def _read_line(self, *, may_end: bool = False) -> bytes:
+        try:
+            line = self._call.response.readline()
+        except (OSError, http.client.HTTPException) as error:
+            raise JobError(f"{self._call.where} died or hangs: {error!r}") from error
+        if not line.endswith(b"\n") and not may_end:
+            raise JobError(f"{self._call.where} died: its events broke off before the job ended")
+        return line
+
+    def close(self) -> None:
+        """Close the connection, and give the lease back if this stream holds it."""
+        self._call.close()
+
+
+class Lease(EventStream):
+    """A stream of events whose open connection is the right to steer the job."""
+
+    def __init__(self, stream: EventStream) -> None:
+        super().__init__(stream._call)
+        first = json.loads(self._read_line())
+        if first.get("type") != "lease":
+            self.close()
+            raise JobError(f"{self._call.where} did not grant a lease, but said {first}")
+        self.token = int(first["token"])
+
+    def __enter__(self) -> Lease:
+        return self
+
+
+class _Call:
+    """One request and its answer, refusals turned into errors."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        method: str,
+        target: str,
+        headers: dict[str, str],
+        body: bytes | None = None,
+    ) -> None:
+        self.where = f"the job's coordinator (process {endpoint.pid})"
+        self._connection = http.client.HTTPConnection(
+            endpoint.host, endpoint.port, timeout=SILENCE_S
+        )
+        try:
+            self._connection.request(method, target, body, headers)
+            self.response = self._connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise JobError(f"{self.where} does not answer: {error}") from error
+        if self.response.status != http.HTTPStatus.OK:
+            self._refuse()
+
+    def __enter__(self) -> _Call:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def _refuse(self) -> None:
+        status = self.response.status
+        text = self.response.read().decode(errors="replace")
+        self.close()
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            answer = {"error": text.strip()}
+        said = answer.get("error", text) if isinstance(answer, dict) else text
+        if status == http.HTTPStatus.CONFLICT:
+            holder = answer.get("holder") if isinstance(answer, dict) else ""
+            by = f"; it is steered by {holder}" if holder else ""
+            raise LeaseHeldError(f"{self.where} refuses: {said}{by}")
+        raise JobError(f"{self.where} refuses with HTTP status {status}: {said}")

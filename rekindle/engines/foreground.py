@@ -1,0 +1,131 @@
+"""A job in the foreground: what `rekindle run` does between its first line and its exit status."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from types import FrameType
+
+from rekindle.engines.client import JobClient
+from rekindle.engines.local import LocalEngine
+from rekindle.errors import JobError
+from rekindle.recovery import journal
+from rekindle.runtime.spec import JobDirectory
+
+END_S = 30.0  # how long coordinator and agents may take after the job's end
+
+
+def run(engine: LocalEngine, directory: JobDirectory, *, attempt: int) -> int:
+    """Run the job to its end and return the exit status: torchrun's, or 128 + signal."""
+    stop = _Stop(engine)
+    since = len(read_ledger(directory)) if attempt else 0
+    endpoint = engine.launch(attempt=attempt)
+    stop.launched()
+    seen: list[journal.Event] = []
+    client = JobClient(endpoint, directory.secret())
+    try:
+        with client.steer(holder=f"rekindle run (process {os.getpid()})", since=since) as events:
+            for event in events:
+                seen.append(event)
+                _tell(event)
+                if isinstance(event, journal.NodeWanted):
+                    engine.replace(event.node)
+    except JobError as error:
+        if not stop.signals:
+            print(f"rekindle: {error}", file=sys.stderr)
+        for agent in engine.agents.values():
+            agent.terminate()  # nobody is left to tell them
+    _reap(engine)
+    if stop.signals:
+        return 128 + stop.signals[0]
+    if seen and isinstance(seen[-1], journal.Ended) and seen[-1].outcome == "succeeded":
+        return 0
+    _explain(seen, directory)
+    return 1
+
+
+def read_ledger(directory: JobDirectory) -> list[journal.AnyEvent]:
+    """Read what happened to the job so far."""
+    try:
+        return journal.read(directory.ledger.read_bytes().splitlines())
+    except FileNotFoundError:
+        return []
+
+
+class _Stop:
+    """Passes signals on to the coordinator: the first asks the job to end, the second ends it."""
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self.signals: list[int] = []
+        self._engine = engine
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+
+    def launched(self) -> None:
+        """Pass on what came before there was a coordinator."""
+        if self.signals:
+            self._pass_on()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.signals.append(number)
+        if len(self.signals) == 1:
+            text = f"rekindle: {signal.Signals(number).name}: stopping; a second one ends at once\n"
+            # print could be interrupted by this very handler, and refuses to be entered twice.
+            os.write(2, text.encode())
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        coordinator = self._engine.coordinator
+        if coordinator is not None and coordinator.poll() is None:
+            coordinator.terminate()
+
+
+def _reap(engine: LocalEngine) -> None:
+    coordinator = engine.coordinator
+    for process in [*engine.agents.values(), *([coordinator] if coordinator else [])]:
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _tell(event: journal.Event) -> None:
+    """Say on stderr what a person at the terminal wants to know."""
+    text = _saying(event)
+    if text:
+        print(f"rekindle: {text}", file=sys.stderr, flush=True)
+
+
+def _saying(event: journal.Event) -> str:
+    match event:
+        case journal.FaultSeen(incident=number, fault=fault):
+            return f"incident {number}: {fault.message}"
+        case journal.Decided(incident=number, strategy=strategy, reason=reason):
+            return f"incident {number}: {strategy.value}: {reason}"
+        case journal.Formed(incident=number, sources=sources) if number:
+            whence = ", ".join(f"{count} x {source}" for source, count in sources.items())
+            return (
+                f"incident {number}: generation {event.generation} goes on after step "
+                f"{event.step} ({whence})"
+            )
+        case journal.CheckpointFailed(fault=fault):
+            return f"{fault.message}; training goes on"
+        case journal.CheckpointSkipped(path=path, reason=reason):
+            return f"checkpoint {path} is passed over: {reason}"
+    return ""
+
+
+def _explain(seen: list[journal.Event], directory: JobDirectory) -> None:
+    """Show the first failing rank as torchrun does, with its traceback."""
+    found = [i for i in journal.incidents(seen) if i.faults and not i.closed]
+    lines = ["rekindle: the job failed"]
+    if found:
+        cause = found[-1].cause
+        lines += [f"  first fault: {cause.blamed()}: {cause.message}"]
+        lines += [f"  steps finished before it: {cause.finished}"] if cause.finished else []
+        lines += [cause.traceback.rstrip()] if cause.traceback else []
+    lines += [f"  logs of all ranks: {directory.spec().log_directory}"]
+    print("\n".join(lines), file=sys.stderr)

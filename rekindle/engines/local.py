@@ -1,0 +1,151 @@
+"""The local engine: coordinator and agents as processes of this machine.
+
+Any number of nodes is pretended: each is an agent of its own with its ranks. In the foreground
+(`rekindle run`) the processes end with their launcher; otherwise nothing but the job's end ends
+them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from rekindle import names
+from rekindle.engines.client import JobClient
+from rekindle.errors import JobError, UsageError
+from rekindle.runtime.spec import Endpoint, JobDirectory
+
+
+class LocalEngine:
+    """Places a job on this machine.
+
+    foreground: the processes write to our own streams and end with us.
+    listen: (host, port) of the coordinator; port 0 = any free one.
+    nodes: the node ranks that are placed here; None: all of the job.
+    address: where the ranks of other nodes reach those of this machine.
+    """
+
+    def __init__(
+        self,
+        directory: JobDirectory,
+        *,
+        foreground: bool = False,
+        listen: tuple[str, int] = (names.LOOPBACK, 0),
+        nodes: Sequence[int] | None = None,
+        address: str = names.LOOPBACK,
+    ) -> None:
+        self._directory = directory
+        self._listen = listen
+        self._nodes = range(directory.spec().nodes) if nodes is None else nodes
+        self._address = address
+        self._foreground = foreground
+        self._endpoint: Endpoint | None = None
+        self._lifeline: tuple[int, int] | None = os.pipe() if foreground else None
+        self.coordinator: subprocess.Popen[bytes] | None = None
+        self.agents: dict[int, subprocess.Popen[bytes]] = {}
+
+    def launch(self, *, attempt: int) -> Endpoint:
+        """Start the coordinator and one agent per node.
+
+        Raises UsageError: the coordinator's port is taken.
+        """
+        listener = listen(*self._listen)
+        host, port = listener.getsockname()[:2]
+        # Written before the coordinator runs: whoever launches next must find it, even if we are
+        # killed in the next line.
+        endpoint = Endpoint(host=_reachable(host), port=port, pid=0, attempt=attempt)
+        self._directory.announce(endpoint)
+        with listener:
+            self.coordinator = self._start(
+                "coordinator",
+                ["--attempt", str(attempt), "--listen-fd", str(listener.fileno())],
+                [listener.fileno()],
+            )
+        self._endpoint = Endpoint(
+            host=endpoint.host, port=port, pid=self.coordinator.pid, attempt=attempt
+        )
+        for node in self._nodes:
+            self.replace(node)
+        return self._endpoint
+
+    def alive(self) -> Endpoint | None:
+        """Return where the job's coordinator listens, if it lives and answers."""
+        endpoint = self._directory.endpoint()
+        if endpoint is None:
+            return None
+        try:
+            status = JobClient(endpoint, self._directory.secret()).status()
+        except JobError:
+            return None
+        return endpoint if status.job_id == self._directory.spec().job_id else None
+
+    def replace(self, node: int) -> None:
+        """Start an agent for this node rank, if it is one that is placed here.
+
+        Raises JobError: the job has no coordinator.
+        """
+        if node not in self._nodes:
+            return
+        endpoint = self._endpoint or self._directory.endpoint()
+        if endpoint is None:
+            raise JobError(f"the job in {self._directory.path} was never launched")
+        self.agents[node] = self._start(
+            "agent",
+            [
+                *("--attempt", str(endpoint.attempt), "--node", str(node)),
+                *("--coordinator", f"{endpoint.host}:{endpoint.port}"),
+                *("--address", self._address),
+            ],
+            [],
+            log=f"agent-{node}",
+        )
+
+    def _start(
+        self, module: str, arguments: list[str], fds: list[int], *, log: str = ""
+    ) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", f"rekindle.runtime.{module}"]
+        command += ["--directory", str(self._directory.path), *arguments]
+        if self._lifeline is not None:
+            command += ["--lifeline-fd", str(self._lifeline[0])]
+            fds = [*fds, self._lifeline[0]]
+        with self._log(log or module) as output:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output if output is None else subprocess.STDOUT,
+                pass_fds=fds,
+                # Ctrl-C is the launcher's to pass on; a cancelled flow kills its process group.
+                start_new_session=True,
+            )
+
+    def _log(self, name: str) -> contextlib.AbstractContextManager[IO[bytes] | None]:
+        if self._foreground:
+            return contextlib.nullcontext()
+        return Path(self._directory.path, f"{name}.log").open("ab")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Listen for agents. Raises UsageError: the address cannot be had, and why."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise UsageError(
+            f"the coordinator cannot listen on {host}:{port}: {error.strerror}; "
+            "choose another port, or 0 for any free one"
+        ) from error
+    listener.listen(1024)
+    return listener
+
+
+def _reachable(host: str) -> str:
+    return names.LOOPBACK if host == "0.0.0.0" else host

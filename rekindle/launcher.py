@@ -1,0 +1,145 @@
+"""What `rekindle run` sets up: a job of this machine, or this machine's part in another's job."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from rekindle import names
+from rekindle.arguments import entry_kind, host_and_port, read_spec
+from rekindle.engines import foreground
+from rekindle.engines.local import LocalEngine
+from rekindle.errors import JobError, LeaseHeldError, UsageError
+from rekindle.recovery import journal
+from rekindle.runtime.spec import JobDirectory, JobSpec, bearer, check
+
+
+def launch(options: argparse.Namespace) -> int:
+    """Run a job whose coordinator is on this machine; return the exit status."""
+    spec = check(read_spec(options))
+    directory = JobDirectory(spec.directory)
+    with _only_launcher(directory, spec):
+        nodes = None if options.node_rank is None else (options.node_rank,)
+        engine = LocalEngine(
+            directory,
+            foreground=True,
+            listen=host_and_port(options.listen, "--listen"),
+            nodes=nodes,
+            address=options.local_addr or names.LOOPBACK,
+        )
+        if nodes is not None:
+            _tell_how_to_join(directory, options.listen)
+        return foreground.run(engine, directory, attempt=next_attempt(directory))
+
+
+def next_attempt(directory: JobDirectory) -> int:
+    """Return the number of the attempt that comes now: one more than those in the ledger."""
+    started = (e for e in foreground.read_ledger(directory) if isinstance(e, journal.JobStarted))
+    return max((event.attempt + 1 for event in started), default=0)
+
+
+@contextmanager
+def _only_launcher(directory: JobDirectory, spec: JobSpec) -> Iterator[None]:
+    """Hold the job's launch lock, so that one job id is one job. Raises LeaseHeldError."""
+    directory.path.mkdir(parents=True, exist_ok=True)
+    with (directory.path / names.LAUNCH_LOCK_FILE).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LeaseHeldError(
+                f"job {spec.job_id} is being run by another process; choose another --job-id"
+            ) from error
+        directory.create(spec)
+        yield
+
+
+def _tell_how_to_join(directory: JobDirectory, listen: str) -> None:
+    print(
+        f"rekindle: the other nodes join with: {names.ENV_SECRET}=$(cat "
+        f"{directory.path / names.SECRET_FILE}) rekindle run --coordinator {listen} "
+        "--node-rank R",
+        file=sys.stderr,
+    )
+
+
+def join(options: argparse.Namespace) -> int:
+    """Run one node of a job whose coordinator is elsewhere; return the exit status.
+
+    The job's description comes from the coordinator; a script named here is used instead of its.
+    """
+    secret = os.environ.get(names.ENV_SECRET)
+    if not secret:
+        raise UsageError(f"set {names.ENV_SECRET} to the job's secret to join it")
+    host, port = host_and_port(options.coordinator, "--coordinator")
+    spec, attempt = _ask_for_spec(host, port, secret)
+    with tempfile.TemporaryDirectory(prefix="rekindle-node-") as folder:
+        spec = check(_ours(spec, options, Path(folder)))
+        directory = JobDirectory(folder)
+        directory.create(spec)
+        command = [sys.executable, "-m", "rekindle.runtime.agent", "--directory", folder]
+        command += ["--coordinator", f"{host}:{port}", "--attempt", str(attempt)]
+        command += ["--node", str(-1 if options.node_rank is None else options.node_rank)]
+        command += ["--address", options.local_addr or _address_towards(host, port)]
+        return _wait_for(subprocess.Popen(command))
+
+
+def _wait_for(agent: subprocess.Popen[bytes]) -> int:
+    try:
+        return agent.wait()
+    except KeyboardInterrupt:
+        agent.terminate()
+        agent.wait()
+        return 130
+
+
+def _ask_for_spec(host: str, port: int, secret: str) -> tuple[JobSpec, int]:
+    connection = http.client.HTTPConnection(host, port, timeout=10)
+    try:
+        connection.request("GET", names.PATH_SPEC, headers={"Authorization": bearer(secret)})
+        response = connection.getresponse()
+        body = response.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise JobError(f"no coordinator answers at {host}:{port}: {error}") from error
+    finally:
+        connection.close()
+    if response.status == http.client.UNAUTHORIZED:
+        raise JobError(f"the coordinator at {host}:{port} refuses the secret in {names.ENV_SECRET}")
+    if response.status != http.client.OK:
+        raise JobError(f"{host}:{port} is no Rekindle coordinator: HTTP {response.status}")
+    answer = msgspec.json.decode(body, type=tuple[JobSpec, int])
+    return answer
+
+
+def _ours(spec: JobSpec, options: argparse.Namespace, folder: Path) -> JobSpec:
+    """Adapt the job's description to this machine."""
+    changes: dict[str, object] = {
+        "directory": str(folder),
+        "log_directory": str(Path(options.log_dir or folder / names.LOGS_DIRECTORY).absolute()),
+    }
+    if options.checkpoint_dir:
+        changes["checkpoint_directory"] = str(Path(options.checkpoint_dir).absolute())
+    if options.script:
+        changes |= {
+            "entry": entry_kind(options),
+            "target": options.script,
+            "arguments": tuple(options.arguments),
+            "working_directory": str(Path.cwd()),
+        }
+    return msgspec.structs.replace(spec, **changes)
+
+
+def _address_towards(host: str, port: int) -> str:
+    """Return this machine's address on the way to the coordinator."""
+    with socket.create_connection((host, port), timeout=10) as probe:
+        return str(probe.getsockname()[0])

@@ -1,0 +1,215 @@
+"""The agent: one process per node that starts, watches and ends the node's ranks.
+
+It does what the coordinator says and tells what it sees; it decides nothing. When its line to the
+coordinator is cut, or it dies, all its ranks end with it: nobody would be there to direct them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import functools
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+import psutil
+
+from rekindle import names
+from rekindle.checkpoints.directory import DirectoryStore
+from rekindle.errors import JobError, RekindleError
+from rekindle.runtime import lifeline, protocol
+from rekindle.runtime.environment import agent_environment
+from rekindle.runtime.node import NodeRanks
+from rekindle.runtime.snapshots import Snapshots
+from rekindle.runtime.spec import EntryKind, JobDirectory, JobSpec, bearer
+
+BEAT_S = 0.25
+PING_S = 20.0  # a coordinator whose machine is silent for this and half of it again is lost
+CONNECT_S = 60.0  # how long an agent that was started before its coordinator waits for it
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Agent:
+    """The agent of one node in one attempt."""
+
+    def __init__(self, spec: JobSpec, *, attempt: int, node: int) -> None:
+        self.spec, self.attempt, self.node = spec, attempt, node
+        self.status = 1
+        self._line: aiohttp.ClientWebSocketResponse[bool] | None = None
+        self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
+        self._store = DirectoryStore(Path(spec.checkpoint_directory))
+        self._snapshots = Snapshots(spec, self._store, self.send)
+        self.ranks = NodeRanks(
+            spec, self._snapshots, self.send, agent_environment(os.environ, spec)
+        )
+
+    def send(self, message: protocol.Message) -> None:
+        """Send to the coordinator, in order."""
+        self._outbox.put_nowait(protocol.encode(message))
+
+    async def run(self, url: str, secret: str, address: str) -> int:
+        """Serve the coordinator until it says goodbye; return the exit status."""
+        self.ranks.start_zygote(preload=self.spec.entry is not EntryKind.PROGRAM)
+        newest = self._newest_checkpoint()  # read while the zygote imports
+        try:
+            async with aiohttp.ClientSession(headers={"Authorization": bearer(secret)}) as session:
+                self._line = await self._connect(session, url)
+                self.send(self._hello(address, newest))
+                sender = asyncio.create_task(self._send_all())
+                beats = asyncio.create_task(self._beat())
+                try:
+                    await self._listen()
+                finally:
+                    beats.cancel()
+                    sender.cancel()
+        finally:
+            await self._end()
+        return self.status
+
+    def _newest_checkpoint(self) -> int | None:
+        found = self._store.newest()
+        for passed in found.passed_over:
+            self.send(protocol.CheckpointPassedOver(path=str(passed.path), reason=passed.reason))
+        return found.checkpoint.manifest.step if found.checkpoint else None
+
+    async def _connect(
+        self, session: aiohttp.ClientSession, url: str
+    ) -> aiohttp.ClientWebSocketResponse[bool]:
+        deadline = time.monotonic() + CONNECT_S
+        while True:
+            try:
+                return await session.ws_connect(url, heartbeat=PING_S, max_msg_size=16 << 20)
+            except aiohttp.WSServerHandshakeError as error:
+                if error.status == 401:
+                    raise JobError(
+                        f"the coordinator at {url} refuses this job secret; "
+                        f"give the one of job {self.spec.job_id} in {names.ENV_SECRET}"
+                    ) from error
+                raise JobError(f"{url} is no Rekindle coordinator: {error.message}") from error
+            except aiohttp.ClientError as error:
+                if time.monotonic() > deadline:
+                    raise JobError(f"no coordinator answers at {url}: {error}") from error
+                await asyncio.sleep(0.2)
+
+    def _hello(self, address: str, checkpoint: int | None) -> protocol.Hello:
+        return protocol.Hello(
+            job_id=self.spec.job_id,
+            attempt=self.attempt,
+            version=names.WIRE_VERSION,
+            node=self.node,
+            address=address,
+            pid=os.getpid(),
+            processes=self.spec.processes_per_node,
+            checkpoint=checkpoint,
+        )
+
+    async def _listen(self) -> None:
+        """Read the line until goodbye. Orders wait for each other, but never the line: it has
+        to answer the coordinator's pings, or the node is taken for lost."""
+        assert self._line is not None
+        orders: asyncio.Queue[protocol.Message] = asyncio.Queue()
+        worker = asyncio.create_task(self._obey(orders))
+        try:
+            async for frame in self._line:
+                if frame.type is not aiohttp.WSMsgType.BINARY:
+                    break
+                message = protocol.decode_to_agent(frame.data)
+                match message:
+                    case protocol.Bye(status=status):
+                        self.status = status
+                        return
+                    case protocol.Refused(reason=reason):
+                        raise JobError(f"the coordinator refused this agent: {reason}")
+                    case protocol.Welcome(node=node):
+                        self.node = self.ranks.node = node
+                    case _:
+                        orders.put_nowait(message)
+        except ConnectionError:
+            pass  # cut while a pong was sent; said below
+        finally:
+            worker.cancel()
+        print("rekindle agent: the line to the coordinator is cut", file=sys.stderr, flush=True)
+
+    async def _obey(self, orders: asyncio.Queue[protocol.Message]) -> None:
+        while True:
+            await self.ranks.obey(await orders.get())
+
+    async def _send_all(self) -> None:
+        assert self._line is not None
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await self._line.send_bytes(await self._outbox.get())
+
+    async def _beat(self) -> None:
+        last: protocol.Beat | None = None
+        while True:
+            await asyncio.sleep(BEAT_S)
+            beat = self.ranks.beat()
+            if beat.finished and beat != last:
+                last = beat
+                self.send(beat)
+
+    async def _end(self) -> None:
+        """Leave nothing behind: ranks, their helpers, zygote, store, memory."""
+        await self.ranks.end()
+        await self._snapshots.finish()
+        self._snapshots.close()
+        if self._line is not None:
+            await self._line.close()
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+
+
+def adopt_orphans() -> None:
+    """Make orphans our children: ranks are forked twice, and may leave helpers behind."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _cancel(task: asyncio.Task[int]) -> None:
+    task.cancel()
+
+
+async def serve(options: argparse.Namespace) -> int:
+    """Run one agent until its job is over."""
+    directory = JobDirectory(options.directory)
+    secret = os.environ.pop(names.ENV_SECRET, "") or directory.secret()
+    agent = Agent(directory.spec(), attempt=options.attempt, node=options.node)
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    # The coordinator stops a job; an agent that is told to end by itself takes its ranks along.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, functools.partial(_cancel, task))
+    lifeline.watch(options.lifeline_fd, functools.partial(_cancel, task))
+    url = f"http://{options.coordinator}{names.PATH_AGENT}"
+    try:
+        return await agent.run(url, secret, options.address)
+    except asyncio.CancelledError:
+        return 1
+    except RekindleError as error:
+        print(f"rekindle agent: {error}", file=sys.stderr, flush=True)
+        return 1
+
+
+def main() -> None:
+    """Run the agent of one node."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--coordinator", required=True)
+    parser.add_argument("--attempt", type=int, default=0)
+    parser.add_argument("--node", type=int, default=-1)
+    parser.add_argument("--address", default=names.LOOPBACK)
+    parser.add_argument("--lifeline-fd", type=int, default=-1)
+    adopt_orphans()
+    sys.exit(asyncio.run(serve(parser.parse_args())))
+
+
+if __name__ == "__main__":
+    main()

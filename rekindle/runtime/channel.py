@@ -1,0 +1,84 @@
+"""A rank's side of the line to its agent, with a thread that listens while the rank computes."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Callable
+
+from rekindle import names
+from rekindle.errors import ProtocolError
+from rekindle.runtime import protocol
+from rekindle.runtime.protocol import Dismiss, Form, Message, Over, SnapshotBuffers
+
+MAX_MESSAGE = 128 * 1024
+
+
+class Channel:
+    """The line to the agent.
+
+    The listening thread never needs the main thread: told that the generation is over, it calls
+    `on_over` itself (to sever the collectives) and remembers it. All else waits in a queue.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._waiting: queue.SimpleQueue[tuple[Message, list[int]]] = queue.SimpleQueue()
+        self._over = -1
+        self.on_over: Callable[[int], None] = lambda generation: None
+        threading.Thread(target=self._listen, name="rekindle-channel", daemon=True).start()
+
+    @staticmethod
+    def from_environment() -> Channel | None:
+        """Return the line that the agent prepared; None: no agent started this process."""
+        fd = os.environ.pop(names.ENV_CHANNEL_FD, None)
+        return Channel(int(fd)) if fd else None
+
+    def send(self, message: Message) -> None:
+        """Send a message to the agent."""
+        self._socket.send(protocol.encode(message))
+
+    def is_over(self, generation: int) -> bool:
+        """Whether this generation was declared over."""
+        return self._over >= generation
+
+    def wait_over(self, generation: int) -> None:
+        """Wait until the generation is declared over; stays for messages that end it."""
+        while not self.is_over(generation):
+            message, _ = self._waiting.get()
+            if isinstance(message, Over):
+                continue
+            raise ProtocolError(f"expected the end of generation {generation}, got {message}")
+
+    def wait(self, newer_than: int) -> Form | Dismiss:
+        """Wait for the next generation, or for the end."""
+        while True:
+            message, _ = self._waiting.get()
+            if isinstance(message, Dismiss):
+                return message
+            if isinstance(message, Form) and message.generation > newer_than:
+                return message
+
+    def wait_buffers(self) -> tuple[SnapshotBuffers, list[int]]:
+        """Wait for the answer to SnapshotRoom; an end of the generation meanwhile is kept."""
+        while True:
+            message, fds = self._waiting.get()
+            if isinstance(message, SnapshotBuffers):
+                return message, fds
+            if not isinstance(message, Over):
+                raise ProtocolError(f"expected snapshot buffers, got {message}")
+
+    def _listen(self) -> None:
+        while True:
+            data, fds, _, _ = socket.recv_fds(self._socket, MAX_MESSAGE, 8)
+            if not data:
+                # The agent is gone, and with it everybody who could tell this rank what to do.
+                os.kill(os.getpid(), signal.SIGKILL)
+            message = protocol.decode_to_rank(data)
+            if isinstance(message, Over):
+                self._over = max(self._over, message.generation)
+                self.on_over(message.generation)
+            self._waiting.put((message, fds))

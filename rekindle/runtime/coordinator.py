@@ -1,0 +1,324 @@
+"""The coordinator's process: carries out what its machine says, and serves people and flows.
+
+    ws   /agent    agents, one websocket each
+    GET  /spec     the job's description, for nodes that join
+    GET  /job      the job now, as JSON
+    GET  /events   the journal from `since` on, then live, as JSON lines
+    GET  /steer    the same, and the lease to steer the job for as long as the line is open
+    POST /control  stop the job; needs the lease's token
+
+Every request bears the job's secret. The process belongs to the job, not to the flow run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+from aiohttp import WSMsgType, web
+from aiohttp.typedefs import Handler
+
+from rekindle import names
+from rekindle.errors import ProtocolError
+from rekindle.recovery import journal
+from rekindle.runtime import lifeline, protocol, state, view
+from rekindle.runtime.lease import Lease
+from rekindle.runtime.ledger import Ledger
+from rekindle.runtime.machine import Machine
+from rekindle.runtime.spec import Endpoint, JobDirectory, is_authorized
+
+HEARTBEAT_S = 3.0  # a node whose line is silent for this and half of it again is lost
+FAREWELL_S = 15.0  # how long agents may take to end after Bye
+KEEPALIVE_S = 1.0
+PROGRESS_S = 0.5
+
+
+class Coordinator:
+    """One attempt of a job."""
+
+    def __init__(self, directory: JobDirectory, attempt: int) -> None:
+        self.directory = directory
+        self.spec = directory.spec()
+        self.secret = directory.secret()
+        self.ledger = Ledger(directory.ledger)
+        past = self.ledger.events
+        self.machine = Machine(
+            self.spec,
+            attempt=attempt,
+            generation=max(
+                (e.generation for e in past if isinstance(e, journal.Formed)), default=0
+            ),
+            incident=max((getattr(e, "incident", 0) for e in past), default=0),
+        )
+        self.lease = Lease()
+        self.metrics: dict[str, float] = {}
+        self.ended = asyncio.Event()
+        self.succeeded = False
+        self._lines: dict[int, web.WebSocketResponse] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._sending: dict[int, asyncio.Queue[bytes]] = {}
+
+    # ---- carrying out
+
+    def carry_out(self) -> None:
+        """Carry out all that the machine asks for."""
+        for command in self.machine.drain():
+            match command:
+                case state.Send(connection, message):
+                    queue = self._sending.get(connection)
+                    if queue is not None:
+                        queue.put_nowait(protocol.encode(message))
+                case state.Record(event):
+                    self.ledger.append(event)
+                case state.SetTimer(name, seconds):
+                    self._set_timer(name, seconds)
+                case state.CancelTimer(name):
+                    self._cancel_timer(name)
+                case state.End(succeeded):
+                    self.succeeded = succeeded
+                    self.ended.set()
+
+    def _set_timer(self, name: str, seconds: float) -> None:
+        self._cancel_timer(name)
+        loop = asyncio.get_running_loop()
+        self._timers[name] = loop.call_later(seconds, self._on_timer, name)
+
+    def _cancel_timer(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _on_timer(self, name: str) -> None:
+        self.machine.on_timer(name, time.time())
+        self.carry_out()
+
+    def stop(self, reason: str, *, at_once: bool = False) -> None:
+        """Stop the job."""
+        self.machine.stop(reason, at_once=at_once)
+        self.carry_out()
+
+    # ---- agents
+
+    async def agent(self, request: web.Request) -> web.WebSocketResponse:
+        """Serve one agent's line until it ends."""
+        line = web.WebSocketResponse(heartbeat=HEARTBEAT_S, max_msg_size=16 << 20)
+        await line.prepare(request)
+        connection = id(line)
+        queue: asyncio.Queue[bytes] = asyncio.Queue()
+        self._lines[connection], self._sending[connection] = line, queue
+        sender = asyncio.create_task(_send_all(line, queue))
+        try:
+            await self._listen(line, connection)
+        finally:
+            sender.cancel()
+            del self._lines[connection], self._sending[connection]
+            self.machine.on_agent_lost(connection, time.time())
+            self.carry_out()
+        return line
+
+    async def _listen(self, line: web.WebSocketResponse, connection: int) -> None:
+        async for frame in line:
+            try:
+                if frame.type is not WSMsgType.BINARY:
+                    raise ProtocolError(f"a frame of type {frame.type.name}; agents send binary")
+                message = protocol.decode_from_agent(frame.data)
+                self._on_message(connection, message)
+            except ProtocolError as error:
+                print(f"rekindle coordinator: line closed: {error}", file=sys.stderr, flush=True)
+                await line.close(code=1008, message=str(error).encode()[:120])
+                return
+            self.carry_out()
+
+    def _on_message(self, connection: int, message: protocol.Message) -> None:
+        if isinstance(message, protocol.Hello):
+            self.machine.on_hello(connection, message)
+            return
+        seated = self.machine.roster.by_connection(connection)
+        if seated is None:
+            raise ProtocolError("the agent was not taken in, and may only say hello")
+        if isinstance(message, protocol.CheckpointPassedOver):
+            self.ledger.append(journal.CheckpointSkipped(path=message.path, reason=message.reason))
+            return
+        if isinstance(message, protocol.Beat):
+            self.metrics = message.metrics or self.metrics
+        self.machine.on_message(seated.node, message, time.time())
+
+    # ---- people and flows
+
+    async def job(self, request: web.Request) -> web.Response:
+        """Tell where the job is."""
+        body = view.job_view(self.machine, self.lease.holder, self.metrics)
+        return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+
+    async def description(self, request: web.Request) -> web.Response:
+        """Tell a node that joins what the job is: [JobSpec, attempt]."""
+        body = msgspec.json.encode((self.spec, self.machine.attempt))
+        return web.Response(body=body, content_type="application/json")
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """Stream the journal."""
+        return await self._stream(request, None)
+
+    async def steer(self, request: web.Request) -> web.StreamResponse:
+        """Stream the journal to the one process that steers the job."""
+        holder = request.query.get("holder", "")
+        if not holder:
+            return web.json_response({"error": "name the holder: ?holder=NAME"}, status=400)
+        token = self.lease.take(holder)
+        if token is None:
+            error = f"{self.lease.holder} steers this job"
+            body = {"error": error, "holder": self.lease.holder}
+            return web.json_response(body, status=409)
+        try:
+            return await self._stream(request, token)
+        finally:
+            self.lease.give_back(token)
+
+    async def _stream(self, request: web.Request, token: int | None) -> web.StreamResponse:
+        since = request.query.get("since", "0")
+        if not since.isdigit():
+            return web.json_response({"error": f"since={since} is no number"}, status=400)
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        if token is not None:
+            await response.write(msgspec.json.encode({"type": "lease", "token": token}) + b"\n")
+        with contextlib.suppress(ConnectionResetError):
+            async for line in self.ledger.follow(int(since), KEEPALIVE_S):
+                await response.write(line + b"\n")
+        return response
+
+    async def control(self, request: web.Request) -> web.Response:
+        """Do what the steering process asks for."""
+        try:
+            order = msgspec.json.decode(await request.read(), type=view.Order)
+        except msgspec.DecodeError as error:
+            return web.json_response({"error": f"not an order: {error}"}, status=400)
+        if not self.lease.is_held_by(order.token):
+            return web.json_response({"error": "the lease is held by another token"}, status=409)
+        self.stop(order.reason)
+        return web.json_response({})
+
+    @web.middleware
+    async def authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse whoever does not know the job's secret."""
+        if not is_authorized(request.headers.get("Authorization"), self.secret):
+            return web.json_response(
+                {"error": f"wrong or missing secret for job {self.spec.job_id}"}, status=401
+            )
+        return await handler(request)
+
+    async def report_progress(self) -> None:
+        """Tell followers where the ranks are, while there is news."""
+        last: tuple[int, int] | None = None
+        while True:
+            await asyncio.sleep(PROGRESS_S)
+            mind = self.machine
+            finished = min(rank.finished for rank in mind.roster.ranks)
+            if last != (finished, mind.newest):
+                last = (finished, mind.newest)
+                self.ledger.publish(
+                    journal.Progress(
+                        at=time.time(),
+                        finished=finished,
+                        newest=mind.newest,
+                        total=mind.total,
+                        metrics=self.metrics,
+                    )
+                )
+
+    # ---- life
+
+    async def run(self, listener: socket.socket) -> int:
+        """Serve until the job is over; return the exit status."""
+        app = web.Application(middlewares=[self.authorize])
+        app.router.add_get(names.PATH_AGENT, self.agent)
+        app.router.add_get(names.PATH_SPEC, self.description)
+        app.router.add_get(names.PATH_JOB, self.job)
+        app.router.add_get(names.PATH_EVENTS, self.events)
+        app.router.add_get(names.PATH_STEER, self.steer)
+        app.router.add_post(names.PATH_CONTROL, self.control)
+        # A handler is cancelled when its client goes away, so that a lease ends with its holder.
+        runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True
+        )
+        await runner.setup()
+        await web.SockSite(runner, listener).start()
+        self._announce(listener)
+        self.machine.start()
+        self.carry_out()
+        progress = asyncio.create_task(self.report_progress())
+        await self.ended.wait()
+        await self._see_agents_off()
+        progress.cancel()
+        self.ledger.close()
+        await runner.cleanup()
+        return 0 if self.succeeded else 1
+
+    def _announce(self, listener: socket.socket) -> None:
+        started = journal.JobStarted(
+            job_id=self.spec.job_id,
+            attempt=self.machine.attempt,
+            nodes=self.spec.nodes,
+            processes_per_node=self.spec.processes_per_node,
+            pid=os.getpid(),
+        )
+        self.ledger.append(started)
+        host, port = listener.getsockname()[:2]
+        endpoint = Endpoint(
+            host=names.LOOPBACK if host == "0.0.0.0" else host,
+            port=port,
+            pid=os.getpid(),
+            attempt=self.machine.attempt,
+        )
+        self.directory.announce(endpoint)
+
+    async def _see_agents_off(self) -> None:
+        deadline = time.monotonic() + FAREWELL_S
+        while self._lines and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+
+
+async def _send_all(line: web.WebSocketResponse, queue: asyncio.Queue[bytes]) -> None:
+    with contextlib.suppress(ConnectionError):
+        while True:
+            await line.send_bytes(await queue.get())
+
+
+async def serve(options: argparse.Namespace) -> int:
+    """Run the coordinator until the job is over or a signal stops it."""
+    coordinator = Coordinator(JobDirectory(options.directory), options.attempt)
+    loop = asyncio.get_running_loop()
+    signals = iter((False, *(True,) * 1000))
+
+    def on_signal(name: str) -> None:
+        coordinator.stop(f"stopped by {name}", at_once=next(signals))
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number.name)
+    lifeline.watch(
+        options.lifeline_fd,
+        lambda: coordinator.stop("the process that launched the job is gone", at_once=True),
+    )
+    return await coordinator.run(socket.socket(fileno=options.listen_fd))
+
+
+def main() -> None:
+    """Run the coordinator of one attempt."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--attempt", type=int, default=0)
+    parser.add_argument("--listen-fd", type=int, required=True)
+    parser.add_argument("--lifeline-fd", type=int, default=-1)
+    sys.exit(asyncio.run(serve(parser.parse_args())))
+
+
+if __name__ == "__main__":
+    main()

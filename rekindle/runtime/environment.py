@@ -1,0 +1,58 @@
+"""The environment of a rank: torchrun's variables and Rekindle's own. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rekindle import names
+from rekindle.runtime.protocol import Spawn
+from rekindle.runtime.spec import EntryKind, JobSpec
+
+
+def rank_environment(
+    spec: JobSpec, spawn: Spawn, *, node: int, rank: int, error_file: str, metrics_file: str
+) -> dict[str, str]:
+    """Return what is set for `rank` besides the environment of its agent.
+
+    Source of torchrun's names: torch/distributed/elastic/agent/server/local_elastic_agent.py.
+    """
+    per_node, world_size = spec.processes_per_node, spec.world_size
+    return spec.environment | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank - node * per_node),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(per_node),
+        "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(spec.nodes),
+        "ROLE_NAME": spec.role,
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": spawn.store_host,
+        "MASTER_PORT": str(spawn.store_port),
+        "TORCHELASTIC_RESTART_COUNT": str(spawn.restart),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.policy.max_restarts),
+        "TORCHELASTIC_RUN_ID": spec.job_id,
+        # The ranks' store is ours, also for rank 0; a program that is not Python hosts its own.
+        "TORCHELASTIC_USE_AGENT_STORE": str(spec.entry is not EntryKind.PROGRAM),
+        "TORCHELASTIC_ERROR_FILE": error_file,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        names.ENV_JOB_ID: spec.job_id,
+        names.ENV_NODE_RANK: str(node),
+        names.ENV_METRICS_FILE: metrics_file,
+        names.ENV_SNAPSHOT_EVERY: str(spec.snapshot_every),
+        names.ENV_CHECKPOINT_EVERY: str(spec.checkpoint_every),
+        names.ENV_CHECKPOINT_DIRECTORY: spec.checkpoint_directory,
+    }
+
+
+def agent_environment(base: Mapping[str, str], spec: JobSpec) -> dict[str, str]:
+    """Return the environment in which the zygote imports torch and from which ranks are forked.
+
+    Several processes on one node get one thread each, as under torchrun, unless the user says
+    otherwise: torch reads the number when it is imported.
+    """
+    environment = {**base, **spec.environment}
+    if spec.processes_per_node > 1:
+        environment.setdefault("OMP_NUM_THREADS", "1")
+    environment["PYTHONUNBUFFERED"] = "1"
+    return environment

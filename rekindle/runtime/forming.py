@@ -1,0 +1,184 @@
+"""The second layer of the coordinator's mind: forming generations."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+
+from rekindle.recovery import journal
+from rekindle.recovery.fault import Fault, Kind, root_cause
+from rekindle.recovery.plan import Holding, Source, make_plan
+from rekindle.runtime import protocol as p
+from rekindle.runtime.gathering import Gathering
+from rekindle.runtime.state import CancelTimer, Phase, Rank, Send, SetTimer, Status
+
+
+class Forming(Gathering):
+    """From the arrival of the ranks to the first step of their generation, and to their leave."""
+
+    def on_spawned(self, message: p.Spawned) -> None:
+        """An agent has started ranks."""
+        for live in message.ranks:
+            rank = self.roster.ranks[live.rank]
+            rank.pid, rank.stepped = live.pid, False
+            if rank.status is Status.SPAWNING:
+                rank.status = Status.STARTING
+        started = tuple(live.rank for live in message.ranks)
+        self._record(journal.RanksStarted(ranks=started, restart=self.restarts))
+        if self.phase is Phase.GATHERING:
+            self.phase = Phase.REGROUPING
+        untouched = self.incidents.open and not self._sessions_seen
+        if untouched and self.roster.all_are(Status.STARTING):
+            self._untouched_goes_on()
+
+    def _untouched_goes_on(self) -> None:
+        """Close the incident of a script without Session: all its ranks run again."""
+        formed = journal.Formed(
+            generation=self.generation + 1,
+            world_size=self.spec.world_size,
+            step=0,
+            sources={"script": self.spec.world_size},
+            newest=0,
+            incident=self.incidents.open,
+        )
+        self._record(formed)
+        self._record(journal.Restored(generation=formed.generation, incident=self.incidents.open))
+        self._close_incident(generation=formed.generation, step=0)
+
+    def on_arrived(self, message: p.Arrived) -> None:
+        """A rank waits for a generation."""
+        rank = self.roster.ranks[message.rank]
+        if rank.status in (Status.ENDING, Status.ABSENT, Status.EXITED):
+            return
+        self._session = self._sessions_seen = True
+        rank.status, rank.arrived = Status.WAITING, message
+        if message.finished is not None:
+            rank.finished = message.finished
+            self.newest = max(self.newest, message.finished)
+        self._try_form()
+
+    def _try_form(self) -> None:
+        """Form the next generation, or let the ranks go, when every rank has arrived."""
+        ending = self.phase in (Phase.RESTARTING, Phase.STOPPING, Phase.ENDED)
+        if ending or not self.roster.all_are(Status.WAITING):
+            return
+        arrived = [rank.arrived for rank in self.roster.ranks if rank.arrived]
+        if all(a.done for a in arrived) and len({a.finished for a in arrived}) == 1:
+            self._dismiss()
+            return
+        if self.phase not in (Phase.REGROUPING, Phase.GATHERING):
+            return
+        self._ask_for_store()
+        if not self._store.is_up:
+            return
+        faults = self.incidents.faults
+        if faults and all(fault.kind is Kind.LINK for fault in faults):
+            # Every process is there, so nothing but links can be broken.
+            self._decide(root_cause(faults))
+        if self.phase in (Phase.REGROUPING, Phase.GATHERING):
+            self._form()
+
+    def _dismiss(self) -> None:
+        """All ranks have finished all steps; what follows is the script's own business."""
+        finished = self.roster.ranks[0].finished
+        if self.incidents.open:
+            self._close_incident(generation=self.generation, step=finished)
+        for node in self.roster.nodes.values():
+            self._do(Send(node.connection, p.Dismiss(finished=finished)))
+        for rank in self.roster.ranks:
+            rank.status = Status.STARTING
+        self._session = self._formed = False
+        self.phase = Phase.REGROUPING
+        self._do(CancelTimer("leave"))
+        self._do(CancelTimer("join"))
+
+    def _form(self) -> None:
+        plan = make_plan({rank.rank: self._holding(rank) for rank in self.roster.ranks})
+        self.generation += 1
+        for node in self.roster.nodes.values():
+            form = p.Form(
+                generation=self.generation,
+                world_size=self.spec.world_size,
+                store_host=self._store.host,
+                store_port=self._store.port,
+                step=plan.step,
+                plan={r.rank: plan.ranks[r.rank] for r in self.roster.ranks_of(node.node)},
+            )
+            self._do(Send(node.connection, form))
+        for rank in self.roster.ranks:
+            rank.status, rank.stepped, rank.finished = Status.RESTORING, False, plan.step
+        self._record(
+            journal.Formed(
+                generation=self.generation,
+                world_size=self.spec.world_size,
+                step=plan.step,
+                sources=dict(Counter(r.source.value for r in plan.ranks)),
+                newest=self.newest,
+                incident=self.incidents.open,
+            )
+        )
+        self.newest = plan.step
+        self.phase, self._formed = Phase.RESTORING, True
+        self._do(CancelTimer("leave"))
+        self._do(CancelTimer("join"))
+
+    def _holding(self, rank: Rank) -> Holding:
+        node, arrived = self.roster.nodes[rank.node], rank.arrived
+        assert arrived is not None
+        refused = {source for where, source in self._refused if where == rank.node}
+        snapshot = node.snapshots.get(rank.rank)
+        return Holding(
+            node=rank.node,
+            finished=arrived.finished,
+            torn=arrived.torn,
+            snapshot=None if Source.SNAPSHOT in refused else snapshot,
+            checkpoint=None if Source.CHECKPOINT in refused else node.checkpoint,
+        )
+
+    def on_state_ready(self, message: p.StateReady) -> None:
+        """A rank has its state, or could not get it."""
+        rank = self.roster.ranks[message.rank]
+        if message.generation != self.generation or rank.status is not Status.RESTORING:
+            return
+        if message.error:
+            self._refused |= {(rank.node, Source.SNAPSHOT), (rank.node, Source.CHECKPOINT)}
+            text = f"rank {rank.rank} could not take its state: {message.error}"
+            self._on_fault(self._fault(Kind.RESTORE, rank, text))
+            return
+        rank.status = Status.TRAINING
+        if self.roster.all_are(Status.TRAINING):
+            self.phase = Phase.TRAINING
+            self._record(journal.Restored(generation=self.generation, incident=self.incidents.open))
+
+    def on_step_done(self, message: p.StepDone) -> None:
+        """A rank has finished its first step of the generation."""
+        rank = self.roster.ranks[message.rank]
+        if message.generation != self.generation:
+            return
+        rank.stepped, rank.finished = True, message.finished
+        self.newest = max(self.newest, message.finished)
+        if self.phase is Phase.TRAINING and all(r.stepped for r in self.roster.ranks):
+            self._close_incident(generation=self.generation, step=message.finished)
+
+    def _close_incident(self, *, generation: int, step: int) -> None:
+        """Record that training goes on, and count the next fault as a new incident."""
+        self._record(
+            journal.FirstStep(generation=generation, step=step, incident=self.incidents.open)
+        )
+        self.incidents.close()
+        self._refused = set()
+
+    def _declare_over(self) -> None:
+        """End the current generation: every rank in it is told to leave its collective."""
+        if self.phase not in (Phase.TRAINING, Phase.RESTORING):
+            return
+        self.phase = Phase.REGROUPING
+        for node in self.roster.nodes.values():
+            self._do(Send(node.connection, p.Over(generation=self.generation)))
+        for rank in self.roster.ranks:
+            if rank.status in (Status.TRAINING, Status.RESTORING):
+                rank.status = Status.LEAVING
+        self._do(SetTimer("leave", self.spec.policy.leave_timeout_s))
+
+    @abstractmethod
+    def _decide(self, fault: Fault) -> None: ...

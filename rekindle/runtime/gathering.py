@@ -1,0 +1,193 @@
+"""The first layer of the coordinator's mind: who is there, and what is missing to begin."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from rekindle.recovery import journal
+from rekindle.recovery.fault import Fault, Kind
+from rekindle.recovery.plan import Source
+from rekindle.runtime import protocol as p
+from rekindle.runtime.spec import JobSpec
+from rekindle.runtime.state import (
+    CancelTimer,
+    Command,
+    Incidents,
+    Node,
+    Phase,
+    Rank,
+    Record,
+    Roster,
+    Send,
+    SetTimer,
+    Status,
+    Store,
+)
+
+LATE_S = 60.0  # agents that have not come by then are asked for: their launcher may have died
+
+
+class Gathering(ABC):
+    """Agents, the ranks' store, and the start of ranks.
+
+    generation, incident: the last ones of earlier attempts; the numbers only ever rise.
+    """
+
+    def __init__(
+        self, spec: JobSpec, *, attempt: int = 0, generation: int = 0, incident: int = 0
+    ) -> None:
+        self.spec = spec
+        self.attempt = attempt
+        self.phase = Phase.GATHERING
+        self.generation = generation
+        self.roster = Roster(spec)
+        self.incidents = Incidents(spec.policy, incident)
+        self.newest = 0
+        self.total = 0
+        self.restarts = 0
+        self._store = Store()
+        self._session = False  # a rank of the current generation has a Session
+        self._sessions_seen = False  # one of this attempt had
+        self._formed = False  # a generation was formed since the last restart
+        self._stop_reason = ""
+        self._outcome = "stopped"
+        self._refused: set[tuple[int, Source]] = set()  # (node, source) that failed in the incident
+        self._commands: list[Command] = []
+
+    def drain(self) -> list[Command]:
+        """Return the commands since the last call."""
+        commands, self._commands = self._commands, []
+        return commands
+
+    def start(self) -> None:
+        """Wait for the nodes."""
+        self._do(SetTimer("late", LATE_S))
+        self._do(SetTimer("node", self.spec.policy.node_timeout_s))
+
+    def on_hello(self, connection: int, hello: p.Hello) -> None:
+        """An agent asks to be taken in."""
+        ending = self.phase in (Phase.STOPPING, Phase.ENDED)
+        seat = "the job is ending" if ending else self.roster.seat(hello, self.attempt)
+        if isinstance(seat, str):
+            self._do(Send(connection, p.Refused(reason=seat)))
+            return
+        self.roster.nodes[seat] = Node(
+            node=seat,
+            connection=connection,
+            address=hello.address,
+            pid=hello.pid,
+            checkpoint=hello.checkpoint,
+        )
+        self._do(Send(connection, p.Welcome(node=seat)))
+        self._record(journal.NodeJoined(node=seat, address=hello.address, pid=hello.pid))
+        if not self.roster.missing:
+            self._do(CancelTimer("node"))
+            if self.phase in (Phase.GATHERING, Phase.REGROUPING):
+                self._start_missing()
+
+    def on_store_up(self, node: int, message: p.StoreUp) -> None:
+        """The store that ranks meet at listens, or could not."""
+        starting = self.phase in (Phase.GATHERING, Phase.REGROUPING)
+        if message.serial != self._store.serial or not starting:
+            return
+        if message.port == 0:
+            text = f"the ranks' store could not be started: {message.error}"
+            self._on_fault(Fault(kind=Kind.LAUNCH, message=text, node=node))
+            return
+        host = self.spec.master_addr or self.roster.nodes[node].address
+        self._store.came_up(node, host, message.port)
+        self._start_missing()
+        self._try_form()
+
+    def on_store_down(self, message: p.StoreDown) -> None:
+        """The store is gone; it is missed when the next generation is formed."""
+        if message.serial == self._store.serial:
+            self._store.drop()
+
+    def _ask_for_store(self) -> None:
+        if self._store.is_up or self._store.asked >= 0 or not self.roster.nodes:
+            return
+        node = self.roster.nodes[min(self.roster.nodes)]
+        serial = self._store.ask(node.node)
+        self._do(Send(node.connection, p.HostStore(serial=serial, port=self.spec.master_port)))
+
+    def _start_missing(self) -> None:
+        """Start every rank that has no process, once the store is there (at first: all nodes)."""
+        self._ask_for_store()
+        if not self._store.is_up or (self.roster.missing and not self._formed):
+            return
+        for node in self.roster.nodes.values():
+            absent = [r for r in self.roster.ranks_of(node.node) if r.status is Status.ABSENT]
+            if not absent:
+                continue
+            for rank in absent:
+                rank.status = Status.SPAWNING
+            spawn = p.Spawn(
+                generation=self.generation + 1,
+                restart=self.restarts,
+                ranks=tuple(rank.rank for rank in absent),
+                store_host=self._store.host,
+                store_port=self._store.port,
+            )
+            self._do(Send(node.connection, spawn))
+            self._do(SetTimer("join", self.spec.policy.join_timeout_s))
+
+    def on_spawn_failed(self, node: int, message: p.SpawnFailed) -> None:
+        """A rank could not be started at all."""
+        text = f"rank {message.rank} could not be started: {message.error}"
+        self.roster.ranks[message.rank].status = Status.ABSENT
+        self._on_fault(Fault(kind=Kind.LAUNCH, message=text, rank=message.rank, node=node))
+
+    def _fault(self, kind: Kind, rank: Rank, text: str, now: float = 0.0) -> Fault:
+        return Fault(
+            kind=kind,
+            message=text,
+            rank=rank.rank,
+            node=rank.node,
+            finished=rank.finished,
+            signature=kind.value,
+            at=now,
+        )
+
+    def on_beat(self, beat: p.Beat) -> None:
+        """Where the ranks of a node are."""
+        for number, finished in beat.finished.items():
+            rank = self.roster.ranks[number]
+            # The page of a rank that has no state yet still shows its dead predecessor's.
+            if rank.status is Status.TRAINING:
+                rank.finished = max(rank.finished, finished)
+                self.newest = max(self.newest, finished)
+        self.total = max(self.total, beat.total)
+
+    def on_snapshots(self, node: int, message: p.Snapshots) -> None:
+        """A node's newest snapshots."""
+        self.roster.nodes[node].snapshots.update(message.steps)
+
+    def on_checkpoint(self, node: int, message: p.CheckpointWritten, now: float) -> None:
+        """A checkpoint was committed, or could not be written; training goes on either way."""
+        if message.error:
+            text = f"the checkpoint of step {message.step} was not written: {message.error}"
+            fault = Fault(kind=Kind.STORAGE, message=text, node=node, finished=message.step, at=now)
+            self._record(self.incidents.note_storage(fault))
+            return
+        self.roster.nodes[node].checkpoint = message.step
+        self._record(
+            journal.Checkpointed(
+                step=message.step,
+                path=message.path,
+                bytes=message.bytes,
+                seconds=message.seconds,
+            )
+        )
+
+    @abstractmethod
+    def _on_fault(self, fault: Fault) -> None: ...
+
+    @abstractmethod
+    def _try_form(self) -> None: ...
+
+    def _do(self, command: Command) -> None:
+        self._commands.append(command)
+
+    def _record(self, event: journal.Event) -> None:
+        self._commands.append(Record(event))

@@ -1,0 +1,259 @@
+"""The coordinator's mind: events in, commands out. No I/O, no clock but the one passed in.
+
+    GATHERING   agents and the ranks' store come up, ranks are started
+    REGROUPING  ranks arrive (new ones at their Session, others after leaving a step)
+    RESTORING   the generation is formed; ranks take their state from where the plan says
+    TRAINING    ranks do steps; a fault sends the job back to REGROUPING
+    RESTARTING  all ranks are being ended, to be started anew
+    STOPPING    all ranks are being ended, for good
+    ENDED
+
+It has three layers, a module each: who is there (`gathering`), forming generations (`forming`),
+faults and the end (here).
+
+Untouched scripts never arrive: to the machine they stay in REGROUPING until they end.
+"""
+
+from __future__ import annotations
+
+from rekindle.recovery import journal
+from rekindle.recovery.fault import Fault, Kind, fault_of_exit, root_cause
+from rekindle.recovery.policy import Strategy
+from rekindle.runtime import protocol as p
+from rekindle.runtime.forming import Forming
+from rekindle.runtime.state import (
+    CancelTimer,
+    End,
+    Phase,
+    Rank,
+    Send,
+    SetTimer,
+    Status,
+)
+
+STOP_GRACE_S = 10.0  # between SIGTERM and SIGKILL
+_GONE = (Status.ABSENT, Status.EXITED)
+
+
+class Machine(Forming):
+    """The state of one attempt of a job: `on_...` methods take events, `drain` gives commands."""
+
+    def on_message(self, node: int, message: p.Message, now: float) -> None:
+        """An agent that was taken in as `node` says something (also for its ranks)."""
+        match message:
+            case p.Exited() | p.CollectiveFailed():
+                self._on_bad_news(message, now)
+            case p.Arrived():
+                self.on_arrived(message)
+            case p.StateReady():
+                self.on_state_ready(message)
+            case p.StepDone():
+                self.on_step_done(message)
+            case p.Beat():
+                self.on_beat(message)
+            case p.CheckpointWritten():
+                self.on_checkpoint(node, message, now)
+            case p.Snapshots():
+                self.on_snapshots(node, message)
+            case _:
+                self._on_start_news(node, message)
+
+    def _on_bad_news(self, message: p.Exited | p.CollectiveFailed, now: float) -> None:
+        if isinstance(message, p.Exited):
+            self.on_exited(message, now)
+        else:
+            self.on_collective_failed(message, now)
+
+    def _on_start_news(self, node: int, message: p.Message) -> None:
+        match message:
+            case p.Spawned():
+                self.on_spawned(message)
+            case p.SpawnFailed():
+                self.on_spawn_failed(node, message)
+            case p.StoreUp():
+                self.on_store_up(node, message)
+            case p.StoreDown():
+                self.on_store_down(message)
+
+    def on_agent_lost(self, connection: int, now: float) -> None:
+        """The line to an agent is gone, and with it (as far as we can know) its node."""
+        lost = self.roster.by_connection(connection)
+        if lost is None:
+            return
+        finished = self.roster.lose(lost)
+        self._store.node_lost(lost.node)
+        if self.phase in (Phase.STOPPING, Phase.ENDED):
+            self._go_on_ending()
+            return
+        self._record(journal.NodeWanted(node=lost.node))
+        self._do(SetTimer("node", self.spec.policy.node_timeout_s))
+        text = f"node {lost.node} ({lost.address}) was lost with its agent and all its ranks"
+        self._on_fault(
+            Fault(kind=Kind.NODE_LOST, message=text, node=lost.node, finished=finished, at=now)
+        )
+
+    def on_exited(self, message: p.Exited, now: float) -> None:
+        """A rank's process ended."""
+        rank = self.roster.ranks[message.rank]
+        if message.pid != rank.pid:
+            return  # an earlier process of this rank
+        was, rank.pid, rank.arrived = rank.status, 0, None
+        rank.finished = max(rank.finished, message.finished)
+        self.newest = max(self.newest, message.finished)
+        fault = fault_of_exit(
+            message.exit,
+            message.error,
+            rank=rank.rank,
+            node=rank.node,
+            finished=rank.finished,
+            at=message.at or now,
+        )
+        if was is Status.ENDING:
+            rank.status = Status.ABSENT
+            if message.error and self.incidents.open:
+                # It failed by itself before our signal came; it may even be the first that did.
+                self._record(self.incidents.note(fault))
+            self._go_on_ending()
+        elif message.exit.code == 0:
+            rank.status = Status.EXITED
+            self._on_good_exit(rank)
+        else:
+            rank.status = Status.ABSENT
+            self._on_fault(fault)
+
+    def _on_good_exit(self, rank: Rank) -> None:
+        if self.roster.all_are(Status.EXITED):
+            self._outcome = "succeeded"
+            self._finish(f"all {self.spec.world_size} ranks ended with exit status 0")
+        elif self.phase is Phase.REGROUPING and self._formed:
+            self._on_early_exit(rank)
+
+    def _on_early_exit(self, rank: Rank) -> None:
+        text = f"rank {rank.rank} ended with exit status 0 before the others had finished"
+        self._on_fault(self._fault(Kind.USER_CODE, rank, text))
+
+    def on_collective_failed(self, message: p.CollectiveFailed, now: float) -> None:
+        """A rank could not finish a collective; why, we may learn in a moment."""
+        live = self.phase in (Phase.TRAINING, Phase.RESTORING)
+        if message.generation != self.generation or not live:
+            return
+        rank = self.roster.ranks[message.rank]
+        text = f"a collective of rank {rank.rank} failed: {message.error}"
+        self._on_fault(self._fault(Kind.LINK, rank, text, now))
+
+    def _on_fault(self, fault: Fault) -> None:
+        if self.phase in (Phase.STOPPING, Phase.ENDED):
+            return
+        self._record(self.incidents.note(fault))
+        if self.phase is Phase.RESTARTING:
+            self._go_on_ending()
+            return
+        self._declare_over()
+        # A failed link has a cause most of the time; what it is shows itself while ranks arrive.
+        if fault.kind is not Kind.LINK:
+            self._decide(fault)
+        gone = next((r for r in self.roster.ranks if r.status is Status.EXITED), None)
+        if gone is not None and self.phase is Phase.REGROUPING and self._formed:
+            gone.status = Status.ABSENT
+            self._on_early_exit(gone)
+        self._try_form()
+
+    def _decide(self, fault: Fault) -> None:
+        decision, events = self.incidents.decide(
+            fault, session=self._session, formed=self._formed, newest=self.newest
+        )
+        for event in events:
+            self._record(event)
+        if decision.strategy is Strategy.FAIL:
+            self._outcome = "failed"
+            self._end_ranks(Phase.STOPPING, decision.reason)
+        elif decision.strategy is Strategy.RESTART:
+            self._end_ranks(Phase.RESTARTING, decision.reason)
+        else:
+            self._start_missing()
+
+    def on_timer(self, name: str, now: float) -> None:
+        """A time limit has passed."""
+        missing, policy = self.roster.missing, self.spec.policy
+        if name == "late" and self.phase is Phase.GATHERING:
+            for node in missing:
+                self._record(journal.NodeWanted(node=node))
+        elif name == "node" and missing:
+            where = ", ".join(map(str, missing))
+            text = f"no node came as node {where} within {policy.node_timeout_s:g} s"
+            self._on_fault(Fault(kind=Kind.LAUNCH, message=text, at=now))
+        elif name == "leave":
+            did = f"leave its step within {policy.leave_timeout_s:g} s"
+            self._replace_late((Status.LEAVING,), did, now)
+        elif name == "join" and self._session:
+            did = f"reach its Session within {policy.join_timeout_s:g} s"
+            self._replace_late((Status.STARTING, Status.SPAWNING), did, now)
+
+    def _replace_late(self, late: tuple[Status, ...], what: str, now: float) -> None:
+        for rank in [r for r in self.roster.ranks if r.status in late]:
+            if self.phase is not Phase.REGROUPING:
+                return
+            self._kill([rank], grace_s=0.0)
+            self._on_fault(self._fault(Kind.STUCK, rank, f"rank {rank.rank} did not {what}", now))
+
+    def stop(self, reason: str, *, at_once: bool = False) -> None:
+        """Stop the job; `at_once` kills without grace (the second Ctrl-C)."""
+        if self.phase is Phase.ENDED or (self.phase is Phase.STOPPING and not at_once):
+            return
+        self._end_ranks(Phase.STOPPING, reason, 0.0 if at_once else STOP_GRACE_S)
+
+    def _end_ranks(self, phase: Phase, reason: str, grace_s: float = STOP_GRACE_S) -> None:
+        if phase is Phase.STOPPING and not self._stop_reason:
+            self._stop_reason = reason
+            self._record(journal.Stopping(reason=reason))
+        self.phase = phase
+        self._do(CancelTimer("leave"))
+        self._do(CancelTimer("join"))
+        self._kill(self.roster.ranks, grace_s)
+        self._go_on_ending()
+
+    def _kill(self, ranks: list[Rank], grace_s: float) -> None:
+        for node in self.roster.nodes.values():
+            doomed = [r for r in ranks if r.node == node.node and r.status not in _GONE]
+            if doomed:
+                numbers = tuple(rank.rank for rank in doomed)
+                self._do(Send(node.connection, p.Kill(ranks=numbers, grace_s=grace_s)))
+            for rank in doomed:
+                rank.status = Status.ENDING
+
+    def _go_on_ending(self) -> None:
+        """Take the next step once the ranks that had to end have ended."""
+        if self.phase is Phase.REGROUPING:
+            self._start_missing()
+        elif not self.roster.all_are(*_GONE):
+            return
+        elif self.phase is Phase.STOPPING:
+            self._finish(self._reason())
+        elif self.phase is Phase.RESTARTING:
+            self._start_anew()
+
+    def _start_anew(self) -> None:
+        """Start all ranks again; with a store of their own, for the dead one's keys stay in it."""
+        for rank in self.roster.ranks:
+            rank.status = Status.ABSENT
+        self.restarts += 1
+        self._store.drop()
+        self._session = self._formed = False
+        self.phase = Phase.GATHERING
+        self._start_missing()
+
+    def _reason(self) -> str:
+        """Say why the job failed: what is known now may be more than when it was decided."""
+        if self._outcome != "failed" or not self.incidents.faults:
+            return self._stop_reason
+        cause = root_cause(self.incidents.faults)
+        return self._stop_reason if cause.message in self._stop_reason else cause.message
+
+    def _finish(self, reason: str) -> None:
+        self.phase = Phase.ENDED
+        finished = max(rank.finished for rank in self.roster.ranks)
+        self._record(journal.Ended(outcome=self._outcome, reason=reason, finished=finished))
+        succeeded = self._outcome == "succeeded"
+        for node in self.roster.nodes.values():
+            self._do(Send(node.connection, p.Bye(status=0 if succeeded else 1)))
+        self._do(End(succeeded))

@@ -1,0 +1,309 @@
+"""The ranks of one node: carries out the coordinator's orders about them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from rekindle import names
+from rekindle.errors import RekindleError
+from rekindle.recovery.fault import Exit
+from rekindle.runtime import protocol
+from rekindle.runtime.environment import rank_environment
+from rekindle.runtime.forkserver import ForkServer
+from rekindle.runtime.heartbeat import Page
+from rekindle.runtime.output import Console, Stream
+from rekindle.runtime.rank_process import RankProcess, clear
+from rekindle.runtime.snapshots import Snapshots
+from rekindle.runtime.spec import EntryKind, JobSpec
+from rekindle.runtime.zygote import RunRank, RunStore
+
+CONSOLE_S = 2.0
+
+
+class NodeRanks:
+    """The node's ranks, their zygote and (on one node of the job) their store."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        snapshots: Snapshots,
+        send: Callable[[protocol.Message], None],
+        environment: dict[str, str],
+    ) -> None:
+        self.node = 0
+        self._spec = spec
+        self._snapshots = snapshots
+        self._send = send
+        self._environment = environment
+        self._ranks: dict[int, RankProcess] = {}
+        self._pages: dict[int, tuple[int, Page]] = {}
+        self._streams: dict[int, list[Stream]] = {}
+        self._zygote: ForkServer | None = None
+        self._preload = True
+        self._store: StoreProcess | None = None
+        self._console = Console()
+        self._gone = asyncio.Event()
+
+    def start_zygote(self, *, preload: bool) -> None:
+        """Start the process that ranks are forked from; its imports run while we connect."""
+        self._preload = preload
+        self._zygote = ForkServer(self._environment, preload=preload)
+
+    async def obey(self, message: protocol.Message) -> None:
+        """Carry out one order of the coordinator."""
+        match message:
+            case protocol.Spawn():
+                await self._spawn(message)
+            case protocol.HostStore():
+                await self._host_store(message)
+            case protocol.Kill():
+                self._kill(message)
+            case protocol.Form():
+                for rank in self._ranks.values():
+                    own = {rank.rank: message.plan[rank.rank]}
+                    rank.send(msgspec.structs.replace(message, plan=own))
+            case protocol.Over() | protocol.Dismiss():
+                for rank in self._ranks.values():
+                    rank.send(message)
+
+    # ---- starting
+
+    async def _spawn(self, spawn: protocol.Spawn) -> None:
+        live = []
+        for number in spawn.ranks:
+            try:
+                process = await self._start(number, spawn)
+            except (RekindleError, OSError) as error:
+                self._send(protocol.SpawnFailed(rank=number, error=str(error)))
+                return
+            live.append(protocol.LiveRank(rank=number, pid=process.pid))
+        self._send(protocol.Spawned(ranks=tuple(live), generation=spawn.generation))
+        for started in live:
+            rank = self._ranks[started.rank]
+            rank.watch(started.pid, self._on_message, self._on_exit)
+
+    async def _start(self, rank: int, spawn: protocol.Spawn) -> RankProcess:
+        logs = Path(self._spec.log_directory, f"attempt_{spawn.restart}", str(rank))
+        clear(logs / "error.json")
+        Path(self._metrics_file(rank)).parent.mkdir(parents=True, exist_ok=True)
+        page_fd, page = self._page(rank)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        process = RankProcess(rank, ours, page, logs / "error.json")
+        streams = [self._stream(rank, logs, fd) for fd in (1, 2)]
+        environment = self._environment | rank_environment(
+            self._spec,
+            spawn,
+            node=self.node,
+            rank=rank,
+            error_file=str(logs / "error.json"),
+            metrics_file=self._metrics_file(rank),
+        )
+        request = RunRank(
+            kind=self._spec.entry.value,
+            target=self._spec.target,
+            arguments=self._spec.arguments,
+            environment=environment,
+            working_directory=self._spec.working_directory,
+        )
+        try:
+            fds = [theirs.fileno(), page_fd, *(stream.fd for stream in streams)]
+            process.pid = await self._fork(request, fds)
+        finally:
+            theirs.close()
+            for stream in streams:
+                stream.started()
+        self._ranks[rank], self._streams[rank] = process, streams
+        return process
+
+    async def _fork(self, request: RunRank | RunStore, fds: list[int]) -> int:
+        """Fork from the zygote; a dead one (the kernel short of memory, say) is started anew."""
+        assert self._zygote is not None
+        if self._zygote.process.poll() is not None:
+            self._zygote.close()
+            self.start_zygote(preload=self._preload)
+        return await self._zygote.fork(request, fds)
+
+    def _page(self, rank: int) -> tuple[int, Page]:
+        """Return the rank's page; a rank that is started anew finds what the dead one left."""
+        if rank not in self._pages:
+            fd = Page.create(f"{self._spec.job_id}-heartbeat{rank}")
+            self._pages[rank] = fd, Page(fd)
+        return self._pages[rank]
+
+    def _stream(self, rank: int, logs: Path, fd: int) -> Stream:
+        name = "stdout" if fd == 1 else "stderr"
+        # torchrun's -r sends a stream to its file only, -t to both; both is our default.
+        hidden = self._spec.redirects & fd and not self._spec.tee & fd
+        prefix = f"[{self._spec.role}{rank}]:".encode()
+        return Stream(
+            logs / f"{name}.log",
+            console=self._console,
+            show_on=None if hidden else fd,
+            prefix=prefix,
+        )
+
+    def _metrics_file(self, rank: int) -> str:
+        return str(Path(self._spec.directory, names.METRICS_DIRECTORY, f"rank{rank}.jsonl"))
+
+    # ---- the store
+
+    async def _host_store(self, order: protocol.HostStore) -> None:
+        if self._store is not None:
+            self._store.end()
+            self._store = None
+        if self._spec.entry is EntryKind.PROGRAM:
+            port, error = free_port(order.port)
+            self._send(protocol.StoreUp(serial=order.serial, port=port, error=error))
+            return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            pid = await self._fork(RunStore(port=order.port), [theirs.fileno()])
+        except RekindleError as error:
+            ours.close()
+            self._send(protocol.StoreUp(serial=order.serial, port=0, error=str(error)))
+            return
+        finally:
+            theirs.close()
+        self._store = StoreProcess(pid, ours, order, self._send)
+
+    # ---- what ranks say
+
+    def _on_message(self, rank: RankProcess, message: protocol.Message) -> None:
+        match message:
+            case protocol.SnapshotRoom():
+                answer, fds = self._snapshots.room(message.rank, message.bytes)
+                rank.send(answer, fds)
+            case protocol.SnapshotTaken():
+                self._snapshots.taken(message)
+            case _:
+                self._send(message)
+
+    def _on_exit(self, rank: RankProcess, exit_: Exit) -> None:
+        for stream in self._streams.pop(rank.rank, []):
+            stream.drain()
+        if self._ranks.get(rank.rank) is rank:
+            del self._ranks[rank.rank]
+        self._send(
+            protocol.Exited(
+                rank=rank.rank,
+                pid=rank.pid,
+                exit=exit_,
+                finished=rank.page.finished or 0,
+                error=rank.error() if exit_.code != 0 else None,
+                at=time.time(),
+            )
+        )
+        if not self._ranks:
+            self._gone.set()
+
+    def beat(self) -> protocol.Beat:
+        """Read the heartbeat pages."""
+        pages = {rank: self._pages[rank][1] for rank in sorted(self._ranks)}
+        finished = {rank: page.finished or 0 for rank, page in pages.items()}
+        first = next(iter(pages.values()), None)
+        return protocol.Beat(
+            finished=finished,
+            total=first.total if first else 0,
+            metrics=_numbers(first.last_record()) if first else {},
+        )
+
+    # ---- ending
+
+    def _kill(self, order: protocol.Kill) -> None:
+        doomed = [self._ranks[rank] for rank in order.ranks if rank in self._ranks]
+        for rank in doomed:
+            rank.signal(signal.SIGTERM if order.grace_s > 0 else signal.SIGKILL)
+        if order.grace_s > 0:
+            loop = asyncio.get_running_loop()
+            loop.call_later(order.grace_s, functools.partial(self._kill_now, doomed))
+
+    def _kill_now(self, doomed: list[RankProcess]) -> None:
+        for rank in doomed:
+            if self._ranks.get(rank.rank) is rank:
+                rank.signal(signal.SIGKILL)
+
+    async def end(self) -> None:
+        """End all that is left, at once."""
+        self._kill_now(list(self._ranks.values()))
+        while self._ranks:
+            self._gone.clear()
+            await self._gone.wait()
+        if self._store is not None:
+            self._store.end()
+        if self._zygote is not None:
+            self._zygote.close()
+        for fd, page in self._pages.values():
+            page.close()
+            os.close(fd)
+        self._console.close(CONSOLE_S)
+
+
+class StoreProcess:
+    """The process that hosts the ranks' store, forked from the zygote."""
+
+    def __init__(
+        self,
+        pid: int,
+        line: socket.socket,
+        order: protocol.HostStore,
+        send: Callable[[protocol.Message], None],
+    ) -> None:
+        self._pid, self._line, self._order, self._send = pid, line, order, send
+        self._up = False
+        line.setblocking(False)
+        asyncio.get_running_loop().add_reader(line, self._readable)
+
+    def _readable(self) -> None:
+        try:
+            data = self._line.recv(4096)
+        except ConnectionError:
+            data = b""
+        if data:
+            answer = msgspec.msgpack.decode(data)
+            self._up = True
+            self._send(protocol.StoreUp(serial=self._order.serial, **answer))
+            return
+        asyncio.get_running_loop().remove_reader(self._line)
+        if self._up:
+            self._send(protocol.StoreDown(serial=self._order.serial))
+        else:
+            text = "the process of the ranks' store ended before it listened"
+            self._send(protocol.StoreUp(serial=self._order.serial, port=0, error=text))
+
+    def end(self) -> None:
+        """End the process and reap it."""
+        asyncio.get_running_loop().remove_reader(self._line)
+        self._line.close()
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+
+
+def free_port(wanted: int) -> tuple[int, str]:
+    """Find a port for a program that hosts its own store: `wanted`, or any if that is 0."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", wanted))
+        except OSError as error:
+            return 0, f"port {wanted}: {error.strerror}"
+        return probe.getsockname()[1], ""
+
+
+def _numbers(record: bytes) -> dict[str, float]:
+    """Return the plain numbers of a step record; one that is being written reads as none."""
+    try:
+        metrics = json.loads(record)["metrics"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return {name: float(v) for name, v in metrics.items() if isinstance(v, (int, float))}

@@ -1,0 +1,308 @@
+"""What coordinator, agents and ranks may say to each other: one typed message each.
+
+Agent and coordinator speak msgpack over a websocket; agent and rank speak it over a unix socket of
+the SEQPACKET kind, which keeps message borders. `attempt` and `generation` are the fences: a
+message that bears an older one is refused.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from rekindle.errors import ProtocolError
+from rekindle.recovery.fault import ErrorRecord, Exit
+from rekindle.recovery.plan import RankPlan
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all messages."""
+
+
+# ---- rank -> agent
+
+
+class Arrived(Message, frozen=True, kw_only=True, tag="arrived"):
+    """The rank waits for a generation: at the start of its Session, or after leaving a step.
+
+    finished: steps its state has finished, None: it was just built by the script.
+    done: it has finished all the steps it was asked for.
+    """
+
+    rank: int
+    generation: int
+    finished: int | None = None
+    torn: bool = False
+    done: bool = False
+
+
+class CollectiveFailed(Message, frozen=True, kw_only=True, tag="collective-failed"):
+    """A collective of this generation raised; the rank waits to be told what happened."""
+
+    rank: int
+    generation: int
+    error: str
+
+
+class StateReady(Message, frozen=True, kw_only=True, tag="state-ready"):
+    """The rank has the state that the plan named; `error` says why not."""
+
+    rank: int
+    generation: int
+    error: str = ""
+
+
+class StepDone(Message, frozen=True, kw_only=True, tag="step-done"):
+    """The rank has finished its first step of this generation."""
+
+    rank: int
+    generation: int
+    finished: int
+
+
+class SnapshotRoom(Message, frozen=True, kw_only=True, tag="snapshot-room"):
+    """The rank asks its agent for two buffers of this size; answered by SnapshotBuffers.
+
+    bytes 0: it asks for the buffers that exist, to read them.
+    """
+
+    rank: int
+    bytes: int
+
+
+class SnapshotTaken(Message, frozen=True, kw_only=True, tag="snapshot-taken"):
+    """The rank has filled a buffer; `checkpoint`: the agent writes it to the store as well."""
+
+    rank: int
+    generation: int
+    step: int
+    buffer: int
+    checkpoint: bool = False
+
+
+# ---- agent -> rank
+
+
+class Over(Message, frozen=True, kw_only=True, tag="over"):
+    """Generation `generation` is over: leave your collective and arrive for the next."""
+
+    generation: int
+
+
+class Form(Message, frozen=True, kw_only=True, tag="form"):
+    """Form this generation at the named store, with state as planned, and go on from `step`.
+
+    plan: what each rank of the receiving node does (an agent passes on only the rank's own).
+    """
+
+    generation: int
+    world_size: int
+    store_host: str
+    store_port: int
+    step: int
+    plan: dict[int, RankPlan]
+
+
+class SnapshotBuffers(Message, frozen=True, kw_only=True, tag="snapshot-buffers"):
+    """Two memory files come with this message, if `error` is empty."""
+
+    error: str = ""
+
+
+class Dismiss(Message, frozen=True, kw_only=True, tag="dismiss"):
+    """All ranks have finished all steps: the Session may end."""
+
+    finished: int
+
+
+# ---- agent -> coordinator
+
+
+class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank that an agent supervises, as told to a coordinator it joins."""
+
+    rank: int
+    pid: int
+
+
+class Hello(Message, frozen=True, kw_only=True, tag="hello"):
+    """The first message of an agent. node: the node rank it wants, -1: any."""
+
+    job_id: str
+    attempt: int
+    version: int
+    node: int
+    address: str
+    pid: int
+    processes: int
+    checkpoint: int | None = None
+
+
+class Spawned(Message, frozen=True, kw_only=True, tag="spawned"):
+    """These ranks were started; they have not run a line of the script yet."""
+
+    ranks: tuple[LiveRank, ...]
+    generation: int
+
+
+class Exited(Message, frozen=True, kw_only=True, tag="exited"):
+    """A rank's process ended. finished: as its heartbeat page said."""
+
+    rank: int
+    pid: int
+    exit: Exit
+    finished: int
+    error: ErrorRecord | None = None
+    at: float = 0.0
+
+
+class SpawnFailed(Message, frozen=True, kw_only=True, tag="spawn-failed"):
+    """A rank could not be started at all."""
+
+    rank: int
+    error: str
+
+
+class StoreUp(Message, frozen=True, kw_only=True, tag="store-up"):
+    """The store asked for by HostStore listens; port 0 and `error`: it could not."""
+
+    serial: int
+    port: int
+    error: str = ""
+
+
+class StoreDown(Message, frozen=True, kw_only=True, tag="store-down"):
+    """The store's process ended; ranks that are in a generation do not notice."""
+
+    serial: int
+
+
+class Snapshots(Message, frozen=True, kw_only=True, tag="snapshots"):
+    """Newest intact snapshot of each rank on this node."""
+
+    steps: dict[int, int]
+
+
+class CheckpointWritten(Message, frozen=True, kw_only=True, tag="checkpoint-written"):
+    """A checkpoint was committed, or `error` says why not."""
+
+    step: int
+    path: str = ""
+    bytes: int = 0
+    seconds: float = 0.0
+    error: str = ""
+
+
+class CheckpointPassedOver(Message, frozen=True, kw_only=True, tag="checkpoint-passed-over"):
+    """A checkpoint newer than the one that counts is not valid."""
+
+    path: str
+    reason: str
+
+
+class Beat(Message, frozen=True, kw_only=True, tag="beat"):
+    """Steps finished by each rank of the node, and the newest metrics of its first one."""
+
+    finished: dict[int, int]
+    total: int = 0
+    metrics: dict[str, float] = {}
+
+
+# ---- coordinator -> agent
+
+
+class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
+    """The agent is taken in as this node."""
+
+    node: int
+
+
+class Refused(Message, frozen=True, kw_only=True, tag="refused"):
+    """The agent is not taken in; it stops its ranks and ends."""
+
+    reason: str
+
+
+class Spawn(Message, frozen=True, kw_only=True, tag="spawn"):
+    """Start these ranks; they arrive for `generation`."""
+
+    generation: int
+    restart: int
+    ranks: tuple[int, ...]
+    store_host: str
+    store_port: int
+
+
+class HostStore(Message, frozen=True, kw_only=True, tag="host-store"):
+    """Start a store for the ranks; an earlier one of this agent is ended."""
+
+    serial: int
+    port: int
+
+
+class Kill(Message, frozen=True, kw_only=True, tag="kill"):
+    """End these ranks: SIGTERM, then SIGKILL after `grace_s` (0: SIGKILL at once)."""
+
+    ranks: tuple[int, ...]
+    grace_s: float = 0.0
+
+
+class Bye(Message, frozen=True, kw_only=True, tag="bye"):
+    """The job is over for this agent: end what is left, and yourself with this status."""
+
+    status: int
+    grace_s: float = 0.0
+
+
+FromRank = Arrived | CollectiveFailed | StateReady | StepDone | SnapshotRoom | SnapshotTaken
+ToRank = Over | Form | SnapshotBuffers | Dismiss
+FromAgent = (
+    Hello
+    | Spawned
+    | Exited
+    | SpawnFailed
+    | StoreUp
+    | StoreDown
+    | Snapshots
+    | CheckpointWritten
+    | CheckpointPassedOver
+    | Beat
+    | Arrived
+    | CollectiveFailed
+    | StateReady
+    | StepDone
+)
+ToAgent = Welcome | Refused | Spawn | HostStore | Kill | Bye | Over | Form | Dismiss
+
+_ENCODER = msgspec.msgpack.Encoder()
+T = TypeVar("T")
+
+
+def encode(message: Message) -> bytes:
+    """Encode a message for any of the wires."""
+    return _ENCODER.encode(message)
+
+
+class Decoder:
+    """Decodes the messages of one direction; anything else is refused.
+
+    `what` names the sender in error texts.
+    """
+
+    def __init__(self, union: object, what: str) -> None:
+        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(union)
+        self._what = what
+
+    def __call__(self, data: bytes) -> Message:
+        """Decode one message. Raises ProtocolError: it is none of this direction."""
+        try:
+            return self._decoder.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ProtocolError(f"not a message of {self._what}: {error}") from error
+
+
+decode_from_rank = Decoder(FromRank, "a rank")
+decode_to_rank = Decoder(ToRank, "an agent")
+decode_from_agent = Decoder(FromAgent, "an agent")
+decode_to_agent = Decoder(ToAgent, "a coordinator")

@@ -1,0 +1,109 @@
+"""Snapshots: a rank's state in memory that its agent owns, in two buffers of safetensors layout.
+
+A buffer is a memory file: one block of control words, then the bytes of a safetensors file, so that
+the snapshot *is* the checkpoint file. The rank writes one buffer while the other keeps the last
+good state. Locks are the kernel's (open file description locks): they end with their holder, so a
+rank killed in the middle of a write leaves an invalid buffer, never a locked one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+
+from rekindle.checkpoints.format import checksum
+from rekindle.errors import CorruptError
+
+CONTROL_BYTES = 4096
+BUFFERS = 2
+
+# Control words: valid flag, step, bytes of the file; then 64 bytes of checksum text.
+_WORDS = struct.Struct("<qqq")
+_CHECKSUM_AT = _WORDS.size
+_CHECKSUM_BYTES = 64
+# struct flock as F_OFD_SETLK wants it: type, whence, start, length, pid (must be 0).
+_FLOCK = struct.Struct("hhqqi4x")
+
+
+class SnapshotBuffer:
+    """One of a rank's two buffers, seen from either side."""
+
+    def __init__(self, fd: int) -> None:
+        # A description of our own, for locks that exclude the other side's.
+        self._fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        self._map = mmap.mmap(self._fd, 0)
+        self.data = memoryview(self._map)[CONTROL_BYTES:]
+
+    @staticmethod
+    def create(name: str, data_bytes: int) -> int:
+        """Make a buffer for a file of `data_bytes` and return its file descriptor.
+
+        Raises OSError: the memory is not to be had (it is reserved here, not on first write).
+        """
+        fd = os.memfd_create(f"rekindle-{name}")
+        try:
+            os.posix_fallocate(fd, 0, CONTROL_BYTES + data_bytes)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
+    def close(self) -> None:
+        """Unmap the buffer; its bytes live on as long as the other side has it."""
+        self.data.release()
+        self._map.close()
+        os.close(self._fd)
+
+    def lock(self, *, write: bool, wait: bool = False) -> bool:
+        """Take the buffer; False: the other side has it."""
+        kind = fcntl.F_WRLCK if write else fcntl.F_RDLCK
+        command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
+        try:
+            fcntl.fcntl(self._fd, command, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def unlock(self) -> None:
+        """Give the buffer back."""
+        unlock = _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
+        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, unlock)
+
+    def begin(self) -> None:
+        """Declare the content invalid before it is written."""
+        _WORDS.pack_into(self._map, 0, 0, 0, 0)
+        self._map[_CHECKSUM_AT : _CHECKSUM_AT + _CHECKSUM_BYTES] = bytes(_CHECKSUM_BYTES)
+
+    def commit(self, step: int, file_bytes: int) -> None:
+        """Declare the content the state after `step` finished steps."""
+        _WORDS.pack_into(self._map, 0, 0, step, file_bytes)
+        _WORDS.pack_into(self._map, 0, 1, step, file_bytes)
+
+    @property
+    def step(self) -> int | None:
+        """Steps finished in the state held; None: the content is not valid."""
+        valid, step, _ = _WORDS.unpack_from(self._map, 0)
+        return step if valid == 1 else None
+
+    @property
+    def file(self) -> memoryview:
+        """The bytes of the safetensors file."""
+        return self.data[: _WORDS.unpack_from(self._map, 0)[2]]
+
+    def seal(self) -> str:
+        """Compute the content's checksum and keep it beside the content; the agent's work."""
+        digest = checksum([self.file])
+        sealed = digest.encode().ljust(_CHECKSUM_BYTES, b"\0")
+        self._map[_CHECKSUM_AT : _CHECKSUM_AT + _CHECKSUM_BYTES] = sealed
+        return digest
+
+    def verify(self) -> None:
+        """Hold the content against its seal. Raises CorruptError: it is not what was sealed."""
+        sealed = self._map[_CHECKSUM_AT : _CHECKSUM_AT + _CHECKSUM_BYTES].rstrip(b"\0").decode()
+        found = checksum([self.file])
+        if sealed != found:
+            raise CorruptError(
+                f"snapshot of step {self.step}: checksum is {found}, sealed was {sealed or 'none'}"
+            )

@@ -1,0 +1,141 @@
+"""The snapshots of one node: the agent's buffers, their seals, and their way into the store."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from rekindle import __version__
+from rekindle.checkpoints.directory import DirectoryStore, Part
+from rekindle.checkpoints.format import read_header
+from rekindle.checkpoints.manifest import Manifest
+from rekindle.errors import CheckpointError
+from rekindle.runtime import protocol
+from rekindle.runtime.snapshot import BUFFERS, SnapshotBuffer
+from rekindle.runtime.spec import JobSpec
+
+METADATA_POSITION = "data_position"  # key of the snapshot's metadata, a JSON object
+STATE_FILE = "state-00000.safetensors"
+
+
+class Snapshots:
+    """Buffers by rank. Work on their bytes is done in a thread; training and agent go on."""
+
+    def __init__(
+        self, spec: JobSpec, store: DirectoryStore, send: Callable[[protocol.Message], None]
+    ) -> None:
+        self._spec = spec
+        self._store = store
+        self._send = send
+        self._buffers: dict[int, list[tuple[int, SnapshotBuffer]]] = {}
+        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshots")
+        self._jobs: set[asyncio.Future[None]] = set()
+
+    def room(self, rank: int, data_bytes: int) -> tuple[protocol.SnapshotBuffers, list[int]]:
+        """Answer a rank's SnapshotRoom: its two buffers, made anew if they are too small."""
+        held = self._buffers.get(rank, [])
+        if data_bytes and held and len(held[0][1].data) < data_bytes:
+            self._drop(rank)
+            held = []
+        if data_bytes and not held:
+            try:
+                held = [self._make(rank, index, data_bytes) for index in range(BUFFERS)]
+            except OSError as error:
+                text = f"no memory for two snapshots of {data_bytes} bytes: {error.strerror}"
+                return protocol.SnapshotBuffers(error=text), []
+            self._buffers[rank] = held
+        if not held:
+            return protocol.SnapshotBuffers(error=f"there is no snapshot of rank {rank}"), []
+        return protocol.SnapshotBuffers(), [fd for fd, _ in held]
+
+    def _make(self, rank: int, index: int, data_bytes: int) -> tuple[int, SnapshotBuffer]:
+        fd = SnapshotBuffer.create(f"{self._spec.job_id}-rank{rank}-{index}", data_bytes)
+        return fd, SnapshotBuffer(fd)
+
+    def taken(self, message: protocol.SnapshotTaken) -> None:
+        """Seal a snapshot that a rank has just taken and, if asked to, write it to the store."""
+        buffer = self._buffers[message.rank][message.buffer][1]
+        loop = asyncio.get_running_loop()
+        job = loop.run_in_executor(self._threads, self._keep, message, buffer, loop)
+        self._jobs.add(job)
+        job.add_done_callback(self._done)
+
+    def _done(self, job: asyncio.Future[None]) -> None:
+        self._jobs.discard(job)
+        job.result()  # an error here is a bug: let it be seen
+
+    def _keep(
+        self,
+        message: protocol.SnapshotTaken,
+        buffer: SnapshotBuffer,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        buffer.lock(write=False, wait=True)
+        try:
+            if buffer.step != message.step:
+                return  # a newer one is in its place already
+            buffer.seal()
+            steps = protocol.Snapshots(steps={message.rank: message.step})
+            loop.call_soon_threadsafe(self._send, steps)
+            if message.checkpoint:
+                written = self._write(message, buffer)
+                loop.call_soon_threadsafe(self._send, written)
+        finally:
+            buffer.unlock()
+
+    def _write(
+        self, message: protocol.SnapshotTaken, buffer: SnapshotBuffer
+    ) -> protocol.CheckpointWritten:
+        started = time.monotonic()
+        position = read_header(buffer.file).metadata.get(METADATA_POSITION, "{}")
+        try:
+            # Data-parallel ranks hold the same state: one file serves them all.
+            everyone = tuple(range(self._spec.world_size))
+            written = self._store.write(
+                self._manifest(message, msgspec.json.decode(position)),
+                {STATE_FILE: Part(chunks=[buffer.file], ranks=everyone)},
+            )
+        except CheckpointError as error:
+            return protocol.CheckpointWritten(step=message.step, error=str(error))
+        return protocol.CheckpointWritten(
+            step=message.step,
+            path=str(written.path),
+            bytes=written.bytes,
+            seconds=time.monotonic() - started,
+        )
+
+    def _manifest(self, message: protocol.SnapshotTaken, position: dict[str, Any]) -> Manifest:
+        return Manifest(
+            job_id=self._spec.job_id,
+            step=message.step,
+            generation=message.generation,
+            world_size=self._spec.world_size,
+            framework="torch",
+            data_position=position,
+            created=time.time(),
+            writer=f"{socket.gethostname()}:{os.getpid()}",
+            rekindle=__version__,
+        )
+
+    async def finish(self) -> None:
+        """Wait for what is being sealed or written; a finished job keeps its last checkpoint."""
+        while self._jobs:
+            await asyncio.wait(list(self._jobs))
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._threads.shutdown()
+        for rank in list(self._buffers):
+            self._drop(rank)
+
+    def _drop(self, rank: int) -> None:
+        for fd, buffer in self._buffers.pop(rank, []):
+            buffer.close()
+            os.close(fd)

@@ -1,0 +1,186 @@
+"""The job as the runtime sees it, and the job directory in which its processes meet."""
+
+from __future__ import annotations
+
+import enum
+import hmac
+import os
+import re
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from rekindle import names
+from rekindle.errors import UsageError
+from rekindle.recovery.policy import Policy
+
+
+class EntryKind(str, enum.Enum):
+    """How the ranks' program is started."""
+
+    SCRIPT = "script"  # a Python file
+    MODULE = "module"  # python -m NAME
+    PROGRAM = "program"  # any executable (torchrun --no-python)
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One training run, as given to coordinator and agents.
+
+    nodes, processes_per_node: the world is nodes x processes_per_node ranks.
+    snapshot_every, checkpoint_every: steps between two of them; 0 = never.
+    checkpoint_directory: absolute; shared by all nodes or private to each.
+    master_port: port of the ranks' store; 0 = any free one.
+    redirects, tee: torchrun's -r and -t: 0 none, 1 stdout, 2 stderr, 3 both (see docs/running.md).
+    """
+
+    job_id: str
+    entry: EntryKind
+    target: str
+    arguments: tuple[str, ...] = ()
+    nodes: int = 1
+    processes_per_node: int = 1
+    environment: dict[str, str] = {}
+    working_directory: str
+    directory: str
+    log_directory: str
+    checkpoint_directory: str
+    snapshot_every: int = 10
+    checkpoint_every: int = 0
+    master_addr: str = ""
+    master_port: int = 0
+    role: str = "default"
+    redirects: int = 0
+    tee: int = 0
+    policy: Policy = Policy()
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in the whole job."""
+        return self.nodes * self.processes_per_node
+
+
+_JOB_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+
+def check(spec: JobSpec) -> JobSpec:
+    """Return `spec` if a job can be made of it.
+
+    Raises UsageError: says which field is wrong, and what would be right.
+    """
+    if not _JOB_ID.fullmatch(spec.job_id):
+        raise UsageError(
+            f"job id {spec.job_id!r}: use 1 to 63 of a-z 0-9 . _ - and begin with a letter or digit"
+        )
+    for name in ("nodes", "processes_per_node"):
+        if getattr(spec, name) < 1:
+            raise UsageError(f"{name} is {getattr(spec, name)}; at least 1 is needed")
+    for name in ("snapshot_every", "checkpoint_every"):
+        if getattr(spec, name) < 0:
+            raise UsageError(f"{name} is {getattr(spec, name)}; give steps, or 0 for never")
+    if not 0 <= spec.master_port < 65536:
+        raise UsageError(f"master port {spec.master_port} is no port; use 0 for any free one")
+    if not Path(spec.working_directory).is_dir():
+        raise UsageError(f"working directory {spec.working_directory} does not exist")
+    if spec.entry is EntryKind.SCRIPT:
+        script = Path(spec.working_directory, spec.target)
+        if not script.is_file():
+            raise UsageError(f"training script {script} does not exist")
+    return spec
+
+
+def home() -> Path:
+    """Return the folder of all job directories of this user."""
+    return Path(os.environ.get(names.ENV_HOME) or Path.home() / ".rekindle").absolute()
+
+
+def job_directory(job_id: str) -> Path:
+    """Return where the job of this id keeps its record."""
+    return home() / "jobs" / job_id
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the job's coordinator listens, and which one it is."""
+
+    host: str
+    port: int
+    pid: int
+    attempt: int
+
+
+class JobDirectory:
+    """The files of one job on this machine."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    def create(self, spec: JobSpec) -> None:
+        """Lay out the directory and make the job's secret; existing ones are kept.
+
+        Raises UsageError: the directory belongs to a job described otherwise, or cannot be made.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"job directory {self.path} cannot be made: {error}") from error
+        Path(spec.log_directory).mkdir(parents=True, exist_ok=True)
+        secret = self.path / names.SECRET_FILE
+        try:
+            handle = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            pass
+        else:
+            with os.fdopen(handle, "w") as file:
+                file.write(secrets.token_hex(32))
+        replace_file(self.path / names.SPEC_FILE, msgspec.json.encode(spec))
+
+    def spec(self) -> JobSpec:
+        """Read the job's description. Raises UsageError: there is none, or it is not readable."""
+        try:
+            return msgspec.json.decode((self.path / names.SPEC_FILE).read_bytes(), type=JobSpec)
+        except FileNotFoundError as error:
+            raise UsageError(f"no job in {self.path}") from error
+        except msgspec.DecodeError as error:
+            raise UsageError(f"{self.path / names.SPEC_FILE} is no job: {error}") from error
+
+    def secret(self) -> str:
+        """Read the job's secret. Raises UsageError: there is none."""
+        try:
+            return (self.path / names.SECRET_FILE).read_text().strip()
+        except FileNotFoundError as error:
+            raise UsageError(f"no job secret in {self.path}") from error
+
+    def endpoint(self) -> Endpoint | None:
+        """Read where the coordinator listens (or last listened); None before the first."""
+        try:
+            return msgspec.json.decode(
+                (self.path / names.ENDPOINT_FILE).read_bytes(), type=Endpoint
+            )
+        except FileNotFoundError:
+            return None
+
+    def announce(self, endpoint: Endpoint) -> None:
+        """Say where the coordinator listens."""
+        replace_file(self.path / names.ENDPOINT_FILE, msgspec.json.encode(endpoint))
+
+    @property
+    def ledger(self) -> Path:
+        """The job's journal, one JSON event a line (`rekindle.recovery.journal`)."""
+        return self.path / names.LEDGER_FILE
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a small file so that readers see the old or the new content, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+def bearer(secret: str) -> str:
+    """Return the Authorization header that proves knowledge of the job's secret."""
+    return f"Bearer {secret}"
+
+
+def is_authorized(header: str | None, secret: str) -> bool:
+    """Check an Authorization header in constant time."""
+    return hmac.compare_digest((header or "").encode(), bearer(secret).encode())

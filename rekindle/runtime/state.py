@@ -1,0 +1,239 @@
+"""What the coordinator's machine knows, and what it can ask for."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from rekindle.names import WIRE_VERSION
+from rekindle.recovery import journal
+from rekindle.recovery.fault import Fault
+from rekindle.recovery.policy import Case, Decision, Past, Policy, Strategy, decide
+from rekindle.runtime import protocol as p
+from rekindle.runtime.spec import JobSpec
+
+
+class Phase(str, enum.Enum):
+    """Where the job is; the machine's text draws their order."""
+
+    GATHERING = "gathering"
+    REGROUPING = "regrouping"
+    RESTORING = "restoring"
+    TRAINING = "training"
+    RESTARTING = "restarting"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+class Status(str, enum.Enum):
+    """Where one rank is."""
+
+    ABSENT = "absent"  # no process
+    SPAWNING = "spawning"  # its agent was told to start it
+    STARTING = "starting"  # a process that has not reached its Session (untouched: runs the script)
+    LEAVING = "leaving"  # told that its generation is over
+    WAITING = "waiting"  # arrived, waits for a generation
+    RESTORING = "restoring"  # formed, takes its state
+    TRAINING = "training"
+    ENDING = "ending"  # being killed on our order
+    EXITED = "exited"  # ended well
+
+
+class Rank(msgspec.Struct, kw_only=True):
+    """One rank. finished: steps; stepped: it has finished one in this generation."""
+
+    rank: int
+    node: int
+    status: Status = Status.ABSENT
+    pid: int = 0
+    arrived: p.Arrived | None = None
+    finished: int = 0
+    stepped: bool = False
+
+
+class Node(msgspec.Struct, kw_only=True):
+    """One agent; checkpoint and snapshots: steps of what its node could restore from."""
+
+    node: int
+    connection: int
+    address: str
+    pid: int
+    checkpoint: int | None = None
+    snapshots: dict[int, int] = {}
+
+
+# ---- commands
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Send a message to the agent on this connection."""
+
+    connection: int
+    message: p.Message
+
+
+class Record(msgspec.Struct, frozen=True):
+    """Append an event to the journal (its seq and time are set by the loop)."""
+
+    event: journal.Event
+
+
+class SetTimer(msgspec.Struct, frozen=True):
+    """Call `on_timer(name)` after so many seconds, instead of at any earlier time set for it."""
+
+    name: str
+    seconds: float
+
+
+class CancelTimer(msgspec.Struct, frozen=True):
+    """Forget the timer."""
+
+    name: str
+
+
+class End(msgspec.Struct, frozen=True):
+    """The job is over; all agents were told."""
+
+    succeeded: bool
+
+
+Command = Send | Record | SetTimer | CancelTimer | End
+
+
+class Roster:
+    """Who is there: the nodes that joined, and every rank of the world."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self.spec = spec
+        self.nodes: dict[int, Node] = {}
+        per_node = spec.processes_per_node
+        self.ranks = [Rank(rank=r, node=r // per_node) for r in range(spec.world_size)]
+
+    @property
+    def missing(self) -> list[int]:
+        """Node ranks without an agent."""
+        return [node for node in range(self.spec.nodes) if node not in self.nodes]
+
+    def ranks_of(self, node: int) -> list[Rank]:
+        """Return the ranks of one node."""
+        per_node = self.spec.processes_per_node
+        return self.ranks[node * per_node : (node + 1) * per_node]
+
+    def all_are(self, *statuses: Status) -> bool:
+        """Whether every rank is in one of these."""
+        return all(rank.status in statuses for rank in self.ranks)
+
+    def by_connection(self, connection: int) -> Node | None:
+        """Return the node whose agent is on this connection."""
+        return next((n for n in self.nodes.values() if n.connection == connection), None)
+
+    def seat(self, hello: p.Hello, attempt: int) -> int | str:
+        """Return the node rank for an agent, or why it is refused."""
+        spec = self.spec
+        wanted = (
+            ("wire version", hello.version, WIRE_VERSION),
+            ("job", hello.job_id, spec.job_id),
+            ("attempt", hello.attempt, attempt),
+            ("processes per node", hello.processes, spec.processes_per_node),
+        )
+        for what, theirs, ours in wanted:
+            if theirs != ours:
+                return f"the agent's {what} is {theirs!r}, the job's is {ours!r}"
+        if hello.node >= spec.nodes:
+            return f"node rank {hello.node} does not exist in a job of {spec.nodes} nodes"
+        if hello.node >= 0:
+            return hello.node if hello.node in self.missing else f"node {hello.node} is taken"
+        return self.missing[0] if self.missing else f"all {spec.nodes} nodes are there"
+
+    def lose(self, node: Node) -> int:
+        """Forget a node and its ranks' processes; return the most steps one of them finished."""
+        del self.nodes[node.node]
+        lost = self.ranks_of(node.node)
+        for rank in lost:
+            rank.status, rank.pid, rank.arrived = Status.ABSENT, 0, None
+        return max(rank.finished for rank in lost)
+
+
+class Store:
+    """The ranks' store: where it is, or who was asked to host it."""
+
+    def __init__(self) -> None:
+        self.node = -1
+        self.host = ""
+        self.port = 0
+        self.serial = 0
+        self.asked = -1
+
+    @property
+    def is_up(self) -> bool:
+        """Whether ranks can meet there."""
+        return self.port > 0
+
+    def ask(self, node: int) -> int:
+        """Note that `node` is asked for a new store; return its serial number."""
+        self.serial += 1
+        self.asked = node
+        return self.serial
+
+    def came_up(self, node: int, host: str, port: int) -> None:
+        """Note that the store listens."""
+        self.node, self.host, self.port, self.asked = node, host, port, -1
+
+    def drop(self) -> None:
+        """Forget the store: it is gone, or must not be used again."""
+        self.node, self.port, self.asked = -1, 0, -1
+
+    def node_lost(self, node: int) -> None:
+        """Forget what this node hosted or was asked for."""
+        if node in (self.node, self.asked):
+            self.drop()
+
+
+class Incidents:
+    """The open incident and the job's history of decisions."""
+
+    def __init__(self, policy: Policy, number: int) -> None:
+        self._policy = policy
+        self.number = number  # of the newest incident
+        self.open = 0  # number of the open one, or 0
+        self.faults: list[Fault] = []
+        self.past: list[Past] = []
+        self._heaviest = Strategy.RETRY
+
+    def note(self, fault: Fault) -> journal.Event:
+        """Add a fault to the open incident, or open one with it."""
+        if not self.open:
+            self.number += 1
+            self.open = self.number
+        self.faults.append(fault)
+        return journal.FaultSeen(incident=self.open, fault=fault)
+
+    def note_storage(self, fault: Fault) -> journal.Event:
+        """Make an incident of its own of a fault that does not disturb training."""
+        self.number += 1
+        return journal.CheckpointFailed(incident=self.number, fault=fault)
+
+    def decide(
+        self, fault: Fault, *, session: bool, formed: bool, newest: int
+    ) -> tuple[Decision, list[journal.Event]]:
+        """Decide about a fault; the events say so if it is the incident's heaviest strategy."""
+        case = Case(
+            fault=fault, session=session, formed=formed, newest=newest, past=tuple(self.past)
+        )
+        decision = decide(self._policy, case)
+        self.past.append(Past(fault=fault, strategy=decision.strategy))
+        ladder = list(Strategy)
+        if ladder.index(decision.strategy) < ladder.index(self._heaviest):
+            return decision, []
+        self._heaviest = decision.strategy
+        event = journal.Decided(
+            incident=self.open, strategy=decision.strategy, reason=decision.reason
+        )
+        return decision, [event]
+
+    def close(self) -> None:
+        """Training goes on."""
+        self.open = 0
+        self.faults = []
+        self._heaviest = Strategy.RETRY

@@ -1,0 +1,78 @@
+"""What the coordinator tells and takes over HTTP, as JSON."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rekindle.runtime.machine import Machine
+
+
+class RankView(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank; pid 0: it has no process now."""
+
+    rank: int
+    node: int
+    pid: int
+    finished: int
+    status: str
+
+
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's agent."""
+
+    node: int
+    address: str
+    pid: int
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    """The job now. total: steps the ranks were asked for; 0: not known yet."""
+
+    job_id: str
+    state: str
+    attempt: int
+    generation: int
+    world_size: int
+    finished: int
+    total: int
+    ranks: list[RankView]
+    nodes: list[NodeView]
+    holder: str
+    metrics: dict[str, float]
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An order of the process that steers the job; `token` proves its lease."""
+
+    action: str
+    token: int
+    reason: str = "stopped by order"
+
+    def __post_init__(self) -> None:
+        """Refuse orders that are not known. Raises ValueError."""
+        if self.action != "stop":
+            raise ValueError(f"action {self.action!r} is not known; there is: stop")
+
+
+def job_view(machine: Machine, holder: str, metrics: dict[str, float]) -> JobView:
+    """Describe the job as it is now."""
+    ranks = [
+        RankView(rank=r.rank, node=r.node, pid=r.pid, finished=r.finished, status=r.status.value)
+        for r in machine.roster.ranks
+    ]
+    nodes = [
+        NodeView(node=n.node, address=n.address, pid=n.pid) for n in machine.roster.nodes.values()
+    ]
+    return JobView(
+        job_id=machine.spec.job_id,
+        state=machine.phase.value,
+        attempt=machine.attempt,
+        generation=machine.generation,
+        world_size=machine.spec.world_size,
+        finished=min(rank.finished for rank in machine.roster.ranks),
+        total=machine.total,
+        ranks=ranks,
+        nodes=nodes,
+        holder=holder,
+        metrics=metrics,
+    )

@@ -1,0 +1,174 @@
+"""The zygote: a process that has imported torch once and forks ranks in milliseconds.
+
+It starts no thread, no device context and no process group. A rank is forked twice, so that it
+becomes a child of the agent (a child subreaper): the agent sees its end directly and the zygote's
+death harms nobody.
+
+Requests come over a SEQPACKET socket with file descriptors; each is answered by `Forked`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import gc
+import importlib
+import importlib.util
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from rekindle.runtime import program
+
+MAX_REQUEST = 1 << 20
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class RunRank(msgspec.Struct, frozen=True, kw_only=True, tag="rank"):
+    """Fork a rank. Descriptors sent along: channel, heartbeat page, stdout, stderr."""
+
+    kind: str
+    target: str
+    arguments: tuple[str, ...]
+    environment: dict[str, str]
+    working_directory: str
+
+
+class RunStore(msgspec.Struct, frozen=True, kw_only=True, tag="store"):
+    """Fork a process that hosts the ranks' store. Descriptor sent along: its channel."""
+
+    port: int
+
+
+class Forked(msgspec.Struct, frozen=True, kw_only=True, tag="forked"):
+    pid: int
+    error: str = ""
+
+
+_REQUEST = msgspec.msgpack.Decoder(RunRank | RunStore)
+
+
+def main() -> None:
+    """Import what was asked for, then serve fork requests until the agent goes away."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--socket", type=int, required=True)
+    parser.add_argument("--preload", default="")
+    options = parser.parse_args()
+    agent = os.getppid()
+    die_with_parent(agent)
+    for name in filter(None, options.preload.split(",")):
+        if importlib.util.find_spec(name.partition(".")[0]):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # the collector would touch, and so copy, every page the ranks share
+    wire = socket.socket(fileno=options.socket)
+    child = serve(wire, agent)
+    if child is not None:
+        # A forked rank leaves the loop and ends as an ordinary Python program would: atexit
+        # handlers, non-daemon threads and buffers included.
+        sys.argv = [sys.argv[0]]
+        child()
+
+
+def serve(wire: socket.socket, agent: int) -> Callable[[], None] | None:
+    """Answer requests; in a forked process return what it has to do, in the zygote None."""
+    while True:
+        data, fds, _, _ = socket.recv_fds(wire, MAX_REQUEST, 4)
+        if not data:
+            return None
+        request = _REQUEST.decode(data)
+        try:
+            child = fork_twice(agent)
+        except OSError as error:
+            wire.send(msgspec.msgpack.encode(Forked(pid=0, error=f"cannot fork: {error}")))
+        else:
+            if child is None:
+                wire.close()
+                return bind(request, fds)
+            wire.send(msgspec.msgpack.encode(Forked(pid=child)))
+        for fd in fds:
+            os.close(fd)
+
+
+def bind(request: RunRank | RunStore, fds: list[int]) -> Callable[[], None]:
+    """Return what the forked process does."""
+    if isinstance(request, RunStore):
+        return lambda: host_store(socket.socket(fileno=fds[0]), request.port)
+    channel, page, stdout, stderr = fds
+    program.take_streams(stdout, stderr)
+    environment = program.with_descriptors(request.environment, channel, page)
+    return lambda: program.run(
+        request.kind, request.target, request.arguments, environment, request.working_directory
+    )
+
+
+def fork_twice(agent: int) -> int | None:
+    """Fork a child of the agent; return its pid, or None in the child.
+
+    Raises OSError: the machine has no room for another process.
+    """
+    pid_read, pid_write = os.pipe()
+    go_read, go_write = os.pipe()
+    between = os.fork()
+    if between == 0:
+        try:
+            child = os.fork()
+        except OSError:
+            os._exit(1)
+        if child:
+            os.write(pid_write, child.to_bytes(8, "little"))
+            os._exit(0)
+        os.close(go_write)
+        os.close(pid_read)
+        os.close(pid_write)
+        os.read(go_read, 1)  # returns when the zygote has seen the process between end
+        os.close(go_read)
+        os.setsid()
+        die_with_parent(agent)
+        return None
+    os.close(pid_write)
+    os.close(go_read)
+    found = os.read(pid_read, 8)
+    os.close(pid_read)
+    os.waitpid(between, 0)
+    os.close(go_write)
+    if not found:
+        raise OSError("the second fork failed")
+    return int.from_bytes(found, "little")
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the agent dies, however it dies."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the call above
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def host_store(channel: socket.socket, port: int) -> None:
+    """Host a TCPStore until the agent closes the channel; tell it the port (or the error)."""
+    from datetime import timedelta
+
+    from torch._C._distributed_c10d import TCPStore  # torch.distributed's; typed only there
+
+    try:
+        store = TCPStore(
+            "127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
+        )
+    except Exception as error:  # torch has no narrower type; the text goes to the agent
+        text = str(error).splitlines()[0]
+        channel.send(msgspec.msgpack.encode({"port": 0, "error": text}))
+        os._exit(1)
+    channel.send(msgspec.msgpack.encode({"port": store.port, "error": ""}))
+    with contextlib.suppress(OSError):
+        channel.recv(1)
+    os._exit(0)  # joining the store's threads would wait for its clients
+
+
+if __name__ == "__main__":
+    main()
