@@ -160,11 +160,7 @@ def load_file(path: Path, entry: FileEntry) -> memoryview:
 def _private_memory(size: int) -> memoryview:
     if not size:
         return memoryview(bytearray())
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # Most of the time of a restore would go into page faults; not every kernel has huge pages.
-    with contextlib.suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(memory)
+    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def _check_size(path: Path, entry: FileEntry) -> None:
