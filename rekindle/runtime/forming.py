@@ -94,6 +94,7 @@ class Forming(Gathering):
 
     def _form(self) -> None:
         plan = make_plan({rank.rank: self._holding(rank) for rank in self.roster.ranks})
+        self._planned = [planned.source for planned in plan.ranks]
         self.generation += 1
         for node in self.roster.nodes.values():
             form = p.Form(
@@ -141,7 +142,7 @@ class Forming(Gathering):
         if message.generation != self.generation or rank.status is not Status.RESTORING:
             return
         if message.error:
-            self._refused |= {(rank.node, Source.SNAPSHOT), (rank.node, Source.CHECKPOINT)}
+            self._refused.add((rank.node, self._planned[rank.rank]))
             text = f"rank {rank.rank} could not take its state: {message.error}"
             self._on_fault(self._fault(Kind.RESTORE, rank, text))
             return

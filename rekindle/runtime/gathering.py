@@ -51,6 +51,7 @@ class Gathering(ABC):
         self._formed = False  # a generation was formed since the last restart
         self._stop_reason = ""
         self._outcome = "stopped"
+        self._planned: list[Source] = []  # by rank, in the generation formed last
         self._refused: set[tuple[int, Source]] = set()  # (node, source) that failed in the incident
         self._commands: list[Command] = []
 

@@ -45,6 +45,7 @@ class Machine(Forming):
                 self._on_bad_news(message, now)
             case p.Arrived():
                 self.on_arrived(message)
+                self._miss_exited()
             case p.StateReady():
                 self.on_state_ready(message)
             case p.StepDone():
@@ -116,21 +117,29 @@ class Machine(Forming):
             self._go_on_ending()
         elif message.exit.code == 0:
             rank.status = Status.EXITED
-            self._on_good_exit(rank)
+            self._on_good_exit()
         else:
             rank.status = Status.ABSENT
             self._on_fault(fault)
 
-    def _on_good_exit(self, rank: Rank) -> None:
+    def _on_good_exit(self) -> None:
         if self.roster.all_are(Status.EXITED):
             self._outcome = "succeeded"
             self._finish(f"all {self.spec.world_size} ranks ended with exit status 0")
-        elif self.phase is Phase.REGROUPING and self._formed:
-            self._on_early_exit(rank)
+        else:
+            self._miss_exited()
 
-    def _on_early_exit(self, rank: Rank) -> None:
-        text = f"rank {rank.rank} ended with exit status 0 before the others had finished"
-        self._on_fault(self._fault(Kind.USER_CODE, rank, text))
+    def _miss_exited(self) -> None:
+        """A rank that ended well is missed when others regroup, or when all others wait for it."""
+        gone = next((r for r in self.roster.ranks if r.status is Status.EXITED), None)
+        ending = self.phase in (Phase.RESTARTING, Phase.STOPPING, Phase.ENDED)
+        if gone is None or ending:
+            return
+        regrouping = self.phase is Phase.REGROUPING and self._formed
+        if regrouping or self.roster.all_are(Status.EXITED, Status.WAITING):
+            gone.status = Status.ABSENT
+            text = f"rank {gone.rank} ended with exit status 0 before the others had finished"
+            self._on_fault(self._fault(Kind.USER_CODE, gone, text))
 
     def on_collective_failed(self, message: p.CollectiveFailed, now: float) -> None:
         """A rank could not finish a collective; why, we may learn in a moment."""
@@ -143,6 +152,7 @@ class Machine(Forming):
 
     def _on_fault(self, fault: Fault) -> None:
         if self.phase in (Phase.STOPPING, Phase.ENDED):
+            self._go_on_ending()
             return
         self._record(self.incidents.note(fault))
         if self.phase is Phase.RESTARTING:
@@ -152,10 +162,7 @@ class Machine(Forming):
         # A failed link has a cause most of the time; what it is shows itself while ranks arrive.
         if fault.kind is not Kind.LINK:
             self._decide(fault)
-        gone = next((r for r in self.roster.ranks if r.status is Status.EXITED), None)
-        if gone is not None and self.phase is Phase.REGROUPING and self._formed:
-            gone.status = Status.ABSENT
-            self._on_early_exit(gone)
+        self._miss_exited()
         self._try_form()
 
     def _decide(self, fault: Fault) -> None:
@@ -240,6 +247,8 @@ class Machine(Forming):
         self._store.drop()
         self._session = self._formed = False
         self.phase = Phase.GATHERING
+        if self.roster.missing:  # its time limit may have passed while ranks were ended
+            self._do(SetTimer("node", self.spec.policy.node_timeout_s))
         self._start_missing()
 
     def _reason(self) -> str:

@@ -54,6 +54,7 @@ class NodeRanks:
         self._store: StoreProcess | None = None
         self._console = Console()
         self._gone = asyncio.Event()
+        self._preparing: set[asyncio.Future[None]] = set()
 
     def start_zygote(self, *, preload: bool) -> None:
         """Start the process that ranks are forked from; its imports run while we connect."""
@@ -80,18 +81,21 @@ class NodeRanks:
     # ---- starting
 
     async def _spawn(self, spawn: protocol.Spawn) -> None:
-        live = []
-        for number in spawn.ranks:
-            try:
-                process = await self._start(number, spawn)
-            except (RekindleError, OSError) as error:
-                self._send(protocol.SpawnFailed(rank=number, error=str(error)))
-                return
-            live.append(protocol.LiveRank(rank=number, pid=process.pid))
-        self._send(protocol.Spawned(ranks=tuple(live), generation=spawn.generation))
-        for started in live:
-            rank = self._ranks[started.rank]
-            rank.watch(started.pid, self._on_message, self._on_exit)
+        live: list[protocol.LiveRank] = []
+        try:
+            for number in spawn.ranks:
+                try:
+                    process = await self._start(number, spawn)
+                except (RekindleError, OSError) as error:
+                    self._send(protocol.SpawnFailed(rank=number, error=str(error)))
+                else:
+                    live.append(protocol.LiveRank(rank=number, pid=process.pid))
+        finally:  # cancelled or not: whoever was started must be seen to end
+            if live:
+                self._send(protocol.Spawned(ranks=tuple(live), generation=spawn.generation))
+            for started in live:
+                rank = self._ranks[started.rank]
+                rank.watch(started.pid, self._on_message, self._on_exit)
 
     async def _start(self, rank: int, spawn: protocol.Spawn) -> RankProcess:
         logs = Path(self._spec.log_directory, f"attempt_{spawn.restart}", str(rank))
@@ -132,7 +136,20 @@ class NodeRanks:
         if self._zygote.process.poll() is not None:
             self._zygote.close()
             self.start_zygote(preload=self._preload)
-        return await self._zygote.fork(request, fds)
+        return await self._zygote.start(request, fds)
+
+    def _prepare(self) -> None:
+        """Have a process ready for the next rank that dies; now, when ranks are at work again."""
+        assert self._zygote is not None
+        task = asyncio.ensure_future(self._zygote.keep_one_ready())
+        self._preparing.add(task)
+        task.add_done_callback(self._prepared)
+
+    def _prepared(self, task: asyncio.Future[None]) -> None:
+        self._preparing.discard(task)
+        if not task.cancelled() and isinstance(task.exception(), RekindleError):
+            return  # the next rank is forked when it is needed, and the error told then
+        task.result()
 
     def _page(self, rank: int) -> tuple[int, Page]:
         """Return the rank's page; a rank that is started anew finds what the dead one left."""
@@ -186,6 +203,9 @@ class NodeRanks:
                 rank.send(answer, fds)
             case protocol.SnapshotTaken():
                 self._snapshots.taken(message)
+            case protocol.StepDone():
+                self._send(message)
+                self._prepare()
             case _:
                 self._send(message)
 

@@ -4,7 +4,8 @@ It starts no thread, no device context and no process group. A rank is forked tw
 becomes a child of the agent (a child subreaper): the agent sees its end directly and the zygote's
 death harms nobody.
 
-Requests come over a SEQPACKET socket with file descriptors; each is answered by `Forked`.
+Each request is one file descriptor: the line of the process to be forked, on which it then waits
+for its order. So a process can be forked before it is needed: the order is all that is left to do.
 """
 
 from __future__ import annotations
@@ -18,20 +19,19 @@ import importlib.util
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable
 
 import msgspec
 
 from rekindle.runtime import program
 
-MAX_REQUEST = 1 << 20
+MAX_ORDER = 192 * 1024  # what a SEQPACKET socket takes in one piece by default
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class RunRank(msgspec.Struct, frozen=True, kw_only=True, tag="rank"):
-    """Fork a rank. Descriptors sent along: channel, heartbeat page, stdout, stderr."""
+    """Become a rank. Descriptors sent along: channel, heartbeat page, stdout, stderr."""
 
     kind: str
     target: str
@@ -41,17 +41,19 @@ class RunRank(msgspec.Struct, frozen=True, kw_only=True, tag="rank"):
 
 
 class RunStore(msgspec.Struct, frozen=True, kw_only=True, tag="store"):
-    """Fork a process that hosts the ranks' store. Descriptor sent along: its channel."""
+    """Become the host of the ranks' store. Descriptor sent along: its channel."""
 
     port: int
 
 
 class Forked(msgspec.Struct, frozen=True, kw_only=True, tag="forked"):
+    """The answer to a request: a child of the agent, or why there is none."""
+
     pid: int
     error: str = ""
 
 
-_REQUEST = msgspec.msgpack.Decoder(RunRank | RunStore)
+_ORDER = msgspec.msgpack.Decoder(RunRank | RunStore)
 
 
 def main() -> None:
@@ -70,19 +72,16 @@ def main() -> None:
     wire = socket.socket(fileno=options.socket)
     child = serve(wire, agent)
     if child is not None:
-        # A forked rank leaves the loop and ends as an ordinary Python program would: atexit
-        # handlers, non-daemon threads and buffers included.
-        sys.argv = [sys.argv[0]]
         child()
 
 
 def serve(wire: socket.socket, agent: int) -> Callable[[], None] | None:
     """Answer requests; in a forked process return what it has to do, in the zygote None."""
     while True:
-        data, fds, _, _ = socket.recv_fds(wire, MAX_REQUEST, 4)
+        data, fds, _, _ = socket.recv_fds(wire, 1, 1)
         if not data:
             return None
-        request = _REQUEST.decode(data)
+        line = socket.socket(fileno=fds[0])
         try:
             child = fork_twice(agent)
         except OSError as error:
@@ -90,22 +89,25 @@ def serve(wire: socket.socket, agent: int) -> Callable[[], None] | None:
         else:
             if child is None:
                 wire.close()
-                return bind(request, fds)
+                return lambda: obey(line)
             wire.send(msgspec.msgpack.encode(Forked(pid=child)))
-        for fd in fds:
-            os.close(fd)
+        line.close()
 
 
-def bind(request: RunRank | RunStore, fds: list[int]) -> Callable[[], None]:
-    """Return what the forked process does."""
-    if isinstance(request, RunStore):
-        return lambda: host_store(socket.socket(fileno=fds[0]), request.port)
+def obey(line: socket.socket) -> None:
+    """Wait for this process's order and carry it out."""
+    data, fds, _, _ = socket.recv_fds(line, MAX_ORDER, 4)
+    line.close()
+    if not data:
+        os._exit(0)  # never needed
+    order = _ORDER.decode(data)
+    if isinstance(order, RunStore):
+        host_store(socket.socket(fileno=fds[0]), order.port)
+        return
     channel, page, stdout, stderr = fds
     program.take_streams(stdout, stderr)
-    environment = program.with_descriptors(request.environment, channel, page)
-    return lambda: program.run(
-        request.kind, request.target, request.arguments, environment, request.working_directory
-    )
+    environment = program.with_descriptors(order.environment, channel, page)
+    program.run(order.kind, order.target, order.arguments, environment, order.working_directory)
 
 
 def fork_twice(agent: int) -> int | None:

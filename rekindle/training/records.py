@@ -1,0 +1,58 @@
+"""Step records: JSON lines in the rank's metrics file.
+
+A record is written when the step logs, not when it ends: when a rank dies in a step that its peers
+live to finish, the step counts, and its record is there. A step that is done again writes again, in
+a higher generation; of several records of one step the last one counts.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rekindle.errors import ProtocolError, SessionError
+from rekindle.runtime.heartbeat import Page
+
+
+class Records:
+    """Writes the records of one rank; path None: to nowhere, page None: nobody looks on."""
+
+    def __init__(self, path: Path | None, page: Page | None, rank: int) -> None:
+        self._fd = -1
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._page = page
+        self._rank = rank
+
+    def write(self, step: int, generation: int, metrics: Mapping[str, Any]) -> None:
+        """Write the record of a step.
+
+        Raises SessionError: a value is no number, text or list of these, or the record is too long.
+        """
+        record = {
+            "step": step,
+            "generation": generation,
+            "rank": self._rank,
+            "at": time.time(),
+            "metrics": metrics,
+        }
+        try:
+            line = msgspec.json.encode(record)
+            if self._page is not None:
+                self._page.put_record(line)
+        except (TypeError, ValueError, ProtocolError) as error:
+            raise SessionError(f"step.log of step {step}: {error}") from error
+        if self._fd >= 0:
+            os.write(self._fd, line + b"\n")
+
+    def close(self) -> None:
+        """Close the metrics file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

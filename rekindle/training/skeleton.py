@@ -1,0 +1,196 @@
+"""States as plain JSON that names its tensors: everything but the tensors' elements, no pickle.
+
+JSON keeps None, booleans, integers of 64 bits, finite floats, strings and lists; anything else is
+an object with one entry that tells its kind, for example {"tuple": [...]}.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+
+from rekindle.errors import SessionError
+
+# The codes of the safetensors format, and the way back.
+DTYPE_CODES: Mapping[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+}
+TORCH_DTYPES: Mapping[str, torch.dtype] = {code: dtype for dtype, code in DTYPE_CODES.items()}
+
+Node = Any  # what JSON can say
+
+_MAPPING_KINDS: Mapping[type, str] = {dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter"}
+_MAPPINGS: Mapping[str, Callable[[list[Any]], Any]] = {
+    "dict": dict,
+    "OrderedDict": OrderedDict,
+    "Counter": lambda pairs: Counter(dict(pairs)),  # MultiStepLR keeps its milestones in one
+}
+_INT64 = range(-(2**63), 2**63)
+_TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+class Writer:
+    """Turns states into nodes and collects their tensors by name; names are paths."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._names: dict[tuple[Any, ...], str] = {}
+
+    def encode(self, value: Any, path: str) -> Node:
+        """Raises SessionError, naming the place, for what a state cannot hold."""
+        kind = type(value)
+        if value is None or kind in (bool, str) or (kind is int and value in _INT64):
+            return value
+        if kind is float:
+            return value if math.isfinite(value) else {"float": repr(value)}
+        if kind is int:
+            return {"int": str(value)}
+        if kind is list:
+            return [self.encode(each, f"{path}.{i}") for i, each in enumerate(value)]
+        if kind is tuple:
+            return {"tuple": [self.encode(each, f"{path}.{i}") for i, each in enumerate(value)]}
+        if kind in _MAPPING_KINDS:
+            return {_MAPPING_KINDS[kind]: self._encode_pairs(value, path)}
+        if kind in _TENSOR_TYPES:
+            return {"tensor": self._encode_tensor(value, path)}
+        if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+            return {"numpy": [value.dtype.name, self.encode(value.item(), path)]}
+        raise SessionError(f"{path}: {kind.__qualname__} is nothing that a state can hold")
+
+    def _encode_pairs(self, value: Mapping[Any, Any], path: str) -> list[Node]:
+        return [
+            [self.encode(key, f"{path}[{key!r}]"), self.encode(each, f"{path}.{key}")]
+            for key, each in value.items()
+        ]
+
+    def _encode_tensor(self, tensor: torch.Tensor, path: str) -> Node:
+        if tensor.dtype not in DTYPE_CODES or tensor.layout is not torch.strided or tensor.is_meta:
+            what = "meta" if tensor.is_meta else f"{tensor.layout}, {tensor.dtype}"
+            raise SessionError(f"{path}: a tensor ({what}) that a state cannot hold")
+        # One memory, one name: tied weights are kept once, and are still tied afterwards.
+        memory = (tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape, tensor.stride())
+        name = self._names.get(memory) if tensor.numel() else None
+        if name is None:
+            name = path
+            while name in self.tensors:
+                name += "'"  # {"a.b": ..., "a": {"b": ...}}
+            self._names[memory] = name
+            self.tensors[name] = tensor.detach()
+        return [name, DTYPE_CODES[tensor.dtype], list(tensor.shape), tensor.device.type]
+
+
+class Reader:
+    """Turns nodes into states.
+
+    tensors: those at hand, by name; new and unfilled ones are made for the others, and added.
+    """
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.tensors = tensors
+
+    def decode(self, node: Node) -> Any:
+        if isinstance(node, list):
+            return [self.decode(each) for each in node]
+        if not isinstance(node, dict):
+            return node
+        [(kind, body)] = node.items()
+        match kind:
+            case "tuple":
+                return tuple(self.decode(each) for each in body)
+            case "tensor":
+                return self._decode_tensor(*body)
+            case "int" | "float":
+                return int(body) if kind == "int" else float(body)
+            case "numpy":
+                return np.dtype(body[0]).type(self.decode(body[1]))
+        return _MAPPINGS[kind]([(self.decode(key), self.decode(each)) for key, each in body])
+
+    def _decode_tensor(self, name: str, code: str, shape: list[int], device: str) -> torch.Tensor:
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            tensor = torch.empty(shape, dtype=TORCH_DTYPES[code], device=device)
+            self.tensors[name] = tensor
+        return tensor
+
+
+class TensorSpec(NamedTuple):
+    """A tensor as its node tells it."""
+
+    name: str
+    code: str
+    shape: list[int]
+    device: str
+
+    def fits(self, tensor: torch.Tensor) -> bool:
+        """Whether the elements of the one can become those of the other."""
+        return (DTYPE_CODES[tensor.dtype], list(tensor.shape), tensor.device.type) == self[1:]
+
+
+def tensor_specs(node: Node) -> Iterator[TensorSpec]:
+    """All tensors below the node, in the order in which they were collected."""
+    if isinstance(node, dict):
+        [(kind, body)] = node.items()
+        if kind == "tensor":
+            yield TensorSpec(*body)
+            return
+        node = body
+    if isinstance(node, list):
+        for each in node:
+            yield from tensor_specs(each)
+
+
+def difference(expected: Node, found: Node, path: str) -> str | None:
+    """The first place in which two nodes differ, in words; the order of mappings is no matter."""
+    if type(expected) is type(found):
+        if isinstance(expected, list) and len(expected) == len(found):
+            pairs = zip(expected, found, range(len(found)), strict=True)
+            return _first(difference(a, b, f"{path}.{i}") for a, b, i in pairs)
+        if isinstance(expected, dict) and expected.keys() == found.keys():
+            [(kind, a)], [(_, b)] = expected.items(), found.items()
+            if kind in _MAPPINGS:
+                return _difference_of_pairs(a, b, path)
+            return difference(a, b, path)
+        if expected == found:
+            return None
+    return f"{path}: {_short(found)} instead of {_short(expected)}"
+
+
+def _difference_of_pairs(expected: list[Node], found: list[Node], path: str) -> str | None:
+    a, b = ({msgspec.json.encode(key): value for key, value in each} for each in (expected, found))
+    for key in [*a, *b]:
+        if key not in a or key not in b:
+            what = "missing" if key in a else "too much"
+            return f"{path}.{key.decode()}: {what}"
+    return _first(difference(a[key], b[key], f"{path}.{key.decode()}") for key in a)
+
+
+def _first(differences: Iterator[str | None]) -> str | None:
+    return next((each for each in differences if each is not None), None)
+
+
+def _short(node: Node) -> str:
+    text = msgspec.json.encode(node).decode()
+    return text if len(text) <= 100 else text[:100] + "..."

@@ -1,0 +1,10 @@
+"""What a PyTorch training script imports.
+
+    from rekindle.training.torch import Session, StepSampler
+"""
+
+from rekindle.training.sampler import StepSampler
+from rekindle.training.torch_session import Session
+from rekindle.training.torch_step import Step
+
+__all__ = ["Session", "Step", "StepSampler"]

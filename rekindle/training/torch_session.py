@@ -1,0 +1,356 @@
+"""Session: a data-parallel training loop whose processes outlive the faults of their peers.
+
+The script's loop stays its own. The Session forms the process group of each generation, wraps the
+model in DDP if asked to, brings this rank's state to the step that all go on from, and says which
+step comes next.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore  # torch.distributed's; typed only here
+from torch.nn.parallel import DistributedDataParallel
+
+from rekindle import names
+from rekindle.errors import CheckpointError, SessionError
+from rekindle.recovery.plan import RankPlan, Source
+from rekindle.runtime import protocol
+from rekindle.runtime.channel import Channel
+from rekindle.runtime.heartbeat import Page
+from rekindle.training.records import Records
+from rekindle.training.sampler import StepSampler
+from rekindle.training.torch_ddp import broadcast_module_state, wrap_ddp
+from rekindle.training.torch_faults import is_collective_failure
+from rekindle.training.torch_group import Group
+from rekindle.training.torch_snapshot import SnapshotWriter, load_checkpoint, load_snapshot
+from rekindle.training.torch_state import capture
+from rekindle.training.torch_step import Step
+from rekindle.training.torch_transfer import receive_state, send_state
+
+
+class Session:
+    """Keeps one rank's training alive.
+
+    model: the module itself, not a DDP wrapper. optimizer, scheduler: anything with state_dict().
+    sampler: decides each step's samples; its position is part of the state.
+    ddp: wrap the model in DistributedDataParallel; a mapping gives its keyword arguments. Use
+        `session.model` in the loop. Without it the script all-reduces its gradients itself.
+    extra: more state to keep, by name: objects with state_dict() and load_state_dict().
+    backend: of torch.distributed; default: nccl for a model on a GPU, else gloo.
+    seed: from which the random streams of every step and rank come.
+    timeout_s: of collectives, torch's own meaning.
+
+    Started by hand, without an agent, a Session trains the same way but recovers nothing.
+    """
+
+    def __init__(  # noqa: PLR0913  the training objects of a script, each by its name
+        self,
+        *,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any = None,
+        sampler: StepSampler | None = None,
+        ddp: bool | Mapping[str, Any] = False,
+        extra: Mapping[str, Any] | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+        timeout_s: float = 600.0,
+    ) -> None:
+        if isinstance(model, DistributedDataParallel):
+            raise SessionError(
+                "give Session the module itself: a DDP wrapper belongs to one generation. "
+                "Session(model=module, ddp=True) wraps it, and session.model is the wrapper"
+            )
+        if dist.is_initialized():
+            raise SessionError(
+                "the default process group exists already: Session forms it, anew in each "
+                "generation; remove init_process_group from the script"
+            )
+        named = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+        named |= {"sampler": sampler, **(extra or {})}
+        self.named = {name: thing for name, thing in named.items() if thing is not None}
+        self.sampler = sampler
+        self.seed = seed
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.finished = 0
+        self.generation = 0
+        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.model: torch.nn.Module = model
+        self._module = model
+        self._ddp = dict(ddp) if isinstance(ddp, Mapping) else ({} if ddp else None)
+        self._backend = backend or ("nccl" if self.device.type == "cuda" else "gloo")
+        self._timeout_s = timeout_s
+        self._total = 0
+        self._has_state = False  # whether this process's state is that of `finished` steps
+        self._reported = True  # the first step of this generation
+        self._group = Group()
+        self._store: TCPStore | None = None
+        self._channel = Channel.from_environment()
+        self.page = _page()
+        self.records = Records(_path(names.ENV_METRICS_FILE), self.page, self.rank)
+        self._snapshots = SnapshotWriter(self._channel, self.rank) if self._channel else None
+        self._snapshot_every = _steps(names.ENV_SNAPSHOT_EVERY) if self.local_rank == 0 else 0
+        self._checkpoint_every = _steps(names.ENV_CHECKPOINT_EVERY) if self.rank == 0 else 0
+        self._watch_updates(optimizer)
+
+    def __enter__(self) -> Session:
+        """Meet the other ranks and take the state that training goes on from."""
+        if self._channel is None:
+            self._form_alone()
+        else:
+            self._regroup()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave the process group; an exception of the script goes its way."""
+        if self._channel is not None:
+            self._group.leave()
+        elif dist.is_initialized():
+            dist.destroy_process_group()
+        if self._snapshots is not None:
+            self._snapshots.close()
+        self.records.close()
+
+    def steps(self, total: int) -> Iterator[Step]:
+        """Yield the steps that are left of `total`; one that a fault broke comes again.
+
+        total: steps of the whole run, also of those done before a restart.
+        """
+        self._total = total
+        if self.page is not None:
+            self.page.total = total
+        while True:
+            if self._channel is not None and self._channel.is_over(self.generation):
+                if not self._regroup():
+                    return
+            elif self.finished >= total:
+                if self._channel is None or not self._regroup():
+                    return
+            else:
+                yield Step(self)
+
+    # ---- what a step tells
+
+    def end_step(self) -> None:
+        """The step's body ended well: the state is that of one more step."""
+        self.finished += 1
+        if self.sampler is not None:
+            self.sampler.advance()
+        if self.page is not None:
+            self.page.beat(self.finished)
+        if self._channel is None:
+            return
+        if not self._reported:
+            self._reported = True
+            self._channel.send(
+                protocol.StepDone(
+                    rank=self.rank, generation=self.generation, finished=self.finished
+                )
+            )
+        self._keep_state()
+
+    def leave_step(self, error: BaseException) -> bool:
+        """The step's body raised; say whether a regroup follows (else the error is the script's).
+
+        Returns when the generation is over.
+        """
+        channel = self._channel
+        if channel is None:
+            return False
+        failed = is_collective_failure(error)
+        if not failed and not channel.is_over(self.generation):
+            return False
+        if self.page is not None and self.page.in_update:
+            self._has_state = False  # torn: of no step
+        self._end_generation(error)
+        return True
+
+    def _end_generation(self, error: BaseException) -> None:
+        channel = self._channel
+        assert channel is not None
+        if not channel.is_over(self.generation):
+            text = (str(error).splitlines() or [type(error).__name__])[0]
+            channel.send(
+                protocol.CollectiveFailed(
+                    rank=self.rank, generation=self.generation, error=text[:500]
+                )
+            )
+            channel.wait_over(self.generation)
+
+    # ---- generations
+
+    def _regroup(self) -> bool:
+        """Arrive, and form the next generation; False: all ranks are done."""
+        channel = self._channel
+        assert channel is not None
+        while True:
+            channel.send(
+                protocol.Arrived(
+                    rank=self.rank,
+                    generation=self.generation,
+                    finished=self.finished if self._has_state else None,
+                    done=self._has_state and 0 < self._total <= self.finished,
+                )
+            )
+            message = channel.wait(self.generation)
+            if isinstance(message, protocol.Dismiss):
+                return False
+            if self._form(message):
+                return True
+
+    def _form(self, form: protocol.Form) -> bool:
+        """Form this generation with the state that the plan names; False: it is over already."""
+        channel = self._channel
+        assert channel is not None
+        self._group.leave()
+        self.generation = form.generation
+        group = self._group = Group()
+        channel.on_over = lambda over: group.sever() if over >= form.generation else None
+        if channel.is_over(form.generation):
+            return False
+        try:
+            group.form(
+                store=self._connect(form),
+                generation=form.generation,
+                rank=self.rank,
+                world_size=form.world_size,
+                backend=self._backend,
+                timeout_s=self._timeout_s,
+                device_id=self.device if self.device.type == "cuda" else None,
+            )
+            self._take_state(form.plan[self.rank], form.step)
+        except CheckpointError as error:
+            ready = protocol.StateReady(
+                rank=self.rank, generation=form.generation, error=str(error)
+            )
+            channel.send(ready)
+            channel.wait_over(form.generation)
+            return False
+        except Exception as error:
+            if not is_collective_failure(error) and not channel.is_over(form.generation):
+                raise
+            self._end_generation(error)
+            return False
+        self._begin(form.world_size)
+        channel.send(protocol.StateReady(rank=self.rank, generation=form.generation))
+        return True
+
+    def _begin(self, world_size: int) -> None:
+        """Make everything that belongs to one generation."""
+        self.world_size = world_size
+        for parameter in self._module.parameters():
+            parameter.grad = None  # what a broken step left there is of no step
+        if self._ddp is not None:
+            wrapper = self.model if isinstance(self.model, DistributedDataParallel) else None
+            if world_size > 1 or self._channel is not None:
+                self.model = wrap_ddp(self._module, existing=wrapper, **self._ddp)
+        if self.sampler is not None:
+            self.sampler.bind(self.rank, world_size)
+        self._reported = False
+        if self.page is not None:
+            self.page.beat(self.finished)
+
+    def _take_state(self, plan: RankPlan, step: int) -> None:
+        """Bring this rank to `step` finished steps, and send its state to whom the plan names.
+
+        Raises CheckpointError or CorruptError: the source has not what the plan expects of it.
+        """
+        source = plan.source
+        if source is not Source.SELF:
+            self._has_state = False
+            self._fetch(plan, step)
+        self.finished, self._has_state = step, True
+        if plan.sends_to:
+            send_state(capture(self.named), plan.sends_to)
+
+    def _fetch(self, plan: RankPlan, step: int) -> None:
+        assert self._channel is not None
+        match plan.source:
+            case Source.PEER:
+                receive_state(self.named, plan.peer)
+            case Source.SNAPSHOT:
+                load_snapshot(self._channel, self.rank, self.named, step)
+            case Source.CHECKPOINT:
+                directory = Path(os.environ[names.ENV_CHECKPOINT_DIRECTORY])
+                load_checkpoint(directory, self.named, step)
+            case Source.FRESH if self._ddp is not None:
+                broadcast_module_state(self._module)
+
+    def _connect(self, form: protocol.Form) -> TCPStore:
+        """Return the line to the ranks' store; it is kept while the store stays the same."""
+        store = self._store
+        if store is None or (store.host, store.port) != (form.store_host, form.store_port):
+            store = TCPStore(form.store_host, form.store_port, wait_for_workers=False)
+            self._store = store
+        return store
+
+    def _form_alone(self) -> None:
+        """Form the group as torchrun's environment says, for a rank without an agent."""
+        if self.world_size > 1:
+            dist.init_process_group(self._backend)
+            if self._ddp is not None:
+                broadcast_module_state(self._module)
+        self._has_state = True
+        self._begin(self.world_size)
+
+    # ---- state
+
+    def _keep_state(self) -> None:
+        """Take a snapshot if one is due."""
+        last = self.finished == self._total
+        checkpoint = _is_due(self.finished, self._checkpoint_every) or (
+            last and self._checkpoint_every > 0
+        )
+        if not checkpoint and not _is_due(self.finished, self._snapshot_every):
+            return
+        assert self._snapshots is not None
+        self._snapshots.take(
+            self.named,
+            step=self.finished,
+            generation=self.generation,
+            position=self.sampler.state_dict() if self.sampler is not None else {},
+            checkpoint=checkpoint,
+            wait=last and checkpoint,
+        )
+
+    def _watch_updates(self, optimizer: torch.optim.Optimizer) -> None:
+        """Mark the update window: from the first change of the state to the step's end."""
+        if self.page is not None:
+            page = self.page
+            optimizer.register_step_pre_hook(lambda *_: page.begin_update())
+
+
+def _is_due(finished: int, every: int) -> bool:
+    return every > 0 and finished % every == 0
+
+
+def _page() -> Page | None:
+    fd = os.environ.pop(names.ENV_HEARTBEAT_FD, None)
+    if not fd:
+        return None
+    page = Page(int(fd))
+    os.close(int(fd))
+    return page
+
+
+def _path(name: str) -> Path | None:
+    value = os.environ.get(name)
+    return Path(value) if value else None
+
+
+def _steps(name: str) -> int:
+    return int(os.environ.get(name, "0"))

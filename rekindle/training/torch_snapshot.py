@@ -1,0 +1,186 @@
+"""A rank's state into its agent's memory, and back from there or from a checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from rekindle.checkpoints.directory import DirectoryStore
+from rekindle.checkpoints.format import Layout, plan_layout, read_header, write_header
+from rekindle.errors import CheckpointError
+from rekindle.runtime import protocol
+from rekindle.runtime.channel import Channel
+from rekindle.runtime.snapshot import BUFFERS, SnapshotBuffer
+from rekindle.runtime.snapshots import METADATA_POSITION, STATE_FILE
+from rekindle.training.torch_state import DTYPE_CODES, State, capture, finish, prepare
+
+_SKELETON = "skeleton"
+_STEP = "step"
+_ROOM = 4096  # bytes by which the skeleton (learning rates, counters) may grow between snapshots
+
+
+class SnapshotWriter:
+    """Copies the state of one rank to its agent's two buffers in turn."""
+
+    def __init__(self, channel: Channel, rank: int) -> None:
+        self._channel = channel
+        self._rank = rank
+        self._layout: Layout | None = None
+        self._room = 0  # bytes for the metadata
+        self._shape: tuple[tuple[str, torch.dtype, torch.Size], ...] = ()
+        self._buffers: list[SnapshotBuffer] = []
+        self._views: list[list[torch.Tensor]] = []
+        self._next = 0
+        self.skipped = 0
+
+    def take(
+        self,
+        named: Mapping[str, Any],
+        *,
+        step: int,
+        generation: int,
+        position: Mapping[str, Any],
+        checkpoint: bool,
+        wait: bool,
+    ) -> None:
+        """Copy the state after `step` finished steps; training goes on when this returns.
+
+        A buffer that the agent still reads is skipped, not waited for, unless `wait`.
+        Raises CheckpointError: the agent has no memory for the buffers.
+        """
+        state = capture(named)
+        metadata = {
+            _STEP: str(step),
+            _SKELETON: state.skeleton.decode(),
+            METADATA_POSITION: msgspec.json.encode(position).decode(),
+        }
+        self._fit(state, metadata)
+        buffer = self._buffers[self._next]
+        if not buffer.lock(write=True, wait=wait):
+            self.skipped += 1
+            return
+        assert self._layout is not None
+        buffer.begin()
+        write_header(self._layout, metadata, buffer.data[: self._layout.total_bytes])
+        for view, tensor in zip(self._views[self._next], state.tensors.values(), strict=True):
+            view.copy_(tensor)
+        buffer.commit(step, self._layout.total_bytes)
+        buffer.unlock()
+        self._channel.send(
+            protocol.SnapshotTaken(
+                rank=self._rank,
+                generation=generation,
+                step=step,
+                buffer=self._next,
+                checkpoint=checkpoint,
+            )
+        )
+        self._next = (self._next + 1) % BUFFERS
+
+    def _fit(self, state: State, metadata: Mapping[str, str]) -> None:
+        """Have buffers that the state fits into; made once, or anew when it changes its shape."""
+        shape = tuple((name, t.dtype, t.shape) for name, t in state.tensors.items())
+        room = len(msgspec.json.encode(metadata))
+        if self._layout is not None and shape == self._shape and room <= self._room:
+            return
+        self.close()
+        self._room = room + _ROOM
+        self._layout = plan_layout(
+            ((name, DTYPE_CODES[t.dtype], tuple(t.shape)) for name, t in state.tensors.items()),
+            metadata_room=self._room,
+        )
+        self._shape = shape
+        self._buffers = ask_for_buffers(self._channel, self._rank, self._layout.total_bytes)
+        # What a dead process of this rank left there is kept until there is something newer.
+        self._next = min(range(BUFFERS), key=lambda i: self._buffers[i].step or -1)
+        by_name = {spec.name: spec for spec in self._layout.specs}
+        begin = self._layout.header_bytes
+        self._views = [
+            [
+                _view(buffer.data, t.dtype, tuple(t.shape), begin + by_name[name].begin)
+                for name, t in state.tensors.items()
+            ]
+            for buffer in self._buffers
+        ]
+
+    def close(self) -> None:
+        """Let go of the buffers; the agent keeps what they hold."""
+        self._views = []
+        self._layout = None
+        for buffer in self._buffers:
+            buffer.close()
+        self._buffers = []
+
+
+def ask_for_buffers(channel: Channel, rank: int, data_bytes: int) -> list[SnapshotBuffer]:
+    """Get the rank's buffers from its agent; 0 bytes: those that exist.
+
+    Raises CheckpointError: it has none, or no memory for them.
+    """
+    channel.send(protocol.SnapshotRoom(rank=rank, bytes=data_bytes))
+    answer, fds = channel.wait_buffers()
+    if answer.error:
+        raise CheckpointError(answer.error)
+    try:
+        return [SnapshotBuffer(fd) for fd in fds]
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def load_snapshot(channel: Channel, rank: int, named: Mapping[str, Any], step: int) -> None:
+    """Take the state of `step` from the agent's memory.
+
+    Raises CheckpointError: it is not there; CorruptError: it is not what was sealed.
+    """
+    buffers = ask_for_buffers(channel, rank, 0)
+    try:
+        held = [buffer for buffer in buffers if buffer.step == step]
+        if not held:
+            steps = [buffer.step for buffer in buffers]
+            raise CheckpointError(f"no snapshot of step {step}; the buffers hold {steps}")
+        held[0].lock(write=False, wait=True)
+        held[0].verify()
+        load(named, held[0].file)
+        held[0].unlock()
+    finally:
+        for buffer in buffers:
+            buffer.close()
+
+
+def load_checkpoint(directory: Path, named: Mapping[str, Any], step: int) -> None:
+    """Take the state of `step` from the store.
+
+    Raises CheckpointError: it is not there; CorruptError: a file is not what was written.
+    """
+    found = DirectoryStore(directory).newest(at_most=step).checkpoint
+    if found is None or found.manifest.step != step:
+        raise CheckpointError(f"{directory} has no valid checkpoint of step {step}")
+    load(named, found.read(STATE_FILE))
+
+
+def load(named: Mapping[str, Any], file: memoryview) -> None:
+    """Fill the live objects from the bytes of a safetensors file."""
+    header = read_header(file)
+    specs = {spec.name: spec for spec in header.specs}
+    targets = prepare(named, header.metadata[_SKELETON].encode())
+    with torch.no_grad():
+        for name, target in targets.items():
+            begin = header.data_begin + specs[name].begin
+            target.copy_(_view(file, target.dtype, tuple(target.shape), begin))
+    finish(named)
+
+
+def _view(data: memoryview, dtype: torch.dtype, shape: tuple[int, ...], begin: int) -> torch.Tensor:
+    """Return the tensor that lies at this place of the file, without a copy."""
+    count = 1
+    for size in shape:
+        count *= size
+    if count == 0:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(data, dtype=dtype, count=count, offset=begin).view(shape)
