@@ -94,6 +94,11 @@ class Forming(Gathering):
 
     def _form(self) -> None:
         plan = make_plan({rank.rank: self._holding(rank) for rank in self.roster.ranks})
+        torn = [rank for rank in self.roster.ranks if rank.arrived and rank.arrived.torn]
+        if torn and plan.ranks[0].source is Source.FRESH:
+            # Their state is no longer as the script built it: only new processes have that.
+            self._kill(torn, grace_s=0.0)
+            return
         self._planned = [planned.source for planned in plan.ranks]
         self.generation += 1
         for node in self.roster.nodes.values():
@@ -183,3 +188,6 @@ class Forming(Gathering):
 
     @abstractmethod
     def _decide(self, fault: Fault) -> None: ...
+
+    @abstractmethod
+    def _kill(self, ranks: list[Rank], grace_s: float) -> None: ...
