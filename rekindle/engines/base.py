@@ -21,3 +21,9 @@ class Engine(Protocol):
 
     def replace(self, node: int) -> None:
         """Bring an agent for this node rank. Asking twice does no harm: the second is refused."""
+
+    def revive(self) -> Endpoint:
+        """Start another coordinator in the place of one that died; its agents come to it.
+
+        Raises UsageError: its address cannot be had again.
+        """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -14,29 +15,28 @@ from rekindle.errors import JobError
 from rekindle.recovery import journal
 from rekindle.runtime.spec import JobDirectory
 
+MOST_REVIVALS = 10  # coordinators that die one after the other have a cause that stays
 END_S = 30.0  # how long coordinator and agents may take after the job's end
 
 
 def run(engine: LocalEngine, directory: JobDirectory, *, attempt: int) -> int:
     """Run the job to its end and return the exit status: torchrun's, or 128 + signal."""
     stop = _Stop(engine)
+    seen: list[journal.Event] = []
     since = len(read_ledger(directory)) if attempt else 0
     endpoint = engine.launch(attempt=attempt)
     stop.launched()
-    seen: list[journal.Event] = []
-    client = JobClient(endpoint, directory.secret())
-    try:
-        with client.steer(holder=f"rekindle run (process {os.getpid()})", since=since) as events:
-            for event in events:
-                seen.append(event)
-                _tell(event)
-                if isinstance(event, journal.NodeWanted):
-                    engine.replace(event.node)
-    except JobError as error:
-        if not stop.signals:
-            print(f"rekindle: {error}", file=sys.stderr)
-        for agent in engine.agents.values():
-            agent.terminate()  # nobody is left to tell them
+    for revivals in itertools.count():
+        try:
+            client = JobClient(endpoint, directory.secret())
+            _follow(client, engine, seen, since)
+            break
+        except JobError as error:
+            if stop.signals or revivals == MOST_REVIVALS:
+                break
+            print(f"rekindle: {error}; another one takes its place", file=sys.stderr, flush=True)
+            since = len(read_ledger(directory))
+            endpoint = engine.revive()
     _reap(engine)
     if stop.signals:
         return 128 + stop.signals[0]
@@ -44,6 +44,16 @@ def run(engine: LocalEngine, directory: JobDirectory, *, attempt: int) -> int:
         return 0
     _explain(seen, directory)
     return 1
+
+
+def _follow(client: JobClient, engine: LocalEngine, seen: list[journal.Event], since: int) -> None:
+    """Steer the job to its end. Raises JobError: its coordinator died."""
+    with client.steer(holder=f"rekindle run (process {os.getpid()})", since=since) as events:
+        for event in events:
+            seen.append(event)
+            _tell(event)
+            if isinstance(event, journal.NodeWanted):
+                engine.replace(event.node)
 
 
 def read_ledger(directory: JobDirectory) -> list[journal.AnyEvent]:
@@ -84,6 +94,9 @@ class _Stop:
 
 def _reap(engine: LocalEngine) -> None:
     coordinator = engine.coordinator
+    if coordinator is not None and coordinator.poll() not in (None, 0, 1):
+        for agent in engine.agents.values():
+            agent.terminate()  # the coordinator died: nobody is left to tell them
     for process in [*engine.agents.values(), *([coordinator] if coordinator else [])]:
         try:
             process.wait(END_S)

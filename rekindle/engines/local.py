@@ -12,14 +12,19 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
+
+import msgspec
 
 from rekindle import names
 from rekindle.engines.client import JobClient
 from rekindle.errors import JobError, UsageError
 from rekindle.runtime.spec import Endpoint, JobDirectory
+
+FREE_S = 5.0  # how long the kernel may take to free the port of a dead coordinator
 
 
 class LocalEngine:
@@ -55,7 +60,34 @@ class LocalEngine:
 
         Raises UsageError: the coordinator's port is taken.
         """
-        listener = listen(*self._listen)
+        self._endpoint = self._start_coordinator(self._listen, attempt)
+        for node in self._nodes:
+            self.replace(node)
+        return self._endpoint
+
+    def revive(self) -> Endpoint:
+        """Start another coordinator where the dead one listened: its agents look for it there.
+
+        Raises JobError: the job was never launched. UsageError: the port was taken meanwhile.
+        """
+        dead = self._directory.endpoint()
+        if dead is None:
+            raise JobError(f"the job in {self._directory.path} was never launched")
+        host = self._listen[0] if self._endpoint else dead.host
+        deadline = time.monotonic() + FREE_S
+        while True:
+            try:
+                self._endpoint = self._start_coordinator((host, dead.port), dead.attempt)
+            except UsageError:
+                # Its connections close one after the other; we may have seen ours close first.
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+            else:
+                return self._endpoint
+
+    def _start_coordinator(self, address: tuple[str, int], attempt: int) -> Endpoint:
+        listener = listen(*address)
         host, port = listener.getsockname()[:2]
         # Written before the coordinator runs: whoever launches next must find it, even if we are
         # killed in the next line.
@@ -67,12 +99,7 @@ class LocalEngine:
                 ["--attempt", str(attempt), "--listen-fd", str(listener.fileno())],
                 [listener.fileno()],
             )
-        self._endpoint = Endpoint(
-            host=endpoint.host, port=port, pid=self.coordinator.pid, attempt=attempt
-        )
-        for node in self._nodes:
-            self.replace(node)
-        return self._endpoint
+        return msgspec.structs.replace(endpoint, pid=self.coordinator.pid)
 
     def alive(self) -> Endpoint | None:
         """Return where the job's coordinator listens, if it lives and answers."""

@@ -17,6 +17,7 @@ class Kind(str, enum.Enum):
     NODE_LOST = "node-lost"  # the agent is gone, and all ranks of its node with it
     STUCK = "stuck"  # a rank did not leave its collective in time
     RESTORE = "restore"  # a rank could not take its state from the source the plan named
+    COORDINATOR = "coordinator-lost"  # the job's coordinator died; another took its place
     STORAGE = "storage"  # a checkpoint could not be written
     LAUNCH = "launch"  # the ranks could not be started at all
 
@@ -76,6 +77,7 @@ _CAUSES = (
     Kind.PROCESS,
     Kind.STUCK,
     Kind.RESTORE,
+    Kind.COORDINATOR,
     Kind.LINK,
     Kind.STORAGE,
 )

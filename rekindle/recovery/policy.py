@@ -23,6 +23,9 @@ class Strategy(str, enum.Enum):
 INNER = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER)
 
 
+_TIMEOUTS = ("leave_timeout_s", "join_timeout_s", "node_timeout_s", "coordinator_timeout_s")
+
+
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What may be done about faults, and how often.
 
@@ -33,6 +36,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     leave_timeout_s: how long a healthy rank may take to leave its step before it is replaced.
     join_timeout_s: how long a started rank may take to reach its Session.
     node_timeout_s: how long the job waits for a node to take the place of a lost one.
+    coordinator_timeout_s: how long ranks train on without a coordinator.
     """
 
     strategies: tuple[Strategy, ...] = INNER
@@ -42,6 +46,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     leave_timeout_s: float = 30.0
     join_timeout_s: float = 600.0
     node_timeout_s: float = 600.0
+    coordinator_timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work.
@@ -55,16 +60,17 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for name in ("max_restarts", "max_recoveries", "max_in_row"):
             if getattr(self, name) < 0:
                 raise ValueError(f"policy: {name} is {getattr(self, name)}; 0 is the least")
-        for name in ("leave_timeout_s", "join_timeout_s", "node_timeout_s"):
+        for name in _TIMEOUTS:
             if not getattr(self, name) > 0:
                 raise ValueError(f"policy: {name} is {getattr(self, name)}; give seconds above 0")
 
 
 class Past(msgspec.Struct, frozen=True, kw_only=True):
-    """One earlier fault of the job and what was chosen for it."""
+    """One earlier fault of the job, what was chosen for it, and the newest step at that time."""
 
     fault: Fault
     strategy: Strategy
+    newest: int = 0
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +164,7 @@ _INNER_FOR = {
     Kind.STUCK: (Strategy.RECOVER_IN_PLACE, "it is started anew on its node, all others wait"),
     Kind.RESTORE: (Strategy.RETRY, "the next source of its state is tried"),
     Kind.NODE_LOST: (Strategy.RECOVER, "a new node takes its place, all healthy ranks wait"),
+    Kind.COORDINATOR: (Strategy.RETRY, "all ranks are regrouped with the state they have"),
     Kind.LINK: (Strategy.RETRY, "all ranks are regrouped and do the step again"),
 }
 
@@ -166,7 +173,7 @@ def _in_row(case: Case) -> int:
     """Count inner recoveries of the same place, latest first, with no finished step between."""
     count = 0
     for past in reversed(case.past):
-        if past.strategy not in INNER or past.fault.finished < case.newest:
+        if past.strategy not in INNER or past.newest < case.newest:
             break
         if (past.fault.rank, past.fault.node) == (case.fault.rank, case.fault.node):
             count += 1

@@ -1,7 +1,7 @@
 """The agent: one process per node that starts, watches and ends the node's ranks.
 
-It does what the coordinator says and tells what it sees; it decides nothing. When its line to the
-coordinator is cut, or it dies, all its ranks end with it: nobody would be there to direct them.
+It does what the coordinator says and tells what it sees; it decides nothing. When the coordinator
+dies it keeps its ranks and waits for another. When it dies itself, all its ranks end with it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,14 @@ PING_S = 20.0  # a coordinator whose machine is silent for this and half of it a
 CONNECT_S = 60.0  # how long an agent that was started before its coordinator waits for it
 _PR_SET_CHILD_SUBREAPER = 36
 
+# What is true for any coordinator; the rest was about a generation that ended with the old one.
+_LASTING = (
+    protocol.Exited,
+    protocol.Snapshots,
+    protocol.CheckpointWritten,
+    protocol.CheckpointPassedOver,
+)
+
 
 class Agent:
     """The agent of one node in one attempt."""
@@ -42,7 +50,7 @@ class Agent:
         self.spec, self.attempt, self.node = spec, attempt, node
         self.status = 1
         self._line: aiohttp.ClientWebSocketResponse[bool] | None = None
-        self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
+        self._outbox: asyncio.Queue[protocol.Message] = asyncio.Queue()
         self._store = DirectoryStore(Path(spec.checkpoint_directory))
         self._snapshots = Snapshots(spec, self._store, self.send)
         self.ranks = NodeRanks(
@@ -51,26 +59,62 @@ class Agent:
 
     def send(self, message: protocol.Message) -> None:
         """Send to the coordinator, in order."""
-        self._outbox.put_nowait(protocol.encode(message))
+        self._outbox.put_nowait(message)
 
     async def run(self, url: str, secret: str, address: str) -> int:
-        """Serve the coordinator until it says goodbye; return the exit status."""
+        """Serve the job until its coordinator says goodbye; return the exit status.
+
+        A coordinator that dies is waited for: the ranks train on meanwhile.
+        """
         self.ranks.start_zygote(preload=self.spec.entry is not EntryKind.PROGRAM)
-        newest = self._newest_checkpoint()  # read while the zygote imports
+        hello = self._hello(address, self._newest_checkpoint())  # read while the zygote imports
+        beats = asyncio.create_task(self._beat())
+        orders: asyncio.Queue[protocol.Message] = asyncio.Queue()
+        worker = asyncio.create_task(self._obey(orders))
+        worker.add_done_callback(functools.partial(_end_with, asyncio.current_task()))
+        limit_s = CONNECT_S
         try:
             async with aiohttp.ClientSession(headers={"Authorization": bearer(secret)}) as session:
-                self._line = await self._connect(session, url)
-                self.send(self._hello(address, newest))
-                sender = asyncio.create_task(self._send_all())
-                beats = asyncio.create_task(self._beat())
-                try:
-                    await self._listen()
-                finally:
-                    beats.cancel()
-                    sender.cancel()
+                while True:
+                    self._line = await self._connect(session, url, limit_s)
+                    if await self._serve(self._line, hello, orders):
+                        return self.status
+                    print("rekindle agent: the coordinator is gone", file=sys.stderr, flush=True)
+                    limit_s = self.spec.policy.coordinator_timeout_s
         finally:
+            beats.cancel()
+            failed = worker.done() and not worker.cancelled()
+            worker.cancel()
             await self._end()
-        return self.status
+            if failed:
+                worker.result()  # a bug of ours: let it be seen
+
+    async def _serve(
+        self,
+        line: aiohttp.ClientWebSocketResponse[bool],
+        hello: protocol.Hello,
+        orders: asyncio.Queue[protocol.Message],
+    ) -> bool:
+        """Serve one coordinator; False: the line to it was cut."""
+        unsent = self._sort_outbox()
+        with contextlib.suppress(ConnectionError):
+            await line.send_bytes(protocol.encode(self.ranks.describe(hello, unsent)))
+        sender = asyncio.create_task(self._send_all(line))
+        try:
+            return await self._listen(line, orders)
+        finally:
+            sender.cancel()
+
+    def _sort_outbox(self) -> list[protocol.Exited]:
+        """Keep what a new coordinator must hear, and drop what was meant for the old one."""
+        kept: list[protocol.Message] = []
+        while not self._outbox.empty():
+            message = self._outbox.get_nowait()
+            if isinstance(message, _LASTING):
+                kept.append(message)
+        for message in [*kept, *self.ranks.waiting]:
+            self.send(message)
+        return [message for message in kept if isinstance(message, protocol.Exited)]
 
     def _newest_checkpoint(self) -> int | None:
         found = self._store.newest()
@@ -79,9 +123,9 @@ class Agent:
         return found.checkpoint.manifest.step if found.checkpoint else None
 
     async def _connect(
-        self, session: aiohttp.ClientSession, url: str
+        self, session: aiohttp.ClientSession, url: str, limit_s: float
     ) -> aiohttp.ClientWebSocketResponse[bool]:
-        deadline = time.monotonic() + CONNECT_S
+        deadline = time.monotonic() + limit_s
         while True:
             try:
                 return await session.ws_connect(url, heartbeat=PING_S, max_msg_size=16 << 20)
@@ -109,42 +153,41 @@ class Agent:
             checkpoint=checkpoint,
         )
 
-    async def _listen(self) -> None:
-        """Read the line until goodbye. Orders wait for each other, but never the line: it has
-        to answer the coordinator's pings, or the node is taken for lost."""
-        assert self._line is not None
-        orders: asyncio.Queue[protocol.Message] = asyncio.Queue()
-        worker = asyncio.create_task(self._obey(orders))
-        try:
-            async for frame in self._line:
+    async def _listen(
+        self,
+        line: aiohttp.ClientWebSocketResponse[bool],
+        orders: asyncio.Queue[protocol.Message],
+    ) -> bool:
+        """Read the line until goodbye (True) or until it is cut (False).
+
+        Orders wait for each other, but never the line: it has to answer the coordinator's pings,
+        or the node is taken for lost. Raises JobError: the coordinator refused this agent.
+        """
+        with contextlib.suppress(ConnectionError):  # cut while a pong was sent
+            async for frame in line:
                 if frame.type is not aiohttp.WSMsgType.BINARY:
                     break
                 message = protocol.decode_to_agent(frame.data)
                 match message:
                     case protocol.Bye(status=status):
                         self.status = status
-                        return
+                        return True
                     case protocol.Refused(reason=reason):
                         raise JobError(f"the coordinator refused this agent: {reason}")
                     case protocol.Welcome(node=node):
-                        self.node = self.ranks.node = node
+                        self.ranks.node = node
                     case _:
                         orders.put_nowait(message)
-        except ConnectionError:
-            pass  # cut while a pong was sent; said below
-        finally:
-            worker.cancel()
-        print("rekindle agent: the line to the coordinator is cut", file=sys.stderr, flush=True)
+        return False
 
     async def _obey(self, orders: asyncio.Queue[protocol.Message]) -> None:
         while True:
             await self.ranks.obey(await orders.get())
 
-    async def _send_all(self) -> None:
-        assert self._line is not None
+    async def _send_all(self, line: aiohttp.ClientWebSocketResponse[bool]) -> None:
         with contextlib.suppress(ConnectionError):
             while True:
-                await self._line.send_bytes(await self._outbox.get())
+                await line.send_bytes(protocol.encode(await self._outbox.get()))
 
     async def _beat(self) -> None:
         last: protocol.Beat | None = None
@@ -170,6 +213,12 @@ class Agent:
 def adopt_orphans() -> None:
     """Make orphans our children: ranks are forked twice, and may leave helpers behind."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _end_with(task: asyncio.Task[int] | None, worker: asyncio.Task[None]) -> None:
+    """End the agent when the one who carries out orders has failed."""
+    if task is not None and not worker.cancelled():
+        task.cancel()
 
 
 def _cancel(task: asyncio.Task[int]) -> None:

@@ -30,6 +30,7 @@ from rekindle import names
 from rekindle.errors import ProtocolError
 from rekindle.recovery import journal
 from rekindle.runtime import lifeline, protocol, state, view
+from rekindle.runtime.inheritance import inheritance
 from rekindle.runtime.lease import Lease
 from rekindle.runtime.ledger import Ledger
 from rekindle.runtime.machine import Machine
@@ -58,6 +59,7 @@ class Coordinator:
             ),
             incident=max((getattr(e, "incident", 0) for e in past), default=0),
         )
+        self._inherited = inheritance(past, attempt)
         self.lease = Lease()
         self.metrics: dict[str, float] = {}
         self.ended = asyncio.Event()
@@ -252,7 +254,7 @@ class Coordinator:
         await runner.setup()
         await web.SockSite(runner, listener).start()
         self._announce(listener)
-        self.machine.start()
+        self.machine.start(self._inherited)
         self.carry_out()
         progress = asyncio.create_task(self.report_progress())
         await self.ended.wait()
@@ -263,14 +265,15 @@ class Coordinator:
         return 0 if self.succeeded else 1
 
     def _announce(self, listener: socket.socket) -> None:
-        started = journal.JobStarted(
-            job_id=self.spec.job_id,
-            attempt=self.machine.attempt,
-            nodes=self.spec.nodes,
-            processes_per_node=self.spec.processes_per_node,
-            pid=os.getpid(),
-        )
-        self.ledger.append(started)
+        if self._inherited is None:
+            started = journal.JobStarted(
+                job_id=self.spec.job_id,
+                attempt=self.machine.attempt,
+                nodes=self.spec.nodes,
+                processes_per_node=self.spec.processes_per_node,
+                pid=os.getpid(),
+            )
+            self.ledger.append(started)
         host, port = listener.getsockname()[:2]
         endpoint = Endpoint(
             host=names.LOOPBACK if host == "0.0.0.0" else host,

@@ -50,6 +50,8 @@ class Forming(Gathering):
         rank = self.roster.ranks[message.rank]
         if rank.status in (Status.ENDING, Status.ABSENT, Status.EXITED):
             return
+        if rank.status is Status.RESTORING and message.generation < self.generation:
+            return  # said before this generation was formed
         self._session = self._sessions_seen = True
         rank.status, rank.arrived = Status.WAITING, message
         if message.finished is not None:

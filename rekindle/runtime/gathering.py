@@ -8,6 +8,7 @@ from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault, Kind
 from rekindle.recovery.plan import Source
 from rekindle.runtime import protocol as p
+from rekindle.runtime.inheritance import Inheritance
 from rekindle.runtime.spec import JobSpec
 from rekindle.runtime.state import (
     CancelTimer,
@@ -24,7 +25,10 @@ from rekindle.runtime.state import (
     Store,
 )
 
-LATE_S = 60.0  # agents that have not come by then are asked for: their launcher may have died
+# Agents that have not come by then are asked for: their launcher may have died before it had
+# started them; or, where a coordinator takes a dead one's place, they died with it.
+LATE_S = 20.0
+TAKEN_OVER_LATE_S = 5.0
 
 
 class Gathering(ABC):
@@ -49,6 +53,7 @@ class Gathering(ABC):
         self._session = False  # a rank of the current generation has a Session
         self._sessions_seen = False  # one of this attempt had
         self._formed = False  # a generation was formed since the last restart
+        self._taken_over = False  # from a coordinator that died, with ranks in a Session
         self._stop_reason = ""
         self._outcome = "stopped"
         self._planned: list[Source] = []  # by rank, in the generation formed last
@@ -60,9 +65,12 @@ class Gathering(ABC):
         commands, self._commands = self._commands, []
         return commands
 
-    def start(self) -> None:
-        """Wait for the nodes."""
-        self._do(SetTimer("late", LATE_S))
+    def start(self, inherited: Inheritance | None = None) -> None:
+        """Wait for the nodes: new ones, or those of a coordinator that died."""
+        self._do(SetTimer("late", TAKEN_OVER_LATE_S if inherited else LATE_S))
+        if inherited is not None:
+            self.restarts = inherited.restarts
+            self.incidents.inherit(inherited.incident, inherited.faults, inherited.past)
         self._do(SetTimer("node", self.spec.policy.node_timeout_s))
 
     def on_hello(self, connection: int, hello: p.Hello) -> None:
@@ -78,13 +86,37 @@ class Gathering(ABC):
             address=hello.address,
             pid=hello.pid,
             checkpoint=hello.checkpoint,
+            snapshots=hello.snapshots,
         )
         self._do(Send(connection, p.Welcome(node=seat)))
         self._record(journal.NodeJoined(node=seat, address=hello.address, pid=hello.pid))
+        self._take_over(connection, hello)
         if not self.roster.missing:
             self._do(CancelTimer("node"))
             if self.phase in (Phase.GATHERING, Phase.REGROUPING):
                 self._start_missing()
+
+    def _take_over(self, connection: int, hello: p.Hello) -> None:
+        """Take over what an agent did for a coordinator that died: its ranks go on living."""
+        for number in hello.ended:
+            self.roster.ranks[number].status = Status.EXITED
+        for live in hello.ranks:
+            rank = self.roster.ranks[live.rank]
+            rank.pid = live.pid
+            rank.status = Status.LEAVING if live.training else Status.STARTING
+        if not hello.ranks and not hello.ended:
+            return
+        self.phase = Phase.REGROUPING
+        self.generation = max(self.generation, hello.generation)
+        if any(live.training for live in hello.ranks):
+            # Where their generation stands nobody knows any more: all leave it and meet again.
+            self._session = self._sessions_seen = self._formed = True
+            self._do(Send(connection, p.Over(generation=hello.generation)))
+            self._do(SetTimer("leave", self.spec.policy.leave_timeout_s))
+            if not self._taken_over:
+                self._taken_over = True
+                text = "the coordinator was lost; another one took its place"
+                self._on_fault(Fault(kind=Kind.COORDINATOR, message=text))
 
     def on_store_up(self, node: int, message: p.StoreUp) -> None:
         """The store that ranks meet at listens, or could not."""
@@ -114,6 +146,8 @@ class Gathering(ABC):
 
     def _start_missing(self) -> None:
         """Start every rank that has no process, once the store is there (at first: all nodes)."""
+        if not any(rank.status is Status.ABSENT for rank in self.roster.ranks):
+            return
         self._ask_for_store()
         if not self._store.is_up or (self.roster.missing and not self._formed):
             return

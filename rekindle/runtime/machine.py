@@ -182,7 +182,7 @@ class Machine(Forming):
     def on_timer(self, name: str, now: float) -> None:
         """A time limit has passed."""
         missing, policy = self.roster.missing, self.spec.policy
-        if name == "late" and self.phase is Phase.GATHERING:
+        if name == "late":
             for node in missing:
                 self._record(journal.NodeWanted(node=node))
         elif name == "node" and missing:

@@ -54,6 +54,10 @@ class NodeRanks:
         self._store: StoreProcess | None = None
         self._console = Console()
         self._gone = asyncio.Event()
+        self._generation = 0  # the newest that was formed
+        self._training: set[int] = set()  # ranks that are in a Session
+        self._waiting: dict[int, protocol.Arrived] = {}
+        self._ended: set[int] = set()  # ranks that ended with status 0
         self._preparing: set[asyncio.Future[None]] = set()
 
     def start_zygote(self, *, preload: bool) -> None:
@@ -71,12 +75,45 @@ class NodeRanks:
             case protocol.Kill():
                 self._kill(message)
             case protocol.Form():
+                self._generation = message.generation
+                self._waiting.clear()
                 for rank in self._ranks.values():
                     own = {rank.rank: message.plan[rank.rank]}
                     rank.send(msgspec.structs.replace(message, plan=own))
-            case protocol.Over() | protocol.Dismiss():
-                for rank in self._ranks.values():
-                    rank.send(message)
+            case protocol.Over():
+                self._tell_all(message)
+            case protocol.Dismiss():
+                self._training.clear()
+                self._waiting.clear()
+                self._tell_all(message)
+
+    def _tell_all(self, message: protocol.Message) -> None:
+        for rank in self._ranks.values():
+            rank.send(message)
+
+    def describe(self, hello: protocol.Hello, unsent: list[protocol.Exited]) -> protocol.Hello:
+        """Tell in `hello` what a coordinator has to know that did not see these ranks start.
+
+        unsent: ends of ranks that it will be told next; to it they still live.
+        """
+        pids = {rank.rank: rank.pid for rank in self._ranks.values()}
+        pids |= {message.rank: message.pid for message in unsent}
+        return msgspec.structs.replace(
+            hello,
+            node=self.node if pids or self._ended else hello.node,
+            snapshots=self._snapshots.steps,
+            generation=self._generation,
+            ranks=tuple(
+                protocol.LiveRank(rank=rank, pid=pid, training=rank in self._training)
+                for rank, pid in sorted(pids.items())
+            ),
+            ended=tuple(sorted(self._ended - set(pids))),
+        )
+
+    @property
+    def waiting(self) -> list[protocol.Arrived]:
+        """Arrivals that no coordinator has answered yet."""
+        return list(self._waiting.values())
 
     # ---- starting
 
@@ -128,6 +165,7 @@ class NodeRanks:
             for stream in streams:
                 stream.started()
         self._ranks[rank], self._streams[rank] = process, streams
+        self._ended.discard(rank)
         return process
 
     async def _fork(self, request: RunRank | RunStore, fds: list[int]) -> int:
@@ -203,6 +241,10 @@ class NodeRanks:
                 rank.send(answer, fds)
             case protocol.SnapshotTaken():
                 self._snapshots.taken(message)
+            case protocol.Arrived():
+                self._training.add(message.rank)
+                self._waiting[message.rank] = message
+                self._send(message)
             case protocol.StepDone():
                 self._send(message)
                 self._prepare()
@@ -214,6 +256,10 @@ class NodeRanks:
             stream.drain()
         if self._ranks.get(rank.rank) is rank:
             del self._ranks[rank.rank]
+        self._training.discard(rank.rank)
+        self._waiting.pop(rank.rank, None)
+        if exit_.code == 0:
+            self._ended.add(rank.rank)
         self._send(
             protocol.Exited(
                 rank=rank.rank,

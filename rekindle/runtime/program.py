@@ -66,8 +66,9 @@ def run(
             sys.path.insert(0, working_directory)
             runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
-            sys.path[0] = str(Path(target).absolute().parent)
-            runpy.run_path(target, run_name="__main__")
+            script = Path(target).absolute()  # as Python's own __file__, whatever folder comes next
+            sys.path[0] = str(script.resolve().parent)
+            runpy.run_path(str(script), run_name="__main__")
     except SystemExit as request:
         end(_status(request), orderly=True)
     except BaseException as error:

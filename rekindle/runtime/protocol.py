@@ -120,14 +120,19 @@ class Dismiss(Message, frozen=True, kw_only=True, tag="dismiss"):
 
 
 class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank that an agent supervises, as told to a coordinator it joins."""
+    """A rank's process. training: it is in a Session (which is told to a coordinator it joins)."""
 
     rank: int
     pid: int
+    training: bool = False
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
-    """The first message of an agent. node: the node rank it wants, -1: any."""
+    """The first message of an agent on each line. node: the node rank it wants, -1: any.
+
+    To a new coordinator that takes a dead one's place it tells what the dead one knew: the newest
+    generation, the ranks that live (or whose end it has yet to tell), and those that ended well.
+    """
 
     job_id: str
     attempt: int
@@ -137,6 +142,10 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     pid: int
     processes: int
     checkpoint: int | None = None
+    snapshots: dict[int, int] = {}
+    generation: int = 0
+    ranks: tuple[LiveRank, ...] = ()
+    ended: tuple[int, ...] = ()
 
 
 class Spawned(Message, frozen=True, kw_only=True, tag="spawned"):

@@ -36,6 +36,7 @@ class Snapshots:
         self._send = send
         self._buffers: dict[int, list[tuple[int, SnapshotBuffer]]] = {}
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshots")
+        self.steps: dict[int, int] = {}  # newest sealed snapshot of each rank
         self._jobs: set[asyncio.Future[None]] = set()
 
     def room(self, rank: int, data_bytes: int) -> tuple[protocol.SnapshotBuffers, list[int]]:
@@ -82,13 +83,16 @@ class Snapshots:
             if buffer.step != message.step:
                 return  # a newer one is in its place already
             buffer.seal()
-            steps = protocol.Snapshots(steps={message.rank: message.step})
-            loop.call_soon_threadsafe(self._send, steps)
+            loop.call_soon_threadsafe(self._sealed, message.rank, message.step)
             if message.checkpoint:
                 written = self._write(message, buffer)
                 loop.call_soon_threadsafe(self._send, written)
         finally:
             buffer.unlock()
+
+    def _sealed(self, rank: int, step: int) -> None:
+        self.steps[rank] = step
+        self._send(protocol.Snapshots(steps={rank: step}))
 
     def _write(
         self, message: protocol.SnapshotTaken, buffer: SnapshotBuffer

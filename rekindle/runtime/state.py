@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
 import msgspec
 
@@ -201,6 +202,10 @@ class Incidents:
         self.past: list[Past] = []
         self._heaviest = Strategy.RETRY
 
+    def inherit(self, open_: int, faults: Iterable[Fault], past: Iterable[Past]) -> None:
+        """Go on where a coordinator that died left off."""
+        self.open, self.faults, self.past = open_, list(faults), list(past)
+
     def note(self, fault: Fault) -> journal.Event:
         """Add a fault to the open incident, or open one with it."""
         if not self.open:
@@ -222,7 +227,7 @@ class Incidents:
             fault=fault, session=session, formed=formed, newest=newest, past=tuple(self.past)
         )
         decision = decide(self._policy, case)
-        self.past.append(Past(fault=fault, strategy=decision.strategy))
+        self.past.append(Past(fault=fault, strategy=decision.strategy, newest=newest))
         ladder = list(Strategy)
         if ladder.index(decision.strategy) < ladder.index(self._heaviest):
             return decision, []

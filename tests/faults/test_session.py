@@ -1,0 +1,122 @@
+"""Session used wrongly, and used without an agent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from training_jobs import RANKS
+from training_jobs.injection import write_faults
+from training_jobs.job import LIMIT_S, SCRIPT, STEPS, Job, environment
+from training_jobs.record import Record
+
+from rekindle.errors import SessionError
+from rekindle.training.torch import Session, StepSampler
+
+
+@pytest.fixture
+def model() -> torch.nn.Module:
+    """Anything with parameters."""
+    return torch.nn.Linear(2, 1)
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    """A default process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def session_of(model: torch.nn.Module, **settings: object) -> Session:
+    """A session with an optimizer."""
+    return Session(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **settings)
+
+
+def test_ddp_wrapper_is_refused(model: torch.nn.Module, process_group: None) -> None:
+    """A DDP wrapper in place of the module is refused, with what to do instead."""
+    with pytest.raises(SessionError, match="ddp=True"):
+        session_of(DistributedDataParallel(model))
+
+
+def test_process_group_of_the_script_is_refused(
+    model: torch.nn.Module, process_group: None
+) -> None:
+    """A script that formed the process group itself is told to leave that to Session."""
+    with pytest.raises(SessionError, match="remove init_process_group"):
+        session_of(model)
+
+
+@pytest.mark.parametrize("value", [object(), {"key": {1, 2j}}, float])
+def test_value_that_cannot_be_logged(value: object, model: torch.nn.Module) -> None:
+    """A value that is no number, text or list cannot be logged, and the error names the step."""
+    with session_of(model) as session:
+        for step in session.steps(1):
+            with step, pytest.raises(SessionError, match=r"step\.log of step 0"):
+                step.log(thing=value)
+
+
+def test_missing_sampler(model: torch.nn.Module) -> None:
+    """Samples without a sampler: the error says what Session lacks."""
+    with session_of(model) as session:
+        for step in session.steps(1):
+            with step, pytest.raises(SessionError, match="give Session a sampler"):
+                _ = step.indices
+
+
+def test_steps_without_an_agent(model: torch.nn.Module) -> None:
+    """Without an agent all steps are yielded once, in order."""
+    with session_of(model) as session:
+        numbers = []
+        for step in session.steps(3):
+            with step:
+                numbers.append(step.number)
+    assert numbers == [0, 1, 2]
+    assert not dist.is_initialized()
+
+
+def run_by_hand(folder: Path, *launcher: str) -> None:
+    """Run the script without Rekindle's agents."""
+    write_faults(folder, [])
+    command = [sys.executable, *launcher, str(SCRIPT), str(folder), "--steps", str(STEPS)]
+    # With its own store torchrun often hangs at the start, in torch 2.13 with gloo.
+    own = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    finished = subprocess.run(
+        command,
+        env={**os.environ, **environment("by-hand"), **own},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert finished.returncode == 0, finished.stderr
+
+
+def losses(record: Record, rank: int) -> list[float]:
+    """Return what the rank's own result says of its losses."""
+    return list(record.result(rank)["losses"].values())
+
+
+def test_under_torchrun(tmp_path: Path, baseline: Record) -> None:
+    """Under torchrun a Session trains what it trains under Rekindle, to the bit."""
+    run_by_hand(tmp_path, "-m", "torch.distributed.run", f"--nproc-per-node={RANKS}")
+    record = Record(tmp_path, STEPS)
+    for rank in range(RANKS):
+        assert losses(record, rank) == losses(baseline, rank)
+        assert record.result(rank)["digest"] == baseline.result(rank)["digest"]
+
+
+def test_under_plain_python(tmp_path: Path, job: Callable[..., Job]) -> None:
+    """Started by hand, one process trains what a job of one rank trains, to the bit."""
+    run_by_hand(tmp_path)
+    record = Record(tmp_path, STEPS)
+    run = job(processes=1)
+    assert run.end().outcome == "succeeded", run.story()
+    assert losses(record, 0) == losses(run.record, 0)
+    assert record.result(0)["digest"] == run.record.result(0)["digest"]

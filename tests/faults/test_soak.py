@@ -1,0 +1,101 @@
+"""Faults at random moments, for a long time."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable
+
+import pytest
+from training_jobs import RANKS
+from training_jobs.checks import assert_same_training, assert_samples_once, steps_lost
+from training_jobs.job import Job
+from training_jobs.record import Record
+
+from rekindle.recovery import journal
+
+STEPS = 400
+KILLS = 8
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def long_baseline(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Record]:
+    """The uninterrupted long run of a variant."""
+    records: dict[str, Record] = {}
+
+    def run(variant: str) -> Record:
+        if variant not in records:
+            folder = tmp_path_factory.mktemp(variant)
+            with Job(folder, variant=variant, steps=STEPS) as job:
+                assert job.end().outcome == "succeeded", job.story()
+            records[variant] = job.record
+        return records[variant]
+
+    return run
+
+
+def strike(run: Job, chance: random.Random) -> int:
+    """Kill one or two ranks, or a node; return how many ranks were hit."""
+    kind = chance.choice(["rank", "rank", "ranks", "node"])
+    if kind == "node" and run.spec.nodes > 1:
+        run.kill_node(chance.randrange(run.spec.nodes))
+        return RANKS // run.spec.nodes
+    count = 2 if kind == "ranks" else 1
+    victims = chance.sample(range(RANKS), count)
+    for rank in victims:
+        pid = run.status().ranks[rank].pid
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+    return count
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("variant", ["ddp", "plain"])
+@pytest.mark.parametrize("seed", range(2))
+def test_random_kills(
+    seed: int,
+    variant: str,
+    nodes: int,
+    job: Callable[..., Job],
+    long_baseline: Callable[[str], Record],
+) -> None:
+    """Ranks and nodes killed at random moments, eight times a job, cost no step and no sample."""
+    chance = random.Random(f"{seed} {variant} {nodes}")
+    run = job(variant=variant, nodes=nodes, steps=STEPS)
+    run.wait_event(journal.FirstStep)
+    for kill in range(KILLS):
+        step = (kill + 1) * STEPS // (KILLS + 2) + chance.randrange(STEPS // 20)
+        run.wait(lambda wanted=step: run.status().finished >= wanted, f"step {step}")
+        strike(run, chance)
+    ended = run.end(300)
+    assert ended.outcome == "succeeded", run.story()
+    assert_same_training(run.record, long_baseline(variant))
+    assert_samples_once(run.record)
+    assert sum(steps_lost(run)) == 0
+    assert run.leftovers() == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_second_kill_at_a_random_moment(
+    seed: int, job: Callable[..., Job], long_baseline: Callable[[str], Record]
+) -> None:
+    """A second kill at a random moment after the first, in recovery or after it, costs nothing."""
+    chance = random.Random(seed)
+    run = job(nodes=2, steps=STEPS)
+    for kill in range(5):
+        step = (kill + 1) * STEPS // 8
+        run.wait(lambda wanted=step: run.status().finished >= wanted, f"step {step}")
+        first, second = chance.sample(range(RANKS), 2)
+        run.kill(first)
+        moment = chance.choice([journal.FaultSeen, journal.RanksStarted, journal.Formed])
+        count = len(run.events_of(moment))
+        run.wait(lambda of=moment, n=count: len(run.events_of(of)) > n, moment.__name__)
+        run.kill(second)
+    ended = run.end(300)
+    assert ended.outcome == "succeeded", run.story()
+    assert_same_training(run.record, long_baseline("ddp"))
+    assert_samples_once(run.record)
+    assert sum(steps_lost(run)) == 0

@@ -1,0 +1,9 @@
+"""Small training runs for tests: a script that breaks where it is told to, and the jobs that run it.
+
+`train` is the script, `injection` breaks it, `job` runs it on an engine, `record` reads what a run
+has left, `checks` compares two of them.
+"""
+
+LENGTH = 500  # samples
+BATCH = 4  # per rank and step
+RANKS = 4

@@ -1,0 +1,62 @@
+"""The properties that a recovered run must have, each an assertion of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from rekindle.training.sampler import StepSampler
+from training_jobs.job import Job
+from training_jobs.record import Record
+from training_jobs import BATCH, LENGTH, RANKS
+
+_TRAINED = ("digest", "position", "rate", "updates")
+
+
+def assert_same_training(run: Record, baseline: Record) -> None:
+    """Every record of every step and every rank's final state are those of the baseline, to the bit.
+
+    Steps that were done again count too: they must have come out the same each time.
+    """
+    for rank in range(RANKS):
+        wanted = [baseline.steps(rank)[step]["loss"] for step in range(run.total)]
+        assert run.losses(rank) == wanted, f"losses of rank {rank}"
+        for line in run.lines(rank):
+            assert line["metrics"]["loss"] == wanted[line["step"]], f"rank {rank}: {line}"
+    for rank in range(RANKS):
+        ours, theirs = run.result(rank), baseline.result(rank)
+        assert {k: ours.get(k) for k in _TRAINED} == {k: theirs[k] for k in _TRAINED}
+
+
+def assert_samples_once(run: Record) -> None:
+    """The samples of all steps and ranks are the sampler's stream: none is lost, none comes twice."""
+    samplers = [StepSampler(LENGTH, BATCH, seed=3) for _ in range(RANKS)]
+    for rank, sampler in enumerate(samplers):
+        sampler.bind(rank, RANKS)
+        steps = run.steps(rank)
+        assert sorted(steps) == list(range(run.total))
+        for step in range(run.total):
+            assert steps[step]["samples"] == sampler.indices(), f"rank {rank}, step {step}"
+            sampler.advance()
+
+
+def assert_pids_kept(run: Record, *, replaced: Collection[int] = ()) -> None:
+    """All ranks but the replaced ones are the processes that the run began with."""
+    for rank in set(range(RANKS)) - set(replaced):
+        assert len(run.lives(rank)) == 1, f"rank {rank} was started anew"
+        assert run.result(rank)["pid"] == run.lives(rank)[0]
+
+
+def assert_recovered(job: Job, baseline: Record, *, replaced: Collection[int]) -> None:
+    """The job ended well, is the baseline to the bit, kept its healthy pids, and left nothing."""
+    ended = job.end()
+    assert ended.outcome == "succeeded", f"{ended}{job.story()}"
+    assert_same_training(job.record, baseline)
+    assert_samples_once(job.record)
+    assert_pids_kept(job.record, replaced=replaced)
+    assert job.leftovers() == []
+    assert all(incident.closed for incident in job.incidents()), job.story()
+
+
+def steps_lost(job: Job) -> list[int]:
+    """Return the steps lost in each incident."""
+    return [incident.steps_lost for incident in job.incidents()]

@@ -1,0 +1,148 @@
+"""Faults that a training script inflicts upon itself, at an exact place of an exact step.
+
+A test writes the faults to a file of the run's folder. A rank looks there whenever it passes a named
+place (`Injector.at`). Each fault strikes once, unless it is marked `again`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PAUSE_LIMIT_S = 60.0
+_FILE = "faults.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """What happens to `rank` at a place of the script.
+
+    step: only in this step. life: only in the n-th process of the rank; 0: in any.
+    do: kill, segv, abrt, stop, raise, link (an error that reads like a broken link), hang, exit,
+        or pause, which waits until the test lets it go on.
+    """
+
+    rank: int
+    place: str
+    step: int | None = None
+    life: int = 1
+    do: str = "kill"
+    again: bool = False
+
+
+def write_faults(folder: Path, faults: list[Fault]) -> None:
+    """Lay out the run's folder with the faults that its ranks are to suffer."""
+    (folder / "processes").mkdir(parents=True, exist_ok=True)
+    for mark in folder.glob("*-fault-*"):
+        mark.unlink()
+    (folder / _FILE).write_text(json.dumps([dataclasses.asdict(fault) for fault in faults]))
+
+
+def reached(folder: Path, number: int) -> Path:
+    """Return the file that appears when fault `number` strikes."""
+    return folder / f"reached-fault-{number}"
+
+
+def release(folder: Path, number: int) -> None:
+    """Let a rank that pauses at fault `number` go on."""
+    (folder / f"release-fault-{number}").touch()
+
+
+class Injector:
+    """The faults of one rank's process."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.step: int | None = None
+        self._folder = folder
+        faults = [Fault(**each) for each in json.loads((folder / _FILE).read_text())]
+        earlier = len(list((folder / "processes").glob(f"{rank}-*")))
+        self.life = earlier + 1
+        (folder / "processes" / f"{rank}-{self.life}").write_text(str(os.getpid()))
+        self._mine = [
+            (number, fault)
+            for number, fault in enumerate(faults)
+            if fault.rank == rank and fault.life in (0, self.life)
+        ]
+
+    def at(self, place: str) -> None:
+        """Suffer what is planned for this place."""
+        for number, fault in self._mine:
+            if fault.place == place and fault.step in (None, self.step):
+                mark = reached(self._folder, number)
+                if fault.again or not mark.exists():
+                    mark.touch()
+                    self._strike(number, fault.do)
+
+    def _strike(self, number: int, what: str) -> None:
+        match what:
+            case "raise":
+                raise ValueError(f"injected into step {self.step}")
+            case "link":
+                raise RuntimeError("no socket was found in the sample")
+            case "hang":
+                while True:
+                    time.sleep(1)
+            case "exit":
+                os._exit(3)
+            case "pause":
+                self._pause(number)
+            case _:
+                _die(what)
+
+    def _pause(self, number: int) -> None:
+        deadline = time.monotonic() + PAUSE_LIMIT_S
+        while not (self._folder / f"release-fault-{number}").exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"nobody released fault {number}")
+            time.sleep(0.002)
+
+    def watch(self, channel: Any) -> None:
+        """Make places of what this rank says to its agent, and of its snapshots and transfers."""
+        if channel is None:
+            return
+        say = channel.send
+
+        def send(message: Any) -> None:
+            self.at(f"before {type(message).__name__}")
+            say(message)
+            self.at(f"after {type(message).__name__}")
+
+        channel.send = send
+        self._watch_runtime()
+
+    def _watch_runtime(self) -> None:
+        from rekindle.runtime.snapshot import SnapshotBuffer
+        from rekindle.training import torch_session
+
+        for owner, name, place in (
+            (SnapshotBuffer, "commit", "snapshot"),
+            (torch_session, "receive_state", "receive"),
+            (torch_session, "send_state", "send"),
+        ):
+            setattr(owner, name, self._before(place, getattr(owner, name)))
+
+    def _before(self, place: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            self.at(place)
+            return function(*args, **kwargs)
+
+        return wrapped
+
+
+def _die(how: str) -> None:
+    number = {
+        "kill": signal.SIGKILL,
+        "segv": signal.SIGSEGV,
+        "abrt": signal.SIGABRT,
+        "stop": signal.SIGSTOP,
+    }[how]
+    if number is signal.SIGSEGV:
+        ctypes.string_at(0)  # the real thing
+    os.kill(os.getpid(), number)

@@ -1,0 +1,320 @@
+"""A training job on the local engine, as a test sees it: start it, wait for events, break it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from rekindle.engines.client import JobClient
+from rekindle.engines.local import LocalEngine
+from rekindle.errors import JobError
+from rekindle.recovery import journal
+from rekindle.recovery.policy import Policy
+from rekindle.runtime.spec import EntryKind, JobDirectory, JobSpec, check
+from rekindle.runtime.view import JobView
+from training_jobs import RANKS
+from training_jobs.injection import Fault, reached, release, write_faults
+from training_jobs.record import Record
+
+SCRIPT = Path(__file__).with_name("train.py")
+STEPS = 24
+LIMIT_S = 90.0
+MARK = "TRAINING_JOB_TEST"  # in the environment of every process of a job
+_TICK_S = 0.005
+
+E = TypeVar("E", bound=journal.Event)
+T = TypeVar("T")
+
+
+def wait_until(true: Callable[[], T], what: str, limit_s: float = LIMIT_S) -> T:
+    """Return the first value of `true()` that is not false."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        value = true()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {limit_s:g} s: {what}"
+        time.sleep(_TICK_S)
+
+
+class Job:
+    """One job of the training script; a context manager that leaves nothing behind.
+
+    nodes: pretended nodes, of all processes together. replaces: whether nodes that are wanted are brought.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *faults: Fault,
+        variant: str = "ddp",
+        nodes: int = 1,
+        processes: int = RANKS,
+        steps: int = STEPS,
+        snapshot_every: int = 5,
+        checkpoint_every: int = 0,
+        policy: Policy = Policy(),
+        replaces: bool = True,
+    ) -> None:
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        self.record = Record(folder, steps)
+        self.replaces = replaces
+        self.directory = JobDirectory(folder / "job")
+        self.spec = JobSpec(
+            job_id="job",
+            entry=EntryKind.SCRIPT,
+            target=str(SCRIPT),
+            arguments=(str(folder), "--variant", variant, "--steps", str(steps)),
+            nodes=nodes,
+            processes_per_node=processes // nodes,
+            environment=environment(self.mark),
+            working_directory=str(folder),
+            directory=str(folder / "job"),
+            log_directory=str(folder / "job" / "logs"),
+            checkpoint_directory=str(folder / "job" / "checkpoints"),
+            snapshot_every=snapshot_every,
+            checkpoint_every=checkpoint_every,
+            policy=policy,
+        )
+        self.engine: LocalEngine | None = None
+        self._attempt = -1
+        self._wanted = 0  # events of the ledger that were looked at for nodes
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.plan(*faults)
+
+    def plan(self, *faults: Fault) -> None:
+        """Set the faults that the ranks inflict upon themselves."""
+        self.faults = list(faults)
+        write_faults(self.folder, self.faults)
+
+    # ---- life
+
+    def start(self, **changes: object) -> Job:
+        """Launch the job, or its next attempt; `changes` are to its description."""
+        self._reap()
+        self._attempt += 1
+        self.spec = msgspec.structs.replace(self.spec, **changes)
+        self.directory.create(check(self.spec))
+        self._wanted = len(self.events())
+        os.environ[MARK] = self.mark
+        try:
+            self.engine = LocalEngine(self.directory)
+            self.endpoint = self.engine.launch(attempt=self._attempt)
+        finally:
+            del os.environ[MARK]
+        return self
+
+    def end(self, limit_s: float = LIMIT_S) -> journal.Ended:
+        """Wait for the end of the job and of all its processes."""
+        self.wait(lambda: self.coordinator.poll() is not None, "the coordinator's end", limit_s)
+        ended = [event for event in self.events() if isinstance(event, journal.Ended)]
+        assert ended, f"the coordinator ended without a word{self.story()}"
+        for process in self._all_processes():
+            process.wait(LIMIT_S)
+        return ended[-1]
+
+    def __enter__(self) -> Job:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._all_processes():
+            if process.poll() is None:
+                process.kill()
+        self._reap()
+        wait_until(lambda: not self.leftovers(), "all processes of the job gone")
+
+    def _reap(self) -> None:
+        for process in self._all_processes():
+            process.wait(LIMIT_S)
+        self._processes = []
+        self.engine = None
+
+    def _all_processes(self) -> list[subprocess.Popen[bytes]]:
+        if self.engine is None:
+            return self._processes
+        own = [self.engine.coordinator, *self.engine.agents.values()]
+        return [*self._processes, *(process for process in own if process is not None)]
+
+    # ---- waiting
+
+    def wait(self, true: Callable[[], T], what: str, limit_s: float = LIMIT_S) -> T:
+        """Wait until `true()`, and bring the nodes that are wanted meanwhile."""
+
+        def look() -> T:
+            self._bring_nodes()
+            return true()
+
+        try:
+            return wait_until(look, what, limit_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}{self.story()}") from None
+
+    def wait_event(self, kind: type[E], count: int = 1, **fields: object) -> E:
+        """Wait for the n-th event of a kind whose fields have these values."""
+
+        def found() -> E | None:
+            events = self.events_of(kind, **fields)
+            if len(events) >= count:
+                return events[count - 1]
+            assert self.coordinator.poll() is None, f"ended before {kind.__name__}{self.story()}"
+            return None
+
+        return self.wait(found, f"{count} x {kind.__name__} {fields}")
+
+    def wait_fault(self, number: int) -> None:
+        """Wait until the injected fault `number` strikes."""
+        mark = reached(self.folder, number)
+        self.wait(mark.exists, f"fault {number}: {self.faults[number]}")
+
+    def wait_step(self, rank: int, step: int) -> None:
+        """Wait until `rank` has logged `step`."""
+        self.wait(lambda: step in self.record.steps(rank), f"step {step} of rank {rank}")
+
+    def release(self, number: int) -> None:
+        """Let a rank that pauses at fault `number` go on."""
+        release(self.folder, number)
+
+    def _bring_nodes(self) -> None:
+        if self.engine is None or not self.replaces:
+            return
+        events = self.events()
+        new, self._wanted = events[self._wanted :], len(events)
+        for event in new:
+            if isinstance(event, journal.NodeWanted):
+                self.bring(event.node)
+
+    def bring(self, node: int) -> None:
+        """Start an agent in the place of a lost one."""
+        assert self.engine is not None
+        self._processes.append(self.engine.agents[node])
+        os.environ[MARK] = self.mark
+        try:
+            self.engine.replace(node)
+        finally:
+            del os.environ[MARK]
+
+    # ---- what there is
+
+    @property
+    def coordinator(self) -> subprocess.Popen[bytes]:
+        """The coordinator's process."""
+        assert self.engine is not None
+        assert self.engine.coordinator is not None
+        return self.engine.coordinator
+
+    def events(self) -> list[journal.AnyEvent]:
+        """Read the ledger."""
+        path = self.directory.ledger
+        return journal.read(path.read_bytes().splitlines()) if path.exists() else []
+
+    def events_of(self, kind: type[E], **fields: object) -> list[E]:
+        """Read the events of one kind whose fields have these values."""
+        found = [event for event in self.events() if isinstance(event, kind)]
+        return [e for e in found if all(getattr(e, k) == v for k, v in fields.items())]
+
+    def incidents(self) -> list[journal.Incident]:
+        """Fold the ledger."""
+        return journal.incidents(self.events())
+
+    def status(self) -> JobView:
+        """Ask the coordinator."""
+        return JobClient(self.endpoint, self.directory.secret()).status()
+
+    def pid(self, rank: int) -> int:
+        """Return the process that is the rank now, once there is one."""
+        return self.wait(lambda: self._asked_pid(rank), f"a process of rank {rank}")
+
+    def _asked_pid(self, rank: int) -> int:
+        try:
+            return self.status().ranks[rank].pid
+        except JobError as error:
+            raise AssertionError(f"no answer: {error}{self.story()}") from error
+
+    def agent_pid(self, node: int) -> int:
+        """Return the process of a node's agent."""
+        assert self.engine is not None
+        return self.engine.agents[node].pid
+
+    def leftovers(self) -> list[str]:
+        """List the processes of the job that still live."""
+        return marked_processes(self.mark)
+
+    def checkpoints(self) -> list[Path]:
+        """List the checkpoints' directories, newest first."""
+        return sorted(Path(self.spec.checkpoint_directory).glob("step-*"), reverse=True)
+
+    def story(self) -> str:
+        """Tell what has happened, for a failed test."""
+        texts = []
+        for path in (self.directory.ledger, *sorted(self.directory.path.glob("*.log"))):
+            if path.exists():
+                lines = path.read_text(errors="replace").splitlines()[-25:]
+                texts += [f"\n---- {path.name}", *(line[:400] for line in lines)]
+        return "\n".join(texts)
+
+    # ---- breaking it
+
+    def kill(self, *ranks: int, number: int = signal.SIGKILL) -> None:
+        """Signal these ranks, one straight after the other."""
+        for pid in [self.pid(rank) for rank in ranks]:
+            os.kill(pid, number)
+
+    def kill_node(self, *nodes: int) -> None:
+        """Kill the agents of these nodes, and with them (by the kernel) their ranks."""
+        for pid in [self.agent_pid(node) for node in nodes]:
+            os.kill(pid, signal.SIGKILL)
+
+
+def environment(mark: str) -> dict[str, str]:
+    """Return what the ranks' environment needs: the way to the tests' packages, and a mark."""
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    # torch asks the name service who its store's peers are.
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "RES_OPTIONS": "timeout:1 attempts:1",
+        "OMP_NUM_THREADS": "1",
+        MARK: mark,
+    }
+
+
+def marked_processes(mark: str) -> list[str]:
+    """List the live processes whose environment bears the mark."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found.append(f"{entry.name}: {command}")
+        except OSError:
+            continue  # it has just ended
+    return found
+
+
+def rekindle_run(
+    folder: Path, *arguments: str, mark: str, options: Sequence[str] = ()
+) -> subprocess.Popen[str]:
+    """Start `rekindle run` of the script in a process group of its own, as a shell does."""
+    command = [sys.executable, "-m", "rekindle.cli", "run", "--job-id", "job", *options]
+    command += ["--nproc-per-node", str(RANKS), str(SCRIPT), str(folder), *arguments]
+    own = {"REKINDLE_HOME": str(folder / "home")}
+    return subprocess.Popen(
+        command,
+        env={**os.environ, **environment(mark), **own},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )

@@ -1,0 +1,181 @@
+"""A small data-parallel run with all that has a state: what fault tests break and compare.
+
+Variants: `ddp` has several buckets; `plain` all-reduces its gradients by hand; `late` does so too and
+has one more collective behind the update, as a script has that logs the mean of its losses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from training_jobs import BATCH, LENGTH
+from training_jobs.injection import Injector
+
+from rekindle.training.torch import Session, StepSampler
+
+FEATURES, WIDTH = 16, 64
+
+
+class Network(nn.Module):
+    """A regression with dropout; `faults` may strike in the middle of its backward pass."""
+
+    def __init__(self, faults: Injector) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.BatchNorm1d(WIDTH))
+        self.middle = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+        self.dropout = nn.Dropout(0.2)
+        self.last = nn.Linear(WIDTH, 1)
+        self._faults = faults
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.first(x))
+        if hidden.requires_grad:
+            hidden.register_hook(lambda _: self._faults.at("backward"))
+        return self.last(self.dropout(self.middle(hidden)))
+
+
+class Optimizer(torch.optim.AdamW):
+    """AdamW in two groups; `faults` may strike when the first is updated and the second not yet."""
+
+    def __init__(self, model: Network, faults: Injector) -> None:
+        self._faults = faults
+        first = [*model.first.parameters(), *model.last.parameters()]
+        groups = [{"params": first}, {"params": [*model.middle.parameters()], "lr": 2e-3}]
+        super().__init__(groups, lr=1e-2, weight_decay=0.1)
+
+    def _init_group(self, group, *lists):  # called once a group by step()
+        if group is self.param_groups[1]:
+            self._faults.at("update")
+        return super()._init_group(group, *lists)
+
+
+class Average:
+    """A moving average of the parameters: state that the script keeps by itself."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.values = [parameter.detach().clone() for parameter in model.parameters()]
+        self.updates = 0
+
+    def update(self) -> None:
+        self.updates += 1
+        for value, parameter in zip(self.values, self._model.parameters(), strict=True):
+            value.lerp_(parameter.detach(), 0.1)
+
+    def state_dict(self):
+        return {"updates": self.updates, "values": self.values}
+
+    def load_state_dict(self, state) -> None:
+        self.updates = state["updates"]
+        for value, other in zip(self.values, state["values"], strict=True):
+            value.copy_(other)
+
+
+class Run:
+    """One rank's training objects and its loop."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.faults = Injector(options.folder, self.rank)
+        self.faults.at("start")
+        torch.manual_seed(7)
+        self.network = Network(self.faults)
+        self.optimizer = Optimizer(self.network, self.faults)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, step_size=7, gamma=0.5)
+        self.sampler = StepSampler(LENGTH, BATCH, seed=3)
+        self.average = Average(self.network)
+        self.losses: dict[int, float] = {}
+        generator = torch.Generator().manual_seed(1)
+        self.inputs = torch.randn(LENGTH, FEATURES, generator=generator)
+        self.targets = self.inputs.sin().sum(1, keepdim=True)
+
+    def train(self) -> None:
+        session = Session(
+            model=self.network,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            sampler=self.sampler,
+            extra={"average": self.average},
+            ddp={"bucket_cap_mb": 0.01} if self.options.variant == "ddp" else False,
+            seed=11,
+        )
+        self.faults.watch(session._channel)
+        with session:
+            for step in session.steps(self.options.steps):
+                self.faults.step = step.number
+                self.faults.at("between")
+                with step:
+                    self.one_step(session, step)
+            self.faults.at("dismissed")
+        self.faults.at("end")
+        self.leave_result()
+
+    def one_step(self, session: Session, step) -> None:
+        self.faults.at("forward")
+        chosen = step.indices
+        noise = 0.01 * torch.randn(len(chosen), FEATURES) + 0.001 * random.random()
+        outputs = session.model(self.inputs[chosen] + noise)
+        loss = (outputs - self.targets[chosen]).square().mean()
+        step.log(loss=loss, samples=chosen, pid=os.getpid())
+        self.losses[step.number] = loss.item()
+        self.optimizer.zero_grad()
+        loss.backward()
+        if self.options.variant != "ddp":
+            self.reduce_gradients(session.world_size)
+        self.optimizer.step()
+        self.scheduler.step()
+        self.average.update()
+        self.faults.at("updated")
+        if self.options.variant == "late":
+            dist.all_reduce(loss.detach())
+        self.faults.at("last line")
+
+    def reduce_gradients(self, world_size: int) -> None:
+        for number, parameter in enumerate(self.network.parameters()):
+            if world_size > 1:
+                work = dist.all_reduce(parameter.grad, async_op=True)
+                if number == 3:
+                    self.faults.at("collective")
+                work.wait()
+            parameter.grad /= world_size
+
+    def leave_result(self) -> None:
+        """Write a digest of all that was trained, without BatchNorm's buffers: each rank has its own."""
+        digest = hashlib.sha256()
+        state = self.optimizer.state_dict()["state"]
+        for tensor in (
+            *self.network.parameters(),
+            *self.average.values,
+            *(value for each in state.values() for value in each.values()),
+        ):
+            digest.update(tensor.detach().numpy().tobytes())
+        result = {
+            "digest": digest.hexdigest(),
+            "position": self.sampler.position,
+            "rate": self.scheduler.get_last_lr(),
+            "updates": self.average.updates,
+            "pid": os.getpid(),
+            "losses": self.losses,
+        }
+        Path(self.options.folder, f"result-{self.rank}.json").write_text(json.dumps(result))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--variant", choices=("ddp", "plain", "late"), default="ddp")
+    parser.add_argument("--steps", type=int, default=24)
+    Run(parser.parse_args()).train()
+
+
+if __name__ == "__main__":
+    main()
