@@ -6,6 +6,8 @@ from typing import Protocol
 
 from rekindle.runtime.spec import Endpoint
 
+MOST_REVIVALS = 10  # coordinators that die one after the other have a cause that stays
+
 
 class Engine(Protocol):
     """Places one job. Whatever it starts outlives the process that called it."""

@@ -9,13 +9,13 @@ import subprocess
 import sys
 from types import FrameType
 
+from rekindle.engines.base import MOST_REVIVALS
 from rekindle.engines.client import JobClient
 from rekindle.engines.local import LocalEngine
 from rekindle.errors import JobError
 from rekindle.recovery import journal
 from rekindle.runtime.spec import JobDirectory
 
-MOST_REVIVALS = 10  # coordinators that die one after the other have a cause that stays
 END_S = 30.0  # how long coordinator and agents may take after the job's end
 
 
