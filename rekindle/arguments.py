@@ -16,8 +16,12 @@ from rekindle.errors import UsageError
 from rekindle.recovery.policy import Policy
 from rekindle.runtime.spec import EntryKind, JobSpec, job_directory
 
-# torchrun options about its rendezvous; Rekindle's coordinator does that work.
-_IGNORED = ("rdzv_backend", "rdzv_endpoint", "rdzv_conf", "start_method", "monitor_interval")
+# torchrun options about its rendezvous (Rekindle's coordinator does that work) and about its agent.
+_IGNORED = (
+    *("rdzv_backend", "rdzv_endpoint", "rdzv_conf", "start_method", "monitor_interval"),
+    *("shutdown_timeout", "signals_to_handle", "event_log_handler", "logs_specs", "numa_binding"),
+    *("local_ranks_filter", "duplicate_stdout_filters", "duplicate_stderr_filters"),
+)
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:

@@ -28,6 +28,11 @@ from rekindle.runtime.spec import JobDirectory, JobSpec, bearer, check
 def launch(options: argparse.Namespace) -> int:
     """Run a job whose coordinator is on this machine; return the exit status."""
     spec = check(read_spec(options))
+    if options.node_rank is not None and not 0 <= options.node_rank < spec.nodes:
+        raise UsageError(
+            f"--node-rank {options.node_rank}: with --nnodes {spec.nodes} node ranks are 0 to "
+            f"{spec.nodes - 1}"
+        )
     directory = JobDirectory(spec.directory)
     with _only_launcher(directory, spec):
         nodes = None if options.node_rank is None else (options.node_rank,)

@@ -124,9 +124,10 @@ def record_error(error: BaseException) -> None:
     path = os.environ.get(_ERROR_FILE)
     if not path or Path(path).exists():
         return
-    text = "".join(traceback.format_exception_only(error)).strip()
+    lines = "".join(traceback.format_exception_only(error)).splitlines()
+    # A message may have more lines, and a SyntaxError has the indented source before it.
     message = {
-        "message": text.splitlines()[-1] if text else type(error).__name__,
+        "message": next((line for line in lines if line.lstrip() == line), type(error).__name__),
         "extraInfo": {
             "py_callstack": "".join(_frames_of_script(error)),
             "timestamp": str(time.time()),

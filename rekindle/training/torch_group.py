@@ -249,8 +249,8 @@ def _bury(group: dist.ProcessGroup) -> None:
     earlier = _left.copy()
     _left[:] = [group]
     # A Python reference that is the last one frees the group without the GIL, so this thread
-    # stalls nobody.
-    threading.Thread(target=earlier.clear, name="rekindle-bury", daemon=True).start()
+    # stalls nobody. No daemon: the interpreter's end would cut the destructor short and abort.
+    threading.Thread(target=earlier.clear, name="rekindle-bury").start()
 
 
 def _abort_accelerators(group: dist.ProcessGroup | None) -> None:

@@ -7,6 +7,7 @@ step comes next.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -91,6 +92,7 @@ class Session:
         self._timeout_s = timeout_s
         self._total = 0
         self._has_state = False  # whether this process's state is that of `finished` steps
+        self._torn = False  # its state is of no step, nor as the script built it
         self._reported = True  # the first step of this generation
         self._group = Group()
         self._store: TCPStore | None = None
@@ -120,6 +122,7 @@ class Session:
         if self._channel is not None:
             self._group.leave()
         elif dist.is_initialized():
+            _keep_for_good(dist.group.WORLD)
             dist.destroy_process_group()
         if self._snapshots is not None:
             self._snapshots.close()
@@ -175,7 +178,7 @@ class Session:
         if not failed and not channel.is_over(self.generation):
             return False
         if self.page is not None and self.page.in_update:
-            self._has_state = False  # torn: of no step
+            self._has_state, self._torn = False, True
         self._end_generation(error)
         return True
 
@@ -203,6 +206,7 @@ class Session:
                     rank=self.rank,
                     generation=self.generation,
                     finished=self.finished if self._has_state else None,
+                    torn=self._torn,
                     done=self._has_state and 0 < self._total <= self.finished,
                 )
             )
@@ -222,6 +226,9 @@ class Session:
         channel.on_over = lambda over: group.sever() if over >= form.generation else None
         if channel.is_over(form.generation):
             return False
+        # torch names a default group by its count, and the name is part of its keys in the store. A
+        # group whose forming was broken off has been counted here, but not in a new process.
+        dist.distributed_c10d._world.group_count = 0
         try:
             group.form(
                 store=self._connect(form),
@@ -272,8 +279,9 @@ class Session:
         source = plan.source
         if source is not Source.SELF:
             self._has_state = False
+            self._torn = self._torn or source is not Source.FRESH  # a part may be loaded
             self._fetch(plan, step)
-        self.finished, self._has_state = step, True
+        self.finished, self._has_state, self._torn = step, True, False
         if plan.sends_to:
             send_state(capture(self.named), plan.sends_to)
 
@@ -332,6 +340,15 @@ class Session:
         if self.page is not None:
             page = self.page
             optimizer.register_step_pre_hook(lambda *_: page.begin_update())
+
+
+def _keep_for_good(group: object) -> None:
+    """Never free the group of a script that was started by hand.
+
+    Its DDP wrapper would drop the last reference as the script ends, and join gloo's threads with
+    the GIL held, for which they may wait (seen with torch 2.13). Under an agent see program.end().
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _is_due(finished: int, every: int) -> bool:

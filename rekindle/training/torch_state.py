@@ -5,9 +5,11 @@ A state is a skeleton (JSON, see rekindle.training.skeleton) and the tensors tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import gc
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import msgspec
 import torch
@@ -25,6 +27,9 @@ from rekindle.training.skeleton import (
 )
 
 __all__ = ["DTYPE_CODES", "TORCH_DTYPES", "State", "as_bytes", "capture", "finish", "prepare"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _EXTRA_STATE = "_extra_state"  # torch's suffix for what a module's get_extra_state() returns
 
@@ -45,6 +50,26 @@ class State:
     tensors: dict[str, torch.Tensor]
 
 
+def _without_gc(function: Callable[P, R]) -> Callable[P, R]:
+    """Thousands of nodes would set off full collections, each of which walks all that torch made.
+
+    They cost more than the function itself; nothing here makes cycles.
+    """
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            if enabled:
+                gc.enable()
+
+    return run
+
+
+@_without_gc
 def capture(named: Mapping[str, Stateful]) -> State:
     """The state of live objects; its tensors are named by their paths: optimizer.state.0.exp_avg.
 
@@ -55,6 +80,7 @@ def capture(named: Mapping[str, Stateful]) -> State:
     return State(_encode(tree), writer.tensors)
 
 
+@_without_gc
 def prepare(named: Mapping[str, Stateful], skeleton: bytes) -> dict[str, torch.Tensor]:
     """Give live objects the structure of `skeleton`; return the tensors to fill in place.
 
@@ -78,6 +104,7 @@ def prepare(named: Mapping[str, Stateful], skeleton: bytes) -> dict[str, torch.T
     return {spec.name: tensors[spec.name] for node in tree.values() for spec in tensor_specs(node)}
 
 
+@_without_gc
 def finish(named: Mapping[str, Stateful]) -> None:
     """Hand over what could not be filled in place; due once after each prepare().
 
@@ -89,9 +116,12 @@ def finish(named: Mapping[str, Stateful]) -> None:
         raise SessionError("finish() without prepare()")
     for name, state in pending.load.items():
         named[name].load_state_dict(state)
-    wanted, found = (msgspec.json.decode(s) for s in (pending.skeleton, capture(named).skeleton))
-    for name, node in wanted.items():
-        wrong = difference(node, found[name], name)
+    found = capture(named).skeleton
+    if found == pending.skeleton:
+        return
+    wanted_tree, found_tree = msgspec.json.decode(pending.skeleton), msgspec.json.decode(found)
+    for name, node in wanted_tree.items():
+        wrong = difference(node, found_tree[name], name)
         if wrong is not None:
             raise SessionError(f"load_state_dict() did not take over the state: {wrong}")
 

@@ -17,9 +17,9 @@ import xxhash
 from rekindle.errors import CorruptError
 from rekindle.training.torch_state import State, Stateful, as_bytes, finish, prepare
 
-_PIECE_BYTES = 8 << 20  # the checksum then finds it in the cache; larger ones are not faster
-_PACKED_BYTES = 1 << 20  # a larger tensor costs more to pack than in a piece of its own
-_UNDER_WAY = 2  # pieces: one on the wire while the other is packed or checked
+_PIECE_BYTES = 8 << 20  # the checksum finds it in the cache; larger ones are not faster
+_PACKED_BYTES = 1 << 20  # of tensors packed together; a larger one costs less as it is
+_UNDER_WAY = 8  # pieces: some are on the wire while others are packed or checked
 
 
 def send_state(state: State, to: Sequence[int]) -> None:
@@ -121,7 +121,7 @@ def _pieces(rows: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         if row.numel() > _PACKED_BYTES:
             yield from ([part] for part in row.split(_PIECE_BYTES))
         elif row.numel():
-            if size + row.numel() > _PIECE_BYTES:
+            if size + row.numel() > _PACKED_BYTES:
                 yield small
                 small, size = [], 0
             small.append(row)

@@ -66,7 +66,7 @@ def test_rank_that_crashes(how: str, job: Callable[..., Job], baseline: Record) 
 
 
 def test_rank_killed_when_it_has_done_all_steps(job: Callable[..., Job], baseline: Record) -> None:
-    """A rank killed after its last step, before all were dismissed, is replaced: nothing is lost."""
+    """A rank killed after its last step, but before the dismissal, is replaced."""
     run = job(Fault(1, "after Arrived", LAST))
     assert_recovered(run, baseline, replaced={1})
     assert steps_lost(run) == [0]

@@ -8,36 +8,23 @@ import pytest
 from training_jobs import RANKS
 from training_jobs.checks import assert_recovered, steps_lost
 from training_jobs.injection import Fault
-from training_jobs.job import Job
+from training_jobs.job import Job, pause_all
 from training_jobs.record import Record
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
 from rekindle.recovery.policy import Policy, Strategy
 
-PAUSE_ALL = tuple(Fault(rank, "forward", 12, do="pause") for rank in range(RANKS))
-
-
-def pause(run: Job) -> None:
-    """Wait until all ranks are in the same step, and the coordinator knows it."""
-    for number in range(RANKS):
-        run.wait_fault(number)
-    run.wait(lambda: run.status().finished == 12, "the coordinator's word of step 12")
-
-
-def go_on(run: Job) -> None:
-    """Let all ranks go on."""
-    for number in range(RANKS):
-        run.release(number)
+PAUSE_ALL = pause_all(12)
 
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_node_lost(node: int, job: Callable[..., Job], baseline: Record) -> None:
     """A lost node is replaced by a new one, and the ranks of the other node keep every step."""
     run = job(*PAUSE_ALL, nodes=2)
-    pause(run)
+    run.wait_pause(12)
     run.kill_node(node)
-    go_on(run)
+    run.release_all()
     assert_recovered(run, baseline, replaced={2 * node, 2 * node + 1})
     assert steps_lost(run) == [0]
     (incident,) = run.incidents()
@@ -59,10 +46,10 @@ def test_node_lost_twice(second: int, job: Callable[..., Job], baseline: Record)
 def test_node_and_rank_of_the_other_lost(job: Callable[..., Job], baseline: Record) -> None:
     """A node and a rank of the other node lost at once leave one replica: enough for every step."""
     run = job(*PAUSE_ALL, nodes=2)
-    pause(run)
+    run.wait_pause(12)
     run.kill(3)
     run.kill_node(0)
-    go_on(run)
+    run.release_all()
     assert_recovered(run, baseline, replaced={0, 1, 3})
     assert steps_lost(run) == [0]
 
@@ -70,7 +57,7 @@ def test_node_and_rank_of_the_other_lost(job: Callable[..., Job], baseline: Reco
 def test_node_and_all_other_ranks_lost(job: Callable[..., Job], baseline: Record) -> None:
     """With no live replica, the snapshot of the node that is left is used."""
     run = job(*PAUSE_ALL, nodes=2, snapshot_every=5)
-    pause(run)
+    run.wait_pause(12)
     run.kill(2, 3)
     run.kill_node(0)
     assert_recovered(run, baseline, replaced=range(RANKS))
@@ -93,7 +80,7 @@ def test_new_node_lost_before_it_trains(job: Callable[..., Job], baseline: Recor
 def test_all_nodes_lost(every: int, lost: int, job: Callable[..., Job], baseline: Record) -> None:
     """With all nodes lost at once, training goes on from the newest checkpoint, else anew."""
     run = job(*PAUSE_ALL, nodes=2, checkpoint_every=every)
-    pause(run)
+    run.wait_pause(12)
     if every:
         run.wait_event(journal.Checkpointed, step=10)
     run.kill_node(0, 1)

@@ -13,21 +13,19 @@ from training_jobs.checks import (
     steps_lost,
 )
 from training_jobs.injection import Fault
-from training_jobs.job import Job
+from training_jobs.job import Job, pause_all
 from training_jobs.record import Record
 
 from rekindle.recovery import journal
 
-PAUSE_ALL = tuple(Fault(rank, "forward", 12, do="pause") for rank in range(RANKS))
+PAUSE_ALL = pause_all(12)
 
 
 def pause_and_kill(run: Job, *ranks: int) -> None:
     """Kill some ranks at one moment, while all are in the same step."""
-    for number in range(RANKS):
-        run.wait_fault(number)
+    run.wait_pause(12)
     run.kill(*ranks)
-    for number in range(RANKS):
-        run.release(number)
+    run.release_all()
 
 
 @pytest.mark.parametrize("ranks", [(1, 2), (0, 3), (0, 1, 2)])
@@ -59,7 +57,7 @@ def test_all_ranks_killed_with_a_checkpoint(job: Callable[..., Job], baseline: R
 
 
 def test_all_ranks_killed_with_nothing_kept(job: Callable[..., Job], baseline: Record) -> None:
-    """Killed all at once with nothing kept, the ranks begin from the start, and the ledger says so."""
+    """Killed all at once with nothing kept, the ranks begin anew, and the ledger says so."""
     run = job(*PAUSE_ALL, snapshot_every=0)
     pause_and_kill(run, *range(RANKS))
     assert_recovered(run, baseline, replaced=range(RANKS))

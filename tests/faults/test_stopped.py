@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from training_jobs import RANKS
 from training_jobs.checks import assert_same_training, assert_samples_once
 from training_jobs.injection import Fault, reached, write_faults
-from training_jobs.job import LIMIT_S, STEPS, Job, marked_processes, rekindle_run, wait_until
+from training_jobs.job import LIMIT_S, STEPS, marked_processes, rekindle_run, wait_until
 from training_jobs.record import Record
 
 from rekindle.checkpoints.directory import DirectoryStore
@@ -131,15 +129,3 @@ def test_killed_launcher_leaves_nothing(command: Command, baseline: Record) -> N
     process.kill()
     wait_until(lambda: not command.leftovers(), "everything gone")
     assert_resumes(command, baseline)
-
-
-def test_killed_coordinator_leaves_nothing(job: Callable[..., Job], baseline: Record) -> None:
-    """When the coordinator is killed its agents end with all ranks, and the job can be resumed."""
-    run = job(checkpoint_every=4)
-    run.wait_step(0, 9)
-    os.kill(run.coordinator.pid, signal.SIGKILL)
-    wait_until(lambda: not run.leftovers(), "everything gone")
-    run.start()
-    assert run.end().outcome == "succeeded", run.story()
-    assert_same_training(run.record, baseline)
-    assert all(len(run.record.lives(rank)) == 2 for rank in range(RANKS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,14 +17,15 @@ from training_jobs.checks import (
     steps_lost,
 )
 from training_jobs.injection import Fault
-from training_jobs.job import Job
+from training_jobs.job import Job, pause_all, wait_until
 from training_jobs.record import Record
 
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
+from rekindle.runtime.snapshot import CONTROL_BYTES
 
-PAUSE_ALL = tuple(Fault(rank, "forward", 12, do="pause") for rank in range(RANKS))
+PAUSE_ALL = pause_all(12)
 STATE = "state-00000.safetensors"
 
 
@@ -105,13 +107,15 @@ def test_resume_goes_on_from_the_newest_checkpoint(
     assert_samples_once(run.record)
 
 
-@pytest.mark.parametrize(("checkpoints", "source", "lost"), [(5, "checkpoint", 2), (0, "fresh", 12)])
+@pytest.mark.parametrize(
+    ("checkpoints", "source", "lost"), [(5, "checkpoint", 2), (0, "fresh", 12)]
+)
 def test_damaged_snapshot(
     checkpoints: int, source: str, lost: int, job: Callable[..., Job], baseline: Record
 ) -> None:
     """A snapshot damaged in memory is never loaded: a checkpoint is used, else the start."""
     run = job(*PAUSE_ALL, snapshot_every=4, checkpoint_every=checkpoints)
-    pause(run)
+    run.wait_pause(12)
     assert damage_snapshots(run.agent_pid(0))
     run.kill(*range(RANKS))
     assert_recovered(run, baseline, replaced=range(RANKS))
@@ -119,20 +123,14 @@ def test_damaged_snapshot(
     assert max(steps_lost(run)) == lost
 
 
-def pause(run: Job) -> None:
-    """Wait until all ranks are in the same step."""
-    for number in range(RANKS):
-        run.wait_fault(number)
-
-
 def damage_snapshots(agent: int) -> int:
-    """Change a byte of every snapshot that an agent holds; return how many there are."""
+    """Change a byte of every snapshot that an agent has sealed; return how many there are."""
     count = 0
     for link in Path(f"/proc/{agent}/fd").iterdir():
-        name = str(link.readlink())
-        if "memfd:rekindle-job-rank" in name:
+        if "memfd:rekindle-job-rank" in str(link.readlink()):
+            wait_until(lambda of=link: is_settled(of), f"seal of {link}")
             with link.open("r+b") as memory:
-                memory.seek(4096 + 20_000)
+                memory.seek(CONTROL_BYTES + 20_000)
                 byte = memory.read(1)[0]
                 memory.seek(-1, os.SEEK_CUR)
                 memory.write(bytes([byte ^ 0x40]))
@@ -140,10 +138,17 @@ def damage_snapshots(agent: int) -> int:
     return count
 
 
+def is_settled(memory: Path) -> bool:
+    """Whether a snapshot buffer is sealed, or was never used."""
+    with memory.open("rb") as file:
+        valid, _, size = struct.unpack("<qqq", file.read(24))
+        return bool(file.read(1)[0]) if size else not valid
+
+
 def test_damaged_snapshot_of_one_node(job: Callable[..., Job], baseline: Record) -> None:
     """When one node's snapshot is damaged, the other node's is used."""
     run = job(*PAUSE_ALL, nodes=2, snapshot_every=5)
-    pause(run)
+    run.wait_pause(12)
     assert damage_snapshots(run.agent_pid(0))
     run.kill(*range(RANKS))
     assert_recovered(run, baseline, replaced=range(RANKS))
@@ -151,12 +156,10 @@ def test_damaged_snapshot_of_one_node(job: Callable[..., Job], baseline: Record)
     assert run.incidents()[0].sources == {"snapshot": 1, "peer": 3}
 
 
-def test_checkpoint_damaged_while_the_job_runs(
-    job: Callable[..., Job], baseline: Record
-) -> None:
+def test_checkpoint_damaged_while_the_job_runs(job: Callable[..., Job], baseline: Record) -> None:
     """A checkpoint that is damaged after it was written is not loaded: the one before it is."""
     run = job(*PAUSE_ALL, nodes=2, snapshot_every=0, checkpoint_every=5)
-    pause(run)
+    run.wait_pause(12)
     run.wait_event(journal.Checkpointed, step=10)
     flip_a_byte(run.checkpoints()[0] / STATE)
     run.kill_node(0, 1)

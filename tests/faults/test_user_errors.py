@@ -53,9 +53,7 @@ def test_error_ends_the_job_once(
     assert run.leftovers() == []
 
 
-@pytest.mark.parametrize(
-    ("snapshots", "checkpoints", "lost"), [(5, 0, 2), (0, 5, 2), (0, 0, 12)]
-)
+@pytest.mark.parametrize(("snapshots", "checkpoints", "lost"), [(5, 0, 2), (0, 5, 2), (0, 0, 12)])
 @pytest.mark.parametrize("place", ["forward", "update"])
 def test_transient_error_is_restarted(
     place: str,

@@ -1,4 +1,4 @@
-"""Small training runs for tests: a script that breaks where it is told to, and the jobs that run it.
+"""Small training runs for tests: a script that breaks where it is told to, and its jobs.
 
 `train` is the script, `injection` breaks it, `job` runs it on an engine, `record` reads what a run
 has left, `checks` compares two of them.

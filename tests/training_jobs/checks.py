@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from rekindle.training.sampler import StepSampler
+from training_jobs import BATCH, LENGTH, RANKS
 from training_jobs.job import Job
 from training_jobs.record import Record
-from training_jobs import BATCH, LENGTH, RANKS
 
 _TRAINED = ("digest", "position", "rate", "updates")
 
 
 def assert_same_training(run: Record, baseline: Record) -> None:
-    """Every record of every step and every rank's final state are those of the baseline, to the bit.
+    """Every record of every step and every rank's final state are the baseline's, to the bit.
 
     Steps that were done again count too: they must have come out the same each time.
     """
@@ -28,7 +28,7 @@ def assert_same_training(run: Record, baseline: Record) -> None:
 
 
 def assert_samples_once(run: Record) -> None:
-    """The samples of all steps and ranks are the sampler's stream: none is lost, none comes twice."""
+    """The samples of all steps and ranks are the sampler's stream: none lost, none twice."""
     samplers = [StepSampler(LENGTH, BATCH, seed=3) for _ in range(RANKS)]
     for rank, sampler in enumerate(samplers):
         sampler.bind(rank, RANKS)

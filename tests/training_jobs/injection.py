@@ -1,7 +1,8 @@
 """Faults that a training script inflicts upon itself, at an exact place of an exact step.
 
-A test writes the faults to a file of the run's folder. A rank looks there whenever it passes a named
-place (`Injector.at`). Each fault strikes once, unless it is marked `again`.
+A test writes the faults to a file of the run's folder. A rank looks there when it starts, and
+suffers them where it passes a named place (`Injector.at`). Each fault strikes once, unless it is
+marked `again`.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import psutil
 
 from rekindle.engines.client import JobClient
 from rekindle.engines.local import LocalEngine
@@ -30,6 +31,7 @@ STEPS = 24
 LIMIT_S = 90.0
 MARK = "TRAINING_JOB_TEST"  # in the environment of every process of a job
 _TICK_S = 0.005
+_POLICY = Policy()
 
 E = TypeVar("E", bound=journal.Event)
 T = TypeVar("T")
@@ -46,10 +48,16 @@ def wait_until(true: Callable[[], T], what: str, limit_s: float = LIMIT_S) -> T:
         time.sleep(_TICK_S)
 
 
+def pause_all(step: int) -> list[Fault]:
+    """Return faults 0 to 3 of a job: they hold all ranks in one step, until the test is ready."""
+    return [Fault(rank, "forward", step, do="pause") for rank in range(RANKS)]
+
+
 class Job:
     """One job of the training script; a context manager that leaves nothing behind.
 
-    nodes: pretended nodes, of all processes together. replaces: whether nodes that are wanted are brought.
+    nodes: pretended nodes, of all processes together.
+    replaces: whether nodes that are wanted are brought.
     """
 
     def __init__(
@@ -62,7 +70,7 @@ class Job:
         steps: int = STEPS,
         snapshot_every: int = 5,
         checkpoint_every: int = 0,
-        policy: Policy = Policy(),
+        policy: Policy = _POLICY,
         replaces: bool = True,
     ) -> None:
         self.folder = folder
@@ -180,6 +188,17 @@ class Job:
         """Wait until `rank` has logged `step`."""
         self.wait(lambda: step in self.record.steps(rank), f"step {step} of rank {rank}")
 
+    def wait_pause(self, step: int) -> None:
+        """Wait until faults 0 to 3 hold all ranks in `step`, and the coordinator knows it."""
+        for number in range(RANKS):
+            self.wait_fault(number)
+        self.wait(lambda: self.status().finished == step, f"the coordinator's word of step {step}")
+
+    def release_all(self) -> None:
+        """Let all ranks go on from there."""
+        for number in range(RANKS):
+            self.release(number)
+
     def release(self, number: int) -> None:
         """Let a rank that pauses at fault `number` go on."""
         release(self.folder, number)
@@ -268,6 +287,26 @@ class Job:
         """Signal these ranks, one straight after the other."""
         for pid in [self.pid(rank) for rank in ranks]:
             os.kill(pid, number)
+
+    def kill_pid(self, pid: int) -> None:
+        """Kill a process of the job, and see it dead."""
+        os.kill(pid, signal.SIGKILL)
+        self.wait(lambda: not psutil.pid_exists(pid), f"the end of process {pid}")
+
+    def kill_coordinator(self) -> None:
+        """Kill the coordinator, and see it dead."""
+        self._processes.append(self.coordinator)
+        self.coordinator.kill()
+        self.coordinator.wait(LIMIT_S)
+
+    def revive_coordinator(self) -> None:
+        """Start another coordinator in the place of the dead one."""
+        assert self.engine is not None
+        os.environ[MARK] = self.mark
+        try:
+            self.endpoint = self.engine.revive()
+        finally:
+            del os.environ[MARK]
 
     def kill_node(self, *nodes: int) -> None:
         """Kill the agents of these nodes, and with them (by the kernel) their ranks."""

@@ -1,7 +1,7 @@
 """A small data-parallel run with all that has a state: what fault tests break and compare.
 
-Variants: `ddp` has several buckets; `plain` all-reduces its gradients by hand; `late` does so too and
-has one more collective behind the update, as a script has that logs the mean of its losses.
+Variants: `ddp` has several buckets; `plain` all-reduces its gradients by hand; `late` does so too
+and has one more collective behind the update, as a script has that logs the mean of its losses.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
-from training_jobs import BATCH, LENGTH
-from training_jobs.injection import Injector
 
 from rekindle.training.torch import Session, StepSampler
+from training_jobs import BATCH, LENGTH
+from training_jobs.injection import Injector
 
 FEATURES, WIDTH = 16, 64
 
@@ -149,7 +149,7 @@ class Run:
             parameter.grad /= world_size
 
     def leave_result(self) -> None:
-        """Write a digest of all that was trained, without BatchNorm's buffers: each rank has its own."""
+        """Write a digest of what was trained; BatchNorm's buffers are each rank's own."""
         digest = hashlib.sha256()
         state = self.optimizer.state_dict()["state"]
         for tensor in (

@@ -1,0 +1,215 @@
+"""Running jobs of Rekindle and of torchrun, and reading what their ranks tell."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+from _common import HERE, RANKS, clean_environment
+from _progress import GATE
+
+POLL_S = 0.02
+END_S = 40.0
+HOME = "home"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One event of one rank."""
+
+    rank: int
+    event: str
+    number: int
+    incarnation: int
+    at: float
+    pid: int
+
+
+class Job:
+    """One launched job of some ranks; leaving the `with` block ends it and all its processes."""
+
+    def __init__(
+        self, command: Sequence[str], folder: Path, environment: dict[str, str], ranks: int
+    ) -> None:
+        (folder / HOME).mkdir(parents=True)
+        self.folder = folder
+        self.ranks = ranks
+        self.lines: list[Line] = []
+        self._read = [0] * ranks
+        self._output = (folder / "output").open("wb")
+        self.started = time.time()
+        self.process = psutil.Popen(
+            [*command],
+            env=environment,
+            cwd=HERE,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+    # ---- what its ranks tell
+
+    def poll(self) -> list[Line]:
+        """Read what is new."""
+        fresh: list[Line] = []
+        for rank in range(self.ranks):
+            path = self.folder / f"rank{rank}"
+            if not path.exists():
+                continue
+            with path.open("rb") as file:
+                file.seek(self._read[rank])
+                text = file.read()
+            whole = text[: text.rfind(b"\n") + 1]
+            self._read[rank] += len(whole)
+            fresh += [_line(rank, line) for line in whole.decode().splitlines()]
+        self.lines += fresh
+        return fresh
+
+    def first_after(
+        self, event: str, *, incarnation: int = -1, since: float = 0.0
+    ) -> dict[int, Line]:
+        """Each rank's first such event after a moment, in an incarnation of at least this number."""
+        found: dict[int, Line] = {}
+        for line in self.lines:
+            if line.event == event and line.incarnation >= incarnation and line.at >= since:
+                found.setdefault(line.rank, line)
+        return found
+
+    def wait_all(
+        self, event: str, *, incarnation: int = -1, since: float = 0.0, limit_s: float = 60.0
+    ) -> dict[int, Line] | None:
+        """Wait until every rank has told of such an event; None: not in time, or the job ended."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            self.poll()
+            found = self.first_after(event, incarnation=incarnation, since=since)
+            if len(found) == self.ranks:
+                return found
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                return None
+            time.sleep(POLL_S)
+
+    def wait_steps(self, count: int, limit_s: float = 60.0) -> bool:
+        """Wait until every rank has done so many steps from now on."""
+        begin = time.time()
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline and self.process.poll() is None:
+            self.poll()
+            done = [0] * self.ranks
+            for line in reversed(self.lines):
+                if line.at < begin:
+                    break
+                done[line.rank] += line.event == "step"
+            if min(done) >= count:
+                return True
+            time.sleep(POLL_S)
+        return False
+
+    @property
+    def incarnation(self) -> int:
+        """The newest incarnation that a step was done in."""
+        return max((line.incarnation for line in self.lines if line.event == "step"), default=-1)
+
+    def pid(self, rank: int) -> int:
+        """The process that is this rank now."""
+        return next(x.pid for x in reversed(self.lines) if x.rank == rank and x.event == "up")
+
+    def output(self) -> str:
+        """The last lines that launcher and ranks printed."""
+        text = (self.folder / "output").read_text(errors="replace")
+        return "\n".join(text.splitlines()[-15:])
+
+    # ---- steering
+
+    def ended(self, limit_s: float) -> bool:
+        """Wait for the launcher to end by itself."""
+        with contextlib.suppress(psutil.TimeoutExpired):
+            self.process.wait(limit_s)
+            return True
+        return False
+
+    def slow(self) -> None:
+        """Let it do one step a second, so that it leaves the cores to the other job."""
+        (self.folder / GATE).touch()
+
+    def full_speed(self) -> None:
+        """Let it train as fast as it can."""
+        (self.folder / GATE).unlink(missing_ok=True)
+
+    def end(self) -> None:
+        """End the job: by its launcher's own order first, then whatever of it is left."""
+        family = self.family()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.ended(END_S)
+        for process in family:
+            if process.is_running():
+                process.kill()
+        psutil.wait_procs(family, timeout=5)
+        self._output.close()
+
+    def family(self) -> list[psutil.Process]:
+        """The launcher and all that descends from it."""
+        try:
+            return [self.process, *self.process.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+
+def _line(rank: int, text: str) -> Line:
+    event, number, incarnation, at, pid = text.split()
+    return Line(rank, event, int(number), int(incarnation), float(at), int(pid))
+
+
+def rekindle(
+    folder: Path,
+    script: str,
+    arguments: Sequence[object],
+    extra: Sequence[str] = (),
+    ranks: int = RANKS,
+) -> Job:
+    """Run a script of this folder as the ranks of a Rekindle job."""
+    command = [*_tool("rekindle", "rekindle.cli"), "run", "--nproc-per-node", str(ranks)]
+    command += ["--job-id", "benchmark", *extra, str(HERE / script), str(folder)]
+    environment = clean_environment(folder / HOME)
+    return Job([*command, *map(str, arguments)], folder, environment, ranks)
+
+
+def torchrun(
+    folder: Path, script: str, arguments: Sequence[object], extra: Sequence[str] = ()
+) -> Job:
+    """Run a script of this folder as the ranks of torchrun, on one node."""
+    command = [*_tool("torchrun", "torch.distributed.run"), "--standalone"]
+    command += ["--nproc-per-node", str(RANKS), *extra, str(HERE / script), str(folder)]
+    environment = clean_environment(folder / HOME)
+    # Without it torch 2.13 with gloo often does not come back after a restart: all attempts share
+    # one store, and new ranks read the addresses of the dead ones.
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    return Job([*command, *map(str, arguments)], folder, environment, RANKS)
+
+
+def _tool(name: str, module: str) -> list[str]:
+    """The console script beside our interpreter, as people start it; else its module."""
+    script = Path(sys.executable).parent / name
+    return [str(script)] if os.access(script, os.X_OK) else [sys.executable, "-m", module]

@@ -1,0 +1,40 @@
+"""What a rank tells the benchmark: one line per event in a file of its own.
+
+A line is `EVENT NUMBER INCARNATION TIME PID`; the time is time.time(), the clock that the driver
+reads right before it kills. Standard library only: the first line is written before torch is
+imported.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+GATE = "slow"  # while a file of this name is there, rank 0 does one step a second
+_SLOW_S = 1.0
+_LOOK_S = 0.02
+
+
+class Progress:
+    """One rank's file."""
+
+    def __init__(self, folder: str, rank: int) -> None:
+        self._gate = Path(folder, GATE)
+        self._holds = rank == 0
+        self._pid = os.getpid()
+        path = Path(folder, f"rank{rank}")
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def tell(self, event: str, number: int = 0, incarnation: int = 0) -> None:
+        """Write down that something has just happened."""
+        line = f"{event} {number} {incarnation} {time.time():.6f} {self._pid}\n"
+        os.write(self._fd, line.encode())
+
+    def pace(self) -> None:
+        """Wait before a step while the other job is being measured; all peers wait for rank 0."""
+        if not self._holds:
+            return
+        until = time.monotonic() + _SLOW_S
+        while self._gate.exists() and time.monotonic() < until:
+            time.sleep(_LOOK_S)

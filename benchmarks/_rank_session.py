@@ -1,0 +1,32 @@
+"""A rank that trains through Rekindle's Session. Arguments: folder, size, steps."""
+
+import os
+import sys
+
+from _progress import Progress
+
+progress = Progress(sys.argv[1], int(os.environ["RANK"]))
+progress.tell("up")
+
+from _task import BATCH_SIZE, Task
+
+from rekindle.training.torch import Session, StepSampler
+
+
+def main() -> None:
+    task = Task(sys.argv[2])
+    sampler = StepSampler(len(task.windows), BATCH_SIZE)
+    progress.tell("ready")
+    with Session(model=task.model, optimizer=task.optimizer, sampler=sampler, ddp=True) as session:
+        for step in session.steps(int(sys.argv[3])):
+            progress.pace()
+            with step:
+                loss = task.forward(session.model, step.indices)
+                step.log(loss=loss)
+                task.update(loss)
+            event = "step" if session.finished > step.number else "left"
+            progress.tell(event, session.finished, session.generation)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""What a step costs more with Rekindle's Session than without it, while nothing goes wrong.
+
+Within one job, each rank trains the same model in turns as a plain script would and through the
+Session: process, process group, cores and neighbours are the same for both, and each ratio is of
+two blocks of steps that follow each other. What Rekindle's own processes (agent, coordinator and
+so on) take of the cores meanwhile would slow down both sides alike, so it is measured as CPU time
+and added to the ratio.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import _jobs
+import psutil
+from _common import Conditions, finish, load, need_torch, number, options, place, table
+from _jobs import Job
+
+LIMIT_S = 900.0
+MODES = {"none": 0, "snapshot_every_10": 10, "snapshot_every_1": 1}
+TARGET = 1.004
+
+Pair = tuple[float, float, float, float]
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = options(__doc__.partition("\n")[0])
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--size", default="tiny", help="of the model, as in examples/charlm")
+    parser.add_argument("--pairs", type=int, help="of single steps (default: 2000, quick: 150)")
+    args = parser.parse_args()
+    need_torch()
+    pairs = args.pairs or (150 if args.quick else 2000)
+    conditions = Conditions()
+    result: dict[str, Any] = {"ranks": args.ranks, "size": args.size}
+    with place() as folder:
+        for name, every in MODES.items():
+            # Single steps in turn are the finest pairs. Of snapshots a block must hold whole turns.
+            length = 10 if every else 1
+            count = pairs // 20 if every else pairs
+            result[name] = _mode(folder / name, args, every, count, length)
+            _show_mode(name, result[name])
+        result["snapshot"] = _snapshots(folder, args.size, 20 if args.quick else 100)
+    _show_snapshots(result["snapshot"])
+    _show_verdict(result["none"])
+    finish(result, conditions, args.json)
+
+
+# ---- one way of taking snapshots
+
+
+def _mode(folder: Path, args: Any, every: int, pairs: int, length: int) -> dict[str, Any]:
+    """Run one job and compare its pairs of blocks."""
+    arguments = [args.size, pairs, length]
+    extra = ["--snapshot-every", str(every)]
+    with _jobs.rekindle(folder, "_rank_overhead.py", arguments, extra, ranks=args.ranks) as job:
+        helpers = _helpers_share(job)
+        _wait(job, "written")
+        timed = json.loads((folder / "times0.json").read_text())
+    return _compare(timed["pairs"], length, helpers) | _own_work(timed["own_us"])
+
+
+def _compare(pairs: list[Pair], length: int, helpers: float) -> dict[str, Any]:
+    """Ratios of the Session's blocks to the plain ones beside them."""
+    walls = [session / plain for plain, session, _, _ in pairs]
+    cpus = [session / plain for _, _, plain, session in pairs]
+    in_step = statistics.median(walls)
+    return {
+        "ratio": round(in_step + helpers, 4),
+        "ratio_in_step": round(in_step, 4),
+        "ratio_standard_error": round(_error_of_median(walls), 4),
+        "ratio_cpu_of_rank": round(statistics.median(cpus), 4),
+        "ratio_cpu_standard_error": round(_error_of_median(cpus), 4),
+        "helpers_share_of_cores": round(helpers, 5),
+        "plain_step_ms": round(statistics.median(p[0] for p in pairs) / length * 1000, 3),
+        "session_step_ms": round(statistics.median(p[1] for p in pairs) / length * 1000, 3),
+        "plain_cpu_ms": round(statistics.median(p[2] for p in pairs) / length * 1000, 3),
+        "count": len(pairs),
+        "steps_per_block": length,
+        "load": load(),
+    }
+
+
+def _error_of_median(values: list[float]) -> float:
+    """How far the median would stray if the run were repeated (bootstrap)."""
+    chance = random.Random(0)
+    draws = [statistics.median(chance.choices(values, k=len(values))) for _ in range(200)]
+    return statistics.stdev(draws)
+
+
+def _own_work(steps: list[dict[str, float]]) -> dict[str, Any]:
+    """CPU microseconds per step inside the Session's own calls, by call."""
+    parts = {name: statistics.median(step[name] for step in steps) for name in steps[0]}
+    return {
+        "cpu_us_per_step": round(statistics.median(sum(step.values()) for step in steps), 1),
+        "cpu_us_parts": {name: round(us, 1) for name, us in parts.items()},
+    }
+
+
+def _helpers_share(job: Job) -> float:
+    """The part of all cores that Rekindle's processes beside the ranks take while these train."""
+    _wait(job, "begin")
+    ranks = {job.pid(rank) for rank in range(job.ranks)}
+    helpers = [process for process in job.family() if process.pid not in ranks]
+    begin, cpu = time.monotonic(), _cpu_seconds(helpers)
+    _wait(job, "end")
+    used = _cpu_seconds(helpers) - cpu
+    return used / (time.monotonic() - begin) / (os.cpu_count() or 1)
+
+
+def _cpu_seconds(processes: list[psutil.Process]) -> float:
+    times = [process.cpu_times() for process in processes if process.is_running()]
+    return sum(t.user + t.system for t in times)
+
+
+def _wait(job: Job, event: str) -> None:
+    if job.wait_all(event, limit_s=LIMIT_S) is None:
+        raise SystemExit(f"the job did not come to {event!r}:\n{job.output()}")
+
+
+# ---- one snapshot
+
+
+def _snapshots(folder: Path, size: str, times: int) -> dict[str, Any]:
+    """What one snapshot costs the rank, against a plain copy of the same bytes."""
+    found = {"example": _one_snapshot(folder / "example", size, times)}
+    found["100_MB"] = _one_snapshot(folder / "bytes", "100", times)
+    return {"over_memcpy": found["100_MB"]["over_memcpy"], **found}
+
+
+def _one_snapshot(folder: Path, what: str, times: int) -> dict[str, Any]:
+    extra = ["--snapshot-every", "1"]
+    with _jobs.rekindle(folder, "_rank_snapshot.py", [what, times], extra, ranks=1) as job:
+        _wait(job, "written")
+        found = json.loads((folder / "snapshots.json").read_text())
+    snapshots, copies = ([pair[i] * 1000 for pair in found["seconds"]] for i in (0, 1))
+    snapshot, copy = statistics.median(snapshots), statistics.median(copies)
+    return {
+        "bytes": found["bytes"],
+        "tensors": found["tensors"],
+        "snapshot_ms": round(snapshot, 3),
+        "snapshot_min_ms": round(min(snapshots), 3),
+        "memcpy_ms": round(copy, 3),
+        "memcpy_min_ms": round(min(copies), 3),
+        "over_memcpy": round(snapshot / copy, 2),
+        "count": len(snapshots) - found["skipped"],
+        "skipped": found["skipped"],
+    }
+
+
+# ---- what comes out
+
+
+def _show_mode(name: str, mode: dict[str, Any]) -> None:
+    head = (name, "ratio", "std. error", "in the step", "CPU of rank", "std. error", "helpers")
+    row = (
+        f"{mode['count']} pairs of {mode['steps_per_block']}",
+        *(mode[key] for key in ("ratio", "ratio_standard_error", "ratio_in_step")),
+        *(mode[key] for key in ("ratio_cpu_of_rank", "ratio_cpu_standard_error")),
+        mode["helpers_share_of_cores"],
+    )
+    table(head, [row])
+    parts = ", ".join(f"{part} {us}" for part, us in mode["cpu_us_parts"].items())
+    print(
+        f"a plain step {mode['plain_step_ms']} ms ({mode['plain_cpu_ms']} ms CPU); the Session's "
+        f"own work {mode['cpu_us_per_step']} us CPU per step: {parts}; load {mode['load']}"
+    )
+
+
+def _show_snapshots(found: dict[str, Any]) -> None:
+    head = ("one snapshot", "bytes", "tensors", "ms", "plain copy ms", "ratio", "count", "skipped")
+    keys = ("bytes", "tensors", "snapshot_ms", "memcpy_ms", "over_memcpy", "count", "skipped")
+    table(head, [(name, *(found[name][key] for key in keys)) for name in ("example", "100_MB")])
+
+
+def _show_verdict(mode: dict[str, Any]) -> None:
+    cost = (mode["ratio"] - 1) * 100
+    error = mode["ratio_standard_error"] * 100
+    meets = "meets" if mode["ratio"] <= TARGET else "misses"
+    print(
+        f"\nwithout snapshots a step takes {number(cost)} % longer (standard error {number(error)}"
+        f" %); that {meets} the target of {(TARGET - 1) * 100:.1f} %"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Processes that the demo starts, and ends by their ids."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def background(
+    name: str, command: list[str], log: Path, *, patience_s: float = 15.0
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command in a session of its own until the block is left, whatever happens in there."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        _end(process, patience_s)
+
+
+def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
+    """End the process, politely first, and then whatever is left of its session."""
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience_s)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,133 @@
+"""What the demo sees of a job and does to it: watches its steps, and kills parts of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+from place import OUTPUT
+from prefect_side import until
+
+from rekindle.engines.client import JobClient
+from rekindle.errors import JobError
+from rekindle.recovery.journal import FirstStep, Incident, JobStarted, incidents
+from rekindle.runtime.view import JobView
+from rekindle.tasks import jobs
+
+JOBS = OUTPUT / "rekindle" / "jobs"
+_STEP_S = 120.0
+
+
+class Target:
+    """One job, seen from outside."""
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+        self.directory = jobs.directory_of(job_id).path
+
+    def status(self) -> JobView:
+        """Ask the coordinator where the job is."""
+        endpoint = until(
+            lambda: jobs.coordinator_of(self.job_id), "the coordinator answers", _STEP_S
+        )
+        return JobClient(endpoint, jobs.directory_of(self.job_id).secret()).status()
+
+    def steps(self, rank: int = 0) -> int:
+        """Steps that a rank has finished, by its metrics file."""
+        path = self.directory / "metrics" / f"rank{rank}.jsonl"
+        lines = _tail(path).splitlines()
+        return 1 + _step_of(lines[-1]) if lines else 0
+
+    def has_begun(self) -> bool:
+        """Whether the first step was finished."""
+        return any(isinstance(event, FirstStep) for event in jobs.history_of(self.job_id))
+
+    def incidents(self) -> list[Incident]:
+        """All incidents so far."""
+        return incidents(jobs.history_of(self.job_id))
+
+    def attempts(self) -> int:
+        """How often the job was placed."""
+        return sum(isinstance(event, JobStarted) for event in jobs.history_of(self.job_id))
+
+    def steered_by(self) -> int:
+        """The process that holds the lease, by its own word; 0: nobody does."""
+        match = re.search(r"process (\d+) on ", self.status().holder)
+        return int(match[1]) if match else 0
+
+    def kill_rank(self, rank: int) -> float:
+        """SIGKILL a rank; return when."""
+        pid = self.status().ranks[rank].pid
+        at = time.time()
+        os.kill(pid, signal.SIGKILL)
+        return at
+
+    def kill_node(self, node: int) -> float:
+        """SIGKILL a node's agent and everything below it; return when."""
+        agent = next(n.pid for n in self.status().nodes if n.node == node)
+        doomed = [psutil.Process(agent), *psutil.Process(agent).children(recursive=True)]
+        at = time.time()
+        for process in doomed:
+            process.kill()
+        return at
+
+    def stop(self) -> None:
+        """Stop the job if it lives: the demo was broken off."""
+        endpoint = jobs.coordinator_of(self.job_id)
+        if endpoint is None:
+            return
+        client = JobClient(endpoint, jobs.directory_of(self.job_id).secret())
+        try:
+            with client.steer(holder=f"demo, process {os.getpid()}") as lease:
+                client.stop(token=lease.token, reason="the demo was broken off")
+                for _ in lease:
+                    pass
+        except JobError as error:
+            print(f"job {self.job_id} could not be stopped: {error}")
+
+
+@contextmanager
+def ending_jobs() -> Iterator[None]:
+    """End all jobs of the demo if the block is broken off: they would outlive it."""
+    try:
+        yield
+    except BaseException:
+        for directory in JOBS.glob("*"):
+            Target(directory.name).stop()
+        for process in processes_of(JOBS):
+            process.kill()
+        raise
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """All live processes that name the folder in their command line or environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = [*process.cmdline(), *process.environ().values()]
+        except psutil.Error:  # it has just ended, or belongs to somebody else
+            continue
+        if process.pid != os.getpid() and any(str(folder) in word for word in words):
+            found.append(process)
+    return found
+
+
+def _tail(path: Path) -> bytes:
+    """The last whole lines of a file that grows; nothing if there is none yet."""
+    if not path.exists():
+        return b""
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 16384))
+        return file.read().rpartition(b"\n")[0]
+
+
+def _step_of(line: bytes) -> int:
+    step: int = json.loads(line)["step"]
+    return step

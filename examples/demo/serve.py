@@ -1,0 +1,13 @@
+"""Serves the train flow: takes up its scheduled runs, each in a process of its own."""
+
+from prefect.flows import EntrypointType
+
+from rekindle.flows.train import train
+
+if __name__ == "__main__":
+    train.serve(
+        name="demo",
+        description="Training runs that survive lost ranks, nodes and flow processes.",
+        entrypoint_type=EntrypointType.MODULE_PATH,
+        print_starting_message=False,
+    )

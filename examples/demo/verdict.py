@@ -1,0 +1,155 @@
+"""Was it as if nothing had happened? Compares the disturbed run with the undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from job_side import JOBS, Target, processes_of
+from place import OUTPUT, SCRIPT
+
+from rekindle.recovery.journal import Incident
+from rekindle.tasks.metrics import StepRecord, effective, read_records
+from rekindle.tasks.wording import milliseconds
+from rekindle.training.sampler import StepSampler
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is trained, and after which step what is killed."""
+
+    steps: int
+    batch_size: int
+    seed: int
+    size: str
+    nodes: int = 2
+    processes_per_node: int = 2
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.nodes * self.processes_per_node
+
+    def arguments(self, out: Path) -> list[str]:
+        """The command line of the training script."""
+        pairs = {
+            "--size": self.size,
+            "--steps": self.steps,
+            "--batch-size": self.batch_size,
+            "--seed": self.seed,
+            "--out": out,
+        }
+        return [str(word) for pair in pairs.items() for word in pair]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The comparison. `differing`: (rank, step) of losses that are not the same to the last bit."""
+
+    losses: int
+    differing: list[tuple[int, int]]
+    digests: dict[str, list[str]]
+    samples: int
+    samples_lost: int
+    samples_repeated: int
+    leftover: list[str]
+
+    @property
+    def loss_identical(self) -> bool:
+        """All losses and all final parameters are the same, bit for bit."""
+        return not self.differing and len({d for many in self.digests.values() for d in many}) == 1
+
+
+def judge(plan: Plan, calm: Target, rough: Target) -> Verdict:
+    """Compare two finished runs of the same plan."""
+    expected, found = _steps(calm), _steps(rough)
+    keys = [(rank, step) for rank in range(plan.world_size) for step in range(plan.steps)]
+    trained = Counter(
+        sample for record in found.values() for sample in record.metrics.get("samples", ())
+    )
+    stream = _stream(plan)
+    return Verdict(
+        losses=len(keys),
+        differing=[key for key in keys if not _same(expected.get(key), found.get(key))],
+        digests={target.job_id: _digests(plan, target) for target in (calm, rough)},
+        samples=stream.total(),
+        samples_lost=(stream - trained).total(),
+        samples_repeated=(trained - stream).total(),
+        leftover=leftover(),
+    )
+
+
+def _steps(target: Target) -> dict[tuple[int, int], StepRecord]:
+    """The record that counts of each rank and step."""
+    return {
+        (rank, step): record
+        for rank, records in read_records(target.directory).items()
+        for step, record in effective(records).items()
+    }
+
+
+def _same(one: StepRecord | None, other: StepRecord | None) -> bool:
+    return one is not None and other is not None and one.metrics["loss"] == other.metrics["loss"]
+
+
+def _digests(plan: Plan, target: Target) -> list[str]:
+    """What each rank says of its parameters at the end; a missing word differs from all others."""
+    files = [out_of(target) / f"final-rank{rank}.json" for rank in range(plan.world_size)]
+    return [
+        json.loads(file.read_text())["digest"] if file.exists() else f"no {file.name}"
+        for file in files
+    ]
+
+
+def out_of(target: Target) -> Path:
+    """Where a run's ranks leave their results."""
+    return OUTPUT / "results" / target.job_id.rpartition("-")[0]
+
+
+def _stream(plan: Plan) -> Counter[int]:
+    """How often the plan trains on each sample, by the sampler's own word."""
+    sys.path.insert(0, str(SCRIPT.parent))
+    from corpus import Windows, load
+    from model import SIZES
+    from train import RECIPES
+
+    training, _ = load(RECIPES[plan.size].characters)
+    length = len(Windows(training, SIZES[plan.size].block_size))
+    counted: Counter[int] = Counter()
+    for rank in range(plan.world_size):
+        sampler = StepSampler(length, plan.batch_size, seed=plan.seed)
+        sampler.bind(rank, plan.world_size)
+        for _ in range(plan.steps):
+            counted.update(sampler.indices())
+            sampler.advance()
+    return counted
+
+
+def leftover() -> list[str]:
+    """Processes and shared memory of the jobs that are still there."""
+    processes = [
+        f"process {process.pid}: {' '.join(process.cmdline())}" for process in processes_of(JOBS)
+    ]
+    # Rekindle's shared memory has no name and ends with its processes; look all the same.
+    segments = [str(path) for path in SHARED_MEMORY.glob("*rekindle*")]
+    return processes + segments
+
+
+def incident_entry(incident: Incident, killed_at: float) -> dict[str, Any]:
+    """One incident as demo-report.json tells it. Milliseconds; total begins at the kill."""
+    return {
+        "kind": incident.cause.kind.value,
+        "strategy": incident.strategy.value if incident.strategy else None,
+        "generation": incident.generation,
+        "detect_ms": milliseconds(killed_at, incident.detected),
+        "regroup_ms": milliseconds(incident.detected, incident.regrouped),
+        "restore_ms": milliseconds(incident.regrouped, incident.restored),
+        "total_ms": milliseconds(killed_at, incident.first_step),
+        "steps_lost": incident.steps_lost,
+    }

@@ -1,0 +1,33 @@
+"""The train flow: a training run that its faults do not end."""
+
+# Annotations stay values in this module: Prefect validates parameters with them, and where it loads
+# a flow by its entrypoint it cannot resolve their names.
+
+from typing import Any
+from uuid import UUID
+
+from prefect import flow, runtime
+
+from rekindle.blocks.job import TrainingJob
+from rekindle.tasks.hooks import stop_job
+from rekindle.tasks.jobs import job_id_of
+from rekindle.tasks.launch import How, launch
+from rekindle.tasks.report import raise_if_failed, report
+from rekindle.tasks.supervise import supervise
+
+
+@flow(name="train", on_cancellation=[stop_job])
+def train(job: TrainingJob) -> dict[str, Any]:
+    """Train on all ranks of the job, recover from faults, and report.
+
+    The job outlives this process: run the same flow run again, and it adopts the live job. A job
+    that has succeeded is not run again; one that failed or was stopped resumes from its newest
+    checkpoint.
+    """
+    job_id = job_id_of(UUID(runtime.flow_run.id), job.name)
+    launched = launch(job, job_id)
+    if launched.how is not How.FINISHED:
+        supervise(job_id, adopted=launched.how is How.ADOPTED)
+    result = report(job_id)
+    raise_if_failed(result)
+    return result

@@ -1,0 +1,82 @@
+"""The job of a flow run: its name, its directory and the history that its ledger tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from uuid import UUID
+
+from rekindle.engines.local import LocalEngine
+from rekindle.recovery import journal
+from rekindle.recovery.journal import AnyEvent, Ended, JobStarted, NodeJoined, NodeWanted
+from rekindle.runtime.spec import Endpoint, JobDirectory, job_directory
+
+SUCCEEDED = "succeeded"
+STOPPED = "stopped"
+
+
+def job_id_of(flow_run_id: UUID, name: str) -> str:
+    """Return the one job that belongs to a flow run, however often that is run.
+
+    A UUID may begin with the time (version 7), so it is the end that tells two flow runs apart.
+    """
+    return f"{name}-{flow_run_id.hex[-12:]}"
+
+
+def directory_of(job_id: str) -> JobDirectory:
+    """Return the job's directory, whether or not the job exists."""
+    return JobDirectory(job_directory(job_id))
+
+
+def engine_of(job_id: str) -> LocalEngine:
+    """Return what places this job's attempts. Raises UsageError: there is no such job."""
+    return LocalEngine(directory_of(job_id))
+
+
+def coordinator_of(job_id: str) -> Endpoint | None:
+    """Return the job's coordinator if it lives and answers."""
+    if directory_of(job_id).endpoint() is None:
+        return None
+    return engine_of(job_id).alive()
+
+
+def history_of(job_id: str) -> list[AnyEvent]:
+    """Read all that happened to the job, through all its attempts; nothing if there is no job."""
+    try:
+        content = directory_of(job_id).ledger.read_bytes()
+    except FileNotFoundError:
+        return []
+    return journal.read(content.splitlines())
+
+
+def newest_attempt(history: Iterable[AnyEvent]) -> list[AnyEvent]:
+    """Return the part of the history that belongs to the newest attempt."""
+    part: list[AnyEvent] = []
+    for event in history:
+        if isinstance(event, JobStarted):
+            part = []
+        part.append(event)
+    return part
+
+
+def attempts(history: Iterable[AnyEvent]) -> int:
+    """Return the number of the newest attempt; 0: none was started."""
+    return max((event.attempt for event in history if isinstance(event, JobStarted)), default=0)
+
+
+def end_of(history: Iterable[AnyEvent]) -> Ended | None:
+    """Return how the newest attempt ended; None: it has not, or its coordinator died."""
+    ends = [event for event in newest_attempt(history) if isinstance(event, Ended)]
+    return ends[-1] if ends else None
+
+
+def nodes_missing(history: Iterable[AnyEvent]) -> list[int]:
+    """Return the nodes of the newest attempt that have no agent."""
+    missing: set[int] = set()
+    for event in newest_attempt(history):
+        if isinstance(event, JobStarted):
+            missing = set(range(event.nodes))
+        elif isinstance(event, NodeWanted):
+            missing.add(event.node)
+        elif isinstance(event, NodeJoined):
+            missing.discard(event.node)
+    return sorted(missing)

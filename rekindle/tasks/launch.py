@@ -1,0 +1,102 @@
+"""Step 1 of the train flow: start the job, or adopt the one that this flow run started before."""
+
+from __future__ import annotations
+
+import enum
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from rekindle import names
+from rekindle.blocks.job import TrainingJob
+from rekindle.errors import JobError
+from rekindle.runtime.spec import JobDirectory
+from rekindle.tasks import jobs
+
+# A coordinator that has ended its job exits a moment later.
+_EXIT_TIMEOUT_S = 60.0
+
+
+class How(str, enum.Enum):
+    """What launching came to."""
+
+    LAUNCHED = "launched"  # a new attempt was started
+    ADOPTED = "adopted"  # the job lives; nothing was started
+    FINISHED = "finished"  # the job has succeeded before; there is nothing to run
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """The job of this flow run, and how it came to be there."""
+
+    job_id: str
+    how: How
+    attempt: int
+
+
+@task(name="launch", cache_policy=NO_CACHE)
+def launch(job: TrainingJob, job_id: str) -> Launched:
+    """Make sure that the job runs, unless it has succeeded.
+
+    Raises UsageError: no job can be made of the description. Raises JobError: an earlier attempt
+    has ended but does not go away.
+    """
+    directory = jobs.directory_of(job_id)
+    directory.path.mkdir(parents=True, exist_ok=True)
+    with _launch_lock(directory):
+        launched = _launch_or_adopt(job, directory, job_id)
+    get_run_logger().info(_TELL[launched.how], job_id, launched.attempt, directory.path)
+    return launched
+
+
+_TELL = {
+    How.LAUNCHED: "Job %s is launched, attempt %d. Its directory: %s",
+    How.ADOPTED: "Job %s lives, attempt %d; this flow run adopts it. Its directory: %s",
+    How.FINISHED: "Job %s has succeeded in attempt %d; it is not run again. Its directory: %s",
+}
+
+
+def _launch_or_adopt(job: TrainingJob, directory: JobDirectory, job_id: str) -> Launched:
+    history = jobs.history_of(job_id)
+    attempt, end = jobs.attempts(history), jobs.end_of(history)
+    if end is not None and end.outcome == jobs.SUCCEEDED:
+        return Launched(job_id, How.FINISHED, attempt)
+    alive = jobs.coordinator_of(job_id)
+    if alive is not None and end is None:
+        return Launched(job_id, How.ADOPTED, alive.attempt)
+    if attempt and end is None:
+        # The coordinator died while nobody steered the job; its agents wait for another one.
+        return Launched(job_id, How.ADOPTED, jobs.engine_of(job_id).revive().attempt)
+    _wait_until_gone(job_id)
+    directory.create(job.to_spec(job_id))
+    endpoint = jobs.engine_of(job_id).launch(attempt=attempt + 1)
+    return Launched(job_id, How.LAUNCHED, endpoint.attempt)
+
+
+def _wait_until_gone(job_id: str) -> None:
+    """Wait for the exit of a coordinator whose job has ended. Raises JobError: it stays."""
+    deadline = time.monotonic() + _EXIT_TIMEOUT_S
+    while alive := jobs.coordinator_of(job_id):
+        if time.monotonic() > deadline:
+            raise JobError(
+                f"job {job_id} has ended, but its coordinator (process {alive.pid}) still answers "
+                f"after {_EXIT_TIMEOUT_S:.0f} s; end it and run this flow again"
+            )
+        time.sleep(0.05)
+
+
+@contextmanager
+def _launch_lock(directory: JobDirectory) -> Iterator[None]:
+    """Let one process at a time look and launch; the kernel frees the lock of one that dies."""
+    handle = os.open(directory.path / names.LAUNCH_LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,67 @@
+"""Step 3 of the train flow: what became of the job, as artifacts and as files in its directory."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from prefect import get_run_logger, task
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
+
+from rekindle.errors import JobFailedError
+from rekindle.tasks import jobs, timeline
+from rekindle.tasks.markdown import markdown_report
+from rekindle.tasks.metrics import sample_records
+from rekindle.tasks.restore import describe
+from rekindle.tasks.summary import summarize
+from rekindle.tasks.timeline_rows import MOST_RANKS
+from rekindle.tasks.wording import incident_row, outcome
+
+REPORT_FILE = "report.md"
+TIMELINE_FILE = "timeline.png"
+
+
+@task(name="report", cache_policy=NO_CACHE)
+def report(job_id: str) -> dict[str, Any]:
+    """Write the incident table, the report and the timeline; return the same as plain values."""
+    directory = jobs.directory_of(job_id)
+    history = jobs.history_of(job_id)
+    summary = summarize(job_id, history)
+    picture = directory.path / TIMELINE_FILE
+    timeline.draw(history, sample_records(directory.path, ranks=MOST_RANKS), picture)
+    rows = [incident_row(incident) for incident in summary.incidents]
+    text = markdown_report(summary, resumed=describe(history), logs=directory.spec().log_directory)
+    (directory.path / REPORT_FILE).write_text(f"{text}\n![Timeline]({TIMELINE_FILE})\n")
+    encoded = base64.b64encode(picture.read_bytes()).decode()
+    if rows:
+        title = f"Incidents of job {job_id}"
+        create_table_artifact(rows, key=f"{job_id}-incidents", description=title)
+    create_markdown_artifact(
+        f"{text}\n![Timeline](data:image/png;base64,{encoded})\n",
+        key=f"{job_id}-report",
+        description=f"Job {job_id} {outcome(summary.outcome, summary.finished)}",
+    )
+    get_run_logger().info("Report: %s, timeline: %s", directory.path / REPORT_FILE, picture)
+    return {
+        "job_id": job_id,
+        "outcome": summary.outcome,
+        "reason": summary.reason,
+        "finished": summary.finished,
+        "attempts": summary.attempts,
+        "steps_lost": summary.steps_lost,
+        "goodput": summary.goodput,
+        "incidents": rows,
+        "report": str(directory.path / REPORT_FILE),
+        "timeline": str(picture),
+    }
+
+
+def raise_if_failed(result: dict[str, Any]) -> None:
+    """Raise JobFailedError unless the job has succeeded; the flow run fails with it."""
+    if result["outcome"] == jobs.SUCCEEDED:
+        return
+    raise JobFailedError(
+        f"job {result['job_id']} {outcome(result['outcome'], result['finished'])}: "
+        f"{result['reason']}; see its report: {result['report']}"
+    )

@@ -1,0 +1,49 @@
+"""Says where a new attempt of a job takes up its work; the runtime does the restoring itself."""
+
+from __future__ import annotations
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from rekindle.recovery.journal import AnyEvent, Checkpointed, CheckpointSkipped, Formed
+from rekindle.tasks import jobs
+from rekindle.tasks.wording import sources_in_words
+
+
+def resumes(attempt: list[AnyEvent]) -> bool:
+    """Whether this attempt's first generation goes on from earlier work, or failed to."""
+    formed = _first_formed(attempt)
+    return formed is not None and (formed.step > 0 or bool(_passed_over(attempt)))
+
+
+@task(name="restore", cache_policy=NO_CACHE)
+def restore(job_id: str) -> str:
+    """Log from which checkpoint the newest attempt resumes, and which were passed over, and why."""
+    history = jobs.history_of(job_id)
+    attempt = jobs.newest_attempt(history)
+    log = get_run_logger()
+    for skipped in _passed_over(attempt):
+        log.warning("Checkpoint %s is passed over: %s", skipped.path, skipped.reason)
+    told = describe(history)
+    log.info("%s", told)
+    return told
+
+
+def describe(history: list[AnyEvent]) -> str:
+    """Say where the newest attempt takes up the work."""
+    formed = _first_formed(jobs.newest_attempt(history))
+    number = jobs.attempts(history)
+    if formed is None or formed.step == 0:
+        return f"Attempt {number} begins at step 0"
+    source = sources_in_words(formed.sources)
+    paths = (e.path for e in history if isinstance(e, Checkpointed) and e.step == formed.step)
+    path = next(paths, "")
+    return f"Attempt {number} resumes after step {formed.step} ({source}) {path}".strip()
+
+
+def _first_formed(attempt: list[AnyEvent]) -> Formed | None:
+    return next((event for event in attempt if isinstance(event, Formed)), None)
+
+
+def _passed_over(attempt: list[AnyEvent]) -> list[CheckpointSkipped]:
+    return [event for event in attempt if isinstance(event, CheckpointSkipped)]

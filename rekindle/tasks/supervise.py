@@ -1,0 +1,222 @@
+"""Step 2 of the train flow: steer the job until it ends, and tell what happens to it.
+
+The stream of the job's events is never kept waiting for Prefect: what concerns Prefect goes through
+`rekindle.tasks.notices`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from prefect import get_run_logger, runtime, task
+from prefect.cache_policies import NO_CACHE
+from prefect.context import FlowRunContext
+
+from rekindle.engines.base import MOST_REVIVALS
+from rekindle.engines.client import JobClient, Lease
+from rekindle.errors import JobError, LeaseHeldError
+from rekindle.recovery import journal
+from rekindle.recovery.journal import (
+    AnyEvent,
+    CheckpointFailed,
+    CheckpointSkipped,
+    Decided,
+    Ended,
+    FaultSeen,
+    FirstStep,
+    Formed,
+    NodeWanted,
+    Progress,
+    Restored,
+)
+from rekindle.runtime.spec import Endpoint
+from rekindle.tasks import jobs
+from rekindle.tasks.notices import Log, Notices
+from rekindle.tasks.restore import restore, resumes
+from rekindle.tasks.wording import incident_row, sentence
+
+RECOVERING = "Recovering"
+RUNNING = "Running"
+
+
+@task(name="supervise", cache_policy=NO_CACHE)
+def supervise(job_id: str, *, adopted: bool) -> Ended:
+    """Follow the job to its end under the lease, and bring the nodes that it wants.
+
+    A coordinator that dies is replaced by another one. Raises LeaseHeldError: another process
+    steers the job, which is left alone. Raises JobError: no coordinator stays alive.
+    """
+    log = get_run_logger()
+    history = jobs.history_of(job_id)
+    endpoint = jobs.coordinator_of(job_id)
+    if endpoint is None:
+        return _end(job_id)
+    engine = jobs.engine_of(job_id)
+    with _notices(job_id) as notices:
+        supervisor = Supervisor(history, replace=engine.replace, notices=notices, log=log)
+        for revivals in itertools.count():
+            try:
+                _steer(supervisor, endpoint, job_id, adopting=adopted and not revivals)
+                break
+            except LeaseHeldError:
+                raise
+            except JobError as error:
+                log.warning("The job's events broke off: %s", error)
+                if jobs.end_of(jobs.history_of(job_id)) or revivals == MOST_REVIVALS:
+                    break
+            log.warning("The coordinator of job %s died; another one takes its place", job_id)
+            endpoint = engine.revive()
+    return _end(job_id)
+
+
+def _steer(supervisor: Supervisor, endpoint: Endpoint, job_id: str, *, adopting: bool) -> None:
+    """Hold the lease and follow the job to its end. Raises JobError: its coordinator died."""
+    client = JobClient(endpoint, jobs.directory_of(job_id).secret())
+    since = supervisor.history[-1].seq if supervisor.history else 0
+    with client.steer(holder=holder_name(), since=since) as lease:
+        if adopting:
+            supervisor.adopt()
+        _follow(supervisor, lease, job_id)
+
+
+def _notices(job_id: str) -> Notices:
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        raise JobError(f"job {job_id} can be supervised inside a flow run only")
+    run = context.flow_run
+    return Notices(job_id=job_id, flow_run_id=run.id, flow_run_name=run.name, log=get_run_logger())
+
+
+def holder_name() -> str:
+    """Return how this process is named to others that would steer the job."""
+    run = f"flow run {runtime.flow_run.name} ({runtime.flow_run.id})"
+    return f"{run}, process {os.getpid()} on {socket.gethostname()}"
+
+
+class Supervisor:
+    """What this flow run knows of its job and does about it.
+
+    history: the ledger so far; all of it is told to Prefect, for the process that should have told
+    it may have been killed.
+    """
+
+    def __init__(
+        self,
+        history: list[AnyEvent],
+        *,
+        replace: Callable[[int], None],
+        notices: Notices,
+        log: Log,
+    ) -> None:
+        self.history: list[AnyEvent] = []
+        self._replace = replace
+        self._notices = notices
+        self._log = log
+        self._state = RUNNING
+        self._progress: Progress | None = None
+        for event in history:
+            self._remember(event)
+        self._name_state()
+
+    def adopt(self) -> None:
+        """Take the place of a flow process that was killed, once the lease is held."""
+        self._notices.survivor(UUID(runtime.task_run.id))
+        # It may have been killed before it had brought all nodes.
+        self.bring(jobs.nodes_missing(self.history))
+
+    def take(self, event: AnyEvent) -> None:
+        """Act on a new event of the job."""
+        if isinstance(event, Progress):
+            self._progress = event
+            self._notices.progress(event)
+            return
+        if isinstance(event, NodeWanted):
+            self.bring([event.node])
+        if isinstance(event, Ended) and self._progress is not None:
+            last = msgspec.structs.replace(self._progress, finished=event.finished)
+            self._notices.progress(last)
+        self._log.log(_level(event), "%s", sentence(event))
+        self._remember(event)
+        self._name_state()
+
+    def bring(self, nodes: list[int]) -> None:
+        """Start an agent for each of these nodes."""
+        for node in nodes:
+            self._log.warning("Node %d is missing; a new agent is started for it", node)
+            self._replace(node)
+
+    def _remember(self, event: AnyEvent) -> None:
+        self.history.append(event)
+        for step in incident_steps(event, self.history):
+            self._notices.incident(step, event, self._payload(event))
+
+    def _payload(self, event: AnyEvent) -> dict[str, Any]:
+        number = getattr(event, "incident", 0)
+        incident = next(i for i in journal.incidents(self.history) if i.number == number)
+        return {**incident_row(incident), "message": sentence(event)}
+
+    def _name_state(self) -> None:
+        open_now = [
+            incident
+            for incident in journal.incidents(jobs.newest_attempt(self.history))
+            if not incident.closed
+        ]
+        name = RECOVERING if open_now else RUNNING
+        if name != self._state:
+            self._state = name
+            message = open_now[-1].cause.message if open_now else ""
+            self._notices.state(name, message)
+
+
+def incident_steps(event: AnyEvent, history: list[AnyEvent]) -> tuple[str, ...]:
+    """Return the steps of an incident that this event, the last of `history`, completes."""
+    match event:
+        case FaultSeen():
+            before = (e for e in history[:-1] if isinstance(e, FaultSeen))
+            first = all(e.incident != event.incident for e in before)
+            return ("detected",) if first else ()
+        case CheckpointFailed():
+            return ("detected", "closed")
+        case Decided():
+            return ("decided",)
+        case Formed(incident=number) | Restored(incident=number) | FirstStep(incident=number):
+            return (_STEPS[type(event)],) if number else ()
+        case _:
+            return ()
+
+
+_STEPS = {Formed: "regrouped", Restored: "restored", FirstStep: "closed"}
+
+
+def _level(event: AnyEvent) -> int:
+    loud = isinstance(event, FaultSeen | CheckpointFailed | CheckpointSkipped)
+    return logging.WARNING if loud else logging.INFO
+
+
+def _follow(supervisor: Supervisor, lease: Lease, job_id: str) -> None:
+    """Handle the job's events until it has ended. Raises JobError: its coordinator died."""
+    formed = False
+    for event in lease:
+        supervisor.take(event)
+        if isinstance(event, Formed) and not formed:
+            formed = True
+            if resumes(jobs.newest_attempt(supervisor.history)):
+                restore(job_id)
+
+
+def _end(job_id: str) -> Ended:
+    """Return how the job ended. Raises JobError: its ledger does not say."""
+    end = jobs.end_of(jobs.history_of(job_id))
+    if end is None:
+        raise JobError(
+            f"the coordinator of job {job_id} died before the job ended, and so did "
+            f"{MOST_REVIVALS} that took its place; see coordinator.log in the job's directory"
+        )
+    return end

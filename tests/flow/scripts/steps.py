@@ -1,0 +1,24 @@
+"""A Session of a tiny model that takes its time for a step until a file is there."""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from rekindle.training.torch import Session
+
+gate, total = Path(sys.argv[1]), int(sys.argv[2])
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.Adam(model.parameters())
+with Session(model=model, optimizer=optimizer, ddp=True) as session:
+    for step in session.steps(total):
+        with step:
+            if not gate.exists():
+                time.sleep(0.05)
+            loss = session.model(torch.ones(2, 4) * (session.rank + 1)).square().mean()
+            step.log(loss=loss)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()

@@ -1,0 +1,163 @@
+"""The coordinator's client, against a server that answers what each test wants."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from rekindle.engines.client import JobClient
+from rekindle.errors import JobError, LeaseHeldError
+from rekindle.recovery import journal
+from rekindle.recovery.journal import Ended, Event, JobStarted, Stopping
+from rekindle.runtime.spec import Endpoint, bearer
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+@contextlib.contextmanager
+def coordinator(answer: Answer) -> Iterator[JobClient]:
+    """A client of a server that answers every request so."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            answer(self)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  its name there
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        endpoint = Endpoint(host="127.0.0.1", port=server.server_port, pid=4711, attempt=1)
+        yield JobClient(endpoint, "secret")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def lines(*content: bytes, whole: bool = True) -> Answer:
+    """Answer with these lines as a chunked stream; not whole: break off after them."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        for line in content:
+            handler.wfile.write(b"%x\r\n%s\n\r\n" % (len(line) + 1, line))
+        if whole:
+            handler.wfile.write(b"0\r\n\r\n")
+        handler.close_connection = True
+
+    return answer
+
+
+def reply(status: int, body: object) -> Answer:
+    """Answer with a JSON document."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        content = json.dumps(body).encode()
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(content)))
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    return answer
+
+
+def started(seq: int) -> Event:
+    """The beginning of an attempt."""
+    return JobStarted(seq=seq, job_id="j", attempt=1, nodes=1, processes_per_node=1, pid=1)
+
+
+def ended(seq: int, outcome: str = "succeeded") -> Event:
+    """The end of an attempt."""
+    return Ended(seq=seq, outcome=outcome, reason="done", finished=3)
+
+
+LEASE = b'{"type":"lease","token":7}'
+KEEPALIVE = b'{"type":"keepalive"}'
+
+
+def test_a_lease_gives_its_token_and_then_the_events() -> None:
+    """Keepalives are left out, and the stream ends after the job's end."""
+    sent = [started(1), Stopping(seq=2, reason="enough"), ended(3)]
+    stream = [LEASE, KEEPALIVE, *map(journal.encode, sent), KEEPALIVE]
+    with (
+        coordinator(lines(*stream[:-1])) as client,
+        client.steer(holder="me") as lease,
+    ):
+        assert lease.token == 7
+        assert list(lease) == sent
+
+
+def test_the_end_of_an_earlier_attempt_does_not_end_the_stream() -> None:
+    """Events after an Ended of the past are given as well."""
+    sent = [started(1), ended(2, "failed"), started(3), ended(4)]
+    with coordinator(lines(*map(journal.encode, sent))) as client, client.events() as events:
+        assert list(events) == sent
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_stream_that_breaks_off_before_the_end_is_an_error(whole: bool) -> None:
+    """A coordinator that goes away in the middle of a job is said to have died."""
+    with (
+        coordinator(lines(journal.encode(started(1)), whole=whole)) as client,
+        client.events() as events,
+        pytest.raises(JobError, match="died"),
+    ):
+        list(events)
+
+
+def test_a_held_lease_names_its_holder() -> None:
+    """Whoever comes second is told who steers the job."""
+    body = {"error": "the job is steered", "holder": "flow run calm-owl"}
+    with (
+        coordinator(reply(409, body)) as client,
+        pytest.raises(LeaseHeldError, match="it is steered by flow run calm-owl"),
+    ):
+        client.steer(holder="me")
+
+
+def test_a_refusal_says_why() -> None:
+    """The coordinator's reason reaches the error, whatever the request."""
+    with coordinator(reply(401, {"error": "wrong secret"})) as client:
+        for ask in (client.status, client.events, lambda: client.stop(token=1, reason="x")):
+            with pytest.raises(JobError, match="HTTP status 401: wrong secret"):
+                ask()
+
+
+def test_no_coordinator_is_an_error_that_names_its_process() -> None:
+    """A port that nobody listens on is a coordinator that does not answer."""
+    with coordinator(lines()) as client:
+        pass
+    with pytest.raises(JobError, match=r"coordinator \(process 4711\) does not answer"):
+        client.status()
+
+
+def test_requests_prove_the_secret_and_carry_their_order() -> None:
+    """The secret is in the header; a stop carries action, token and reason."""
+    seen: list[tuple[str, str | None, bytes]] = []
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        seen.append((handler.path, handler.headers["Authorization"], body))
+        reply(200, {})(handler)
+
+    with coordinator(answer) as client:
+        client.stop(token=3, reason="enough")
+    [(path, authorization, body)] = seen
+    assert path == "/control"
+    assert authorization == bearer("secret")
+    assert json.loads(body) == {"action": "stop", "token": 3, "reason": "enough"}

@@ -1,0 +1,258 @@
+"""`rekindle run` under test: real processes in a home of their own, and what they leave behind.
+
+`driver` and `pretended` are for the coordinator's machine, without any process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import psutil
+
+from rekindle import names
+from rekindle.errors import UsageError
+from rekindle.recovery import journal
+from rekindle.runtime.spec import Endpoint, JobDirectory
+
+LIMIT_S = 90.0  # for what takes a second on a quiet machine
+_TICK_S = 0.02
+
+T = TypeVar("T")
+E = TypeVar("E", bound=journal.Event)
+
+
+def wait_until(true: Callable[[], T], what: str, limit_s: float = LIMIT_S) -> T:
+    """Return the first value of `true()` that is not false."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        value = true()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {limit_s:g} s: {what}"
+        time.sleep(_TICK_S)
+
+
+class Run:
+    """One `rekindle` command. `out`, `err`: files that hold what it printed so far."""
+
+    def __init__(self, place: Place, arguments: Sequence[str], job_id: str, **popen: Any) -> None:
+        self.place = place
+        self.job_id = job_id
+        self.directory = JobDirectory(place.home / "jobs" / job_id)
+        number = len(place.runs)
+        self.out, self.err = (place.folder / f"run{number}.{name}" for name in ("out", "err"))
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            settings = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err} | popen
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "rekindle.cli", "run", *arguments],
+                **{"cwd": place.folder, "env": place.environment()} | settings,
+            )
+        place.runs.append(self)
+
+    # ---- what it printed
+
+    @property
+    def stdout(self) -> str:
+        return self.out.read_bytes().decode(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        return self.err.read_bytes().decode(errors="replace")
+
+    def said(self) -> str:
+        """All that is known about the run, for the message of a failed assertion."""
+        told = "\n".join(str(event)[:300] for event in self.events())
+        return f"\n-- stdout\n{self.stdout}\n-- stderr\n{self.stderr}\n-- ledger\n{told}"
+
+    def log(self, rank: int, stream: str = "stdout", restart: int = 0) -> str:
+        """What one rank printed, by its file."""
+        folder = self.directory.path / names.LOGS_DIRECTORY / f"attempt_{restart}" / str(rank)
+        return (folder / f"{stream}.log").read_bytes().decode(errors="replace")
+
+    # ---- what became of it
+
+    def end(self, status: int | None = None) -> Run:
+        """Wait for its end, and for that of all its processes; `status` is the exit expected."""
+        wait_until(lambda: self.process.poll() is not None, f"the end of the run{self.said()}")
+        self.place.wait_for_silence()
+        if status is not None:
+            assert self.process.returncode == status, self.said()
+        return self
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def events(self) -> list[journal.AnyEvent]:
+        """The ledger so far."""
+        try:
+            return journal.read(self.directory.ledger.read_bytes().splitlines())
+        except FileNotFoundError:
+            return []
+
+    def recorded(self, kind: type[E]) -> list[E]:
+        """The ledger's events of one kind."""
+        return [event for event in self.events() if isinstance(event, kind)]
+
+    def wait_for(self, kind: type[E], count: int = 1) -> E:
+        """Wait until the ledger holds so many events of one kind; return the newest."""
+
+        def found() -> list[E]:
+            events = self.recorded(kind)
+            return events if len(events) >= count else []
+
+        return wait_until(found, f"{count} x {kind.__name__}")[-1]
+
+    def wait_for_output(self, rank: int, text: str) -> None:
+        """Wait until a rank has printed something: then it runs the script."""
+
+        def shown() -> bool:
+            try:
+                return text in self.log(rank)
+            except FileNotFoundError:
+                return False
+
+        wait_until(shown, f"{text!r} of rank {rank}")
+
+    # ---- its processes
+
+    def endpoint(self) -> Endpoint:
+        """Where the coordinator listens, once it does."""
+
+        def announced() -> Endpoint | None:
+            try:
+                found = self.directory.endpoint()
+            except (UsageError, msgspec.DecodeError):
+                return None
+            return found if found and found.pid else None
+
+        return wait_until(announced, "the coordinator's endpoint")
+
+    def only(self, module: str) -> psutil.Process:
+        """The one process of the job that runs this module of the runtime."""
+        return wait_until(lambda: self.all(module), f"a process of {module}")[0]
+
+    def all(self, module: str) -> list[psutil.Process]:
+        """The processes that run this module of the runtime; no rank, which looks like a zygote."""
+        name = f"rekindle.runtime.{module}"
+        found = [p for p in self.place.processes() if name in _cmdline(p)]
+        if module == "zygote":
+            return [p for p in found if _session(p) != p.pid and p.ppid() != _session(p)]
+        return found
+
+    def forked(self) -> list[psutil.Process]:
+        """Children of agents that lead a session of their own: ranks, the store, a reserve."""
+        agents = {agent.pid for agent in self.all("agent")}
+        found = [p for p in self.place.processes() if _session(p) == p.pid]
+        return [p for p in found if p.ppid() in agents]
+
+
+class Place:
+    """A folder with a home of jobs, and all processes that were started from it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.home = folder / "home"
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir(parents=True)
+        self.runs: list[Run] = []
+
+    def environment(self, more: Mapping[str, str] = {}) -> dict[str, str]:
+        """The environment of whatever is started here; it tells whose child a process is."""
+        ours = {names.ENV_HOME: str(self.home), "TMPDIR": str(self.temporary)}
+        return dict(os.environ) | ours | dict(more)
+
+    def script(self, text: str, name: str = "train.py") -> str:
+        """Write a script; return its name."""
+        (self.folder / name).write_text(text, encoding="utf-8")
+        return name
+
+    def start(self, *arguments: str, job_id: str = "job", **popen: Any) -> Run:
+        """Start `rekindle run`."""
+        return Run(self, ["--job-id", job_id, *arguments], job_id, **popen)
+
+    def start_quick(self, script: str, *options: str, job_id: str = "job", **popen: Any) -> Run:
+        """Start `rekindle run` of a script that does without torch: nothing imports it."""
+        program = ["--no-python", sys.executable, "-u", script]
+        return self.start(*options, *program, job_id=job_id, **popen)
+
+    def join(self, run: Run, *options: str, secret: str | None = None, node: int = 1) -> Run:
+        """Start another node of a job, as from another machine."""
+        where = run.endpoint()
+        known = run.directory.secret() if secret is None else secret
+        return Run(
+            self,
+            ["--coordinator", f"{where.host}:{where.port}", "--node-rank", str(node), *options],
+            run.job_id,
+            env=self.environment({names.ENV_SECRET: known}),
+        )
+
+    # ---- what is left
+
+    def processes(self) -> list[psutil.Process]:
+        """The living processes that were started from here, ourselves not counted."""
+        home = f"{names.ENV_HOME}={self.home}\0".encode()
+        found = []
+        for process in psutil.process_iter():
+            if process.pid != os.getpid() and home in _environ(process.pid):
+                found.append(process)
+        return found
+
+    def wait_for_silence(self) -> None:
+        """Wait until nothing runs here any more."""
+
+        def silent() -> bool:
+            return not self.processes()
+
+        wait_until(silent, f"no process left, but there are {self.left()}")
+
+    def left(self) -> list[str]:
+        """What still runs here, in words."""
+        return [f"{p.pid}: {' '.join(_cmdline(p))[-120:]}" for p in self.processes()]
+
+    def close(self) -> None:
+        """End what a failed test has left, by its id; then look for memory and folders left."""
+        left = self.left()
+        for process in self.processes():
+            _kill(process)
+        for run in self.runs:
+            run.process.wait(LIMIT_S)
+        assert not left, f"processes were left: {left}"
+        assert not list(self.temporary.glob("rekindle-*")), "temporary folders were left"
+        shared = [path.name for path in Path("/dev/shm").glob("*rekindle*")]
+        assert not [name for name in shared if any(run.job_id in name for run in self.runs)]
+
+
+def _environ(pid: int) -> bytes:
+    """The environment that a process was started with; empty: it is gone, or not ours."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def _cmdline(process: psutil.Process | None) -> list[str]:
+    try:
+        return process.cmdline() if process is not None else []
+    except psutil.Error:
+        return []
+
+
+def _session(process: psutil.Process) -> int:
+    try:
+        return os.getsid(process.pid)
+    except ProcessLookupError:
+        return -1
+
+
+def _kill(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.kill()

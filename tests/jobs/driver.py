@@ -1,0 +1,363 @@
+"""The coordinator's machine driven without I/O: messages in, commands out.
+
+Every command is held against what no machine may ever do, in whatever test it comes up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+import msgspec
+
+from rekindle.names import WIRE_VERSION
+from rekindle.recovery import journal
+from rekindle.recovery.fault import ErrorRecord, Exit
+from rekindle.recovery.policy import Policy
+from rekindle.runtime import protocol as p
+from rekindle.runtime.machine import Machine
+from rekindle.runtime.spec import EntryKind, JobSpec
+from rekindle.runtime.state import CancelTimer, Command, End, Phase, Record, Send, SetTimer, Status
+
+M = TypeVar("M", bound=p.Message)
+E = TypeVar("E", bound=journal.Event)
+
+
+def spec_of(*, nodes: int, processes: int, policy: Policy) -> JobSpec:
+    """A job that exists nowhere."""
+    return JobSpec(
+        job_id="pretended",
+        entry=EntryKind.SCRIPT,
+        target="train.py",
+        nodes=nodes,
+        processes_per_node=processes,
+        working_directory="nowhere",
+        directory="nowhere",
+        log_directory="nowhere",
+        checkpoint_directory="nowhere",
+        policy=policy,
+    )
+
+
+class Driver:
+    """One machine, and what its agents would remember.
+
+    commands: what the machine asked for because of the last event; timers: those that run.
+    """
+
+    def __init__(
+        self,
+        *,
+        nodes: int = 1,
+        processes: int = 2,
+        policy: Policy | None = None,
+        attempt: int = 0,
+        generation: int = 0,
+    ) -> None:
+        spec = spec_of(nodes=nodes, processes=processes, policy=policy or Policy())
+        self.machine = Machine(spec, attempt=attempt, generation=generation)
+        self.now = 1000.0
+        self.commands: list[Command] = []
+        self.history: list[journal.Event] = []
+        self.timers: dict[str, float] = {}
+        self.outcome: bool | None = None
+        self.nodes: dict[int, int] = {}  # node -> connection
+        self.pids: dict[int, int] = {}  # rank -> its process, as its agent knows it
+        self.stores: list[tuple[int, p.HostStore]] = []
+        self.unstarted: list[tuple[int, p.Spawn]] = []
+        self.doomed: list[int] = []
+        self._checks = Checks(generation)
+        self._connections = 0
+        self.machine.start()
+        self.collect()
+
+    @property
+    def phase(self) -> Phase:
+        return self.machine.phase
+
+    @property
+    def ranks(self) -> range:
+        return range(self.machine.spec.world_size)
+
+    def status(self, rank: int) -> Status:
+        return self.machine.roster.ranks[rank].status
+
+    def node_of(self, rank: int) -> int:
+        return rank // self.machine.spec.processes_per_node
+
+    # ---- what came out
+
+    def collect(self) -> None:
+        """Take the machine's commands, check them, and remember what agents have to do."""
+        self.commands = self.machine.drain()
+        for command in self.commands:
+            self._checks.command(command, {c: n for n, c in self.nodes.items()})
+            match command:
+                case Send(connection, message):
+                    node = next((n for n, c in self.nodes.items() if c == connection), -1)
+                    self.deliver(node, message)
+                case Record(event):
+                    stamp = {"seq": len(self.history) + 1, "at": self.now}
+                    self.history.append(msgspec.structs.replace(event, **stamp))
+                case SetTimer(name, seconds):
+                    self.timers[name] = seconds
+                case CancelTimer(name):
+                    self.timers.pop(name, None)
+                case End(succeeded):
+                    self.outcome = succeeded
+
+    def deliver(self, node: int, message: p.Message) -> None:
+        """Remember what the agent of `node` is asked for, until a test lets it answer."""
+        match message:
+            case p.HostStore():
+                self.stores.append((node, message))
+            case p.Spawn():
+                self.unstarted.append((node, message))
+            case p.Kill(ranks=ranks):
+                self.doomed += ranks
+
+    def told(self, kind: type[M]) -> dict[int, M]:
+        """The messages of one kind among the last commands, by node (at most one each)."""
+        by_connection = {c: n for n, c in self.nodes.items()}
+        found = [
+            (by_connection.get(c.connection, -1), c.message)
+            for c in self.commands
+            if isinstance(c, Send) and isinstance(c.message, kind)
+        ]
+        assert len({node for node, _ in found}) == len(found), found
+        return dict(found)
+
+    def spawned_now(self) -> list[int]:
+        """The ranks that the last commands start."""
+        return sorted(rank for spawn in self.told(p.Spawn).values() for rank in spawn.ranks)
+
+    def recorded(self, kind: type[E]) -> list[E]:
+        """The journal's events of one kind so far."""
+        return [event for event in self.history if isinstance(event, kind)]
+
+    def last(self, kind: type[E]) -> E:
+        """The newest event of one kind."""
+        return self.recorded(kind)[-1]
+
+    # ---- what goes in
+
+    def say(self, node: int, message: p.Message) -> None:
+        """The agent of `node` says something."""
+        self.now += 0.001
+        self._checks.message(message, self.pids)
+        self.machine.on_message(node, message, self.now)
+        self.collect()
+
+    def hello(self, node: int = -1, **changes: object) -> int:
+        """An agent asks to be taken in; return its connection."""
+        self._connections += 1
+        spec = self.machine.spec
+        fields: dict[str, object] = {
+            "job_id": spec.job_id,
+            "attempt": self.machine.attempt,
+            "version": WIRE_VERSION,
+            "node": node,
+            "address": f"10.0.0.{max(node, 0)}",
+            "pid": 10_000 + self._connections,
+            "processes": spec.processes_per_node,
+        }
+        self.machine.on_hello(self._connections, p.Hello(**fields | changes))  # type: ignore[arg-type]
+        self._note_seats()
+        self.collect()
+        return self._connections
+
+    def _note_seats(self) -> None:
+        self.nodes = {n.node: n.connection for n in self.machine.roster.nodes.values()}
+
+    def lose(self, node: int) -> None:
+        """The line to the agent of `node` is cut."""
+        connection = self.nodes.pop(node)
+        self._forget(node)
+        self.now += 0.001
+        self.machine.on_agent_lost(connection, self.now)
+        self.collect()
+
+    def _forget(self, node: int) -> None:
+        lost = [rank for rank in self.ranks if self.node_of(rank) == node]
+        self._checks.gone(lost)
+        for rank in lost:
+            self.pids.pop(rank, None)
+        self.stores = [(n, order) for n, order in self.stores if n != node]
+        self.unstarted = [(n, spawn) for n, spawn in self.unstarted if n != node]
+        self.doomed = [rank for rank in self.doomed if rank not in lost]
+
+    def store_up(self, port: int = 29500, error: str = "") -> None:
+        """The agent that was asked for a store has it, or could not."""
+        node, order = self.stores.pop()
+        self.say(node, p.StoreUp(serial=order.serial, port=port, error=error))
+
+    def spawned(self) -> None:
+        """Every agent that was told to start ranks has done so."""
+        while self.unstarted:
+            node, spawn = self.unstarted.pop(0)
+            self.pids |= {rank: self._checks.new_pid() for rank in spawn.ranks}
+            live = tuple(p.LiveRank(rank=rank, pid=self.pids[rank]) for rank in spawn.ranks)
+            self.say(node, p.Spawned(ranks=live, generation=spawn.generation))
+
+    def fail_to_start(self, ranks: Iterable[int], error: str = "cannot fork") -> None:
+        """The newest order to start ranks fails for these; the others are started."""
+        node, spawn = self.unstarted.pop()
+        left = tuple(rank for rank in spawn.ranks if rank not in ranks)
+        if left:
+            self.unstarted.append((node, msgspec.structs.replace(spawn, ranks=left)))
+        for rank in ranks:
+            self.say(node, p.SpawnFailed(rank=rank, error=error))
+
+    def exits(
+        self,
+        rank: int,
+        *,
+        signal: int | None = None,
+        code: int | None = None,
+        error: ErrorRecord | None = None,
+        finished: int = 0,
+        at: float = 0.0,
+    ) -> None:
+        """A rank's process ends."""
+        message = p.Exited(
+            rank=rank,
+            pid=self.pids.pop(rank),
+            exit=Exit(signal=signal, code=code),
+            finished=finished,
+            error=error,
+            at=at,
+        )
+        self.say(self.node_of(rank), message)
+
+    def raises(self, rank: int, text: str = "ValueError: no", *, at: float = 0.0) -> None:
+        """A rank ends with an exception of the script."""
+        record = ErrorRecord(message=text, traceback=f"Traceback: {text}", at=at)
+        self.exits(rank, code=1, error=record)
+
+    def killed(self) -> None:
+        """The ranks that had to be killed have ended; an agent carries out older orders first."""
+        self.spawned()
+        doomed, self.doomed = self.doomed, []
+        for rank in dict.fromkeys(doomed):
+            if rank in self.pids:
+                self.exits(rank, signal=15)
+
+    def arrive(self, ranks: Iterable[int], finished: int | None = None, **more: bool) -> None:
+        """Ranks wait for a generation."""
+        for rank in ranks:
+            arrived = p.Arrived(
+                rank=rank, generation=self.machine.generation, finished=finished, **more
+            )
+            self.say(self.node_of(rank), arrived)
+
+    def ready(self, ranks: Iterable[int], error: str = "") -> None:
+        """Ranks have their state, or could not get it."""
+        for rank in ranks:
+            ready = p.StateReady(rank=rank, generation=self.machine.generation, error=error)
+            self.say(self.node_of(rank), ready)
+
+    def step(self, finished: int) -> None:
+        """Every rank finishes its first step of the generation."""
+        for rank in self.ranks:
+            done = p.StepDone(rank=rank, generation=self.machine.generation, finished=finished)
+            self.say(self.node_of(rank), done)
+
+    def fail_collective(self, rank: int, generation: int | None = None) -> None:
+        """A rank's collective raised."""
+        of = self.machine.generation if generation is None else generation
+        self.say(
+            self.node_of(rank),
+            p.CollectiveFailed(rank=rank, generation=of, error="Connection closed by peer"),
+        )
+
+    def fire(self, name: str) -> None:
+        """A time limit passes."""
+        del self.timers[name]
+        self.now += 1000.0
+        self.machine.on_timer(name, self.now)
+        self.collect()
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """The job is told to end."""
+        self.machine.stop("stopped by a test", at_once=at_once)
+        self.collect()
+
+    # ---- ways to somewhere
+
+    def start(self) -> None:
+        """All agents come, and all ranks are started."""
+        for node in range(self.machine.spec.nodes):
+            self.hello(node)
+        self.store_up()
+        self.spawned()
+
+    def form(self, finished: int | None = None) -> None:
+        """Every rank that does not wait yet arrives, and gets its state."""
+        waiting = [rank for rank in self.ranks if self.status(rank) is not Status.WAITING]
+        self.arrive(waiting, finished)
+        self.ready(self.ranks)
+
+    def train(self, finished: int = 1) -> None:
+        """Bring the job from its start to where each rank has finished so many steps."""
+        self.start()
+        self.form()
+        self.step(finished)
+
+
+class Checks:
+    """What holds for every command, whatever came in."""
+
+    def __init__(self, generation: int) -> None:
+        self._generation = generation
+        self._forming: set[int] = set()
+        self._alive: set[int] = set()  # ranks that were started and did not end
+        self._arrived: set[int] = set()
+        self._pid = 100
+        self._ended = False
+
+    def new_pid(self) -> int:
+        self._pid += 1
+        return self._pid
+
+    def message(self, message: p.Message, pids: dict[int, int]) -> None:
+        """Follow what the machine is told."""
+        match message:
+            case p.Exited(rank=rank, pid=pid) if pids.get(rank) in (None, pid):
+                self.gone([rank])
+            case p.SpawnFailed(rank=rank):
+                self.gone([rank])
+            case p.Arrived(rank=rank):
+                self._arrived.add(rank)
+
+    def gone(self, ranks: Iterable[int]) -> None:
+        """These ranks have no process."""
+        self._alive -= set(ranks)
+        self._arrived -= set(ranks)
+
+    def command(self, command: Command, nodes: dict[int, int]) -> None:
+        """Fail if the command must never be given now."""
+        refusal = isinstance(command, Send) and isinstance(command.message, p.Refused)
+        assert refusal or not self._ended, f"after the end: {command}"
+        match command:
+            case Send(connection, p.Form() as form):
+                assert connection in nodes
+                self._form(form)
+            case Send(connection, p.Spawn() as spawn):
+                assert connection in nodes
+                twice = self._alive & set(spawn.ranks)
+                assert not twice, f"ranks {twice} are started twice"
+                self._alive |= set(spawn.ranks)
+                self._arrived -= set(spawn.ranks)
+            case Send(connection) if not refusal:
+                assert connection in nodes
+            case End():
+                self._ended = True
+
+    def _form(self, form: p.Form) -> None:
+        if self._forming & set(form.plan) or form.generation != self._generation:
+            assert form.generation > self._generation, "a generation comes twice"
+            self._generation, self._forming = form.generation, set()
+        self._forming |= set(form.plan)
+        absent = set(form.plan) - self._arrived
+        assert not absent, f"ranks {absent} did not arrive for generation {form.generation}"
+        self._arrived -= set(form.plan)

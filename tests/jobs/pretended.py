@@ -1,0 +1,322 @@
+"""Pretended agents and ranks around one machine: every wire keeps its order, nothing else does.
+
+A message lies on its wire until somebody takes it from there, so that what crosses on the way can
+be tried: orders that are late, news of processes that are dead already, nodes lost with both.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+
+from jobs.driver import Driver
+from rekindle.recovery import journal
+from rekindle.recovery.fault import ErrorRecord, Exit
+from rekindle.recovery.plan import Source
+from rekindle.recovery.policy import Policy
+from rekindle.runtime import protocol as p
+from rekindle.runtime.state import Phase
+
+
+class Doing(enum.Enum):
+    """What a pretended process does."""
+
+    STARTING = "runs towards its Session"
+    WAITING = "has arrived"
+    RESTORING = "takes its state"
+    STEPPING = "does steps"
+    BROKEN = "its collective failed, it waits to be told why"
+    DISMISSED = "runs what comes after its Session"
+    STUCK = "does nothing any more"
+
+
+class Process:
+    """A rank's process; it does what `Session` does."""
+
+    def __init__(self, rank: int, pid: int) -> None:
+        self.rank = rank
+        self.pid = pid
+        self.doing = Doing.STARTING
+        self.generation = 0
+        self.over = 0
+        self.finished = 0
+        self.has_state = False
+        self.told_step = False
+        self.form: p.Form | None = None
+
+    def arrived(self, total: int) -> p.Arrived:
+        self.doing = Doing.WAITING
+        return p.Arrived(
+            rank=self.rank,
+            generation=self.generation,
+            finished=self.finished if self.has_state else None,
+            done=self.has_state and self.finished >= total,
+        )
+
+
+class Agent:
+    """A node's agent: orders that it has not read yet, news that the coordinator has not."""
+
+    def __init__(self) -> None:
+        self.orders: deque[p.Message] = deque()
+        self.news: deque[p.Message] = deque()
+        self.ranks: dict[int, Process] = {}
+
+
+class World(Driver):
+    """A job of pretended processes. `total`: steps of the training."""
+
+    def __init__(self, *, nodes: int, processes: int, policy: Policy, total: int = 6) -> None:
+        self.agents: dict[int, Agent] = {}
+        self.total = total
+        self._next_pid = 100
+        super().__init__(nodes=nodes, processes=processes, policy=policy)
+
+    # ---- what can go on
+
+    @property
+    def processes(self) -> dict[int, Process]:
+        """The living processes by rank."""
+        return {r: q for agent in self.agents.values() for r, q in agent.ranks.items()}
+
+    def absent_nodes(self) -> list[int]:
+        """Nodes that the engine was asked for, or that have not come at the start."""
+        return [node for node in range(self.machine.spec.nodes) if node not in self.agents]
+
+    def join(self, node: int) -> None:
+        """An agent comes as this node; it has what the shared store has."""
+        if self.phase in (Phase.STOPPING, Phase.ENDED):
+            return
+        self.agents[node] = Agent()
+        stored = [event.step for event in self.recorded(journal.Checkpointed)]
+        self.hello(node, checkpoint=max(stored, default=None))
+
+    def deliver(self, node: int, message: p.Message) -> None:
+        if node in self.agents:
+            self.agents[node].orders.append(message)
+
+    def hear(self, node: int) -> None:
+        """The coordinator reads the next news of a node."""
+        self.say(node, self.agents[node].news.popleft())
+
+    def obey(self, node: int) -> None:
+        """The agent of a node carries out its next order."""
+        agent = self.agents[node]
+        match agent.orders.popleft():
+            case p.HostStore(serial=serial):
+                agent.news.append(p.StoreUp(serial=serial, port=20_000 + serial))
+            case p.Spawn() as spawn:
+                self._spawn(agent, spawn)
+            case p.Kill(ranks=ranks):
+                for rank in ranks:
+                    self.die(rank, signal=15)
+            case p.Form() as form:
+                for process in agent.ranks.values():
+                    process.form = form
+            case p.Over(generation=generation):
+                for process in agent.ranks.values():
+                    process.over = max(process.over, generation)
+            case p.Dismiss():
+                for process in agent.ranks.values():
+                    process.doing = Doing.DISMISSED
+
+    def _spawn(self, agent: Agent, spawn: p.Spawn) -> None:
+        for rank in spawn.ranks:
+            self._next_pid += 1
+            agent.ranks[rank] = Process(rank, self._next_pid)
+        live = tuple(p.LiveRank(rank=r, pid=agent.ranks[r].pid) for r in spawn.ranks)
+        agent.news.append(p.Spawned(ranks=live, generation=spawn.generation))
+
+    # ---- what ranks do
+
+    def can_go_on(self, rank: int) -> bool:
+        """Whether the process of this rank can do anything by itself now."""
+        process = self.processes[rank]
+        match process.doing:
+            case Doing.WAITING:
+                return process.form is not None and process.form.generation > process.generation
+            case Doing.BROKEN:
+                return process.over >= process.generation
+            case Doing.STEPPING:
+                return self._severed(process) or self._peers_keep_up(process)
+            case Doing.STUCK:
+                return False
+        return True
+
+    def go_on(self, rank: int) -> None:
+        """The process of this rank does the next thing that it can do."""
+        process = self.processes[rank]
+        match process.doing:
+            case Doing.STARTING | Doing.BROKEN:
+                self._tell(rank, process.arrived(self.total))
+            case Doing.WAITING:
+                self._form(process)
+            case Doing.RESTORING:
+                self._restore(process)
+            case Doing.STEPPING:
+                self._step(process)
+            case Doing.DISMISSED:
+                self.die(rank, code=0)
+
+    def _tell(self, rank: int, message: p.Message) -> None:
+        self.agents[self.node_of(rank)].news.append(message)
+
+    def _severed(self, process: Process) -> bool:
+        return process.over >= process.generation
+
+    def _form(self, process: Process) -> None:
+        assert process.form is not None
+        process.generation = process.form.generation
+        if self._severed(process):
+            self._tell(process.rank, process.arrived(self.total))
+        else:
+            process.doing = Doing.RESTORING
+
+    def _restore(self, process: Process) -> None:
+        assert process.form is not None
+        if process.form.plan[process.rank].source is not Source.SELF:
+            process.has_state = False
+        if self._severed(process):
+            self._tell(process.rank, process.arrived(self.total))
+            return
+        process.has_state, process.finished = True, process.form.step
+        process.doing, process.told_step = Doing.STEPPING, False
+        self._tell(process.rank, p.StateReady(rank=process.rank, generation=process.generation))
+
+    def _peers_keep_up(self, process: Process) -> bool:
+        """Whether a step of this rank can end: all peers have come as far in this generation."""
+        peers = self.processes
+        return process.finished >= self.total or all(
+            rank in peers
+            and peers[rank].generation == process.generation
+            and peers[rank].has_state
+            and peers[rank].finished >= process.finished
+            and peers[rank].doing in (Doing.STEPPING, Doing.WAITING)
+            for rank in self.ranks
+        )
+
+    def _step(self, process: Process) -> None:
+        rank = process.rank
+        if self._severed(process) or process.finished >= self.total:
+            self._tell(rank, process.arrived(self.total))
+            return
+        process.finished += 1
+        if not process.told_step:
+            process.told_step = True
+            done = p.StepDone(rank=rank, generation=process.generation, finished=process.finished)
+            self._tell(rank, done)
+        if process.finished % 2 == 0 and rank % self.machine.spec.processes_per_node == 0:
+            self._tell(rank, p.Snapshots(steps={rank: process.finished}))
+            if rank == 0:
+                self._tell(rank, p.CheckpointWritten(step=process.finished, path="there"))
+
+    # ---- what goes wrong
+
+    def die(
+        self,
+        rank: int,
+        *,
+        signal: int | None = None,
+        code: int | None = None,
+        error: ErrorRecord | None = None,
+    ) -> None:
+        """The process of this rank ends, if there is one."""
+        agent = self.agents[self.node_of(rank)]
+        process = agent.ranks.pop(rank, None)
+        if process is None:
+            return
+        agent.news.append(
+            p.Exited(
+                rank=rank,
+                pid=process.pid,
+                exit=Exit(signal=signal, code=code),
+                finished=process.finished,
+                error=error,
+                at=self.now,
+            )
+        )
+
+    def break_collective(self, rank: int) -> None:
+        """A collective of this rank fails, if it is in one."""
+        process = self.processes[rank]
+        if process.doing not in (Doing.STEPPING, Doing.RESTORING):
+            return
+        if process.doing is Doing.RESTORING:
+            process.has_state = False
+        process.doing = Doing.BROKEN
+        if not self._severed(process):
+            text = "Connection closed by peer"
+            generation = process.generation
+            self._tell(rank, p.CollectiveFailed(rank=rank, generation=generation, error=text))
+
+    def fail_restore(self, rank: int) -> None:
+        """This rank cannot take its state from where the plan says, if it has to."""
+        process = self.processes[rank]
+        if process.doing is not Doing.RESTORING or self._severed(process):
+            return
+        assert process.form is not None
+        if process.form.plan[rank].source in (Source.SNAPSHOT, Source.CHECKPOINT):
+            process.has_state, process.doing = False, Doing.BROKEN
+            ready = p.StateReady(rank=rank, generation=process.generation, error="corrupt")
+            self._tell(rank, ready)
+
+    def lose(self, node: int) -> None:
+        """A node is gone with its agent, its ranks, and what they were just saying."""
+        del self.agents[node]
+        super().lose(node)
+
+    def hang(self, rank: int) -> None:
+        """This rank does nothing any more; only a signal ends it."""
+        self.processes[rank].doing = Doing.STUCK
+
+    # ---- to the end, without further faults
+
+    def move(self) -> bool:
+        """Do one thing that can be done; False: nothing can."""
+        for node in self.absent_nodes():
+            if self.phase not in (Phase.STOPPING, Phase.ENDED):
+                self.join(node)
+                return True
+        for node, agent in self.agents.items():
+            if agent.orders:
+                self.obey(node)
+                return True
+            if agent.news:
+                self.hear(node)
+                return True
+        for rank in self.processes:
+            if self.can_go_on(rank):
+                self.go_on(rank)
+                return True
+        return self._break_the_blocked()
+
+    def _break_the_blocked(self) -> bool:
+        """A step whose peer is dead or gone fails: the network says so, sooner or later."""
+        peers = self.processes
+        for rank, process in peers.items():
+            together = [q for q in peers.values() if q.generation == process.generation]
+            in_group = process.doing in (Doing.STEPPING, Doing.RESTORING)
+            if in_group and len(together) < len(self.ranks):
+                self.break_collective(rank)
+                return True
+        return False
+
+    def _end_the_stuck(self) -> bool:
+        """Somebody ends what hangs, where the machine itself has no time limit for it."""
+        stuck = [rank for rank, q in self.processes.items() if q.doing is Doing.STUCK]
+        for rank in stuck:
+            self.die(rank, signal=9)
+        return bool(stuck)
+
+    def settle(self) -> None:
+        """Let all go on until nothing can; then time limits pass, the shortest first."""
+        for _ in range(20_000):
+            if self.outcome is not None:
+                return
+            if self.move():
+                continue
+            if self.timers:
+                self.fire(min(self.timers, key=lambda name: self.timers[name]))
+            elif not self._end_the_stuck():
+                return
+        raise AssertionError("the job neither ends nor rests")

@@ -1,0 +1,160 @@
+"""SIGKILL of each process of a job: the outcome is as designed, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from jobs import Place, Run, wait_until
+
+from rekindle.recovery import journal
+from rekindle.recovery.policy import Strategy
+
+# Runs until the test lets it go, with a child that ignores the signals of politeness.
+WAITS = """
+import os, signal, subprocess, time
+
+subprocess.Popen(["sh", "-c", "trap '' TERM INT HUP; sleep 600"])
+print("runs", os.environ["TORCHELASTIC_RESTART_COUNT"])
+while not os.path.exists("go"):
+    time.sleep(0.02)
+print("goes")
+"""
+
+
+def waiting(place: Place, *options: str, quick: bool = True) -> Run:
+    """Start a job of two ranks that wait for `go`; return when both do."""
+    script = place.script(WAITS)
+    options = ("--nproc-per-node", "2", *options)
+    run = place.start_quick(script, *options) if quick else place.start(*options, script)
+    run.wait_for_output(0, "runs")
+    run.wait_for_output(1, "runs")
+    return run
+
+
+def go(place: Place) -> None:
+    """Let the ranks go on to their end."""
+    (place.folder / "go").touch()
+
+
+def kill(process: psutil.Process) -> None:
+    os.kill(process.pid, signal.SIGKILL)
+
+
+def test_the_launcher_is_killed(place: Place) -> None:
+    """A job in the foreground ends with its launcher, however that dies; its ledger says so."""
+    run = waiting(place, "--nnodes", "2")
+    run.signal(signal.SIGKILL)
+    run.end()
+    ended = run.recorded(journal.Ended)[-1]
+    assert (ended.outcome, ended.reason) == (
+        "stopped",
+        "the process that launched the job is gone",
+    )
+
+
+def test_the_launcher_is_killed_while_it_starts_the_job(place: Path) -> None:
+    """The same when nothing but the launcher's first processes exist."""
+    script = place.script("import time\ntime.sleep(600)\n")
+    runs = [place.start_quick(script, job_id=f"job{number}") for number in range(4)]
+    for number, run in enumerate(runs):
+        if number:
+            seen = ["coordinator", "agent", "zygote"][number - 1]
+            wait_until(
+                lambda name=seen, of=run: of.process.poll() is not None or has(of, name), seen
+            )
+        run.signal(signal.SIGKILL)
+    for run in runs:
+        run.end()
+
+
+def has(run: Run, module: str) -> bool:
+    """Whether this job has a process of this module; agents and coordinators name their job."""
+    words = [" ".join(process.cmdline()) for process in run.all(module)]
+    return any(f"/{run.job_id}" in word for word in words) or (module == "zygote" and bool(words))
+
+
+def test_the_coordinator_is_killed(place: Place) -> None:
+    """Agents end their ranks, which nobody directs any more; the launcher says what happened."""
+    run = waiting(place, "--nnodes", "2")
+    kill(run.only("coordinator"))
+    run.end(1)
+    assert "coordinator" in run.stderr
+    assert "died" in run.stderr
+    # The same job id can be run again: its ledger is readable, and the next attempt follows.
+    go(place)
+    again = place.start_quick("train.py").end(0)
+    assert [event.attempt for event in again.recorded(journal.JobStarted)] == [0, 1]
+
+
+def test_the_zygote_is_killed(place: Place) -> None:
+    """Running ranks do not notice; the next rank is forked from a new zygote."""
+    run = waiting(place, "--max-restarts", "1", quick=False)
+    kill(run.only("zygote"))
+    rank = next(p for p in run.forked() if p.children())
+    kill(rank)
+    wait_until(lambda: Path(run.directory.path, "logs/attempt_1/1/stdout.log").exists(), "restart")
+    run.only("zygote")
+    go(place)
+    run.end(0)
+    assert [event.strategy for event in run.recorded(journal.Decided)] == [Strategy.RESTART]
+
+
+def test_the_store_is_killed(place: Place) -> None:
+    """Ranks that do not need the store any more go on to their end."""
+    run = waiting(place, quick=False)
+    stores = [p for p in run.forked() if p.net_connections(kind="tcp")]
+    assert len(stores) == 1
+    kill(stores[0])
+    wait_until(lambda: not alive(stores[0]), "the store's end")
+    go(place)
+    run.end(0)
+    assert not journal.incidents(run.events())
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_an_agent_is_killed(place: Place) -> None:
+    """Its ranks die with it; without restarts the job fails, and the lost node is named."""
+    run = waiting(place, "--nnodes", "2")
+    agent = next(p for p in run.all("agent") if p.cmdline()[-1] and node_of(p) == 1)
+    kill(agent)
+    run.end(1)
+    assert "node 1 (127.0.0.1) was lost with its agent and all its ranks" in run.stderr
+
+
+def node_of(agent: psutil.Process) -> int:
+    """The node rank that an agent was started for."""
+    words = agent.cmdline()
+    return int(words[words.index("--node") + 1])
+
+
+def test_a_killed_agent_is_replaced(place: Place) -> None:
+    """With a restart left the launcher brings another agent, and all ranks run again."""
+    run = waiting(place, "--nnodes", "2", "--max-restarts", "1")
+    kill(next(p for p in run.all("agent") if node_of(p) == 1))
+    logs = Path(run.directory.path, "logs/attempt_1")
+    wait_until(lambda: len(list(logs.glob("*/stdout.log"))) == 4, "four ranks again")
+    go(place)
+    run.end(0)
+    assert [event.node for event in run.recorded(journal.NodeWanted)] == [1]
+    [incident] = journal.incidents(run.events())
+    assert (incident.strategy, incident.closed) == (Strategy.RESTART, True)
+
+
+@pytest.mark.parametrize("order", ["agent first", "launcher first"])
+def test_two_are_killed_at_once(place: Place, order: str) -> None:
+    """Whatever dies together with the launcher, nobody is left to wait for anybody."""
+    run = waiting(place, "--nnodes", "2", "--max-restarts", "3")
+    victims = [run.all("agent")[0], psutil.Process(run.process.pid)]
+    for victim in victims if order == "agent first" else reversed(victims):
+        kill(victim)
+    run.end()

@@ -1,0 +1,113 @@
+"""Ctrl-C, SIGTERM and worse: the job ends as it should, and nothing is left behind."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from jobs import Place, Run, wait_until
+
+from rekindle.recovery import journal
+
+# Says that it runs, has a child of its own, and cleans up when it is asked to end.
+POLITE = """
+import os, signal, subprocess, sys, time
+
+def clean_up(number, frame):
+    print("cleans up")
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, clean_up)
+subprocess.Popen(["sleep", "600"])
+print("runs")
+time.sleep(600)
+"""
+
+STUBBORN = """
+import signal, time
+
+signal.signal(signal.SIGTERM, lambda *_: print("heard"))
+print("runs")
+while True:
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGHUP", 129)])
+def test_a_signal_ends_the_job_in_peace(place: Place, number: str, status: int) -> None:
+    """Ranks may clean up, their children end with them, and the exit status tells the signal."""
+    run = place.start_quick(place.script(POLITE), "--nnodes", "2", "--nproc-per-node", "2")
+    for rank in range(4):
+        run.wait_for_output(rank, "runs")
+    run.signal(signal.Signals[number])
+    run.end(status)
+    assert run.stdout.count("cleans up") == 4
+    assert run.recorded(journal.Ended)[-1].outcome == "stopped"
+    assert "the job failed" not in run.stderr
+    assert not journal.incidents(run.events())
+
+
+def test_the_second_signal_ends_at_once(place: Place) -> None:
+    """A script that ignores SIGTERM is killed by the second Ctrl-C, long before the grace ends."""
+    run = place.start_quick(place.script(STUBBORN), "--nproc-per-node", "2")
+    for rank in (0, 1):
+        run.wait_for_output(rank, "runs")
+    run.signal(signal.SIGINT)
+    for rank in (0, 1):
+        run.wait_for_output(rank, "heard")
+    first = run.recorded(journal.Stopping)[-1]
+    run.signal(signal.SIGINT)
+    run.end(130)
+    # The grace alone would have taken ten seconds.
+    assert run.recorded(journal.Ended)[-1].at - first.at < 9
+
+
+def test_signals_of_a_terminal_reach_the_ranks_once(place: Place) -> None:
+    """Ctrl-C goes to the launcher's process group; ranks hear of it from their agent alone."""
+    script = place.script(
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('SIGTERM'), exit()))\n"
+        "signal.signal(signal.SIGINT, lambda *_: print('SIGINT'))\n"
+        "print('runs')\n"
+        "while True:\n    time.sleep(600)\n"
+    )
+    run = place.start_quick(script, process_group=0)
+    run.wait_for_output(0, "runs")
+    signal_group(run, signal.SIGINT)
+    run.end(130)
+    assert run.log(0) == "runs\nSIGTERM\n"
+
+
+def signal_group(run: Run, number: signal.Signals) -> None:
+    """What a terminal does."""
+    import os
+
+    os.killpg(run.process.pid, number)
+
+
+@pytest.mark.parametrize("kind", ["quick", "python"])
+def test_a_signal_at_any_moment_of_the_start(place: Place, kind: str) -> None:
+    """Ctrl-C while all is just being started: the same end, whatever was there already.
+
+    Several runs start at once, each is interrupted at another moment of its start.
+    """
+    script = place.script("import time\nprint('runs')\ntime.sleep(600)\n")
+    start = (
+        place.start_quick
+        if kind == "quick"
+        else lambda name, *o, job_id: place.start(*o, name, job_id=job_id)
+    )
+    count = 8 if kind == "quick" else 3
+    runs = [start(script, "--nproc-per-node", "3", job_id=f"job{n}") for n in range(count)]
+    begun = time.monotonic()
+    for number, run in enumerate(runs):
+        moment = 0.1 + 0.25 * number if kind == "quick" else 0.5 + number
+        wait_until(lambda at=moment: time.monotonic() - begun >= at, "the moment")
+        run.signal(signal.SIGINT)
+    for run in runs:
+        run.end()
+        # Before its first own line Python itself answers, and dies of the signal.
+        assert run.process.returncode in (130, -signal.SIGINT), run.said()
+        if run.recorded(journal.JobStarted):
+            assert [event.outcome for event in run.recorded(journal.Ended)] == ["stopped"]

@@ -1,0 +1,215 @@
+"""State sent between ranks: exact, to several at once, and proven."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from ranks import Rank, run, started
+from torch import nn
+
+from rekindle.errors import CorruptError, SessionError
+from rekindle.training import torch_transfer
+from rekindle.training.torch_group import Group
+from rekindle.training.torch_state import as_bytes, capture
+from rekindle.training.torch_transfer import broadcast_tensors, receive_state, send_state
+
+
+def formed(rank: Rank) -> Group:
+    group = Group()
+    group.form(
+        store=rank.store,
+        generation=1,
+        rank=rank.rank,
+        world_size=rank.world_size,
+        backend="gloo",
+        timeout_s=60,
+    )
+    return group
+
+
+def make(steps: int, width: int = 1500) -> dict[str, Any]:
+    """Big tensors (9 MB, more than a piece), many small ones, empty, turned and 0-dim ones."""
+    torch.manual_seed(steps)
+    layers = [nn.Linear(7, 11) for _ in range(30)]
+    model = nn.Sequential(nn.Linear(width, width), *layers, nn.BatchNorm1d(5))
+    model.register_parameter("turned", nn.Parameter(torch.randn(5, 900).t()))
+    model.register_buffer("nothing", torch.empty(0, 4))
+    model.register_buffer("flag", torch.tensor(steps > 0))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+    return {"model": model, "optimizer": optimizer}
+
+
+def bits(named: dict[str, Any]) -> tuple[bytes, list[bytes]]:
+    state = capture(named)
+    return state.skeleton, [as_bytes(t).numpy().tobytes() for t in state.tensors.values()]
+
+
+def _hands_over(rank: Rank, source: int, to: Sequence[int]) -> bool:
+    group = formed(rank)
+    named = make(3 if rank.rank == source else rank.rank % 2)
+    pointers = [p.data_ptr() for p in named["model"].parameters()]
+    if rank.rank == source:
+        send_state(capture(named), to)
+    elif rank.rank in to:
+        receive_state(named, source)
+    assert [p.data_ptr() for p in named["model"].parameters()] == pointers
+    equal = bits(named) == bits(make(3))
+    group.leave()
+    return equal
+
+
+@pytest.mark.parametrize(
+    ("world_size", "source", "to"), [(2, 0, (1,)), (3, 2, (0, 1)), (3, 1, (2,)), (2, 0, ())]
+)
+def test_receivers_hold_the_senders_bits_afterwards(
+    world_size: int, source: int, to: tuple[int, ...]
+):
+    """One sender, several receivers with and without an optimizer state; others take no part."""
+    equal = run(_hands_over, world_size, source, to)
+    assert equal == [rank == source or rank in to for rank in range(world_size)]
+
+
+def _every_pair_at_once(rank: Rank) -> bool:
+    group = formed(rank)
+    named = make(rank.rank % 2, width=300)
+    if rank.rank % 2:
+        send_state(capture(named), [rank.rank - 1])
+    else:
+        receive_state(named, rank.rank + 1)
+    group.leave()
+    return bits(named) == bits(make(1, width=300))
+
+
+def test_several_senders_work_at_once():
+    """Each receiver hangs on a sender of its own, all over one group."""
+    assert run(_every_pair_at_once, 4) == [True] * 4
+
+
+def _with_an_accident(rank: Rank, patch: Callable[[], None]) -> str:
+    group = formed(rank)
+    named = make(1, width=300)
+    try:
+        if rank.rank == 0:
+            threading.Thread(target=lambda: (rank.hear(), group.sever()), daemon=True).start()
+            send_state(capture(named), [1])
+        else:
+            patch()
+            receive_state(named, 0)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        if rank.rank == 1:
+            group.leave()
+    return "nothing"
+
+
+def _damage_a_tensor() -> None:
+    add = torch_transfer._add
+
+    def damaging_add(checksum: Any, row: torch.Tensor) -> None:
+        row[-1] ^= 1
+        add(checksum, row)
+        torch_transfer._add = add
+
+    torch_transfer._add = damaging_add
+
+
+def _damage_the_skeleton() -> None:
+    receive = torch_transfer._receive
+
+    def damaging_receive(count: int, source: int, device: torch.device) -> torch.Tensor:
+        row = receive(count, source, device)
+        if count > 16:
+            row[count // 2] ^= 1
+        return row
+
+    torch_transfer._receive = damaging_receive
+
+
+def _expect_another_model() -> None:
+    torch_transfer.prepare = lambda named, _: _prepare(named, capture(make(0, width=8)).skeleton)
+
+
+_prepare = torch_transfer.prepare
+
+
+@pytest.mark.parametrize(
+    ("accident", "error"),
+    [
+        (_damage_a_tensor, CorruptError),
+        (_damage_the_skeleton, CorruptError),
+        (_expect_another_model, SessionError),
+    ],
+)
+def test_damage_is_found_out(accident: Callable[[], None], error: type[Exception]):
+    """One flipped bit, in a tensor or in the skeleton, is a CorruptError; so a misfit is an error.
+
+    The sender, which may be left waiting, is severed as a regroup would do.
+    """
+    with started(_with_an_accident, 2, accident) as ranks:
+        assert ranks.result(1).startswith(error.__name__)
+        ranks.tell(0, "sever")
+        ranks.result(0)
+
+
+def _loses_its_sender(rank: Rank) -> str:
+    group = formed(rank)
+    named = make(1)
+    if rank.rank == 0:
+        pieces = torch_transfer._pieces
+
+        def halting(rows: Any) -> Any:
+            for count, piece in enumerate(pieces(rows)):
+                if count == 2:
+                    rank.tell("half way")
+                    rank.hear()
+                yield piece
+
+        torch_transfer._pieces = halting
+        send_state(capture(named), [1])
+    try:
+        receive_state(named, 0)
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        group.leave()
+    return "nothing"
+
+
+def test_a_receiver_is_not_left_waiting_for_a_dead_sender():
+    """The sender is killed half way; the receiver's error is a collective's."""
+    with started(_loses_its_sender, 2) as ranks:
+        assert ranks.hear(0) == "half way"
+        ranks.kill(0)
+        assert "gloo" in ranks.result(1)
+
+
+def _broadcasts(rank: Rank) -> list[bytes]:
+    group = formed(rank)
+    torch.manual_seed(rank.rank)
+    tensors = [
+        torch.randn(1300, 1700).t(),
+        torch.randn(9, 5)[::2],
+        torch.randn(()).bfloat16(),
+        torch.randn(70) > 0,
+        torch.empty(0),
+    ]
+    broadcast_tensors(tensors)
+    group.leave()
+    return [as_bytes(t).numpy().tobytes() for t in tensors]
+
+
+def test_a_broadcast_gives_all_ranks_the_bits_of_rank_0():
+    """Tensors of any size, layout and dtype are filled in place."""
+    torch.manual_seed(0)
+    first, *others = run(_broadcasts, 3)
+    assert first[0] == torch.randn(1300, 1700).t().contiguous().numpy().tobytes()
+    assert others == [first, first]
