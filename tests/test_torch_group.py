@@ -266,33 +266,26 @@ def test_sockets_opened_by_other_threads_meanwhile_are_left_alone():
     run(_opens_sockets_while_forming, 2)
 
 
-def _many_generations(rank: Rank) -> tuple[list[int], list[int], float]:
-    counts: list[tuple[int, int]] = []
+def _many_generations(rank: Rank) -> None:
     hook = sys.excepthook
     model = torch.nn.Linear(4, 4)
-    leaving = 0.0
+    early = (0, 0)
     for generation in range(50):
         group = formed(rank, generation)
         wrapper = torch.nn.parallel.DistributedDataParallel(model)
         wrapper(torch.ones(2, 4)).sum().backward()
-        begin = time.monotonic()
         group.leave()
-        leaving = max(leaving, time.monotonic() - begin)
         del wrapper
-        if generation in (3, 49):
-            seconds_until(
-                lambda: not any(thread.name == "rekindle-bury" for thread in threading.enumerate())
-            )
-            counts.append((threads(), sockets()))
+        if generation == 3:
+            early = (threads(), sockets())
     assert sys.excepthook is hook
-    return counts[0], counts[1], leaving
+    # What was left is taken apart by other threads, in their own time.
+    seconds_until(lambda: threads() <= early[0] and sockets() <= early[1])
 
 
 def test_fifty_generations_leak_neither_threads_nor_sockets():
-    """After fifty regroups with a DDP wrapper each, as much is open as after the first few."""
-    for early, late, leaving in run(_many_generations, 2):
-        assert late == early
-        assert leaving < SOON_S
+    """After fifty regroups with a DDP wrapper each, no more is open than after the first few."""
+    run(_many_generations, 2)
 
 
 _SCRIPT = """

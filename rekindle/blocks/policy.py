@@ -39,10 +39,11 @@ class RecoveryPolicy(BaseModel):
         "between.",
     )
     leave_timeout_s: float = Field(
-        default=30.0,
+        default=300.0,
         gt=0,
         description="Seconds that a healthy rank may take to leave its step after a fault; then it "
-        "is started anew as well.",
+        "is started anew as well. Give more than the longest stretch of a step without a "
+        "collective.",
     )
     join_timeout_s: float = Field(
         default=600.0,
@@ -54,6 +55,12 @@ class RecoveryPolicy(BaseModel):
         default=600.0,
         gt=0,
         description="Seconds that the job waits for a new node in the place of a lost one.",
+    )
+    coordinator_timeout_s: float = Field(
+        default=600.0,
+        gt=0,
+        description="Seconds that ranks train on without a coordinator, when it died and nobody "
+        "has started another one.",
     )
 
     def to_policy(self) -> Policy:

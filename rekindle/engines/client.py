@@ -155,7 +155,5 @@ class _Call:
             answer = {"error": text.strip()}
         said = answer.get("error", text) if isinstance(answer, dict) else text
         if status == http.HTTPStatus.CONFLICT:
-            holder = answer.get("holder") if isinstance(answer, dict) else ""
-            by = f"; it is steered by {holder}" if holder else ""
-            raise LeaseHeldError(f"{self.where} refuses: {said}{by}")
+            raise LeaseHeldError(f"{self.where} refuses: {said}")
         raise JobError(f"{self.where} refuses with HTTP status {status}: {said}")

@@ -93,16 +93,21 @@ class _Stop:
 
 
 def _reap(engine: LocalEngine) -> None:
-    coordinator = engine.coordinator
-    if coordinator is not None and coordinator.poll() not in (None, 0, 1):
-        for agent in engine.agents.values():
-            agent.terminate()  # the coordinator died: nobody is left to tell them
-    for process in [*engine.agents.values(), *([coordinator] if coordinator else [])]:
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    coordinator, agents = engine.coordinator, engine.agents.values()
+    # The coordinator ends after its agents; one that died is no zombie yet when its lines close.
+    if coordinator is not None and _status(coordinator) not in (0, 1):
+        for agent in agents:
+            agent.terminate()  # nobody is left to tell them
+    for agent in agents:
+        _status(agent)
+
+
+def _status(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 def _tell(event: journal.Event) -> None:

@@ -144,6 +144,8 @@ class LocalEngine:
         with self._log(log or module) as output:
             return subprocess.Popen(
                 command,
+                # A secret in our own environment is that of another job, which we might join.
+                env={k: v for k, v in os.environ.items() if k != names.ENV_SECRET},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output if output is None else subprocess.STDOUT,

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from rekindle.errors import JobError
 from rekindle.recovery.fault import Fault, root_cause
 from rekindle.recovery.policy import Strategy
 
@@ -239,13 +240,16 @@ def decode(line: bytes | str) -> AnyEvent:
 
 
 def read(lines: Iterable[bytes]) -> list[AnyEvent]:
-    """Decode a ledger; a torn last line (its writer was killed) is left out."""
+    """Decode a ledger; a torn last line (its writer was killed) is left out.
+
+    Raises JobError: another line is no event that this version knows.
+    """
     kept = [line for line in lines if line.strip()]
     events = []
     for index, line in enumerate(kept):
         try:
             events.append(decode(line))
-        except msgspec.DecodeError:
+        except msgspec.DecodeError as error:
             if index != len(kept) - 1:
-                raise
+                raise JobError(f"line {index + 1} of the job's ledger: {error}") from error
     return events

@@ -56,8 +56,9 @@ def make_plan(holdings: Mapping[int, Holding]) -> Plan:
     """Plan for one replica group: all ranks hold the same state.
 
     holdings: one entry per rank 0..world_size-1.
-    Returns the newest step that any intact copy holds; a live one wins over a snapshot of the same
-    step, that over a checkpoint. A torn rank is never a source.
+    The newest live copy wins: whatever is newer than it was left by a rank that died a step ahead,
+    and doing that step again costs less than loading it. Without a live copy the newest snapshot or
+    checkpoint wins, of equals the snapshot. A torn rank is never a source.
     """
     live = {r: h.finished for r, h in holdings.items() if h.finished is not None and not h.torn}
     snapshots = {r: h.snapshot for r, h in holdings.items() if h.snapshot is not None}

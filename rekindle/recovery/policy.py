@@ -33,7 +33,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_restarts: restarts of all ranks in one job, as torchrun counts them.
     max_recoveries: inner recoveries in one job; a job that needs more is beyond repair.
     max_in_row: recoveries of one rank or node in a row without a finished step between them.
-    leave_timeout_s: how long a healthy rank may take to leave its step before it is replaced.
+    leave_timeout_s: how long a healthy rank may take to leave its step before it is replaced; more
+        than the longest stretch of a step without a collective.
     join_timeout_s: how long a started rank may take to reach its Session.
     node_timeout_s: how long the job waits for a node to take the place of a lost one.
     coordinator_timeout_s: how long ranks train on without a coordinator.
@@ -43,7 +44,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_restarts: int = 0
     max_recoveries: int = 128
     max_in_row: int = 3
-    leave_timeout_s: float = 30.0
+    leave_timeout_s: float = 300.0
     join_timeout_s: float = 600.0
     node_timeout_s: float = 600.0
     coordinator_timeout_s: float = 600.0

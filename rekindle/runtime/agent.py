@@ -42,6 +42,8 @@ _LASTING = (
     protocol.CheckpointPassedOver,
 )
 
+Orders = asyncio.Queue[tuple[int, protocol.Message]]  # with the number of the line they came on
+
 
 class Agent:
     """The agent of one node in one attempt."""
@@ -51,6 +53,8 @@ class Agent:
         self.status = 1
         self._line: aiohttp.ClientWebSocketResponse[bool] | None = None
         self._outbox: asyncio.Queue[protocol.Message] = asyncio.Queue()
+        self._lines = 0  # to coordinators, so far
+        self._obeying = asyncio.Lock()
         self._store = DirectoryStore(Path(spec.checkpoint_directory))
         self._snapshots = Snapshots(spec, self._store, self.send)
         self.ranks = NodeRanks(
@@ -69,7 +73,7 @@ class Agent:
         self.ranks.start_zygote(preload=self.spec.entry is not EntryKind.PROGRAM)
         hello = self._hello(address, self._newest_checkpoint())  # read while the zygote imports
         beats = asyncio.create_task(self._beat())
-        orders: asyncio.Queue[protocol.Message] = asyncio.Queue()
+        orders: Orders = asyncio.Queue()
         worker = asyncio.create_task(self._obey(orders))
         worker.add_done_callback(functools.partial(_end_with, asyncio.current_task()))
         limit_s = CONNECT_S
@@ -93,12 +97,15 @@ class Agent:
         self,
         line: aiohttp.ClientWebSocketResponse[bool],
         hello: protocol.Hello,
-        orders: asyncio.Queue[protocol.Message],
+        orders: Orders,
     ) -> bool:
         """Serve one coordinator; False: the line to it was cut."""
-        unsent = self._sort_outbox()
+        self._lines += 1  # what an earlier coordinator has ordered is not begun any more
+        async with self._obeying:
+            unsent = self._sort_outbox()
+            described = protocol.encode(self.ranks.describe(hello, unsent))
         with contextlib.suppress(ConnectionError):
-            await line.send_bytes(protocol.encode(self.ranks.describe(hello, unsent)))
+            await line.send_bytes(described)
         sender = asyncio.create_task(self._send_all(line))
         try:
             return await self._listen(line, orders)
@@ -156,7 +163,7 @@ class Agent:
     async def _listen(
         self,
         line: aiohttp.ClientWebSocketResponse[bool],
-        orders: asyncio.Queue[protocol.Message],
+        orders: Orders,
     ) -> bool:
         """Read the line until goodbye (True) or until it is cut (False).
 
@@ -177,12 +184,15 @@ class Agent:
                     case protocol.Welcome(node=node):
                         self.ranks.node = node
                     case _:
-                        orders.put_nowait(message)
+                        orders.put_nowait((self._lines, message))
         return False
 
-    async def _obey(self, orders: asyncio.Queue[protocol.Message]) -> None:
+    async def _obey(self, orders: Orders) -> None:
         while True:
-            await self.ranks.obey(await orders.get())
+            line, message = await orders.get()
+            async with self._obeying:
+                if line == self._lines:
+                    await self.ranks.obey(message)
 
     async def _send_all(self, line: aiohttp.ClientWebSocketResponse[bool]) -> None:
         with contextlib.suppress(ConnectionError):
@@ -201,8 +211,7 @@ class Agent:
     async def _end(self) -> None:
         """Leave nothing behind: ranks, their helpers, zygote, store, memory."""
         await self.ranks.end()
-        await self._snapshots.finish()
-        self._snapshots.close()
+        await self._snapshots.close()
         if self._line is not None:
             await self._line.close()
         for child in psutil.Process().children(recursive=True):

@@ -146,6 +146,9 @@ class Coordinator:
         seated = self.machine.roster.by_connection(connection)
         if seated is None:
             raise ProtocolError("the agent was not taken in, and may only say hello")
+        own = {rank.rank for rank in self.machine.roster.ranks_of(seated.node)}
+        if not own.issuperset(protocol.ranks_named(message)):
+            raise ProtocolError(f"node {seated.node} speaks for ranks of other nodes")
         if isinstance(message, protocol.CheckpointPassedOver):
             self.ledger.append(journal.CheckpointSkipped(path=message.path, reason=message.reason))
             return
@@ -186,7 +189,7 @@ class Coordinator:
 
     async def _stream(self, request: web.Request, token: int | None) -> web.StreamResponse:
         since = request.query.get("since", "0")
-        if not since.isdigit():
+        if not (since.isascii() and since.isdigit()):
             return web.json_response({"error": f"since={since} is no number"}, status=400)
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)

@@ -102,8 +102,10 @@ class ForkServer:
             data = b""
         if not data:
             asyncio.get_running_loop().remove_reader(self._socket)
-            while self._answers:
-                self._answers.popleft().set_exception(ZygoteGoneError("the zygote ended"))
+            for waiting in self._answers:
+                if not waiting.done():
+                    waiting.set_exception(ZygoteGoneError("the zygote ended"))
+            self._answers.clear()
             return
         answer = self._answers.popleft()
         if not answer.done():

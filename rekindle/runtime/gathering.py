@@ -140,7 +140,9 @@ class Gathering(ABC):
     def _ask_for_store(self) -> None:
         if self._store.is_up or self._store.asked >= 0 or not self.roster.nodes:
             return
-        node = self.roster.nodes[min(self.roster.nodes)]
+        # Where there was one before: its agent ends the old one when it starts the new.
+        nodes = self.roster.nodes
+        node = nodes[self._store.last if self._store.last in nodes else min(nodes)]
         serial = self._store.ask(node.node)
         self._do(Send(node.connection, p.HostStore(serial=serial, port=self.spec.master_port)))
 
@@ -171,7 +173,9 @@ class Gathering(ABC):
         """A rank could not be started at all."""
         text = f"rank {message.rank} could not be started: {message.error}"
         self.roster.ranks[message.rank].status = Status.ABSENT
-        self._on_fault(Fault(kind=Kind.LAUNCH, message=text, rank=message.rank, node=node))
+        # At first it means that ranks cannot run here; later, that the machine is short of room.
+        kind = Kind.PROCESS if self._formed else Kind.LAUNCH
+        self._on_fault(Fault(kind=kind, message=text, rank=message.rank, node=node))
 
     def _fault(self, kind: Kind, rank: Rank, text: str, now: float = 0.0) -> Fault:
         return Fault(
@@ -200,6 +204,8 @@ class Gathering(ABC):
 
     def on_checkpoint(self, node: int, message: p.CheckpointWritten, now: float) -> None:
         """A checkpoint was committed, or could not be written; training goes on either way."""
+        if self.phase is Phase.ENDED:
+            return
         if message.error:
             text = f"the checkpoint of step {message.step} was not written: {message.error}"
             fault = Fault(kind=Kind.STORAGE, message=text, node=node, finished=message.step, at=now)

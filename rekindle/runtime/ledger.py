@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import sys
 import time
+from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,24 +21,30 @@ _KEEPALIVE = b'{"type":"keepalive"}'
 class Ledger:
     """Appends events to a file of JSON lines and hands them to whoever follows.
 
-    A torn last line (the writer was killed) is cut off, so that what follows stays readable.
+    A torn last line (the writer was killed) is cut off, so that what follows stays readable. A disk
+    that is full stops nothing: events wait in memory until they can be written.
     """
 
     def __init__(self, path: Path) -> None:
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         if lines and not lines[-1].endswith(b"\n"):
-            os.truncate(path, sum(map(len, lines[:-1])))
             lines.pop()
-        self.events: list[journal.Event] = [journal.decode(line) for line in lines]
-        self._file = path.open("ab")
+        self.events: list[journal.Event] = list(journal.read(lines))
+        self._path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._end = sum(map(len, lines))  # of what is written in full
+        os.ftruncate(self._fd, self._end)
+        self._earlier = len(self.events)
+        self._unwritten: deque[bytes] = deque()
+        self._failed = False
         self._followers: set[asyncio.Queue[journal.Event]] = set()
 
     def append(self, event: journal.Event) -> None:
         """Number, time and write one event."""
         event = msgspec.structs.replace(event, seq=len(self.events) + 1, at=time.time())
         self.events.append(event)
-        self._file.write(journal.encode(event) + b"\n")
-        self._file.flush()
+        self._unwritten.append(journal.encode(event) + b"\n")
+        self._write()
         self.publish(event)
 
     def publish(self, event: journal.Event) -> None:
@@ -45,11 +54,30 @@ class Ledger:
 
     def close(self) -> None:
         """Make the file last."""
-        os.fsync(self._file.fileno())
-        self._file.close()
+        self._write()
+        with contextlib.suppress(OSError):  # told when it was written
+            os.fsync(self._fd)
+        os.close(self._fd)
+
+    def _write(self) -> None:
+        """Write what waits, line by line, and leave no part of a line that does not fit."""
+        try:
+            while self._unwritten:
+                line = self._unwritten[0]
+                written = os.pwrite(self._fd, line, self._end)
+                if written < len(line):
+                    os.ftruncate(self._fd, self._end)
+                    return
+                self._end += written
+                self._unwritten.popleft()
+        except OSError as error:
+            if not self._failed:
+                self._failed = True
+                text = f"{self._path}: {error.strerror}; events are kept in memory for now"
+                print(f"rekindle coordinator: {text}", file=sys.stderr, flush=True)
 
     async def follow(self, since: int, keepalive_s: float) -> AsyncIterator[bytes]:
-        """Yield every event after `since` as a JSON line, up to the job's end.
+        """Yield every event after `since` as a JSON line, up to the end of this attempt.
 
         Between events a keepalive comes every `keepalive_s` seconds.
         """
@@ -57,16 +85,16 @@ class Ledger:
         for event in self.events[since:]:
             queue.put_nowait(event)
         self._followers.add(queue)
-        attempt_ended = False
+        ended = False
         try:
-            while not attempt_ended:
+            while not ended:
                 try:
                     event = await asyncio.wait_for(queue.get(), keepalive_s)
                 except asyncio.TimeoutError:
                     yield _KEEPALIVE
                     continue
                 yield journal.encode(event)
-                # An earlier attempt's end is history; only that of the last one ends the stream.
-                attempt_ended = isinstance(event, journal.Ended) and event is self.events[-1]
+                # The ends of earlier attempts are history.
+                ended = isinstance(event, journal.Ended) and event.seq > self._earlier
         finally:
             self._followers.discard(queue)

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import msgspec
@@ -58,7 +58,7 @@ class NodeRanks:
         self._training: set[int] = set()  # ranks that are in a Session
         self._waiting: dict[int, protocol.Arrived] = {}
         self._ended: set[int] = set()  # ranks that ended with status 0
-        self._preparing: set[asyncio.Future[None]] = set()
+        self._tasks: set[asyncio.Future[None]] = set()
 
     def start_zygote(self, *, preload: bool) -> None:
         """Start the process that ranks are forked from; its imports run while we connect."""
@@ -101,6 +101,7 @@ class NodeRanks:
         return msgspec.structs.replace(
             hello,
             node=self.node if pids or self._ended else hello.node,
+            checkpoint=self._snapshots.checkpoint or hello.checkpoint,
             snapshots=self._snapshots.steps,
             generation=self._generation,
             ranks=tuple(
@@ -176,18 +177,16 @@ class NodeRanks:
             self.start_zygote(preload=self._preload)
         return await self._zygote.start(request, fds)
 
-    def _prepare(self) -> None:
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _prepare(self) -> None:
         """Have a process ready for the next rank that dies; now, when ranks are at work again."""
         assert self._zygote is not None
-        task = asyncio.ensure_future(self._zygote.keep_one_ready())
-        self._preparing.add(task)
-        task.add_done_callback(self._prepared)
-
-    def _prepared(self, task: asyncio.Future[None]) -> None:
-        self._preparing.discard(task)
-        if not task.cancelled() and isinstance(task.exception(), RekindleError):
-            return  # the next rank is forked when it is needed, and the error told then
-        task.result()
+        with contextlib.suppress(RekindleError):  # told when a rank has to be forked
+            await self._zygote.keep_one_ready()
 
     def _page(self, rank: int) -> tuple[int, Page]:
         """Return the rank's page; a rank that is started anew finds what the dead one left."""
@@ -247,7 +246,7 @@ class NodeRanks:
                 self._send(message)
             case protocol.StepDone():
                 self._send(message)
-                self._prepare()
+                self._in_background(self._prepare())
             case _:
                 self._send(message)
 
@@ -258,20 +257,26 @@ class NodeRanks:
             del self._ranks[rank.rank]
         self._training.discard(rank.rank)
         self._waiting.pop(rank.rank, None)
-        if exit_.code == 0:
-            self._ended.add(rank.rank)
-        self._send(
-            protocol.Exited(
-                rank=rank.rank,
-                pid=rank.pid,
-                exit=exit_,
-                finished=rank.page.finished or 0,
-                error=rank.error() if exit_.code != 0 else None,
-                at=time.time(),
-            )
+        exited = protocol.Exited(
+            rank=rank.rank,
+            pid=rank.pid,
+            exit=exit_,
+            finished=rank.page.finished or 0,
+            error=rank.error() if exit_.code != 0 else None,
+            at=time.time(),
         )
+        if exit_.code == 0:
+            self._in_background(self._tell_of_success(exited))
+        else:
+            self._send(exited)
         if not self._ranks:
             self._gone.set()
+
+    async def _tell_of_success(self, exited: protocol.Exited) -> None:
+        """Tell of a rank's end when its last checkpoint is written: it may be the job's end."""
+        await self._snapshots.finish()
+        self._ended.add(exited.rank)
+        self._send(exited)
 
     def beat(self) -> protocol.Beat:
         """Read the heartbeat pages."""

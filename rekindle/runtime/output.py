@@ -53,6 +53,7 @@ class Stream:
         self._show_on = show_on
         self._prefix = prefix
         self._pending = b""
+        self._told = False
         self._file: BinaryIO = path.open("ab", buffering=0)
         self._read, self.fd = os.pipe()
         os.set_blocking(self._read, False)
@@ -78,9 +79,19 @@ class Stream:
             if not data:
                 self._finish()
                 return
-            self._file.write(data)
+            self._keep(data)
             if self._show_on is not None:
                 self._show(data)
+
+    def _keep(self, data: bytes) -> None:
+        """Append to the log; a disk that is full costs lines, not ranks."""
+        try:
+            self._file.write(data)
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                text = f"rekindle: {self.path}: {error.strerror}; lines are lost\n"
+                self._console.show(2, text.encode())
 
     def _show(self, data: bytes) -> None:
         *lines, rest = (self._pending + data).split(b"\n")

@@ -261,7 +261,6 @@ class Bye(Message, frozen=True, kw_only=True, tag="bye"):
     """The job is over for this agent: end what is left, and yourself with this status."""
 
     status: int
-    grace_s: float = 0.0
 
 
 FromRank = Arrived | CollectiveFailed | StateReady | StepDone | SnapshotRoom | SnapshotTaken
@@ -283,6 +282,18 @@ FromAgent = (
     | StepDone
 )
 ToAgent = Welcome | Refused | Spawn | HostStore | Kill | Bye | Over | Form | Dismiss
+
+
+def ranks_named(message: Message) -> tuple[int, ...]:
+    """Return the ranks that a message of an agent or a rank is about."""
+    match message:
+        case Spawned(ranks=live) | Hello(ranks=live):
+            return tuple(rank.rank for rank in live)
+        case Beat(finished=by_rank) | Snapshots(steps=by_rank):
+            return tuple(by_rank)
+    rank = getattr(message, "rank", None)
+    return () if rank is None else (rank,)
+
 
 _ENCODER = msgspec.msgpack.Encoder()
 T = TypeVar("T")

@@ -17,6 +17,8 @@ from rekindle.runtime import protocol
 from rekindle.runtime.channel import MAX_MESSAGE
 from rekindle.runtime.heartbeat import Page
 
+_REAP_S = 1.0
+
 
 class RankProcess:
     """A live rank. `on_message(rank, message)` and `on_exit(rank, exit)` are called by the loop."""
@@ -53,8 +55,13 @@ class RankProcess:
     def signal(self, number: int) -> None:
         """Signal the rank and the processes it started in its session."""
         if self.pid:
-            with contextlib.suppress(ProcessLookupError):
+            try:
                 os.killpg(self.pid, number)
+            except (
+                ProcessLookupError
+            ):  # it has not become the leader of its session yet, or is gone
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, number)
 
     def error(self) -> ErrorRecord | None:
         """Read what the rank wrote about its own end, in torchrun's format."""
@@ -85,6 +92,8 @@ class RankProcess:
                 return
             try:
                 message = protocol.decode_from_rank(data)
+                if protocol.ranks_named(message) != (self.rank,):
+                    raise ProtocolError("it speaks for another rank")
             except ProtocolError as error:
                 # A script that writes to our descriptor broke its own line: it can only be ended.
                 print(f"rekindle: rank {self.rank}: {error}", flush=True)
@@ -99,10 +108,21 @@ class RankProcess:
         self._readable()  # what it said just before its end still counts
         loop.remove_reader(self._line)
         self._line.close()
+        # Helpers it left behind (data loader workers); before its pid may be given anew.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
         _, status = os.waitpid(self.pid, 0)
-        self.signal(signal.SIGKILL)  # helpers it left behind (data loader workers)
+        # They are our children now; the kernel ends them in a moment.
+        loop.call_later(_REAP_S, _reap, self.pid)
         code = os.waitstatus_to_exitcode(status)
         on_exit(self, Exit(signal=-code) if code < 0 else Exit(code=code))
+
+
+def _reap(group: int) -> None:
+    """Reap what is left of a process group whose leader was reaped before."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-group, os.WNOHANG)[0]:
+            pass
 
 
 def _number(text: object) -> float:

@@ -92,6 +92,11 @@ class SnapshotBuffer:
         """The bytes of the safetensors file."""
         return self.data[: _WORDS.unpack_from(self._map, 0)[2]]
 
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the content is valid and its checksum is known."""
+        return self.step is not None and self._map[_CHECKSUM_AT] != 0
+
     def seal(self) -> str:
         """Compute the content's checksum and keep it beside the content; the agent's work."""
         digest = checksum([self.file])

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -35,21 +35,24 @@ class Snapshots:
         self._store = store
         self._send = send
         self._buffers: dict[int, list[tuple[int, SnapshotBuffer]]] = {}
-        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshots")
+        self._seals = ThreadPoolExecutor(max_workers=1, thread_name_prefix="seals")
+        self._writes = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         self.steps: dict[int, int] = {}  # newest sealed snapshot of each rank
-        self._jobs: set[asyncio.Future[None]] = set()
+        self.checkpoint: int | None = None  # step of the newest one written here
+        self._jobs: set[asyncio.Task[None]] = set()
 
     def room(self, rank: int, data_bytes: int) -> tuple[protocol.SnapshotBuffers, list[int]]:
         """Answer a rank's SnapshotRoom: its two buffers, made anew if they are too small."""
         held = self._buffers.get(rank, [])
         if data_bytes and held and len(held[0][1].data) < data_bytes:
-            self._drop(rank)
+            self._start(self._close(self._buffers.pop(rank), set(self._jobs)))
             held = []
         if data_bytes and not held:
             try:
                 held = [self._make(rank, index, data_bytes) for index in range(BUFFERS)]
             except OSError as error:
                 text = f"no memory for two snapshots of {data_bytes} bytes: {error.strerror}"
+                self._send(protocol.CheckpointWritten(step=0, error=text))
                 return protocol.SnapshotBuffers(error=text), []
             self._buffers[rank] = held
         if not held:
@@ -62,31 +65,28 @@ class Snapshots:
 
     def taken(self, message: protocol.SnapshotTaken) -> None:
         """Seal a snapshot that a rank has just taken and, if asked to, write it to the store."""
-        buffer = self._buffers[message.rank][message.buffer][1]
-        loop = asyncio.get_running_loop()
-        job = loop.run_in_executor(self._threads, self._keep, message, buffer, loop)
+        self._start(self._keep(message, self._buffers[message.rank][message.buffer][1]))
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        job = asyncio.ensure_future(work)
         self._jobs.add(job)
         job.add_done_callback(self._done)
 
-    def _done(self, job: asyncio.Future[None]) -> None:
+    def _done(self, job: asyncio.Task[None]) -> None:
         self._jobs.discard(job)
         job.result()  # an error here is a bug: let it be seen
 
-    def _keep(
-        self,
-        message: protocol.SnapshotTaken,
-        buffer: SnapshotBuffer,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        buffer.lock(write=False, wait=True)
+    async def _keep(self, message: protocol.SnapshotTaken, buffer: SnapshotBuffer) -> None:
+        loop = asyncio.get_running_loop()
+        if not await loop.run_in_executor(self._seals, _seal, buffer, message.step):
+            return
         try:
-            if buffer.step != message.step:
-                return  # a newer one is in its place already
-            buffer.seal()
-            loop.call_soon_threadsafe(self._sealed, message.rank, message.step)
+            self._sealed(message.rank, message.step)
             if message.checkpoint:
-                written = self._write(message, buffer)
-                loop.call_soon_threadsafe(self._send, written)
+                # A thread of its own: a slow store must not keep snapshots from being sealed.
+                written = await loop.run_in_executor(self._writes, self._write, message, buffer)
+                self.checkpoint = self.checkpoint if written.error else written.step
+                self._send(written)
         finally:
             buffer.unlock()
 
@@ -133,13 +133,30 @@ class Snapshots:
         while self._jobs:
             await asyncio.wait(list(self._jobs))
 
-    def close(self) -> None:
-        """Give the memory back."""
-        self._threads.shutdown()
+    async def close(self) -> None:
+        """Give the memory back, once what is under way is done."""
+        await self.finish()
         for rank in list(self._buffers):
-            self._drop(rank)
+            await self._close(self._buffers.pop(rank), set())
+        self._seals.shutdown()
+        self._writes.shutdown()
 
-    def _drop(self, rank: int) -> None:
-        for fd, buffer in self._buffers.pop(rank, []):
+    async def _close(
+        self, pair: list[tuple[int, SnapshotBuffer]], users: set[asyncio.Task[None]]
+    ) -> None:
+        """Close two buffers when those who may still read them are done."""
+        if users:
+            await asyncio.wait(users)
+        for fd, buffer in pair:
             buffer.close()
             os.close(fd)
+
+
+def _seal(buffer: SnapshotBuffer, step: int) -> bool:
+    """Seal the snapshot of `step` and keep the buffer locked; False: another is in its place."""
+    buffer.lock(write=False, wait=True)
+    if buffer.step != step:
+        buffer.unlock()
+        return False
+    buffer.seal()
+    return True

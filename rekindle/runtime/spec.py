@@ -82,6 +82,9 @@ def check(spec: JobSpec) -> JobSpec:
         raise UsageError(f"master port {spec.master_port} is no port; use 0 for any free one")
     if not Path(spec.working_directory).is_dir():
         raise UsageError(f"working directory {spec.working_directory} does not exist")
+    checkpoints = Path(spec.checkpoint_directory)
+    if checkpoints.exists() and not checkpoints.is_dir():
+        raise UsageError(f"checkpoint directory {checkpoints} is a file")
     if spec.entry is EntryKind.SCRIPT:
         script = Path(spec.working_directory, spec.target)
         if not script.is_file():
@@ -146,9 +149,12 @@ class JobDirectory:
     def secret(self) -> str:
         """Read the job's secret. Raises UsageError: there is none."""
         try:
-            return (self.path / names.SECRET_FILE).read_text().strip()
+            secret = (self.path / names.SECRET_FILE).read_text().strip()
         except FileNotFoundError as error:
             raise UsageError(f"no job secret in {self.path}") from error
+        if not secret:
+            raise UsageError(f"the job secret in {self.path} is empty: remove it to get a new one")
+        return secret
 
     def endpoint(self) -> Endpoint | None:
         """Read where the coordinator listens (or last listened); None before the first."""
@@ -172,7 +178,8 @@ class JobDirectory:
 def replace_file(path: Path, content: bytes) -> None:
     """Write a small file so that readers see the old or the new content, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
     temporary.replace(path)
 
 

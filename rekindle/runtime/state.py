@@ -141,6 +141,8 @@ class Roster:
         for what, theirs, ours in wanted:
             if theirs != ours:
                 return f"the agent's {what} is {theirs!r}, the job's is {ours!r}"
+        if any(not 0 <= rank < spec.world_size for rank in (*p.ranks_named(hello), *hello.ended)):
+            return "the agent speaks of ranks that the job has not"
         if hello.node >= spec.nodes:
             return f"node rank {hello.node} does not exist in a job of {spec.nodes} nodes"
         if hello.node >= 0:
@@ -161,6 +163,7 @@ class Store:
 
     def __init__(self) -> None:
         self.node = -1
+        self.last = -1  # the node that hosted the newest one
         self.host = ""
         self.port = 0
         self.serial = 0
@@ -180,6 +183,7 @@ class Store:
     def came_up(self, node: int, host: str, port: int) -> None:
         """Note that the store listens."""
         self.node, self.host, self.port, self.asked = node, host, port, -1
+        self.last = node
 
     def drop(self) -> None:
         """Forget the store: it is gone, or must not be used again."""

@@ -124,14 +124,14 @@ def fork_twice(agent: int) -> int | None:
         except OSError:
             os._exit(1)
         if child:
-            os.write(pid_write, child.to_bytes(8, "little"))
             os._exit(0)
         os.close(go_write)
         os.close(pid_read)
+        os.setsid()  # before anybody knows the pid: who does may signal the session
+        os.write(pid_write, os.getpid().to_bytes(8, "little"))
         os.close(pid_write)
         os.read(go_read, 1)  # returns when the zygote has seen the process between end
         os.close(go_read)
-        os.setsid()
         die_with_parent(agent)
         return None
     os.close(pid_write)
@@ -159,8 +159,16 @@ def host_store(channel: socket.socket, port: int) -> None:
     from torch._C._distributed_c10d import TCPStore  # torch.distributed's; typed only there
 
     try:
+        # On a socket of IPv4: torch's own one is of IPv6, and for each connection it would look up
+        # the mapped address of the peer, which waits where no name service answers.
+        listener = socket.create_server(("", port), backlog=1024)
         store = TCPStore(
-            "127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
+            "127.0.0.1",
+            listener.getsockname()[1],
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=30),
+            master_listen_fd=listener.detach(),
         )
     except Exception as error:  # torch has no narrower type; the text goes to the agent
         text = str(error).splitlines()[0]

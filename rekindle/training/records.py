@@ -8,6 +8,7 @@ a higher generation; of several records of one step the last one counts.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +30,8 @@ class Records:
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._page = page
         self._rank = rank
+        self._torn = False  # the last line was written in part
+        self._told = False
 
     def write(self, step: int, generation: int, metrics: Mapping[str, Any]) -> None:
         """Write the record of a step.
@@ -49,7 +52,18 @@ class Records:
         except (TypeError, ValueError, ProtocolError) as error:
             raise SessionError(f"step.log of step {step}: {error}") from error
         if self._fd >= 0:
-            os.write(self._fd, line + b"\n")
+            self._append(line)
+
+    def _append(self, line: bytes) -> None:
+        """Append a line; a disk that is full costs records, not the training."""
+        # What a short write left is closed off, so that it spoils no other record.
+        data = (b"\n" if self._torn else b"") + line + b"\n"
+        try:
+            self._torn = os.write(self._fd, data) < len(data)
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                print(f"rekindle: step records are lost: {error}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Close the metrics file."""

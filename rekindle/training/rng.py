@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 import sys
 
+import torch
+
 _MASK = (1 << 64) - 1
 
 
@@ -28,16 +30,15 @@ def _scramble(word: int) -> int:
 
 def begin_step(seed: int, rank: int, step: int) -> None:
     """Seed torch (all devices), random and, if the script uses it, numpy for one step."""
-    import torch
-
     mixed = stream_seed(seed, rank, step)
     torch.default_generator.manual_seed(mixed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(mixed)
-    npu = getattr(torch, "npu", None)  # set by torch-npu
+    # Set by torch-npu. Where it is not, asking torch for it costs more than all seeding of torch.
+    npu = vars(torch).get("npu")
     if npu is not None and npu.is_initialized():
         npu.manual_seed(mixed)
     random.seed(mixed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(mixed & 0xFFFFFFFF)
+    numpy_random = sys.modules.get("numpy.random")  # `import numpy` alone does not load it
+    if numpy_random is not None:
+        numpy_random.seed(mixed & 0xFFFFFFFF)

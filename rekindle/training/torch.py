@@ -1,6 +1,6 @@
 """What a PyTorch training script imports.
 
-    from rekindle.training.torch import Session, StepSampler
+from rekindle.training.torch import Session, StepSampler
 """
 
 from rekindle.training.sampler import StepSampler

@@ -9,10 +9,7 @@ import torch.distributed as dist
 from rekindle.errors import StaleError
 
 # Texts of RuntimeErrors of torch 2.13: gloo names its source files, NCCL and HCCL themselves.
-_TEXT = re.compile(
-    r"gloo|nccl|hccl|ProcessGroup|connection (closed|reset|refused)|broken pipe|socket",
-    re.IGNORECASE,
-)
+_TEXT = re.compile(r"gloo|nccl|hccl|ProcessGroup", re.IGNORECASE)
 
 
 def is_collective_failure(error: BaseException) -> bool:

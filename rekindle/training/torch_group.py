@@ -7,6 +7,7 @@ these down.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import socket
 import struct
@@ -261,3 +262,12 @@ def _abort_accelerators(group: dist.ProcessGroup | None) -> None:
         backend = group._get_backend(device)
         if backend.name() != "gloo":
             backend.abort()
+
+
+def keep_for_good(group: object) -> None:
+    """Never free the group of a script that was started by hand.
+
+    Its DDP wrapper would drop the last reference as the script ends, and join gloo's threads with
+    the GIL held, for which they may wait (seen with torch 2.13). Under an agent see program.end().
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))

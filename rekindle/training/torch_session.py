@@ -7,7 +7,6 @@ step comes next.
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,12 +23,13 @@ from rekindle.errors import CheckpointError, SessionError
 from rekindle.recovery.plan import RankPlan, Source
 from rekindle.runtime import protocol
 from rekindle.runtime.channel import Channel
-from rekindle.runtime.heartbeat import Page
+from rekindle.training import rank_environment, rng
 from rekindle.training.records import Records
 from rekindle.training.sampler import StepSampler
+from rekindle.training.torch_buffers import BufferGuard
 from rekindle.training.torch_ddp import broadcast_module_state, wrap_ddp
 from rekindle.training.torch_faults import is_collective_failure
-from rekindle.training.torch_group import Group
+from rekindle.training.torch_group import Group, keep_for_good
 from rekindle.training.torch_snapshot import SnapshotWriter, load_checkpoint, load_snapshot
 from rekindle.training.torch_state import capture
 from rekindle.training.torch_step import Step
@@ -39,7 +39,7 @@ from rekindle.training.torch_transfer import receive_state, send_state
 class Session:
     """Keeps one rank's training alive.
 
-    model: the module itself, not a DDP wrapper. optimizer, scheduler: anything with state_dict().
+    model: the module itself, not a DDP wrapper. scheduler: anything with state_dict().
     sampler: decides each step's samples; its position is part of the state.
     ddp: wrap the model in DistributedDataParallel; a mapping gives its keyword arguments. Use
         `session.model` in the loop. Without it the script all-reduces its gradients itself.
@@ -69,6 +69,11 @@ class Session:
                 "give Session the module itself: a DDP wrapper belongs to one generation. "
                 "Session(model=module, ddp=True) wraps it, and session.model is the wrapper"
             )
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise SessionError(
+                f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer: Session "
+                "has to see when it begins to change the parameters"
+            )
         if dist.is_initialized():
             raise SessionError(
                 "the default process group exists already: Session forms it, anew in each "
@@ -97,12 +102,18 @@ class Session:
         self._group = Group()
         self._store: TCPStore | None = None
         self._channel = Channel.from_environment()
-        self.page = _page()
-        self.records = Records(_path(names.ENV_METRICS_FILE), self.page, self.rank)
+        self.page = rank_environment.page()
+        self.records = Records(rank_environment.path(names.ENV_METRICS_FILE), self.page, self.rank)
         self._snapshots = SnapshotWriter(self._channel, self.rank) if self._channel else None
-        self._snapshot_every = _steps(names.ENV_SNAPSHOT_EVERY) if self.local_rank == 0 else 0
-        self._checkpoint_every = _steps(names.ENV_CHECKPOINT_EVERY) if self.rank == 0 else 0
-        self._watch_updates(optimizer)
+        # Replicas hold the same state: one of each node keeps it, one of all has it written.
+        snapshot_every = rank_environment.steps(names.ENV_SNAPSHOT_EVERY)
+        checkpoint_every = rank_environment.steps(names.ENV_CHECKPOINT_EVERY)
+        self._snapshot_every = snapshot_every if self.local_rank == 0 else 0
+        self._checkpoint_every = checkpoint_every if self.rank == 0 else 0
+        self._buffers = BufferGuard(model)
+        self._dismissed = False
+        self._missed_checkpoint = False
+        self._watch_updates()
 
     def __enter__(self) -> Session:
         """Meet the other ranks and take the state that training goes on from."""
@@ -122,7 +133,7 @@ class Session:
         if self._channel is not None:
             self._group.leave()
         elif dist.is_initialized():
-            _keep_for_good(dist.group.WORLD)
+            keep_for_good(dist.group.WORLD)
             dist.destroy_process_group()
         if self._snapshots is not None:
             self._snapshots.close()
@@ -137,7 +148,7 @@ class Session:
         if self.page is not None:
             self.page.total = total
         while True:
-            if self._channel is not None and self._channel.is_over(self.generation):
+            if self._channel is not None and self._is_left():
                 if not self._regroup():
                     return
             elif self.finished >= total:
@@ -146,7 +157,22 @@ class Session:
             else:
                 yield Step(self)
 
+    def _is_left(self) -> bool:
+        """Whether this rank is in no generation: its last one is over, or all were let go.
+
+        Ranks that were let go meet again when the script asks for more steps.
+        """
+        assert self._channel is not None
+        again = self._dismissed and self.finished < self._total
+        return again or self._channel.is_over(self.generation)
+
     # ---- what a step tells
+
+    def begin_step(self, step: int) -> None:
+        """The step's body begins, for the first time or again."""
+        rng.begin_step(self.seed, self.rank, step)
+        if self._channel is not None:
+            self._buffers.keep()
 
     def end_step(self) -> None:
         """The step's body ended well: the state is that of one more step."""
@@ -179,6 +205,8 @@ class Session:
             return False
         if self.page is not None and self.page.in_update:
             self._has_state, self._torn = False, True
+        else:
+            self._buffers.restore()
         self._end_generation(error)
         return True
 
@@ -211,6 +239,7 @@ class Session:
                 )
             )
             message = channel.wait(self.generation)
+            self._dismissed = isinstance(message, protocol.Dismiss)
             if isinstance(message, protocol.Dismiss):
                 return False
             if self._form(message):
@@ -320,54 +349,41 @@ class Session:
     def _keep_state(self) -> None:
         """Take a snapshot if one is due."""
         last = self.finished == self._total
-        checkpoint = _is_due(self.finished, self._checkpoint_every) or (
-            last and self._checkpoint_every > 0
+        checkpoint = (
+            self._missed_checkpoint
+            or _is_due(self.finished, self._checkpoint_every)
+            or (last and self._checkpoint_every > 0)
         )
         if not checkpoint and not _is_due(self.finished, self._snapshot_every):
             return
+        try:
+            taken = self._take_snapshot(checkpoint=checkpoint, wait=last and checkpoint)
+        except CheckpointError:
+            # The agent has no memory for it, and has said so: training goes on without.
+            self._snapshot_every = self._checkpoint_every = 0
+            taken = True
+        self._missed_checkpoint = checkpoint and not taken
+
+    def _take_snapshot(self, *, checkpoint: bool, wait: bool) -> bool:
         assert self._snapshots is not None
-        self._snapshots.take(
+        return self._snapshots.take(
             self.named,
             step=self.finished,
             generation=self.generation,
             position=self.sampler.state_dict() if self.sampler is not None else {},
             checkpoint=checkpoint,
-            wait=last and checkpoint,
+            wait=wait,
         )
 
-    def _watch_updates(self, optimizer: torch.optim.Optimizer) -> None:
+    def _watch_updates(self) -> None:
         """Mark the update window: from the first change of the state to the step's end."""
-        if self.page is not None:
-            page = self.page
-            optimizer.register_step_pre_hook(lambda *_: page.begin_update())
-
-
-def _keep_for_good(group: object) -> None:
-    """Never free the group of a script that was started by hand.
-
-    Its DDP wrapper would drop the last reference as the script ends, and join gloo's threads with
-    the GIL held, for which they may wait (seen with torch 2.13). Under an agent see program.end().
-    """
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+        page = self.page
+        if page is None:
+            return
+        for thing in self.named.values():
+            if isinstance(thing, torch.optim.Optimizer):
+                thing.register_step_pre_hook(lambda *_: page.begin_update())
 
 
 def _is_due(finished: int, every: int) -> bool:
     return every > 0 and finished % every == 0
-
-
-def _page() -> Page | None:
-    fd = os.environ.pop(names.ENV_HEARTBEAT_FD, None)
-    if not fd:
-        return None
-    page = Page(int(fd))
-    os.close(int(fd))
-    return page
-
-
-def _path(name: str) -> Path | None:
-    value = os.environ.get(name)
-    return Path(value) if value else None
-
-
-def _steps(name: str) -> int:
-    return int(os.environ.get(name, "0"))

@@ -36,7 +36,6 @@ class SnapshotWriter:
         self._buffers: list[SnapshotBuffer] = []
         self._views: list[list[torch.Tensor]] = []
         self._next = 0
-        self.skipped = 0
 
     def take(
         self,
@@ -47,10 +46,11 @@ class SnapshotWriter:
         position: Mapping[str, Any],
         checkpoint: bool,
         wait: bool,
-    ) -> None:
+    ) -> bool:
         """Copy the state after `step` finished steps; training goes on when this returns.
 
-        A buffer that the agent still reads is skipped, not waited for, unless `wait`.
+        False: there was no buffer to write, because the agent reads one or has not sealed the
+        other yet (one sealed snapshot is always kept). With `wait`, one is waited for.
         Raises CheckpointError: the agent has no memory for the buffers.
         """
         state = capture(named)
@@ -60,14 +60,14 @@ class SnapshotWriter:
             METADATA_POSITION: msgspec.json.encode(position).decode(),
         }
         self._fit(state, metadata)
-        buffer = self._buffers[self._next]
-        if not buffer.lock(write=True, wait=wait):
-            self.skipped += 1
-            return
+        index = self._lock_one(wait=wait)
+        if index is None:
+            return False
+        buffer = self._buffers[index]
         assert self._layout is not None
         buffer.begin()
         write_header(self._layout, metadata, buffer.data[: self._layout.total_bytes])
-        for view, tensor in zip(self._views[self._next], state.tensors.values(), strict=True):
+        for view, tensor in zip(self._views[index], state.tensors.values(), strict=True):
             view.copy_(tensor)
         buffer.commit(step, self._layout.total_bytes)
         buffer.unlock()
@@ -76,11 +76,25 @@ class SnapshotWriter:
                 rank=self._rank,
                 generation=generation,
                 step=step,
-                buffer=self._next,
+                buffer=index,
                 checkpoint=checkpoint,
             )
         )
-        self._next = (self._next + 1) % BUFFERS
+        self._next = (index + 1) % BUFFERS
+        return True
+
+    def _lock_one(self, *, wait: bool) -> int | None:
+        """Lock the older buffer, or if the agent reads it the newer one, for writing."""
+        first = self._next
+        for index in (first, (first + 1) % BUFFERS):
+            other = self._buffers[(index + 1) % BUFFERS]
+            kept = other.is_sealed or self._buffers[index].step is None
+            if kept and self._buffers[index].lock(write=True):
+                return index
+        if wait:
+            self._buffers[first].lock(write=True, wait=True)
+            return first
+        return None
 
     def _fit(self, state: State, metadata: Mapping[str, str]) -> None:
         """Have buffers that the state fits into; made once, or anew when it changes its shape."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rekindle.errors import SessionError
-from rekindle.training import rng
 
 if TYPE_CHECKING:
     from rekindle.training.torch_session import Session
@@ -46,7 +45,7 @@ class Step:
         Raises SessionError: a value cannot be recorded.
         """
         for name, value in metrics.items():
-            if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+            if isinstance(value, torch.Tensor) and not value.is_cpu:
                 self._late[name] = value.detach()
             else:
                 self._metrics[name] = _plain(value)
@@ -54,8 +53,7 @@ class Step:
 
     def __enter__(self) -> Step:
         """Begin the step with random streams of its own."""
-        session = self._session
-        rng.begin_step(session.seed, session.rank, self.number)
+        self._session.begin_step(self.number)
         return self
 
     def __exit__(
@@ -80,5 +78,5 @@ class Step:
 def _plain(value: Any) -> Any:
     """Turn a tensor into a number (or list of them); float() of a float32 keeps it exactly."""
     if isinstance(value, torch.Tensor):
-        return value.detach().tolist()
+        return value.tolist()
     return value

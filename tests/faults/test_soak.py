@@ -9,11 +9,18 @@ from collections.abc import Callable
 
 import pytest
 from training_jobs import RANKS
-from training_jobs.checks import assert_same_training, assert_samples_once, steps_lost
+from training_jobs.checks import (
+    assert_pids_kept,
+    assert_same_training,
+    assert_samples_once,
+    steps_lost,
+)
+from training_jobs.injection import Fault
 from training_jobs.job import Job
 from training_jobs.record import Record
 
 from rekindle.recovery import journal
+from rekindle.recovery.policy import Policy
 
 STEPS = 400
 KILLS = 8
@@ -98,4 +105,15 @@ def test_second_kill_at_a_random_moment(
     assert ended.outcome == "succeeded", run.story()
     assert_same_training(run.record, long_baseline("ddp"))
     assert_samples_once(run.record)
+    assert sum(steps_lost(run)) == 0
+
+
+def test_many_broken_links(job: Callable[..., Job], long_baseline: Callable[[str], Record]) -> None:
+    """A hundred broken links in one job keep every process: no rank is stuck in its collective."""
+    steps = range(5, STEPS, 4)
+    faults = [Fault(step // 4 % RANKS, "forward", step, do="link") for step in steps]
+    run = job(*faults, variant="plain", steps=STEPS, policy=Policy(max_recoveries=1000))
+    assert run.end(500).outcome == "succeeded", run.story()
+    assert_same_training(run.record, long_baseline("plain"))
+    assert_pids_kept(run.record)
     assert sum(steps_lost(run)) == 0

@@ -77,8 +77,16 @@ def assert_resumes(command: Command, baseline: Record) -> None:
     assert command.leftovers() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
-@pytest.mark.parametrize("moment", ["job-started", "ranks-started", "formed", "fault", "decided"])
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ("job-started", signal.SIGINT),
+        ("ranks-started", signal.SIGTERM),
+        ("formed", signal.SIGINT),
+        ("fault", signal.SIGTERM),
+        ("decided", signal.SIGINT),
+    ],
+)
 def test_stopped_at_a_moment(
     moment: str, number: signal.Signals, command: Command, baseline: Record
 ) -> None:

@@ -108,7 +108,7 @@ def test_resume_goes_on_from_the_newest_checkpoint(
 
 
 @pytest.mark.parametrize(
-    ("checkpoints", "source", "lost"), [(5, "checkpoint", 2), (0, "fresh", 12)]
+    ("checkpoints", "source", "lost"), [(10, "checkpoint", 2), (0, "fresh", 12)]
 )
 def test_damaged_snapshot(
     checkpoints: int, source: str, lost: int, job: Callable[..., Job], baseline: Record

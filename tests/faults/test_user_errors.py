@@ -53,8 +53,10 @@ def test_error_ends_the_job_once(
     assert run.leftovers() == []
 
 
-@pytest.mark.parametrize(("snapshots", "checkpoints", "lost"), [(5, 0, 2), (0, 5, 2), (0, 0, 12)])
-@pytest.mark.parametrize("place", ["forward", "update"])
+@pytest.mark.parametrize(
+    ("place", "snapshots", "checkpoints", "lost"),
+    [("forward", 5, 0, 2), ("update", 5, 0, 2), ("forward", 0, 5, 2), ("update", 0, 0, 12)],
+)
 def test_transient_error_is_restarted(
     place: str,
     snapshots: int,

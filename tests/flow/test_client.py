@@ -122,10 +122,10 @@ def test_a_stream_that_breaks_off_before_the_end_is_an_error(whole: bool) -> Non
 
 def test_a_held_lease_names_its_holder() -> None:
     """Whoever comes second is told who steers the job."""
-    body = {"error": "the job is steered", "holder": "flow run calm-owl"}
+    body = {"error": "flow run calm-owl steers this job", "holder": "flow run calm-owl"}
     with (
         coordinator(reply(409, body)) as client,
-        pytest.raises(LeaseHeldError, match="it is steered by flow run calm-owl"),
+        pytest.raises(LeaseHeldError, match="flow run calm-owl steers this job"),
     ):
         client.steer(holder="me")
 

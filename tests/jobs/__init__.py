@@ -165,6 +165,12 @@ class Place:
         self.temporary.mkdir(parents=True)
         self.runs: list[Run] = []
 
+    def __enter__(self) -> Place:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def environment(self, more: Mapping[str, str] = {}) -> dict[str, str]:
         """The environment of whatever is started here; it tells whose child a process is."""
         ours = {names.ENV_HOME: str(self.home), "TMPDIR": str(self.temporary)}

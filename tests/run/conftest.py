@@ -10,6 +10,5 @@ from jobs import Place
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
     """A folder with a home of its own; after the test no process and no memory file is left."""
-    found = Place(tmp_path / "place")
-    yield found
-    found.close()
+    with Place(tmp_path / "place") as found:
+        yield found

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import random
 import signal
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from jobs import Place, Run, wait_until
 
+from rekindle import names
 from rekindle.recovery import journal
 
 # Says that it runs, has a child of its own, and cleans up when it is asked to end.
@@ -74,40 +79,46 @@ def test_signals_of_a_terminal_reach_the_ranks_once(place: Place) -> None:
     )
     run = place.start_quick(script, process_group=0)
     run.wait_for_output(0, "runs")
-    signal_group(run, signal.SIGINT)
+    os.killpg(run.process.pid, signal.SIGINT)
     run.end(130)
     assert run.log(0) == "runs\nSIGTERM\n"
 
 
-def signal_group(run: Run, number: signal.Signals) -> None:
-    """What a terminal does."""
-    import os
-
-    os.killpg(run.process.pid, number)
+# From the first file of the job on; what came before is Python's own start.
+MOMENTS: dict[str, Callable[[Run], object]] = {
+    "folder": lambda run: run.directory.path.exists(),
+    "secret": lambda run: (run.directory.path / names.SECRET_FILE).exists(),
+    "endpoint": lambda run: (run.directory.path / names.ENDPOINT_FILE).exists(),
+    "coordinator": lambda run: run.all("coordinator"),
+    "agent": lambda run: run.all("agent"),
+    "ledger": lambda run: run.recorded(journal.JobStarted),
+    "node": lambda run: run.recorded(journal.NodeJoined),
+    "logs": lambda run: list(run.directory.path.glob("logs/attempt_0/*")),
+    "ranks": lambda run: run.recorded(journal.RanksStarted),
+}
 
 
 @pytest.mark.parametrize("kind", ["quick", "python"])
-def test_a_signal_at_any_moment_of_the_start(place: Place, kind: str) -> None:
-    """Ctrl-C while all is just being started: the same end, whatever was there already.
+def test_a_signal_at_any_moment_of_the_start(tmp_path: Path, kind: str) -> None:
+    """Ctrl-C while all is just being started: the same end, whatever was there already."""
+    chance = random.Random(kind)
+    moments = [*MOMENTS, *MOMENTS] if kind == "quick" else ["agent", "node", "logs"]
+    for number, moment in enumerate(moments):
+        with Place(tmp_path / str(number)) as place:
+            run = start(place, kind)
+            wait_until(lambda at=moment, of=run: MOMENTS[at](of), moment)
+            time.sleep(chance.choice([0, 0.02, 0.05, 0.1]))
+            run.signal(signal.SIGINT)
+            run.end()
+            # Until our own handlers are there, Python answers, and dies of the signal.
+            assert run.process.returncode in (130, -signal.SIGINT), run.said()
+            outcomes = {event.outcome for event in run.recorded(journal.Ended)}
+            assert outcomes == ({"stopped"} if run.recorded(journal.JobStarted) else set())
 
-    Several runs start at once, each is interrupted at another moment of its start.
-    """
+
+def start(place: Place, kind: str) -> Run:
+    """Start three ranks that never end by themselves."""
     script = place.script("import time\nprint('runs')\ntime.sleep(600)\n")
-    start = (
-        place.start_quick
-        if kind == "quick"
-        else lambda name, *o, job_id: place.start(*o, name, job_id=job_id)
-    )
-    count = 8 if kind == "quick" else 3
-    runs = [start(script, "--nproc-per-node", "3", job_id=f"job{n}") for n in range(count)]
-    begun = time.monotonic()
-    for number, run in enumerate(runs):
-        moment = 0.1 + 0.25 * number if kind == "quick" else 0.5 + number
-        wait_until(lambda at=moment: time.monotonic() - begun >= at, "the moment")
-        run.signal(signal.SIGINT)
-    for run in runs:
-        run.end()
-        # Before its first own line Python itself answers, and dies of the signal.
-        assert run.process.returncode in (130, -signal.SIGINT), run.said()
-        if run.recorded(journal.JobStarted):
-            assert [event.outcome for event in run.recorded(journal.Ended)] == ["stopped"]
+    if kind == "quick":
+        return place.start_quick(script, "--nproc-per-node", "3")
+    return place.start("--nproc-per-node", "3", script)
