@@ -88,7 +88,11 @@ def show_summaries(title: str, rows: dict[str, dict[str, Any]]) -> None:
     table(
         (title, "min", "median", "max", "count"),
         [
-            (name, *(number(row.get(f"{key}_ms")) for key in ("min", "median", "max")), row["count"])
+            (
+                name,
+                *(number(row.get(f"{key}_ms")) for key in ("min", "median", "max")),
+                row["count"],
+            )
             for name, row in rows.items()
         ],
     )

@@ -89,7 +89,7 @@ class Job:
     def first_after(
         self, event: str, *, incarnation: int = -1, since: float = 0.0
     ) -> dict[int, Line]:
-        """Each rank's first such event after a moment, in an incarnation of at least this number."""
+        """Each rank's first such event since a moment, in this incarnation or a later one."""
         found: dict[int, Line] = {}
         for line in self.lines:
             if line.event == event and line.incarnation >= incarnation and line.at >= since:

@@ -1,9 +1,11 @@
 """A rank that trains the same model in turns through the Session and without it, and times both.
 
-Arguments: folder, size, pairs, steps per block. Rank r writes DIR/times<r>.json. Both models have
+Arguments: folder, size, seconds, steps per block. Rank r writes DIR/times<r>.json. Both models have
 their own optimizer and their own DDP; process, process group, cores and caches are the same, so
 that what differs is what the Session does. Both write the loss of every step to a file.
 """
+
+# ruff: noqa: E402
 
 from __future__ import annotations
 
@@ -17,26 +19,32 @@ from pathlib import Path
 from _progress import Progress
 
 progress = Progress(sys.argv[1], int(os.environ["RANK"]))
-progress.tell("up")
+progress.tell("up")  # before torch is imported
 
+import torch
+import torch.distributed as dist
 from _task import BATCH_SIZE, PlainSampler, Task
 from torch.nn.parallel import DistributedDataParallel
 
 from rekindle.training.torch import Session, Step, StepSampler
+from rekindle.training.torch_state import capture
 
-WARM_UP = 10  # blocks
-TIMED_STEPS = 200
+WARM_UP = 10  # pairs
+ASK_EVERY = 5  # pairs between two looks at the clock, which all ranks take together
+WATCHED_STEPS = 100
 
 Block = Callable[[], None]
+Pair = tuple[float, float, float, float]
 
 
 def main() -> None:
-    folder, size, pairs, length = Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:5])
+    folder, size, seconds, length = Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:5])
     task, plain = Task(size), Task(size)
     sampler = StepSampler(len(task.windows), BATCH_SIZE)
     with Session(model=task.model, optimizer=task.optimizer, sampler=sampler, ddp=True) as session:
-        steps = session.steps((WARM_UP + pairs) * length + TIMED_STEPS)
-        with (folder / f"losses{session.rank}").open("wb", buffering=0) as losses:
+        steps = session.steps(10**9)
+        rank = session.rank
+        with (folder / f"losses{rank}").open("wb", buffering=0) as losses:
             blocks = (
                 plain_block(plain, length, losses.fileno(), session),
                 session_block(task, length, steps, session),
@@ -44,13 +52,12 @@ def main() -> None:
             for turn in range(WARM_UP):
                 timed_pair(blocks, turn)
             progress.tell("begin")
-            times = [timed_pair(blocks, turn) for turn in range(pairs)]
+            pairs = timed_pairs(blocks, seconds)
             progress.tell("end")
-        own = [own_work(task, step, session) for step in steps]
-        session_rank = session.rank
-    result = {"pairs": times, "own_us": own}
-    (folder / f"times{session_rank}.json").write_text(json.dumps(result))
-    progress.tell("written")
+        watched = watched_steps(task, steps, session)
+        (folder / f"times{rank}.json").write_text(json.dumps({"pairs": pairs, **watched}))
+        progress.tell("written")
+        dist.barrier()  # a rank that left would break the others' last step
 
 
 def plain_block(task: Task, length: int, losses: int, session: Session) -> Block:
@@ -83,7 +90,19 @@ def session_block(task: Task, length: int, steps: Iterator[Step], session: Sessi
     return block
 
 
-def timed_pair(blocks: tuple[Block, Block], turn: int) -> tuple[float, float, float, float]:
+def timed_pairs(blocks: tuple[Block, Block], seconds: int) -> list[Pair]:
+    """Pairs until the time is up."""
+    pairs: list[Pair] = []
+    until = time.monotonic() + seconds
+    while True:
+        pairs += [timed_pair(blocks, turn) for turn in range(ASK_EVERY)]
+        up = torch.tensor([time.monotonic() > until])
+        dist.broadcast(up, src=0)
+        if up:
+            return pairs
+
+
+def timed_pair(blocks: tuple[Block, Block], turn: int) -> Pair:
     """Seconds of plain and Session block, then their CPU seconds; each comes first in turn."""
     seconds, cpu = [0.0, 0.0], [0.0, 0.0]
     for which in (0, 1) if turn % 2 else (1, 0):
@@ -94,26 +113,49 @@ def timed_pair(blocks: tuple[Block, Block], turn: int) -> tuple[float, float, fl
     return seconds[0], seconds[1], cpu[0], cpu[1]
 
 
-def own_work(task: Task, step: Step, session: Session) -> dict[str, float]:
-    """One step; the CPU microseconds of this thread inside the Session's own calls."""
-    clock, spent = time.thread_time_ns, {}
-    begin = clock()
+def watched_steps(task: Task, steps: Iterator[Step], session: Session) -> dict[str, object]:
+    """Look closer at some steps: CPU microseconds of each part of the Session's own work.
+
+    Also the time from the body's end to the next step (with the snapshot, if one is due), against
+    a plain copy of as many bytes as the state has.
+    """
+    tensors = list(capture(session.named).tensors.values())
+    source = torch.ones(sum(t.nbytes for t in tensors), dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    own, ends = [], []
+    for _ in range(WATCHED_STEPS):
+        parts, end = watched_step(task, steps, session)
+        begin = time.perf_counter()
+        target.copy_(source)
+        own.append(parts)
+        ends.append((end, time.perf_counter() - begin))
+    return {"own_us": own, "ends": ends, "bytes": source.nbytes, "tensors": len(tensors)}
+
+
+def watched_step(
+    task: Task, steps: Iterator[Step], session: Session
+) -> tuple[dict[str, float], float]:
+    clock, marks = time.thread_time_ns, []
+    marks += [clock()]
+    step = next(steps)
     step.__enter__()
-    spent["begin"] = clock() - begin
-    begin = clock()
+    marks += [clock(), clock()]
     indices = step.indices
-    spent["indices"] = clock() - begin
+    marks += [clock()]
     loss = task.forward(session.model, indices)
-    begin = clock()
+    marks += [clock()]
     step.log(loss=loss)
-    spent["log"] = clock() - begin
+    marks += [clock()]
     task.update(loss)
-    begin = clock()
+    begin = time.perf_counter()
+    marks += [clock()]
     step.__exit__(None, None, None)
-    spent["end"] = clock() - begin
-    begin = clock()
-    empty = clock() - begin
-    return {name: max(0.0, (ns - empty) / 1000) for name, ns in spent.items()}
+    marks += [clock()]
+    seconds = time.perf_counter() - begin
+    empty = marks[2] - marks[1]
+    spans = {"begin": (0, 1), "indices": (2, 3), "log": (4, 5), "end": (6, 7)}
+    own = {name: (marks[b] - marks[a] - empty) / 1000 for name, (a, b) in spans.items()}
+    return own, seconds
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""A rank as torchrun's users write it: DDP, and a checkpoint on disk every few steps to resume from.
+"""A rank as torchrun's users write it: DDP, resuming from a checkpoint that it writes itself.
 
 Arguments: folder, size, steps, steps between checkpoints (0: none).
 """
+
+# ruff: noqa: E402
 
 import os
 import sys
@@ -9,7 +11,7 @@ import sys
 from _progress import Progress
 
 progress = Progress(sys.argv[1], int(os.environ["RANK"]))
-progress.tell("up")
+progress.tell("up")  # before torch is imported
 
 from pathlib import Path
 

@@ -1,12 +1,14 @@
 """A rank that trains through Rekindle's Session. Arguments: folder, size, steps."""
 
+# ruff: noqa: E402
+
 import os
 import sys
 
 from _progress import Progress
 
 progress = Progress(sys.argv[1], int(os.environ["RANK"]))
-progress.tell("up")
+progress.tell("up")  # before torch is imported
 
 from _task import BATCH_SIZE, Task
 

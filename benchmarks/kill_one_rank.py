@@ -10,6 +10,7 @@ it. torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import statistics
@@ -176,7 +177,7 @@ def _step_times(job: Job) -> list[float]:
     """Milliseconds between the last steps of rank 0."""
     ends = [line.at for line in job.lines if line.rank == 0 and line.event == "step"]
     ends = ends[-SETTLE_STEPS:]
-    return [(b - a) * 1000 for a, b in zip(ends, ends[1:], strict=False)]
+    return [(b - a) * 1000 for a, b in itertools.pairwise(ends)]
 
 
 # ---- where the time goes
@@ -198,7 +199,7 @@ def _parts_of_rekindle(job: Job, kill: Kill) -> Parts:
     def journal(kind: str) -> float:
         return float(next(e["at"] for e in events if e["type"] == kind and e["at"] > kill.at))
 
-    return _stages(
+    parts = _stages(
         kill,
         {
             "kernel: exit seen by the agent": seen,
@@ -208,7 +209,10 @@ def _parts_of_rekindle(job: Job, kill: Kill) -> Parts:
             "group formed, state copied": journal("restored"),
             "first step of all ranks": kill.back,
         },
-    ) | ({"(survivors out of the step, from the kill)": (max(left) - kill.at) * 1000} if left else {})
+    )
+    if left:
+        parts["(survivors out of the step, from the kill)"] = (max(left) - kill.at) * 1000
+    return parts
 
 
 def _parts_of_torchrun(job: Job, kill: Kill) -> Parts:

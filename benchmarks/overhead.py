@@ -9,6 +9,7 @@ and added to the ratio.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -19,12 +20,14 @@ from typing import Any
 
 import _jobs
 import psutil
-from _common import Conditions, finish, load, need_torch, number, options, place, table
+from _common import Conditions, finish, load, need_torch, number, options, place, summary, table
 from _jobs import Job
 
 LIMIT_S = 900.0
 MODES = {"none": 0, "snapshot_every_10": 10, "snapshot_every_1": 1}
 TARGET = 1.004
+LARGE_MB = 100
+OF = ("snapshot", "memcpy")
 
 Pair = tuple[float, float, float, float]
 
@@ -34,20 +37,23 @@ def main() -> None:
     parser = options(__doc__.partition("\n")[0])
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--size", default="tiny", help="of the model, as in examples/charlm")
-    parser.add_argument("--pairs", type=int, help="of single steps (default: 2000, quick: 150)")
+    parser.add_argument(
+        "--seconds", type=int, help="of training without snapshots (default: 150, quick: 12)"
+    )
     args = parser.parse_args()
     need_torch()
-    pairs = args.pairs or (150 if args.quick else 2000)
+    args.seconds = args.seconds or (12 if args.quick else 150)
     conditions = Conditions()
     result: dict[str, Any] = {"ranks": args.ranks, "size": args.size}
     with place() as folder:
         for name, every in MODES.items():
-            # Single steps in turn are the finest pairs. Of snapshots a block must hold whole turns.
-            length = 10 if every else 1
-            count = pairs // 20 if every else pairs
-            result[name] = _mode(folder / name, args, every, count, length)
+            result[name] = _mode(folder / name, args, every)
             _show_mode(name, result[name])
-        result["snapshot"] = _snapshots(folder, args.size, 20 if args.quick else 100)
+        result["snapshot"] = {
+            "example": result["snapshot_every_1"].pop("snapshot"),
+            f"{LARGE_MB}_MB": _large_snapshot(folder / "large", 20 if args.quick else 100),
+        }
+    result["snapshot"]["over_memcpy"] = result["snapshot"][f"{LARGE_MB}_MB"]["over_memcpy"]
     _show_snapshots(result["snapshot"])
     _show_verdict(result["none"])
     finish(result, conditions, args.json)
@@ -56,15 +62,18 @@ def main() -> None:
 # ---- one way of taking snapshots
 
 
-def _mode(folder: Path, args: Any, every: int, pairs: int, length: int) -> dict[str, Any]:
+def _mode(folder: Path, args: argparse.Namespace, every: int) -> dict[str, Any]:
     """Run one job and compare its pairs of blocks."""
-    arguments = [args.size, pairs, length]
+    # Single steps in turn are the finest pairs; with snapshots a block must hold whole turns.
+    length, seconds = (10, args.seconds // 2) if every else (1, args.seconds)
+    arguments = [args.size, seconds, length]
     extra = ["--snapshot-every", str(every)]
     with _jobs.rekindle(folder, "_rank_overhead.py", arguments, extra, ranks=args.ranks) as job:
         helpers = _helpers_share(job)
         _wait(job, "written")
         timed = json.loads((folder / "times0.json").read_text())
-    return _compare(timed["pairs"], length, helpers) | _own_work(timed["own_us"])
+    mode = _compare(timed["pairs"], length, helpers) | _own_work(timed["own_us"])
+    return mode | ({"snapshot": _against_copy(timed)} if every == 1 else {})
 
 
 def _compare(pairs: list[Pair], length: int, helpers: float) -> dict[str, Any]:
@@ -128,30 +137,24 @@ def _wait(job: Job, event: str) -> None:
 # ---- one snapshot
 
 
-def _snapshots(folder: Path, size: str, times: int) -> dict[str, Any]:
-    """What one snapshot costs the rank, against a plain copy of the same bytes."""
-    found = {"example": _one_snapshot(folder / "example", size, times)}
-    found["100_MB"] = _one_snapshot(folder / "bytes", "100", times)
-    return {"over_memcpy": found["100_MB"]["over_memcpy"], **found}
-
-
-def _one_snapshot(folder: Path, what: str, times: int) -> dict[str, Any]:
-    extra = ["--snapshot-every", "1"]
-    with _jobs.rekindle(folder, "_rank_snapshot.py", [what, times], extra, ranks=1) as job:
+def _large_snapshot(folder: Path, times: int) -> dict[str, Any]:
+    """Snapshots of a large state of one rank, by itself."""
+    arguments, extra = [LARGE_MB, times], ["--snapshot-every", "1"]
+    with _jobs.rekindle(folder, "_rank_snapshot.py", arguments, extra, ranks=1) as job:
         _wait(job, "written")
-        found = json.loads((folder / "snapshots.json").read_text())
-    snapshots, copies = ([pair[i] * 1000 for pair in found["seconds"]] for i in (0, 1))
-    snapshot, copy = statistics.median(snapshots), statistics.median(copies)
+        return _against_copy(json.loads((folder / "snapshots.json").read_text()))
+
+
+def _against_copy(found: dict[str, Any]) -> dict[str, Any]:
+    """What a snapshot costs its rank, against a plain copy of the same bytes."""
+    snapshots, copies = ([pair[i] * 1000 for pair in found["ends"]] for i in (0, 1))
+    snapshot, copy = summary(snapshots), summary(copies)
     return {
         "bytes": found["bytes"],
         "tensors": found["tensors"],
-        "snapshot_ms": round(snapshot, 3),
-        "snapshot_min_ms": round(min(snapshots), 3),
-        "memcpy_ms": round(copy, 3),
-        "memcpy_min_ms": round(min(copies), 3),
-        "over_memcpy": round(snapshot / copy, 2),
-        "count": len(snapshots) - found["skipped"],
-        "skipped": found["skipped"],
+        "snapshot": snapshot,
+        "memcpy": copy,
+        "over_memcpy": round(snapshot["median_ms"] / copy["median_ms"], 2),
     }
 
 
@@ -175,9 +178,15 @@ def _show_mode(name: str, mode: dict[str, Any]) -> None:
 
 
 def _show_snapshots(found: dict[str, Any]) -> None:
-    head = ("one snapshot", "bytes", "tensors", "ms", "plain copy ms", "ratio", "count", "skipped")
-    keys = ("bytes", "tensors", "snapshot_ms", "memcpy_ms", "over_memcpy", "count", "skipped")
-    table(head, [(name, *(found[name][key] for key in keys)) for name in ("example", "100_MB")])
+    rows = []
+    for name, one in found.items():
+        if isinstance(one, dict):
+            times = [number(one[of][f"{key}_ms"]) for of in OF for key in ("min", "median", "max")]
+            size = f"{one['bytes'] / 1e6:.1f} MB in {one['tensors']}"
+            rows.append((name, size, *times, one["over_memcpy"], one["snapshot"]["count"]))
+    of = ("min", "median", "max")
+    head = ("one snapshot, ms", "state", *of, *(f"copy {key}" for key in of), "ratio", "count")
+    table(head, rows)
 
 
 def _show_verdict(mode: dict[str, Any]) -> None:

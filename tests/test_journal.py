@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rekindle.errors import JobError
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault, Kind
 from rekindle.recovery.policy import Strategy
@@ -115,7 +116,7 @@ def test_a_torn_last_line_is_left_out(told: list[journal.Event], data: st.DataOb
 def test_a_broken_line_in_the_middle_is_an_error() -> None:
     """Only the last line can be torn; damage elsewhere is not hidden."""
     lines = [journal.encode(event) for event in story()]
-    with pytest.raises(msgspec.DecodeError):
+    with pytest.raises(JobError, match="line 4"):
         journal.read([*lines[:3], lines[3][:10], *lines[4:]])
 
 

@@ -561,7 +561,7 @@ def test_a_snapshot_that_cannot_be_used_is_passed_over_for_the_checkpoint() -> N
     assert job.last(journal.Formed).step == 8
     job.ready(job.ranks)
     job.step(9)
-    assert journal.incidents(job.history)[-1].steps_lost == 2
+    assert journal.incidents(job.history)[-1].steps_lost == 4
 
 
 def test_a_source_that_failed_may_be_used_in_the_next_incident() -> None:
@@ -641,6 +641,7 @@ def test_a_lost_node_of_an_untouched_script_without_restarts_ends_the_job() -> N
     job.start()
     job.lose(1)
     assert job.phase is Phase.STOPPING
+    assert not job.recorded(journal.NodeWanted), "an agent is asked for that nobody needs"
     job.killed()
     assert job.outcome is False
     assert "node 1" in job.last(journal.Ended).reason

@@ -60,9 +60,7 @@ def test_who_sends_is_who_is_expected_to(held: dict[int, Holding]) -> None:
     """Senders and receivers agree, so no transfer waits for ever."""
     plan = make_plan(held)
     sends = {(r, to) for r, own in enumerate(plan.ranks) for to in own.sends_to}
-    receives = {
-        (own.peer, r) for r, own in enumerate(plan.ranks) if own.source is Source.PEER
-    }
+    receives = {(own.peer, r) for r, own in enumerate(plan.ranks) if own.source is Source.PEER}
     assert sends == receives
 
 

@@ -20,6 +20,7 @@ def test_a_broken_step_leaves_no_trace_in_batch_norm() -> None:
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
     guard = BufferGuard(module)
+    guard.look()
     for _ in range(3):
         guard.keep()
         module(torch.randn(16, 4))  # a step that is finished
@@ -37,9 +38,11 @@ def test_a_buffer_that_was_replaced_is_followed() -> None:
     module = torch.nn.Module()
     module.register_buffer("seen", torch.zeros(2))
     guard = BufferGuard(module)
+    guard.look()
     guard.keep()
     module.seen = torch.ones(2)
     guard.keep()
     module.seen.add_(5)
+    module.seen = torch.full((2,), 9.0)
     guard.restore()
     assert module.seen.tolist() == [1.0, 1.0]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def background(
-    name: str, command: list[str], log: Path, *, patience_s: float = 15.0
+    command: list[str], log: Path, *, patience_s: float = 5.0
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command in a session of its own until the block is left, whatever happens in there."""
     with log.open("wb") as output:

@@ -30,7 +30,10 @@ def main() -> int:
     from story import play
     from verdict import Plan
 
-    return 0 if play(Plan(**vars(options))) else 1
+    try:
+        return 0 if play(Plan(**vars(options))) else 1
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -16,12 +16,12 @@ from place import OUTPUT
 from prefect_side import until
 
 from rekindle.engines.client import JobClient
-from rekindle.errors import JobError
 from rekindle.recovery.journal import FirstStep, Incident, JobStarted, incidents
 from rekindle.runtime.view import JobView
 from rekindle.tasks import jobs
 
 JOBS = OUTPUT / "rekindle" / "jobs"
+SHARED_MEMORY = Path("/dev/shm")
 _STEP_S = 120.0
 
 
@@ -78,44 +78,42 @@ class Target:
             process.kill()
         return at
 
-    def stop(self) -> None:
-        """Stop the job if it lives: the demo was broken off."""
-        endpoint = jobs.coordinator_of(self.job_id)
-        if endpoint is None:
-            return
-        client = JobClient(endpoint, jobs.directory_of(self.job_id).secret())
-        try:
-            with client.steer(holder=f"demo, process {os.getpid()}") as lease:
-                client.stop(token=lease.token, reason="the demo was broken off")
-                for _ in lease:
-                    pass
-        except JobError as error:
-            print(f"job {self.job_id} could not be stopped: {error}")
-
 
 @contextmanager
 def ending_jobs() -> Iterator[None]:
-    """End all jobs of the demo if the block is broken off: they would outlive it."""
+    """End all that runs for the demo if the block is broken off: jobs would outlive it."""
     try:
         yield
     except BaseException:
-        for directory in JOBS.glob("*"):
-            Target(directory.name).stop()
-        for process in processes_of(JOBS):
-            process.kill()
+        print("Broken off; ending what was started", flush=True)
+        # Until there are none: one that ends may have brought another in its last moment.
+        while found := _processes():
+            for process in found:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(found, timeout=1.0)
         raise
 
 
-def processes_of(folder: Path) -> list[psutil.Process]:
-    """All live processes that name the folder in their command line or environment."""
-    found = []
+def leftovers() -> list[str]:
+    """Live processes and shared memory of the demo's jobs."""
+    processes = [
+        f"process {process.pid}: {' '.join(process.cmdline())}"
+        for process in _processes()
+        if any(str(JOBS) in word for word in process.cmdline())
+        or "REKINDLE_JOB_ID" in process.environ()
+    ]
+    # Rekindle's shared memory has no name and ends with its processes; look all the same.
+    return processes + [str(path) for path in SHARED_MEMORY.glob("*rekindle*")]
+
+
+def _processes() -> list[psutil.Process]:
+    """All processes that the demo has started, at first or second hand."""
+    home, found = os.environ["REKINDLE_HOME"], []
     for process in psutil.process_iter():
-        try:
-            words = [*process.cmdline(), *process.environ().values()]
-        except psutil.Error:  # it has just ended, or belongs to somebody else
-            continue
-        if process.pid != os.getpid() and any(str(folder) in word for word in words):
-            found.append(process)
+        with suppress(psutil.Error):  # it has just ended, or belongs to somebody else
+            if process.pid != os.getpid() and process.environ().get("REKINDLE_HOME") == home:
+                found.append(process)
     return found
 
 

@@ -30,7 +30,7 @@ def server() -> Iterator[None]:
     """Run a Prefect server with its UI."""
     command = [sys.executable, "-m", "prefect", "server", "start"]
     command += ["--host", "127.0.0.1", "--port", str(PORT), "--log-level", "WARNING"]
-    with background("server", command, OUTPUT / "prefect-server.log") as process:
+    with background(command, OUTPUT / "prefect-server.log") as process:
         until(_healthy, "the Prefect server answers", _START_S, process)
         yield
 
@@ -80,7 +80,7 @@ def served() -> Iterator[Served]:
     command = [sys.executable, str(script)]
     with (
         get_client(sync_client=True) as client,
-        background("serve", command, OUTPUT / "flow-serve.log") as process,
+        background(command, OUTPUT / "flow-serve.log") as process,
     ):
         yield Served(client, process)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from job_side import Target
 from place import OUTPUT, PORT, REPORT, ROOT
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -55,11 +56,11 @@ def say(text: str) -> None:
 
 def incident_table(found: list[Incident], killed: list[tuple[str, float]]) -> Table:
     """All incidents; times are milliseconds after the kill."""
-    table = Table(title="Incidents: milliseconds after the kill", title_justify="left")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("#", "killed", "strategy"):
         table.add_column(name, no_wrap=True)
-    for name in ("detected", "regrouped", "restored", "first good step", "steps lost"):
-        table.add_column(name, justify="right")
+    for name in ("detected", "regrouped", "restored", "first\ngood\nstep", "steps\nlost"):
+        table.add_column(name, justify="right", no_wrap=True)
     for one, (what, at) in zip(found, killed, strict=True):
         moments = (one.detected, one.regrouped, one.restored, one.first_step)
         table.add_row(
@@ -74,7 +75,7 @@ def incident_table(found: list[Incident], killed: list[tuple[str, float]]) -> Ta
 
 def show_incidents(found: list[Incident], killed: list[tuple[str, float]]) -> None:
     """Print the table, and why what was done."""
-    console.print()
+    console.print("\n[bold]Incidents[/bold], in milliseconds after the kill")
     console.print(incident_table(found, killed))
     for one in found:
         console.print(f"  #{one.number} {clock(one.detected)} UTC: {one.reason}.")

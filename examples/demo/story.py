@@ -12,9 +12,9 @@ from typing import Any
 
 import place
 import screen
-from job_side import Target, ending_jobs
+from job_side import Target, ending_jobs, leftovers
 from prefect_side import Served, served, server, until
-from verdict import Plan, incident_entry, judge, leftover
+from verdict import Plan, incident_entry, judge
 
 from rekindle.blocks.job import TrainingJob
 from rekindle.tasks.jobs import history_of, job_id_of
@@ -144,7 +144,7 @@ def _taken_up(run: Run, before: int, steps: screen.Steps) -> str:
 
 def conclude(plan: Plan, calm: Run, rough: Run, marks: list[Mark]) -> bool:
     """Compare, report on screen and in files; return whether all is as it should be."""
-    until(lambda: not leftover(), "the last process has ended", 20.0)
+    until(lambda: not leftovers(), "the last process has ended", 20.0)
     timeline = place.OUTPUT / "timeline.png"
     records = read_records(rough.target.directory)
     draw(history_of(rough.target.job_id), records, timeline, marks=marks)

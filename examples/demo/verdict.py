@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from job_side import JOBS, Target, processes_of
+from job_side import Target, leftovers
 from place import OUTPUT, SCRIPT
 
 from rekindle.recovery.journal import Incident
 from rekindle.tasks.metrics import StepRecord, effective, read_records
 from rekindle.tasks.wording import milliseconds
 from rekindle.training.sampler import StepSampler
-
-SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def judge(plan: Plan, calm: Target, rough: Target) -> Verdict:
         samples=stream.total(),
         samples_lost=(stream - trained).total(),
         samples_repeated=(trained - stream).total(),
-        leftover=leftover(),
+        leftover=leftovers(),
     )
 
 
@@ -129,16 +127,6 @@ def _stream(plan: Plan) -> Counter[int]:
             counted.update(sampler.indices())
             sampler.advance()
     return counted
-
-
-def leftover() -> list[str]:
-    """Processes and shared memory of the jobs that are still there."""
-    processes = [
-        f"process {process.pid}: {' '.join(process.cmdline())}" for process in processes_of(JOBS)
-    ]
-    # Rekindle's shared memory has no name and ends with its processes; look all the same.
-    segments = [str(path) for path in SHARED_MEMORY.glob("*rekindle*")]
-    return processes + segments
 
 
 def incident_entry(incident: Incident, killed_at: float) -> dict[str, Any]:

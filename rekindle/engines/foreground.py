@@ -37,7 +37,7 @@ def run(engine: LocalEngine, directory: JobDirectory, *, attempt: int) -> int:
             print(f"rekindle: {error}; another one takes its place", file=sys.stderr, flush=True)
             since = len(read_ledger(directory))
             endpoint = engine.revive()
-    _reap(engine)
+    _reap(engine, {event.pid for event in seen if isinstance(event, journal.NodeJoined)})
     if stop.signals:
         return 128 + stop.signals[0]
     if seen and isinstance(seen[-1], journal.Ended) and seen[-1].outcome == "succeeded":
@@ -92,12 +92,14 @@ class _Stop:
             coordinator.terminate()
 
 
-def _reap(engine: LocalEngine) -> None:
+def _reap(engine: LocalEngine, joined: set[int]) -> None:
+    """Wait for coordinator and agents; `joined`: agents that the coordinator says goodbye to."""
     coordinator, agents = engine.coordinator, engine.agents.values()
     # The coordinator ends after its agents; one that died is no zombie yet when its lines close.
-    if coordinator is not None and _status(coordinator) not in (0, 1):
-        for agent in agents:
-            agent.terminate()  # nobody is left to tell them
+    died = coordinator is not None and _status(coordinator) not in (0, 1)
+    for agent in agents:
+        if died or agent.pid not in joined:
+            agent.terminate()  # nobody is left to tell it
     for agent in agents:
         _status(agent)
 

@@ -16,7 +16,8 @@ from rekindle.tasks.report import raise_if_failed, report
 from rekindle.tasks.supervise import supervise
 
 
-@flow(name="train", on_cancellation=[stop_job])
+# Nothing is persisted: the ledger is the record, and Prefect would pickle.
+@flow(name="train", persist_result=False, on_cancellation=[stop_job])
 def train(job: TrainingJob) -> dict[str, Any]:
     """Train on all ranks of the job, recover from faults, and report.
 

@@ -110,6 +110,7 @@ class Forming(Gathering):
                 store_host=self._store.host,
                 store_port=self._store.port,
                 step=plan.step,
+                passed=max(r.arrived.passed for r in self.roster.ranks if r.arrived),
                 plan={r.rank: plan.ranks[r.rank] for r in self.roster.ranks_of(node.node)},
             )
             self._do(Send(node.connection, form))
@@ -125,7 +126,8 @@ class Forming(Gathering):
                 incident=self.incidents.open,
             )
         )
-        self.newest = plan.step
+        if not self.incidents.open:  # else it tells, until training goes on, what may be lost
+            self.newest = plan.step
         self.phase, self._formed = Phase.RESTORING, True
         self._do(CancelTimer("leave"))
         self._do(CancelTimer("join"))
@@ -174,6 +176,7 @@ class Forming(Gathering):
             journal.FirstStep(generation=generation, step=step, incident=self.incidents.open)
         )
         self.incidents.close()
+        self.newest = step
         self._refused = set()
 
     def _declare_over(self) -> None:

@@ -86,12 +86,13 @@ class Machine(Forming):
         if self.phase in (Phase.STOPPING, Phase.ENDED):
             self._go_on_ending()
             return
-        self._record(journal.NodeWanted(node=lost.node))
-        self._do(SetTimer("node", self.spec.policy.node_timeout_s))
         text = f"node {lost.node} ({lost.address}) was lost with its agent and all its ranks"
         self._on_fault(
             Fault(kind=Kind.NODE_LOST, message=text, node=lost.node, finished=finished, at=now)
         )
+        if self.phase not in (Phase.STOPPING, Phase.ENDED):
+            self._record(journal.NodeWanted(node=lost.node))
+            self._do(SetTimer("node", self.spec.policy.node_timeout_s))
 
     def on_exited(self, message: p.Exited, now: float) -> None:
         """A rank's process ended."""

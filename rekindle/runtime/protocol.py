@@ -28,6 +28,7 @@ class Arrived(Message, frozen=True, kw_only=True, tag="arrived"):
 
     finished: steps its state has finished, None: it was just built by the script.
     done: it has finished all the steps it was asked for.
+    passed: steps after which all ranks were let go before, where the script asked for more later.
     """
 
     rank: int
@@ -35,6 +36,7 @@ class Arrived(Message, frozen=True, kw_only=True, tag="arrived"):
     finished: int | None = None
     torn: bool = False
     done: bool = False
+    passed: int = 0
 
 
 class CollectiveFailed(Message, frozen=True, kw_only=True, tag="collective-failed"):
@@ -101,6 +103,7 @@ class Form(Message, frozen=True, kw_only=True, tag="form"):
     store_host: str
     store_port: int
     step: int
+    passed: int = 0
     plan: dict[int, RankPlan]
 
 

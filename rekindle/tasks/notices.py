@@ -13,7 +13,7 @@ import uuid
 from collections import deque
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -37,7 +37,7 @@ from prefect.states import Crashed, Running
 from rekindle.recovery.journal import AnyEvent, Progress
 from rekindle.tasks.wording import percent, progress_in_words
 
-Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
+Log: TypeAlias = "logging.Logger | logging.LoggerAdapter[logging.Logger]"
 
 _PROGRESS_PAUSE_S = 1.0
 _RETRY_PAUSE_S = 1.0
@@ -84,8 +84,10 @@ class Notices:
         self._queue: deque[_Notice] = deque(maxlen=_MOST_KEPT)
         self._progress: Progress | None = None
         self._progress_told_at = 0.0
+        self._telling: _Notice | Progress | None = None
         self._artifact: uuid.UUID | None = None
         self._failing = False
+        self._refusing = False
         self._closing = False
         self._changed = threading.Condition()
         # A daemon: a server that hangs may not keep the flow's process from ending.
@@ -143,6 +145,9 @@ class Notices:
                 try:
                     self._tell(client)
                 except (httpx.HTTPError, PrefectException) as error:
+                    if not _may_pass(error):
+                        self._refused(error)
+                        continue
                     self._failed(error)
                     if self._closing:
                         return
@@ -164,22 +169,24 @@ class Notices:
     def _tell(self, client: SyncPrefectClient) -> None:
         """Tell the first notice, or else the progress; it stays to be told if this raises."""
         with self._changed:
-            notice = self._queue[0] if self._queue else None
-            progress = self._progress
-        if notice is not None:
-            self._deliver(client, notice)
-            with self._changed:
-                if self._queue and self._queue[0] is notice:
-                    self._queue.popleft()
-        elif progress is not None:
-            self._show(client, progress)
-            with self._changed:
-                self._progress_told_at = time.monotonic()
-                if self._progress is progress:
-                    self._progress = None
+            self._telling = self._queue[0] if self._queue else self._progress
+        if isinstance(self._telling, Progress):
+            self._show(client, self._telling)
+            self._progress_told_at = time.monotonic()
+        elif self._telling is not None:
+            self._deliver(client, self._telling)
+        self._take_off()
         if self._failing:
             self._failing = False
             self._log.info("Prefect's API answers again")
+
+    def _take_off(self) -> None:
+        """Forget what was being told, unless newer news have taken its place already."""
+        with self._changed:
+            if self._progress is self._telling:
+                self._progress = None
+            elif self._queue and self._queue[0] is self._telling:
+                self._queue.popleft()
 
     def _deliver(self, client: SyncPrefectClient, notice: _Notice) -> None:
         match notice:
@@ -189,6 +196,14 @@ class Notices:
                 self._emit(client, notice)
             case _Survivor():
                 self._close_others(client, notice.task_run_id)
+
+    def _refused(self, error: Exception) -> None:
+        # The first is worth a warning; of a flow run that was deleted all the others are refused.
+        level = logging.DEBUG if self._refusing else logging.WARNING
+        self._log.log(level, "Prefect refuses a notice of this job: %r", error)
+        self._refusing = True
+        self._artifact = None  # it may have been deleted
+        self._take_off()
 
     def _failed(self, error: Exception) -> None:
         if not self._failing:
@@ -238,7 +253,7 @@ class Notices:
             payload=notice.payload,
             occurred=datetime.fromtimestamp(notice.event.at, tz=timezone.utc),
             # The same id for the same event, so that a rerun of the flow may tell all of them.
-            id=uuid.uuid5(self._flow_run_id, f"{self._job_id}/{notice.event.seq}"),
+            id=uuid.uuid5(self._flow_run_id, f"{self._job_id}/{notice.event.seq}/{notice.step}"),
         )
 
     def _show(self, client: SyncPrefectClient, progress: Progress) -> None:
@@ -259,3 +274,10 @@ class Notices:
         named = ArtifactFilter(key=ArtifactFilterKey(any_=[key]))
         found = client.read_artifacts(artifact_filter=named, limit=1)
         return found[0].id if found else None
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the same request may be taken later: the server is away or overburdened."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code in (408, 429) or error.response.is_server_error
+    return isinstance(error, httpx.TransportError)

@@ -6,6 +6,7 @@ step n what the dead rank would have drawn, and a step that is done again draws 
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 
@@ -13,16 +14,25 @@ import torch
 
 _MASK = (1 << 64) - 1
 
+# Every step seeds, with code that a step of training has pushed out of the caches: what counts is
+# how much code runs. The functions random.seed and numpy.random.seed are wrappers as dear as what
+# they wrap, so the generators behind them are seeded directly.
+_python = random._inst
+_seed_python = super(random.Random, _python).seed
+
 
 def stream_seed(seed: int, rank: int, step: int) -> int:
     """Mix the three numbers to 64 bits (splitmix64's finalizer after each)."""
-    mixed = 0
-    for part in (seed, rank, step):
-        mixed = _scramble((mixed ^ (part & _MASK)) + 0x9E3779B97F4A7C15 & _MASK)
-    return mixed
+    return _mix(_rank_seed(seed, rank), step)
 
 
-def _scramble(word: int) -> int:
+@functools.lru_cache
+def _rank_seed(seed: int, rank: int) -> int:
+    return _mix(_mix(0, seed), rank)
+
+
+def _mix(word: int, part: int) -> int:
+    word = (word ^ (part & _MASK)) + 0x9E3779B97F4A7C15 & _MASK
     word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     word = (word ^ (word >> 27)) * 0x94D049BB133111EB & _MASK
     return word ^ (word >> 31)
@@ -38,7 +48,8 @@ def begin_step(seed: int, rank: int, step: int) -> None:
     npu = vars(torch).get("npu")
     if npu is not None and npu.is_initialized():
         npu.manual_seed(mixed)
-    random.seed(mixed)
-    numpy_random = sys.modules.get("numpy.random")  # `import numpy` alone does not load it
-    if numpy_random is not None:
-        numpy_random.seed(mixed & 0xFFFFFFFF)
+    _seed_python(mixed)
+    _python.gauss_next = None  # type: ignore[attr-defined]  # left out of typeshed
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.mtrand._rand.seed(mixed & 0xFFFFFFFF)

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-def shut(sock: socket.socket) -> None:
-    """End the connection for whoever else holds it."""
+def shut(sock: socket.socket, how: int = socket.SHUT_RDWR) -> None:
+    """End the connection, or one direction of it, for whoever else holds it."""
     with contextlib.suppress(OSError):  # the peer was first
-        sock.shutdown(socket.SHUT_RDWR)
+        sock.shutdown(how)
 
 
 def socket_inodes() -> set[int]:

@@ -6,8 +6,6 @@ parameters; a broken step must leave no trace in them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -21,36 +19,56 @@ class BufferGuard:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
-        self._buffers: list[torch.Tensor] = []
-        self._copies: list[torch.Tensor] = []
-        self._versions: list[int] = []
-        self._uncounted: set[int] = set()  # ids of buffers whose versions do not tell
+        self._places: list[tuple[dict[str, torch.Tensor | None], str, bool]] = []
+        self._kept: list[_Kept] = []
+
+    def look(self) -> None:
+        """Find the module's buffers; once per generation, for it walks through all its parts."""
+        self._places = [
+            (part._buffers, name, isinstance(part, _NormBase))
+            for part in self._module.modules()
+            for name in part._buffers
+        ]
+        self._kept = [_Kept(None, None, 0) for _ in self._places]
 
     def keep(self) -> None:
         """Keep the buffers as they are now."""
-        buffers = list(self._module.buffers())
-        if [id(buffer) for buffer in buffers] != [id(buffer) for buffer in self._buffers]:
-            self._take(buffers)
-        with torch.no_grad():
-            for buffer, copy in self._changed():
-                copy.copy_(buffer)
-        self._versions = [buffer._version for buffer in buffers]
+        for index, (place, name, uncounted) in enumerate(self._places):
+            buffer, kept = place[name], self._kept[index]
+            if buffer is None:
+                continue
+            if buffer is not kept.buffer:
+                self._kept[index] = _Kept(buffer, buffer.detach().clone(), buffer._version)
+            elif uncounted or buffer._version != kept.version:
+                with torch.no_grad():
+                    kept.copy_from(buffer)
 
     def restore(self) -> None:
         """Put back what was kept."""
-        with torch.no_grad():
-            for buffer, copy in self._changed():
-                buffer.copy_(copy)
-        self._versions = [buffer._version for buffer in self._buffers]
+        for (place, name, uncounted), kept in zip(self._places, self._kept, strict=True):
+            if kept.buffer is None:
+                continue
+            place[name] = kept.buffer
+            if uncounted or kept.buffer._version != kept.version:
+                with torch.no_grad():
+                    kept.copy_back()
 
-    def _take(self, buffers: list[torch.Tensor]) -> None:
-        self._buffers = buffers
-        self._copies = [buffer.detach().clone() for buffer in buffers]
-        self._versions = [buffer._version for buffer in buffers]
-        norms = (m for m in self._module.modules() if isinstance(m, _NormBase))
-        self._uncounted = {id(b) for norm in norms for b in norm.buffers(recurse=False)}
 
-    def _changed(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for buffer, copy, version in zip(self._buffers, self._copies, self._versions, strict=True):
-            if buffer._version != version or id(buffer) in self._uncounted:
-                yield buffer, copy
+class _Kept:
+    """A buffer, a copy of what it held, and its version counter at that time."""
+
+    def __init__(
+        self, buffer: torch.Tensor | None, copy: torch.Tensor | None, version: int
+    ) -> None:
+        self.buffer, self._copy, self.version = buffer, copy, version
+
+    def copy_from(self, buffer: torch.Tensor) -> None:
+        assert self._copy is not None
+        self._copy.copy_(buffer)
+        self.version = buffer._version
+
+    def copy_back(self) -> None:
+        assert self.buffer is not None
+        assert self._copy is not None
+        self.buffer.copy_(self._copy)
+        self.version = self.buffer._version

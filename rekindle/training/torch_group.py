@@ -111,7 +111,9 @@ class Group:
                 return
             self._severed = True
             for sock in self._sockets:
-                shut(sock)
+                # For reading alone: where gloo's writes fail as well, an operation was seen that
+                # neither completes nor fails. Every rank severs its own.
+                shut(sock, socket.SHUT_RD)
             if self._forming is not None:
                 self._forming.interrupt()
             group = self._group
@@ -128,6 +130,7 @@ class Group:
             # init_process_group wraps the hook each time; the prefixes would pile up.
             sys.excepthook = self._hooks[0]
         for sock in self._sockets:
+            shut(sock)
             sock.close()
         self._sockets = []
         self._group = self._hooks = None
@@ -140,7 +143,7 @@ class Group:
                 with self._lock:
                     self._sockets.append(sock)
                     if self._severed:
-                        shut(sock)
+                        shut(sock, socket.SHUT_RD)
 
 
 class _Line:

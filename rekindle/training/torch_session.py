@@ -112,6 +112,7 @@ class Session:
         self._checkpoint_every = checkpoint_every if self.rank == 0 else 0
         self._buffers = BufferGuard(model)
         self._dismissed = False
+        self._passed = 0  # steps after which all ranks were let go
         self._missed_checkpoint = False
         self._watch_updates()
 
@@ -152,7 +153,8 @@ class Session:
                 if not self._regroup():
                     return
             elif self.finished >= total:
-                if self._channel is None or not self._regroup():
+                # A new process must not wait at a place that the others have passed.
+                if self._channel is None or total <= self._passed or not self._regroup():
                     return
             else:
                 yield Step(self)
@@ -236,11 +238,13 @@ class Session:
                     finished=self.finished if self._has_state else None,
                     torn=self._torn,
                     done=self._has_state and 0 < self._total <= self.finished,
+                    passed=self._passed,
                 )
             )
             message = channel.wait(self.generation)
             self._dismissed = isinstance(message, protocol.Dismiss)
             if isinstance(message, protocol.Dismiss):
+                self._passed = message.finished
                 return False
             if self._form(message):
                 return True
@@ -251,6 +255,7 @@ class Session:
         assert channel is not None
         self._group.leave()
         self.generation = form.generation
+        self._passed = max(self._passed, form.passed)
         group = self._group = Group()
         channel.on_over = lambda over: group.sever() if over >= form.generation else None
         if channel.is_over(form.generation):
@@ -288,6 +293,7 @@ class Session:
     def _begin(self, world_size: int) -> None:
         """Make everything that belongs to one generation."""
         self.world_size = world_size
+        self._buffers.look()
         for parameter in self._module.parameters():
             parameter.grad = None  # what a broken step left there is of no step
         if self._ddp is not None:

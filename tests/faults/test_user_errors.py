@@ -106,7 +106,7 @@ def test_lasting_error_that_reads_like_a_broken_link(job: Callable[..., Job]) ->
     run = job(Fault(1, "forward", 9, life=0, do="link", again=True))
     ended = run.end()
     assert ended.outcome == "failed"
-    assert "no socket was found in the sample" in ended.reason
+    assert "the sample names no ProcessGroup" in ended.reason
     assert run.leftovers() == []
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
+import threading
 import time
 import uuid
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -25,7 +30,7 @@ def test_a_server_that_never_answers_keeps_nobody_waiting(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/api"
         with temporary_settings({PREFECT_API_URL: url}), caplog.at_level(logging.WARNING):
-            closing = _tell_much()
+            closing = _tell_much(logging.getLogger("test.silent"))
     assert closing < FLUSH_S + 1.0
     assert "Prefect was not told" in caplog.text
 
@@ -37,20 +42,63 @@ def test_a_server_that_is_gone_is_mentioned_once(
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/api"
     with temporary_settings({PREFECT_API_URL: url}), caplog.at_level(logging.WARNING):
-        _tell_much()
-    assert caplog.text.count("Prefect's API fails; the job goes on without it") == 1
+        _tell_much(logging.getLogger("test.gone"))
+    # The thread of another test may still be about.
+    said = [record.getMessage() for record in caplog.records if record.name == "test.gone"]
+    assert sum("Prefect's API fails; the job goes on without it" in text for text in said) == 1
 
 
-def _tell_much() -> float:
+def test_a_notice_that_prefect_refuses_does_not_stop_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What the API answers with an error of ours is left out, and all the rest is told."""
+    with (
+        refusing_server() as (url, asked),
+        temporary_settings({PREFECT_API_URL: url}),
+        caplog.at_level(logging.WARNING),
+    ):
+        _tell_much(logging.getLogger("test.refused"), count=3)
+    assert asked.count("POST") >= 3
+    said = [record.getMessage() for record in caplog.records if record.name == "test.refused"]
+    assert sum("Prefect refuses a notice" in text for text in said) == 1
+    assert not any("Prefect was not told" in text for text in said)
+
+
+@contextlib.contextmanager
+def refusing_server() -> Iterator[tuple[str, list[str]]]:
+    """A server that knows nothing; gives its address and the methods it is asked with."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.command)
+            self.send_error(404)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  its name there
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/api", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _tell_much(log: logging.Logger, count: int = 1000) -> float:
     """Tell as much as a lively hour brings; return how long closing took."""
-    log = logging.getLogger("test.notices")
     begun = time.monotonic()
     with Notices(
         job_id="train-1", flow_run_id=uuid.uuid4(), flow_run_name="calm-owl", log=log
     ) as told:
-        for step in range(1000):
+        for step in range(count):
             told.state("Recovering", f"incident {step}")
-            told.progress(Progress(finished=step, newest=step, total=1000, metrics={}))
+            told.progress(Progress(finished=step, newest=step, total=count, metrics={}))
         assert time.monotonic() - begun < 1.0
         closing = time.monotonic()
     return time.monotonic() - closing

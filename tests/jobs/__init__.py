@@ -23,7 +23,7 @@ from rekindle.errors import UsageError
 from rekindle.recovery import journal
 from rekindle.runtime.spec import Endpoint, JobDirectory
 
-LIMIT_S = 90.0  # for what takes a second on a quiet machine
+LIMIT_S = 20.0  # for what takes a second on a quiet machine
 _TICK_S = 0.02
 
 T = TypeVar("T")
@@ -145,7 +145,7 @@ class Run:
         name = f"rekindle.runtime.{module}"
         found = [p for p in self.place.processes() if name in _cmdline(p)]
         if module == "zygote":
-            return [p for p in found if _session(p) != p.pid and p.ppid() != _session(p)]
+            return [p for p in found if _session(p) == p.ppid()]
         return found
 
     def forked(self) -> list[psutil.Process]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +29,19 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     ["torch", "torch._dynamo", "torch.nn.parallel", "torch.optim", "msgspec", "xxhash"]
 )
+
+
+@contextmanager
+def _tests_importable() -> Iterator[None]:
+    """Let a new process find the test's module, which pytest names after the root.
+
+    It takes our path over as it starts; here the root stays off it.
+    """
+    sys.path.append(str(Path(__file__).parents[2]))
+    try:
+        yield
+    finally:
+        sys.path.pop()
 
 
 class Rank:
@@ -60,7 +75,8 @@ class Ranks:
             process = _context.Process(
                 target=_main, args=(body, rank, world_size, self._store.port, theirs, args)
             )
-            process.start()
+            with _tests_importable():
+                process.start()
             theirs.close()
             self._lines.append(mine)
             self._processes.append(process)

@@ -86,7 +86,7 @@ class Injector:
             case "raise":
                 raise ValueError(f"injected into step {self.step}")
             case "link":
-                raise RuntimeError("no socket was found in the sample")
+                raise RuntimeError("the sample names no ProcessGroup")
             case "hang":
                 while True:
                     time.sleep(1)
