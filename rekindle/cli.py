@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from rekindle import __version__, arguments
@@ -11,6 +12,7 @@ from rekindle.errors import RekindleError, UsageError
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its status."""
+    _open_closed_streams()
     parser = _parser()
     options = parser.parse_args(argv)
     try:
@@ -22,6 +24,15 @@ def main(argv: list[str] | None = None) -> None:
         print(f"rekindle: {error}", file=sys.stderr)
         status = 1
     sys.exit(status)
+
+
+def _open_closed_streams() -> None:
+    """Give a standard stream that is closed a place; else the next file opened would be one."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def _parser() -> argparse.ArgumentParser:

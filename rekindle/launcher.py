@@ -6,6 +6,7 @@ import argparse
 import fcntl
 import http.client
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 
@@ -22,7 +24,7 @@ from rekindle.engines import foreground
 from rekindle.engines.local import LocalEngine
 from rekindle.errors import JobError, LeaseHeldError, UsageError
 from rekindle.recovery import journal
-from rekindle.runtime.spec import JobDirectory, JobSpec, bearer, check
+from rekindle.runtime.spec import Endpoint, JobDirectory, JobSpec, bearer, check
 
 
 def launch(options: argparse.Namespace) -> int:
@@ -43,9 +45,14 @@ def launch(options: argparse.Namespace) -> int:
             nodes=nodes,
             address=options.local_addr or names.LOOPBACK,
         )
-        if nodes is not None:
-            _tell_how_to_join(directory, options.listen)
-        return foreground.run(engine, directory, attempt=next_attempt(directory))
+
+        def launched(endpoint: Endpoint) -> None:
+            if nodes is not None:
+                host = options.local_addr or endpoint.host
+                _tell_how_to_join(directory, f"{host}:{endpoint.port}")
+
+        attempt = next_attempt(directory)
+        return foreground.run(engine, directory, attempt=attempt, launched=launched)
 
 
 def next_attempt(directory: JobDirectory) -> int:
@@ -57,7 +64,10 @@ def next_attempt(directory: JobDirectory) -> int:
 @contextmanager
 def _only_launcher(directory: JobDirectory, spec: JobSpec) -> Iterator[None]:
     """Hold the job's launch lock, so that one job id is one job. Raises LeaseHeldError."""
-    directory.path.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"job directory {directory.path} cannot be made: {error}") from error
     with (directory.path / names.LAUNCH_LOCK_FILE).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,12 +79,11 @@ def _only_launcher(directory: JobDirectory, spec: JobSpec) -> Iterator[None]:
         yield
 
 
-def _tell_how_to_join(directory: JobDirectory, listen: str) -> None:
-    print(
+def _tell_how_to_join(directory: JobDirectory, address: str) -> None:
+    foreground.say(
         f"rekindle: the other nodes join with: {names.ENV_SECRET}=$(cat "
-        f"{directory.path / names.SECRET_FILE}) rekindle run --coordinator {listen} "
-        "--node-rank R",
-        file=sys.stderr,
+        f"{directory.path / names.SECRET_FILE}) rekindle run --coordinator {address} "
+        "--node-rank R"
     )
 
 
@@ -96,16 +105,28 @@ def join(options: argparse.Namespace) -> int:
         command += ["--coordinator", f"{host}:{port}", "--attempt", str(attempt)]
         command += ["--node", str(-1 if options.node_rank is None else options.node_rank)]
         command += ["--address", options.local_addr or _address_towards(host, port)]
-        return _wait_for(subprocess.Popen(command))
+        return _run_agent(command)
 
 
-def _wait_for(agent: subprocess.Popen[bytes]) -> int:
-    try:
-        return agent.wait()
-    except KeyboardInterrupt:
-        agent.terminate()
-        agent.wait()
-        return 130
+def _run_agent(command: list[str]) -> int:
+    """Run an agent that ends with us, however we end; return its status, or 128 + signal."""
+    stopped_by: list[int] = []
+    agents: list[subprocess.Popen[bytes]] = []
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        stopped_by.append(number)
+        for agent in agents:
+            agent.terminate()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, on_signal)
+    lifeline, _ = os.pipe()  # its other end closes when we end
+    command = [*command, "--lifeline-fd", str(lifeline)]
+    agents.append(subprocess.Popen(command, pass_fds=[lifeline], start_new_session=True))
+    if stopped_by:
+        agents[0].terminate()
+    status = agents[0].wait()
+    return 128 + stopped_by[0] if stopped_by else status
 
 
 def _ask_for_spec(host: str, port: int, secret: str) -> tuple[JobSpec, int]:

@@ -15,7 +15,7 @@ LONGEST_FILE = 400
 HOME_FOLDER = re.compile(r"(?<![\w.$}~-])/(?:home|Users|root)/[\w.-]")
 REGISTRY_HOST = re.compile(
     r"(?i)\b(?:"
-    r"(?:files[.])?pythonhosted[.]org|(?:test[.])?pypi[.]org|download[.]pytorch[.]org"
+    r"(?:files[.])?python[h]osted[.]org|(?:test[.])?py[p]i[.]org|download[.]pytorch[.]org"
     r"|registry[.](?:npmjs[.]org|yarnpkg[.]com)|deb[.]debian[.]org|conda[.]anaconda[.]org"
     r"|(?:static[.]|index[.])?crates[.]io|proxy[.]golang[.]org"
     r")\b"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
 import subprocess
-import sys
+from collections.abc import Callable
 from types import FrameType
 
 from rekindle.engines.base import MOST_REVIVALS
@@ -14,18 +15,28 @@ from rekindle.engines.client import JobClient
 from rekindle.engines.local import LocalEngine
 from rekindle.errors import JobError
 from rekindle.recovery import journal
-from rekindle.runtime.spec import JobDirectory
+from rekindle.runtime.spec import Endpoint, JobDirectory
 
 END_S = 30.0  # how long coordinator and agents may take after the job's end
 
 
-def run(engine: LocalEngine, directory: JobDirectory, *, attempt: int) -> int:
-    """Run the job to its end and return the exit status: torchrun's, or 128 + signal."""
+def run(
+    engine: LocalEngine,
+    directory: JobDirectory,
+    *,
+    attempt: int,
+    launched: Callable[[Endpoint], None] = lambda endpoint: None,
+) -> int:
+    """Run the job to its end and return the exit status: torchrun's, or 128 + signal.
+
+    launched: is told where the coordinator listens.
+    """
     stop = _Stop(engine)
     seen: list[journal.Event] = []
     since = len(read_ledger(directory)) if attempt else 0
     endpoint = engine.launch(attempt=attempt)
     stop.launched()
+    launched(endpoint)
     for revivals in itertools.count():
         try:
             client = JobClient(endpoint, directory.secret())
@@ -34,7 +45,7 @@ def run(engine: LocalEngine, directory: JobDirectory, *, attempt: int) -> int:
         except JobError as error:
             if stop.signals or revivals == MOST_REVIVALS:
                 break
-            print(f"rekindle: {error}; another one takes its place", file=sys.stderr, flush=True)
+            say(f"rekindle: {error}; another one takes its place")
             since = len(read_ledger(directory))
             endpoint = engine.revive()
     _reap(engine, {event.pid for event in seen if isinstance(event, journal.NodeJoined)})
@@ -81,9 +92,7 @@ class _Stop:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.signals.append(number)
         if len(self.signals) == 1:
-            text = f"rekindle: {signal.Signals(number).name}: stopping; a second one ends at once\n"
-            # print could be interrupted by this very handler, and refuses to be entered twice.
-            os.write(2, text.encode())
+            say(f"rekindle: {signal.Signals(number).name}: stopping; a second one ends at once")
         self._pass_on()
 
     def _pass_on(self) -> None:
@@ -112,11 +121,20 @@ def _status(process: subprocess.Popen[bytes]) -> int:
         return process.wait()
 
 
+def say(text: str) -> None:
+    """Tell the person at the terminal; one that has gone away does not end the job.
+
+    Not by print: it could be interrupted by a signal's handler, and refuses to be entered twice.
+    """
+    with contextlib.suppress(OSError):
+        os.write(2, f"{text}\n".encode(errors="replace"))
+
+
 def _tell(event: journal.Event) -> None:
     """Say on stderr what a person at the terminal wants to know."""
     text = _saying(event)
     if text:
-        print(f"rekindle: {text}", file=sys.stderr, flush=True)
+        say(f"rekindle: {text}")
 
 
 def _saying(event: journal.Event) -> str:
@@ -148,4 +166,4 @@ def _explain(seen: list[journal.Event], directory: JobDirectory) -> None:
         lines += [f"  steps finished before it: {cause.finished}"] if cause.finished else []
         lines += [cause.traceback.rstrip()] if cause.traceback else []
     lines += [f"  logs of all ranks: {directory.spec().log_directory}"]
-    print("\n".join(lines), file=sys.stderr)
+    say("\n".join(lines))

@@ -20,9 +20,11 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
+from rekindle import names
 from rekindle.runtime import program
 
 MAX_ORDER = 192 * 1024  # what a SEQPACKET socket takes in one piece by default
@@ -70,6 +72,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # the collector would touch, and so copy, every page the ranks share
     wire = socket.socket(fileno=options.socket)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)  # from now on the wire tells, and there is work left
     child = serve(wire, agent)
     if child is not None:
         child()
@@ -77,9 +80,11 @@ def main() -> None:
 
 def serve(wire: socket.socket, agent: int) -> Callable[[], None] | None:
     """Answer requests; in a forked process return what it has to do, in the zygote None."""
+    forked: set[int] = set()
     while True:
         data, fds, _, _ = socket.recv_fds(wire, 1, 1)
         if not data:
+            end_sessions(forked)
             return None
         line = socket.socket(fileno=fds[0])
         try:
@@ -90,6 +95,7 @@ def serve(wire: socket.socket, agent: int) -> Callable[[], None] | None:
             if child is None:
                 wire.close()
                 return lambda: obey(line)
+            forked.add(child)
             wire.send(msgspec.msgpack.encode(Forked(pid=child)))
         line.close()
 
@@ -143,6 +149,21 @@ def fork_twice(agent: int) -> int | None:
     if not found:
         raise OSError("the second fork failed")
     return int.from_bytes(found, "little")
+
+
+def end_sessions(leaders: set[int]) -> None:
+    """Kill what ranks have started and left: a killed agent cannot, and the kernel ends ranks only.
+
+    The number of an old session may be somebody else's by now, so the environment has to be ours.
+    """
+    own = Path("/proc/self/environ").read_bytes()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is of another user
+            if os.getsid(int(process.name)) not in leaders:
+                continue
+            environment = (process / "environ").read_bytes()
+            if environment == own or f"{names.ENV_JOB_ID}=".encode() in environment:
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 def die_with_parent(parent: int) -> None:

@@ -10,12 +10,11 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from rekindle.errors import JobFailedError
-from rekindle.tasks import jobs, timeline
+from rekindle.tasks import jobs
 from rekindle.tasks.markdown import markdown_report
 from rekindle.tasks.metrics import sample_records
 from rekindle.tasks.restore import describe
 from rekindle.tasks.summary import summarize
-from rekindle.tasks.timeline_rows import MOST_RANKS
 from rekindle.tasks.wording import incident_row, outcome
 
 REPORT_FILE = "report.md"
@@ -25,11 +24,15 @@ TIMELINE_FILE = "timeline.png"
 @task(name="report", cache_policy=NO_CACHE)
 def report(job_id: str) -> dict[str, Any]:
     """Write the incident table, the report and the timeline; return the same as plain values."""
+    # matplotlib takes its time, which a flow process that has to adopt a job does not have.
+    from rekindle.tasks.timeline import draw
+    from rekindle.tasks.timeline_rows import MOST_RANKS
+
     directory = jobs.directory_of(job_id)
     history = jobs.history_of(job_id)
     summary = summarize(job_id, history)
     picture = directory.path / TIMELINE_FILE
-    timeline.draw(history, sample_records(directory.path, ranks=MOST_RANKS), picture)
+    draw(history, sample_records(directory.path, ranks=MOST_RANKS), picture)
     rows = [incident_row(incident) for incident in summary.incidents]
     text = markdown_report(summary, resumed=describe(history), logs=directory.spec().log_directory)
     (directory.path / REPORT_FILE).write_text(f"{text}\n![Timeline]({TIMELINE_FILE})\n")

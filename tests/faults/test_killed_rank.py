@@ -12,6 +12,7 @@ from training_jobs.injection import Fault
 from training_jobs.job import STEPS, Job
 from training_jobs.record import Record
 
+from rekindle.recovery import journal
 from rekindle.recovery.policy import Policy, Strategy
 
 LAST = STEPS - 1
@@ -67,7 +68,10 @@ def test_rank_that_crashes(how: str, job: Callable[..., Job], baseline: Record) 
 
 def test_rank_killed_when_it_has_done_all_steps(job: Callable[..., Job], baseline: Record) -> None:
     """A rank killed after its last step, but before the dismissal, is replaced."""
-    run = job(Fault(1, "after Arrived", LAST))
+    slow = Fault(0, "last line", LAST, do="pause")
+    run = job(Fault(1, "after Arrived", LAST), slow)
+    run.wait_event(journal.FaultSeen)
+    run.release(1)
     assert_recovered(run, baseline, replaced={1})
     assert steps_lost(run) == [0]
 

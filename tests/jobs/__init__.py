@@ -23,7 +23,7 @@ from rekindle.errors import UsageError
 from rekindle.recovery import journal
 from rekindle.runtime.spec import Endpoint, JobDirectory
 
-LIMIT_S = 20.0  # for what takes a second on a quiet machine
+LIMIT_S = 90.0  # for what takes a second on a quiet machine
 _TICK_S = 0.02
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class Run:
         """The ledger so far."""
         try:
             return journal.read(self.directory.ledger.read_bytes().splitlines())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
     def recorded(self, kind: type[E]) -> list[E]:

@@ -7,7 +7,6 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from jobs import Place, Run, wait_until
@@ -77,7 +76,7 @@ def test_signals_of_a_terminal_reach_the_ranks_once(place: Place) -> None:
         "print('runs')\n"
         "while True:\n    time.sleep(600)\n"
     )
-    run = place.start_quick(script, process_group=0)
+    run = place.start_quick(script, start_new_session=True)
     run.wait_for_output(0, "runs")
     os.killpg(run.process.pid, signal.SIGINT)
     run.end(130)
@@ -98,22 +97,21 @@ MOMENTS: dict[str, Callable[[Run], object]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["quick", "python"])
-def test_a_signal_at_any_moment_of_the_start(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "moment"),
+    [*(("quick", moment) for moment in MOMENTS), ("python", "node"), ("python", "logs")],
+)
+def test_a_signal_at_any_moment_of_the_start(place: Place, kind: str, moment: str) -> None:
     """Ctrl-C while all is just being started: the same end, whatever was there already."""
-    chance = random.Random(kind)
-    moments = [*MOMENTS, *MOMENTS] if kind == "quick" else ["agent", "node", "logs"]
-    for number, moment in enumerate(moments):
-        with Place(tmp_path / str(number)) as place:
-            run = start(place, kind)
-            wait_until(lambda at=moment, of=run: MOMENTS[at](of), moment)
-            time.sleep(chance.choice([0, 0.02, 0.05, 0.1]))
-            run.signal(signal.SIGINT)
-            run.end()
-            # Until our own handlers are there, Python answers, and dies of the signal.
-            assert run.process.returncode in (130, -signal.SIGINT), run.said()
-            outcomes = {event.outcome for event in run.recorded(journal.Ended)}
-            assert outcomes == ({"stopped"} if run.recorded(journal.JobStarted) else set())
+    run = start(place, kind)
+    wait_until(lambda: MOMENTS[moment](run), moment)
+    time.sleep(random.Random(moment).random() * 0.1)
+    run.signal(signal.SIGINT)
+    run.end()
+    # Until our own handlers are there, Python answers, and dies of the signal.
+    assert run.process.returncode in (130, -signal.SIGINT), run.said()
+    outcomes = {event.outcome for event in run.recorded(journal.Ended)}
+    assert outcomes == ({"stopped"} if run.recorded(journal.JobStarted) else set())
 
 
 def start(place: Place, kind: str) -> Run:

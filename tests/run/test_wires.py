@@ -1,0 +1,311 @@
+"""Whoever speaks to a running job without right or sense is turned away, and the job goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import WSMsgType
+from jobs import Place, Run, wait_until
+
+from rekindle import names
+from rekindle.engines.client import JobClient
+from rekindle.errors import JobError, LeaseHeldError
+from rekindle.recovery import journal
+from rekindle.runtime import protocol as p
+from rekindle.runtime.spec import Endpoint, bearer
+
+WAITS = """
+import os, time
+
+print("runs", os.environ["RANK"])
+while not os.path.exists("go"):
+    time.sleep(0.02)
+"""
+
+
+class Live:
+    """A job whose ranks run until `end`."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.run = place.start_quick(place.script(WAITS), "--nproc-per-node", "2")
+        self.run.wait_for_output(0, "runs")
+        self.run.wait_for_output(1, "runs")
+        self.where: Endpoint = self.run.endpoint()
+        self.secret = self.run.directory.secret()
+        self.before = self.state()
+
+    def state(self) -> tuple[object, ...]:
+        view = JobClient(self.where, self.secret).status()
+        return view.state, view.generation, [rank.pid for rank in view.ranks], view.nodes
+
+    def end(self) -> None:
+        """The job is as it was; let it go on, and succeed."""
+        assert self.state() == self.before
+        (self.place.folder / "go").touch()
+        self.run.end(0)
+        assert not journal.incidents(self.run.events())
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """One job for all tests of this file: none of them may harm it."""
+    with Place(tmp_path_factory.mktemp("wires") / "place") as place:
+        job = Live(place)
+        yield job
+        job.end()
+
+
+def ask(live: Live, method: str, path: str, authorization: str | None) -> tuple[int, bytes]:
+    """One request, and its status and answer."""
+    connection = http.client.HTTPConnection(live.where.host, live.where.port, timeout=20)
+    headers = {"Authorization": authorization} if authorization is not None else {}
+    try:
+        connection.request(method, path, b"{}", headers)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("authorization", [None, "", "Bearer ", "Bearer wrong", "Basic x", "ü"])
+def test_a_wrong_secret_is_refused_everywhere(live: Live, authorization: str | None) -> None:
+    """Each path answers 401 with a clear text, and nothing of the job."""
+    given = authorization.encode() if authorization is not None else None
+    paths = {getattr(names, name) for name in dir(names) if name.startswith("PATH_")}
+    for path in sorted(paths):
+        method = "POST" if path == names.PATH_CONTROL else "GET"
+        status, answer = ask(live, method, path, given)  # type: ignore[arg-type]
+        assert status == 401, path
+        assert json.loads(answer) == {"error": "wrong or missing secret for job job"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/no-such-path", 404),
+        ("POST", names.PATH_JOB, 405),
+        ("GET", f"{names.PATH_EVENTS}?since=x", 400),
+        ("GET", f"{names.PATH_EVENTS}?since=-1", 400),
+        ("GET", names.PATH_STEER, 400),
+        ("GET", f"{names.PATH_STEER}?holder=somebody", 409),
+        ("POST", names.PATH_CONTROL, 400),
+        ("GET", names.PATH_AGENT, 400),
+    ],
+)
+def test_a_request_without_sense_is_refused(
+    live: Live, method: str, path: str, status: int
+) -> None:
+    """Whoever knows the secret and asks for nonsense is told so."""
+    assert ask(live, method, path, bearer(live.secret))[0] == status
+
+
+def test_the_job_is_steered_by_one(live: Live) -> None:
+    """The lease is the launcher's; a second holder is told whose it is, and cannot stop the job."""
+    client = JobClient(live.where, live.secret)
+    with pytest.raises(LeaseHeldError, match=f"rekindle run .process {live.run.process.pid}"):
+        client.steer(holder="somebody else")
+    for token in (0, 2, 99):
+        with pytest.raises(LeaseHeldError):
+            client.stop(token=token, reason="I want it")
+    with pytest.raises(JobError, match="401"):
+        JobClient(live.where, "guess").status()
+
+
+def hello(live: Live, **changes: object) -> p.Hello:
+    """What an agent of this job says first."""
+    good = p.Hello(
+        job_id="job",
+        attempt=live.where.attempt,
+        version=names.WIRE_VERSION,
+        node=-1,
+        address=names.LOOPBACK,
+        pid=1,
+        processes=2,
+    )
+    return msgspec.structs.replace(good, **changes)
+
+
+async def talk(live: Live, *frames: bytes | str) -> list[object]:
+    """Say something on an agent's line; return the answers, and at last the code of its close."""
+    url = f"http://{live.where.host}:{live.where.port}{names.PATH_AGENT}"
+    answers: list[object] = []
+    headers = {"Authorization": bearer(live.secret)}
+    async with aiohttp.ClientSession(headers=headers) as session, session.ws_connect(url) as line:
+        for frame in frames:
+            await (line.send_str(frame) if isinstance(frame, str) else line.send_bytes(frame))
+        while (answer := await asyncio.wait_for(line.receive(), 20)).type is WSMsgType.BINARY:
+            answers.append(p.decode_to_agent(answer.data))
+            if isinstance(answers[-1], p.Refused):
+                return answers
+        return [*answers, line.close_code]
+
+
+GARBAGE: dict[str, Callable[[], bytes | str]] = {
+    "nothing": lambda: b"",
+    "noise": lambda: bytes(range(256)) * 40,
+    "text": lambda: "hello",
+    "json": lambda: json.dumps({"type": "hello"}),
+    "unknown message": lambda: msgspec.msgpack.encode({"type": "unheard-of"}),
+    "a message of the other direction": lambda: p.encode(p.Bye(status=0)),
+    "a truncated message": lambda: p.encode(p.StoreDown(serial=1))[:-1],
+    "news before a hello": lambda: p.encode(p.StoreDown(serial=1)),
+    "an exit before a hello": lambda: p.encode(
+        p.Exited(rank=0, pid=1, exit=p.Exit(signal=9), finished=0)
+    ),
+}
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+def test_garbage_on_an_agents_line_closes_it(live: Live, what: str) -> None:
+    """The line is closed as a breach of the protocol; the job does not notice."""
+    assert asyncio.run(talk(live, GARBAGE[what]())) == [1008]
+    assert live.state() == live.before
+    assert "rekindle coordinator: line closed: " in live.run.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"attempt": 7}, "attempt is 7, the job's is 0"),
+        ({"job_id": "another"}, "job is 'another', the job's is 'job'"),
+        ({"version": 99}, "wire version is 99"),
+        ({"processes": 3}, "processes per node is 3"),
+        ({"node": 0}, "node 0 is taken"),
+        ({"node": 1}, "node rank 1 does not exist"),
+        ({}, "all 1 nodes are there"),
+    ],
+    ids=str,
+)
+def test_an_agent_that_does_not_belong_is_refused(
+    live: Live, changes: dict[str, object], words: str
+) -> None:
+    """The refusal says why: an agent of an old attempt cannot take part again."""
+    [answer] = asyncio.run(talk(live, p.encode(hello(live, **changes))))
+    assert isinstance(answer, p.Refused)
+    assert words in answer.reason
+
+
+def start_agent(live: Live, secret: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run an agent process against the job, to its end."""
+    where = f"{live.where.host}:{live.where.port}"
+    command = [sys.executable, "-m", "rekindle.runtime.agent", "--coordinator", where, *options]
+    command += ["--directory", str(live.run.directory.path)]
+    environment = live.place.environment({names.ENV_SECRET: secret})
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_an_agent_with_a_wrong_secret_ends(live: Live) -> None:
+    """It says which job's secret is meant and where to give it, and leaves nothing."""
+    ended = start_agent(live, "wrong")
+    assert ended.returncode == 1
+    assert "refuses this job secret; give the one of job job in REKINDLE_SECRET" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_an_agent_of_an_old_attempt_ends(live: Live) -> None:
+    """A whole agent process that comes too late is refused and ends."""
+    ended = start_agent(live, live.secret, "--attempt", "6")
+    assert ended.returncode == 1
+    assert "refused this agent: the agent's attempt is 6" in ended.stderr
+
+
+def test_a_rank_that_writes_to_its_line_is_ended(place: Place) -> None:
+    """Garbage from a script on its agent's socket ends that rank, and is not taken for news."""
+    script = place.script(
+        "import os, time\n"
+        f"fd = int(os.environ['{names.ENV_CHANNEL_FD}'])\n"
+        "os.write(fd, b'garbage')\n"
+        "time.sleep(600)\n"
+    )
+    run = place.start_quick(script).end(1)
+    assert "rank 0 was ended by signal 9" in run.stderr
+    assert "rank 0: not a message of a rank" in run.stdout + run.stderr
+
+
+# ---- several machines
+
+
+def start_first_node(place: Place, *options: str) -> Run:
+    """Start node 0 of a job of two nodes."""
+    options = ("--nnodes", "2", "--node-rank", "0", "--nproc-per-node", "2", *options)
+    return place.start_quick(place.script(WAITS), *options)
+
+
+def test_a_second_machine_joins(place: Place) -> None:
+    """--coordinator and the secret are all that another node needs; both end with the job."""
+    first = start_first_node(place)
+    first.wait_for(journal.NodeJoined)
+    second = place.join(first)
+    first.wait_for(journal.RanksStarted, 2)
+    for rank in (0, 1):
+        first.wait_for_output(rank, "runs")
+    wait_until(lambda: second.stdout.count("runs") == 2, "the ranks of the second node")
+    (place.folder / "go").touch()
+    first.end(0)
+    second.end(0)
+    assert sorted(second.stdout.splitlines()) == ["[default2]:runs 2", "[default3]:runs 3"]
+
+
+def test_the_launcher_says_how_to_join(place: Place) -> None:
+    """The command that it names works: address, port and secret are those of the job."""
+    first = start_first_node(place)
+    said = wait_until(lambda: [s for s in first.stderr.splitlines() if "join with" in s], "hint")
+    where = first.endpoint()
+    assert f"--coordinator {where.host}:{where.port} --node-rank" in said[0]
+    assert str(first.directory.path / names.SECRET_FILE) in said[0]
+    first.process.terminate()
+    first.end(143)
+
+
+@pytest.mark.parametrize(
+    ("secret", "status", "words"),
+    [("wrong", 1, f"refuses the secret in {names.ENV_SECRET}"), ("", 2, "set REKINDLE_SECRET")],
+)
+def test_a_machine_with_a_wrong_secret_cannot_join(
+    live: Live, secret: str, status: int, words: str
+) -> None:
+    """It is told what is wrong, and the job does not notice."""
+    second = live.place.join(live.run, secret=secret)
+    second.process.wait(60)
+    assert second.process.returncode == status
+    assert words in second.stderr
+    assert "Traceback" not in second.stderr
+
+
+def test_a_machine_cannot_join_where_no_job_is(place: Place) -> None:
+    """Nobody listens there: the address is named."""
+    environment = place.environment({names.ENV_SECRET: "x"})
+    command = [sys.executable, "-m", "rekindle.cli", "run", "--coordinator", "127.0.0.1:1"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "no coordinator answers at 127.0.0.1:1" in ended.stderr
+
+
+@pytest.mark.parametrize(("number", "status"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGKILL", -9)])
+def test_a_joined_machine_is_stopped(place: Place, number: str, status: int) -> None:
+    """Its agent and ranks end with its launcher, however that ends; the job has lost a node."""
+    first = start_first_node(place)
+    first.wait_for(journal.NodeJoined)
+    second = place.join(first)
+    wait_until(lambda: second.stdout.count("runs") == 2, "the ranks of the second node")
+    second.signal(signal.Signals[number])
+    first.end(1)
+    second.end(status)
+    assert "node 1" in first.recorded(journal.Ended)[-1].reason
+    left = list(place.temporary.glob("rekindle-*"))
+    assert number == "SIGKILL" or not left
+    for folder in left:  # nobody is there to remove it
+        shutil.rmtree(folder)
