@@ -366,6 +366,125 @@ def test_no_node_comes_at_the_start() -> None:
     assert "no node came as node 1" in job.last(journal.Ended).reason
 
 
+# ---- another coordinator
+
+
+def take_over(job: Driver, *, dead: tuple[int, ...] = (), ended: tuple[int, ...] = ()) -> None:
+    """The coordinator dies; all agents come to the next one, without these ranks."""
+    generation = job.machine.generation
+    job.lose_coordinator()
+    for node in range(job.machine.spec.nodes):
+        ranks = [r for r in job.ranks if job.node_of(r) == node and r not in (*dead, *ended)]
+        live = tuple(p.LiveRank(rank=r, pid=job.pids[r], training=True) for r in ranks)
+        mine = tuple(r for r in ended if job.node_of(r) == node)
+        job.hello(node, generation=generation, ranks=live, ended=mine)
+
+
+def test_another_coordinator_has_all_ranks_meet_again_with_what_they_have() -> None:
+    """Nothing is started anew and no step is lost; generations and incidents go on rising."""
+    job = trained(5, nodes=2, processes=2)
+    take_over(job)
+    assert job.phase is Phase.REGROUPING
+    assert not job.unstarted
+    assert "leave" in job.timers
+    job.arrive([0, 1], finished=7)
+    job.arrive([2, 3], finished=8)
+    job.store_up()
+    assert set(sources(job).values()) == {Source.SELF, Source.PEER}
+    form = job.told(p.Form)[0]
+    assert (form.generation, form.step) == (2, 8)
+    job.ready(job.ranks)
+    job.step(9)
+    [incident] = journal.incidents(job.history)
+    assert (incident.cause.kind, incident.strategy) == (Kind.COORDINATOR, Strategy.RETRY)
+    assert (incident.closed, incident.steps_lost) == (True, 0)
+
+
+def test_another_coordinator_starts_what_has_died_meanwhile() -> None:
+    """A rank that no agent tells of is dead: it is started, with the state of a live one."""
+    job = trained(5, processes=3)
+    take_over(job, dead=(1,))
+    job.store_up()
+    assert job.spawned_now() == [1]
+    job.spawned()
+    job.arrive([1])
+    job.arrive([0, 2], finished=5)
+    assert sources(job) == {0: Source.SELF, 1: Source.PEER, 2: Source.SELF}
+
+
+def test_another_coordinator_goes_on_with_the_incident_that_was_open() -> None:
+    """The first fault and its decision are in the journal; the same incident is closed."""
+    job = trained(5)
+    job.exits(0, signal=SIGKILL, finished=5)
+    take_over(job, dead=(0,))
+    job.store_up()
+    job.spawned()
+    job.arrive([0])
+    job.arrive([1], finished=5)
+    job.ready(job.ranks)
+    job.step(6)
+    [incident] = journal.incidents(job.history)
+    assert incident.closed
+    assert incident.cause.kind is Kind.PROCESS
+
+
+def test_another_coordinator_knows_the_restarts_that_are_used() -> None:
+    """A budget is not renewed by the death of who keeps it."""
+    job = trained(5, policy=Policy(max_restarts=1))
+    job.raises(0)
+    job.killed()
+    job.store_up()
+    job.spawned()
+    job.form()
+    job.step(6)
+    take_over(job)
+    assert job.machine.restarts == 1
+    job.raises(1, "KeyError: 'another'")
+    assert job.phase is Phase.STOPPING
+    assert "1 of 1 restarts are used" in job.last(journal.Decided).reason
+
+
+def test_another_coordinator_of_an_untouched_script_waits_for_its_end() -> None:
+    """Ranks without a Session go on, those that ended well included: no incident, no start."""
+    job = Driver(processes=3)
+    job.start()
+    job.exits(2, code=0)
+    job.lose_coordinator()
+    live = tuple(p.LiveRank(rank=rank, pid=job.pids[rank]) for rank in (0, 1))
+    job.hello(0, ranks=live, ended=(2,))
+    assert not job.unstarted
+    job.exits(0, code=0)
+    job.exits(1, code=0)
+    assert job.outcome is True
+    assert not journal.incidents(job.history)
+
+
+def test_an_agent_that_does_not_come_to_another_coordinator_is_replaced() -> None:
+    """It may have died at the same time: after a moment its node is wanted."""
+    job = trained(5, nodes=2, processes=1)
+    job.lose_coordinator()
+    job.hello(0, generation=1, ranks=(p.LiveRank(rank=0, pid=job.pids[0], training=True),))
+    job.fire("late")
+    assert [wanted.node for wanted in job.recorded(journal.NodeWanted)] == [1]
+
+
+@pytest.mark.parametrize("why", ["failed", "stopped"])
+def test_another_coordinator_does_not_revive_a_job_that_was_ending(why: str) -> None:
+    """The dead one had begun to end the job: the next one ends it, and starts nothing."""
+    job = trained(5, processes=3)
+    if why == "failed":
+        job.raises(0)
+    else:
+        job.stop()
+    take_over(job, dead=(0,))
+    assert job.phase in (Phase.STOPPING, Phase.ENDED)
+    assert not job.stores
+    assert job.told(p.Refused)[-1].reason == "the job is ending"
+    job.fire("late")
+    assert job.phase is Phase.ENDED
+    assert job.last(journal.Ended).outcome == why
+
+
 # ---- the script's own errors
 
 
@@ -537,6 +656,7 @@ def test_time_limits_are_off_while_ranks_train() -> None:
     assert {"leave", "join"} <= job.timers.keys()
     job.arrive([0])
     job.arrive([1], finished=5)
+    job.ready(job.ranks)
     assert not {"leave", "join"} & job.timers.keys()
 
 
@@ -912,7 +1032,8 @@ class Walk(RuleBasedStateMachine):
         found: list[Callable[[], None]] = []
         for node, agent in world.agents.items():
             found += [lambda n=node: world.obey(n)] if agent.orders else []
-            found += [lambda n=node: world.hear(n)] if agent.news else []
+            found += [lambda n=node: world.hear(n)] if agent.news and not agent.cut else []
+            found += [lambda n=node: world.find_coordinator(n)] if agent.cut else []
         live = [rank for rank in world.processes if world.can_go_on(rank)]
         found += [lambda r=rank: world.go_on(r) for rank in live]
         absent = [] if world.phase is Phase.STOPPING else world.absent_nodes()
@@ -973,8 +1094,14 @@ class Walk(RuleBasedStateMachine):
     def lose_the_store(self) -> None:
         """The ranks' store dies, where it runs."""
         store = self.world.machine._store
-        if store.is_up:
+        if store.is_up and store.node in self.world.agents:
             self.world.agents[store.node].news.append(p.StoreDown(serial=store.serial))
+
+    @precondition(alive)
+    @rule()
+    def lose_the_coordinator(self) -> None:
+        """The coordinator dies, and another one takes its place."""
+        self.world.lose_coordinator()
 
     @precondition(alive)
     @rule(at_once=st.booleans(), sure=st.integers(0, 9))

@@ -144,8 +144,7 @@ class LocalEngine:
         with self._log(log or module) as output:
             return subprocess.Popen(
                 command,
-                # A secret in our own environment is that of another job, which we might join.
-                env={k: v for k, v in os.environ.items() if k != names.ENV_SECRET},
+                env=_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output if output is None else subprocess.STDOUT,
@@ -158,6 +157,18 @@ class LocalEngine:
         if self._foreground:
             return contextlib.nullcontext()
         return Path(self._directory.path, f"{name}.log").open("ab")
+
+
+def _environment() -> dict[str, str]:
+    """Return our environment without what is ours alone.
+
+    A secret in it is that of another job, which we might join; PREFECT__ is the flow run's own.
+    """
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name != names.ENV_SECRET and not name.startswith("PREFECT__")
+    }
 
 
 def listen(host: str, port: int) -> socket.socket:

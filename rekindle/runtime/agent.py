@@ -185,6 +185,8 @@ class Agent:
                         self.ranks.node = node
                     case _:
                         orders.put_nowait((self._lines, message))
+        if line.close_code == aiohttp.WSCloseCode.POLICY_VIOLATION:
+            raise JobError("the coordinator takes what this agent says for no message of this job")
         return False
 
     async def _obey(self, orders: Orders) -> None:

@@ -7,6 +7,7 @@ import queue
 import signal
 import socket
 import threading
+import traceback
 from collections.abc import Callable
 
 from rekindle import names
@@ -72,6 +73,14 @@ class Channel:
                 raise ProtocolError(f"expected snapshot buffers, got {message}")
 
     def _listen(self) -> None:
+        try:
+            self._hear()
+        except BaseException:
+            # A rank that nobody can reach any more would be waited for without end.
+            traceback.print_exc()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _hear(self) -> None:
         while True:
             data, fds, _, _ = socket.recv_fds(self._socket, MAX_MESSAGE, 8)
             if not data:

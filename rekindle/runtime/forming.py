@@ -130,7 +130,7 @@ class Forming(Gathering):
             self.newest = plan.step
         self.phase, self._formed = Phase.RESTORING, True
         self._do(CancelTimer("leave"))
-        self._do(CancelTimer("join"))
+        self._do(SetTimer("join", self.spec.policy.join_timeout_s))
 
     def _holding(self, rank: Rank) -> Holding:
         node, arrived = self.roster.nodes[rank.node], rank.arrived
@@ -158,6 +158,7 @@ class Forming(Gathering):
         rank.status = Status.TRAINING
         if self.roster.all_are(Status.TRAINING):
             self.phase = Phase.TRAINING
+            self._do(CancelTimer("join"))
             self._record(journal.Restored(generation=self.generation, incident=self.incidents.open))
 
     def on_step_done(self, message: p.StepDone) -> None:

@@ -71,6 +71,10 @@ class Gathering(ABC):
         if inherited is not None:
             self.restarts = inherited.restarts
             self.incidents.inherit(inherited.incident, inherited.faults, inherited.past)
+            if inherited.stopping:
+                # Agents that come now are refused, and end their ranks; late ones do so later.
+                self.phase, self._stop_reason = Phase.STOPPING, inherited.stopping
+                self._outcome = "failed" if inherited.failed else "stopped"
         self._do(SetTimer("node", self.spec.policy.node_timeout_s))
 
     def on_hello(self, connection: int, hello: p.Hello) -> None:

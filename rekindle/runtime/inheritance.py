@@ -8,19 +8,22 @@ import msgspec
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault
-from rekindle.recovery.policy import Past
+from rekindle.recovery.policy import Past, Strategy
 
 
 class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
     """What the dead coordinator had decided, and the incident it left open.
 
     incident: number of the open incident, 0: none; restarts: restarts of all ranks so far.
+    stopping: why the job was being ended, if it was; failed: it was a failure.
     """
 
     past: tuple[Past, ...]
     restarts: int
     incident: int
     faults: tuple[Fault, ...]
+    stopping: str = ""
+    failed: bool = False
 
 
 def inheritance(events: Iterable[journal.Event], attempt: int) -> Inheritance | None:
@@ -38,6 +41,8 @@ def inheritance(events: Iterable[journal.Event], attempt: int) -> Inheritance | 
         restarts=max((e.restart for e in own if isinstance(e, journal.RanksStarted)), default=0),
         incident=left_open[-1].number if left_open else 0,
         faults=tuple(left_open[-1].faults) if left_open else (),
+        stopping=next((e.reason for e in own if isinstance(e, journal.Stopping)), ""),
+        failed=any(isinstance(e, journal.Decided) and e.strategy is Strategy.FAIL for e in own),
     )
 
 

@@ -183,7 +183,9 @@ class Machine(Forming):
     def on_timer(self, name: str, now: float) -> None:
         """A time limit has passed."""
         missing, policy = self.roster.missing, self.spec.policy
-        if name == "late":
+        if name == "late" and self.phase is Phase.STOPPING:
+            self._go_on_ending()
+        elif name == "late":
             for node in missing:
                 self._record(journal.NodeWanted(node=node))
         elif name == "node" and missing:
@@ -193,6 +195,12 @@ class Machine(Forming):
         elif name == "leave":
             did = f"leave its step within {policy.leave_timeout_s:g} s"
             self._replace_late((Status.LEAVING,), did, now)
+        elif name == "join" and self.phase is Phase.RESTORING:
+            # None: a rank ended well instead, and is missed by its peers.
+            late = next((r for r in self.roster.ranks if r.status is Status.RESTORING), None)
+            if late is not None:
+                text = f"rank {late.rank} did not take its state within {policy.join_timeout_s:g} s"
+                self._on_fault(self._fault(Kind.LINK, late, text, now))
         elif name == "join" and self._session:
             did = f"reach its Session within {policy.join_timeout_s:g} s"
             self._replace_late((Status.STARTING, Status.SPAWNING), did, now)

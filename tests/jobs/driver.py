@@ -15,6 +15,7 @@ from rekindle.recovery import journal
 from rekindle.recovery.fault import ErrorRecord, Exit
 from rekindle.recovery.policy import Policy
 from rekindle.runtime import protocol as p
+from rekindle.runtime.inheritance import inheritance
 from rekindle.runtime.machine import Machine
 from rekindle.runtime.spec import EntryKind, JobSpec
 from rekindle.runtime.state import CancelTimer, Command, End, Phase, Record, Send, SetTimer, Status
@@ -58,7 +59,10 @@ class Driver:
         self.machine = Machine(spec, attempt=attempt, generation=generation)
         self.now = 1000.0
         self.commands: list[Command] = []
-        self.history: list[journal.Event] = []
+        started = journal.JobStarted(
+            job_id=spec.job_id, attempt=attempt, nodes=nodes, processes_per_node=processes, pid=1
+        )
+        self.history: list[journal.Event] = [started]
         self.timers: dict[str, float] = {}
         self.outcome: bool | None = None
         self.nodes: dict[int, int] = {}  # node -> connection
@@ -84,6 +88,20 @@ class Driver:
 
     def node_of(self, rank: int) -> int:
         return rank // self.machine.spec.processes_per_node
+
+    def lose_coordinator(self) -> None:
+        """The coordinator dies; another one begins with the journal, and with no agent."""
+        old, events = self.machine, self.history
+        self.machine = Machine(
+            old.spec,
+            attempt=old.attempt,
+            generation=max((e.generation for e in self.recorded(journal.Formed)), default=0),
+            incident=max(getattr(event, "incident", 0) for event in events),
+        )
+        self.nodes, self.timers, self.stores, self.unstarted = {}, {}, [], []
+        self._checks.forget_arrivals()
+        self.machine.start(inheritance(events, old.attempt))
+        self.collect()
 
     # ---- what came out
 
@@ -161,8 +179,12 @@ class Driver:
             "pid": 10_000 + self._connections,
             "processes": spec.processes_per_node,
         }
-        self.machine.on_hello(self._connections, p.Hello(**fields | changes))  # type: ignore[arg-type]
+        hello = p.Hello(**fields | changes)  # type: ignore[arg-type]
+        self.machine.on_hello(self._connections, hello)
         self._note_seats()
+        if self._connections in self.nodes.values():
+            own = [rank for rank in self.ranks if self.node_of(rank) == hello.node]
+            self._checks.described(own, hello)
         self.collect()
         return self._connections
 
@@ -333,6 +355,15 @@ class Checks:
         """These ranks have no process."""
         self._alive -= set(ranks)
         self._arrived -= set(ranks)
+
+    def described(self, ranks: Iterable[int], hello: p.Hello) -> None:
+        """An agent tells a new coordinator which of its ranks live."""
+        self._alive -= set(ranks)
+        self._alive |= {live.rank for live in hello.ranks}
+
+    def forget_arrivals(self) -> None:
+        """Whoever arrived has to tell the new coordinator."""
+        self._arrived, self._forming = set(), set()
 
     def command(self, command: Command, nodes: dict[int, int]) -> None:
         """Fail if the command must never be given now."""

@@ -17,6 +17,9 @@ from rekindle.recovery.policy import Policy
 from rekindle.runtime import protocol as p
 from rekindle.runtime.state import Phase
 
+# What an agent keeps for the next coordinator; the rest was about a generation of the old one.
+LASTING = (p.Exited, p.Snapshots, p.CheckpointWritten)
+
 
 class Doing(enum.Enum):
     """What a pretended process does."""
@@ -55,12 +58,42 @@ class Process:
 
 
 class Agent:
-    """A node's agent: orders that it has not read yet, news that the coordinator has not."""
+    """A node's agent: orders that it has not read yet, news that the coordinator has not.
+
+    cut: its coordinator died, and it has not found another yet; it remembers what it has to tell.
+    """
 
     def __init__(self) -> None:
         self.orders: deque[p.Message] = deque()
         self.news: deque[p.Message] = deque()
         self.ranks: dict[int, Process] = {}
+        self.cut = False
+        self.generation = 0
+        self.training: set[int] = set()
+        self.waiting: dict[int, p.Arrived] = {}
+        self.ended: set[int] = set()
+        self.snapshots: dict[int, int] = {}
+
+    def lose_coordinator(self) -> None:
+        self.cut = True
+        self.news = deque(message for message in self.news if isinstance(message, LASTING))
+
+    def find_coordinator(self) -> dict[str, object]:
+        """What it says of itself to a new coordinator; the news are what it says next."""
+        self.cut = False
+        self.orders.clear()
+        pids = {rank: process.pid for rank, process in self.ranks.items()}
+        pids |= {news.rank: news.pid for news in self.news if isinstance(news, p.Exited)}
+        self.news.extend(self.waiting.values())
+        return {
+            "snapshots": dict(self.snapshots),
+            "generation": self.generation,
+            "ranks": tuple(
+                p.LiveRank(rank=rank, pid=pid, training=rank in self.training)
+                for rank, pid in sorted(pids.items())
+            ),
+            "ended": tuple(sorted(self.ended - set(pids))),
+        }
 
 
 class World(Driver):
@@ -88,8 +121,25 @@ class World(Driver):
         if self.phase in (Phase.STOPPING, Phase.ENDED):
             return
         self.agents[node] = Agent()
-        stored = [event.step for event in self.recorded(journal.Checkpointed)]
-        self.hello(node, checkpoint=max(stored, default=None))
+        self.hello(node, checkpoint=self._stored())
+
+    def _stored(self) -> int | None:
+        return max((event.step for event in self.recorded(journal.Checkpointed)), default=None)
+
+    def lose_coordinator(self) -> None:
+        """Orders that were not read and news that were not sent are gone with the lines."""
+        for agent in self.agents.values():
+            agent.lose_coordinator()
+        super().lose_coordinator()
+
+    def find_coordinator(self, node: int) -> None:
+        """An agent finds the coordinator that took the dead one's place."""
+        agent = self.agents[node]
+        if self.phase in (Phase.STOPPING, Phase.ENDED):
+            del self.agents[node]  # it is refused, and ends with its ranks
+            self._forget(node)
+            return
+        self.hello(node, checkpoint=self._stored(), **agent.find_coordinator())
 
     def deliver(self, node: int, message: p.Message) -> None:
         if node in self.agents:
@@ -111,19 +161,25 @@ class World(Driver):
                 for rank in ranks:
                     self.die(rank, signal=15)
             case p.Form() as form:
+                agent.generation = form.generation
+                agent.waiting.clear()
                 for process in agent.ranks.values():
                     process.form = form
             case p.Over(generation=generation):
                 for process in agent.ranks.values():
                     process.over = max(process.over, generation)
             case p.Dismiss():
+                agent.training.clear()
+                agent.waiting.clear()
                 for process in agent.ranks.values():
                     process.doing = Doing.DISMISSED
 
     def _spawn(self, agent: Agent, spawn: p.Spawn) -> None:
         for rank in spawn.ranks:
+            assert rank not in agent.ranks, f"rank {rank} has two processes"
             self._next_pid += 1
             agent.ranks[rank] = Process(rank, self._next_pid)
+            agent.ended.discard(rank)
         live = tuple(p.LiveRank(rank=r, pid=agent.ranks[r].pid) for r in spawn.ranks)
         agent.news.append(p.Spawned(ranks=live, generation=spawn.generation))
 
@@ -159,7 +215,13 @@ class World(Driver):
                 self.die(rank, code=0)
 
     def _tell(self, rank: int, message: p.Message) -> None:
-        self.agents[self.node_of(rank)].news.append(message)
+        agent = self.agents[self.node_of(rank)]
+        if isinstance(message, p.Arrived):
+            agent.training.add(rank)
+            agent.waiting[rank] = message
+        elif isinstance(message, p.Snapshots):
+            agent.snapshots |= message.steps
+        agent.news.append(message)
 
     def _severed(self, process: Process) -> bool:
         return process.over >= process.generation
@@ -225,6 +287,10 @@ class World(Driver):
         process = agent.ranks.pop(rank, None)
         if process is None:
             return
+        agent.training.discard(rank)
+        agent.waiting.pop(rank, None)
+        if code == 0:
+            agent.ended.add(rank)
         agent.news.append(
             p.Exited(
                 rank=rank,
@@ -262,8 +328,10 @@ class World(Driver):
 
     def lose(self, node: int) -> None:
         """A node is gone with its agent, its ranks, and what they were just saying."""
-        del self.agents[node]
-        super().lose(node)
+        if self.agents.pop(node).cut:
+            self._forget(node)
+        else:
+            super().lose(node)
 
     def hang(self, rank: int) -> None:
         """This rank does nothing any more; only a signal ends it."""
@@ -277,7 +345,10 @@ class World(Driver):
             if self.phase not in (Phase.STOPPING, Phase.ENDED):
                 self.join(node)
                 return True
-        for node, agent in self.agents.items():
+        for node, agent in list(self.agents.items()):
+            if agent.cut:
+                self.find_coordinator(node)
+                return True
             if agent.orders:
                 self.obey(node)
                 return True
