@@ -14,6 +14,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from _progress import Progress
@@ -44,40 +46,47 @@ def main() -> None:
         steps = session.steps(10**9)
         rank = session.rank
         with (folder / f"losses{rank}").open("wb", buffering=0) as losses:
-            blocks = (
-                plain_block(task, length, losses.fileno(), session),
-                session_block(task, length, steps, session),
-            )
+            plain = Plain(task, session, losses.fileno())
+            blocks = (partial(plain.steps, length), session_block(task, length, steps, session))
             for turn in range(WARM_UP):
                 timed_pair(blocks, turn)
             progress.tell("begin")
             pairs = timed_pairs(blocks, seconds)
             progress.tell("end")
-        watched = watched_steps(task, steps, session)
+            watched = watched_steps(task, plain, steps, session)
         (folder / f"times{rank}.json").write_text(json.dumps({"pairs": pairs, **watched}))
         progress.tell("written")
         dist.barrier()  # a rank that left would break the others' last step
 
 
-def plain_block(task: Task, length: int, losses: int, session: Session) -> Block:
-    """Steps as a script without Rekindle does them."""
-    model = session.model
-    hooks = task.optimizer._optimizer_step_pre_hooks
-    sampler = PlainSampler(len(task.windows), session.rank, session.world_size)
-    numbers = iter(range(10**9))
+class Plain:
+    """The training of a script without Rekindle."""
 
-    def block() -> None:
-        own_hooks = hooks.copy()  # the Session's
-        hooks.clear()
-        for _ in range(length):
-            number = next(numbers)
-            loss = task.forward(model, sampler.indices(number))
-            record = {"step": number, "at": time.time(), "loss": loss.item()}
-            os.write(losses, json.dumps(record).encode() + b"\n")
-            task.update(loss)
-        hooks.update(own_hooks)
+    def __init__(self, task: Task, session: Session, losses: int) -> None:
+        self._task, self._session, self._losses = task, session, losses
+        self._sampler = PlainSampler(len(task.windows), session.rank, session.world_size)
+        self._hooks = task.optimizer._optimizer_step_pre_hooks  # the Session's, which others lack
+        self._number = 0
 
-    return block
+    def steps(self, count: int) -> None:
+        """Some steps."""
+        hooks = self._hooks.copy()
+        self._hooks.clear()
+        for _ in range(count):
+            loss = self._task.forward(self._session.model, self.indices())
+            self.log(loss)
+            self._task.update(loss)
+        self._hooks.update(hooks)
+
+    def indices(self) -> list[int]:
+        """The samples of the next step."""
+        self._number += 1
+        return self._sampler.indices(self._number)
+
+    def log(self, loss: torch.Tensor) -> None:
+        """Write a line for this step."""
+        record = {"step": self._number, "at": time.time(), "loss": loss.item()}
+        os.write(self._losses, json.dumps(record).encode() + b"\n")
 
 
 def session_block(task: Task, length: int, steps: Iterator[Step], session: Session) -> Block:
@@ -116,49 +125,75 @@ def timed_pair(blocks: tuple[Block, Block], turn: int) -> Pair:
     return seconds[0], seconds[1], cpu[0], cpu[1]
 
 
-def watched_steps(task: Task, steps: Iterator[Step], session: Session) -> dict[str, object]:
-    """Look closer at some steps: CPU microseconds of each part of the Session's own work.
+def watched_steps(
+    task: Task, plain: Plain, steps: Iterator[Step], session: Session
+) -> dict[str, object]:
+    """Look closer at some steps: CPU microseconds of what the Session does itself in each.
 
-    Also the time from the body's end to the next step (with the snapshot, if one is due), against
-    a plain copy of as many bytes as the state has.
+    Also of what the plain script does for the same, and the time from the body's end to the next
+    step (with the snapshot, if one is due) against a plain copy of as many bytes as the state has.
     """
     tensors = list(capture(session.named).tensors.values())
     source = torch.ones(sum(t.nbytes for t in tensors), dtype=torch.uint8)
     target = torch.zeros_like(source)
-    own, ends = [], []
+    own, same, ends = [], [], []
     for _ in range(WATCHED_STEPS):
+        same.append(watched_plain_step(task, plain, session))
         parts, end = watched_step(task, steps, session)
         begin = time.perf_counter()
         target.copy_(source)
         own.append(parts)
         ends.append((end, time.perf_counter() - begin))
-    return {"own_us": own, "ends": ends, "bytes": source.nbytes, "tensors": len(tensors)}
+    sizes = {"bytes": source.nbytes, "tensors": len(tensors)}
+    return {"own_us": own, "plain_us": same, "ends": ends, **sizes}
+
+
+def watched_plain_step(task: Task, plain: Plain, session: Session) -> dict[str, float]:
+    watch = Watch()
+    with watch.part("indices"):
+        indices = plain.indices()
+    loss = task.forward(session.model, indices)
+    with watch.part("log"):
+        plain.log(loss)
+    task.update(loss)
+    return watch.spent
 
 
 def watched_step(
     task: Task, steps: Iterator[Step], session: Session
 ) -> tuple[dict[str, float], float]:
-    clock, marks = time.thread_time_ns, []
-    marks += [clock()]
-    step = next(steps)
-    step.__enter__()
-    marks += [clock(), clock()]
-    indices = step.indices
-    marks += [clock()]
+    watch = Watch()
+    with watch.part("begin"):
+        step = next(steps)
+        step.__enter__()
+    with watch.part("indices"):
+        indices = step.indices
     loss = task.forward(session.model, indices)
-    marks += [clock()]
-    step.log(loss=loss)
-    marks += [clock()]
+    with watch.part("log"):
+        step.log(loss=loss)
     task.update(loss)
     begin = time.perf_counter()
-    marks += [clock()]
-    step.__exit__(None, None, None)
-    marks += [clock()]
-    seconds = time.perf_counter() - begin
-    empty = marks[2] - marks[1]
-    spans = {"begin": (0, 1), "indices": (2, 3), "log": (4, 5), "end": (6, 7)}
-    own = {name: (marks[b] - marks[a] - empty) / 1000 for name, (a, b) in spans.items()}
-    return own, seconds
+    with watch.part("end"):
+        step.__exit__(None, None, None)
+    return watch.spent, time.perf_counter() - begin
+
+
+class Watch:
+    """CPU microseconds of this thread, by part; less what an empty part takes."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, float] = {}
+        with self.part("empty"):
+            pass
+        self._empty = self.spent.pop("empty")
+
+    _empty = 0.0
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        begin = time.thread_time_ns()
+        yield
+        self.spent[name] = (time.thread_time_ns() - begin) / 1000 - self._empty
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def _mode(folder: Path, args: argparse.Namespace, every: int) -> dict[str, Any]:
         helpers = _helpers_share(job)
         _wait(job, "written")
         timed = json.loads((folder / "times0.json").read_text())
-    mode = _compare(timed["pairs"], length, helpers) | _own_work(timed["own_us"])
+    mode = _compare(timed["pairs"], length, helpers) | _own_work(timed)
     return mode | ({"snapshot": _against_copy(timed)} if every == 1 else {})
 
 
@@ -104,13 +104,23 @@ def _error_of_median(values: list[float]) -> float:
     return statistics.stdev(draws)
 
 
-def _own_work(steps: list[dict[str, float]]) -> dict[str, Any]:
-    """CPU microseconds per step inside the Session's own calls, by call."""
-    parts = {name: statistics.median(step[name] for step in steps) for name in steps[0]}
+def _own_work(timed: dict[str, Any]) -> dict[str, Any]:
+    """CPU microseconds per step of the Session's own calls, and of the plain script's likes."""
+    ours, plain = timed["own_us"], timed["plain_us"]
     return {
-        "cpu_us_per_step": round(statistics.median(sum(step.values()) for step in steps), 1),
-        "cpu_us_parts": {name: round(us, 1) for name, us in parts.items()},
+        "cpu_us_per_step": _median_sum(ours),
+        "cpu_us_parts": _median_parts(ours),
+        "plain_cpu_us_per_step": _median_sum(plain),
+        "plain_cpu_us_parts": _median_parts(plain),
     }
+
+
+def _median_sum(steps: list[dict[str, float]]) -> float:
+    return round(statistics.median(sum(step.values()) for step in steps), 1)
+
+
+def _median_parts(steps: list[dict[str, float]]) -> dict[str, float]:
+    return {name: round(statistics.median(s[name] for s in steps), 1) for name in steps[0]}
 
 
 def _helpers_share(job: Job) -> float:
@@ -170,11 +180,16 @@ def _show_mode(name: str, mode: dict[str, Any]) -> None:
         mode["helpers_share_of_cores"],
     )
     table(head, [row])
-    parts = ", ".join(f"{part} {us}" for part, us in mode["cpu_us_parts"].items())
     print(
-        f"a plain step {mode['plain_step_ms']} ms ({mode['plain_cpu_ms']} ms CPU); the Session's "
-        f"own work {mode['cpu_us_per_step']} us CPU per step: {parts}; load {mode['load']}"
+        f"a plain step takes {mode['plain_step_ms']} ms ({mode['plain_cpu_ms']} ms CPU); of it the "
+        f"plain script's sampler and log {_listed(mode, 'plain_cpu_us')}\n"
+        f"the Session's own work {_listed(mode, 'cpu_us')}; load {mode['load']}"
     )
+
+
+def _listed(mode: dict[str, Any], key: str) -> str:
+    parts = ", ".join(f"{part} {us}" for part, us in mode[f"{key}_parts"].items())
+    return f"{mode[f'{key}_per_step']} us CPU ({parts})"
 
 
 def _show_snapshots(found: dict[str, Any]) -> None:

@@ -648,6 +648,39 @@ def test_a_started_rank_that_does_not_reach_its_session_is_replaced() -> None:
     assert "join" in job.timers
 
 
+def test_a_rank_that_does_not_get_its_state_in_time() -> None:
+    """A transfer that hangs ends the generation; all meet again, and the next one may succeed."""
+    job = trained(5, processes=3)
+    job.exits(0, signal=SIGKILL, finished=5)
+    job.spawned()
+    job.arrive([0])
+    job.arrive([1, 2], finished=5)
+    job.ready([1, 2])
+    job.fire("join")
+    assert job.told(p.Over)[0].generation == 2
+    job.arrive([0])
+    job.arrive([1, 2], finished=5)
+    assert job.told(p.Form)[0].generation == 3
+    job.ready(job.ranks)
+    assert job.phase is Phase.TRAINING
+
+
+def test_a_rank_that_ends_well_while_it_should_take_its_state() -> None:
+    """Its time limit finds nobody to blame; the broken collective of the others does."""
+    job = trained(5, processes=3)
+    job.exits(0, signal=SIGKILL, finished=5)
+    job.spawned()
+    job.arrive([0])
+    job.arrive([1, 2], finished=5)
+    job.ready([1, 2])
+    job.exits(0, code=0)
+    job.fire("join")
+    job.fail_collective(1)
+    job.killed()
+    assert job.outcome is False
+    assert "rank 0 ended with exit status 0 before" in job.last(journal.Ended).reason
+
+
 def test_time_limits_are_off_while_ranks_train() -> None:
     """No limit of a regroup outlives it."""
     job = trained(5)
@@ -956,6 +989,18 @@ def test_news_of_an_earlier_generation_changes_nothing(message: p.Message) -> No
     job.say(0, message)
     assert not job.commands
     assert before == (job.phase, job.machine.newest, [job.status(rank) for rank in job.ranks])
+
+
+def test_the_end_of_an_earlier_store_changes_nothing() -> None:
+    """The store that was replaced is gone, as it should be; the new one still counts."""
+    job = trained(5)
+    job.say(0, p.StoreDown(serial=1))
+    job.exits(0, signal=SIGKILL, finished=5)
+    job.store_up()
+    job.say(0, p.StoreDown(serial=1))
+    job.exits(1, signal=SIGKILL, finished=5)
+    assert not job.told(p.HostStore)
+    assert job.spawned_now() == [1]
 
 
 @pytest.mark.parametrize(

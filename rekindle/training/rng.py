@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import functools
 import random
-import sys
 
+import numpy
 import torch
 
 _MASK = (1 << 64) - 1
 
-# Every step seeds, with code that a step of training has pushed out of the caches: what counts is
-# how much code runs. The functions random.seed and numpy.random.seed are wrappers as dear as what
+# Every step seeds, with code that the step before has pushed out of all caches: what counts is how
+# much code runs. The functions random.seed and numpy.random.seed take about as long again as what
 # they wrap, so the generators behind them are seeded directly.
 _python = random._inst
 _seed_python = super(random.Random, _python).seed
+_seed_numpy = numpy.random.mtrand._rand.seed
 
 
 def stream_seed(seed: int, rank: int, step: int) -> int:
@@ -39,7 +40,7 @@ def _mix(word: int, part: int) -> int:
 
 
 def begin_step(seed: int, rank: int, step: int) -> None:
-    """Seed torch (all devices), random and, if the script uses it, numpy for one step."""
+    """Seed torch (all devices), random and numpy for one step."""
     mixed = stream_seed(seed, rank, step)
     torch.default_generator.manual_seed(mixed)
     if torch.cuda.is_initialized():
@@ -50,6 +51,7 @@ def begin_step(seed: int, rank: int, step: int) -> None:
         npu.manual_seed(mixed)
     _seed_python(mixed)
     _python.gauss_next = None  # type: ignore[attr-defined]  # left out of typeshed
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.mtrand._rand.seed(mixed & 0xFFFFFFFF)
+    try:
+        _seed_numpy(mixed & 0xFFFFFFFF)
+    except TypeError:  # the script chose another bit generator: numpy.random.set_bit_generator
+        numpy.random.seed(mixed & 0xFFFFFFFF)
