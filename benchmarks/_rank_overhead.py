@@ -1,8 +1,9 @@
 """A rank that trains a model in turns through the Session and without it, and times both.
 
-Arguments: folder, size, seconds, steps per block. Rank r writes DIR/times<r>.json. Both use the
-same model, DDP wrapper and optimizer, in one process: of two copies of a model one is up to a
-percent slower for where it lies in memory. Both write the loss of every step to a file.
+Arguments: folder, size, seconds, steps per block, steps to watch closely. Rank r writes
+FOLDER/times<r>.json. Both use the same model, DDP wrapper and optimizer, in one process: of two
+copies of a model one is up to a percent slower for where it lies in memory. Both write the loss of
+every step to a file.
 """
 
 # ruff: noqa: E402
@@ -32,14 +33,14 @@ from rekindle.training.torch_state import capture
 
 WARM_UP = 10  # pairs
 ASK_EVERY = 5  # pairs between two looks at the clock, which all ranks take together
-WATCHED_STEPS = 100
 
 Block = Callable[[], None]
 Pair = tuple[float, float, float, float]
 
 
 def main() -> None:
-    folder, size, seconds, length = Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:5])
+    folder, size = Path(sys.argv[1]), sys.argv[2]
+    seconds, length, watched_count = map(int, sys.argv[3:6])
     task = Task(size)
     sampler = StepSampler(len(task.windows), BATCH_SIZE)
     with Session(model=task.model, optimizer=task.optimizer, sampler=sampler, ddp=True) as session:
@@ -53,7 +54,7 @@ def main() -> None:
             progress.tell("begin")
             pairs = timed_pairs(blocks, seconds)
             progress.tell("end")
-            watched = watched_steps(task, plain, steps, session)
+            watched = watched_steps(watched_count, task, plain, steps, session)
         (folder / f"times{rank}.json").write_text(json.dumps({"pairs": pairs, **watched}))
         progress.tell("written")
         dist.barrier()  # a rank that left would break the others' last step
@@ -126,7 +127,7 @@ def timed_pair(blocks: tuple[Block, Block], turn: int) -> Pair:
 
 
 def watched_steps(
-    task: Task, plain: Plain, steps: Iterator[Step], session: Session
+    count: int, task: Task, plain: Plain, steps: Iterator[Step], session: Session
 ) -> dict[str, object]:
     """Look closer at some steps: CPU microseconds of what the Session does itself in each.
 
@@ -137,7 +138,7 @@ def watched_steps(
     source = torch.ones(sum(t.nbytes for t in tensors), dtype=torch.uint8)
     target = torch.zeros_like(source)
     own, same, ends = [], [], []
-    for _ in range(WATCHED_STEPS):
+    for _ in range(count):
         same.append(watched_plain_step(task, plain, session))
         parts, end = watched_step(task, steps, session)
         begin = time.perf_counter()

@@ -65,7 +65,8 @@ class Decided(Event, frozen=True, kw_only=True, tag="decided"):
 class Formed(Event, frozen=True, kw_only=True, tag="formed"):
     """A generation was formed: all ranks are there and know where their state comes from.
 
-    step: steps finished, from which all ranks go on; sources: how many ranks take their state from
+    step: steps finished, from which all ranks go on; newest: steps that all had finished before;
+    sources: how many ranks take their state from
     where, e.g. {"self": 3, "peer": 1}.
     """
 

@@ -114,6 +114,8 @@ class Forming(Gathering):
                 plan={r.rank: plan.ranks[r.rank] for r in self.roster.ranks_of(node.node)},
             )
             self._do(Send(node.connection, form))
+        # A step that only some ranks have finished is under way: doing it again loses none.
+        self._reached = max(self._reached, min(rank.finished for rank in self.roster.ranks))
         for rank in self.roster.ranks:
             rank.status, rank.stepped, rank.finished = Status.RESTORING, False, plan.step
         self._record(
@@ -122,7 +124,7 @@ class Forming(Gathering):
                 world_size=self.spec.world_size,
                 step=plan.step,
                 sources=dict(Counter(r.source.value for r in plan.ranks)),
-                newest=self.newest,
+                newest=self._reached,
                 incident=self.incidents.open,
             )
         )
@@ -177,7 +179,7 @@ class Forming(Gathering):
             journal.FirstStep(generation=generation, step=step, incident=self.incidents.open)
         )
         self.incidents.close()
-        self.newest = step
+        self.newest, self._reached = step, 0
         self._refused = set()
 
     def _declare_over(self) -> None:

@@ -48,6 +48,7 @@ class Gathering(ABC):
         self.incidents = Incidents(spec.policy, incident)
         self.newest = 0
         self.total = 0
+        self._reached = 0  # steps that every rank had finished when the open incident began
         self.restarts = 0
         self._store = Store()
         self._session = False  # a rank of the current generation has a Session
