@@ -27,7 +27,7 @@ from aiohttp import WSMsgType, web
 from aiohttp.typedefs import Handler
 
 from rekindle import names
-from rekindle.errors import ProtocolError
+from rekindle.errors import ProtocolError, RekindleError
 from rekindle.recovery import journal
 from rekindle.runtime import lifeline, protocol, state, view
 from rekindle.runtime.inheritance import inheritance
@@ -323,7 +323,13 @@ def main() -> None:
     parser.add_argument("--attempt", type=int, default=0)
     parser.add_argument("--listen-fd", type=int, required=True)
     parser.add_argument("--lifeline-fd", type=int, default=-1)
-    sys.exit(asyncio.run(serve(parser.parse_args())))
+    options = parser.parse_args()
+    try:
+        status = asyncio.run(serve(options))
+    except RekindleError as error:
+        print(f"rekindle coordinator: {error}", file=sys.stderr, flush=True)
+        status = 1
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import sys
 import time
@@ -13,9 +14,12 @@ from pathlib import Path
 
 import msgspec
 
+from rekindle.errors import JobError
 from rekindle.recovery import journal
 
 _KEEPALIVE = b'{"type":"keepalive"}'
+
+LOCK_S = 10.0  # how long the coordinator of an earlier attempt may take to end
 
 
 class Ledger:
@@ -23,15 +27,18 @@ class Ledger:
 
     A torn last line (the writer was killed) is cut off, so that what follows stays readable. A disk
     that is full stops nothing: events wait in memory until they can be written.
+
+    Raises JobError: another process still writes it.
     """
 
     def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        _lock(self._fd, path)
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         if lines and not lines[-1].endswith(b"\n"):
             lines.pop()
         self.events: list[journal.Event] = list(journal.read(lines))
         self._path = path
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._end = sum(map(len, lines))  # of what is written in full
         os.ftruncate(self._fd, self._end)
         self._earlier = len(self.events)
@@ -98,3 +105,16 @@ class Ledger:
                 ended = isinstance(event, journal.Ended) and event.seq > self._earlier
         finally:
             self._followers.discard(queue)
+
+
+def _lock(fd: int, path: Path) -> None:
+    """Be the only writer for as long as `fd` is open; two would write over each other."""
+    deadline = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                raise JobError(f"{path} is written by another coordinator of this job") from error
+            time.sleep(0.02)

@@ -26,7 +26,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Arrived(Message, frozen=True, kw_only=True, tag="arrived"):
     """The rank waits for a generation: at the start of its Session, or after leaving a step.
 
-    finished: steps its state has finished, None: it was just built by the script.
+    finished: steps it has finished, None: its state was just built by the script.
+    torn: its state is of no step, for it was interrupted while that was changed.
     done: it has finished all the steps it was asked for.
     passed: steps after which all ranks were let go before, where the script asked for more later.
     """

@@ -235,7 +235,7 @@ class Session:
                 protocol.Arrived(
                     rank=self.rank,
                     generation=self.generation,
-                    finished=self.finished if self._has_state else None,
+                    finished=self.finished if self._has_state or self._torn else None,
                     torn=self._torn,
                     done=self._has_state and 0 < self._total <= self.finished,
                     passed=self._passed,

@@ -26,13 +26,13 @@ print("goes")
 """
 
 
-def waiting(place: Place, *options: str, quick: bool = True) -> Run:
-    """Start a job of two ranks that wait for `go`; return when both do."""
+def waiting(place: Place, *options: str, nodes: int = 1, quick: bool = True) -> Run:
+    """Start a job of two ranks per node that wait for `go`; return when all do."""
     script = place.script(WAITS)
-    options = ("--nproc-per-node", "2", *options)
+    options = ("--nnodes", str(nodes), "--nproc-per-node", "2", *options)
     run = place.start_quick(script, *options) if quick else place.start(*options, script)
-    run.wait_for_output(0, "runs")
-    run.wait_for_output(1, "runs")
+    for rank in range(2 * nodes):
+        run.wait_for_output(rank, "runs")
     return run
 
 
@@ -47,7 +47,7 @@ def kill(process: psutil.Process) -> None:
 
 def test_the_launcher_is_killed(place: Place) -> None:
     """A job in the foreground ends with its launcher, however that dies; its ledger says so."""
-    run = waiting(place, "--nnodes", "2")
+    run = waiting(place, nodes=2)
     run.signal(signal.SIGKILL)
     run.end()
     ended = run.recorded(journal.Ended)[-1]
@@ -77,7 +77,7 @@ def test_the_launcher_is_killed_while_it_starts_the_job(place: Place, moment: st
 
 def test_the_coordinator_is_killed(place: Place) -> None:
     """Another one takes its place; untouched ranks do not notice, and the job succeeds."""
-    run = waiting(place, "--nnodes", "2")
+    run = waiting(place, nodes=2)
     ranks = {process.pid for process in run.forked()}
     for count in (2, 3):
         kill(run.only("coordinator"))
@@ -123,7 +123,7 @@ def alive(process: psutil.Process) -> bool:
 
 def test_an_agent_is_killed(place: Place) -> None:
     """Its ranks die with it; without restarts the job fails, and the lost node is named."""
-    run = waiting(place, "--nnodes", "2")
+    run = waiting(place, nodes=2)
     agent = next(p for p in run.all("agent") if node_of(p) == 1)
     kill(agent)
     run.end(1)
@@ -138,7 +138,7 @@ def node_of(agent: psutil.Process) -> int:
 
 def test_a_killed_agent_is_replaced(place: Place) -> None:
     """With a restart left the launcher brings another agent, and all ranks run again."""
-    run = waiting(place, "--nnodes", "2", "--max-restarts", "1")
+    run = waiting(place, "--max-restarts", "1", nodes=2)
     kill(next(p for p in run.all("agent") if node_of(p) == 1))
     logs = Path(run.directory.path, "logs/attempt_1")
     wait_until(lambda: len(list(logs.glob("*/stdout.log"))) == 4, "four ranks again")
@@ -152,8 +152,35 @@ def test_a_killed_agent_is_replaced(place: Place) -> None:
 @pytest.mark.parametrize("order", ["agent first", "launcher first"])
 def test_two_are_killed_at_once(place: Place, order: str) -> None:
     """Whatever dies together with the launcher, nobody is left to wait for anybody."""
-    run = waiting(place, "--nnodes", "2", "--max-restarts", "3")
+    run = waiting(place, "--max-restarts", "3", nodes=2)
     victims = [run.all("agent")[0], psutil.Process(run.process.pid)]
     for victim in victims if order == "agent first" else reversed(victims):
         kill(victim)
     run.end()
+
+
+def writers(run: Run) -> int:
+    """How many coordinators have the job's ledger open."""
+    ledger = str(run.directory.ledger)
+    files = [file.path for each in run.all("coordinator") for file in each.open_files()]
+    return files.count(ledger)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "old coordinator is held"])
+def test_a_job_is_run_again_while_its_old_coordinator_still_lives(place: Place, late: bool) -> None:
+    """The next attempt waits for the last one's end: two never write the same ledger."""
+    run = waiting(place)
+    old = run.only("coordinator")
+    if late:
+        old.suspend()
+    run.signal(signal.SIGKILL)
+    run.process.wait()
+    go(place)
+    again = place.start_quick("train.py")
+    if late:
+        wait_until(lambda: writers(again) == 2, "the second coordinator")
+        old.resume()
+    again.end(0)
+    assert [event.attempt for event in again.recorded(journal.JobStarted)] == [0, 1]
+    assert [event.outcome for event in again.recorded(journal.Ended)] == ["stopped", "succeeded"]
+    assert [event.seq for event in again.events()] == list(range(1, len(again.events()) + 1))
