@@ -82,7 +82,9 @@ def serve(wire: socket.socket, agent: int) -> Callable[[], None] | None:
     """Answer requests; in a forked process return what it has to do, in the zygote None."""
     forked: set[int] = set()
     while True:
-        data, fds, _, _ = socket.recv_fds(wire, 1, 1)
+        data, fds = b"", list[int]()
+        with contextlib.suppress(ConnectionResetError):  # it died with an answer unread
+            data, fds, _, _ = socket.recv_fds(wire, 1, 1)
         if not data:
             end_sessions(forked)
             return None
@@ -90,14 +92,16 @@ def serve(wire: socket.socket, agent: int) -> Callable[[], None] | None:
         try:
             child = fork_twice(agent)
         except OSError as error:
-            wire.send(msgspec.msgpack.encode(Forked(pid=0, error=f"cannot fork: {error}")))
+            answer = Forked(pid=0, error=f"cannot fork: {error}")
         else:
             if child is None:
                 wire.close()
                 return lambda: obey(line)
             forked.add(child)
-            wire.send(msgspec.msgpack.encode(Forked(pid=child)))
+            answer = Forked(pid=child)
         line.close()
+        with contextlib.suppress(BrokenPipeError):  # the agent died: the next read says so
+            wire.send(msgspec.msgpack.encode(answer))
 
 
 def obey(line: socket.socket) -> None:

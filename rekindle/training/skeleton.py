@@ -82,7 +82,10 @@ class Writer:
 
     def _encode_pairs(self, value: Mapping[Any, Any], path: str) -> list[Node]:
         return [
-            [self.encode(key, f"{path}[{key!r}]"), self.encode(each, f"{path}.{key}")]
+            [
+                key if type(key) is str else self.encode(key, f"{path}[{key!r}]"),
+                self.encode(each, f"{path}.{key}"),
+            ]
             for key, each in value.items()
         ]
 

@@ -15,11 +15,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._C._distributed_c10d import HashStore, ProcessGroup, ProcessGroupGloo
+from torch._C._distributed_c10d import (
+    HashStore,
+    ProcessGroup,
+    ProcessGroupGloo,
+    _register_comm_hook,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from rekindle.errors import SessionError
 from rekindle.training.torch_transfer import broadcast_tensors
+from rekindle.training.torch_waits import Hook, reduce_bucket
 
 # The group is the generation's own, and nothing may be sent while a wrapper is made.
 _OURS = ("process_group", "device_mesh", "init_sync")
@@ -84,6 +90,19 @@ class SteadyDDP(DistributedDataParallel, _InitOnce):
             raise SessionError("torch._dynamo's optimize_ddp='python_reducer' has no fixed buckets")
         if self._pinned:
             self._pin()
+        self._guarded = torch.distributed.get_backend(self.process_group) == "gloo"
+        if self._guarded:  # once a reducer; the script's own hook is called from there
+            _register_comm_hook(self.reducer, self._comm_hooks, reduce_bucket)
+
+    def register_comm_hook(self, state: object, hook: Hook) -> None:
+        """As DistributedDataParallel's; every wait for the hook's future ends with a generation."""
+        if not self._guarded:
+            super().register_comm_hook(state, hook)
+            return
+        if self._comm_hooks:
+            raise SessionError("register_comm_hook can only be called once")
+        self._check_comm_hook(hook)  # type: ignore[no-untyped-call]
+        self._comm_hooks.append((hook, state))
 
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
         # About the order in which gradients become ready, which is what _pin() lays them out in.

@@ -7,6 +7,7 @@ these down.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import logging
 import socket
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore  # torch.distributed's; typed only here
 
 from rekindle.errors import StaleError
+from rekindle.training import torch_waits
 from rekindle.training.sockets import connected_to, new_sockets, shut, socket_inodes
 
 _log = logging.getLogger(__name__)
@@ -34,6 +36,7 @@ _TIMEVAL = struct.Struct("@ll")
 _PAIR_NUMBER = struct.Struct("@n")
 _TICK_S = 0.02  # the kernel rounds a socket's time-out up to its tick
 _POKE_TIMEOUT_S = 1.0
+_BURIAL_S = 0.5
 
 
 class Group:
@@ -48,6 +51,7 @@ class Group:
         self._sockets: list[socket.socket] = []  # duplicates: an fd number may come to mean another
         self._forming: _Forming | None = None
         self._group: dist.ProcessGroup | None = None
+        self._waits = torch_waits.Waits()
         self._hooks: tuple[Callable[..., object], Callable[..., object]] | None = None
 
     @property
@@ -90,6 +94,8 @@ class Group:
                 device_id=device_id,
             )
             self._group = dist.group.WORLD
+            if dist.get_backend() == "gloo":
+                torch_waits.use(self._waits)
             self._hooks = (hook, sys.excepthook)
         except RuntimeError as error:
             line.shut()  # a wait that was broken off may have left half an answer on it
@@ -117,11 +123,13 @@ class Group:
             if self._forming is not None:
                 self._forming.interrupt()
             group = self._group
+        self._waits.release_soon()
         _abort_accelerators(group)
 
     def leave(self) -> None:
         """Sever, and give up the default process group. For the main thread; does not block."""
         self.sever()
+        torch_waits.use(None)
         if self._group is not None:
             if dist.is_initialized():  # else the script destroyed it itself
                 dist.destroy_process_group()
@@ -253,8 +261,11 @@ def _bury(group: dist.ProcessGroup) -> None:
     earlier = _left.copy()
     _left[:] = [group]
     # A Python reference that is the last one frees the group without the GIL, so this thread
-    # stalls nobody. No daemon: the interpreter's end would cut the destructor short and abort.
-    threading.Thread(target=earlier.clear, name="rekindle-bury").start()
+    # stalls nobody. Where the interpreter's end cuts the destructor short, the process aborts; but
+    # where gloo has forgotten an operation, the destructor waits for it (see torch_waits).
+    burial = threading.Thread(target=earlier.clear, name="rekindle-bury", daemon=True)
+    burial.start()
+    atexit.register(burial.join, _BURIAL_S)
 
 
 def _abort_accelerators(group: dist.ProcessGroup | None) -> None:

@@ -37,7 +37,7 @@ def test_node_lost_twice(second: int, job: Callable[..., Job], baseline: Record)
     run = job(nodes=2)
     run.wait_step(0, 4)
     run.kill_node(1)
-    run.wait_event(journal.FirstStep, count=2)
+    run.wait_event(journal.FirstStep, generation=2)
     run.kill_node(second)
     assert_recovered(run, baseline, replaced={2, 3, 2 * second, 2 * second + 1})
     assert set(steps_lost(run)) == {0}

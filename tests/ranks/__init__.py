@@ -97,6 +97,9 @@ class Ranks:
     def results(self) -> list[Any]:
         return [self.result(rank) for rank in range(len(self._processes))]
 
+    def pid(self, rank: int) -> int:
+        return self._processes[rank].pid
+
     def kill(self, rank: int) -> None:
         os.kill(self._processes[rank].pid, signal.SIGKILL)
         self._processes[rank].join(LIMIT_S)

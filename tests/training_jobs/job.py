@@ -279,7 +279,21 @@ class Job:
             if path.exists():
                 lines = path.read_text(errors="replace").splitlines()[-25:]
                 texts += [f"\n---- {path.name}", *(line[:400] for line in lines)]
+        steps = {rank: max(self.record.steps(rank), default=None) for rank in range(RANKS)}
+        texts += [f"\nlast steps logged: {steps}", *self.leftovers(), *self._stacks()]
         return "\n".join(texts)
+
+    def _stacks(self) -> list[str]:
+        """Have all ranks that live write where they are."""
+        texts = []
+        for path in sorted(self.folder.glob("stack.*")):
+            try:
+                os.kill(int(path.suffix[1:]), signal.SIGUSR2)
+                wait_until(lambda path=path: path.stat().st_size, "a stack", 2.0)
+            except (ProcessLookupError, AssertionError):
+                continue  # it is dead, or says nothing
+            texts += [f"\n---- {path.name}", path.read_text()]
+        return texts
 
     # ---- breaking it
 

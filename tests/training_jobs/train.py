@@ -7,10 +7,12 @@ and has one more collective behind the update, as a script has that logs the mea
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import hashlib
 import json
 import os
 import random
+import signal
 from pathlib import Path
 
 import torch
@@ -174,7 +176,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--variant", choices=("ddp", "plain", "late"), default="ddp")
     parser.add_argument("--steps", type=int, default=24)
-    Run(parser.parse_args()).train()
+    options = parser.parse_args()
+    with (options.folder / f"stack.{os.getpid()}").open("w") as stack:  # see Job.story
+        faulthandler.register(signal.SIGUSR2, file=stack)
+        Run(options).train()
+        faulthandler.unregister(signal.SIGUSR2)
 
 
 if __name__ == "__main__":
