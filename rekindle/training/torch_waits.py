@@ -29,6 +29,10 @@ _Future: TypeAlias = "torch.futures.Future[Any]"
 _native_wait = Work.wait
 
 
+def _same(value: Any) -> Any:
+    return value
+
+
 class Waits:
     """The waits of one process group: entered by any thread, all ended by release()."""
 
@@ -37,15 +41,18 @@ class Waits:
         self._futures: set[_Future] = set()
         self._released = False
 
-    def follow(self, future: _Future) -> _Future:
-        """A future that is done when `future` is, or fails when the waits are released."""
+    def follow(self, future: _Future, pick: Callable[[Any], Any] = _same) -> _Future:
+        """A future that is done when `future` is, or fails when the waits are released.
+
+        pick: its value, of that of `future` (a `then` would bury the exception's text).
+        """
         ours: _Future = torch.futures.Future()
         with self._lock:
             if self._released:
                 ours.set_exception(_over())
                 return ours
             self._futures.add(ours)
-        future.add_done_callback(lambda done: self._pass_on(done, ours))
+        future.add_done_callback(lambda done: self._pass_on(done, ours, pick))
         return ours
 
     def wait(self, work: Work) -> bool:
@@ -73,13 +80,13 @@ class Waits:
         for future in futures:
             future.set_exception(_over())
 
-    def _pass_on(self, done: _Future, ours: _Future) -> None:
+    def _pass_on(self, done: _Future, ours: _Future, pick: Callable[[Any], Any]) -> None:
         with self._lock:
             if ours not in self._futures:
                 return  # released
             self._futures.discard(ours)
         try:
-            value = done.value()
+            value = pick(done.value())
         except Exception as error:
             ours.set_exception(error)
         else:
@@ -100,6 +107,11 @@ def _future_of(work: Work) -> _Future:
 
     threading.Thread(target=wait, name="rekindle-wait", daemon=True).start()
     return future
+
+
+def _only_tensor(value: Any) -> Any:
+    """What a hook's future must hold, of what a collective's holds: a list of one."""
+    return value[0] if isinstance(value, list) else value
 
 
 def _over() -> StaleError:
@@ -137,5 +149,6 @@ def reduce_bucket(chosen: list[tuple[Hook, Any]], bucket: GradBucket) -> _Future
         buffer = bucket.buffer().mul_(1.0 / dist.get_world_size())
         work = dist.all_reduce(buffer, async_op=True)
         assert work is not None  # None: this rank is not of the group
-        future = work.get_future().then(lambda done: done.value()[0])
-    return future if _current is None else _current.follow(future)
+        future = work.get_future()
+    following = _current or Waits()
+    return following.follow(future, _only_tensor)
