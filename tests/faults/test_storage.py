@@ -116,6 +116,8 @@ def test_damaged_snapshot(
     """A snapshot damaged in memory is never loaded: a checkpoint is used, else the start."""
     run = job(*PAUSE_ALL, snapshot_every=6, checkpoint_every=checkpoints)
     run.wait_pause(12)
+    if checkpoints:
+        run.wait_event(journal.Checkpointed, step=10)
     assert damage_snapshots(run.agent_pid(0))
     run.kill(*range(RANKS))
     assert_recovered(run, baseline, replaced=range(RANKS))
