@@ -6,6 +6,9 @@ BENCH_ARGS ?= --quick
 
 BIN := .venv/bin
 STAMP := .venv/.installed
+# Not to be installed, which needs an NPU's drivers: a test reads its source.
+NPU_WHEEL := torch-npu --constraint constraints.txt --dest .venv/wheels --no-deps \
+	--only-binary :all: --implementation cp --python-version 3.11 --platform manylinux_2_28_x86_64
 SOURCES := rekindle tests $(wildcard examples benchmarks)
 
 # A virtual environment holds absolute paths, so a checkout that was moved needs a new one.
@@ -32,6 +35,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@rm -f $(STAMP)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input \
 		--editable '.[torch,dev]' --constraint constraints.txt
+	@$(BIN)/python -m pip download -qq --disable-pip-version-check --no-input $(NPU_WHEEL)
 	@pwd -P > $(STAMP)
 
 lint: setup

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from jobs.driver import Driver
 from jobs.pretended import World
 
+from rekindle.errors import ProtocolError
 from rekindle.recovery import journal
 from rekindle.recovery.fault import ErrorRecord, Exit, Kind
 from rekindle.recovery.plan import Source
@@ -155,7 +156,7 @@ def test_a_torn_rank_takes_its_state_from_another() -> None:
 def test_a_collective_fails_before_the_exit_is_known() -> None:
     """The first sign is a peer's error: all leave at once, and the exit decides what is done."""
     job = trained(5, processes=3)
-    job.fail_collective(1)
+    job.fail_step(1)
     assert job.told(p.Over)
     assert not strategies(job)
     job.exits(0, signal=SIGKILL, finished=5)
@@ -169,18 +170,57 @@ def test_a_collective_fails_before_the_exit_is_known() -> None:
 def test_a_broken_link_alone_regroups_all_without_a_new_process() -> None:
     """When every process is there, only links can be broken: the step is done again."""
     job = trained(5, processes=3)
-    job.fail_collective(1)
+    job.fail_step(1)
     job.arrive(job.ranks, finished=5)
     assert strategies(job) == [Strategy.RETRY]
     assert set(sources(job).values()) == {Source.SELF}
     assert not job.spawned_now()
 
 
+def test_damaged_memory_keeps_every_process() -> None:
+    """The damaged rank takes over what a peer has; nobody is started or killed."""
+    job = trained(5, processes=3)
+    job.fail_step(1, kind=Kind.DEVICE_MEMORY)
+    job.arrive([0, 2], finished=5)
+    job.arrive([1], finished=5, torn=True)
+    assert strategies(job) == [Strategy.RETRY]
+    assert sources(job) == {0: Source.SELF, 1: Source.PEER, 2: Source.SELF}
+    assert not job.spawned_now()
+
+
+def test_damage_that_shows_itself_when_the_generation_is_over() -> None:
+    """It is told as a part of the incident, though another fault began that."""
+    job = trained(5, processes=3)
+    job.exits(0, signal=SIGKILL, finished=5)
+    job.fail_step(1, kind=Kind.DEVICE_MEMORY)
+    job.fail_step(2)
+    [incident] = journal.incidents(job.history)
+    assert [fault.kind for fault in incident.faults] == [Kind.PROCESS, Kind.DEVICE_MEMORY]
+
+
+def test_a_device_that_cannot_be_repaired_costs_the_process() -> None:
+    """The rank that says so waits to be killed, and is started anew."""
+    job = trained(5, processes=3)
+    job.fail_step(1, kind=Kind.DEVICE_MEMORY)
+    job.arrive([0, 2], finished=5)
+    job.fail_step(1, kind=Kind.DEVICE)
+    assert job.status(1) is Status.ENDING
+    job.exits(1, signal=SIGKILL, finished=5)
+    assert job.spawned_now() == [1]
+    assert strategies(job) == [Strategy.RETRY, Strategy.RECOVER_IN_PLACE]
+
+
+def test_a_step_cannot_fail_by_just_anything() -> None:
+    """A kind that no rank can know of breaks the protocol."""
+    with pytest.raises(ProtocolError, match="node-lost"):
+        trained(5).fail_step(1, kind=Kind.NODE_LOST)
+
+
 def test_links_that_fail_again_and_again_end_the_job() -> None:
     """Regrouping without a finished step between has a limit."""
     job = trained(5)
     for _ in range(4):
-        job.fail_collective(1)
+        job.fail_step(1)
         job.arrive([r for r in job.ranks if job.status(r) is Status.LEAVING], finished=5)
         if job.phase is Phase.RESTORING:
             job.ready(job.ranks)
@@ -516,8 +556,8 @@ def test_the_first_failing_rank_by_time_is_the_reason() -> None:
 def test_the_error_of_one_rank_outweighs_the_broken_links_of_the_others() -> None:
     """Peers see the failure first as a broken link; the script's error is still the cause."""
     job = trained(5, processes=3)
-    job.fail_collective(0)
-    job.fail_collective(2)
+    job.fail_step(0)
+    job.fail_step(2)
     job.raises(1, "ValueError: bad batch")
     job.killed()
     assert "ValueError: bad batch" in job.last(journal.Ended).reason
@@ -675,7 +715,7 @@ def test_a_rank_that_ends_well_while_it_should_take_its_state() -> None:
     job.ready([1, 2])
     job.exits(0, code=0)
     job.fire("join")
-    job.fail_collective(1)
+    job.fail_step(1)
     job.killed()
     assert job.outcome is False
     assert "rank 0 ended with exit status 0 before" in job.last(journal.Ended).reason
@@ -845,7 +885,7 @@ def test_a_rank_that_ends_well_too_early_is_the_scripts_error() -> None:
     job = trained(5, processes=3)
     job.exits(0, code=0, finished=5)
     assert job.phase is Phase.TRAINING
-    job.fail_collective(1)
+    job.fail_step(1)
     assert job.phase is Phase.STOPPING
     job.killed()
     assert job.outcome is False
@@ -970,7 +1010,7 @@ def test_the_exit_of_an_earlier_process_changes_nothing() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        p.CollectiveFailed(rank=0, generation=1, error="Connection reset by peer"),
+        p.StepFailed(rank=0, generation=1, kind=Kind.LINK, error="reset by peer", finished=99),
         p.StateReady(rank=0, generation=1),
         p.StateReady(rank=0, generation=1, error="nothing there"),
         p.StepDone(rank=0, generation=1, finished=99),
@@ -982,7 +1022,7 @@ def test_the_exit_of_an_earlier_process_changes_nothing() -> None:
 def test_news_of_an_earlier_generation_changes_nothing(message: p.Message) -> None:
     """What ranks said about a generation that is over does not touch the next."""
     job = trained(5)
-    job.fail_collective(0)
+    job.fail_step(0)
     job.arrive(job.ranks, finished=5)
     assert job.machine.generation == 2
     before = job.phase, job.machine.newest, [job.status(rank) for rank in job.ranks]

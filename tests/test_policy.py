@@ -12,7 +12,16 @@ from rekindle.recovery.fault import ErrorRecord, Exit, Fault, Kind, fault_of_exi
 from rekindle.recovery.policy import INNER, Case, Decision, Past, Policy, Strategy, decide
 
 RETRY, IN_PLACE, RECOVER, RESTART, FAIL = Strategy
-RUNTIME = (Kind.PROCESS, Kind.STUCK, Kind.RESTORE, Kind.NODE_LOST, Kind.LINK)
+RUNTIME = (
+    Kind.PROCESS,
+    Kind.STUCK,
+    Kind.RESTORE,
+    Kind.NODE_LOST,
+    Kind.LINK,
+    Kind.TRANSIENT,
+    Kind.DEVICE_MEMORY,
+    Kind.DEVICE,
+)
 
 
 def fault(kind: Kind, rank: int = 0, finished: int = 5, signature: str = "E") -> Fault:
@@ -28,6 +37,7 @@ def judge(what: Fault, past: list[tuple[Fault, Strategy]], policy: Policy, **mor
 
 
 USER, DEAD, LINK = fault(Kind.USER_CODE), fault(Kind.PROCESS), fault(Kind.LINK)
+MEMORY = fault(Kind.DEVICE_MEMORY)
 FREE = Policy(max_restarts=1)
 
 TABLE = {
@@ -36,6 +46,32 @@ TABLE = {
     "a stuck rank": (FREE, fault(Kind.STUCK), [], {}, IN_PLACE, "all others wait"),
     "a lost node": (FREE, fault(Kind.NODE_LOST), [], {}, RECOVER, "a new node takes its place"),
     "a broken link": (FREE, LINK, [], {}, RETRY, "do the step again"),
+    "damaged memory": (
+        FREE, MEMORY, [], {}, RETRY, "every process stays",
+    ),
+    "a hiccup": (FREE, fault(Kind.TRANSIENT), [], {}, RETRY, "do the step again"),
+    "damaged memory, retry not allowed": (
+        Policy(strategies=(IN_PLACE,)), MEMORY, [], {}, IN_PLACE, "started anew",
+    ),
+    "damaged memory again at once": (
+        FREE, MEMORY, [(MEMORY, RETRY)], {},
+        IN_PLACE, "started anew on its node",
+    ),
+    "damaged memory again, only retry allowed": (
+        Policy(strategies=(RETRY,)), MEMORY, [(MEMORY, RETRY)],
+        {}, RETRY, "its device is repaired",
+    ),
+    "damaged memory again some steps later": (
+        FREE, MEMORY, [(fault(Kind.DEVICE_MEMORY, finished=4), RETRY)], {},
+        RETRY, "its device is repaired",
+    ),
+    "damaged memory of another rank": (
+        FREE, fault(Kind.DEVICE_MEMORY, 1), [(MEMORY, RETRY)], {},
+        RETRY, "its device is repaired",
+    ),
+    "a device that cannot be repaired": (
+        FREE, fault(Kind.DEVICE), [(MEMORY, RETRY)], {}, IN_PLACE, "started anew",
+    ),
     "a bad source": (FREE, fault(Kind.RESTORE), [], {}, RETRY, "the next source"),
     "no session": (FREE, DEAD, [], {"session": False}, RESTART, "restart 1 of 1"),
     "nothing formed yet": (FREE, DEAD, [], {"formed": False}, RESTART, "restart 1 of 1"),
@@ -202,4 +238,4 @@ def test_the_cause_is_found_in_any_order(seen: list[Fault]) -> None:
     """A broken link is never blamed while anything that breaks links is known."""
     assert root_cause(seen).kind is Kind.USER_CODE
     without = [one for one in seen if one.kind not in (Kind.USER_CODE, Kind.NODE_LOST)]
-    assert root_cause(without).kind is Kind.PROCESS
+    assert root_cause(without).kind is Kind.DEVICE

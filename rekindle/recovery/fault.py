@@ -14,6 +14,9 @@ class Kind(str, enum.Enum):
     PROCESS = "process"  # a process died by a signal
     USER_CODE = "user-code"  # the script raised, or exited with a status of its own
     LINK = "link"  # a collective failed and no process is known to be broken
+    TRANSIENT = "transient"  # the script says that this exception passes
+    DEVICE_MEMORY = "device-memory"  # an uncorrectable error in the memory of a rank's device
+    DEVICE = "device"  # a rank's device that the rank itself cannot make usable again
     NODE_LOST = "node-lost"  # the agent is gone, and all ranks of its node with it
     STUCK = "stuck"  # a rank did not leave its collective in time
     RESTORE = "restore"  # a rank could not take its state from the source the plan named
@@ -74,8 +77,11 @@ _CAUSES = (
     Kind.LAUNCH,
     Kind.USER_CODE,
     Kind.NODE_LOST,
+    Kind.DEVICE,
+    Kind.DEVICE_MEMORY,
     Kind.PROCESS,
     Kind.STUCK,
+    Kind.TRANSIENT,
     Kind.RESTORE,
     Kind.COORDINATOR,
     Kind.LINK,

@@ -143,15 +143,20 @@ def _user_code(policy: Policy, case: Case) -> Decision | None:
 def _inner(policy: Policy, case: Case) -> Decision | None:
     """Keep the healthy ranks alive, if they can wait for the broken one."""
     fault = case.fault
-    strategy, doing = _INNER_FOR[fault.kind]
-    if not case.session or not case.formed or strategy not in policy.strategies:
+    if not case.session or not case.formed:
         return None
-    inner_before = [past for past in case.past if past.strategy in INNER]
-    if len(inner_before) >= policy.max_recoveries:
+    if sum(past.strategy in INNER for past in case.past) >= policy.max_recoveries:
         return None
-    if _in_row(case) >= policy.max_in_row:
+    in_row = _in_row(case)
+    if len(in_row) >= policy.max_in_row:
         return None
-    return Decision(strategy=strategy, reason=f"{fault.message}; {doing}")
+    options = [option for option in _INNER_FOR[fault.kind] if option[0] in policy.strategies]
+    for strategy, doing in options:
+        # A repair that did not last is not tried again while there is something stronger.
+        if strategy is Strategy.RETRY and strategy in in_row and len(options) > 1:
+            continue
+        return Decision(strategy=strategy, reason=f"{fault.message}; {doing}")
+    return None
 
 
 def _all_anew(policy: Policy, case: Case) -> Decision | None:
@@ -160,25 +165,35 @@ def _all_anew(policy: Policy, case: Case) -> Decision | None:
 
 _RULES: tuple[Rule, ...] = (_never_started, _same_again, _user_code, _inner, _all_anew)
 
+_ANEW = (Strategy.RECOVER_IN_PLACE, "it is started anew on its node, all others wait")
+_AGAIN = (Strategy.RETRY, "all ranks are regrouped and do the step again")
+
+# For each kind what can help, the cheapest first.
 _INNER_FOR = {
-    Kind.PROCESS: (Strategy.RECOVER_IN_PLACE, "it is started anew on its node, all others wait"),
-    Kind.STUCK: (Strategy.RECOVER_IN_PLACE, "it is started anew on its node, all others wait"),
-    Kind.RESTORE: (Strategy.RETRY, "the next source of its state is tried"),
-    Kind.NODE_LOST: (Strategy.RECOVER, "a new node takes its place, all healthy ranks wait"),
-    Kind.COORDINATOR: (Strategy.RETRY, "all ranks are regrouped with the state they have"),
-    Kind.LINK: (Strategy.RETRY, "all ranks are regrouped and do the step again"),
+    Kind.TRANSIENT: (_AGAIN, _ANEW),
+    Kind.DEVICE_MEMORY: (
+        (Strategy.RETRY, "its device is repaired, every process stays"),
+        _ANEW,
+    ),
+    Kind.DEVICE: (_ANEW,),
+    Kind.PROCESS: (_ANEW,),
+    Kind.STUCK: (_ANEW,),
+    Kind.RESTORE: ((Strategy.RETRY, "the next source of its state is tried"),),
+    Kind.NODE_LOST: ((Strategy.RECOVER, "a new node takes its place, all healthy ranks wait"),),
+    Kind.COORDINATOR: ((Strategy.RETRY, "all ranks are regrouped with the state they have"),),
+    Kind.LINK: (_AGAIN,),
 }
 
 
-def _in_row(case: Case) -> int:
-    """Count inner recoveries of the same place, latest first, with no finished step between."""
-    count = 0
+def _in_row(case: Case) -> list[Strategy]:
+    """Inner recoveries of the same place, latest first, with no finished step between."""
+    found = []
     for past in reversed(case.past):
         if past.strategy not in INNER or past.newest < case.newest:
             break
         if (past.fault.rank, past.fault.node) == (case.fault.rank, case.fault.node):
-            count += 1
-    return count
+            found.append(past.strategy)
+    return found
 
 
 def _restart(policy: Policy, case: Case) -> Decision:

@@ -29,6 +29,7 @@ class Channel:
         self._socket = socket.socket(fileno=fd)
         self._waiting: queue.SimpleQueue[tuple[Message, list[int]]] = queue.SimpleQueue()
         self._over = -1
+        self._settled = -1  # the same, once `on_over` has done its work
         self.on_over: Callable[[int], None] = lambda generation: None
         threading.Thread(target=self._listen, name="rekindle-channel", daemon=True).start()
 
@@ -47,17 +48,16 @@ class Channel:
         return self._over >= generation
 
     def wait_over(self, generation: int) -> None:
-        """Wait until the generation is declared over; stays for messages that end it."""
-        while not self.is_over(generation):
-            message, _ = self._waiting.get()
-            if isinstance(message, Over):
-                continue
-            raise ProtocolError(f"expected the end of generation {generation}, got {message}")
+        """Wait until the generation is declared over and `on_over` has returned."""
+        while self._settled < generation:
+            message = self._next()[0]
+            if not isinstance(message, Over):
+                raise ProtocolError(f"expected the end of generation {generation}, got {message}")
 
     def wait(self, newer_than: int) -> Form | Dismiss:
         """Wait for the next generation, or for the end."""
         while True:
-            message, _ = self._waiting.get()
+            message = self._next()[0]
             if isinstance(message, Dismiss):
                 return message
             if isinstance(message, Form) and message.generation > newer_than:
@@ -66,11 +66,17 @@ class Channel:
     def wait_buffers(self) -> tuple[SnapshotBuffers, list[int]]:
         """Wait for the answer to SnapshotRoom; an end of the generation meanwhile is kept."""
         while True:
-            message, fds = self._waiting.get()
+            message, fds = self._next()
             if isinstance(message, SnapshotBuffers):
                 return message, fds
             if not isinstance(message, Over):
                 raise ProtocolError(f"expected snapshot buffers, got {message}")
+
+    def _next(self) -> tuple[Message, list[int]]:
+        message, fds = self._waiting.get()
+        if isinstance(message, Over):
+            self._settled = max(self._settled, message.generation)
+        return message, fds
 
     def _listen(self) -> None:
         try:

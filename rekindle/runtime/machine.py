@@ -16,6 +16,7 @@ Untouched scripts never arrive: to the machine they stay in REGROUPING until the
 
 from __future__ import annotations
 
+from rekindle.errors import ProtocolError
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault, Kind, fault_of_exit, root_cause
 from rekindle.recovery.policy import Strategy
@@ -33,6 +34,12 @@ from rekindle.runtime.state import (
 
 STOP_GRACE_S = 10.0  # between SIGTERM and SIGKILL
 _GONE = (Status.ABSENT, Status.EXITED)
+_FAILED = {
+    Kind.LINK: "a collective of rank {rank} failed: {error}",
+    Kind.TRANSIENT: "rank {rank} met what the script says will pass: {error}",
+    Kind.DEVICE_MEMORY: "the device memory of rank {rank} is damaged: {error}",
+    Kind.DEVICE: "the device of rank {rank} could not be repaired: {error}",
+}
 
 
 class Machine(Forming):
@@ -41,7 +48,7 @@ class Machine(Forming):
     def on_message(self, node: int, message: p.Message, now: float) -> None:
         """An agent that was taken in as `node` says something (also for its ranks)."""
         match message:
-            case p.Exited() | p.CollectiveFailed():
+            case p.Exited() | p.StepFailed():
                 self._on_bad_news(message, now)
             case p.Arrived():
                 self.on_arrived(message)
@@ -59,11 +66,11 @@ class Machine(Forming):
             case _:
                 self._on_start_news(node, message)
 
-    def _on_bad_news(self, message: p.Exited | p.CollectiveFailed, now: float) -> None:
+    def _on_bad_news(self, message: p.Exited | p.StepFailed, now: float) -> None:
         if isinstance(message, p.Exited):
             self.on_exited(message, now)
         else:
-            self.on_collective_failed(message, now)
+            self.on_step_failed(message, now)
 
     def _on_start_news(self, node: int, message: p.Message) -> None:
         match message:
@@ -142,14 +149,20 @@ class Machine(Forming):
             text = f"rank {gone.rank} ended with exit status 0 before the others had finished"
             self._on_fault(self._fault(Kind.USER_CODE, gone, text))
 
-    def on_collective_failed(self, message: p.CollectiveFailed, now: float) -> None:
-        """A rank could not finish a collective; why, we may learn in a moment."""
-        live = self.phase in (Phase.TRAINING, Phase.RESTORING)
-        if message.generation != self.generation or not live:
-            return
+    def on_step_failed(self, message: p.StepFailed, now: float) -> None:
+        """A rank could not do its step, and is no worse off than that, or says how much."""
+        if message.kind not in _FAILED:
+            raise ProtocolError(f"rank {message.rank} says that its step failed by {message.kind.value}")
         rank = self.roster.ranks[message.rank]
-        text = f"a collective of rank {rank.rank} failed: {message.error}"
-        self._on_fault(self._fault(Kind.LINK, rank, text, now))
+        live = self.phase in (Phase.TRAINING, Phase.RESTORING)
+        # That a collective fails once its generation is over is no news; what else broke, is.
+        own = message.kind is not Kind.LINK and rank.status is Status.LEAVING
+        if message.generation != self.generation or not (live or own):
+            return
+        rank.finished = max(rank.finished, message.finished)
+        self.newest = max(self.newest, message.finished)
+        text = _FAILED[message.kind].format(rank=rank.rank, error=message.error)
+        self._on_fault(self._fault(message.kind, rank, text, now))
 
     def _on_fault(self, fault: Fault) -> None:
         if self.phase in (Phase.STOPPING, Phase.ENDED):
@@ -178,6 +191,10 @@ class Machine(Forming):
         elif decision.strategy is Strategy.RESTART:
             self._end_ranks(Phase.RESTARTING, decision.reason)
         else:
+            if decision.strategy is Strategy.RECOVER_IN_PLACE:
+                broken = self.roster.ranks[fault.rank]
+                if broken.status not in (*_GONE, Status.ENDING):
+                    self._kill([broken], grace_s=0.0)
             self._start_missing()
 
     def on_timer(self, name: str, now: float) -> None:

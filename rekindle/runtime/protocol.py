@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from rekindle.errors import ProtocolError
-from rekindle.recovery.fault import ErrorRecord, Exit
+from rekindle.recovery.fault import ErrorRecord, Exit, Kind
 from rekindle.recovery.plan import RankPlan
 
 
@@ -40,12 +40,18 @@ class Arrived(Message, frozen=True, kw_only=True, tag="arrived"):
     passed: int = 0
 
 
-class CollectiveFailed(Message, frozen=True, kw_only=True, tag="collective-failed"):
-    """A collective of this generation raised; the rank waits to be told what happened."""
+class StepFailed(Message, frozen=True, kw_only=True, tag="step-failed"):
+    """A step of this generation raised what is no error of the script; the rank waits for orders.
+
+    kind: LINK, a collective failed, most likely because a peer did; TRANSIENT; DEVICE_MEMORY; or,
+    said after a repair was tried, DEVICE: this process cannot go on. finished: steps, before it.
+    """
 
     rank: int
     generation: int
+    kind: Kind
     error: str
+    finished: int
 
 
 class StateReady(Message, frozen=True, kw_only=True, tag="state-ready"):
@@ -267,7 +273,7 @@ class Bye(Message, frozen=True, kw_only=True, tag="bye"):
     status: int
 
 
-FromRank = Arrived | CollectiveFailed | StateReady | StepDone | SnapshotRoom | SnapshotTaken
+FromRank = Arrived | StepFailed | StateReady | StepDone | SnapshotRoom | SnapshotTaken
 ToRank = Over | Form | SnapshotBuffers | Dismiss
 FromAgent = (
     Hello
@@ -281,7 +287,7 @@ FromAgent = (
     | CheckpointPassedOver
     | Beat
     | Arrived
-    | CollectiveFailed
+    | StepFailed
     | StateReady
     | StepDone
 )

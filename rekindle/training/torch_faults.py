@@ -1,4 +1,4 @@
-"""Which exceptions of a step mean that a collective failed, and not that the script is wrong."""
+"""What an exception inside a step says: which of them do not mean that the script is wrong."""
 
 from __future__ import annotations
 
@@ -7,13 +7,41 @@ import re
 import torch.distributed as dist
 
 from rekindle.errors import StaleError
+from rekindle.recovery.fault import Kind
 
-# Texts of RuntimeErrors of torch 2.13: gloo names its source files, NCCL and HCCL themselves.
-_TEXT = re.compile(r"gloo|nccl|hccl|ProcessGroup", re.IGNORECASE)
+# Texts of RuntimeErrors. Ascend: those that torch-npu 2.14 raises, and that MindIO TFT looks for
+# (`tft_exception_handler`); NVIDIA: torch's words for cudaErrorECCUncorrectable and for a memory
+# fault that was contained. Links: gloo names its source files, NCCL and HCCL themselves.
+_TEXTS = (
+    (
+        Kind.DEVICE_MEMORY,
+        r"UCE ERROR|HBM MULTI BIT ECC|SUSPECT MEM ERROR|uncorrectable ECC error",
+    ),
+    (
+        Kind.LINK,
+        r"HCCL OP RETRY FAILED|SUSPECT REMOTE ERROR|(UB|HCCS) LINK ERROR|FORCE STOP"
+        r"|gloo|nccl|hccl|ProcessGroup",
+    ),
+)
+_PATTERNS = tuple((kind, re.compile(text, re.IGNORECASE)) for kind, text in _TEXTS)
+
+
+def kind_of(error: BaseException, transient: tuple[type[Exception], ...] = ()) -> Kind | None:
+    """What kind of fault `error` tells of; None: it is the script's own.
+
+    transient: exceptions that pass, as the script says. Texts are looked for in RuntimeErrors only,
+    which is what torch raises.
+    """
+    if isinstance(error, transient):
+        return Kind.TRANSIENT
+    if isinstance(error, (dist.DistError, StaleError)):
+        return Kind.LINK
+    if not isinstance(error, RuntimeError):
+        return None
+    text = str(error)
+    return next((kind for kind, pattern in _PATTERNS if pattern.search(text)), None)
 
 
 def is_collective_failure(error: BaseException) -> bool:
     """Whether `error` was raised by a collective whose peer is gone, or that was severed."""
-    if isinstance(error, (dist.DistError, StaleError)):
-        return True
-    return isinstance(error, RuntimeError) and bool(_TEXT.search(str(error)))
+    return kind_of(error) is Kind.LINK

@@ -8,6 +8,7 @@ step comes next.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -20,17 +21,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rekindle import names
 from rekindle.errors import CheckpointError, SessionError
+from rekindle.recovery.fault import Kind
 from rekindle.recovery.plan import RankPlan, Source
 from rekindle.runtime import protocol
 from rekindle.runtime.channel import Channel
 from rekindle.training import rank_environment, rng
+from rekindle.training.devices import Damage, device_for
 from rekindle.training.records import Records
 from rekindle.training.sampler import StepSampler
 from rekindle.training.torch_buffers import BufferGuard
 from rekindle.training.torch_ddp import broadcast_module_state, wrap_ddp
-from rekindle.training.torch_faults import is_collective_failure
+from rekindle.training.torch_faults import is_collective_failure, kind_of
 from rekindle.training.torch_group import Group, keep_for_good
-from rekindle.training.torch_snapshot import SnapshotWriter, load_checkpoint, load_snapshot
+from rekindle.training.torch_keeper import StateKeeper
+from rekindle.training.torch_snapshot import load_checkpoint, load_snapshot
 from rekindle.training.torch_state import capture
 from rekindle.training.torch_step import Step
 from rekindle.training.torch_transfer import receive_state, send_state
@@ -47,6 +51,7 @@ class Session:
     backend: of torch.distributed; default: nccl for a model on a GPU, else gloo.
     seed: from which the random streams of every step and rank come.
     timeout_s: of collectives, torch's own meaning.
+    transient: exceptions after which a step is simply done again (a data source that hiccups).
 
     Started by hand, without an agent, a Session trains the same way but recovers nothing.
     """
@@ -63,6 +68,7 @@ class Session:
         backend: str | None = None,
         seed: int = 0,
         timeout_s: float = 600.0,
+        transient: tuple[type[Exception], ...] = (),
     ) -> None:
         if isinstance(model, DistributedDataParallel):
             raise SessionError(
@@ -90,6 +96,9 @@ class Session:
         self.finished = 0
         self.generation = 0
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._device = device_for(self.device)
+        self._broken = Kind.LINK  # what this rank's generation ended of, as far as it knows
+        self._transient = transient
         self.model: torch.nn.Module = model
         self._module = model
         self._ddp = dict(ddp) if isinstance(ddp, Mapping) else ({} if ddp else None)
@@ -104,16 +113,10 @@ class Session:
         self._channel = Channel.from_environment()
         self.page = rank_environment.page()
         self.records = Records(rank_environment.path(names.ENV_METRICS_FILE), self.page, self.rank)
-        self._snapshots = SnapshotWriter(self._channel, self.rank) if self._channel else None
-        # Replicas hold the same state: one of each node keeps it, one of all has it written.
-        snapshot_every = rank_environment.steps(names.ENV_SNAPSHOT_EVERY)
-        checkpoint_every = rank_environment.steps(names.ENV_CHECKPOINT_EVERY)
-        self._snapshot_every = snapshot_every if self.local_rank == 0 else 0
-        self._checkpoint_every = checkpoint_every if self.rank == 0 else 0
+        self._keeper = StateKeeper(self._channel, rank=self.rank, local_rank=self.local_rank)
         self._buffers = BufferGuard(model)
         self._dismissed = False
         self._passed = 0  # steps after which all ranks were let go
-        self._missed_checkpoint = False
         self._watch_updates()
 
     def __enter__(self) -> Session:
@@ -136,8 +139,7 @@ class Session:
         elif dist.is_initialized():
             keep_for_good(dist.group.WORLD)
             dist.destroy_process_group()
-        if self._snapshots is not None:
-            self._snapshots.close()
+        self._keeper.close()
         self.records.close()
 
     def steps(self, total: int) -> Iterator[Step]:
@@ -192,7 +194,13 @@ class Session:
                     rank=self.rank, generation=self.generation, finished=self.finished
                 )
             )
-        self._keep_state()
+        self._keeper.keep(
+            self.named,
+            step=self.finished,
+            total=self._total,
+            generation=self.generation,
+            sampler=self.sampler,
+        )
 
     def leave_step(self, error: BaseException) -> bool:
         """The step's body raised; say whether a regroup follows (else the error is the script's).
@@ -202,27 +210,49 @@ class Session:
         channel = self._channel
         if channel is None:
             return False
-        failed = is_collective_failure(error)
-        if not failed and not channel.is_over(self.generation):
+        kind = kind_of(error, self._transient)
+        if kind is None and not channel.is_over(self.generation):
             return False
         if self.page is not None and self.page.in_update:
             self._has_state, self._torn = False, True
         else:
             self._buffers.restore()
-        self._end_generation(error)
+        self._end_generation(kind or Kind.LINK, error)
         return True
 
-    def _end_generation(self, error: BaseException) -> None:
+    def _end_generation(self, kind: Kind, error: BaseException) -> None:
+        channel = self._channel
+        assert channel is not None
+        self._broken = kind
+        if kind is Kind.DEVICE_MEMORY or not channel.is_over(self.generation):
+            self._report(kind, (str(error).splitlines() or [type(error).__name__])[0])
+        channel.wait_over(self.generation)
+
+    def _report(self, kind: Kind, text: str) -> None:
+        assert self._channel is not None
+        failed = protocol.StepFailed(
+            rank=self.rank,
+            generation=self.generation,
+            kind=kind,
+            error=text[:500],
+            finished=self.finished,
+        )
+        self._channel.send(failed)
+
+    def _repair(self) -> None:
+        """Make the device usable again, once the generation is over."""
         channel = self._channel
         assert channel is not None
         if not channel.is_over(self.generation):
-            text = (str(error).splitlines() or [type(error).__name__])[0]
-            channel.send(
-                protocol.CollectiveFailed(
-                    rank=self.rank, generation=self.generation, error=text[:500]
-                )
-            )
-            channel.wait_over(self.generation)
+            return
+        channel.wait_over(self.generation)
+        kind, self._broken = self._broken, Kind.LINK
+        damage = self._device.repair(kind, capture(self.named).tensors.values())
+        if damage is Damage.STATE:
+            self._has_state, self._torn = False, True
+        elif damage is Damage.DEVICE:
+            self._report(Kind.DEVICE, f"{self.device} does not answer")
+            signal.pause()  # until this process is replaced
 
     # ---- generations
 
@@ -231,6 +261,7 @@ class Session:
         channel = self._channel
         assert channel is not None
         while True:
+            self._repair()
             channel.send(
                 protocol.Arrived(
                     rank=self.rank,
@@ -257,7 +288,7 @@ class Session:
         self.generation = form.generation
         self._passed = max(self._passed, form.passed)
         group = self._group = Group()
-        channel.on_over = lambda over: group.sever() if over >= form.generation else None
+        channel.on_over = lambda over: self._stop(group) if over >= form.generation else None
         if channel.is_over(form.generation):
             return False
         # torch names a default group by its count, and the name is part of its keys in the store. A
@@ -284,11 +315,16 @@ class Session:
         except Exception as error:
             if not is_collective_failure(error) and not channel.is_over(form.generation):
                 raise
-            self._end_generation(error)
+            self._end_generation(Kind.LINK, error)
             return False
         self._begin(form.world_size)
         channel.send(protocol.StateReady(rank=self.rank, generation=form.generation))
         return True
+
+    def _stop(self, group: Group) -> None:
+        """Wake the main thread from whatever it waits for; called by the channel's thread."""
+        group.sever()
+        self._device.stop()
 
     def _begin(self, world_size: int) -> None:
         """Make everything that belongs to one generation."""
@@ -352,35 +388,6 @@ class Session:
 
     # ---- state
 
-    def _keep_state(self) -> None:
-        """Take a snapshot if one is due."""
-        last = self.finished == self._total
-        checkpoint = (
-            self._missed_checkpoint
-            or _is_due(self.finished, self._checkpoint_every)
-            or (last and self._checkpoint_every > 0)
-        )
-        if not checkpoint and not _is_due(self.finished, self._snapshot_every):
-            return
-        try:
-            taken = self._take_snapshot(checkpoint=checkpoint, wait=last and checkpoint)
-        except CheckpointError:
-            # The agent has no memory for it, and has said so: training goes on without.
-            self._snapshot_every = self._checkpoint_every = 0
-            taken = True
-        self._missed_checkpoint = checkpoint and not taken
-
-    def _take_snapshot(self, *, checkpoint: bool, wait: bool) -> bool:
-        assert self._snapshots is not None
-        return self._snapshots.take(
-            self.named,
-            step=self.finished,
-            generation=self.generation,
-            position=self.sampler.state_dict() if self.sampler is not None else {},
-            checkpoint=checkpoint,
-            wait=wait,
-        )
-
     def _watch_updates(self) -> None:
         """Mark the update window: from the first change of the state to the step's end."""
         page = self.page
@@ -389,7 +396,3 @@ class Session:
         for thing in self.named.values():
             if isinstance(thing, torch.optim.Optimizer):
                 thing.register_step_pre_hook(lambda *_: page.begin_update())
-
-
-def _is_due(finished: int, every: int) -> bool:
-    return every > 0 and finished % every == 0

@@ -12,7 +12,7 @@ import msgspec
 
 from rekindle.names import WIRE_VERSION
 from rekindle.recovery import journal
-from rekindle.recovery.fault import ErrorRecord, Exit
+from rekindle.recovery.fault import ErrorRecord, Exit, Kind
 from rekindle.recovery.policy import Policy
 from rekindle.runtime import protocol as p
 from rekindle.runtime.inheritance import inheritance
@@ -284,12 +284,18 @@ class Driver:
             done = p.StepDone(rank=rank, generation=self.machine.generation, finished=finished)
             self.say(self.node_of(rank), done)
 
-    def fail_collective(self, rank: int, generation: int | None = None) -> None:
-        """A rank's collective raised."""
+    def fail_step(self, rank: int, generation: int | None = None, kind: Kind = Kind.LINK) -> None:
+        """A rank's step raised; a collective, if nothing else is said."""
         of = self.machine.generation if generation is None else generation
         self.say(
             self.node_of(rank),
-            p.CollectiveFailed(rank=rank, generation=of, error="Connection closed by peer"),
+            p.StepFailed(
+                rank=rank,
+                generation=of,
+                kind=kind,
+                error="Connection closed by peer",
+                finished=self.machine.roster.ranks[rank].finished,
+            ),
         )
 
     def fire(self, name: str) -> None:

@@ -11,7 +11,7 @@ from collections import deque
 
 from jobs.driver import Driver
 from rekindle.recovery import journal
-from rekindle.recovery.fault import ErrorRecord, Exit
+from rekindle.recovery.fault import ErrorRecord, Exit, Kind
 from rekindle.recovery.plan import Source
 from rekindle.recovery.policy import Policy
 from rekindle.runtime import protocol as p
@@ -311,9 +311,14 @@ class World(Driver):
             process.has_state = False
         process.doing = Doing.BROKEN
         if not self._severed(process):
-            text = "Connection closed by peer"
-            generation = process.generation
-            self._tell(rank, p.CollectiveFailed(rank=rank, generation=generation, error=text))
+            failed = p.StepFailed(
+                rank=rank,
+                generation=process.generation,
+                kind=Kind.LINK,
+                error="Connection closed by peer",
+                finished=process.finished,
+            )
+            self._tell(rank, failed)
 
     def fail_restore(self, rank: int) -> None:
         """This rank cannot take its state from where the plan says, if it has to."""

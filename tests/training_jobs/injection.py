@@ -17,8 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rekindle.training.devices import Damage
+from rekindle.training.devices.cpu import CpuDevice
+
 PAUSE_LIMIT_S = 60.0
 _FILE = "faults.json"
+_DAMAGE = {"uce": Damage.STATE, "uce-temporary": Damage.NONE, "uce-fatal": Damage.DEVICE}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +30,10 @@ class Fault:
     """What happens to `rank` at a place of the script.
 
     step: only in this step. life: only in the n-th process of the rank; 0: in any.
-    do: kill, segv, abrt, stop, raise, link (an error that reads like a broken link), hang, exit,
-        or pause, which waits until the test lets it go on.
+    do: kill, segv, abrt, stop, raise, hang, exit; link, an error that reads like a broken link;
+        hiccup, one that the script calls transient; uce, uce-temporary, uce-fatal, an error of the
+        device's memory that damaged the state, nothing that lasts, or the device for good; or
+        pause, which waits until the test lets it go on.
     """
 
     rank: int
@@ -54,6 +60,10 @@ def reached(folder: Path, number: int) -> Path:
 def release(folder: Path, number: int) -> None:
     """Let a rank that pauses at fault `number` go on."""
     (folder / f"release-fault-{number}").touch()
+
+
+class HiccupError(Exception):
+    """What the script's Session is told to be transient."""
 
 
 class Injector:
@@ -87,6 +97,11 @@ class Injector:
                 raise ValueError(f"injected into step {self.step}")
             case "link":
                 raise RuntimeError("the sample names no ProcessGroup")
+            case "hiccup":
+                raise HiccupError(f"injected into step {self.step}")
+            case "uce" | "uce-temporary" | "uce-fatal":
+                CpuDevice.pretended = _DAMAGE[what]
+                raise RuntimeError("UCE ERROR: injected")
             case "hang":
                 while True:
                     time.sleep(1)

@@ -21,7 +21,7 @@ from torch import nn
 
 from rekindle.training.torch import Session, StepSampler
 from training_jobs import BATCH, LENGTH
-from training_jobs.injection import Injector
+from training_jobs.injection import HiccupError, Injector
 
 FEATURES, WIDTH = 16, 64
 
@@ -109,6 +109,7 @@ class Run:
             extra={"average": self.average},
             ddp={"bucket_cap_mb": 0.01} if self.options.variant == "ddp" else False,
             seed=11,
+            transient=(HiccupError,),
         )
         self.faults.watch(session._channel)
         with session:

@@ -1,0 +1,33 @@
+"""What every device adapter can do."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+
+from rekindle.recovery.fault import Kind
+
+
+class Damage(str, enum.Enum):
+    """What a fault has damaged, least first."""
+
+    NONE = "none"  # nothing that lasts: the step can be done again
+    STATE = "state"  # parameters or optimizer state: they have to come from elsewhere
+    DEVICE = "device"  # the device cannot be used again by this process
+
+
+class Device(Protocol):
+    """One rank's device. `stop` is for any thread, the rest for the main thread."""
+
+    def stop(self) -> None:
+        """Abort what runs there, so that a main thread that waits for it raises."""
+
+    def repair(self, kind: Kind, state: Iterable[torch.Tensor]) -> Damage:
+        """Make the device usable after a fault, and say what is lost.
+
+        kind: of this rank's own fault; LINK where only a peer had one.
+        state: the tensors of the training state, which are written anew after STATE.
+        """

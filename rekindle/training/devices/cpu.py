@@ -1,0 +1,26 @@
+"""The host as a device: nothing to stop or to repair; memory faults are pretended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from rekindle.recovery.fault import Kind
+from rekindle.training.devices.base import Damage
+
+
+class CpuDevice:
+    """Real memory faults of the host end the process (SIGBUS), so what raises one is an injection.
+
+    pretended: the damage that the next one has done.
+    """
+
+    pretended = Damage.STATE
+
+    def stop(self) -> None:
+        """Nothing runs there but the main thread itself."""
+
+    def repair(self, kind: Kind, state: Iterable[torch.Tensor]) -> Damage:
+        """Pretend."""
+        return CpuDevice.pretended if kind is Kind.DEVICE_MEMORY else Damage.NONE

@@ -1,0 +1,30 @@
+"""An NVIDIA GPU: a CUDA context survives a broken link, but no memory fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from rekindle.recovery.fault import Kind
+from rekindle.training.devices.base import Damage
+
+
+class CudaDevice:
+    """Uncorrectable ECC errors are sticky: each later call in the process fails as well (CUDA
+    runtime API, cudaErrorECCUncorrectable), so only a new process can go on."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def stop(self) -> None:
+        """Aborting NCCL's communicators ends what waits for peers; kernels end by themselves."""
+
+    def repair(self, kind: Kind, state: Iterable[torch.Tensor]) -> Damage:
+        """See whether the context still works, and give back what the broken step held."""
+        try:
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
+        except RuntimeError:
+            return Damage.DEVICE
+        return Damage.DEVICE if kind is Kind.DEVICE_MEMORY else Damage.NONE

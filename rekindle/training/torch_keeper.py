@@ -1,0 +1,70 @@
+"""When a rank's state is kept: snapshots for its agent, some of them written as checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rekindle import names
+from rekindle.errors import CheckpointError
+from rekindle.runtime.channel import Channel
+from rekindle.training import rank_environment
+from rekindle.training.sampler import StepSampler
+from rekindle.training.torch_snapshot import SnapshotWriter
+
+
+class StateKeeper:
+    """Takes the snapshots that are due after a step; without an agent, none."""
+
+    def __init__(self, channel: Channel | None, *, rank: int, local_rank: int) -> None:
+        self._writer = SnapshotWriter(channel, rank) if channel else None
+        # Replicas hold the same state: one of each node keeps it, one of all has it written.
+        snapshot_every = rank_environment.steps(names.ENV_SNAPSHOT_EVERY)
+        checkpoint_every = rank_environment.steps(names.ENV_CHECKPOINT_EVERY)
+        self._snapshot_every = snapshot_every if local_rank == 0 else 0
+        self._checkpoint_every = checkpoint_every if rank == 0 else 0
+        self._missed_checkpoint = False
+
+    def keep(
+        self,
+        named: Mapping[str, Any],
+        *,
+        step: int,
+        total: int,
+        generation: int,
+        sampler: StepSampler | None,
+    ) -> None:
+        """Take a snapshot of the state after `step` finished steps, if one is due."""
+        if self._writer is None:
+            return
+        last = step == total
+        checkpoint = (
+            self._missed_checkpoint
+            or _is_due(step, self._checkpoint_every)
+            or (last and self._checkpoint_every > 0)
+        )
+        if not checkpoint and not _is_due(step, self._snapshot_every):
+            return
+        try:
+            taken = self._writer.take(
+                named,
+                step=step,
+                generation=generation,
+                position=sampler.state_dict() if sampler is not None else {},
+                checkpoint=checkpoint,
+                wait=last and checkpoint,
+            )
+        except CheckpointError:
+            # The agent has no memory for it, and has said so: training goes on without.
+            self._snapshot_every = self._checkpoint_every = 0
+            taken = True
+        self._missed_checkpoint = checkpoint and not taken
+
+    def close(self) -> None:
+        """Let go of the buffers; the agent keeps what they hold."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

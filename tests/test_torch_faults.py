@@ -1,0 +1,43 @@
+"""What an exception inside a step is taken for."""
+
+from __future__ import annotations
+
+import pytest
+import torch.distributed as dist
+
+from rekindle.errors import StaleError
+from rekindle.recovery.fault import Kind
+from rekindle.training.torch_faults import kind_of
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError("[/gloo/transport/tcp/pair.cc:553] Connection closed by peer"), Kind.LINK),
+        (RuntimeError("NCCL error in: unhandled system error"), Kind.LINK),
+        (RuntimeError("HCCL OP RETRY FAILED. error code 507057"), Kind.LINK),
+        (RuntimeError("SUSPECT REMOTE ERROR"), Kind.LINK),
+        (RuntimeError("HCCS LINK ERROR"), Kind.LINK),
+        (RuntimeError("UB LINK ERROR"), Kind.LINK),
+        (RuntimeError("FORCE STOP"), Kind.LINK),
+        (dist.DistBackendError("timed out"), Kind.LINK),
+        (StaleError("the generation ended"), Kind.LINK),
+        (RuntimeError("UCE ERROR"), Kind.DEVICE_MEMORY),
+        (RuntimeError("HBM MULTI BIT ECC ERROR.time us= 17."), Kind.DEVICE_MEMORY),
+        (RuntimeError("SUSPECT MEM ERROR"), Kind.DEVICE_MEMORY),
+        (
+            RuntimeError("CUDA error: uncorrectable ECC error encountered"),
+            Kind.DEVICE_MEMORY,
+        ),
+        (RuntimeError("UCE ERROR while HCCL waited"), Kind.DEVICE_MEMORY),  # the cause goes first
+        (ConnectionResetError("peer"), Kind.TRANSIENT),
+        (TimeoutError("gloo"), Kind.TRANSIENT),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), None),
+        (ValueError("UCE ERROR"), None),
+        (KeyboardInterrupt(), None),
+    ],
+    ids=repr,
+)
+def test_kind_of_an_exception(error: BaseException, kind: Kind | None) -> None:
+    """Texts count in RuntimeErrors alone; the script says what else passes."""
+    assert kind_of(error, (ConnectionError, TimeoutError)) is kind
