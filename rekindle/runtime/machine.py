@@ -152,7 +152,8 @@ class Machine(Forming):
     def on_step_failed(self, message: p.StepFailed, now: float) -> None:
         """A rank could not do its step, and is no worse off than that, or says how much."""
         if message.kind not in _FAILED:
-            raise ProtocolError(f"rank {message.rank} says that its step failed by {message.kind.value}")
+            kind = message.kind.value
+            raise ProtocolError(f"rank {message.rank} says that its step failed by {kind}")
         rank = self.roster.ranks[message.rank]
         live = self.phase in (Phase.TRAINING, Phase.RESTORING)
         # That a collective fails once its generation is over is no news; what else broke, is.
