@@ -6,6 +6,7 @@ Source of torchrun's options: torch/distributed/run.py (2.13).
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import secrets
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from rekindle import names
 from rekindle.errors import UsageError
 from rekindle.recovery.policy import Policy
+from rekindle.runtime.protocol import Inject, InjectionKind
 from rekindle.runtime.spec import EntryKind, JobSpec, job_directory
 
 # torchrun options about its rendezvous (Rekindle's coordinator does that work) and about its agent.
@@ -80,6 +82,7 @@ def _recovery(parser: argparse.ArgumentParser) -> None:
     option(group, "checkpoint_dir", default=None, help="default: in the job directory")
     option(group, "checkpoint_every", type=int, default=0, metavar="STEPS", help="0 = never")
     option(group, "snapshot_every", type=int, default=10, metavar="STEPS", help="0 = never")
+    option(group, "allow_injection", action="store_true", help="let `rekindle inject` break it")
 
 
 def read_spec(options: argparse.Namespace) -> JobSpec:
@@ -108,7 +111,32 @@ def read_spec(options: argparse.Namespace) -> JobSpec:
         role=options.role,
         redirects=_streams("redirects", options.redirects),
         tee=_streams("tee", options.tee),
+        allow_injection=options.allow_injection,
         policy=_policy(options.max_restarts),
+    )
+
+
+def add_inject_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `rekindle inject`."""
+    parser.add_argument("job", help="the job's id")
+    kinds = [kind.value for kind in InjectionKind]
+    option(parser, "rank", type=int, required=True, help="who suffers it")
+    option(parser, "kind", choices=kinds, required=True, help="what")
+    option(parser, "step", type=int, default=None, help="in which step; default: the next one")
+    option(parser, "seconds", type=float, default=1.0, help="how long a slow step pauses")
+
+
+def read_injection(options: argparse.Namespace) -> Inject:
+    """Make the order from parsed options. Raises UsageError: one cannot be meant so."""
+    if options.step is not None and options.step < 0:
+        raise UsageError(f"--step {options.step}: steps are counted from 0")
+    if not 0 <= options.seconds < math.inf:
+        raise UsageError(f"--seconds {options.seconds}: give seconds from 0 on")
+    return Inject(
+        rank=options.rank,
+        kind=InjectionKind(options.kind),
+        step=options.step,
+        seconds=options.seconds,
     )
 
 

@@ -48,6 +48,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     arguments.add_run_arguments(run)
     run.set_defaults(command=_run)
+    inject = commands.add_parser(
+        "inject",
+        help="break a running job on purpose",
+        description="Have a rank of a job on this machine suffer a fault, to see it recover.",
+    )
+    arguments.add_inject_arguments(inject)
+    inject.set_defaults(command=_inject)
     return parser
 
 
@@ -55,6 +62,19 @@ def _run(options: argparse.Namespace) -> int:
     from rekindle import launcher  # imports follow the command: --help must not wait for them
 
     return launcher.join(options) if options.coordinator else launcher.launch(options)
+
+
+def _inject(options: argparse.Namespace) -> int:
+    from rekindle.engines.client import JobClient
+    from rekindle.runtime.spec import JobDirectory, job_directory
+
+    directory = JobDirectory(job_directory(options.job))
+    fault = arguments.read_injection(options)
+    endpoint = directory.endpoint()
+    if endpoint is None:
+        raise UsageError(f"there is no job {options.job!r} in {directory.path.parent}")
+    JobClient(endpoint, directory.secret()).inject(fault)
+    return 0
 
 
 if __name__ == "__main__":

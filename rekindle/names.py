@@ -34,6 +34,7 @@ PATH_JOB = "/job"
 PATH_EVENTS = "/events"
 PATH_STEER = "/steer"
 PATH_CONTROL = "/control"
+PATH_INJECT = "/inject"
 
 WIRE_VERSION = 1
 LOOPBACK = "127.0.0.1"

@@ -69,6 +69,10 @@ class TrainingJob(BaseModel):
         description="Steps between two snapshots of the training state in memory; 0: none. A lost "
         "node costs at most this many steps.",
     )
+    allow_injection: bool = Field(
+        default=False,
+        description="Whether faults may be injected with `rekindle inject`, to see it recover.",
+    )
     policy: RecoveryPolicy = Field(
         default=RecoveryPolicy(),
         description="How faults are met: which strategies are used, and within which limits.",
@@ -117,6 +121,7 @@ class TrainingJob(BaseModel):
             ),
             snapshot_every=self.snapshot_every,
             checkpoint_every=self.checkpoint.every,
+            allow_injection=self.allow_injection,
             policy=self.policy.to_policy(),
         )
         return check(spec)

@@ -16,6 +16,7 @@ import msgspec
 from rekindle import names
 from rekindle.errors import JobError, LeaseHeldError
 from rekindle.recovery import journal
+from rekindle.runtime.protocol import Inject
 from rekindle.runtime.spec import Endpoint, bearer
 from rekindle.runtime.view import JobView
 
@@ -52,6 +53,13 @@ class JobClient:
         body = json.dumps({"action": "stop", "token": token, "reason": reason}).encode()
         headers = {**self._headers, "Content-Type": "application/json"}
         with _Call(self._endpoint, "POST", names.PATH_CONTROL, headers, body) as call:
+            call.response.read()
+
+    def inject(self, fault: Inject) -> None:
+        """Have a rank suffer a fault. Raises JobError: the job does not allow it, or it cannot."""
+        headers = {**self._headers, "Content-Type": "application/json"}
+        body = msgspec.json.encode(fault)
+        with _Call(self._endpoint, "POST", names.PATH_INJECT, headers, body) as call:
             call.response.read()
 
     def _stream(self, path: str, query: dict[str, Any]) -> EventStream:

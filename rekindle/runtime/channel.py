@@ -13,7 +13,7 @@ from collections.abc import Callable
 from rekindle import names
 from rekindle.errors import ProtocolError
 from rekindle.runtime import protocol
-from rekindle.runtime.protocol import Dismiss, Form, Message, Over, SnapshotBuffers
+from rekindle.runtime.protocol import Dismiss, Form, Inject, Message, Over, SnapshotBuffers
 
 MAX_MESSAGE = 128 * 1024
 
@@ -30,6 +30,7 @@ class Channel:
         self._waiting: queue.SimpleQueue[tuple[Message, list[int]]] = queue.SimpleQueue()
         self._over = -1
         self._settled = -1  # the same, once `on_over` has done its work
+        self.injected: list[Inject] = []  # faults to suffer, emptied by whoever suffers them
         self.on_over: Callable[[int], None] = lambda generation: None
         threading.Thread(target=self._listen, name="rekindle-channel", daemon=True).start()
 
@@ -93,6 +94,9 @@ class Channel:
                 # The agent is gone, and with it everybody who could tell this rank what to do.
                 os.kill(os.getpid(), signal.SIGKILL)
             message = protocol.decode_to_rank(data)
+            if isinstance(message, Inject):
+                self.injected.append(message)
+                continue
             if isinstance(message, Over):
                 self._over = max(self._over, message.generation)
                 self.on_over(message.generation)

@@ -211,6 +211,18 @@ class Coordinator:
         self.stop(order.reason)
         return web.json_response({})
 
+    async def inject(self, request: web.Request) -> web.Response:
+        """Pass on a fault that a rank is to suffer."""
+        try:
+            order = msgspec.json.decode(await request.read(), type=protocol.Inject)
+        except msgspec.DecodeError as error:
+            return web.json_response({"error": f"no injection: {error}"}, status=400)
+        refused = self.machine.inject(order)
+        self.carry_out()
+        if refused:
+            return web.json_response({"error": refused}, status=400)
+        return web.json_response({})
+
     @web.middleware
     async def authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse whoever does not know the job's secret."""
@@ -250,6 +262,7 @@ class Coordinator:
         app.router.add_get(names.PATH_EVENTS, self.events)
         app.router.add_get(names.PATH_STEER, self.steer)
         app.router.add_post(names.PATH_CONTROL, self.control)
+        app.router.add_post(names.PATH_INJECT, self.inject)
         # A handler is cancelled when its client goes away, so that a lease ends with its holder.
         runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True

@@ -230,6 +230,20 @@ class Machine(Forming):
             self._kill([rank], grace_s=0.0)
             self._on_fault(self._fault(Kind.STUCK, rank, f"rank {rank.rank} did not {what}", now))
 
+    def inject(self, order: p.Inject) -> str:
+        """Have a rank suffer a fault; return why not, if it cannot."""
+        if not self.spec.allow_injection:
+            return f"job {self.spec.job_id} does not allow it: start it with --allow-injection"
+        if not 0 <= order.rank < self.spec.world_size:
+            return f"there is no rank {order.rank} in a world of {self.spec.world_size}"
+        rank = self.roster.ranks[order.rank]
+        if rank.status is not Status.TRAINING:
+            return f"rank {order.rank} is not in a step, but {rank.status.value}"
+        if order.step is not None and order.step < rank.finished:
+            return f"step {order.step} is past: rank {order.rank} has finished {rank.finished}"
+        self._do(Send(self.roster.nodes[rank.node].connection, order))
+        return ""
+
     def stop(self, reason: str, *, at_once: bool = False) -> None:
         """Stop the job; `at_once` kills without grace (the second Ctrl-C)."""
         if self.phase is Phase.ENDED or (self.phase is Phase.STOPPING and not at_once):

@@ -82,6 +82,8 @@ class NodeRanks:
                     rank.send(msgspec.structs.replace(message, plan=own))
             case protocol.Over():
                 self._tell_all(message)
+            case protocol.Inject() if message.rank in self._ranks:
+                self._ranks[message.rank].send(message)
             case protocol.Dismiss():
                 self._training.clear()
                 self._waiting.clear()

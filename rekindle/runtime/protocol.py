@@ -7,6 +7,7 @@ message that bears an older one is refused.
 
 from __future__ import annotations
 
+import enum
 from typing import TypeVar
 
 import msgspec
@@ -267,6 +268,28 @@ class Kill(Message, frozen=True, kw_only=True, tag="kill"):
     grace_s: float = 0.0
 
 
+class InjectionKind(str, enum.Enum):
+    """Faults that a rank can be told to suffer; see rekindle.training.torch_injection."""
+
+    KILL = "kill"
+    NODE_LOST = "node-lost"
+    HANG = "hang"
+    SLOW = "slow"
+    EXCEPTION = "exception"
+    OOM = "oom"
+    UCE = "uce"
+    TORN_UPDATE = "torn-update"
+
+
+class Inject(Message, frozen=True, kw_only=True, tag="inject"):
+    """Suffer a fault in this step (None: the next one). seconds: how long a slow step pauses."""
+
+    rank: int
+    kind: InjectionKind
+    step: int | None = None
+    seconds: float = 1.0
+
+
 class Bye(Message, frozen=True, kw_only=True, tag="bye"):
     """The job is over for this agent: end what is left, and yourself with this status."""
 
@@ -274,7 +297,7 @@ class Bye(Message, frozen=True, kw_only=True, tag="bye"):
 
 
 FromRank = Arrived | StepFailed | StateReady | StepDone | SnapshotRoom | SnapshotTaken
-ToRank = Over | Form | SnapshotBuffers | Dismiss
+ToRank = Over | Form | SnapshotBuffers | Dismiss | Inject
 FromAgent = (
     Hello
     | Spawned
@@ -291,7 +314,7 @@ FromAgent = (
     | StateReady
     | StepDone
 )
-ToAgent = Welcome | Refused | Spawn | HostStore | Kill | Bye | Over | Form | Dismiss
+ToAgent = Welcome | Refused | Spawn | HostStore | Kill | Bye | Over | Form | Dismiss | Inject
 
 
 def ranks_named(message: Message) -> tuple[int, ...]:

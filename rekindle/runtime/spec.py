@@ -31,6 +31,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     snapshot_every, checkpoint_every: steps between two of them; 0 = never.
     checkpoint_directory: absolute; shared by all nodes or private to each.
     master_port: port of the ranks' store; 0 = any free one.
+    allow_injection: whether faults may be injected (`rekindle inject`).
     redirects, tee: torchrun's -r and -t: 0 none, 1 stdout, 2 stderr, 3 both (see docs/running.md).
     """
 
@@ -52,6 +53,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     role: str = "default"
     redirects: int = 0
     tee: int = 0
+    allow_injection: bool = False
     policy: Policy = Policy()
 
     @property

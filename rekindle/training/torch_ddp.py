@@ -104,6 +104,15 @@ class SteadyDDP(DistributedDataParallel, _InitOnce):
         self._check_comm_hook(hook)  # type: ignore[no-untyped-call]
         self._comm_hooks.append((hook, state))
 
+    def _distributed_broadcast_coalesced(
+        self, tensors: list[torch.Tensor], buffer_size: int, authoritative_rank: int = 0
+    ) -> None:
+        # Of the buffers, before a forward pass; torch's own waits where nobody can end the wait.
+        if self._guarded:
+            broadcast_tensors(tensors, authoritative_rank)
+        else:
+            super()._distributed_broadcast_coalesced(tensors, buffer_size, authoritative_rank)  # type: ignore[no-untyped-call]
+
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
         # About the order in which gradients become ready, which is what _pin() lays them out in.
         parameters, sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import logging
 import socket
 import struct
@@ -152,6 +153,12 @@ class Group:
                     self._sockets.append(sock)
                     if self._severed:
                         shut(sock, socket.SHUT_RD)
+
+
+@functools.lru_cache(maxsize=1)
+def store_at(host: str, port: int) -> TCPStore:
+    """This process's connection to the ranks' store; it is kept while the store stays the same."""
+    return TCPStore(host, port, wait_for_workers=False)
 
 
 class _Line:

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore  # torch.distributed's; typed only here
 from torch.nn.parallel import DistributedDataParallel
 
 from rekindle import names
@@ -32,7 +31,8 @@ from rekindle.training.sampler import StepSampler
 from rekindle.training.torch_buffers import BufferGuard
 from rekindle.training.torch_ddp import broadcast_module_state, wrap_ddp
 from rekindle.training.torch_faults import is_collective_failure, kind_of
-from rekindle.training.torch_group import Group, keep_for_good
+from rekindle.training.torch_group import Group, keep_for_good, store_at
+from rekindle.training.torch_injection import suffer
 from rekindle.training.torch_keeper import StateKeeper
 from rekindle.training.torch_snapshot import load_checkpoint, load_snapshot
 from rekindle.training.torch_state import capture
@@ -109,7 +109,6 @@ class Session:
         self._torn = False  # its state is of no step, nor as the script built it
         self._reported = True  # the first step of this generation
         self._group = Group()
-        self._store: TCPStore | None = None
         self._channel = Channel.from_environment()
         self.page = rank_environment.page()
         self.records = Records(rank_environment.path(names.ENV_METRICS_FILE), self.page, self.rank)
@@ -177,6 +176,9 @@ class Session:
         rng.begin_step(self.seed, self.rank, step)
         if self._channel is not None:
             self._buffers.keep()
+            if self._channel.injected:
+                told = self._channel.injected
+                suffer(told, step=step, model=self._module, optimizer=self.named["optimizer"])
 
     def end_step(self) -> None:
         """The step's body ended well: the state is that of one more step."""
@@ -296,7 +298,7 @@ class Session:
         dist.distributed_c10d._world.group_count = 0
         try:
             group.form(
-                store=self._connect(form),
+                store=store_at(form.store_host, form.store_port),
                 generation=form.generation,
                 rank=self.rank,
                 world_size=form.world_size,
@@ -368,14 +370,6 @@ class Session:
                 load_checkpoint(directory, self.named, step)
             case Source.FRESH if self._ddp is not None:
                 broadcast_module_state(self._module)
-
-    def _connect(self, form: protocol.Form) -> TCPStore:
-        """Return the line to the ranks' store; it is kept while the store stays the same."""
-        store = self._store
-        if store is None or (store.host, store.port) != (form.store_host, form.store_port):
-            store = TCPStore(form.store_host, form.store_port, wait_for_workers=False)
-            self._store = store
-        return store
 
     def _form_alone(self) -> None:
         """Form the group as torchrun's environment says, for a rank without an agent."""

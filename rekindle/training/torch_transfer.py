@@ -67,12 +67,12 @@ def receive_state(named: Mapping[str, Stateful], source: int) -> None:
     finish(named)
 
 
-def broadcast_tensors(tensors: Sequence[torch.Tensor]) -> None:
-    """Rank 0's elements to all ranks of the default group; the tensors are filled in place."""
+def broadcast_tensors(tensors: Sequence[torch.Tensor], source: int = 0) -> None:
+    """One rank's elements to all ranks of the default group; the tensors are filled in place."""
     rows = list(_rows(tensors, _wire_device()))
     for piece in _pieces(rows):
         wire = piece[0] if len(piece) == 1 else torch.cat(piece)
-        dist.broadcast(wire, src=0)
+        dist.broadcast(wire, src=source)
         _unpack(wire, piece)
     _put_back(tensors, rows)
 

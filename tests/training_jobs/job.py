@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import psutil
@@ -20,6 +20,7 @@ from rekindle.engines.local import LocalEngine
 from rekindle.errors import JobError
 from rekindle.recovery import journal
 from rekindle.recovery.policy import Policy
+from rekindle.runtime.protocol import Inject, InjectionKind
 from rekindle.runtime.spec import EntryKind, JobDirectory, JobSpec, check
 from rekindle.runtime.view import JobView
 from training_jobs import RANKS
@@ -92,6 +93,7 @@ class Job:
             checkpoint_directory=str(folder / "job" / "checkpoints"),
             snapshot_every=snapshot_every,
             checkpoint_every=checkpoint_every,
+            allow_injection=True,
             policy=policy,
         )
         self.engine: LocalEngine | None = None
@@ -268,6 +270,11 @@ class Job:
         """List the processes of the job that still live."""
         return marked_processes(self.mark)
 
+    def stderr(self, rank: int) -> str:
+        """What the processes of a rank have said."""
+        logs = Path(self.spec.log_directory).glob(f"attempt_*/{rank}/stderr.log")
+        return "".join(log.read_text() for log in sorted(logs))
+
     def checkpoints(self) -> list[Path]:
         """List the checkpoints' directories, newest first."""
         return sorted(Path(self.spec.checkpoint_directory).glob("step-*"), reverse=True)
@@ -296,6 +303,11 @@ class Job:
         return texts
 
     # ---- breaking it
+
+    def inject(self, rank: int, kind: str, **more: Any) -> None:
+        """Have a rank suffer a fault, as `rekindle inject` does."""
+        fault = Inject(rank=rank, kind=InjectionKind(kind), **more)
+        JobClient(self.endpoint, self.directory.secret()).inject(fault)
 
     def kill(self, *ranks: int, number: int = signal.SIGKILL) -> None:
         """Signal these ranks, one straight after the other."""

@@ -1,0 +1,67 @@
+"""Faults that a rank inflicts upon itself because it was told to (`rekindle inject`).
+
+What breaks the process or its node happens as the step begins. What is raised comes from inside the
+step's body, as a real one would: when the model's forward begins, or behind the optimizer's update.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+from rekindle.runtime.protocol import Inject, InjectionKind
+
+_RAISED: dict[InjectionKind, Callable[[str], Exception]] = {
+    InjectionKind.EXCEPTION: lambda told: RuntimeError(f"an exception was {told}"),
+    InjectionKind.OOM: lambda told: torch.OutOfMemoryError(f"out of memory was {told}"),
+    InjectionKind.UCE: lambda told: RuntimeError(f"UCE ERROR {told}"),
+    InjectionKind.TORN_UPDATE: lambda told: RuntimeError(f"UCE ERROR {told} inside the update"),
+}
+
+
+def suffer(
+    faults: list[Inject], *, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Suffer those of `faults` that are due in `step`, and take them off the list."""
+    for fault in faults.copy():
+        if fault.step is not None and fault.step > step:
+            continue
+        faults.remove(fault)
+        if fault.step is not None and fault.step < step:
+            print(f"rekindle: step {fault.step} was over before it was told of: {fault.kind.value}")
+        else:
+            _suffer(fault, f"injected into step {step} of rank {fault.rank}", model, optimizer)
+
+
+def _suffer(
+    fault: Inject, told: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    print(f"rekindle: {fault.kind.value} {told}", file=sys.stderr, flush=True)
+    match fault.kind:
+        case InjectionKind.KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case InjectionKind.NODE_LOST:
+            os.kill(os.getppid(), signal.SIGKILL)  # the agent; its ranks die with it
+            signal.pause()
+        case InjectionKind.HANG:
+            while True:
+                time.sleep(3600)
+        case InjectionKind.SLOW:
+            time.sleep(fault.seconds)
+        case InjectionKind.TORN_UPDATE:
+            _once(optimizer.register_step_post_hook, _RAISED[fault.kind](told))
+        case _:
+            _once(model.register_forward_pre_hook, _RAISED[fault.kind](told))
+
+
+def _once(register: Callable[..., torch.utils.hooks.RemovableHandle], error: Exception) -> None:
+    def strike(*_: object) -> None:
+        handle.remove()
+        raise error
+
+    handle = register(strike)
