@@ -210,6 +210,18 @@ def test_a_device_that_cannot_be_repaired_costs_the_process() -> None:
     assert strategies(job) == [Strategy.RETRY, Strategy.RECOVER_IN_PLACE]
 
 
+def test_links_that_never_hold_after_another_fault_end_the_job() -> None:
+    """The limit holds as well where the incident began with something else."""
+    job = trained(5)
+    job.fail_step(1, kind=Kind.TRANSIENT)
+    for _ in range(6):
+        job.arrive([r for r in job.ranks if job.status(r) is Status.LEAVING], finished=5)
+        if job.phase is Phase.RESTORING:
+            job.ready(job.ranks)
+            job.fail_step(1)
+    assert job.phase is Phase.STOPPING
+
+
 def test_a_step_cannot_fail_by_just_anything() -> None:
     """A kind that no rank can know of breaks the protocol."""
     with pytest.raises(ProtocolError, match="node-lost"):

@@ -41,3 +41,12 @@ from rekindle.training.torch_faults import kind_of
 def test_kind_of_an_exception(error: BaseException, kind: Kind | None) -> None:
     """Texts count in RuntimeErrors alone; the script says what else passes."""
     assert kind_of(error, (ConnectionError, TimeoutError)) is kind
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [("gloo", Kind.LINK), ("UCE ERROR", Kind.DEVICE_MEMORY), ("?", Kind.TRANSIENT)],
+)
+def test_what_is_known_goes_before_what_the_script_says(text: str, kind: Kind) -> None:
+    """A script that calls everything transient does not hide a broken peer or damaged memory."""
+    assert kind_of(RuntimeError(text), (Exception,)) is kind

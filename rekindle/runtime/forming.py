@@ -73,7 +73,7 @@ class Forming(Gathering):
         self._ask_for_store()
         if not self._store.is_up:
             return
-        faults = self.incidents.faults
+        faults = self.incidents.unanswered
         if faults and all(fault.kind is Kind.LINK for fault in faults):
             # Every process is there, so nothing but links can be broken.
             self._decide(root_cause(faults))
@@ -101,6 +101,7 @@ class Forming(Gathering):
             # Their state is no longer as the script built it: only new processes have that.
             self._kill(torn, grace_s=0.0)
             return
+        self.incidents.answered()
         self._planned = [planned.source for planned in plan.ranks]
         self.generation += 1
         for node in self.roster.nodes.values():

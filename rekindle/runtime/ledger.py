@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import sys
@@ -19,6 +20,7 @@ from rekindle.recovery import journal
 
 _KEEPALIVE = b'{"type":"keepalive"}'
 
+_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # a network filesystem that has none
 LOCK_S = 10.0  # how long the coordinator of an earlier attempt may take to end
 
 
@@ -118,3 +120,7 @@ def _lock(fd: int, path: Path) -> None:
             if time.monotonic() > deadline:
                 raise JobError(f"{path} is written by another coordinator of this job") from error
             time.sleep(0.02)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            return

@@ -205,6 +205,16 @@ class Incidents:
         self.faults: list[Fault] = []
         self.past: list[Past] = []
         self._heaviest = Strategy.RETRY
+        self._answered = 0  # faults of the open incident that were seen before a generation formed
+
+    @property
+    def unanswered(self) -> list[Fault]:
+        """The open incident's faults since the newest generation was formed."""
+        return self.faults[self._answered :]
+
+    def answered(self) -> None:
+        """A generation was formed: what comes now is news."""
+        self._answered = len(self.faults)
 
     def inherit(self, open_: int, faults: Iterable[Fault], past: Iterable[Past]) -> None:
         """Go on where a coordinator that died left off."""
@@ -245,4 +255,5 @@ class Incidents:
         """Training goes on."""
         self.open = 0
         self.faults = []
+        self._answered = 0
         self._heaviest = Strategy.RETRY

@@ -100,7 +100,7 @@ def serve(wire: socket.socket, agent: int) -> Callable[[], None] | None:
             forked.add(child)
             answer = Forked(pid=child)
         line.close()
-        with contextlib.suppress(BrokenPipeError):  # the agent died: the next read says so
+        with contextlib.suppress(ConnectionError):  # the agent died: the next read says so
             wire.send(msgspec.msgpack.encode(answer))
 
 

@@ -32,16 +32,10 @@ def kind_of(error: BaseException, transient: tuple[type[Exception], ...] = ()) -
     transient: exceptions that pass, as the script says. Texts are looked for in RuntimeErrors only,
     which is what torch raises.
     """
-    if isinstance(error, transient):
-        return Kind.TRANSIENT
     if isinstance(error, (dist.DistError, StaleError)):
         return Kind.LINK
-    if not isinstance(error, RuntimeError):
-        return None
-    text = str(error)
-    return next((kind for kind, pattern in _PATTERNS if pattern.search(text)), None)
-
-
-def is_collective_failure(error: BaseException) -> bool:
-    """Whether `error` was raised by a collective whose peer is gone, or that was severed."""
-    return kind_of(error) is Kind.LINK
+    if isinstance(error, RuntimeError):
+        for kind, pattern in _PATTERNS:
+            if pattern.search(str(error)):
+                return kind
+    return Kind.TRANSIENT if isinstance(error, transient) else None

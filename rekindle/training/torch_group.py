@@ -11,6 +11,7 @@ import atexit
 import ctypes
 import functools
 import logging
+import os
 import socket
 import struct
 import sys
@@ -77,6 +78,9 @@ class Group:
         by itself. After either, leave() is due as after a success. For an accelerator's backend
         pass `device_id`: its communicator is then formed here, not in the first collective.
         """
+        if "nccl" in backend:
+            # A failed collective aborts its communicator, not the process (torch's default).
+            os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
         timeout = timedelta(seconds=timeout_s)
         line = _line_to(store, timeout)
         over = f"generation {generation} ended while it was formed"

@@ -8,9 +8,7 @@ step comes next.
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -19,25 +17,28 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from rekindle import names
-from rekindle.errors import CheckpointError, SessionError
+from rekindle.errors import CheckpointError, StaleError
 from rekindle.recovery.fault import Kind
 from rekindle.recovery.plan import RankPlan, Source
 from rekindle.runtime import protocol
 from rekindle.runtime.channel import Channel
+from rekindle.runtime.heartbeat import Page
 from rekindle.training import rank_environment, rng
-from rekindle.training.devices import Damage, device_for
 from rekindle.training.records import Records
 from rekindle.training.sampler import StepSampler
-from rekindle.training.torch_buffers import BufferGuard
+from rekindle.training.torch_arguments import check_arguments
 from rekindle.training.torch_ddp import broadcast_module_state, wrap_ddp
-from rekindle.training.torch_faults import is_collective_failure, kind_of
+from rekindle.training.torch_faults import kind_of
 from rekindle.training.torch_group import Group, keep_for_good, store_at
 from rekindle.training.torch_injection import suffer
 from rekindle.training.torch_keeper import StateKeeper
-from rekindle.training.torch_snapshot import load_checkpoint, load_snapshot
+from rekindle.training.torch_repairs import Repairs
+from rekindle.training.torch_restore import fetch_state
 from rekindle.training.torch_state import capture
 from rekindle.training.torch_step import Step
-from rekindle.training.torch_transfer import receive_state, send_state
+from rekindle.training.torch_transfer import send_state
+
+_BACKENDS = {"cuda": "nccl", "npu": "hccl"}  # by the type of the model's device; else gloo
 
 
 class Session:
@@ -48,7 +49,7 @@ class Session:
     ddp: wrap the model in DistributedDataParallel; a mapping gives its keyword arguments. Use
         `session.model` in the loop. Without it the script all-reduces its gradients itself.
     extra: more state to keep, by name: objects with state_dict() and load_state_dict().
-    backend: of torch.distributed; default: nccl for a model on a GPU, else gloo.
+    backend: of torch.distributed; default: nccl for a model on a GPU, hccl on an NPU, else gloo.
     seed: from which the random streams of every step and rank come.
     timeout_s: of collectives, torch's own meaning.
     transient: exceptions after which a step is simply done again (a data source that hiccups).
@@ -70,21 +71,7 @@ class Session:
         timeout_s: float = 600.0,
         transient: tuple[type[Exception], ...] = (),
     ) -> None:
-        if isinstance(model, DistributedDataParallel):
-            raise SessionError(
-                "give Session the module itself: a DDP wrapper belongs to one generation. "
-                "Session(model=module, ddp=True) wraps it, and session.model is the wrapper"
-            )
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise SessionError(
-                f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer: Session "
-                "has to see when it begins to change the parameters"
-            )
-        if dist.is_initialized():
-            raise SessionError(
-                "the default process group exists already: Session forms it, anew in each "
-                "generation; remove init_process_group from the script"
-            )
+        check_arguments(model, optimizer)
         named = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
         named |= {"sampler": sampler, **(extra or {})}
         self.named = {name: thing for name, thing in named.items() if thing is not None}
@@ -96,13 +83,11 @@ class Session:
         self.finished = 0
         self.generation = 0
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        self._device = device_for(self.device)
-        self._broken = Kind.LINK  # what this rank's generation ended of, as far as it knows
         self._transient = transient
         self.model: torch.nn.Module = model
         self._module = model
         self._ddp = dict(ddp) if isinstance(ddp, Mapping) else ({} if ddp else None)
-        self._backend = backend or ("nccl" if self.device.type == "cuda" else "gloo")
+        self._backend = backend or _BACKENDS.get(self.device.type, "gloo")
         self._timeout_s = timeout_s
         self._total = 0
         self._has_state = False  # whether this process's state is that of `finished` steps
@@ -113,7 +98,7 @@ class Session:
         self.page = rank_environment.page()
         self.records = Records(rank_environment.path(names.ENV_METRICS_FILE), self.page, self.rank)
         self._keeper = StateKeeper(self._channel, rank=self.rank, local_rank=self.local_rank)
-        self._buffers = BufferGuard(model)
+        self._repairs = Repairs(self.rank, self.device, model)
         self._dismissed = False
         self._passed = 0  # steps after which all ranks were let go
         self._watch_updates()
@@ -157,8 +142,19 @@ class Session:
                 # A new process must not wait at a place that the others have passed.
                 if self._channel is None or total <= self._passed or not self._regroup():
                     return
-            else:
+            elif self._keep_buffers():
                 yield Step(self)
+
+    def _keep_buffers(self) -> bool:
+        """Keep what the step's forward pass will change; False: a fault showed itself instead."""
+        try:
+            if self._channel is not None:
+                self._repairs.buffers.keep()
+        except Exception as error:  # devices tell of their faults late
+            if not self.leave_step(error):
+                raise
+            return False
+        return True
 
     def _is_left(self) -> bool:
         """Whether this rank is in no generation: its last one is over, or all were let go.
@@ -173,16 +169,17 @@ class Session:
 
     def begin_step(self, step: int) -> None:
         """The step's body begins, for the first time or again."""
+        self._repairs.in_step = True
         rng.begin_step(self.seed, self.rank, step)
-        if self._channel is not None:
-            self._buffers.keep()
-            if self._channel.injected:
-                told = self._channel.injected
-                suffer(told, step=step, model=self._module, optimizer=self.named["optimizer"])
+        if self._channel is not None and self._channel.injected:
+            told, optimizer = self._channel.injected, self.named["optimizer"]
+            suffer(told, step=step, model=self._module, optimizer=optimizer)
 
     def end_step(self) -> None:
         """The step's body ended well: the state is that of one more step."""
+        self._repairs.device.wait()  # until the update is done, and not merely asked for
         self.finished += 1
+        self._repairs.in_step = False
         if self.sampler is not None:
             self.sampler.advance()
         if self.page is not None:
@@ -217,29 +214,16 @@ class Session:
             return False
         if self.page is not None and self.page.in_update:
             self._has_state, self._torn = False, True
-        else:
-            self._buffers.restore()
         self._end_generation(kind or Kind.LINK, error)
         return True
 
     def _end_generation(self, kind: Kind, error: BaseException) -> None:
         channel = self._channel
         assert channel is not None
-        self._broken = kind
+        self._repairs.kind = kind
         if kind is Kind.DEVICE_MEMORY or not channel.is_over(self.generation):
-            self._report(kind, (str(error).splitlines() or [type(error).__name__])[0])
+            self._repairs.report(channel, error, generation=self.generation, finished=self.finished)
         channel.wait_over(self.generation)
-
-    def _report(self, kind: Kind, text: str) -> None:
-        assert self._channel is not None
-        failed = protocol.StepFailed(
-            rank=self.rank,
-            generation=self.generation,
-            kind=kind,
-            error=text[:500],
-            finished=self.finished,
-        )
-        self._channel.send(failed)
 
     def _repair(self) -> None:
         """Make the device usable again, once the generation is over."""
@@ -248,13 +232,9 @@ class Session:
         if not channel.is_over(self.generation):
             return
         channel.wait_over(self.generation)
-        kind, self._broken = self._broken, Kind.LINK
-        damage = self._device.repair(kind, capture(self.named).tensors.values())
-        if damage is Damage.STATE:
+        keep, place = not self._torn, (self.generation, self.finished)
+        if not self._repairs.repair(channel, self.named, *place, restores=keep):
             self._has_state, self._torn = False, True
-        elif damage is Damage.DEVICE:
-            self._report(Kind.DEVICE, f"{self.device} does not answer")
-            signal.pause()  # until this process is replaced
 
     # ---- generations
 
@@ -279,6 +259,7 @@ class Session:
             if isinstance(message, protocol.Dismiss):
                 self._passed = message.finished
                 return False
+            self._repair()  # the device may have been stopped once more, for a peer's sake
             if self._form(message):
                 return True
 
@@ -304,9 +285,10 @@ class Session:
                 world_size=form.world_size,
                 backend=self._backend,
                 timeout_s=self._timeout_s,
-                device_id=self.device if self.device.type == "cuda" else None,
+                device_id=self.device if self.device.type in _BACKENDS else None,
             )
             self._take_state(form.plan[self.rank], form.step)
+            self._begin(form.world_size)
         except CheckpointError as error:
             ready = protocol.StateReady(
                 rank=self.rank, generation=form.generation, error=str(error)
@@ -315,24 +297,25 @@ class Session:
             channel.wait_over(form.generation)
             return False
         except Exception as error:
-            if not is_collective_failure(error) and not channel.is_over(form.generation):
+            kind = kind_of(error)
+            if kind is None and not channel.is_over(form.generation):
                 raise
-            self._end_generation(Kind.LINK, error)
+            self._end_generation(kind or Kind.LINK, error)
             return False
-        self._begin(form.world_size)
         channel.send(protocol.StateReady(rank=self.rank, generation=form.generation))
         return True
 
     def _stop(self, group: Group) -> None:
         """Wake the main thread from whatever it waits for; called by the channel's thread."""
         group.sever()
-        self._device.stop()
+        self._repairs.device.stop()
 
     def _begin(self, world_size: int) -> None:
         """Make everything that belongs to one generation."""
         self.world_size = world_size
-        self._buffers.look()
-        for parameter in self._module.parameters():
+        self._repairs.buffers.look()
+        groups = self.named["optimizer"].param_groups
+        for parameter in (*self._module.parameters(), *(p for g in groups for p in g["params"])):
             parameter.grad = None  # what a broken step left there is of no step
         if self._ddp is not None:
             wrapper = self.model if isinstance(self.model, DistributedDataParallel) else None
@@ -353,23 +336,19 @@ class Session:
         if source is not Source.SELF:
             self._has_state = False
             self._torn = self._torn or source is not Source.FRESH  # a part may be loaded
-            self._fetch(plan, step)
+            assert self._channel is not None
+            fresh = self._module if self._ddp is not None else None
+            fetch_state(
+                plan,
+                step,
+                rank=self.rank,
+                named=self.named,
+                channel=self._channel,
+                fresh=fresh,
+            )
         self.finished, self._has_state, self._torn = step, True, False
         if plan.sends_to:
             send_state(capture(self.named), plan.sends_to)
-
-    def _fetch(self, plan: RankPlan, step: int) -> None:
-        assert self._channel is not None
-        match plan.source:
-            case Source.PEER:
-                receive_state(self.named, plan.peer)
-            case Source.SNAPSHOT:
-                load_snapshot(self._channel, self.rank, self.named, step)
-            case Source.CHECKPOINT:
-                directory = Path(os.environ[names.ENV_CHECKPOINT_DIRECTORY])
-                load_checkpoint(directory, self.named, step)
-            case Source.FRESH if self._ddp is not None:
-                broadcast_module_state(self._module)
 
     def _form_alone(self) -> None:
         """Form the group as torchrun's environment says, for a rank without an agent."""
@@ -382,6 +361,16 @@ class Session:
 
     # ---- state
 
+    def _begin_update(self, page: Page) -> None:
+        """The gradients are about to be used: they must be real, not those of a severed group.
+
+        An accelerator's collectives do not hold the host up, and raise nothing when aborted.
+        """
+        self._repairs.device.wait()
+        if self._channel is not None and self._channel.is_over(self.generation):
+            raise StaleError(f"generation {self.generation} ended before the update")
+        page.begin_update()
+
     def _watch_updates(self) -> None:
         """Mark the update window: from the first change of the state to the step's end."""
         page = self.page
@@ -389,4 +378,4 @@ class Session:
             return
         for thing in self.named.values():
             if isinstance(thing, torch.optim.Optimizer):
-                thing.register_step_pre_hook(lambda *_: page.begin_update())
+                thing.register_step_pre_hook(lambda *_: self._begin_update(page))

@@ -63,13 +63,17 @@ class Step:
         trace: TracebackType | None,
     ) -> bool:
         """End the step; a fault of the generation is taken care of and does not reach the loop."""
-        if error is None:
+        if error is not None:
+            return isinstance(error, Exception) and self._session.leave_step(error)
+        try:
             if self._late:
                 late = {name: _plain(value) for name, value in self._late.items()}
                 self._write({**self._metrics, **late})
             self._session.end_step()
-            return False
-        return isinstance(error, Exception) and self._session.leave_step(error)
+        except Exception as late_error:  # devices tell of their faults when they are waited for
+            if not self._session.leave_step(late_error):
+                raise
+        return False
 
     def _write(self, metrics: Mapping[str, Any]) -> None:
         self._session.records.write(self.number, self._session.generation, metrics)

@@ -100,7 +100,7 @@ def _future_of(work: Work) -> _Future:
     def wait() -> None:
         try:
             _native_wait(work)
-        except RuntimeError as error:
+        except Exception as error:
             future.set_exception(error)
         else:
             future.set_result(None)

@@ -90,6 +90,30 @@ def test_step_that_a_replica_has_finished_is_not_done_again(
     assert run.incidents()[0].sources == {"self": RANKS - 1, "peer": 1}
 
 
+@pytest.mark.parametrize("place", ["keep buffers", "wait", "keep state"])
+@pytest.mark.parametrize("how", ["uce", "uce-temporary"])
+def test_fault_that_shows_itself_at_the_edge_of_a_step(
+    how: str, place: str, job: Callable[..., Job], baseline: Record
+) -> None:
+    """Before the step's body, before its update, and when it is over."""
+    run = job(Fault(2, place, 9, do=how))
+    assert_recovered(run, baseline, replaced=())
+    assert steps_lost(run) == [0]
+    assert run.incidents()[0].strategy is Strategy.RETRY
+
+
+@pytest.mark.parametrize(("rank", "place", "replaced"), [(0, "send", set()), (1, "receive", {1})])
+def test_damage_while_state_is_sent(
+    rank: int, place: str, replaced: set[int], job: Callable[..., Job], baseline: Record
+) -> None:
+    """The sender's memory breaks in the middle of the recovery, or the receiver's once more."""
+    run = job(Fault(1, "forward", 9, do="uce"), Fault(rank, place, do="uce"))
+    assert_recovered(run, baseline, replaced=replaced)
+    assert steps_lost(run) == [0]
+    (incident,) = run.incidents()
+    assert {fault.kind for fault in incident.faults} >= {Kind.DEVICE_MEMORY}
+
+
 @pytest.mark.parametrize("how", ["hiccup", "uce"])
 def test_fault_that_a_retry_does_not_end(
     how: str, job: Callable[..., Job], baseline: Record

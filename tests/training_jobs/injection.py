@@ -135,11 +135,16 @@ class Injector:
 
     def _watch_runtime(self) -> None:
         from rekindle.runtime.snapshot import SnapshotBuffer
-        from rekindle.training import torch_session
+        from rekindle.training import torch_restore, torch_session
+        from rekindle.training.torch_buffers import BufferGuard
+        from rekindle.training.torch_keeper import StateKeeper
 
         for owner, name, place in (
             (SnapshotBuffer, "commit", "snapshot"),
-            (torch_session, "receive_state", "receive"),
+            (torch_restore, "receive_state", "receive"),
+            (BufferGuard, "keep", "keep buffers"),
+            (CpuDevice, "wait", "wait"),
+            (StateKeeper, "keep", "keep state"),
             (torch_session, "send_state", "send"),
         ):
             setattr(owner, name, self._before(place, getattr(owner, name)))

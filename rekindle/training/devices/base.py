@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -25,9 +25,12 @@ class Device(Protocol):
     def stop(self) -> None:
         """Abort what runs there, so that a main thread that waits for it raises."""
 
-    def repair(self, kind: Kind, state: Iterable[torch.Tensor]) -> Damage:
+    def wait(self) -> None:
+        """Wait until all that was asked of it is done. Raises RuntimeError: what went wrong."""
+
+    def repair(self, kind: Kind, state: Callable[[], list[torch.Tensor]]) -> Damage:
         """Make the device usable after a fault, and say what is lost.
 
         kind: of this rank's own fault; LINK where only a peer had one.
-        state: the tensors of the training state, which are written anew after STATE.
+        state: gives the tensors of the training state, which are written anew after STATE.
         """

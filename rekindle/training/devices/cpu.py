@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 
 import torch
 
@@ -21,6 +21,9 @@ class CpuDevice:
     def stop(self) -> None:
         """Nothing runs there but the main thread itself."""
 
-    def repair(self, kind: Kind, state: Iterable[torch.Tensor]) -> Damage:
+    def wait(self) -> None:
+        """What was asked for has been done."""
+
+    def repair(self, kind: Kind, state: Callable[[], list[torch.Tensor]]) -> Damage:
         """Pretend."""
         return CpuDevice.pretended if kind is Kind.DEVICE_MEMORY else Damage.NONE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 
 import torch
 
@@ -20,7 +20,11 @@ class CudaDevice:
     def stop(self) -> None:
         """Aborting NCCL's communicators ends what waits for peers; kernels end by themselves."""
 
-    def repair(self, kind: Kind, state: Iterable[torch.Tensor]) -> Damage:
+    def wait(self) -> None:
+        """Wait for all kernels; their errors are raised here."""
+        torch.cuda.synchronize(self._device)
+
+    def repair(self, kind: Kind, state: Callable[[], list[torch.Tensor]]) -> Damage:
         """See whether the context still works, and give back what the broken step held."""
         try:
             torch.cuda.synchronize(self._device)

@@ -7,7 +7,7 @@ the released torch-npu.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,7 +31,11 @@ class NpuDevice:
         npu = _torch_npu().npu
         self._stopped = npu.stop_device(self._index) == 0
 
-    def repair(self, kind: Kind, state: Iterable[torch.Tensor]) -> Damage:
+    def wait(self) -> None:
+        """Wait for all tasks; their errors are raised here."""
+        _torch_npu().npu.synchronize(self._index)
+
+    def repair(self, kind: Kind, state: Callable[[], list[torch.Tensor]]) -> Damage:
         """Clean the device and take its communication up again."""
         module = _torch_npu()
         if self._stopped is None:
@@ -49,7 +53,7 @@ class NpuDevice:
         module.distributed.reinit_process_group(group=None, rebuild_link=False)
         self._stopped = None
         if damage is Damage.STATE:  # torch-npu refuses to touch a tensor that it believes damaged
-            for tensor in state:
+            for tensor in state():
                 module.npu._recovery.update_npu_tensor_to_safe(tensor)
         return damage
 

@@ -1,0 +1,28 @@
+"""What a Session cannot be made of."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from rekindle.errors import SessionError
+
+
+def check_arguments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raises SessionError, saying what to do instead."""
+    if isinstance(model, DistributedDataParallel):
+        raise SessionError(
+            "give Session the module itself: a DDP wrapper belongs to one generation. "
+            "Session(model=module, ddp=True) wraps it, and session.model is the wrapper"
+        )
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise SessionError(
+            f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer: Session "
+            "has to see when it begins to change the parameters"
+        )
+    if dist.is_initialized():
+        raise SessionError(
+            "the default process group exists already: Session forms it, anew in each "
+            "generation; remove init_process_group from the script"
+        )

@@ -1,0 +1,75 @@
+"""A rank whose generation broke: what it tells of its fault, and how it gets fit for the next."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from rekindle.recovery.fault import Kind
+from rekindle.runtime import protocol
+from rekindle.runtime.channel import Channel
+from rekindle.training.devices import Damage, device_for
+from rekindle.training.torch_buffers import BufferGuard
+from rekindle.training.torch_state import capture
+
+
+class Repairs:
+    """The device and the module's buffers of one rank, across generations.
+
+    kind: what the generation ended of, as far as this rank knows.
+    in_step: one has begun that is not finished, so the module's buffers may be changed.
+    """
+
+    def __init__(self, rank: int, device: torch.device, module: torch.nn.Module) -> None:
+        self.device = device_for(device)
+        self.buffers = BufferGuard(module)
+        self.kind = Kind.LINK
+        self.in_step = False
+        self._rank = rank
+        self._name = device
+
+    def report(
+        self, channel: Channel, error: BaseException, *, generation: int, finished: int
+    ) -> None:
+        """Tell the coordinator why the step failed."""
+        text = (str(error).splitlines() or [type(error).__name__])[0]
+        failed = protocol.StepFailed(
+            rank=self._rank,
+            generation=generation,
+            kind=self.kind,
+            error=text[:500],
+            finished=finished,
+        )
+        channel.send(failed)
+
+    def repair(
+        self,
+        channel: Channel,
+        named: Mapping[str, Any],
+        generation: int,
+        finished: int,
+        *,
+        restores: bool,
+    ) -> bool:
+        """Make the device usable after `generation`; say whether the state it holds is whole.
+
+        restores: the state is, so the buffers are put back to what they were before the step.
+        Ends this process if the device cannot be used by it again: it is then replaced.
+        """
+        kind, self.kind = self.kind, Kind.LINK
+        in_step, self.in_step = self.in_step, False
+        try:
+            damage = self.device.repair(kind, lambda: list(capture(named).tensors.values()))
+            if in_step and restores and damage is Damage.NONE:
+                self.buffers.restore()
+            if damage is Damage.DEVICE:
+                raise RuntimeError(f"{self._name} cannot be used again by this process")
+        except Exception as error:  # whatever it is, only a new process can go on
+            self.kind = Kind.DEVICE
+            self.report(channel, error, generation=generation, finished=finished)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return damage is Damage.NONE

@@ -1,0 +1,42 @@
+"""Where a rank's state comes from, as the plan of a generation says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rekindle import names
+from rekindle.recovery.plan import RankPlan, Source
+from rekindle.runtime.channel import Channel
+from rekindle.training.torch_ddp import broadcast_module_state
+from rekindle.training.torch_snapshot import load_checkpoint, load_snapshot
+from rekindle.training.torch_transfer import receive_state
+
+
+def fetch_state(
+    plan: RankPlan,
+    step: int,
+    *,
+    rank: int,
+    named: Mapping[str, Any],
+    channel: Channel,
+    fresh: torch.nn.Module | None,
+) -> None:
+    """Bring the live objects to `step` finished steps.
+
+    fresh: the module that all ranks have to begin with as rank 0 has built it.
+    Raises CheckpointError or CorruptError: the source has not what the plan expects of it.
+    """
+    match plan.source:
+        case Source.PEER:
+            receive_state(named, plan.peer)
+        case Source.SNAPSHOT:
+            load_snapshot(channel, rank, named, step)
+        case Source.CHECKPOINT:
+            load_checkpoint(Path(os.environ[names.ENV_CHECKPOINT_DIRECTORY]), named, step)
+        case Source.FRESH if fresh is not None:
+            broadcast_module_state(fresh)
