@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import (
 from torch.nn.parallel import DistributedDataParallel
 
 from rekindle.errors import SessionError
+from rekindle.training import torch_waits
 from rekindle.training.torch_transfer import broadcast_tensors
 from rekindle.training.torch_waits import Hook, reduce_bucket
 
@@ -90,7 +91,9 @@ class SteadyDDP(DistributedDataParallel, _InitOnce):
             raise SessionError("torch._dynamo's optimize_ddp='python_reducer' has no fixed buckets")
         if self._pinned:
             self._pin()
-        self._guarded = torch.distributed.get_backend(self.process_group) == "gloo"
+        # Without an agent no generation ends before its time, and a callback on gloo's thread could
+        # meet the end of the interpreter.
+        self._guarded = torch_waits.in_use()
         if self._guarded:  # once a reducer; the script's own hook is called from there
             _register_comm_hook(self.reducer, self._comm_hooks, reduce_bucket)
 

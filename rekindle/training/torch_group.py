@@ -16,8 +16,10 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -39,6 +41,7 @@ _PAIR_NUMBER = struct.Struct("@n")
 _TICK_S = 0.02  # the kernel rounds a socket's time-out up to its tick
 _POKE_TIMEOUT_S = 1.0
 _BURIAL_S = 0.5
+_REST_S, _CALM_LOOKS = 1.0, 3
 
 
 class Group:
@@ -296,3 +299,27 @@ def keep_for_good(group: object) -> None:
     the GIL held, for which they may wait (seen with torch 2.13). Under an agent see program.end().
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    atexit.register(_let_gloo_rest)
+
+
+def _let_gloo_rest() -> None:
+    """Wait until gloo's threads have let go of their last operations.
+
+    An operation holds a Python object (torch 2.13 stashes the context of each backward pass), and a
+    thread that drops one while the interpreter ends aborts the process. Sleeping, this thread
+    leaves them the GIL: one that still sleeps then has nothing to do.
+    """
+    calm = 0
+    deadline = time.monotonic() + _REST_S
+    while calm < _CALM_LOOKS and time.monotonic() < deadline:
+        time.sleep(0.001)
+        calm = calm + 1 if all(map(_sleeps, Path("/proc/self/task").iterdir())) else 0
+
+
+def _sleeps(thread: Path) -> bool:
+    """Whether a thread of gloo's waits for work; true of all other threads."""
+    try:
+        name, _, rest = (thread / "stat").read_text().partition("(")[2].rpartition(")")
+    except OSError:  # it has ended
+        return True
+    return name != "pt_gloo_runloop" or rest.split()[0] == "S"

@@ -128,6 +128,11 @@ def use(waits: Waits | None) -> None:
     Work.wait = _native_wait if waits is None else _wait  # type: ignore[assignment, method-assign]
 
 
+def in_use() -> bool:
+    """Whether the default group's waits can be ended: it is gloo's, of a generation."""
+    return _current is not None
+
+
 def _wait(work: Work, timeout: timedelta | None = None) -> bool:
     if timeout is not None:
         return _native_wait(work, timeout)
