@@ -350,7 +350,7 @@ def test_pruning_while_reading_is_met_by_looking_again(
         monkeypatch.setattr(directory, "verify_file", genuine)
         put(other, 2)
         other.prune(1)
-        genuine(*arguments)  # type: ignore[arg-type]
+        genuine(*arguments)
 
     monkeypatch.setattr(directory, "verify_file", prune_then_verify)
     assert newest_step(store) == 2

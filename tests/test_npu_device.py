@@ -22,6 +22,7 @@ FUNCTIONS = {
     "npu.stop_device": ("npu/_recovery.py", "npu/__init__.py"),
     "npu.restart_device": ("npu/_recovery.py", "npu/__init__.py"),
     "npu.check_uce_in_memory": ("npu/utils.py", "npu/__init__.py"),
+    "npu.synchronize": ("npu/utils.py", "npu/__init__.py"),
     "npu.empty_cache": ("npu/memory.py", "npu/__init__.py"),
     "npu._recovery.update_npu_tensor_to_safe": ("npu/_recovery.py", "npu/_recovery.py"),
     "distributed.reinit_process_group": (
@@ -97,7 +98,7 @@ def install(
 
 def device() -> NpuDevice:
     # A torch that knows no NPU cannot name one.
-    return NpuDevice(types.SimpleNamespace(type="npu", index=3))  # type: ignore[arg-type]
+    return NpuDevice(types.SimpleNamespace(type="npu", index=3))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -131,6 +132,13 @@ def test_a_peer_of_a_broken_rank_is_stopped_and_restarted(install: Any) -> None:
     ]
     assert ours.repair(Kind.LINK, lambda: [PARAMETER]) is Damage.NONE  # nobody has stopped it since
     assert len(npu.calls) == 4
+
+
+def test_waiting_is_for_this_device(install: Any) -> None:
+    """The one of the model, whichever is the current one."""
+    npu = install()
+    device().wait()
+    assert npu.calls == [("npu.synchronize", (3,))]
 
 
 @pytest.mark.parametrize(("answer", "damage"), [(0, Damage.NONE), (2, Damage.NONE)])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Rank, run, seconds_until, started
+from ranks import Rank, formed, run, seconds_until, started
 
 from rekindle.errors import StaleError
 from rekindle.training.sockets import socket_inodes
@@ -21,19 +21,6 @@ from rekindle.training.torch_group import Group
 
 SLOW_S = 40.0  # a time-out that no passing test waits for
 SOON_S = 5.0  # milliseconds are expected; a busy machine may need more
-
-
-def formed(rank: Rank, generation: int = 1, timeout_s: float = SLOW_S) -> Group:
-    group = Group()
-    group.form(
-        store=rank.store,
-        generation=generation,
-        rank=rank.rank,
-        world_size=rank.world_size,
-        backend="gloo",
-        timeout_s=timeout_s,
-    )
-    return group
 
 
 def total(rank: Rank) -> float:

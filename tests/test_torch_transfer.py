@@ -8,27 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import Rank, run, started
+from ranks import Rank, formed, run, started
 from torch import nn
 
 from rekindle.errors import CorruptError, SessionError
 from rekindle.training import torch_transfer
-from rekindle.training.torch_group import Group
 from rekindle.training.torch_state import as_bytes, capture
 from rekindle.training.torch_transfer import broadcast_tensors, receive_state, send_state
-
-
-def formed(rank: Rank) -> Group:
-    group = Group()
-    group.form(
-        store=rank.store,
-        generation=1,
-        rank=rank.rank,
-        world_size=rank.world_size,
-        backend="gloo",
-        timeout_s=60,
-    )
-    return group
 
 
 def make(steps: int, width: int = 1500) -> dict[str, Any]:

@@ -11,29 +11,14 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Rank, seconds_until, started
+from ranks import Rank, formed, seconds_until, started
 from torch import nn
 
 from rekindle.errors import StaleError
 from rekindle.training.torch_ddp import wrap_ddp
-from rekindle.training.torch_group import Group
 
-SLOW_S = 40.0  # a time-out that no passing test waits for
 SOON_S = 5.0  # some 100 ms are expected; a busy machine may need more
 ELEMENTS = 1 << 26  # more than any socket takes at once
-
-
-def formed(rank: Rank) -> Group:
-    group = Group()
-    group.form(
-        store=rank.store,
-        generation=1,
-        rank=rank.rank,
-        world_size=rank.world_size,
-        backend="gloo",
-        timeout_s=SLOW_S,
-    )
-    return group
 
 
 def begun(rank: Rank, value: torch.Tensor, *, stops: bool) -> None:

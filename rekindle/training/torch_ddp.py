@@ -104,7 +104,7 @@ class SteadyDDP(DistributedDataParallel, _InitOnce):
             return
         if self._comm_hooks:
             raise SessionError("register_comm_hook can only be called once")
-        self._check_comm_hook(hook)  # type: ignore[no-untyped-call]
+        DistributedDataParallel._check_comm_hook(self, hook)
         self._comm_hooks.append((hook, state))
 
     def _distributed_broadcast_coalesced(
@@ -114,7 +114,9 @@ class SteadyDDP(DistributedDataParallel, _InitOnce):
         if self._guarded:
             broadcast_tensors(tensors, authoritative_rank)
         else:
-            super()._distributed_broadcast_coalesced(tensors, buffer_size, authoritative_rank)  # type: ignore[no-untyped-call]
+            DistributedDataParallel._distributed_broadcast_coalesced(
+                self, tensors, buffer_size, authoritative_rank
+            )
 
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
         # About the order in which gradients become ready, which is what _pin() lays them out in.

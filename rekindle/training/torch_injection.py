@@ -33,7 +33,8 @@ def suffer(
             continue
         faults.remove(fault)
         if fault.step is not None and fault.step < step:
-            print(f"rekindle: step {fault.step} was over before it was told of: {fault.kind.value}")
+            late = f"rekindle: step {fault.step} was over before it was told of: {fault.kind.value}"
+            print(late, file=sys.stderr, flush=True)
         else:
             _suffer(fault, f"injected into step {step} of rank {fault.rank}", model, optimizer)
 

@@ -179,7 +179,7 @@ class Driver:
             "pid": 10_000 + self._connections,
             "processes": spec.processes_per_node,
         }
-        hello = p.Hello(**fields | changes)  # type: ignore[arg-type]
+        hello = p.Hello(**fields | changes)
         self.machine.on_hello(self._connections, hello)
         self._note_seats()
         if self._connections in self.nodes.values():

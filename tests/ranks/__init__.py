@@ -22,6 +22,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rekindle.training.torch_group import Group
+
 LIMIT_S = 60.0
 # torch asks the name service who its store's peers are; without one each question takes seconds.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
@@ -134,6 +136,20 @@ def run(body: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
     """What `body(rank: Rank, *args)` returned in each of `world_size` processes."""
     with started(body, world_size, *args) as ranks:
         return ranks.results()
+
+
+def formed(rank: Rank, generation: int = 1, timeout_s: float = LIMIT_S) -> Group:
+    """The default process group of a generation, with all ranks in it."""
+    group = Group()
+    group.form(
+        store=rank.store,
+        generation=generation,
+        rank=rank.rank,
+        world_size=rank.world_size,
+        backend="gloo",
+        timeout_s=timeout_s,
+    )
+    return group
 
 
 def seconds_until(condition: Callable[[], bool]) -> float:

@@ -85,7 +85,7 @@ def test_a_wrong_secret_is_refused_everywhere(live: Live, authorization: str | N
     paths = {getattr(names, name) for name in dir(names) if name.startswith("PATH_")}
     for path in sorted(paths):
         method = "POST" if path == names.PATH_CONTROL else "GET"
-        status, answer = ask(live, method, path, given)  # type: ignore[arg-type]
+        status, answer = ask(live, method, path, given)
         assert status == 401, path
         assert json.loads(answer) == {"error": "wrong or missing secret for job job"}
 
