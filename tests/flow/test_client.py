@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 
 import pytest
+from servers import Answer, serving
 
 from rekindle.engines.client import JobClient
 from rekindle.errors import JobError, LeaseHeldError
@@ -17,34 +16,12 @@ from rekindle.recovery import journal
 from rekindle.recovery.journal import Ended, Event, JobStarted, Stopping
 from rekindle.runtime.spec import Endpoint, bearer
 
-Answer = Callable[[BaseHTTPRequestHandler], None]
-
 
 @contextlib.contextmanager
 def coordinator(answer: Answer) -> Iterator[JobClient]:
     """A client of a server that answers every request so."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            answer(self)
-
-        do_POST = do_GET
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  its name there
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        endpoint = Endpoint(host="127.0.0.1", port=server.server_port, pid=4711, attempt=1)
-        yield JobClient(endpoint, "secret")
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(answer) as port:
+        yield JobClient(Endpoint(host="127.0.0.1", port=port, pid=4711, attempt=1), "secret")
 
 
 def lines(*content: bytes, whole: bool = True) -> Answer:

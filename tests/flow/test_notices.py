@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-import threading
 import time
 import uuid
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from servers import serving
 
 from rekindle.recovery.journal import Progress
 from rekindle.tasks import notices
@@ -69,25 +68,12 @@ def refusing_server() -> Iterator[tuple[str, list[str]]]:
     """A server that knows nothing; gives its address and the methods it is asked with."""
     asked: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.command)
-            self.send_error(404)
+    def refuse(request: BaseHTTPRequestHandler) -> None:
+        asked.append(request.command)
+        request.send_error(404)
 
-        do_POST = do_GET
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  its name there
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/api", asked
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(refuse) as port:
+        yield f"http://127.0.0.1:{port}/api", asked
 
 
 def _tell_much(log: logging.Logger, count: int = 1000) -> float:
