@@ -51,6 +51,7 @@ def _world(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("world")
     option(group, "nnodes", default="1", help="nodes; on one machine they are pretended")
     option(group, "nproc_per_node", default="1", help="ranks per node: a number, auto, cpu or gpu")
+    option(group, "spares", type=int, default=0, help="nodes in reserve for lost ones")
     option(group, "node_rank", type=int, default=None, help="run this node only, others join")
     option(group, "coordinator", default=None, metavar="HOST:PORT", help="join this job")
     option(group, "listen", default=f"{names.LOOPBACK}:0", metavar="HOST:PORT")
@@ -98,6 +99,7 @@ def read_spec(options: argparse.Namespace) -> JobSpec:
         arguments=tuple(options.arguments),
         nodes=_nodes(options.nnodes),
         processes_per_node=_processes(options.nproc_per_node),
+        spares=options.spares,
         working_directory=str(Path.cwd()),
         directory=str(directory),
         log_directory=str(Path(options.log_dir or directory / names.LOGS_DIRECTORY).absolute()),

@@ -37,4 +37,5 @@ PATH_CONTROL = "/control"
 PATH_INJECT = "/inject"
 
 WIRE_VERSION = 1
+SPARE = -1  # in the place of a node rank: an agent that waits to take a lost one's place
 LOOPBACK = "127.0.0.1"

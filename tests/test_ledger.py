@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.recovery import journal
-from rekindle.runtime.ledger import Ledger
+from rekindle.runtime.ledger import Ledger, is_over
 
 
 def stopping(number: int) -> journal.Event:
@@ -64,3 +64,20 @@ def test_a_torn_last_line_is_cut_off(tmp_path: Path, cut: int) -> None:
     again.append(stopping(3))
     again.close()
     assert numbers(path) == [1, 2, 3]
+
+
+def test_a_job_that_is_over(tmp_path: Path) -> None:
+    """Only the end of the newest attempt is one; where there is no ledger, nobody can tell."""
+    path = tmp_path / "ledger.jsonl"
+    assert not is_over(path)
+    ledger = Ledger(path)
+    assert not is_over(path)
+    ledger.append(stopping(1))
+    assert not is_over(path)
+    ledger.append(journal.Ended(outcome="failed", reason="x" * 100_000, finished=3))
+    assert is_over(path)
+    with path.open("ab") as torn:
+        torn.write(b'{"type":"job-sta')
+    assert not is_over(path)
+    ledger.append(stopping(2))
+    assert not is_over(path)

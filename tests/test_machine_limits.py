@@ -211,14 +211,15 @@ def test_an_agent_that_does_not_fit_is_refused(changes: dict[str, object], word:
     assert list(job.machine.roster.nodes) == [0]
 
 
-def test_an_agent_too_many_is_refused() -> None:
-    """Agents without a wish get the free seats, and none when all are taken."""
+def test_agents_without_a_wish() -> None:
+    """They get the free seats, and wait as spares when all are taken."""
     job = Driver(nodes=2)
     job.hello()
     job.hello()
     assert sorted(job.machine.roster.nodes) == [0, 1]
     job.hello()
-    assert "all 2 nodes are there" in job.told(p.Refused)[-1].reason
+    assert not job.told(p.Refused)
+    assert len(job.machine.roster.spares) == 1
 
 
 def test_no_agent_is_taken_in_by_a_job_that_ends() -> None:

@@ -55,6 +55,8 @@ class Walk(RuleBasedStateMachine):
             found += [lambda n=node: world.find_coordinator(n)] if agent.cut else []
         live = [rank for rank in world.processes if world.can_go_on(rank)]
         found += [lambda r=rank: world.go_on(r) for rank in live]
+        found += [world.take_place] if world.promotions else []
+        found += [world.spare_comes] if world.cut_spares else []
         absent = [] if world.phase is Phase.STOPPING else world.absent_nodes()
         return found + [lambda n=node: world.join(n) for node in absent]
 
@@ -99,6 +101,16 @@ class Walk(RuleBasedStateMachine):
         nodes = sorted(self.world.agents)
         if nodes:
             self.world.lose(nodes[pick % len(nodes)])
+
+    @precondition(alive)
+    @rule(pick=picks, comes=st.booleans())
+    def change_the_spares(self, pick: int, comes: bool) -> None:
+        """A spare comes, or one dies."""
+        world = self.world
+        if comes and len(world.spares) < 2:
+            world.spare_comes()
+        elif world.spares:
+            world.spare_dies(sorted(world.spares)[pick % len(world.spares)])
 
     @precondition(alive)
     @rule(pick=picks)

@@ -51,6 +51,11 @@ class TrainingJob(BaseModel):
         ge=1,
         description="Ranks on each node, usually one per accelerator.",
     )
+    spares: int = Field(
+        default=0,
+        ge=0,
+        description="Nodes in reserve, each ready to take the place of a lost one at once.",
+    )
     environment: dict[str, str] = Field(
         default={},
         description="Environment variables that each rank gets besides those of its node.",
@@ -110,6 +115,7 @@ class TrainingJob(BaseModel):
             arguments=tuple(self.arguments),
             nodes=self.nodes,
             processes_per_node=self.processes_per_node,
+            spares=self.spares,
             environment=self.environment,
             working_directory=str(work),
             directory=str(directory),

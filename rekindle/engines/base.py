@@ -13,7 +13,7 @@ class Engine(Protocol):
     """Places one job. Whatever it starts outlives the process that called it."""
 
     def launch(self, *, attempt: int) -> Endpoint:
-        """Start the coordinator and one agent per node; return where the coordinator listens.
+        """Start the coordinator, an agent per node, the spares; return where the first listens.
 
         Raises UsageError: the job cannot be started as described.
         """
@@ -22,7 +22,10 @@ class Engine(Protocol):
         """Return where the job's coordinator listens, if it lives and answers."""
 
     def replace(self, node: int) -> None:
-        """Bring an agent for this node rank. Asking twice does no harm: the second is refused."""
+        """Bring an agent for this node rank, or a spare (names.SPARE).
+
+        Asking twice for a node does no harm: the second agent is refused.
+        """
 
     def revive(self) -> Endpoint:
         """Start another coordinator in the place of one that died; its agents come to it.

@@ -103,7 +103,7 @@ class _Stop:
 
 def _reap(engine: LocalEngine, joined: set[int]) -> None:
     """Wait for coordinator and agents; `joined`: agents that the coordinator says goodbye to."""
-    coordinator, agents = engine.coordinator, engine.agents.values()
+    coordinator, agents = engine.coordinator, engine.agents
     # The coordinator ends after its agents; one that died is no zombie yet when its lines close.
     died = coordinator is not None and _status(coordinator) not in (0, 1)
     for agent in agents:

@@ -32,7 +32,7 @@ class LocalEngine:
 
     foreground: the processes write to our own streams and end with us.
     listen: (host, port) of the coordinator; port 0 = any free one.
-    nodes: the node ranks that are placed here; None: all of the job.
+    nodes: the node ranks that are placed here; None: all of the job, and its spares.
     address: where the ranks of other nodes reach those of this machine.
     """
 
@@ -47,21 +47,23 @@ class LocalEngine:
     ) -> None:
         self._directory = directory
         self._listen = listen
-        self._nodes = range(directory.spec().nodes) if nodes is None else nodes
+        every = (*range(directory.spec().nodes), names.SPARE)
+        self._nodes = every if nodes is None else tuple(nodes)
         self._address = address
         self._foreground = foreground
         self._endpoint: Endpoint | None = None
         self._lifeline: tuple[int, int] | None = os.pipe() if foreground else None
         self.coordinator: subprocess.Popen[bytes] | None = None
-        self.agents: dict[int, subprocess.Popen[bytes]] = {}
+        self.agents: list[subprocess.Popen[bytes]] = []
 
     def launch(self, *, attempt: int) -> Endpoint:
-        """Start the coordinator and one agent per node.
+        """Start the coordinator, one agent per node, and the spares.
 
         Raises UsageError: the coordinator's port is taken.
         """
         self._endpoint = self._start_coordinator(self._listen, attempt)
-        for node in self._nodes:
+        spec = self._directory.spec()
+        for node in (*range(spec.nodes), *(names.SPARE,) * spec.spares):
             self.replace(node)
         return self._endpoint
 
@@ -113,7 +115,7 @@ class LocalEngine:
         return endpoint if status.job_id == self._directory.spec().job_id else None
 
     def replace(self, node: int) -> None:
-        """Start an agent for this node rank, if it is one that is placed here.
+        """Start an agent for this node rank (names.SPARE: a spare), if that is placed here.
 
         Raises JobError: the job has no coordinator.
         """
@@ -122,16 +124,19 @@ class LocalEngine:
         endpoint = self._endpoint or self._directory.endpoint()
         if endpoint is None:
             raise JobError(f"the job in {self._directory.path} was never launched")
-        self.agents[node] = self._start(
+        spare = node == names.SPARE
+        agent = self._start(
             "agent",
             [
-                *("--attempt", str(endpoint.attempt), "--node", str(node)),
+                *("--attempt", str(endpoint.attempt)),
+                *(("--spare",) if spare else ("--node", str(node))),
                 *("--coordinator", f"{endpoint.host}:{endpoint.port}"),
                 *("--address", self._address),
             ],
             [],
-            log=f"agent-{node}",
+            log="agent-spare" if spare else f"agent-{node}",
         )
+        self.agents.append(agent)
 
     def _start(
         self, module: str, arguments: list[str], fds: list[int], *, log: str = ""

@@ -30,18 +30,29 @@ class JobStarted(Event, frozen=True, kw_only=True, tag="job-started"):
     nodes: int
     processes_per_node: int
     pid: int
+    spares: int = 0
 
 
 class NodeJoined(Event, frozen=True, kw_only=True, tag="node-joined"):
+    """An agent was taken in; node -1: as a spare."""
+
     node: int
     address: str
     pid: int
 
 
 class NodeWanted(Event, frozen=True, kw_only=True, tag="node-wanted"):
-    """The engine is asked to bring an agent for this node rank."""
+    """The engine is asked to bring an agent for this node rank; -1: a spare."""
 
     node: int
+
+
+class SpareLost(Event, frozen=True, kw_only=True, tag="spare-lost"):
+    """An agent that waited as a spare is gone; left: how many still wait."""
+
+    address: str
+    pid: int
+    left: int
 
 
 class RanksStarted(Event, frozen=True, kw_only=True, tag="ranks-started"):
@@ -139,6 +150,7 @@ AnyEvent = (
     JobStarted
     | NodeJoined
     | NodeWanted
+    | SpareLost
     | RanksStarted
     | FaultSeen
     | Decided

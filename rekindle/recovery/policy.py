@@ -80,6 +80,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     session: every rank of the broken generation trains through a Session.
     formed: a generation of this job has been formed since the last restart.
     newest: most steps finished by any rank of the job.
+    spares: agents in reserve.
     past: earlier faults and their strategies, oldest first.
     """
 
@@ -87,6 +88,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     session: bool
     formed: bool
     newest: int
+    spares: int = 0
     past: tuple[Past, ...] = ()
 
 
@@ -155,7 +157,8 @@ def _inner(policy: Policy, case: Case) -> Decision | None:
         # A repair that did not last is not tried again while there is something stronger.
         if strategy is Strategy.RETRY and strategy in in_row and len(options) > 1:
             continue
-        return Decision(strategy=strategy, reason=f"{fault.message}; {doing}")
+        who = "a spare" if case.spares else "a new node"
+        return Decision(strategy=strategy, reason=f"{fault.message}; {doing.format(who=who)}")
     return None
 
 
@@ -179,7 +182,7 @@ _INNER_FOR = {
     Kind.PROCESS: (_ANEW,),
     Kind.STUCK: (_ANEW,),
     Kind.RESTORE: ((Strategy.RETRY, "the next source of its state is tried"),),
-    Kind.NODE_LOST: ((Strategy.RECOVER, "a new node takes its place, all healthy ranks wait"),),
+    Kind.NODE_LOST: ((Strategy.RECOVER, "{who} takes its place, all healthy ranks wait"),),
     Kind.COORDINATOR: ((Strategy.RETRY, "all ranks are regrouped with the state they have"),),
     Kind.LINK: (_AGAIN,),
 }

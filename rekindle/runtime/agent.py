@@ -18,16 +18,18 @@ import time
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import psutil
 
 from rekindle import names
-from rekindle.checkpoints.directory import DirectoryStore
+from rekindle.checkpoints.directory import DirectoryStore, Found
 from rekindle.errors import JobError, RekindleError
 from rekindle.runtime import lifeline, protocol
 from rekindle.runtime.environment import agent_environment
+from rekindle.runtime.ledger import is_over
 from rekindle.runtime.node import NodeRanks
 from rekindle.runtime.snapshots import Snapshots
-from rekindle.runtime.spec import EntryKind, JobDirectory, JobSpec, bearer
+from rekindle.runtime.spec import EntryKind, JobDirectory, bearer
 
 BEAT_S = 0.25
 PING_S = 20.0  # a coordinator whose machine is silent for this and half of it again is lost
@@ -48,8 +50,22 @@ Orders = asyncio.Queue[tuple[int, protocol.Message]]  # with the number of the l
 class Agent:
     """The agent of one node in one attempt."""
 
-    def __init__(self, spec: JobSpec, *, attempt: int, node: int) -> None:
-        self.spec, self.attempt, self.node = spec, attempt, node
+    def __init__(
+        self, directory: JobDirectory, *, attempt: int, node: int, spare: bool, address: str
+    ) -> None:
+        self.spec = spec = directory.spec()
+        self._ledger = directory.ledger
+        self._hello = protocol.Hello(  # what it says of itself
+            job_id=spec.job_id,
+            attempt=attempt,
+            version=names.WIRE_VERSION,
+            node=node,
+            spare=spare,
+            address=address,
+            pid=os.getpid(),
+            processes=spec.processes_per_node,
+        )
+        self._passed_over: set[Path] = set()  # checkpoints that the coordinator was told of
         self.status = 1
         self._line: aiohttp.ClientWebSocketResponse[bool] | None = None
         self._outbox: asyncio.Queue[protocol.Message] = asyncio.Queue()
@@ -65,13 +81,15 @@ class Agent:
         """Send to the coordinator, in order."""
         self._outbox.put_nowait(message)
 
-    async def run(self, url: str, secret: str, address: str) -> int:
+    async def run(self, url: str, secret: str) -> int:
         """Serve the job until its coordinator says goodbye; return the exit status.
 
         A coordinator that dies is waited for: the ranks train on meanwhile.
         """
         self.ranks.start_zygote(preload=self.spec.entry is not EntryKind.PROGRAM)
-        hello = self._hello(address, self._newest_checkpoint())  # read while the zygote imports
+        if self._hello.spare:
+            self.ranks.warm_up()
+        self._learn(self._store.newest())  # while the zygote imports
         beats = asyncio.create_task(self._beat())
         orders: Orders = asyncio.Queue()
         worker = asyncio.create_task(self._obey(orders))
@@ -81,7 +99,7 @@ class Agent:
             async with aiohttp.ClientSession(headers={"Authorization": bearer(secret)}) as session:
                 while True:
                     self._line = await self._connect(session, url, limit_s)
-                    if await self._serve(self._line, hello, orders):
+                    if await self._serve(self._line, orders):
                         return self.status
                     print("rekindle agent: the coordinator is gone", file=sys.stderr, flush=True)
                     limit_s = self.spec.policy.coordinator_timeout_s
@@ -96,14 +114,13 @@ class Agent:
     async def _serve(
         self,
         line: aiohttp.ClientWebSocketResponse[bool],
-        hello: protocol.Hello,
         orders: Orders,
     ) -> bool:
         """Serve one coordinator; False: the line to it was cut."""
         self._lines += 1  # what an earlier coordinator has ordered is not begun any more
         async with self._obeying:
             unsent = self._sort_outbox()
-            described = protocol.encode(self.ranks.describe(hello, unsent))
+            described = protocol.encode(self.ranks.describe(self._hello, unsent))
         with contextlib.suppress(ConnectionError):
             await line.send_bytes(described)
         sender = asyncio.create_task(self._send_all(line))
@@ -123,11 +140,15 @@ class Agent:
             self.send(message)
         return [message for message in kept if isinstance(message, protocol.Exited)]
 
-    def _newest_checkpoint(self) -> int | None:
-        found = self._store.newest()
+    def _learn(self, found: Found) -> None:
+        """Know the newest checkpoint that this node could restore from."""
         for passed in found.passed_over:
-            self.send(protocol.CheckpointPassedOver(path=str(passed.path), reason=passed.reason))
-        return found.checkpoint.manifest.step if found.checkpoint else None
+            if passed.path not in self._passed_over:
+                self._passed_over.add(passed.path)
+                text = protocol.CheckpointPassedOver(path=str(passed.path), reason=passed.reason)
+                self.send(text)
+        step = found.checkpoint.manifest.step if found.checkpoint else None
+        self._hello = msgspec.structs.replace(self._hello, checkpoint=step)
 
     async def _connect(
         self, session: aiohttp.ClientSession, url: str, limit_s: float
@@ -144,21 +165,11 @@ class Agent:
                     ) from error
                 raise JobError(f"{url} is no Rekindle coordinator: {error.message}") from error
             except aiohttp.ClientError as error:
+                if is_over(self._ledger):
+                    raise JobError("the job has ended") from error
                 if time.monotonic() > deadline:
                     raise JobError(f"no coordinator answers at {url}: {error}") from error
                 await asyncio.sleep(0.2)
-
-    def _hello(self, address: str, checkpoint: int | None) -> protocol.Hello:
-        return protocol.Hello(
-            job_id=self.spec.job_id,
-            attempt=self.attempt,
-            version=names.WIRE_VERSION,
-            node=self.node,
-            address=address,
-            pid=os.getpid(),
-            processes=self.spec.processes_per_node,
-            checkpoint=checkpoint,
-        )
 
     async def _listen(
         self,
@@ -183,6 +194,7 @@ class Agent:
                         raise JobError(f"the coordinator refused this agent: {reason}")
                     case protocol.Welcome(node=node):
                         self.ranks.node = node
+                        self._be(node)
                     case _:
                         orders.put_nowait((self._lines, message))
         if line.close_code == aiohttp.WSCloseCode.POLICY_VIOLATION:
@@ -193,8 +205,23 @@ class Agent:
         while True:
             line, message = await orders.get()
             async with self._obeying:
-                if line == self._lines:
+                if line != self._lines:
+                    continue
+                if isinstance(message, protocol.Promote | protocol.Look):
+                    await self._obey_as_spare(message)
+                else:
                     await self.ranks.obey(message)
+
+    async def _obey_as_spare(self, message: protocol.Promote | protocol.Look) -> None:
+        if isinstance(message, protocol.Promote):
+            self._be(message.node)
+        elif message.step > (self._hello.checkpoint or 0):
+            self._learn(await asyncio.to_thread(self._store.newest))
+        self.send(self._hello)
+
+    def _be(self, node: int) -> None:
+        """Say from now on that we are this node, or a spare."""
+        self._hello = msgspec.structs.replace(self._hello, node=node, spare=node == names.SPARE)
 
     async def _send_all(self, line: aiohttp.ClientWebSocketResponse[bool]) -> None:
         with contextlib.suppress(ConnectionError):
@@ -240,7 +267,13 @@ async def serve(options: argparse.Namespace) -> int:
     """Run one agent until its job is over."""
     directory = JobDirectory(options.directory)
     secret = os.environ.pop(names.ENV_SECRET, "") or directory.secret()
-    agent = Agent(directory.spec(), attempt=options.attempt, node=options.node)
+    agent = Agent(
+        directory,
+        attempt=options.attempt,
+        node=options.node,
+        spare=options.spare,
+        address=options.address,
+    )
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()
@@ -250,7 +283,7 @@ async def serve(options: argparse.Namespace) -> int:
     lifeline.watch(options.lifeline_fd, functools.partial(_cancel, task))
     url = f"http://{options.coordinator}{names.PATH_AGENT}"
     try:
-        return await agent.run(url, secret, options.address)
+        return await agent.run(url, secret)
     except asyncio.CancelledError:
         return 1
     except RekindleError as error:
@@ -265,6 +298,7 @@ def main() -> None:
     parser.add_argument("--coordinator", required=True)
     parser.add_argument("--attempt", type=int, default=0)
     parser.add_argument("--node", type=int, default=-1)
+    parser.add_argument("--spare", action="store_true")
     parser.add_argument("--address", default=names.LOOPBACK)
     parser.add_argument("--lifeline-fd", type=int, default=-1)
     adopt_orphans()

@@ -143,18 +143,21 @@ class Coordinator:
         if isinstance(message, protocol.Hello):
             self.machine.on_hello(connection, message)
             return
+        if isinstance(message, protocol.CheckpointPassedOver) and self._knows(connection):
+            self.ledger.append(journal.CheckpointSkipped(path=message.path, reason=message.reason))
+            return
         seated = self.machine.roster.by_connection(connection)
         if seated is None:
-            raise ProtocolError("the agent was not taken in, and may only say hello")
+            raise ProtocolError("the agent is no node of the job, and may only say hello")
         own = {rank.rank for rank in self.machine.roster.ranks_of(seated.node)}
         if not own.issuperset(protocol.ranks_named(message)):
             raise ProtocolError(f"node {seated.node} speaks for ranks of other nodes")
-        if isinstance(message, protocol.CheckpointPassedOver):
-            self.ledger.append(journal.CheckpointSkipped(path=message.path, reason=message.reason))
-            return
         if isinstance(message, protocol.Beat):
             self.metrics = message.metrics or self.metrics
         self.machine.on_message(seated.node, message, time.time())
+
+    def _knows(self, connection: int) -> bool:
+        return any(agent.connection == connection for agent in self.machine.roster.agents())
 
     # ---- people and flows
 
@@ -287,6 +290,7 @@ class Coordinator:
                 attempt=self.machine.attempt,
                 nodes=self.spec.nodes,
                 processes_per_node=self.spec.processes_per_node,
+                spares=self.spec.spares,
                 pid=os.getpid(),
             )
             self.ledger.append(started)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from rekindle.names import SPARE
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault, Kind
 from rekindle.recovery.plan import Source
@@ -54,6 +55,7 @@ class Gathering(ABC):
         self._session = False  # a rank of the current generation has a Session
         self._sessions_seen = False  # one of this attempt had
         self._formed = False  # a generation was formed since the last restart
+        self._spares_lost = 0  # so far; whoever kills them may not be done
         self._taken_over = False  # from a coordinator that died, with ranks in a Session
         self._stop_reason = ""
         self._outcome = "stopped"
@@ -81,11 +83,12 @@ class Gathering(ABC):
     def on_hello(self, connection: int, hello: p.Hello) -> None:
         """An agent asks to be taken in."""
         ending = self.phase in (Phase.STOPPING, Phase.ENDED)
-        seat = "the job is ending" if ending else self.roster.seat(hello, self.attempt)
+        seat = "the job is ending" if ending else self.roster.seat(connection, hello, self.attempt)
         if isinstance(seat, str):
             self._do(Send(connection, p.Refused(reason=seat)))
             return
-        self.roster.nodes[seat] = Node(
+        looked = seat == SPARE and connection in self.roster.spares
+        agent = Node(
             node=seat,
             connection=connection,
             address=hello.address,
@@ -93,13 +96,36 @@ class Gathering(ABC):
             checkpoint=hello.checkpoint,
             snapshots=hello.snapshots,
         )
+        self.roster.sit(agent)
         self._do(Send(connection, p.Welcome(node=seat)))
-        self._record(journal.NodeJoined(node=seat, address=hello.address, pid=hello.pid))
+        if not looked:
+            self._record(journal.NodeJoined(node=seat, address=hello.address, pid=hello.pid))
+        if seat == SPARE:
+            if hello.node != SPARE:  # it was promoted, and somebody else was there first
+                self.roster.unpromise(connection)
+            self._promote()
+            return
         self._take_over(connection, hello)
         if not self.roster.missing:
             self._do(CancelTimer("node"))
             if self.phase in (Phase.GATHERING, Phase.REGROUPING):
                 self._start_missing()
+
+    def _promote(self) -> None:
+        """Ask spares to take the places that are vacant."""
+        for node in sorted(self.roster.vacant - self.roster.promised.keys()):
+            free = self.roster.free_spares
+            if not free:
+                return
+            self.roster.promised[node] = free[0]
+            self._do(Send(free[0], p.Promote(node=node)))
+
+    def _fill(self, node: int) -> None:
+        """Find an agent for a node that has none: a spare, or one that the engine brings."""
+        self.roster.vacant.add(node)
+        self._promote()
+        by_spare = node in self.roster.promised
+        self._record(journal.NodeWanted(node=SPARE if by_spare else node))
 
     def _take_over(self, connection: int, hello: p.Hello) -> None:
         """Take over what an agent did for a coordinator that died: its ranks go on living."""
@@ -217,6 +243,8 @@ class Gathering(ABC):
             self._record(self.incidents.note_storage(fault))
             return
         self.roster.nodes[node].checkpoint = message.step
+        for spare in self.roster.spares:
+            self._do(Send(spare, p.Look(step=message.step)))
         self._record(
             journal.Checkpointed(
                 step=message.step,

@@ -17,9 +17,10 @@ Untouched scripts never arrive: to the machine they stay in REGROUPING until the
 from __future__ import annotations
 
 from rekindle.errors import ProtocolError
+from rekindle.names import SPARE
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault, Kind, fault_of_exit, root_cause
-from rekindle.recovery.policy import Strategy
+from rekindle.recovery.policy import Case, Strategy
 from rekindle.runtime import protocol as p
 from rekindle.runtime.forming import Forming
 from rekindle.runtime.state import (
@@ -87,6 +88,7 @@ class Machine(Forming):
         """The line to an agent is gone, and with it (as far as we can know) its node."""
         lost = self.roster.by_connection(connection)
         if lost is None:
+            self._on_spare_lost(connection)
             return
         finished = self.roster.lose(lost)
         self._store.node_lost(lost.node)
@@ -98,8 +100,22 @@ class Machine(Forming):
             Fault(kind=Kind.NODE_LOST, message=text, node=lost.node, finished=finished, at=now)
         )
         if self.phase not in (Phase.STOPPING, Phase.ENDED):
-            self._record(journal.NodeWanted(node=lost.node))
+            self._fill(lost.node)
             self._do(SetTimer("node", self.spec.policy.node_timeout_s))
+
+    def _on_spare_lost(self, connection: int) -> None:
+        """A spare is gone: training does not notice, unless it was to take a place."""
+        spare = self.roster.spares.pop(connection, None)
+        if spare is None or self.phase in (Phase.STOPPING, Phase.ENDED):
+            return
+        left = len(self.roster.spares)
+        self._record(journal.SpareLost(address=spare.address, pid=spare.pid, left=left))
+        promised = self.roster.unpromise(connection)
+        for node in promised:
+            self._fill(node)
+        self._spares_lost += 1
+        if not promised and self._spares_lost <= self.spec.policy.max_recoveries:
+            self._record(journal.NodeWanted(node=SPARE))
 
     def on_exited(self, message: p.Exited, now: float) -> None:
         """A rank's process ended."""
@@ -181,9 +197,15 @@ class Machine(Forming):
         self._try_form()
 
     def _decide(self, fault: Fault) -> None:
-        decision, events = self.incidents.decide(
-            fault, session=self._session, formed=self._formed, newest=self.newest
+        case = Case(
+            fault=fault,
+            session=self._session,
+            formed=self._formed,
+            newest=self.newest,
+            spares=len(self.roster.free_spares),
+            past=tuple(self.incidents.past),
         )
+        decision, events = self.incidents.decide(case)
         for event in events:
             self._record(event)
         if decision.strategy is Strategy.FAIL:
@@ -205,7 +227,7 @@ class Machine(Forming):
             self._go_on_ending()
         elif name == "late":
             for node in missing:
-                self._record(journal.NodeWanted(node=node))
+                self._fill(node)
         elif name == "node" and missing:
             where = ", ".join(map(str, missing))
             text = f"no node came as node {where} within {policy.node_timeout_s:g} s"
@@ -304,6 +326,6 @@ class Machine(Forming):
         finished = max(rank.finished for rank in self.roster.ranks)
         self._record(journal.Ended(outcome=self._outcome, reason=reason, finished=finished))
         succeeded = self._outcome == "succeeded"
-        for node in self.roster.nodes.values():
-            self._do(Send(node.connection, p.Bye(status=0 if succeeded else 1)))
+        for agent in self.roster.agents():
+            self._do(Send(agent.connection, p.Bye(status=0 if succeeded else 1)))
         self._do(End(succeeded))

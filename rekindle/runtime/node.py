@@ -65,6 +65,10 @@ class NodeRanks:
         self._preload = preload
         self._zygote = ForkServer(self._environment, preload=preload)
 
+    def warm_up(self) -> None:
+        """Have a process ready before the first one is asked for."""
+        self._in_background(self._prepare())
+
     async def obey(self, message: protocol.Message) -> None:
         """Carry out one order of the coordinator."""
         match message:

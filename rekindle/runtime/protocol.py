@@ -141,6 +141,9 @@ class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     """The first message of an agent on each line. node: the node rank it wants, -1: any.
 
+    A spare waits until it is promoted; it says hello again when it takes the node's place, and when
+    it has looked for newer checkpoints.
+
     To a new coordinator that takes a dead one's place it tells what the dead one knew: the newest
     generation, the ranks that live (or whose end it has yet to tell), and those that ended well.
     """
@@ -152,6 +155,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     address: str
     pid: int
     processes: int
+    spare: bool = False
     checkpoint: int | None = None
     snapshots: dict[int, int] = {}
     generation: int = 0
@@ -233,9 +237,21 @@ class Beat(Message, frozen=True, kw_only=True, tag="beat"):
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
-    """The agent is taken in as this node."""
+    """The agent is taken in as this node; SPARE: as a spare."""
 
     node: int
+
+
+class Promote(Message, frozen=True, kw_only=True, tag="promote"):
+    """A spare is wanted as this node: it says hello as such."""
+
+    node: int
+
+
+class Look(Message, frozen=True, kw_only=True, tag="look"):
+    """A checkpoint was written: a spare looks whether it can read it, and says hello again."""
+
+    step: int
 
 
 class Refused(Message, frozen=True, kw_only=True, tag="refused"):
@@ -314,7 +330,20 @@ FromAgent = (
     | StateReady
     | StepDone
 )
-ToAgent = Welcome | Refused | Spawn | HostStore | Kill | Bye | Over | Form | Dismiss | Inject
+ToAgent = (
+    Welcome
+    | Refused
+    | Promote
+    | Look
+    | Spawn
+    | HostStore
+    | Kill
+    | Bye
+    | Over
+    | Form
+    | Dismiss
+    | Inject
+)
 
 
 def ranks_named(message: Message) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One training run, as given to coordinator and agents.
 
     nodes, processes_per_node: the world is nodes x processes_per_node ranks.
+    spares: agents in reserve, each ready to take a lost node's place.
     snapshot_every, checkpoint_every: steps between two of them; 0 = never.
     checkpoint_directory: absolute; shared by all nodes or private to each.
     master_port: port of the ranks' store; 0 = any free one.
@@ -41,6 +42,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     arguments: tuple[str, ...] = ()
     nodes: int = 1
     processes_per_node: int = 1
+    spares: int = 0
     environment: dict[str, str] = {}
     working_directory: str
     directory: str
@@ -77,6 +79,8 @@ def check(spec: JobSpec) -> JobSpec:
     for name in ("nodes", "processes_per_node"):
         if getattr(spec, name) < 1:
             raise UsageError(f"{name} is {getattr(spec, name)}; at least 1 is needed")
+    if spec.spares < 0:
+        raise UsageError(f"spares is {spec.spares}; give a number of nodes, or 0 for none")
     for name in ("snapshot_every", "checkpoint_every"):
         if getattr(spec, name) < 0:
             raise UsageError(f"{name} is {getattr(spec, name)}; give steps, or 0 for never")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from rekindle.names import WIRE_VERSION
+from rekindle.names import SPARE, WIRE_VERSION
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault
 from rekindle.recovery.policy import Case, Decision, Past, Policy, Strategy, decide
@@ -54,7 +54,10 @@ class Rank(msgspec.Struct, kw_only=True):
 
 
 class Node(msgspec.Struct, kw_only=True):
-    """One agent; checkpoint and snapshots: steps of what its node could restore from."""
+    """One agent; checkpoint and snapshots: steps of what its node could restore from.
+
+    node: its node rank, or SPARE.
+    """
 
     node: int
     connection: int
@@ -103,11 +106,18 @@ Command = Send | Record | SetTimer | CancelTimer | End
 
 
 class Roster:
-    """Who is there: the nodes that joined, and every rank of the world."""
+    """Who is there: the nodes that joined, those in reserve, and every rank of the world.
+
+    spares: by connection. vacant: node ranks that a spare may take, because their agent was lost or
+    did not come in time. promised: spares (connections) that were asked to take such a place.
+    """
 
     def __init__(self, spec: JobSpec) -> None:
         self.spec = spec
         self.nodes: dict[int, Node] = {}
+        self.spares: dict[int, Node] = {}
+        self.vacant: set[int] = set()
+        self.promised: dict[int, int] = {}
         per_node = spec.processes_per_node
         self.ranks = [Rank(rank=r, node=r // per_node) for r in range(spec.world_size)]
 
@@ -129,8 +139,34 @@ class Roster:
         """Return the node whose agent is on this connection."""
         return next((n for n in self.nodes.values() if n.connection == connection), None)
 
-    def seat(self, hello: p.Hello, attempt: int) -> int | str:
-        """Return the node rank for an agent, or why it is refused."""
+    def agents(self) -> list[Node]:
+        """Return all agents, those of spares last."""
+        return [*self.nodes.values(), *self.spares.values()]
+
+    @property
+    def free_spares(self) -> list[int]:
+        """Connections of spares that were not asked to take a place yet."""
+        return [spare for spare in self.spares if spare not in self.promised.values()]
+
+    def sit(self, agent: Node) -> None:
+        """Take an agent in: as the node that it says it is, or as a spare."""
+        if agent.node == SPARE:
+            self.spares[agent.connection] = agent
+            return
+        self.spares.pop(agent.connection, None)
+        self.promised.pop(agent.node, None)
+        self.vacant.discard(agent.node)
+        self.nodes[agent.node] = agent
+
+    def unpromise(self, connection: int) -> list[int]:
+        """Forget what this spare was asked for; return the places."""
+        places = [node for node, spare in self.promised.items() if spare == connection]
+        for node in places:
+            del self.promised[node]
+        return places
+
+    def seat(self, connection: int, hello: p.Hello, attempt: int) -> int | str:
+        """Return the node rank for an agent (or SPARE), or why it is refused."""
         spec = self.spec
         wanted = (
             ("wire version", hello.version, WIRE_VERSION),
@@ -143,11 +179,19 @@ class Roster:
                 return f"the agent's {what} is {theirs!r}, the job's is {ours!r}"
         if any(not 0 <= rank < spec.world_size for rank in (*p.ranks_named(hello), *hello.ended)):
             return "the agent speaks of ranks that the job has not"
+        seated = self.by_connection(connection)
+        if seated is not None:
+            return f"the agent is node {seated.node} already"
         if hello.node >= spec.nodes:
             return f"node rank {hello.node} does not exist in a job of {spec.nodes} nodes"
         if hello.node >= 0:
-            return hello.node if hello.node in self.missing else f"node {hello.node} is taken"
-        return self.missing[0] if self.missing else f"all {spec.nodes} nodes are there"
+            if hello.node in self.missing:
+                return hello.node
+            return SPARE if connection in self.spares else f"node {hello.node} is taken"
+        if hello.ranks:
+            return "an agent that has ranks must say which node it is"
+        free = [node for node in self.missing if node not in self.promised]
+        return free[0] if free and not hello.spare else SPARE
 
     def lose(self, node: Node) -> int:
         """Forget a node and its ranks' processes; return the most steps one of them finished."""
@@ -233,15 +277,10 @@ class Incidents:
         self.number += 1
         return journal.CheckpointFailed(incident=self.number, fault=fault)
 
-    def decide(
-        self, fault: Fault, *, session: bool, formed: bool, newest: int
-    ) -> tuple[Decision, list[journal.Event]]:
+    def decide(self, case: Case) -> tuple[Decision, list[journal.Event]]:
         """Decide about a fault; the events say so if it is the incident's heaviest strategy."""
-        case = Case(
-            fault=fault, session=session, formed=formed, newest=newest, past=tuple(self.past)
-        )
         decision = decide(self._policy, case)
-        self.past.append(Past(fault=fault, strategy=decision.strategy, newest=newest))
+        self.past.append(Past(fault=case.fault, strategy=decision.strategy, newest=case.newest))
         ladder = list(Strategy)
         if ladder.index(decision.strategy) < ladder.index(self._heaviest):
             return decision, []

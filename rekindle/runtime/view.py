@@ -18,7 +18,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """One node's agent."""
+    """One node's agent; node -1: a spare."""
 
     node: int
     address: str
@@ -60,9 +60,7 @@ def job_view(machine: Machine, holder: str, metrics: dict[str, float]) -> JobVie
         RankView(rank=r.rank, node=r.node, pid=r.pid, finished=r.finished, status=r.status.value)
         for r in machine.roster.ranks
     ]
-    nodes = [
-        NodeView(node=n.node, address=n.address, pid=n.pid) for n in machine.roster.nodes.values()
-    ]
+    nodes = [NodeView(node=n.node, address=n.address, pid=n.pid) for n in machine.roster.agents()]
     return JobView(
         job_id=machine.spec.job_id,
         state=machine.phase.value,

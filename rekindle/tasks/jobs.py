@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from uuid import UUID
 
+from rekindle import names
 from rekindle.engines.local import LocalEngine
 from rekindle.recovery import journal
 from rekindle.recovery.journal import AnyEvent, Ended, JobStarted, NodeJoined, NodeWanted
@@ -70,13 +71,19 @@ def end_of(history: Iterable[AnyEvent]) -> Ended | None:
 
 
 def nodes_missing(history: Iterable[AnyEvent]) -> list[int]:
-    """Return the nodes of the newest attempt that have no agent."""
+    """Return the nodes of the newest attempt that have no agent, and SPARE for each spare."""
     missing: set[int] = set()
+    spares = 0
     for event in newest_attempt(history):
-        if isinstance(event, JobStarted):
-            missing = set(range(event.nodes))
-        elif isinstance(event, NodeWanted):
-            missing.add(event.node)
-        elif isinstance(event, NodeJoined):
-            missing.discard(event.node)
-    return sorted(missing)
+        match event:
+            case JobStarted():
+                missing, spares = set(range(event.nodes)), event.spares
+            case NodeWanted(node=names.SPARE):
+                spares += 1
+            case NodeJoined(node=names.SPARE):
+                spares -= 1
+            case NodeWanted():
+                missing.add(event.node)
+            case NodeJoined():
+                missing.discard(event.node)
+    return [*sorted(missing), *[names.SPARE] * spares]

@@ -19,6 +19,7 @@ from prefect import get_run_logger, runtime, task
 from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
 
+from rekindle import names
 from rekindle.engines.base import MOST_REVIVALS
 from rekindle.engines.client import JobClient, Lease
 from rekindle.errors import JobError, LeaseHeldError
@@ -147,9 +148,10 @@ class Supervisor:
         self._name_state()
 
     def bring(self, nodes: list[int]) -> None:
-        """Start an agent for each of these nodes."""
+        """Start an agent for each of these nodes, or spares."""
         for node in nodes:
-            self._log.warning("Node %d is missing; a new agent is started for it", node)
+            what = "A spare" if node == names.SPARE else f"Node {node}"
+            self._log.warning("%s is missing; a new agent is started for it", what)
             self._replace(node)
 
     def _remember(self, event: AnyEvent) -> None:

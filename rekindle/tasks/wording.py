@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from datetime import datetime, timezone
 
+from rekindle import names
 from rekindle.recovery.journal import (
     AnyEvent,
     Checkpointed,
@@ -22,6 +23,7 @@ from rekindle.recovery.journal import (
     Progress,
     RanksStarted,
     Restored,
+    SpareLost,
     Stopping,
 )
 
@@ -36,10 +38,8 @@ def _sentence(event: AnyEvent) -> str:
         case JobStarted():
             world = f"{event.nodes} nodes x {event.processes_per_node} ranks"
             return f"attempt {event.attempt} begins: {world}; coordinator is process {event.pid}"
-        case NodeJoined():
-            return f"node {event.node} joins from {event.address}; its agent is process {event.pid}"
-        case NodeWanted():
-            return f"a new agent is wanted for node {event.node}"
+        case NodeJoined() | NodeWanted() | SpareLost():
+            return _node_sentence(event)
         case RanksStarted():
             return f"started: {ranks_in_words(event.ranks)}"
         case Checkpointed():
@@ -57,6 +57,22 @@ def _sentence(event: AnyEvent) -> str:
             return f"the job {outcome(event.outcome, event.finished)}: {event.reason}"
         case FaultSeen() | Decided() | Formed() | Restored() | FirstStep():
             return _recovery_sentence(event)
+
+
+def _node_sentence(event: NodeJoined | NodeWanted | SpareLost) -> str:
+    match event:
+        case NodeJoined(node=names.SPARE):
+            return f"a spare comes from {event.address}; its agent is process {event.pid}"
+        case NodeJoined():
+            return f"node {event.node} joins from {event.address}; its agent is process {event.pid}"
+        case NodeWanted(node=names.SPARE):
+            return "a new spare is wanted"
+        case SpareLost():
+            return (
+                f"the spare at {event.address} (process {event.pid}) is lost; {event.left} are left"
+            )
+        case NodeWanted():
+            return f"a new agent is wanted for node {event.node}"
 
 
 def _recovery_sentence(event: FaultSeen | Decided | Formed | Restored | FirstStep) -> str:

@@ -70,6 +70,7 @@ class Driver:
         self.stores: list[tuple[int, p.HostStore]] = []
         self.unstarted: list[tuple[int, p.Spawn]] = []
         self.doomed: list[int] = []
+        self.promotions: list[tuple[int, int]] = []  # spares (connections) and the node they become
         self._checks = Checks(generation)
         self._connections = 0
         self.machine.start()
@@ -111,6 +112,8 @@ class Driver:
         for command in self.commands:
             self._checks.command(command, {c: n for n, c in self.nodes.items()})
             match command:
+                case Send(connection, p.Promote(node=node)):
+                    self.promotions.append((connection, node))
                 case Send(connection, message):
                     node = next((n for n, c in self.nodes.items() if c == connection), -1)
                     self.deliver(node, message)
@@ -145,6 +148,10 @@ class Driver:
         assert len({node for node, _ in found}) == len(found), found
         return dict(found)
 
+    def sent(self, kind: type[p.Message]) -> list[Send]:
+        """The messages of one kind among the last commands, with their lines."""
+        return [c for c in self.commands if isinstance(c, Send) and isinstance(c.message, kind)]
+
     def spawned_now(self) -> list[int]:
         """The ranks that the last commands start."""
         return sorted(rank for spawn in self.told(p.Spawn).values() for rank in spawn.ranks)
@@ -169,6 +176,11 @@ class Driver:
     def hello(self, node: int = -1, **changes: object) -> int:
         """An agent asks to be taken in; return its connection."""
         self._connections += 1
+        self.hello_again(self._connections, node, **changes)
+        return self._connections
+
+    def hello_again(self, connection: int, node: int, **changes: object) -> None:
+        """The agent on this line says hello."""
         spec = self.machine.spec
         fields: dict[str, object] = {
             "job_id": spec.job_id,
@@ -176,17 +188,16 @@ class Driver:
             "version": WIRE_VERSION,
             "node": node,
             "address": f"10.0.0.{max(node, 0)}",
-            "pid": 10_000 + self._connections,
+            "pid": 10_000 + connection,
             "processes": spec.processes_per_node,
         }
         hello = p.Hello(**fields | changes)
-        self.machine.on_hello(self._connections, hello)
+        self.machine.on_hello(connection, hello)
         self._note_seats()
-        if self._connections in self.nodes.values():
+        if connection in self.nodes.values():
             own = [rank for rank in self.ranks if self.node_of(rank) == hello.node]
             self._checks.described(own, hello)
         self.collect()
-        return self._connections
 
     def _note_seats(self) -> None:
         self.nodes = {n.node: n.connection for n in self.machine.roster.nodes.values()}
@@ -196,6 +207,11 @@ class Driver:
         connection = self.nodes.pop(node)
         self._forget(node)
         self.now += 0.001
+        self.machine.on_agent_lost(connection, self.now)
+        self.collect()
+
+    def lose_spare(self, connection: int) -> None:
+        """The line to a spare is cut."""
         self.machine.on_agent_lost(connection, self.now)
         self.collect()
 
@@ -385,6 +401,8 @@ class Checks:
                 assert not twice, f"ranks {twice} are started twice"
                 self._alive |= set(spawn.ranks)
                 self._arrived -= set(spawn.ranks)
+            case Send(connection, p.Promote() | p.Look() | p.Welcome() | p.Bye()):
+                pass  # to spares, too
             case Send(connection) if not refusal:
                 assert connection in nodes
             case End():

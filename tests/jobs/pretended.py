@@ -101,6 +101,8 @@ class World(Driver):
 
     def __init__(self, *, nodes: int, processes: int, policy: Policy, total: int = 6) -> None:
         self.agents: dict[int, Agent] = {}
+        self.spares: set[int] = set()  # their lines
+        self.cut_spares = 0  # spares whose coordinator died
         self.total = total
         self._next_pid = 100
         super().__init__(nodes=nodes, processes=processes, policy=policy)
@@ -123,6 +125,28 @@ class World(Driver):
         self.agents[node] = Agent()
         self.hello(node, checkpoint=self._stored())
 
+    def spare_comes(self) -> None:
+        """An agent comes to wait, or to wait again."""
+        self.cut_spares = max(0, self.cut_spares - 1)
+        if self.phase not in (Phase.STOPPING, Phase.ENDED):
+            self.spares.add(self.hello(spare=True, checkpoint=self._stored()))
+
+    def spare_dies(self, connection: int) -> None:
+        self.spares.remove(connection)
+        self.lose_spare(connection)
+
+    def take_place(self) -> None:
+        """A promoted spare takes the place, if nobody was faster; it may have died meanwhile."""
+        connection, node = self.promotions.pop(0)
+        if connection not in self.spares or self.phase in (Phase.STOPPING, Phase.ENDED):
+            return
+        if node in self.agents and self.agents[node].cut:
+            self.lose(node)  # it will find its place taken, and end
+        if node not in self.agents:
+            self.agents[node] = Agent()
+            self.spares.remove(connection)
+        self.hello_again(connection, node, checkpoint=self._stored())
+
     def _stored(self) -> int | None:
         return max((event.step for event in self.recorded(journal.Checkpointed)), default=None)
 
@@ -130,6 +154,8 @@ class World(Driver):
         """Orders that were not read and news that were not sent are gone with the lines."""
         for agent in self.agents.values():
             agent.lose_coordinator()
+        self.cut_spares += len(self.spares)
+        self.spares, self.promotions = set(), []
         super().lose_coordinator()
 
     def find_coordinator(self, node: int) -> None:
@@ -346,6 +372,12 @@ class World(Driver):
 
     def move(self) -> bool:
         """Do one thing that can be done; False: nothing can."""
+        if self.cut_spares:
+            self.spare_comes()
+            return True
+        if self.promotions:
+            self.take_place()
+            return True
         for node in self.absent_nodes():
             if self.phase not in (Phase.STOPPING, Phase.ENDED):
                 self.join(node)

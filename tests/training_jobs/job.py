@@ -68,6 +68,7 @@ class Job:
         variant: str = "ddp",
         nodes: int = 1,
         processes: int = RANKS,
+        spares: int = 0,
         steps: int = STEPS,
         snapshot_every: int = 5,
         checkpoint_every: int = 0,
@@ -86,6 +87,7 @@ class Job:
             arguments=(str(folder), "--variant", variant, "--steps", str(steps)),
             nodes=nodes,
             processes_per_node=processes // nodes,
+            spares=spares,
             environment=environment(self.mark),
             working_directory=str(folder),
             directory=str(folder / "job"),
@@ -152,7 +154,7 @@ class Job:
     def _all_processes(self) -> list[subprocess.Popen[bytes]]:
         if self.engine is None:
             return self._processes
-        own = [self.engine.coordinator, *self.engine.agents.values()]
+        own = [self.engine.coordinator, *self.engine.agents]
         return [*self._processes, *(process for process in own if process is not None)]
 
     # ---- waiting
@@ -217,7 +219,6 @@ class Job:
     def bring(self, node: int) -> None:
         """Start an agent in the place of a lost one."""
         assert self.engine is not None
-        self._processes.append(self.engine.agents[node])
         os.environ[MARK] = self.mark
         try:
             self.engine.replace(node)
@@ -263,8 +264,8 @@ class Job:
 
     def agent_pid(self, node: int) -> int:
         """Return the process of a node's agent."""
-        assert self.engine is not None
-        return self.engine.agents[node].pid
+        self.wait_event(journal.NodeJoined, node=node)
+        return self.events_of(journal.NodeJoined, node=node)[-1].pid
 
     def leftovers(self) -> list[str]:
         """List the processes of the job that still live."""
