@@ -193,3 +193,11 @@ def test_two_places_for_one_agent() -> None:
     driver.hello(ranks=(p.LiveRank(rank=1, pid=4),))
     (refused,) = driver.sent(p.Refused)
     assert refused.message.reason == "an agent that has ranks must say which node it is"
+
+
+def test_a_node_is_asked_for_once() -> None:
+    """A node that was lost and is late as well is not asked for twice."""
+    driver, _ = trained(spares=0)
+    driver.lose(1)
+    driver.fire("late")
+    assert [event.node for event in driver.recorded(journal.NodeWanted)] == [1]

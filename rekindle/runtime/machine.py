@@ -227,7 +227,8 @@ class Machine(Forming):
             self._go_on_ending()
         elif name == "late":
             for node in missing:
-                self._fill(node)
+                if node not in self.roster.vacant:  # else it was asked for when it was lost
+                    self._fill(node)
         elif name == "node" and missing:
             where = ", ".join(map(str, missing))
             text = f"no node came as node {where} within {policy.node_timeout_s:g} s"
