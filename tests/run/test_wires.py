@@ -304,6 +304,7 @@ def test_a_joined_machine_is_stopped(place: Place, number: str, status: int) -> 
     first.end(1)
     second.end(status)
     assert "node 1" in first.recorded(journal.Ended)[-1].reason
+    place.wait_for_silence()
     left = list(place.temporary.glob("rekindle-*"))
     assert number == "SIGKILL" or not left
     for folder in left:  # nobody is there to remove it
