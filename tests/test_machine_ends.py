@@ -176,6 +176,23 @@ def test_an_untouched_script_is_restarted_as_a_whole() -> None:
     assert job.outcome is True
 
 
+def test_an_untouched_script_that_ends_at_once_after_its_restart() -> None:
+    """The incident is over when the last rank was started, though others have ended by then."""
+    job = Driver(nodes=2, processes=1, policy=Policy(max_restarts=1))
+    job.start()
+    job.raises(1)
+    job.killed()
+    job.store_up()
+    spawns, job.unstarted = job.unstarted, []
+    for node, spawn in spawns:
+        job.unstarted = [(node, spawn)]
+        job.spawned()
+        job.exits(node, code=0)
+    assert job.outcome is True
+    (incident,) = journal.incidents(job.history)
+    assert incident.closed
+
+
 def test_an_untouched_script_is_never_late() -> None:
     """The limit to reach a Session does not hold for scripts that have none."""
     job = Driver()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rekindle.recovery.fault import ErrorRecord, Exit, Fault, Kind, fault_of_exit, root_cause
 from rekindle.recovery.policy import INNER, Case, Decision, Past, Policy, Strategy, decide
 
-RETRY, IN_PLACE, RECOVER, RESTART, FAIL = Strategy
+RETRY, IN_PLACE, RECOVER, RESTART, DUMP, FAIL = Strategy
 RUNTIME = (
     Kind.PROCESS,
     Kind.STUCK,
@@ -45,6 +45,19 @@ TABLE = {
     "a dead process": (FREE, DEAD, [], {}, IN_PLACE, "started anew on its node"),
     "a stuck rank": (FREE, fault(Kind.STUCK), [], {}, IN_PLACE, "all others wait"),
     "a lost node": (FREE, fault(Kind.NODE_LOST), [], {}, RECOVER, "a new node takes its place"),
+    "a lost node, and a spare": (
+        FREE, fault(Kind.NODE_LOST), [], {"spares": 1}, RECOVER, "a spare takes its place",
+    ),
+    "nothing left, but a snapshot": (
+        Policy(), USER, [], {"last_words": 3}, DUMP,
+        "0 of 0 restarts are used; last words: the state after step 3 is written",
+    ),
+    "nothing left, last words not allowed": (
+        Policy(strategies=INNER), USER, [], {"last_words": 3}, FAIL, "0 of 0 restarts are used",
+    ),
+    "something left, and a snapshot": (
+        FREE, USER, [], {"last_words": 3}, RESTART, "restart 1 of 1",
+    ),
     "a broken link": (FREE, LINK, [], {}, RETRY, "do the step again"),
     "damaged memory": (
         FREE, MEMORY, [], {}, RETRY, "every process stays",
@@ -79,7 +92,7 @@ TABLE = {
     "a strategy that is not allowed": (
         Policy(strategies=(RETRY,), max_restarts=1), DEAD, [], {}, RESTART, "restart 1 of 1",
     ),
-    "no inner strategy at all": (Policy(strategies=()), LINK, [], {}, FAIL, "0 of 0"),
+    "cannot be chosen at all": (Policy(strategies=()), LINK, [], {}, FAIL, "0 of 0"),
     "an error of the script": (FREE, USER, [], {}, RESTART, "restart 1 of 1"),
     "an error, no restart": (Policy(), USER, [], {}, FAIL, "0 of 0 restarts are used"),
     "restarts used up": (
@@ -189,7 +202,7 @@ def test_a_decision_depends_on_nothing_else(
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
-        ({"strategies": (RESTART,)}, "no inner strategy"),
+        ({"strategies": (RESTART,)}, "cannot be chosen"),
         ({"max_restarts": -1}, "max_restarts"),
         ({"max_recoveries": -1}, "max_recoveries"),
         ({"max_in_row": -1}, "max_in_row"),

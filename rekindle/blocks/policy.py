@@ -14,11 +14,13 @@ class RecoveryPolicy(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    strategies: list[Literal["retry", "recover-in-place", "recover"]] = Field(
-        default=["retry", "recover-in-place", "recover"],
+    strategies: list[Literal["retry", "recover-in-place", "recover", "dump"]] = Field(
+        default=["retry", "recover-in-place", "recover", "dump"],
         description="Strategies that keep the healthy ranks alive: retry (all ranks do the step "
         "again), recover-in-place (a broken rank is started anew on its node) and recover (a new "
-        "node takes the place of a lost one). Empty: every fault restarts all ranks.",
+        "node takes the place of a lost one); and dump: a job that fails or is stopped has its "
+        "newest snapshot written as a checkpoint. Without the first three every fault restarts all "
+        "ranks.",
     )
     max_restarts: int = Field(
         default=3,
@@ -61,6 +63,12 @@ class RecoveryPolicy(BaseModel):
         gt=0,
         description="Seconds that ranks train on without a coordinator, when it died and nobody "
         "has started another one.",
+    )
+
+    dump_timeout_s: float = Field(
+        default=600.0,
+        gt=0,
+        description="Seconds that a node may take to write the last snapshot of a job that ends.",
     )
 
     def to_policy(self) -> Policy:

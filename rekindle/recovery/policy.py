@@ -17,19 +17,27 @@ class Strategy(str, enum.Enum):
     RECOVER_IN_PLACE = "recover-in-place"
     RECOVER = "recover"
     RESTART = "restart"
+    DUMP = "dump"
     FAIL = "fail"
 
 
 INNER = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER)
+ALLOWABLE = (*INNER, Strategy.DUMP)
 
-
-_TIMEOUTS = ("leave_timeout_s", "join_timeout_s", "node_timeout_s", "coordinator_timeout_s")
+_TIMEOUTS = (
+    "leave_timeout_s",
+    "join_timeout_s",
+    "node_timeout_s",
+    "coordinator_timeout_s",
+    "dump_timeout_s",
+)
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What may be done about faults, and how often.
 
-    strategies: the inner strategies that may be used; `restart` is bounded by `max_restarts` alone.
+    strategies: the inner strategies that may be used, and `dump`: whether a job that ends without
+        success leaves last words; `restart` is bounded by `max_restarts` alone.
     max_restarts: restarts of all ranks in one job, as torchrun counts them.
     max_recoveries: inner recoveries in one job; a job that needs more is beyond repair.
     max_in_row: recoveries of one rank or node in a row without a finished step between them.
@@ -38,9 +46,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     join_timeout_s: how long a started rank may take to reach its Session.
     node_timeout_s: how long the job waits for a node to take the place of a lost one.
     coordinator_timeout_s: how long ranks train on without a coordinator.
+    dump_timeout_s: how long a node may take to write last words.
     """
 
-    strategies: tuple[Strategy, ...] = INNER
+    strategies: tuple[Strategy, ...] = ALLOWABLE
     max_restarts: int = 0
     max_recoveries: int = 128
     max_in_row: int = 3
@@ -48,16 +57,17 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     join_timeout_s: float = 600.0
     node_timeout_s: float = 600.0
     coordinator_timeout_s: float = 600.0
+    dump_timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work.
 
-        Raises ValueError: a strategy that is no inner one, or a negative limit.
+        Raises ValueError: a strategy that cannot be chosen, or a negative limit.
         """
         for strategy in self.strategies:
-            if strategy not in INNER:
-                allowed = ", ".join(s.value for s in INNER)
-                raise ValueError(f"policy: {strategy!r} is no inner strategy; choose of {allowed}")
+            if strategy not in ALLOWABLE:
+                allowed = ", ".join(s.value for s in ALLOWABLE)
+                raise ValueError(f"policy: {strategy!r} cannot be chosen; choose of {allowed}")
         for name in ("max_restarts", "max_recoveries", "max_in_row"):
             if getattr(self, name) < 0:
                 raise ValueError(f"policy: {name} is {getattr(self, name)}; 0 is the least")
@@ -81,6 +91,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     formed: a generation of this job has been formed since the last restart.
     newest: most steps finished by any rank of the job.
     spares: agents in reserve.
+    last_words: step of the newest snapshot, if no checkpoint is as new.
     past: earlier faults and their strategies, oldest first.
     """
 
@@ -89,6 +100,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     formed: bool
     newest: int
     spares: int = 0
+    last_words: int | None = None
     past: tuple[Past, ...] = ()
 
 
@@ -104,11 +116,14 @@ Rule = Callable[[Policy, Case], "Decision | None"]
 
 def decide(policy: Policy, case: Case) -> Decision:
     """Choose the cheapest strategy that policy, history and the state of the job allow."""
-    for rule in _RULES:
-        decision = rule(policy, case)
-        if decision is not None:
-            return decision
-    return _fail(f"{case.fault.message}; no strategy is left")
+    decisions = (rule(policy, case) for rule in _RULES)
+    chosen = next(decision for decision in decisions if decision is not None)
+    if chosen.strategy is not Strategy.FAIL or case.last_words is None:
+        return chosen
+    if Strategy.DUMP not in policy.strategies:
+        return chosen
+    text = f"{chosen.reason}; last words: the state after step {case.last_words} is written"
+    return Decision(strategy=Strategy.DUMP, reason=text)
 
 
 def _same_again(policy: Policy, case: Case) -> Decision | None:

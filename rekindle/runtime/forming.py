@@ -10,7 +10,7 @@ from rekindle.recovery.fault import Fault, Kind, root_cause
 from rekindle.recovery.plan import Holding, Source, make_plan
 from rekindle.runtime import protocol as p
 from rekindle.runtime.gathering import Gathering
-from rekindle.runtime.state import CancelTimer, Phase, Rank, Send, SetTimer, Status
+from rekindle.runtime.state import ENDING, CancelTimer, Phase, Rank, Send, SetTimer, Status
 
 
 class Forming(Gathering):
@@ -28,7 +28,8 @@ class Forming(Gathering):
         if self.phase is Phase.GATHERING:
             self.phase = Phase.REGROUPING
         untouched = self.incidents.open and not self._sessions_seen
-        if untouched and self.roster.all_are(Status.STARTING):
+        # A short script may have ended on one node before it was started on the other.
+        if untouched and self.roster.all_are(Status.STARTING, Status.EXITED):
             self._untouched_goes_on()
 
     def _untouched_goes_on(self) -> None:
@@ -61,8 +62,7 @@ class Forming(Gathering):
 
     def _try_form(self) -> None:
         """Form the next generation, or let the ranks go, when every rank has arrived."""
-        ending = self.phase in (Phase.RESTARTING, Phase.STOPPING, Phase.ENDED)
-        if ending or not self.roster.all_are(Status.WAITING):
+        if self.phase in (Phase.RESTARTING, *ENDING) or not self.roster.all_are(Status.WAITING):
             return
         arrived = [rank.arrived for rank in self.roster.ranks if rank.arrived]
         if all(a.done for a in arrived) and len({a.finished for a in arrived}) == 1:
@@ -159,10 +159,17 @@ class Forming(Gathering):
             self._on_fault(self._fault(Kind.RESTORE, rank, text))
             return
         rank.status = Status.TRAINING
+        self._inject_what_waits(rank)
         if self.roster.all_are(Status.TRAINING):
             self.phase = Phase.TRAINING
             self._do(CancelTimer("join"))
             self._record(journal.Restored(generation=self.generation, incident=self.incidents.open))
+
+    def _inject_what_waits(self, rank: Rank) -> None:
+        due = [order for order in self._injections if order.rank == rank.rank]
+        for order in due:
+            self._injections.remove(order)
+            self._do(Send(self.roster.nodes[rank.node].connection, order))
 
     def on_step_done(self, message: p.StepDone) -> None:
         """A rank has finished its first step of the generation."""

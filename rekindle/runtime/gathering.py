@@ -12,6 +12,7 @@ from rekindle.runtime import protocol as p
 from rekindle.runtime.inheritance import Inheritance
 from rekindle.runtime.spec import JobSpec
 from rekindle.runtime.state import (
+    ENDING,
     CancelTimer,
     Command,
     Incidents,
@@ -58,9 +59,13 @@ class Gathering(ABC):
         self._spares_lost = 0  # so far; whoever kills them may not be done
         self._taken_over = False  # from a coordinator that died, with ranks in a Session
         self._stop_reason = ""
+        self._at_once = False  # the job is stopped without grace
+        self._dumper = -1  # the node that writes last words
+        self._speechless: set[int] = set()  # nodes that could not
         self._outcome = "stopped"
         self._planned: list[Source] = []  # by rank, in the generation formed last
         self._refused: set[tuple[int, Source]] = set()  # (node, source) that failed in the incident
+        self._injections: list[p.Inject] = []  # that wait until their rank trains
         self._commands: list[Command] = []
 
     def drain(self) -> list[Command]:
@@ -82,7 +87,7 @@ class Gathering(ABC):
 
     def on_hello(self, connection: int, hello: p.Hello) -> None:
         """An agent asks to be taken in."""
-        ending = self.phase in (Phase.STOPPING, Phase.ENDED)
+        ending = self.phase in ENDING
         seat = "the job is ending" if ending else self.roster.seat(connection, hello, self.attempt)
         if isinstance(seat, str):
             self._do(Send(connection, p.Refused(reason=seat)))

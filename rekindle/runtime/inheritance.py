@@ -42,7 +42,10 @@ def inheritance(events: Iterable[journal.Event], attempt: int) -> Inheritance | 
         incident=left_open[-1].number if left_open else 0,
         faults=tuple(left_open[-1].faults) if left_open else (),
         stopping=next((e.reason for e in own if isinstance(e, journal.Stopping)), ""),
-        failed=any(isinstance(e, journal.Decided) and e.strategy is Strategy.FAIL for e in own),
+        failed=any(
+            isinstance(e, journal.Decided) and e.strategy in (Strategy.DUMP, Strategy.FAIL)
+            for e in own
+        ),
     )
 
 

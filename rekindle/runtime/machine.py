@@ -6,10 +6,11 @@
     TRAINING    ranks do steps; a fault sends the job back to REGROUPING
     RESTARTING  all ranks are being ended, to be started anew
     STOPPING    all ranks are being ended, for good
+    DUMPING     their newest snapshot is being written: last words
     ENDED
 
-It has three layers, a module each: who is there (`gathering`), forming generations (`forming`),
-faults and the end (here).
+It has four layers, a module each: who is there (`gathering`), forming generations (`forming`), the
+end (`ending`), faults (here).
 
 Untouched scripts never arrive: to the machine they stay in REGROUPING until they end.
 """
@@ -19,22 +20,18 @@ from __future__ import annotations
 from rekindle.errors import ProtocolError
 from rekindle.names import SPARE
 from rekindle.recovery import journal
-from rekindle.recovery.fault import Fault, Kind, fault_of_exit, root_cause
+from rekindle.recovery.fault import Fault, Kind, fault_of_exit
 from rekindle.recovery.policy import Case, Strategy
 from rekindle.runtime import protocol as p
-from rekindle.runtime.forming import Forming
+from rekindle.runtime.ending import GONE, Ending
 from rekindle.runtime.state import (
-    CancelTimer,
-    End,
+    ENDING,
     Phase,
-    Rank,
     Send,
     SetTimer,
     Status,
 )
 
-STOP_GRACE_S = 10.0  # between SIGTERM and SIGKILL
-_GONE = (Status.ABSENT, Status.EXITED)
 _FAILED = {
     Kind.LINK: "a collective of rank {rank} failed: {error}",
     Kind.TRANSIENT: "rank {rank} met what the script says will pass: {error}",
@@ -43,7 +40,7 @@ _FAILED = {
 }
 
 
-class Machine(Forming):
+class Machine(Ending):
     """The state of one attempt of a job: `on_...` methods take events, `drain` gives commands."""
 
     def on_message(self, node: int, message: p.Message, now: float) -> None:
@@ -62,6 +59,8 @@ class Machine(Forming):
                 self.on_beat(message)
             case p.CheckpointWritten():
                 self.on_checkpoint(node, message, now)
+                if message.last_words:
+                    self._on_dumped(node, message)
             case p.Snapshots():
                 self.on_snapshots(node, message)
             case _:
@@ -92,21 +91,23 @@ class Machine(Forming):
             return
         finished = self.roster.lose(lost)
         self._store.node_lost(lost.node)
-        if self.phase in (Phase.STOPPING, Phase.ENDED):
+        if self.phase is Phase.DUMPING and lost.node == self._dumper:
+            self._dump_failed()
+        if self.phase in ENDING:
             self._go_on_ending()
             return
         text = f"node {lost.node} ({lost.address}) was lost with its agent and all its ranks"
         self._on_fault(
             Fault(kind=Kind.NODE_LOST, message=text, node=lost.node, finished=finished, at=now)
         )
-        if self.phase not in (Phase.STOPPING, Phase.ENDED):
+        if self.phase not in ENDING:
             self._fill(lost.node)
             self._do(SetTimer("node", self.spec.policy.node_timeout_s))
 
     def _on_spare_lost(self, connection: int) -> None:
         """A spare is gone: training does not notice, unless it was to take a place."""
         spare = self.roster.spares.pop(connection, None)
-        if spare is None or self.phase in (Phase.STOPPING, Phase.ENDED):
+        if spare is None or self.phase in ENDING:
             return
         left = len(self.roster.spares)
         self._record(journal.SpareLost(address=spare.address, pid=spare.pid, left=left))
@@ -156,7 +157,7 @@ class Machine(Forming):
     def _miss_exited(self) -> None:
         """A rank that ended well is missed when others regroup, or when all others wait for it."""
         gone = next((r for r in self.roster.ranks if r.status is Status.EXITED), None)
-        ending = self.phase in (Phase.RESTARTING, Phase.STOPPING, Phase.ENDED)
+        ending = self.phase in (Phase.RESTARTING, *ENDING)
         if gone is None or ending:
             return
         regrouping = self.phase is Phase.REGROUPING and self._formed
@@ -182,7 +183,7 @@ class Machine(Forming):
         self._on_fault(self._fault(message.kind, rank, text, now))
 
     def _on_fault(self, fault: Fault) -> None:
-        if self.phase in (Phase.STOPPING, Phase.ENDED):
+        if self.phase in ENDING:
             self._go_on_ending()
             return
         self._record(self.incidents.note(fault))
@@ -203,12 +204,13 @@ class Machine(Forming):
             formed=self._formed,
             newest=self.newest,
             spares=len(self.roster.free_spares),
+            last_words=self._last_words_of(),
             past=tuple(self.incidents.past),
         )
         decision, events = self.incidents.decide(case)
         for event in events:
             self._record(event)
-        if decision.strategy is Strategy.FAIL:
+        if decision.strategy in (Strategy.DUMP, Strategy.FAIL):
             self._outcome = "failed"
             self._end_ranks(Phase.STOPPING, decision.reason)
         elif decision.strategy is Strategy.RESTART:
@@ -216,7 +218,7 @@ class Machine(Forming):
         else:
             if decision.strategy is Strategy.RECOVER_IN_PLACE:
                 broken = self.roster.ranks[fault.rank]
-                if broken.status not in (*_GONE, Status.ENDING):
+                if broken.status not in (*GONE, Status.ENDING):
                     self._kill([broken], grace_s=0.0)
             self._start_missing()
 
@@ -225,6 +227,8 @@ class Machine(Forming):
         missing, policy = self.roster.missing, self.spec.policy
         if name == "late" and self.phase is Phase.STOPPING:
             self._go_on_ending()
+        elif name == "dump":
+            self._dump_failed()
         elif name == "late":
             for node in missing:
                 if node not in self.roster.vacant:  # else it was asked for when it was lost
@@ -254,79 +258,23 @@ class Machine(Forming):
             self._on_fault(self._fault(Kind.STUCK, rank, f"rank {rank.rank} did not {what}", now))
 
     def inject(self, order: p.Inject) -> str:
-        """Have a rank suffer a fault; return why not, if it cannot."""
+        """Have a rank suffer a fault; return why not, if it cannot.
+
+        One that is meant for a step waits until the rank trains.
+        """
         if not self.spec.allow_injection:
             return f"job {self.spec.job_id} does not allow it: start it with --allow-injection"
         if not 0 <= order.rank < self.spec.world_size:
             return f"there is no rank {order.rank} in a world of {self.spec.world_size}"
         rank = self.roster.ranks[order.rank]
-        if rank.status is not Status.TRAINING:
-            return f"rank {order.rank} is not in a step, but {rank.status.value}"
         if order.step is not None and order.step < rank.finished:
             return f"step {order.step} is past: rank {order.rank} has finished {rank.finished}"
-        self._do(Send(self.roster.nodes[rank.node].connection, order))
+        if self.phase in ENDING:
+            return "the job is ending"
+        if rank.status is Status.TRAINING:
+            self._do(Send(self.roster.nodes[rank.node].connection, order))
+        elif order.step is None:
+            return f"rank {order.rank} is not in a step, but {rank.status.value}"
+        else:
+            self._injections.append(order)
         return ""
-
-    def stop(self, reason: str, *, at_once: bool = False) -> None:
-        """Stop the job; `at_once` kills without grace (the second Ctrl-C)."""
-        if self.phase is Phase.ENDED or (self.phase is Phase.STOPPING and not at_once):
-            return
-        self._end_ranks(Phase.STOPPING, reason, 0.0 if at_once else STOP_GRACE_S)
-
-    def _end_ranks(self, phase: Phase, reason: str, grace_s: float = STOP_GRACE_S) -> None:
-        if phase is Phase.STOPPING and not self._stop_reason:
-            self._stop_reason = reason
-            self._record(journal.Stopping(reason=reason))
-        self.phase = phase
-        self._do(CancelTimer("leave"))
-        self._do(CancelTimer("join"))
-        self._kill(self.roster.ranks, grace_s)
-        self._go_on_ending()
-
-    def _kill(self, ranks: list[Rank], grace_s: float) -> None:
-        for node in self.roster.nodes.values():
-            doomed = [r for r in ranks if r.node == node.node and r.status not in _GONE]
-            if doomed:
-                numbers = tuple(rank.rank for rank in doomed)
-                self._do(Send(node.connection, p.Kill(ranks=numbers, grace_s=grace_s)))
-            for rank in doomed:
-                rank.status = Status.ENDING
-
-    def _go_on_ending(self) -> None:
-        """Take the next step once the ranks that had to end have ended."""
-        if self.phase is Phase.REGROUPING:
-            self._start_missing()
-        elif not self.roster.all_are(*_GONE):
-            return
-        elif self.phase is Phase.STOPPING:
-            self._finish(self._reason())
-        elif self.phase is Phase.RESTARTING:
-            self._start_anew()
-
-    def _start_anew(self) -> None:
-        """Start all ranks again; with a store of their own, for the dead one's keys stay in it."""
-        for rank in self.roster.ranks:
-            rank.status = Status.ABSENT
-        self.restarts += 1
-        self._store.drop()
-        self._session = self._formed = False
-        self.phase = Phase.GATHERING
-        if self.roster.missing:  # its time limit may have passed while ranks were ended
-            self._do(SetTimer("node", self.spec.policy.node_timeout_s))
-        self._start_missing()
-
-    def _reason(self) -> str:
-        """Say why the job failed: what is known now may be more than when it was decided."""
-        if self._outcome != "failed" or not self.incidents.faults:
-            return self._stop_reason
-        cause = root_cause(self.incidents.faults)
-        return self._stop_reason if cause.message in self._stop_reason else cause.message
-
-    def _finish(self, reason: str) -> None:
-        self.phase = Phase.ENDED
-        finished = max(rank.finished for rank in self.roster.ranks)
-        self._record(journal.Ended(outcome=self._outcome, reason=reason, finished=finished))
-        succeeded = self._outcome == "succeeded"
-        for agent in self.roster.agents():
-            self._do(Send(agent.connection, p.Bye(status=0 if succeeded else 1)))
-        self._do(End(succeeded))

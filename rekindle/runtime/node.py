@@ -78,6 +78,8 @@ class NodeRanks:
                 await self._host_store(message)
             case protocol.Kill():
                 self._kill(message)
+            case protocol.Dump():
+                self._snapshots.dump(message)
             case protocol.Form():
                 self._generation = message.generation
                 self._waiting.clear()

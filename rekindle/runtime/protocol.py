@@ -209,12 +209,13 @@ class Snapshots(Message, frozen=True, kw_only=True, tag="snapshots"):
 
 
 class CheckpointWritten(Message, frozen=True, kw_only=True, tag="checkpoint-written"):
-    """A checkpoint was committed, or `error` says why not."""
+    """A checkpoint was committed, or `error` says why not. last_words: it answers Dump."""
 
     step: int
     path: str = ""
     bytes: int = 0
     seconds: float = 0.0
+    last_words: bool = False
     error: str = ""
 
 
@@ -284,6 +285,13 @@ class Kill(Message, frozen=True, kw_only=True, tag="kill"):
     grace_s: float = 0.0
 
 
+class Dump(Message, frozen=True, kw_only=True, tag="dump"):
+    """Last words: write the snapshot of `step`, or a newer one, to the store."""
+
+    generation: int
+    step: int
+
+
 class InjectionKind(str, enum.Enum):
     """Faults that a rank can be told to suffer; see rekindle.training.torch_injection."""
 
@@ -338,6 +346,7 @@ ToAgent = (
     | Spawn
     | HostStore
     | Kill
+    | Dump
     | Bye
     | Over
     | Form

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import socket
 import time
@@ -16,7 +17,7 @@ from rekindle import __version__
 from rekindle.checkpoints.directory import DirectoryStore, Part
 from rekindle.checkpoints.format import read_header
 from rekindle.checkpoints.manifest import Manifest
-from rekindle.errors import CheckpointError
+from rekindle.errors import CheckpointError, CorruptError
 from rekindle.runtime import protocol
 from rekindle.runtime.snapshot import BUFFERS, SnapshotBuffer
 from rekindle.runtime.spec import JobSpec
@@ -84,7 +85,8 @@ class Snapshots:
             self._sealed(message.rank, message.step)
             if message.checkpoint:
                 # A thread of its own: a slow store must not keep snapshots from being sealed.
-                written = await loop.run_in_executor(self._writes, self._write, message, buffer)
+                work = functools.partial(self._write, message.generation, message.step, buffer)
+                written = await loop.run_in_executor(self._writes, work)
                 self.checkpoint = self.checkpoint if written.error else written.step
                 self._send(written)
         finally:
@@ -94,8 +96,34 @@ class Snapshots:
         self.steps[rank] = step
         self._send(protocol.Snapshots(steps={rank: step}))
 
+    def dump(self, order: protocol.Dump) -> None:
+        """Write the newest snapshot that is intact: last words."""
+        self._start(self._dump(order, set(self._jobs)))
+
+    async def _dump(self, order: protocol.Dump, earlier: set[asyncio.Task[None]]) -> None:
+        if earlier:
+            await asyncio.wait(earlier)  # what is being sealed may be newer than what is asked for
+        loop = asyncio.get_running_loop()
+        written = await loop.run_in_executor(self._writes, self._write_newest, order)
+        self.checkpoint = self.checkpoint if written.error else written.step
+        self._send(msgspec.structs.replace(written, last_words=True))
+
+    def _write_newest(self, order: protocol.Dump) -> protocol.CheckpointWritten:
+        sealed = [b for pair in self._buffers.values() for _, b in pair if b.is_sealed]
+        sealed.sort(key=lambda buffer: buffer.step or 0, reverse=True)
+        error = "there is no snapshot"
+        for buffer in sealed:
+            step = buffer.step or 0
+            try:
+                buffer.verify()
+            except CorruptError as corrupt:
+                error = str(corrupt)
+                continue
+            return self._write(order.generation, step, buffer)
+        return protocol.CheckpointWritten(step=order.step, error=error)
+
     def _write(
-        self, message: protocol.SnapshotTaken, buffer: SnapshotBuffer
+        self, generation: int, step: int, buffer: SnapshotBuffer
     ) -> protocol.CheckpointWritten:
         started = time.monotonic()
         position = read_header(buffer.file).metadata.get(METADATA_POSITION, "{}")
@@ -103,23 +131,23 @@ class Snapshots:
             # Data-parallel ranks hold the same state: one file serves them all.
             everyone = tuple(range(self._spec.world_size))
             written = self._store.write(
-                self._manifest(message, msgspec.json.decode(position)),
+                self._manifest(generation, step, msgspec.json.decode(position)),
                 {STATE_FILE: Part(chunks=[buffer.file], ranks=everyone)},
             )
         except CheckpointError as error:
-            return protocol.CheckpointWritten(step=message.step, error=str(error))
+            return protocol.CheckpointWritten(step=step, error=str(error))
         return protocol.CheckpointWritten(
-            step=message.step,
+            step=step,
             path=str(written.path),
             bytes=written.bytes,
             seconds=time.monotonic() - started,
         )
 
-    def _manifest(self, message: protocol.SnapshotTaken, position: dict[str, Any]) -> Manifest:
+    def _manifest(self, generation: int, step: int, position: dict[str, Any]) -> Manifest:
         return Manifest(
             job_id=self._spec.job_id,
-            step=message.step,
-            generation=message.generation,
+            step=step,
+            generation=generation,
             world_size=self._spec.world_size,
             framework="torch",
             data_position=position,

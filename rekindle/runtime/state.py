@@ -24,7 +24,11 @@ class Phase(str, enum.Enum):
     TRAINING = "training"
     RESTARTING = "restarting"
     STOPPING = "stopping"
+    DUMPING = "dumping"
     ENDED = "ended"
+
+
+ENDING = (Phase.STOPPING, Phase.DUMPING, Phase.ENDED)
 
 
 class Status(str, enum.Enum):
@@ -192,6 +196,17 @@ class Roster:
             return "an agent that has ranks must say which node it is"
         free = [node for node in self.missing if node not in self.promised]
         return free[0] if free and not hello.spare else SPARE
+
+    def newest_snapshot(self, without: set[int]) -> tuple[int, int] | None:
+        """Return (node, step) of the newest snapshot, if no checkpoint is as new."""
+        offers = [
+            (max(node.snapshots.values()), -node.node)
+            for node in self.nodes.values()
+            if node.snapshots and node.node not in without
+        ]
+        step, node = max(offers, default=(-1, 0))
+        stored = max((n.checkpoint or 0 for n in self.nodes.values()), default=0)
+        return (-node, step) if step > stored else None
 
     def lose(self, node: Node) -> int:
         """Forget a node and its ranks' processes; return the most steps one of them finished."""

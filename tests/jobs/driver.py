@@ -24,7 +24,9 @@ M = TypeVar("M", bound=p.Message)
 E = TypeVar("E", bound=journal.Event)
 
 
-def spec_of(*, nodes: int, processes: int, policy: Policy) -> JobSpec:
+def spec_of(
+    *, nodes: int, processes: int, policy: Policy, allow_injection: bool = False
+) -> JobSpec:
     """A job that exists nowhere."""
     return JobSpec(
         job_id="pretended",
@@ -37,6 +39,7 @@ def spec_of(*, nodes: int, processes: int, policy: Policy) -> JobSpec:
         log_directory="nowhere",
         checkpoint_directory="nowhere",
         policy=policy,
+        allow_injection=allow_injection,
     )
 
 
@@ -54,8 +57,14 @@ class Driver:
         policy: Policy | None = None,
         attempt: int = 0,
         generation: int = 0,
+        allow_injection: bool = False,
     ) -> None:
-        spec = spec_of(nodes=nodes, processes=processes, policy=policy or Policy())
+        spec = spec_of(
+            nodes=nodes,
+            processes=processes,
+            policy=policy or Policy(),
+            allow_injection=allow_injection,
+        )
         self.machine = Machine(spec, attempt=attempt, generation=generation)
         self.now = 1000.0
         self.commands: list[Command] = []

@@ -186,6 +186,9 @@ class World(Driver):
             case p.Kill(ranks=ranks):
                 for rank in ranks:
                     self.die(rank, signal=15)
+            case p.Dump(step=step):
+                written = p.CheckpointWritten(step=step, path="there", last_words=True)
+                agent.news.append(written)
             case p.Form() as form:
                 agent.generation = form.generation
                 agent.waiting.clear()

@@ -1,0 +1,127 @@
+"""The third layer of the coordinator's mind: ending all ranks, to start anew or for good."""
+
+from __future__ import annotations
+
+from rekindle.recovery import journal
+from rekindle.recovery.fault import root_cause
+from rekindle.recovery.policy import Strategy
+from rekindle.runtime import protocol as p
+from rekindle.runtime.forming import Forming
+from rekindle.runtime.state import (
+    ENDING,
+    CancelTimer,
+    End,
+    Phase,
+    Rank,
+    Send,
+    SetTimer,
+    Status,
+)
+
+STOP_GRACE_S = 10.0  # between SIGTERM and SIGKILL
+GONE = (Status.ABSENT, Status.EXITED)
+
+
+class Ending(Forming):
+    """Restarts, stops and last words."""
+
+    def stop(self, reason: str, *, at_once: bool = False) -> None:
+        """Stop the job; `at_once` kills without grace (the second Ctrl-C)."""
+        if self.phase is Phase.DUMPING and at_once:
+            self._finish()
+        if self.phase in ENDING and not (self.phase is Phase.STOPPING and at_once):
+            return
+        self._at_once = at_once
+        self._end_ranks(Phase.STOPPING, reason, 0.0 if at_once else STOP_GRACE_S)
+
+    def _end_ranks(self, phase: Phase, reason: str, grace_s: float = STOP_GRACE_S) -> None:
+        if phase is Phase.STOPPING and not self._stop_reason:
+            self._stop_reason = reason
+            self._record(journal.Stopping(reason=reason))
+        self.phase = phase
+        self._do(CancelTimer("leave"))
+        self._do(CancelTimer("join"))
+        self._kill(self.roster.ranks, grace_s)
+        self._go_on_ending()
+
+    def _kill(self, ranks: list[Rank], grace_s: float) -> None:
+        for node in self.roster.nodes.values():
+            doomed = [r for r in ranks if r.node == node.node and r.status not in GONE]
+            if doomed:
+                numbers = tuple(rank.rank for rank in doomed)
+                self._do(Send(node.connection, p.Kill(ranks=numbers, grace_s=grace_s)))
+            for rank in doomed:
+                rank.status = Status.ENDING
+
+    def _go_on_ending(self) -> None:
+        """Take the next step once the ranks that had to end have ended."""
+        if self.phase is Phase.REGROUPING:
+            self._start_missing()
+        elif not self.roster.all_are(*GONE):
+            return
+        elif self.phase is Phase.STOPPING:
+            self._dump()
+        elif self.phase is Phase.RESTARTING:
+            self._start_anew()
+
+    def _start_anew(self) -> None:
+        """Start all ranks again; with a store of their own, for the dead one's keys stay in it."""
+        for rank in self.roster.ranks:
+            rank.status = Status.ABSENT
+        self.restarts += 1
+        self._store.drop()
+        self._session = self._formed = False
+        self.phase = Phase.GATHERING
+        if self.roster.missing:  # its time limit may have passed while ranks were ended
+            self._do(SetTimer("node", self.spec.policy.node_timeout_s))
+        self._start_missing()
+
+    def _last_words_of(self) -> int | None:
+        """The step of the newest snapshot, if it is newer than every checkpoint."""
+        newest = self.roster.newest_snapshot(set())
+        return newest[1] if newest else None
+
+    def _dump(self) -> None:
+        """Have the newest snapshot written, if that saves a step; then end."""
+        allowed = Strategy.DUMP in self.spec.policy.strategies and not self._at_once
+        newest = self.roster.newest_snapshot(self._speechless) if allowed else None
+        if newest is None or self._outcome == "succeeded":
+            self._finish()
+            return
+        self.phase, (self._dumper, step) = Phase.DUMPING, newest
+        order = p.Dump(generation=self.generation, step=step)
+        self._do(Send(self.roster.nodes[self._dumper].connection, order))
+        self._do(SetTimer("dump", self.spec.policy.dump_timeout_s))
+
+    def _on_dumped(self, node: int, message: p.CheckpointWritten) -> None:
+        """A node has written last words, or could not."""
+        if self.phase is not Phase.DUMPING or node != self._dumper:
+            return
+        if message.error:
+            self._dump_failed()
+        else:
+            self._do(CancelTimer("dump"))
+            self._finish()
+
+    def _dump_failed(self) -> None:
+        """Ask the next node that has a snapshot."""
+        if self.phase is Phase.DUMPING:
+            self._speechless.add(self._dumper)
+            self._dump()
+
+    def _reason(self) -> str:
+        """Say why the job failed: what is known now may be more than when it was decided."""
+        if self._outcome != "failed" or not self.incidents.faults:
+            return self._stop_reason
+        cause = root_cause(self.incidents.faults)
+        return self._stop_reason if cause.message in self._stop_reason else cause.message
+
+    def _finish(self, reason: str = "") -> None:
+        reason = reason or self._reason()
+        self.phase = Phase.ENDED
+        finished = max(rank.finished for rank in self.roster.ranks)
+        self._record(journal.Ended(outcome=self._outcome, reason=reason, finished=finished))
+        succeeded = self._outcome == "succeeded"
+        for agent in self.roster.agents():
+            self._do(Send(agent.connection, p.Bye(status=0 if succeeded else 1)))
+        self._do(End(succeeded))
