@@ -64,11 +64,11 @@ TABLE = {
     ),
     "a hiccup": (FREE, fault(Kind.TRANSIENT), [], {}, RETRY, "do the step again"),
     "damaged memory, retry not allowed": (
-        Policy(strategies=(IN_PLACE,)), MEMORY, [], {}, IN_PLACE, "started anew",
+        Policy(strategies=(IN_PLACE,)), MEMORY, [], {}, IN_PLACE, "retry is not allowed; the rank",
     ),
     "damaged memory again at once": (
         FREE, MEMORY, [(MEMORY, RETRY)], {},
-        IN_PLACE, "started anew on its node",
+        IN_PLACE, "retry did not last; the rank is started anew on its node",
     ),
     "damaged memory again, only retry allowed": (
         Policy(strategies=(RETRY,)), MEMORY, [(MEMORY, RETRY)],
@@ -86,13 +86,20 @@ TABLE = {
         FREE, fault(Kind.DEVICE), [(MEMORY, RETRY)], {}, IN_PLACE, "started anew",
     ),
     "a bad source": (FREE, fault(Kind.RESTORE), [], {}, RETRY, "the next source"),
-    "no session": (FREE, DEAD, [], {"session": False}, RESTART, "restart 1 of 1"),
-    "nothing formed yet": (FREE, DEAD, [], {"formed": False}, RESTART, "restart 1 of 1"),
+    "no session": (FREE, DEAD, [], {"session": False}, RESTART, "without a Session"),
+    "nothing formed yet": (FREE, DEAD, [], {"formed": False}, RESTART, "have not met yet"),
     "no session, no restart": (Policy(), DEAD, [], {"session": False}, FAIL, "0 of 0 restarts"),
     "a strategy that is not allowed": (
-        Policy(strategies=(RETRY,), max_restarts=1), DEAD, [], {}, RESTART, "restart 1 of 1",
+        Policy(strategies=(RETRY,), max_restarts=1), DEAD, [], {}, RESTART,
+        "recover-in-place is not allowed; all ranks are started anew (restart 1 of 1)",
     ),
-    "cannot be chosen at all": (Policy(strategies=()), LINK, [], {}, FAIL, "0 of 0"),
+    "cannot be chosen at all": (
+        Policy(strategies=()), LINK, [], {}, FAIL, "retry is not allowed; 0 of 0 restarts are used",
+    ),
+    "two that are not allowed": (
+        Policy(strategies=()), MEMORY, [], {}, FAIL,
+        "retry is not allowed; recover-in-place is not allowed; 0 of 0",
+    ),
     "an error of the script": (FREE, USER, [], {}, RESTART, "restart 1 of 1"),
     "an error, no restart": (Policy(), USER, [], {}, FAIL, "0 of 0 restarts are used"),
     "restarts used up": (
@@ -110,7 +117,7 @@ TABLE = {
         RESTART, "restart 2 of 9",
     ),
     "the same signal after a restart": (FREE, DEAD, [(DEAD, RESTART)], {}, IN_PLACE, "anew"),
-    "three times in a row": (FREE, DEAD, [(DEAD, IN_PLACE)] * 3, {}, RESTART, "restart 1 of 1"),
+    "three times in a row": (FREE, DEAD, [(DEAD, IN_PLACE)] * 3, {}, RESTART, "recovered 3 times"),
     "three times with a step between": (
         FREE, DEAD, [(fault(Kind.PROCESS, finished=4), IN_PLACE)] * 3, {}, IN_PLACE, "anew",
     ),
@@ -120,7 +127,7 @@ TABLE = {
     "too many recoveries": (
         Policy(max_recoveries=2, max_restarts=1), DEAD,
         [(fault(Kind.PROCESS, finished=1), IN_PLACE), (fault(Kind.LINK, finished=2), RETRY)], {},
-        RESTART, "restart 1 of 1",
+        RESTART, "2 of 2 recoveries are used; all ranks are started anew",
     ),
     "nothing could be started": (FREE, fault(Kind.LAUNCH), [], {}, FAIL, "launch of rank 0"),
 }  # fmt: skip

@@ -159,31 +159,54 @@ def _user_code(policy: Policy, case: Case) -> Decision | None:
 
 def _inner(policy: Policy, case: Case) -> Decision | None:
     """Keep the healthy ranks alive, if they can wait for the broken one."""
-    fault = case.fault
-    if not case.session or not case.formed:
+    if _out_of_reach(policy, case):
         return None
-    if sum(past.strategy in INNER for past in case.past) >= policy.max_recoveries:
-        return None
-    in_row = _in_row(case)
-    if len(in_row) >= policy.max_in_row:
-        return None
-    options = [option for option in _INNER_FOR[fault.kind] if option[0] in policy.strategies]
-    for strategy, doing in options:
-        # A repair that did not last is not tried again while there is something stronger.
-        if strategy is Strategy.RETRY and strategy in in_row and len(options) > 1:
-            continue
-        who = "a spare" if case.spares else "a new node"
-        return Decision(strategy=strategy, reason=f"{fault.message}; {doing.format(who=who)}")
+    passed_over: list[str] = []
+    for strategy, doing in _INNER_FOR[case.fault.kind]:
+        why_not = _why_not(strategy, policy, case)
+        if not why_not:
+            who = "a spare" if case.spares else "there is no spare: a new node"
+            said = [case.fault.message, *passed_over, doing.format(who=who)]
+            return Decision(strategy=strategy, reason="; ".join(said))
+        passed_over.append(why_not)
     return None
 
 
+def _out_of_reach(policy: Policy, case: Case) -> str:
+    """Say why no inner strategy can be used at all; empty: one can."""
+    if not case.session:
+        return "without a Session no rank can wait for another"
+    if not case.formed:
+        return "the ranks have not met yet"
+    used = sum(past.strategy in INNER for past in case.past)
+    if used >= policy.max_recoveries:
+        return f"{used} of {policy.max_recoveries} recoveries are used"
+    in_row = len(_in_row(case))
+    if in_row >= policy.max_in_row:
+        return f"{case.fault.blamed()} was recovered {in_row} times without a step between"
+    return ""
+
+
+def _why_not(strategy: Strategy, policy: Policy, case: Case) -> str:
+    """Say why this inner strategy is passed over; empty: it is not."""
+    if strategy not in policy.strategies:
+        return f"{strategy.value} is not allowed"
+    options = [option for option, _ in _INNER_FOR[case.fault.kind] if option in policy.strategies]
+    # A repair that did not last is not tried again while there is something stronger.
+    if strategy is Strategy.RETRY and strategy in _in_row(case) and len(options) > 1:
+        return f"{strategy.value} did not last"
+    return ""
+
+
 def _all_anew(policy: Policy, case: Case) -> Decision | None:
-    return _restart(policy, case)
+    options = (option for option, _ in _INNER_FOR[case.fault.kind])
+    each = "; ".join(_why_not(option, policy, case) for option in options)
+    return _restart(policy, case, _out_of_reach(policy, case) or each)
 
 
 _RULES: tuple[Rule, ...] = (_never_started, _same_again, _user_code, _inner, _all_anew)
 
-_ANEW = (Strategy.RECOVER_IN_PLACE, "it is started anew on its node, all others wait")
+_ANEW = (Strategy.RECOVER_IN_PLACE, "the rank is started anew on its node, all others wait")
 _AGAIN = (Strategy.RETRY, "all ranks are regrouped and do the step again")
 
 # For each kind what can help, the cheapest first.
@@ -214,16 +237,14 @@ def _in_row(case: Case) -> list[Strategy]:
     return found
 
 
-def _restart(policy: Policy, case: Case) -> Decision:
+def _restart(policy: Policy, case: Case, why: str = "") -> Decision:
+    """Start all ranks anew; why: nothing cheaper can be done."""
+    said = f"{case.fault.message}; {why}" if why else case.fault.message
     used = sum(past.strategy is Strategy.RESTART for past in case.past)
     if used >= policy.max_restarts:
-        budget = f"{used} of {policy.max_restarts} restarts are used"
-        return _fail(f"{case.fault.message}; {budget}")
-    return Decision(
-        strategy=Strategy.RESTART,
-        reason=f"{case.fault.message}; all ranks are started anew "
-        f"(restart {used + 1} of {policy.max_restarts})",
-    )
+        return _fail(f"{said}; {used} of {policy.max_restarts} restarts are used")
+    text = f"all ranks are started anew (restart {used + 1} of {policy.max_restarts})"
+    return Decision(strategy=Strategy.RESTART, reason=f"{said}; {text}")
 
 
 def _fail(reason: str) -> Decision:
