@@ -231,7 +231,7 @@ def test_several_ranks_die_at_once() -> None:
 def test_the_death_of_all_ranks_leaves_the_snapshots() -> None:
     """Nobody lives: the newest snapshot in an agent's memory is what all go on from."""
     job = trained(12, nodes=2, processes=1)
-    job.say(0, p.Snapshots(steps={0: 10}))
+    job.say(0, p.Snapshots(steps={0: (10,)}))
     for rank in job.ranks:
         job.exits(rank, signal=SIGKILL, finished=12)
     job.spawned()

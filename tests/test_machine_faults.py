@@ -131,8 +131,8 @@ def test_all_nodes_are_lost_and_come_back() -> None:
     job.say(0, p.CheckpointWritten(step=4, path="there"))
     job.lose(0)
     job.lose(1)
-    job.hello(1, checkpoint=4)
-    job.hello(0, checkpoint=4)
+    job.hello(1, checkpoints=(4,))
+    job.hello(0, checkpoints=(4,))
     job.store_up()
     assert job.spawned_now() == [0, 1]
     job.spawned()

@@ -16,7 +16,7 @@ def trained(*, policy: Policy | None = None, **snapshots: int) -> Driver:
     driver.train(finished=7)
     for name, step in snapshots.items():
         node = int(name.removeprefix("node"))
-        driver.say(node, p.Snapshots(steps={node: step}))
+        driver.say(node, p.Snapshots(steps={node: (step,)}))
     return driver
 
 

@@ -97,7 +97,7 @@ def test_time_limits_are_off_while_ranks_train() -> None:
 def test_a_snapshot_that_cannot_be_used_is_passed_over_for_the_checkpoint() -> None:
     """The rank says that its snapshot is broken: the next plan takes the checkpoint."""
     job = trained(12)
-    job.say(0, p.Snapshots(steps={0: 10}))
+    job.say(0, p.Snapshots(steps={0: (10,)}))
     job.say(0, p.CheckpointWritten(step=8, path="there"))
     for rank in job.ranks:
         job.exits(rank, signal=SIGKILL, finished=12)
@@ -115,10 +115,40 @@ def test_a_snapshot_that_cannot_be_used_is_passed_over_for_the_checkpoint() -> N
     assert journal.incidents(job.history)[-1].steps_lost == 4
 
 
+def test_the_copies_before_are_tried_one_after_the_other() -> None:
+    """Of one kind of source only the step that failed is passed over, and only on its node."""
+    job = Driver(nodes=2, processes=1)
+    job.hello(0, checkpoints=(8, 4))
+    job.hello(1, checkpoints=(8, 2))
+    job.store_up()
+    job.spawned()
+    job.arrive(job.ranks)
+    assert job.last(journal.Formed).step == 8
+    job.ready([0], error="a file is damaged")
+    job.arrive([0])
+    job.arrive([1], finished=8)
+    assert sources(job) == {0: Source.PEER, 1: Source.SELF}
+    job.ready([1])
+    job.ready([0])
+    job.step(9)
+    for rank in job.ranks:
+        job.exits(rank, signal=SIGKILL, finished=9)
+    job.spawned()
+    job.arrive(job.ranks)
+    assert job.last(journal.Formed).step == 8
+    job.ready([0], error="a file is damaged")
+    job.arrive(job.ranks)
+    assert sources(job) == {0: Source.PEER, 1: Source.CHECKPOINT}
+    job.ready([1], error="a file is damaged")
+    job.arrive(job.ranks)
+    assert sources(job) == {0: Source.CHECKPOINT, 1: Source.PEER}
+    assert job.last(journal.Formed).step == 4
+
+
 def test_a_source_that_failed_may_be_used_in_the_next_incident() -> None:
     """What was passed over is tried again once training went on: a newer one lies there."""
     job = trained(12, processes=1)
-    job.say(0, p.Snapshots(steps={0: 10}))
+    job.say(0, p.Snapshots(steps={0: (10,)}))
     job.exits(0, signal=SIGKILL, finished=12)
     job.spawned()
     job.arrive([0])
@@ -126,7 +156,7 @@ def test_a_source_that_failed_may_be_used_in_the_next_incident() -> None:
     job.form()
     assert job.last(journal.Formed).sources == {"fresh": 1}
     job.step(1)
-    job.say(0, p.Snapshots(steps={0: 20}))
+    job.say(0, p.Snapshots(steps={0: (20,)}))
     job.exits(0, signal=SIGKILL, finished=21)
     job.spawned()
     job.arrive([0])

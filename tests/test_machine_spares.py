@@ -15,7 +15,7 @@ from rekindle.runtime.state import Phase
 def trained(*, spares: int = 1) -> tuple[Driver, list[int]]:
     """A job of two nodes that trains, and the connections of its spares."""
     driver = Driver(nodes=2, processes=1)
-    waiting = [driver.hello(spare=True, checkpoint=3) for _ in range(spares)]
+    waiting = [driver.hello(spare=True, checkpoints=(3,)) for _ in range(spares)]
     driver.train()
     return driver, waiting
 
@@ -147,18 +147,18 @@ def test_spare_looks_for_checkpoints() -> None:
     driver.say(0, p.CheckpointWritten(step=5, path="there"))
     (look,) = driver.sent(p.Look)
     assert (look.connection, look.message.step) == (spare, 5)
-    driver.hello_again(spare, SPARE, spare=True, checkpoint=5)
+    driver.hello_again(spare, SPARE, spare=True, checkpoints=(5,))
     assert len(driver.recorded(journal.NodeJoined)) == 3
     driver.lose(0)
-    driver.hello_again(spare, 0, checkpoint=5)
-    assert driver.machine.roster.nodes[0].checkpoint == 5
+    driver.hello_again(spare, 0, checkpoints=(5,))
+    assert driver.machine.roster.nodes[0].checkpoints == (5,)
 
 
 def test_look_that_crosses_the_promotion() -> None:
     """An answer to Look that was under way does not make the place vacant again."""
     driver, (spare,) = trained()
     driver.lose(1)
-    driver.hello_again(spare, SPARE, spare=True, checkpoint=5)
+    driver.hello_again(spare, SPARE, spare=True, checkpoints=(5,))
     assert promoted(driver) == {}
     driver.hello_again(spare, 1)
     assert driver.spawned_now() == [1]

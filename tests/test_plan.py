@@ -3,17 +3,18 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.recovery.plan import Holding, Source, make_plan
+from rekindle.recovery.plan import Holding, RankPlan, Source, make_plan
 
 steps = st.none() | st.integers(0, 6)
+kept = st.lists(st.integers(0, 6), max_size=3).map(tuple)
 holdings = st.lists(
     st.builds(
         Holding,
         node=st.integers(0, 2),
         finished=steps,
         torn=st.booleans(),
-        snapshot=steps,
-        checkpoint=steps,
+        snapshots=kept,
+        checkpoints=kept,
     ),
     min_size=1,
     max_size=8,
@@ -44,10 +45,10 @@ def test_every_rank_gets_the_planned_step(held: dict[int, Holding]) -> None:
                 assert not giver.torn
             case Source.SNAPSHOT:
                 assert giver is not None
-                assert giver.snapshot == plan.step
+                assert plan.step in giver.snapshots
             case Source.CHECKPOINT:
                 assert giver is not None
-                assert giver.checkpoint == plan.step
+                assert plan.step in giver.checkpoints
             case Source.PEER:
                 assert rank in plan.ranks[own.peer].sends_to
                 assert plan.ranks[own.peer].source is not Source.PEER
@@ -67,7 +68,7 @@ def test_who_sends_is_who_is_expected_to(held: dict[int, Holding]) -> None:
 @given(holdings)
 def test_without_live_state_the_newest_copy_wins(held: dict[int, Holding]) -> None:
     """Snapshot or checkpoint, whichever is newer; fresh only if there is neither."""
-    copies = [s for h in held.values() for s in (h.snapshot, h.checkpoint) if s is not None]
+    copies = [s for h in held.values() for s in (*h.snapshots, *h.checkpoints)]
     plan = make_plan(held)
     if not live(held):
         assert plan.step == max(copies, default=0)
@@ -82,3 +83,14 @@ def test_one_dead_rank_of_four_costs_one_transfer() -> None:
     plan = make_plan(held)
     assert [own.source for own in plan.ranks].count(Source.SELF) == 3
     assert plan.ranks[3].peer == 2
+
+
+def test_of_equals_the_snapshot() -> None:
+    """A checkpoint of the same step is farther away; a newer one is worth the way."""
+    held = {0: Holding(node=0, snapshots=(4, 6), checkpoints=(6, 2)), 1: Holding(node=1)}
+    plan = make_plan(held)
+    assert (plan.step, plan.ranks[0].source) == (6, Source.SNAPSHOT)
+    held[1] = Holding(node=1, checkpoints=(8,))
+    plan = make_plan(held)
+    assert (plan.step, plan.ranks[1].source) == (8, Source.CHECKPOINT)
+    assert plan.ranks[0] == RankPlan(source=Source.PEER, peer=1)

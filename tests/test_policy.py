@@ -124,6 +124,13 @@ TABLE = {
     "three times at another place": (
         FREE, DEAD, [(fault(Kind.PROCESS, rank=1), IN_PLACE)] * 3, {}, IN_PLACE, "anew",
     ),
+    "three sources that failed": (
+        FREE, fault(Kind.RESTORE, signature="D"),
+        [(fault(Kind.RESTORE, signature=tried), RETRY) for tried in "ABC"], {}, RETRY, "next source",
+    ),
+    "one source that failed three times": (
+        FREE, fault(Kind.RESTORE), [(fault(Kind.RESTORE), RETRY)] * 3, {}, RESTART, "3 times",
+    ),
     "too many recoveries": (
         Policy(max_recoveries=2, max_restarts=1), DEAD,
         [(fault(Kind.PROCESS, finished=1), IN_PLACE), (fault(Kind.LINK, finished=2), RETRY)], {},

@@ -141,6 +141,15 @@ class DirectoryStore:
                 # They were pruned while they were read, so a newer one has been committed.
                 listed = again
 
+    def steps(self, *, at_most: int) -> list[int]:
+        """The steps of all checkpoints here, newest first; whether they are valid is not looked at.
+
+        Raises CheckpointError if the directory exists but cannot be read.
+        """
+        with explained("read", self.root):
+            found = [_NAME.fullmatch(path.name) for path in self._listed(at_most)]
+        return list(dict.fromkeys(int(match[1]) for match in found if match))
+
     def prune(self, keep: int) -> tuple[Path, ...]:
         """Remove all that is older than the newest `keep` valid checkpoints, and unfinished writes.
 

@@ -23,15 +23,15 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
 
     finished: steps its live state has finished; None: it has none (just started).
     torn: it was inside an optimizer update that did not end; its state is of no step.
-    snapshot: newest step among the snapshots of its node's agent; None: there is none.
-    checkpoint: newest valid checkpoint step that its node can read; None: there is none.
+    snapshots: steps of the snapshots that its node's agent has of it.
+    checkpoints: steps of the checkpoints that its node can read.
     """
 
     node: int
     finished: int | None = None
     torn: bool = False
-    snapshot: int | None = None
-    checkpoint: int | None = None
+    snapshots: tuple[int, ...] = ()
+    checkpoints: tuple[int, ...] = ()
 
 
 class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,24 +61,24 @@ def make_plan(holdings: Mapping[int, Holding]) -> Plan:
     checkpoint wins, of equals the snapshot. A torn rank is never a source.
     """
     live = {r: h.finished for r, h in holdings.items() if h.finished is not None and not h.torn}
-    snapshots = {r: h.snapshot for r, h in holdings.items() if h.snapshot is not None}
-    checkpoints = {r: h.checkpoint for r, h in holdings.items() if h.checkpoint is not None}
-    for source, offers in (
-        (Source.SELF, live),
-        (Source.SNAPSHOT, snapshots),
-        (Source.CHECKPOINT, checkpoints),
-    ):
-        # A live copy is at least as new as any snapshot of it, so the first kind that exists wins,
-        # except that a checkpoint may be newer than a snapshot kept from an earlier time.
-        if not offers:
-            continue
-        step = max(offers.values())
-        if source is Source.SNAPSHOT and max(checkpoints.values(), default=-1) > step:
-            continue
-        holders = [rank for rank in sorted(offers) if offers[rank] == step]
-        return _share(step, source, holders, holdings)
-    fresh = Plan(step=0, ranks=tuple(RankPlan(source=Source.FRESH) for _ in holdings))
-    return fresh
+    if live:
+        step = max(live.values())
+        return _share(step, Source.SELF, [r for r in sorted(live) if live[r] == step], holdings)
+    kept = {
+        (step, source)
+        for holding in holdings.values()
+        for source, steps in _kept(holding).items()
+        for step in steps
+    }
+    if not kept:
+        return Plan(step=0, ranks=tuple(RankPlan(source=Source.FRESH) for _ in holdings))
+    step, source = max(kept, key=lambda offer: (offer[0], offer[1] is Source.SNAPSHOT))
+    holders = [r for r in sorted(holdings) if step in _kept(holdings[r])[source]]
+    return _share(step, source, holders, holdings)
+
+
+def _kept(holding: Holding) -> dict[Source, tuple[int, ...]]:
+    return {Source.SNAPSHOT: holding.snapshots, Source.CHECKPOINT: holding.checkpoints}
 
 
 def _share(step: int, source: Source, holders: list[int], holdings: Mapping[int, Holding]) -> Plan:

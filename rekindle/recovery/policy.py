@@ -227,11 +227,17 @@ _INNER_FOR = {
 
 
 def _in_row(case: Case) -> list[Strategy]:
-    """Inner recoveries of the same place, latest first, with no finished step between."""
+    """Inner recoveries of the same place, latest first, with no finished step between.
+
+    That another source of a rank's state had failed is none: there are only so many.
+    """
     found = []
     for past in reversed(case.past):
         if past.strategy not in INNER or past.newest < case.newest:
             break
+        restore = Kind.RESTORE in (past.fault.kind, case.fault.kind)
+        if restore and past.fault.signature != case.fault.signature:
+            continue
         if (past.fault.rank, past.fault.node) == (case.fault.rank, case.fault.node):
             found.append(past.strategy)
     return found

@@ -141,14 +141,15 @@ class Agent:
         return [message for message in kept if isinstance(message, protocol.Exited)]
 
     def _learn(self, found: Found) -> None:
-        """Know the newest checkpoint that this node could restore from."""
+        """Know the checkpoints that this node could restore from."""
         for passed in found.passed_over:
             if passed.path not in self._passed_over:
                 self._passed_over.add(passed.path)
                 text = protocol.CheckpointPassedOver(path=str(passed.path), reason=passed.reason)
                 self.send(text)
-        step = found.checkpoint.manifest.step if found.checkpoint else None
-        self._hello = msgspec.structs.replace(self._hello, checkpoint=step)
+        newest = found.checkpoint.manifest.step if found.checkpoint else None
+        steps = () if newest is None else tuple(self._store.steps(at_most=newest))
+        self._hello = msgspec.structs.replace(self._hello, checkpoints=steps)
 
     async def _connect(
         self, session: aiohttp.ClientSession, url: str, limit_s: float
@@ -215,7 +216,7 @@ class Agent:
     async def _obey_as_spare(self, message: protocol.Promote | protocol.Look) -> None:
         if isinstance(message, protocol.Promote):
             self._be(message.node)
-        elif message.step > (self._hello.checkpoint or 0):
+        elif message.step > max(self._hello.checkpoints, default=0):
             self._learn(await asyncio.to_thread(self._store.newest))
         self.send(self._hello)
 

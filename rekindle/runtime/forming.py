@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 
+import msgspec
+
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault, Kind, root_cause
 from rekindle.recovery.plan import Holding, Source, make_plan
@@ -102,7 +104,7 @@ class Forming(Gathering):
             self._kill(torn, grace_s=0.0)
             return
         self.incidents.answered()
-        self._planned = [planned.source for planned in plan.ranks]
+        self._planned = plan
         self.generation += 1
         for node in self.roster.nodes.values():
             form = p.Form(
@@ -138,14 +140,14 @@ class Forming(Gathering):
     def _holding(self, rank: Rank) -> Holding:
         node, arrived = self.roster.nodes[rank.node], rank.arrived
         assert arrived is not None
-        refused = {source for where, source in self._refused if where == rank.node}
-        snapshot = node.snapshots.get(rank.rank)
+        refused = {(source, step) for where, source, step in self._refused if where == rank.node}
+        snapshots = node.snapshots.get(rank.rank, ())
         return Holding(
             node=rank.node,
             finished=arrived.finished,
             torn=arrived.torn,
-            snapshot=None if Source.SNAPSHOT in refused else snapshot,
-            checkpoint=None if Source.CHECKPOINT in refused else node.checkpoint,
+            snapshots=tuple(s for s in snapshots if (Source.SNAPSHOT, s) not in refused),
+            checkpoints=tuple(s for s in node.checkpoints if (Source.CHECKPOINT, s) not in refused),
         )
 
     def on_state_ready(self, message: p.StateReady) -> None:
@@ -154,9 +156,13 @@ class Forming(Gathering):
         if message.generation != self.generation or rank.status is not Status.RESTORING:
             return
         if message.error:
-            self._refused.add((rank.node, self._planned[rank.rank]))
+            assert self._planned is not None
+            source = self._planned.ranks[rank.rank].source
+            self._refused.add((rank.node, source, self._planned.step))
             text = f"rank {rank.rank} could not take its state: {message.error}"
-            self._on_fault(self._fault(Kind.RESTORE, rank, text))
+            fault = self._fault(Kind.RESTORE, rank, text)
+            tried = f"{source.value} of step {self._planned.step}"
+            self._on_fault(msgspec.structs.replace(fault, signature=tried))
             return
         rank.status = Status.TRAINING
         self._inject_what_waits(rank)

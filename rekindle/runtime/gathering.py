@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from rekindle.names import SPARE
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault, Kind
-from rekindle.recovery.plan import Source
+from rekindle.recovery.plan import Plan, Source
 from rekindle.runtime import protocol as p
 from rekindle.runtime.inheritance import Inheritance
 from rekindle.runtime.spec import JobSpec
@@ -63,8 +63,8 @@ class Gathering(ABC):
         self._dumper = -1  # the node that writes last words
         self._speechless: set[int] = set()  # nodes that could not
         self._outcome = "stopped"
-        self._planned: list[Source] = []  # by rank, in the generation formed last
-        self._refused: set[tuple[int, Source]] = set()  # (node, source) that failed in the incident
+        self._planned: Plan | None = None  # of the generation formed last
+        self._refused: set[tuple[int, Source, int]] = set()  # (node, source, step) that failed
         self._injections: list[p.Inject] = []  # that wait until their rank trains
         self._commands: list[Command] = []
 
@@ -98,7 +98,7 @@ class Gathering(ABC):
             connection=connection,
             address=hello.address,
             pid=hello.pid,
-            checkpoint=hello.checkpoint,
+            checkpoints=hello.checkpoints,
             snapshots=hello.snapshots,
         )
         self.roster.sit(agent)
@@ -247,7 +247,8 @@ class Gathering(ABC):
             fault = Fault(kind=Kind.STORAGE, message=text, node=node, finished=message.step, at=now)
             self._record(self.incidents.note_storage(fault))
             return
-        self.roster.nodes[node].checkpoint = message.step
+        known = self.roster.nodes[node]
+        known.checkpoints = (message.step, *known.checkpoints)
         for spare in self.roster.spares:
             self._do(Send(spare, p.Look(step=message.step)))
         self._record(

@@ -109,7 +109,7 @@ class NodeRanks:
         return msgspec.structs.replace(
             hello,
             node=self.node if pids or self._ended else hello.node,
-            checkpoint=self._snapshots.checkpoint or hello.checkpoint,
+            checkpoints=(*self._snapshots.checkpoints, *hello.checkpoints),
             snapshots=self._snapshots.steps,
             generation=self._generation,
             ranks=tuple(

@@ -144,6 +144,8 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     A spare waits until it is promoted; it says hello again when it takes the node's place, and when
     it has looked for newer checkpoints.
 
+    checkpoints: steps of those that its node can read, of which the newest is proven to be valid.
+
     To a new coordinator that takes a dead one's place it tells what the dead one knew: the newest
     generation, the ranks that live (or whose end it has yet to tell), and those that ended well.
     """
@@ -156,8 +158,8 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     pid: int
     processes: int
     spare: bool = False
-    checkpoint: int | None = None
-    snapshots: dict[int, int] = {}
+    checkpoints: tuple[int, ...] = ()
+    snapshots: dict[int, tuple[int, ...]] = {}
     generation: int = 0
     ranks: tuple[LiveRank, ...] = ()
     ended: tuple[int, ...] = ()
@@ -203,9 +205,9 @@ class StoreDown(Message, frozen=True, kw_only=True, tag="store-down"):
 
 
 class Snapshots(Message, frozen=True, kw_only=True, tag="snapshots"):
-    """Newest intact snapshot of each rank on this node."""
+    """Steps of the intact snapshots of ranks of this node."""
 
-    steps: dict[int, int]
+    steps: dict[int, tuple[int, ...]]
 
 
 class CheckpointWritten(Message, frozen=True, kw_only=True, tag="checkpoint-written"):

@@ -38,8 +38,8 @@ class Snapshots:
         self._buffers: dict[int, list[tuple[int, SnapshotBuffer]]] = {}
         self._seals = ThreadPoolExecutor(max_workers=1, thread_name_prefix="seals")
         self._writes = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
-        self.steps: dict[int, int] = {}  # newest sealed snapshot of each rank
-        self.checkpoint: int | None = None  # step of the newest one written here
+        self.steps: dict[int, tuple[int, ...]] = {}  # of the sealed snapshots of each rank
+        self.checkpoints: tuple[int, ...] = ()  # steps of those written here, newest first
         self._jobs: set[asyncio.Task[None]] = set()
 
     def room(self, rank: int, data_bytes: int) -> tuple[protocol.SnapshotBuffers, list[int]]:
@@ -82,19 +82,24 @@ class Snapshots:
         if not await loop.run_in_executor(self._seals, _seal, buffer, message.step):
             return
         try:
-            self._sealed(message.rank, message.step)
+            self._sealed(message.rank)
             if message.checkpoint:
                 # A thread of its own: a slow store must not keep snapshots from being sealed.
                 work = functools.partial(self._write, message.generation, message.step, buffer)
                 written = await loop.run_in_executor(self._writes, work)
-                self.checkpoint = self.checkpoint if written.error else written.step
-                self._send(written)
+                self._tell(written)
         finally:
             buffer.unlock()
 
-    def _sealed(self, rank: int, step: int) -> None:
-        self.steps[rank] = step
-        self._send(protocol.Snapshots(steps={rank: step}))
+    def _sealed(self, rank: int) -> None:
+        sealed = [buffer for _, buffer in self._buffers[rank] if buffer.is_sealed]
+        self.steps[rank] = tuple(buffer.step or 0 for buffer in sealed)
+        self._send(protocol.Snapshots(steps={rank: self.steps[rank]}))
+
+    def _tell(self, written: protocol.CheckpointWritten) -> None:
+        if not written.error:
+            self.checkpoints = (written.step, *self.checkpoints)
+        self._send(written)
 
     def dump(self, order: protocol.Dump) -> None:
         """Write the newest snapshot that is intact: last words."""
@@ -105,8 +110,7 @@ class Snapshots:
             await asyncio.wait(earlier)  # what is being sealed may be newer than what is asked for
         loop = asyncio.get_running_loop()
         written = await loop.run_in_executor(self._writes, self._write_newest, order)
-        self.checkpoint = self.checkpoint if written.error else written.step
-        self._send(msgspec.structs.replace(written, last_words=True))
+        self._tell(msgspec.structs.replace(written, last_words=True))
 
     def _write_newest(self, order: protocol.Dump) -> protocol.CheckpointWritten:
         sealed = [b for pair in self._buffers.values() for _, b in pair if b.is_sealed]

@@ -58,7 +58,7 @@ class Rank(msgspec.Struct, kw_only=True):
 
 
 class Node(msgspec.Struct, kw_only=True):
-    """One agent; checkpoint and snapshots: steps of what its node could restore from.
+    """One agent; checkpoints and snapshots: steps of what its node could restore from.
 
     node: its node rank, or SPARE.
     """
@@ -67,8 +67,8 @@ class Node(msgspec.Struct, kw_only=True):
     connection: int
     address: str
     pid: int
-    checkpoint: int | None = None
-    snapshots: dict[int, int] = {}
+    checkpoints: tuple[int, ...] = ()
+    snapshots: dict[int, tuple[int, ...]] = {}
 
 
 # ---- commands
@@ -200,12 +200,14 @@ class Roster:
     def newest_snapshot(self, without: set[int]) -> tuple[int, int] | None:
         """Return (node, step) of the newest snapshot, if no checkpoint is as new."""
         offers = [
-            (max(node.snapshots.values()), -node.node)
+            (step, -node.node)
             for node in self.nodes.values()
-            if node.snapshots and node.node not in without
+            for steps in node.snapshots.values()
+            for step in steps
+            if node.node not in without
         ]
-        step, node = max(offers, default=(-1, 0))
-        stored = max((n.checkpoint or 0 for n in self.nodes.values()), default=0)
+        step, node = max(offers, default=(0, 0))
+        stored = max((s for n in self.nodes.values() for s in n.checkpoints), default=0)
         return (-node, step) if step > stored else None
 
     def lose(self, node: Node) -> int:

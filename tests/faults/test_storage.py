@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import struct
@@ -125,19 +126,54 @@ def test_damaged_snapshot(
     assert max(steps_lost(run)) == lost
 
 
-def damage_snapshots(agent: int) -> int:
-    """Change a byte of every snapshot that an agent has sealed; return how many there are."""
+def test_damaged_newest_snapshot(job: Callable[..., Job], baseline: Record) -> None:
+    """The snapshot before it is used: an agent keeps two."""
+    run = job(*PAUSE_ALL, snapshot_every=4)
+    run.wait_pause(12)
+    assert damage_snapshots(run.agent_pid(0), step=12) == 1
+    run.kill(*range(RANKS))
+    assert_recovered(run, baseline, replaced=range(RANKS))
+    assert max(steps_lost(run)) == 4
+    assert run.events_of(journal.Formed)[-1].sources == {"snapshot": 1, "peer": 3}
+
+
+def test_damaged_newest_checkpoint(job: Callable[..., Job], baseline: Record) -> None:
+    """When four copies are damaged, the newest that is not is found."""
+    run = job(*PAUSE_ALL, snapshot_every=0, checkpoint_every=5)
+    run.wait_pause(12)
+    run.wait_event(journal.Checkpointed, step=10)
+    assert damage_snapshots(run.agent_pid(0)) == 2
+    flip_a_byte(run.checkpoints()[0] / STATE)
+    run.kill(*range(RANKS))
+    assert_recovered(run, baseline, replaced=range(RANKS))
+    formed = run.events_of(journal.Formed)[1:]
+    assert [event.step for event in formed] == [10, 10, 5, 5]
+    assert formed[-1].sources == {"checkpoint": 1, "peer": 3}
+
+
+def damage_snapshots(agent: int, step: int | None = None) -> int:
+    """Change a byte of the snapshots (of `step`) that an agent has sealed; return how many."""
+    links = [link for link in Path(f"/proc/{agent}/fd").iterdir() if is_snapshot(link)]
+    buffers = {link.stat().st_ino: link for link in links}  # an agent has each open twice
     count = 0
-    for link in Path(f"/proc/{agent}/fd").iterdir():
-        if "memfd:rekindle-job-rank" in str(link.readlink()):
-            wait_until(lambda of=link: is_settled(of), f"seal of {link}")
-            with link.open("r+b") as memory:
-                memory.seek(CONTROL_BYTES + 20_000)
-                byte = memory.read(1)[0]
-                memory.seek(-1, os.SEEK_CUR)
-                memory.write(bytes([byte ^ 0x40]))
-            count += 1
+    for link in buffers.values():
+        wait_until(lambda of=link: is_settled(of), f"seal of {link}")
+        with link.open("r+b") as memory:
+            if step not in (None, struct.unpack("<qqq", memory.read(24))[1]):
+                continue
+            memory.seek(CONTROL_BYTES + 20_000)
+            byte = memory.read(1)[0]
+            memory.seek(-1, os.SEEK_CUR)
+            memory.write(bytes([byte ^ 0x40]))
+        count += 1
     return count
+
+
+def is_snapshot(link: Path) -> bool:
+    """Whether an open file is a snapshot buffer."""
+    with contextlib.suppress(FileNotFoundError):  # it was open for a moment only
+        return "memfd:rekindle-job-rank" in str(link.readlink())
+    return False
 
 
 def is_settled(memory: Path) -> bool:

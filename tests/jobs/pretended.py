@@ -72,7 +72,7 @@ class Agent:
         self.training: set[int] = set()
         self.waiting: dict[int, p.Arrived] = {}
         self.ended: set[int] = set()
-        self.snapshots: dict[int, int] = {}
+        self.snapshots: dict[int, tuple[int, ...]] = {}
 
     def lose_coordinator(self) -> None:
         self.cut = True
@@ -123,13 +123,13 @@ class World(Driver):
         if self.phase in (Phase.STOPPING, Phase.ENDED):
             return
         self.agents[node] = Agent()
-        self.hello(node, checkpoint=self._stored())
+        self.hello(node, checkpoints=self._stored())
 
     def spare_comes(self) -> None:
         """An agent comes to wait, or to wait again."""
         self.cut_spares = max(0, self.cut_spares - 1)
         if self.phase not in (Phase.STOPPING, Phase.ENDED):
-            self.spares.add(self.hello(spare=True, checkpoint=self._stored()))
+            self.spares.add(self.hello(spare=True, checkpoints=self._stored()))
 
     def spare_dies(self, connection: int) -> None:
         self.spares.remove(connection)
@@ -145,10 +145,10 @@ class World(Driver):
         if node not in self.agents:
             self.agents[node] = Agent()
             self.spares.remove(connection)
-        self.hello_again(connection, node, checkpoint=self._stored())
+        self.hello_again(connection, node, checkpoints=self._stored())
 
-    def _stored(self) -> int | None:
-        return max((event.step for event in self.recorded(journal.Checkpointed)), default=None)
+    def _stored(self) -> tuple[int, ...]:
+        return tuple(event.step for event in self.recorded(journal.Checkpointed))
 
     def lose_coordinator(self) -> None:
         """Orders that were not read and news that were not sent are gone with the lines."""
@@ -165,7 +165,7 @@ class World(Driver):
             del self.agents[node]  # it is refused, and ends with its ranks
             self._forget(node)
             return
-        self.hello(node, checkpoint=self._stored(), **agent.find_coordinator())
+        self.hello(node, checkpoints=self._stored(), **agent.find_coordinator())
 
     def deliver(self, node: int, message: p.Message) -> None:
         if node in self.agents:
@@ -297,7 +297,7 @@ class World(Driver):
             done = p.StepDone(rank=rank, generation=process.generation, finished=process.finished)
             self._tell(rank, done)
         if process.finished % 2 == 0 and rank % self.machine.spec.processes_per_node == 0:
-            self._tell(rank, p.Snapshots(steps={rank: process.finished}))
+            self._tell(rank, p.Snapshots(steps={rank: (process.finished,)}))
             if rank == 0:
                 self._tell(rank, p.CheckpointWritten(step=process.finished, path="there"))
 
