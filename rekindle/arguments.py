@@ -52,6 +52,7 @@ def _world(parser: argparse.ArgumentParser) -> None:
     option(group, "nnodes", default="1", help="nodes; on one machine they are pretended")
     option(group, "nproc_per_node", default="1", help="ranks per node: a number, auto, cpu or gpu")
     option(group, "spares", type=int, default=0, help="nodes in reserve for lost ones")
+    option(group, "spare", action="store_true", help="join as a node in reserve")
     option(group, "node_rank", type=int, default=None, help="run this node only, others join")
     option(group, "coordinator", default=None, metavar="HOST:PORT", help="join this job")
     option(group, "listen", default=f"{names.LOOPBACK}:0", metavar="HOST:PORT")

@@ -35,6 +35,11 @@ def launch(options: argparse.Namespace) -> int:
             f"--node-rank {options.node_rank}: with --nnodes {spec.nodes} node ranks are 0 to "
             f"{spec.nodes - 1}"
         )
+    if options.spare or (spec.spares and options.node_rank is not None):
+        raise UsageError(
+            "spares of other machines join with --coordinator HOST:PORT --spare; --spares starts "
+            "some on this machine, with all nodes"
+        )
     directory = JobDirectory(spec.directory)
     with _only_launcher(directory, spec):
         nodes = None if options.node_rank is None else (options.node_rank,)
@@ -95,6 +100,8 @@ def join(options: argparse.Namespace) -> int:
     secret = os.environ.get(names.ENV_SECRET)
     if not secret:
         raise UsageError(f"set {names.ENV_SECRET} to the job's secret to join it")
+    if options.spare and options.node_rank is not None:
+        raise UsageError("a spare has no node rank: give --spare or --node-rank")
     host, port = host_and_port(options.coordinator, "--coordinator")
     spec, attempt = _ask_for_spec(host, port, secret)
     with tempfile.TemporaryDirectory(prefix="rekindle-node-") as folder:
@@ -104,6 +111,7 @@ def join(options: argparse.Namespace) -> int:
         command = [sys.executable, "-m", "rekindle.runtime.agent", "--directory", folder]
         command += ["--coordinator", f"{host}:{port}", "--attempt", str(attempt)]
         command += ["--node", str(-1 if options.node_rank is None else options.node_rank)]
+        command += ["--spare"] if options.spare else []
         command += ["--address", options.local_addr or _address_towards(host, port)]
         return _run_agent(command)
 

@@ -166,13 +166,13 @@ def test_no_node_comes_at_the_start() -> None:
 
 def take_over(job: Driver, *, dead: tuple[int, ...] = (), ended: tuple[int, ...] = ()) -> None:
     """The coordinator dies; all agents come to the next one, without these ranks."""
-    generation = job.machine.generation
+    generation, restart = job.machine.generation, job.machine.restarts
     job.lose_coordinator()
     for node in range(job.machine.spec.nodes):
         ranks = [r for r in job.ranks if job.node_of(r) == node and r not in (*dead, *ended)]
         live = tuple(p.LiveRank(rank=r, pid=job.pids[r], training=True) for r in ranks)
         mine = tuple(r for r in ended if job.node_of(r) == node)
-        job.hello(node, generation=generation, ranks=live, ended=mine)
+        job.hello(node, generation=generation, restart=restart, ranks=live, ended=mine)
 
 
 def test_another_coordinator_has_all_ranks_meet_again_with_what_they_have() -> None:
@@ -237,6 +237,38 @@ def test_another_coordinator_knows_the_restarts_that_are_used() -> None:
     job.raises(1, "KeyError: 'another'")
     assert job.phase is Phase.STOPPING
     assert "1 of 1 restarts are used" in job.last(journal.Decided).reason
+
+
+def test_ranks_of_before_a_restart_do_not_come_back() -> None:
+    """A node whose line was cut finds all ranks being started anew: it ends with those it has."""
+    job = trained(5, nodes=2, processes=1, policy=Policy(max_restarts=1))
+    old = (p.LiveRank(rank=1, pid=job.pids[1], training=True),)
+    job.raises(0)
+    job.lose(1)
+    job.hello(1, generation=1, ranks=old)
+    assert "all ranks are started anew" in job.told(p.Refused)[-1].reason
+    job.killed()
+    assert job.phase is Phase.GATHERING
+    job.hello(1, generation=1, ranks=old)
+    assert "all ranks are started anew" in job.told(p.Refused)[-1].reason
+    job.hello(1)
+    job.store_up()
+    assert job.spawned_now() == [0, 1]
+
+
+def test_a_node_whose_line_was_cut_comes_back_with_its_ranks() -> None:
+    """They arrive with the state they have, and nothing is said of a coordinator's death."""
+    job = trained(5, nodes=2, processes=1)
+    old = (p.LiveRank(rank=1, pid=job.pids[1], training=True),)
+    job.lose(1)
+    job.hello(1, generation=1, ranks=old)
+    assert job.told(p.Over)[1].generation == 1
+    job.arrive(job.ranks, finished=5)
+    assert set(sources(job).values()) == {Source.SELF}
+    job.ready(job.ranks)
+    job.step(6)
+    (incident,) = journal.incidents(job.history)
+    assert [fault.kind for fault in incident.faults] == [Kind.NODE_LOST]
 
 
 def test_another_coordinator_of_an_untouched_script_waits_for_its_end() -> None:

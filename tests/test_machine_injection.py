@@ -41,10 +41,52 @@ def test_before_there_are_ranks() -> None:
     assert not driver.told(p.Inject)
     driver.ready([1])
     assert driver.told(p.Inject)[1].step == 3
-    driver.exits(1, signal=9)
+    driver.exits(1, signal=9, finished=3)
     driver.spawned()
-    driver.arrive([0], 1)
+    driver.arrive([0], 3)
     driver.arrive([1])
+    driver.ready(driver.ranks)
+    assert not driver.told(p.Inject)
+
+
+def test_for_the_next_process() -> None:
+    """What a process did not live to see strikes the next one; what struck it does not."""
+    driver = allowed()
+    driver.train()
+    for step in (3, 8):
+        inject(driver, 1, step=step)
+    driver.exits(1, signal=9, finished=3)
+    driver.spawned()
+    driver.arrive([0], 3)
+    driver.arrive([1])
+    driver.ready([0])
+    driver.ready([1])
+    assert driver.told(p.Inject)[1].step == 8
+
+
+def test_lost_with_its_node() -> None:
+    """How far its ranks had come is not known: nothing strikes twice."""
+    driver = allowed()
+    driver.train()
+    inject(driver, 1, step=8)
+    driver.lose(1)
+    driver.hello(1)
+    driver.spawned()
+    driver.arrive([0], 3)
+    driver.arrive([1])
+    driver.ready(driver.ranks)
+    assert not driver.told(p.Inject)
+
+
+def test_a_step_that_is_past_when_the_rank_begins() -> None:
+    """A job that is resumed behind it does not suffer it."""
+    driver = allowed()
+    inject(driver, 0, step=2)
+    driver.hello(0, checkpoints=(5,))
+    driver.hello(1)
+    driver.store_up()
+    driver.spawned()
+    driver.arrive(driver.ranks)
     driver.ready(driver.ranks)
     assert not driver.told(p.Inject)
 

@@ -49,19 +49,28 @@ def test_the_newest_snapshot_is_written() -> None:
     assert driver.outcome is False
     assert driver.last(journal.Checkpointed).step == 6
     assert driver.last(journal.Decided).strategy is Strategy.DUMP
-    assert driver.last(journal.Ended).outcome == "failed"
+    ended = driver.last(journal.Ended)
+    assert (ended.outcome, ended.reason.split("; ")[-1]) == (
+        "failed",
+        "last words: step 6 is at there",
+    )
+    assert [(e.node, e.step, e.path) for e in driver.recorded(journal.LastWords)] == [
+        (1, 6, ""),
+        (1, 6, "there"),
+    ]
     assert "dump" not in driver.timers
 
 
 def test_a_node_that_cannot_write() -> None:
-    """It is an incident; the next node is asked, and without one the job ends."""
+    """The next node is asked, and without one the job ends, and does not claim what is not."""
     driver = trained(node0=5, node1=6)
     broken(driver)
     answer(driver, 1, 6, error="disk full")
     assert asked(driver) == {0: 5}
     answer(driver, 0, 5, error="disk full")
     assert driver.outcome is False
-    assert len(driver.recorded(journal.CheckpointFailed)) == 2
+    assert [e.error for e in driver.recorded(journal.LastWords) if e.error] == ["disk full"] * 2
+    assert driver.last(journal.Ended).reason.endswith("last words: none, for node 0: disk full")
 
 
 def test_a_node_that_is_lost_or_silent() -> None:
@@ -73,6 +82,16 @@ def test_a_node_that_is_lost_or_silent() -> None:
     assert driver.outcome is None
     driver.fire("dump")
     assert driver.outcome is False
+    assert "has not written them within 600 s" in driver.last(journal.Ended).reason
+
+
+def test_all_that_had_one_are_gone() -> None:
+    """The end does not promise what was decided when there still was a snapshot."""
+    driver = trained(node0=5)
+    driver.raises(1)
+    driver.lose(0)
+    assert driver.outcome is False
+    assert "last words: none" in driver.last(journal.Ended).reason
 
 
 def test_another_checkpoint_is_no_last_word() -> None:
@@ -134,6 +153,24 @@ def test_stopped_twice() -> None:
     assert driver.phase is Phase.DUMPING
     driver.stop(at_once=True)
     assert driver.outcome is False
+    assert {bye.message.at_once for bye in driver.sent(p.Bye)} == {True}
+    assert "before they were written" in driver.last(journal.Ended).reason
+
+
+def test_nobody_is_asked_for_while_it_is_written() -> None:
+    """Time limits of the start mean nothing to a job that ends."""
+    driver = Driver(nodes=2, processes=1)
+    driver.hello(spare=True)
+    driver.train()
+    driver.say(0, p.Snapshots(steps={0: (1,)}))
+    driver.lose(1)
+    driver.stop()
+    driver.killed()
+    assert driver.phase is Phase.DUMPING
+    wanted = len(driver.recorded(journal.NodeWanted))
+    driver.fire("late")
+    assert len(driver.recorded(journal.NodeWanted)) == wanted
+    assert not driver.sent(p.Promote)
 
 
 def test_succeeded() -> None:

@@ -45,7 +45,7 @@ def test_spare_takes_a_lost_nodes_place() -> None:
     assert decided.strategy is Strategy.RECOVER
     assert decided.reason.endswith("a spare takes its place, all healthy ranks wait")
     assert driver.last(journal.NodeWanted).node == SPARE
-    driver.hello_again(spare, 1)
+    driver.hello_again(spare, 1, spare=True)
     assert driver.spawned_now() == [1]
     driver.spawned()
     driver.form(1)
@@ -61,7 +61,7 @@ def test_no_spare_left() -> None:
     driver.lose(1)
     assert promoted(driver) == {}
     assert [event.node for event in driver.recorded(journal.NodeWanted)] == [SPARE, 1]
-    driver.hello_again(spare, 0)
+    driver.hello_again(spare, 0, spare=True)
     assert driver.spawned_now() == []
     driver.hello(1)
     driver.store_up()
@@ -94,7 +94,7 @@ def test_engine_was_faster() -> None:
     driver, (spare,) = trained()
     driver.lose(1)
     driver.hello(1)
-    driver.hello_again(spare, 1)
+    driver.hello_again(spare, 1, spare=True)
     (welcome,) = driver.sent(p.Welcome)
     assert (welcome.connection, welcome.message.node) == (spare, SPARE)
     driver.lose(0)
@@ -141,27 +141,67 @@ def test_node_that_does_not_come_at_the_start() -> None:
     assert promoted(driver) == {spare: 1}
 
 
-def test_spare_looks_for_checkpoints() -> None:
-    """What it could restore from is known when it is needed, though all others are lost."""
+def test_spare_tells_what_it_finds_when_it_is_promoted() -> None:
+    """Checkpoints that were written while it waited count, though all others are lost."""
     driver, (spare,) = trained()
-    driver.say(0, p.CheckpointWritten(step=5, path="there"))
-    (look,) = driver.sent(p.Look)
-    assert (look.connection, look.message.step) == (spare, 5)
-    driver.hello_again(spare, SPARE, spare=True, checkpoints=(5,))
-    assert len(driver.recorded(journal.NodeJoined)) == 3
     driver.lose(0)
-    driver.hello_again(spare, 0, checkpoints=(5,))
-    assert driver.machine.roster.nodes[0].checkpoints == (5,)
+    driver.hello_again(spare, 0, spare=True, checkpoints=(5, 3))
+    assert driver.machine.roster.nodes[0].checkpoints == (5, 3)
 
 
-def test_look_that_crosses_the_promotion() -> None:
-    """An answer to Look that was under way does not make the place vacant again."""
+def test_place_taken_and_another_one_promised() -> None:
+    """The order that it could not obey is given again when it is a spare again."""
     driver, (spare,) = trained()
     driver.lose(1)
-    driver.hello_again(spare, SPARE, spare=True, checkpoints=(5,))
-    assert promoted(driver) == {}
-    driver.hello_again(spare, 1)
-    assert driver.spawned_now() == [1]
+    driver.hello(1)
+    driver.lose(0)
+    assert promoted(driver) == {spare: 0}
+    driver.hello_again(spare, 1, spare=True)
+    assert promoted(driver) == {spare: 0}
+    driver.hello_again(spare, 0, spare=True)
+    assert sorted(driver.machine.roster.nodes) == [0, 1]
+
+
+def test_promoted_spare_finds_its_place_taken_after_a_takeover() -> None:
+    """A spare that calls itself a node already is still one that can wait."""
+    driver, _ = trained()
+    driver.lose_coordinator()
+    driver.hello(1)
+    late = driver.hello(1, spare=True)
+    assert list(driver.machine.roster.spares) == [late]
+    driver.hello(1)
+    (refused,) = driver.sent(p.Refused)
+    assert "node 1 is taken" in refused.message.reason
+
+
+def test_spares_that_died_with_the_coordinator() -> None:
+    """They are asked for when they have had the time to come again."""
+    driver = Driver(nodes=1, processes=1, spares=2)
+    for _ in range(2):
+        driver.hello(spare=True)
+    driver.train()
+    driver.lose_coordinator()
+    driver.hello(spare=True)
+    driver.hello(0, generation=1, ranks=(p.LiveRank(rank=0, pid=driver.pids[0], training=True),))
+    driver.fire("late")
+    assert [event.node for event in driver.recorded(journal.NodeWanted)] == [SPARE]
+
+
+def test_node_lost_before_any_rank_was_started() -> None:
+    """It is nothing but an agent that left; one that always does so ends the job."""
+    driver = Driver(nodes=2, processes=1)
+    spare = driver.hello(spare=True)
+    driver.hello(0)
+    driver.lose(0)
+    assert promoted(driver) == {spare: 0}
+    assert driver.recorded(journal.FaultSeen) == []
+    for _ in range(driver.machine.spec.policy.max_in_row - 1):
+        driver.hello(1)
+        driver.lose(1)
+    assert len(driver.recorded(journal.NodeLeft)) == driver.machine.spec.policy.max_in_row
+    driver.hello(1)
+    driver.lose(1)
+    assert driver.last(journal.Decided).strategy is Strategy.FAIL
 
 
 def test_goodbye() -> None:

@@ -50,7 +50,7 @@ TABLE = {
     ),
     "nothing left, but a snapshot": (
         Policy(), USER, [], {"last_words": 3}, DUMP,
-        "0 of 0 restarts are used; last words: the state after step 3 is written",
+        "0 of 0 restarts are used; last words: the snapshot of step 3 is to be written",
     ),
     "nothing left, last words not allowed": (
         Policy(strategies=INNER), USER, [], {"last_words": 3}, FAIL, "0 of 0 restarts are used",
@@ -126,7 +126,8 @@ TABLE = {
     ),
     "three sources that failed": (
         FREE, fault(Kind.RESTORE, signature="D"),
-        [(fault(Kind.RESTORE, signature=tried), RETRY) for tried in "ABC"], {}, RETRY, "next source",
+        [(fault(Kind.RESTORE, signature=tried), RETRY) for tried in "ABC"], {},
+        RETRY, "the next source of its state is tried",
     ),
     "one source that failed three times": (
         FREE, fault(Kind.RESTORE), [(fault(Kind.RESTORE), RETRY)] * 3, {}, RESTART, "3 times",

@@ -16,7 +16,7 @@ class RecoveryPolicy(BaseModel):
 
     strategies: list[Literal["retry", "recover-in-place", "recover", "dump"]] = Field(
         default=["retry", "recover-in-place", "recover", "dump"],
-        description="Strategies that keep the healthy ranks alive: retry (all ranks do the step "
+        description="What may be done besides restarts: retry (all ranks do the step "
         "again), recover-in-place (a broken rank is started anew on its node) and recover (a new "
         "node takes the place of a lost one); and dump: a job that fails or is stopped has its "
         "newest snapshot written as a checkpoint. Without the first three every fault restarts all "
@@ -31,7 +31,7 @@ class RecoveryPolicy(BaseModel):
     max_recoveries: int = Field(
         default=128,
         ge=0,
-        description="How often the strategies above may be used in one job; after that every fault "
+        description="How often the first three may be used in one job; after that every fault "
         "restarts all ranks.",
     )
     max_in_row: int = Field(

@@ -141,13 +141,14 @@ class DirectoryStore:
                 # They were pruned while they were read, so a newer one has been committed.
                 listed = again
 
-    def steps(self, *, at_most: int) -> list[int]:
-        """The steps of all checkpoints here, newest first; whether they are valid is not looked at.
+    def steps(self, *, at_most: int | None = None) -> list[int]:
+        """The steps of all finished checkpoints, newest first; what is in them is not looked at.
 
         Raises CheckpointError if the directory exists but cannot be read.
         """
         with explained("read", self.root):
-            found = [_NAME.fullmatch(path.name) for path in self._listed(at_most)]
+            finished = (path for path in self._listed(at_most) if not _is_unfinished(path))
+            found = [_NAME.fullmatch(path.name) for path in finished]
         return list(dict.fromkeys(int(match[1]) for match in found if match))
 
     def prune(self, keep: int) -> tuple[Path, ...]:

@@ -22,7 +22,7 @@ class Engine(Protocol):
         """Return where the job's coordinator listens, if it lives and answers."""
 
     def replace(self, node: int) -> None:
-        """Bring an agent for this node rank, or a spare (names.SPARE).
+        """Bring an agent for this node rank, or one more spare (names.SPARE).
 
         Asking twice for a node does no harm: the second agent is refused.
         """

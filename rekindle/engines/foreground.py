@@ -149,6 +149,12 @@ def _saying(event: journal.Event) -> str:
                 f"incident {number}: generation {event.generation} goes on after step "
                 f"{event.step} ({whence})"
             )
+        case journal.LastWords(error=error) if error:
+            return f"last words: node {event.node} could not write them: {error}"
+        case journal.LastWords(path=path) if path:
+            return f"last words: step {event.step} is at {path}; the same --job-id goes on from it"
+        case journal.LastWords():
+            return f"last words: node {event.node} writes its snapshot of step {event.step}"
         case journal.CheckpointFailed(fault=fault):
             return f"{fault.message}; training goes on"
         case journal.CheckpointSkipped(path=path, reason=reason):

@@ -47,6 +47,14 @@ class NodeWanted(Event, frozen=True, kw_only=True, tag="node-wanted"):
     node: int
 
 
+class NodeLeft(Event, frozen=True, kw_only=True, tag="node-left"):
+    """A node's agent is gone, before any rank was started."""
+
+    node: int
+    address: str
+    pid: int
+
+
 class SpareLost(Event, frozen=True, kw_only=True, tag="spare-lost"):
     """An agent that waited as a spare is gone; left: how many still wait."""
 
@@ -134,6 +142,18 @@ class Progress(Event, frozen=True, kw_only=True, tag="progress"):
     metrics: dict[str, float]
 
 
+class LastWords(Event, frozen=True, kw_only=True, tag="last-words"):
+    """A node writes its newest snapshot, for the job ends: its beginning, or how it came out.
+
+    One of `path` and `error` is set at the end.
+    """
+
+    node: int
+    step: int
+    path: str = ""
+    error: str = ""
+
+
 class Stopping(Event, frozen=True, kw_only=True, tag="stopping"):
     reason: str
 
@@ -150,6 +170,7 @@ AnyEvent = (
     JobStarted
     | NodeJoined
     | NodeWanted
+    | NodeLeft
     | SpareLost
     | RanksStarted
     | FaultSeen
@@ -161,6 +182,7 @@ AnyEvent = (
     | CheckpointFailed
     | CheckpointSkipped
     | Progress
+    | LastWords
     | Stopping
     | Ended
 )

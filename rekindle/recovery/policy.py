@@ -122,7 +122,7 @@ def decide(policy: Policy, case: Case) -> Decision:
         return chosen
     if Strategy.DUMP not in policy.strategies:
         return chosen
-    text = f"{chosen.reason}; last words: the state after step {case.last_words} is written"
+    text = f"{chosen.reason}; last words: the snapshot of step {case.last_words} is to be written"
     return Decision(strategy=Strategy.DUMP, reason=text)
 
 

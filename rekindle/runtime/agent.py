@@ -65,8 +65,8 @@ class Agent:
             pid=os.getpid(),
             processes=spec.processes_per_node,
         )
-        self._passed_over: set[Path] = set()  # checkpoints that the coordinator was told of
         self.status = 1
+        self._hurried = False  # what is being written is not waited for
         self._line: aiohttp.ClientWebSocketResponse[bool] | None = None
         self._outbox: asyncio.Queue[protocol.Message] = asyncio.Queue()
         self._lines = 0  # to coordinators, so far
@@ -143,10 +143,7 @@ class Agent:
     def _learn(self, found: Found) -> None:
         """Know the checkpoints that this node could restore from."""
         for passed in found.passed_over:
-            if passed.path not in self._passed_over:
-                self._passed_over.add(passed.path)
-                text = protocol.CheckpointPassedOver(path=str(passed.path), reason=passed.reason)
-                self.send(text)
+            self.send(protocol.CheckpointPassedOver(path=str(passed.path), reason=passed.reason))
         newest = found.checkpoint.manifest.step if found.checkpoint else None
         steps = () if newest is None else tuple(self._store.steps(at_most=newest))
         self._hello = msgspec.structs.replace(self._hello, checkpoints=steps)
@@ -189,7 +186,7 @@ class Agent:
                 message = protocol.decode_to_agent(frame.data)
                 match message:
                     case protocol.Bye(status=status):
-                        self.status = status
+                        self.status, self._hurried = status, message.at_once
                         return True
                     case protocol.Refused(reason=reason):
                         raise JobError(f"the coordinator refused this agent: {reason}")
@@ -208,21 +205,25 @@ class Agent:
             async with self._obeying:
                 if line != self._lines:
                     continue
-                if isinstance(message, protocol.Promote | protocol.Look):
-                    await self._obey_as_spare(message)
+                if isinstance(message, protocol.Promote):
+                    await self._take_place(message.node)
                 else:
                     await self.ranks.obey(message)
 
-    async def _obey_as_spare(self, message: protocol.Promote | protocol.Look) -> None:
-        if isinstance(message, protocol.Promote):
-            self._be(message.node)
-        elif message.step > max(self._hello.checkpoints, default=0):
-            self._learn(await asyncio.to_thread(self._store.newest))
+    async def _take_place(self, node: int) -> None:
+        """Be this node from now on; an order that comes twice is obeyed once."""
+        if self._hello.node != names.SPARE:
+            return
+        self._be(node)
+        # Many were written since we came. Whether they are valid is seen when one is loaded.
+        steps = await asyncio.to_thread(self._store.steps)
+        self._hello = msgspec.structs.replace(self._hello, checkpoints=tuple(steps))
         self.send(self._hello)
 
     def _be(self, node: int) -> None:
         """Say from now on that we are this node, or a spare."""
-        self._hello = msgspec.structs.replace(self._hello, node=node, spare=node == names.SPARE)
+        spare = self._hello.spare or node == names.SPARE
+        self._hello = msgspec.structs.replace(self._hello, node=node, spare=spare)
 
     async def _send_all(self, line: aiohttp.ClientWebSocketResponse[bool]) -> None:
         with contextlib.suppress(ConnectionError):
@@ -241,12 +242,15 @@ class Agent:
     async def _end(self) -> None:
         """Leave nothing behind: ranks, their helpers, zygote, store, memory."""
         await self.ranks.end()
-        await self._snapshots.close()
+        if not self._hurried:
+            await self._snapshots.close()
         if self._line is not None:
             await self._line.close()
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
+        if self._hurried:
+            os._exit(self.status)  # there is no other way to leave a thread behind that writes
 
 
 def adopt_orphans() -> None:

@@ -19,6 +19,7 @@ from rekindle.runtime.state import (
 )
 
 STOP_GRACE_S = 10.0  # between SIGTERM and SIGKILL
+_LAST_WORDS = "; last words: "  # as the policy's reason begins what is to be
 GONE = (Status.ABSENT, Status.EXITED)
 
 
@@ -28,6 +29,8 @@ class Ending(Forming):
     def stop(self, reason: str, *, at_once: bool = False) -> None:
         """Stop the job; `at_once` kills without grace (the second Ctrl-C)."""
         if self.phase is Phase.DUMPING and at_once:
+            self._at_once = True
+            self._said = "the job was ended before they were written"
             self._finish()
         if self.phase in ENDING and not (self.phase is Phase.STOPPING and at_once):
             return
@@ -85,11 +88,12 @@ class Ending(Forming):
         """Have the newest snapshot written, if that saves a step; then end."""
         allowed = Strategy.DUMP in self.spec.policy.strategies and not self._at_once
         newest = self.roster.newest_snapshot(self._speechless) if allowed else None
-        if newest is None or self._outcome == "succeeded":
+        if newest is None:
             self._finish()
             return
-        self.phase, (self._dumper, step) = Phase.DUMPING, newest
-        order = p.Dump(generation=self.generation, step=step)
+        self.phase, (self._dumper, self._dumping) = Phase.DUMPING, newest
+        self._record(journal.LastWords(node=self._dumper, step=self._dumping))
+        order = p.Dump(generation=self.generation, step=self._dumping)
         self._do(Send(self.roster.nodes[self._dumper].connection, order))
         self._do(SetTimer("dump", self.spec.policy.dump_timeout_s))
 
@@ -98,16 +102,35 @@ class Ending(Forming):
         if self.phase is not Phase.DUMPING or node != self._dumper:
             return
         if message.error:
-            self._dump_failed()
-        else:
-            self._do(CancelTimer("dump"))
-            self._finish()
+            self._dump_failed(message.error)
+            return
+        self._do(CancelTimer("dump"))
+        self._record(journal.LastWords(node=node, step=message.step, path=message.path))
+        self._record(
+            journal.Checkpointed(
+                step=message.step,
+                path=message.path,
+                bytes=message.bytes,
+                seconds=message.seconds,
+            )
+        )
+        self._said = f"step {message.step} is at {message.path}"
+        self._finish()
 
-    def _dump_failed(self) -> None:
+    def _dump_failed(self, error: str) -> None:
         """Ask the next node that has a snapshot."""
-        if self.phase is Phase.DUMPING:
-            self._speechless.add(self._dumper)
-            self._dump()
+        self._record(journal.LastWords(node=self._dumper, step=self._dumping, error=error))
+        self._said = f"none, for node {self._dumper}: {error}"
+        self._speechless.add(self._dumper)
+        self._dump()
+
+    def _on_ending_timer(self, name: str) -> None:
+        """A time limit has passed while the job ends."""
+        if name == "late" and self.phase is Phase.STOPPING:
+            self._go_on_ending()
+        elif name == "dump" and self.phase is Phase.DUMPING:
+            limit_s = self.spec.policy.dump_timeout_s
+            self._dump_failed(f"it has not written them within {limit_s:g} s")
 
     def _reason(self) -> str:
         """Say why the job failed: what is known now may be more than when it was decided."""
@@ -118,10 +141,14 @@ class Ending(Forming):
 
     def _finish(self, reason: str = "") -> None:
         reason = reason or self._reason()
+        if self._said or _LAST_WORDS in reason:
+            said = self._said or "none, for all that had a snapshot are gone"
+            reason = f"{reason.partition(_LAST_WORDS)[0]}{_LAST_WORDS}{said}"
         self.phase = Phase.ENDED
         finished = max(rank.finished for rank in self.roster.ranks)
         self._record(journal.Ended(outcome=self._outcome, reason=reason, finished=finished))
         succeeded = self._outcome == "succeeded"
+        bye = p.Bye(status=0 if succeeded else 1, at_once=self._at_once)
         for agent in self.roster.agents():
-            self._do(Send(agent.connection, p.Bye(status=0 if succeeded else 1)))
+            self._do(Send(agent.connection, bye))
         self._do(End(succeeded))

@@ -165,17 +165,12 @@ class Forming(Gathering):
             self._on_fault(msgspec.structs.replace(fault, signature=tried))
             return
         rank.status = Status.TRAINING
-        self._inject_what_waits(rank)
+        for order in self._injections.due(rank):
+            self._do(Send(self.roster.nodes[rank.node].connection, order))
         if self.roster.all_are(Status.TRAINING):
             self.phase = Phase.TRAINING
             self._do(CancelTimer("join"))
             self._record(journal.Restored(generation=self.generation, incident=self.incidents.open))
-
-    def _inject_what_waits(self, rank: Rank) -> None:
-        due = [order for order in self._injections if order.rank == rank.rank]
-        for order in due:
-            self._injections.remove(order)
-            self._do(Send(self.roster.nodes[rank.node].connection, order))
 
     def on_step_done(self, message: p.StepDone) -> None:
         """A rank has finished its first step of the generation."""

@@ -10,6 +10,7 @@ from rekindle.recovery.fault import Fault, Kind
 from rekindle.recovery.plan import Plan, Source
 from rekindle.runtime import protocol as p
 from rekindle.runtime.inheritance import Inheritance
+from rekindle.runtime.injections import Injections
 from rekindle.runtime.spec import JobSpec
 from rekindle.runtime.state import (
     ENDING,
@@ -56,16 +57,20 @@ class Gathering(ABC):
         self._session = False  # a rank of the current generation has a Session
         self._sessions_seen = False  # one of this attempt had
         self._formed = False  # a generation was formed since the last restart
+        self._left_early = 0  # nodes that were lost before any rank was started
         self._spares_lost = 0  # so far; whoever kills them may not be done
+        self._inherits = False  # a coordinator of this attempt died before
         self._taken_over = False  # from a coordinator that died, with ranks in a Session
         self._stop_reason = ""
         self._at_once = False  # the job is stopped without grace
         self._dumper = -1  # the node that writes last words
+        self._dumping = 0  # the step that it was asked for
+        self._said = ""  # what became of last words
         self._speechless: set[int] = set()  # nodes that could not
         self._outcome = "stopped"
         self._planned: Plan | None = None  # of the generation formed last
         self._refused: set[tuple[int, Source, int]] = set()  # (node, source, step) that failed
-        self._injections: list[p.Inject] = []  # that wait until their rank trains
+        self._injections = Injections()
         self._commands: list[Command] = []
 
     def drain(self) -> list[Command]:
@@ -77,6 +82,7 @@ class Gathering(ABC):
         """Wait for the nodes: new ones, or those of a coordinator that died."""
         self._do(SetTimer("late", TAKEN_OVER_LATE_S if inherited else LATE_S))
         if inherited is not None:
+            self._inherits = True
             self.restarts = inherited.restarts
             self.incidents.inherit(inherited.incident, inherited.faults, inherited.past)
             if inherited.stopping:
@@ -89,10 +95,12 @@ class Gathering(ABC):
         """An agent asks to be taken in."""
         ending = self.phase in ENDING
         seat = "the job is ending" if ending else self.roster.seat(connection, hello, self.attempt)
+        restarting = self.phase is Phase.RESTARTING
+        if hello.ranks and (restarting or hello.restart < self.restarts):
+            seat = "all ranks are started anew, and this agent has some of before"
         if isinstance(seat, str):
             self._do(Send(connection, p.Refused(reason=seat)))
             return
-        looked = seat == SPARE and connection in self.roster.spares
         agent = Node(
             node=seat,
             connection=connection,
@@ -103,11 +111,11 @@ class Gathering(ABC):
         )
         self.roster.sit(agent)
         self._do(Send(connection, p.Welcome(node=seat)))
-        if not looked:
-            self._record(journal.NodeJoined(node=seat, address=hello.address, pid=hello.pid))
+        self._record(journal.NodeJoined(node=seat, address=hello.address, pid=hello.pid))
         if seat == SPARE:
-            if hello.node != SPARE:  # it was promoted, and somebody else was there first
-                self.roster.unpromise(connection)
+            for node, taker in self.roster.promised.items():
+                if taker == connection:  # it could not hear of it while it wanted another place
+                    self._do(Send(connection, p.Promote(node=node)))
             self._promote()
             return
         self._take_over(connection, hello)
@@ -132,6 +140,15 @@ class Gathering(ABC):
         by_spare = node in self.roster.promised
         self._record(journal.NodeWanted(node=SPARE if by_spare else node))
 
+    def _fill_all(self) -> None:
+        """Ask for all that did not come: their launcher may have died before it started them."""
+        for node in self.roster.missing:
+            if node not in self.roster.vacant:  # else it was asked for when it was lost
+                self._fill(node)
+        if self._inherits:  # the spares of a coordinator that died have had their time to come, too
+            for _ in range(self.spec.spares - len(self.roster.spares)):
+                self._record(journal.NodeWanted(node=SPARE))
+
     def _take_over(self, connection: int, hello: p.Hello) -> None:
         """Take over what an agent did for a coordinator that died: its ranks go on living."""
         for number in hello.ended:
@@ -144,12 +161,13 @@ class Gathering(ABC):
             return
         self.phase = Phase.REGROUPING
         self.generation = max(self.generation, hello.generation)
+        self.restarts = max(self.restarts, hello.restart)
         if any(live.training for live in hello.ranks):
             # Where their generation stands nobody knows any more: all leave it and meet again.
             self._session = self._sessions_seen = self._formed = True
             self._do(Send(connection, p.Over(generation=hello.generation)))
             self._do(SetTimer("leave", self.spec.policy.leave_timeout_s))
-            if not self._taken_over:
+            if self._inherits and not self._taken_over:
                 self._taken_over = True
                 text = "the coordinator was lost; another one took its place"
                 self._on_fault(Fault(kind=Kind.COORDINATOR, message=text))
@@ -249,8 +267,6 @@ class Gathering(ABC):
             return
         known = self.roster.nodes[node]
         known.checkpoints = (message.step, *known.checkpoints)
-        for spare in self.roster.spares:
-            self._do(Send(spare, p.Look(step=message.step)))
         self._record(
             journal.Checkpointed(
                 step=message.step,

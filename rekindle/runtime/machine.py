@@ -58,9 +58,10 @@ class Machine(Ending):
             case p.Beat():
                 self.on_beat(message)
             case p.CheckpointWritten():
-                self.on_checkpoint(node, message, now)
                 if message.last_words:
                     self._on_dumped(node, message)
+                else:
+                    self.on_checkpoint(node, message, now)
             case p.Snapshots():
                 self.on_snapshots(node, message)
             case _:
@@ -89,29 +90,40 @@ class Machine(Ending):
         if lost is None:
             self._on_spare_lost(connection)
             return
+        self._injections.lost(self.roster.ranks_of(lost.node))
         finished = self.roster.lose(lost)
         self._store.node_lost(lost.node)
         if self.phase is Phase.DUMPING and lost.node == self._dumper:
-            self._dump_failed()
+            self._dump_failed("the node is lost")
         if self.phase in ENDING:
             self._go_on_ending()
             return
         text = f"node {lost.node} ({lost.address}) was lost with its agent and all its ranks"
-        self._on_fault(
-            Fault(kind=Kind.NODE_LOST, message=text, node=lost.node, finished=finished, at=now)
-        )
+        fault = Fault(kind=Kind.NODE_LOST, message=text, node=lost.node, finished=finished, at=now)
+        if self._nothing_to_lose():
+            self._record(journal.NodeLeft(node=lost.node, address=lost.address, pid=lost.pid))
+        else:
+            self._on_fault(fault)
         if self.phase not in ENDING:
             self._fill(lost.node)
             self._do(SetTimer("node", self.spec.policy.node_timeout_s))
 
+    def _nothing_to_lose(self) -> bool:
+        """Whether a node may go as it came: no rank was started yet; a few times, at most."""
+        begun = self.phase is not Phase.GATHERING or not self.roster.all_are(Status.ABSENT)
+        if begun or self.restarts or self._left_early == self.spec.policy.max_in_row:
+            return False
+        self._left_early += 1
+        return True
+
     def _on_spare_lost(self, connection: int) -> None:
         """A spare is gone: training does not notice, unless it was to take a place."""
-        spare = self.roster.spares.pop(connection, None)
-        if spare is None or self.phase in ENDING:
+        lost = self.roster.lose_spare(connection)
+        if lost is None or self.phase in ENDING:
             return
-        left = len(self.roster.spares)
+        spare, promised = lost
+        left = len(self.roster.free_spares)
         self._record(journal.SpareLost(address=spare.address, pid=spare.pid, left=left))
-        promised = self.roster.unpromise(connection)
         for node in promised:
             self._fill(node)
         self._spares_lost += 1
@@ -123,8 +135,9 @@ class Machine(Ending):
         rank = self.roster.ranks[message.rank]
         if message.pid != rank.pid:
             return  # an earlier process of this rank
-        was, rank.pid, rank.arrived = rank.status, 0, None
         rank.finished = max(rank.finished, message.finished)
+        self._injections.died(rank)
+        was, rank.pid, rank.arrived = rank.status, 0, None
         self.newest = max(self.newest, message.finished)
         fault = fault_of_exit(
             message.exit,
@@ -225,14 +238,10 @@ class Machine(Ending):
     def on_timer(self, name: str, now: float) -> None:
         """A time limit has passed."""
         missing, policy = self.roster.missing, self.spec.policy
-        if name == "late" and self.phase is Phase.STOPPING:
-            self._go_on_ending()
-        elif name == "dump":
-            self._dump_failed()
+        if self.phase in ENDING:
+            self._on_ending_timer(name)
         elif name == "late":
-            for node in missing:
-                if node not in self.roster.vacant:  # else it was asked for when it was lost
-                    self._fill(node)
+            self._fill_all()
         elif name == "node" and missing:
             where = ", ".join(map(str, missing))
             text = f"no node came as node {where} within {policy.node_timeout_s:g} s"
@@ -260,7 +269,8 @@ class Machine(Ending):
     def inject(self, order: p.Inject) -> str:
         """Have a rank suffer a fault; return why not, if it cannot.
 
-        One that is meant for a step waits until the rank trains.
+        One that is meant for a step waits until the rank trains, and is told to its next process
+        as well if this one does not live to that step.
         """
         if not self.spec.allow_injection:
             return f"job {self.spec.job_id} does not allow it: start it with --allow-injection"
@@ -275,6 +285,6 @@ class Machine(Ending):
             self._do(Send(self.roster.nodes[rank.node].connection, order))
         elif order.step is None:
             return f"rank {order.rank} is not in a step, but {rank.status.value}"
-        else:
-            self._injections.append(order)
+        if order.step is not None:
+            self._injections.add(order, rank.pid if rank.status is Status.TRAINING else 0)
         return ""

@@ -55,6 +55,7 @@ class NodeRanks:
         self._console = Console()
         self._gone = asyncio.Event()
         self._generation = 0  # the newest that was formed
+        self._restart = 0  # the newest that ranks were started for
         self._training: set[int] = set()  # ranks that are in a Session
         self._waiting: dict[int, protocol.Arrived] = {}
         self._ended: set[int] = set()  # ranks that ended with status 0
@@ -112,6 +113,7 @@ class NodeRanks:
             checkpoints=(*self._snapshots.checkpoints, *hello.checkpoints),
             snapshots=self._snapshots.steps,
             generation=self._generation,
+            restart=self._restart,
             ranks=tuple(
                 protocol.LiveRank(rank=rank, pid=pid, training=rank in self._training)
                 for rank, pid in sorted(pids.items())
@@ -128,6 +130,7 @@ class NodeRanks:
 
     async def _spawn(self, spawn: protocol.Spawn) -> None:
         live: list[protocol.LiveRank] = []
+        self._restart = spawn.restart
         try:
             for number in spawn.ranks:
                 try:

@@ -141,10 +141,11 @@ class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     """The first message of an agent on each line. node: the node rank it wants, -1: any.
 
-    A spare waits until it is promoted; it says hello again when it takes the node's place, and when
-    it has looked for newer checkpoints.
+    spare: it waits to take a lost node's place, and does so too if the node it wants is taken. When
+    it is promoted it says hello again, as that node.
 
-    checkpoints: steps of those that its node can read, of which the newest is proven to be valid.
+    checkpoints: steps of those that its node finds; whoever loads one proves it.
+    restart: the newest one that it has started ranks for.
 
     To a new coordinator that takes a dead one's place it tells what the dead one knew: the newest
     generation, the ranks that live (or whose end it has yet to tell), and those that ended well.
@@ -161,6 +162,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     checkpoints: tuple[int, ...] = ()
     snapshots: dict[int, tuple[int, ...]] = {}
     generation: int = 0
+    restart: int = 0
     ranks: tuple[LiveRank, ...] = ()
     ended: tuple[int, ...] = ()
 
@@ -251,12 +253,6 @@ class Promote(Message, frozen=True, kw_only=True, tag="promote"):
     node: int
 
 
-class Look(Message, frozen=True, kw_only=True, tag="look"):
-    """A checkpoint was written: a spare looks whether it can read it, and says hello again."""
-
-    step: int
-
-
 class Refused(Message, frozen=True, kw_only=True, tag="refused"):
     """The agent is not taken in; it stops its ranks and ends."""
 
@@ -317,9 +313,13 @@ class Inject(Message, frozen=True, kw_only=True, tag="inject"):
 
 
 class Bye(Message, frozen=True, kw_only=True, tag="bye"):
-    """The job is over for this agent: end what is left, and yourself with this status."""
+    """The job is over for this agent: end what is left, and yourself with this status.
+
+    at_once: without waiting for what is being written.
+    """
 
     status: int
+    at_once: bool = False
 
 
 FromRank = Arrived | StepFailed | StateReady | StepDone | SnapshotRoom | SnapshotTaken
@@ -344,7 +344,6 @@ ToAgent = (
     Welcome
     | Refused
     | Promote
-    | Look
     | Spawn
     | HostStore
     | Kill

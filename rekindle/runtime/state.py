@@ -153,7 +153,7 @@ class Roster:
         return [spare for spare in self.spares if spare not in self.promised.values()]
 
     def sit(self, agent: Node) -> None:
-        """Take an agent in: as the node that it says it is, or as a spare."""
+        """Take an agent in: as a node, or as a spare."""
         if agent.node == SPARE:
             self.spares[agent.connection] = agent
             return
@@ -162,12 +162,15 @@ class Roster:
         self.vacant.discard(agent.node)
         self.nodes[agent.node] = agent
 
-    def unpromise(self, connection: int) -> list[int]:
-        """Forget what this spare was asked for; return the places."""
-        places = [node for node, spare in self.promised.items() if spare == connection]
-        for node in places:
+    def lose_spare(self, connection: int) -> tuple[Node, list[int]] | None:
+        """Forget a spare; return it with the places that it was asked to take."""
+        spare = self.spares.pop(connection, None)
+        if spare is None:
+            return None
+        promised = [node for node, taker in self.promised.items() if taker == connection]
+        for node in promised:
             del self.promised[node]
-        return places
+        return spare, promised
 
     def seat(self, connection: int, hello: p.Hello, attempt: int) -> int | str:
         """Return the node rank for an agent (or SPARE), or why it is refused."""
@@ -191,7 +194,11 @@ class Roster:
         if hello.node >= 0:
             if hello.node in self.missing:
                 return hello.node
-            return SPARE if connection in self.spares else f"node {hello.node} is taken"
+            if not hello.spare or hello.ranks:
+                return f"node {hello.node} is taken; an agent that names no node waits as a spare"
+            if self.promised.get(hello.node) == connection:
+                del self.promised[hello.node]  # somebody else was there first
+            return SPARE
         if hello.ranks:
             return "an agent that has ranks must say which node it is"
         free = [node for node in self.missing if node not in self.promised]

@@ -8,7 +8,15 @@ from uuid import UUID
 from rekindle import names
 from rekindle.engines.local import LocalEngine
 from rekindle.recovery import journal
-from rekindle.recovery.journal import AnyEvent, Ended, JobStarted, NodeJoined, NodeWanted
+from rekindle.recovery.journal import (
+    AnyEvent,
+    Ended,
+    JobStarted,
+    NodeJoined,
+    NodeWanted,
+    SpareLost,
+    Stopping,
+)
 from rekindle.runtime.spec import Endpoint, JobDirectory, job_directory
 
 SUCCEEDED = "succeeded"
@@ -70,20 +78,26 @@ def end_of(history: Iterable[AnyEvent]) -> Ended | None:
     return ends[-1] if ends else None
 
 
+def is_stopping(history: Iterable[AnyEvent]) -> bool:
+    """Whether the newest attempt was told to end."""
+    return any(isinstance(event, Stopping) for event in newest_attempt(history))
+
+
 def nodes_missing(history: Iterable[AnyEvent]) -> list[int]:
     """Return the nodes of the newest attempt that have no agent, and SPARE for each spare."""
     missing: set[int] = set()
-    spares = 0
+    wanted, waiting = 0, set[int]()  # spares; those that wait by their agent's process
     for event in newest_attempt(history):
         match event:
             case JobStarted():
-                missing, spares = set(range(event.nodes)), event.spares
-            case NodeWanted(node=names.SPARE):
-                spares += 1
+                missing, wanted = set(range(event.nodes)), event.spares
             case NodeJoined(node=names.SPARE):
-                spares -= 1
-            case NodeWanted():
+                waiting.add(event.pid)
+            case SpareLost():
+                waiting.discard(event.pid)
+            case NodeWanted() if event.node != names.SPARE:
                 missing.add(event.node)
             case NodeJoined():
                 missing.discard(event.node)
-    return [*sorted(missing), *[names.SPARE] * spares]
+                waiting.discard(event.pid)
+    return [*sorted(missing), *[names.SPARE] * (wanted - len(waiting))]

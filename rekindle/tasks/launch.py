@@ -68,25 +68,28 @@ def _launch_or_adopt(job: TrainingJob, directory: JobDirectory, job_id: str) -> 
     if end is not None and end.outcome == jobs.SUCCEEDED:
         return Launched(job_id, How.FINISHED, attempt)
     alive = jobs.coordinator_of(job_id)
-    if alive is not None and end is None:
+    if alive is not None and end is None and jobs.is_stopping(history):
+        # It was stopped, and may still be writing its last words.
+        _wait_until_gone(job_id, _EXIT_TIMEOUT_S + job.policy.dump_timeout_s)
+    elif alive is not None and end is None:
         return Launched(job_id, How.ADOPTED, alive.attempt)
-    if attempt and end is None:
+    elif attempt and end is None:
         # The coordinator died while nobody steered the job; its agents wait for another one.
         return Launched(job_id, How.ADOPTED, jobs.engine_of(job_id).revive().attempt)
-    _wait_until_gone(job_id)
+    _wait_until_gone(job_id, _EXIT_TIMEOUT_S)
     directory.create(job.to_spec(job_id))
     endpoint = jobs.engine_of(job_id).launch(attempt=attempt + 1)
     return Launched(job_id, How.LAUNCHED, endpoint.attempt)
 
 
-def _wait_until_gone(job_id: str) -> None:
-    """Wait for the exit of a coordinator whose job has ended. Raises JobError: it stays."""
-    deadline = time.monotonic() + _EXIT_TIMEOUT_S
+def _wait_until_gone(job_id: str, limit_s: float) -> None:
+    """Wait for the exit of a coordinator whose job ends. Raises JobError: it stays."""
+    deadline = time.monotonic() + limit_s
     while alive := jobs.coordinator_of(job_id):
         if time.monotonic() > deadline:
             raise JobError(
                 f"job {job_id} has ended, but its coordinator (process {alive.pid}) still answers "
-                f"after {_EXIT_TIMEOUT_S:.0f} s; end it and run this flow again"
+                f"after {limit_s:.0f} s; end it and run this flow again"
             )
         time.sleep(0.05)
 

@@ -18,7 +18,9 @@ from rekindle.recovery.journal import (
     Formed,
     Incident,
     JobStarted,
+    LastWords,
     NodeJoined,
+    NodeLeft,
     NodeWanted,
     Progress,
     RanksStarted,
@@ -38,7 +40,7 @@ def _sentence(event: AnyEvent) -> str:
         case JobStarted():
             world = f"{event.nodes} nodes x {event.processes_per_node} ranks"
             return f"attempt {event.attempt} begins: {world}; coordinator is process {event.pid}"
-        case NodeJoined() | NodeWanted() | SpareLost():
+        case NodeJoined() | NodeLeft() | NodeWanted() | SpareLost():
             return _node_sentence(event)
         case RanksStarted():
             return f"started: {ranks_in_words(event.ranks)}"
@@ -51,6 +53,8 @@ def _sentence(event: AnyEvent) -> str:
             return f"checkpoint {event.path} is passed over: {event.reason}"
         case Progress():
             return f"step {event.finished} of {event.total}"
+        case LastWords():
+            return last_words(event)
         case Stopping():
             return f"the job is being stopped: {event.reason}"
         case Ended():
@@ -59,8 +63,19 @@ def _sentence(event: AnyEvent) -> str:
             return _recovery_sentence(event)
 
 
-def _node_sentence(event: NodeJoined | NodeWanted | SpareLost) -> str:
+def last_words(event: LastWords) -> str:
+    """Say what becomes of a job's last words."""
+    if event.error:
+        return f"last words: node {event.node} could not write them: {event.error}"
+    if event.path:
+        return f"last words: step {event.step} is at {event.path}"
+    return f"last words: node {event.node} writes its snapshot of step {event.step}"
+
+
+def _node_sentence(event: NodeJoined | NodeLeft | NodeWanted | SpareLost) -> str:
     match event:
+        case NodeLeft():
+            return f"node {event.node} ({event.address}) is gone before a rank was started"
         case NodeJoined(node=names.SPARE):
             return f"a spare comes from {event.address}; its agent is process {event.pid}"
         case NodeJoined():

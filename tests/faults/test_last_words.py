@@ -41,7 +41,7 @@ def test_all_ranks_are_dead(job: Callable[..., Job], baseline: Record) -> None:
     assert run.end().outcome == "failed"
     (incident,) = run.incidents()
     assert incident.strategy is Strategy.DUMP
-    assert incident.reason.endswith("last words: the state after step 10 is written")
+    assert incident.reason.endswith("last words: the snapshot of step 10 is to be written")
     (written,) = run.events_of(journal.Checkpointed)
     assert written.step == 10
     assert_resumes(run, baseline, at=10)

@@ -128,7 +128,13 @@ def test_incidents_in_a_row(job: Callable[..., Job], baseline: Record) -> None:
 @pytest.mark.parametrize("kept", [5, 0])
 def test_all_survivors_torn(kept: int, job: Callable[..., Job], baseline_of) -> None:
     """When every survivor is inside its update, none of their states is used."""
-    run = job(Fault(1, "updated", 12), variant="late", snapshot_every=kept)
+    inside = [Fault(rank, "updated", 12, do="pause") for rank in range(RANKS)]
+    run = job(*inside, variant="late", snapshot_every=kept)
+    for number in range(RANKS):
+        run.wait_fault(number)
+    run.kill(1)
+    for number in (0, 2, 3):
+        run.release(number)
     ended = run.end()
     assert ended.outcome == "succeeded", run.story()
     assert_same_training(run.record, baseline_of("late"))

@@ -25,7 +25,7 @@ E = TypeVar("E", bound=journal.Event)
 
 
 def spec_of(
-    *, nodes: int, processes: int, policy: Policy, allow_injection: bool = False
+    *, nodes: int, processes: int, policy: Policy, spares: int, allow_injection: bool
 ) -> JobSpec:
     """A job that exists nowhere."""
     return JobSpec(
@@ -39,6 +39,7 @@ def spec_of(
         log_directory="nowhere",
         checkpoint_directory="nowhere",
         policy=policy,
+        spares=spares,
         allow_injection=allow_injection,
     )
 
@@ -57,12 +58,14 @@ class Driver:
         policy: Policy | None = None,
         attempt: int = 0,
         generation: int = 0,
+        spares: int = 0,
         allow_injection: bool = False,
     ) -> None:
         spec = spec_of(
             nodes=nodes,
             processes=processes,
             policy=policy or Policy(),
+            spares=spares,
             allow_injection=allow_injection,
         )
         self.machine = Machine(spec, attempt=attempt, generation=generation)
@@ -410,7 +413,7 @@ class Checks:
                 assert not twice, f"ranks {twice} are started twice"
                 self._alive |= set(spawn.ranks)
                 self._arrived -= set(spawn.ranks)
-            case Send(connection, p.Promote() | p.Look() | p.Welcome() | p.Bye()):
+            case Send(connection, p.Promote() | p.Welcome() | p.Bye()):
                 pass  # to spares, too
             case Send(connection) if not refusal:
                 assert connection in nodes

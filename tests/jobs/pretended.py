@@ -69,6 +69,7 @@ class Agent:
         self.ranks: dict[int, Process] = {}
         self.cut = False
         self.generation = 0
+        self.restart = 0
         self.training: set[int] = set()
         self.waiting: dict[int, p.Arrived] = {}
         self.ended: set[int] = set()
@@ -88,6 +89,7 @@ class Agent:
         return {
             "snapshots": dict(self.snapshots),
             "generation": self.generation,
+            "restart": self.restart,
             "ranks": tuple(
                 p.LiveRank(rank=rank, pid=pid, training=rank in self.training)
                 for rank, pid in sorted(pids.items())
@@ -145,7 +147,7 @@ class World(Driver):
         if node not in self.agents:
             self.agents[node] = Agent()
             self.spares.remove(connection)
-        self.hello_again(connection, node, checkpoints=self._stored())
+        self.hello_again(connection, node, spare=True, checkpoints=self._stored())
 
     def _stored(self) -> tuple[int, ...]:
         return tuple(event.step for event in self.recorded(journal.Checkpointed))
@@ -166,6 +168,9 @@ class World(Driver):
             self._forget(node)
             return
         self.hello(node, checkpoints=self._stored(), **agent.find_coordinator())
+        if node not in self.nodes:
+            del self.agents[node]  # refused, for all ranks are started anew
+            self._forget(node)
 
     def deliver(self, node: int, message: p.Message) -> None:
         if node in self.agents:
@@ -204,6 +209,7 @@ class World(Driver):
                     process.doing = Doing.DISMISSED
 
     def _spawn(self, agent: Agent, spawn: p.Spawn) -> None:
+        agent.restart = spawn.restart
         for rank in spawn.ranks:
             assert rank not in agent.ranks, f"rank {rank} has two processes"
             self._next_pid += 1
