@@ -7,7 +7,9 @@ import importlib.util
 import json
 import os
 import platform
+import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -42,7 +44,8 @@ def need_torch() -> None:
 
 @contextmanager
 def place() -> Iterator[Path]:
-    """A temporary folder for the run's files and its jobs."""
+    """A temporary folder for the run's files and its jobs; SIGTERM ends them as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="rekindle-benchmark-") as folder:
         yield Path(folder)
 
@@ -62,6 +65,13 @@ def clean_environment(home: Path) -> dict[str, str]:
         # torchrun would set it with a warning, and Rekindle does the same.
         "OMP_NUM_THREADS": "1",
     }
+
+
+def milliseconds_of(script: str, *arguments: object) -> list[float]:
+    """What a script of this folder prints, run by itself: milliseconds, some times over."""
+    command = [sys.executable, str(HERE / script), *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
+    return [float(text) for text in done.stdout.split()]
 
 
 def summary(milliseconds: Sequence[float]) -> dict[str, float | int]:

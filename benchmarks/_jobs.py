@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,9 @@ from _progress import GATE
 
 POLL_S = 0.02
 END_S = 40.0
+SLACK_S = 1.0  # between lines of two ranks that were read in the wrong order
 HOME = "home"
+JOB_ID = "benchmark"
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Job:
             whole = text[: text.rfind(b"\n") + 1]
             self._read[rank] += len(whole)
             fresh += [_line(rank, line) for line in whole.decode().splitlines()]
+        fresh.sort(key=lambda line: line.at)
         self.lines += fresh
         return fresh
 
@@ -91,20 +94,32 @@ class Job:
     ) -> dict[int, Line]:
         """Each rank's first such event since a moment, in this incarnation or a later one."""
         found: dict[int, Line] = {}
-        for line in self.lines:
+        for line in reversed(self.lines):
+            if line.at < since - SLACK_S:
+                break
             if line.event == event and line.incarnation >= incarnation and line.at >= since:
-                found.setdefault(line.rank, line)
+                found[line.rank] = line
         return found
 
     def wait_all(
-        self, event: str, *, incarnation: int = -1, since: float = 0.0, limit_s: float = 60.0
+        self,
+        event: str,
+        *,
+        incarnation: int = -1,
+        since: float = 0.0,
+        limit_s: float = 60.0,
+        ranks: Collection[int] = (),
     ) -> dict[int, Line] | None:
-        """Wait until every rank has told of such an event; None: not in time, or the job ended."""
+        """Wait until every rank has told of such an event; None: not in time, or the job ended.
+
+        ranks: wait for these only.
+        """
+        wanted = set(ranks or range(self.ranks))
         deadline = time.monotonic() + limit_s
         while True:
             self.poll()
             found = self.first_after(event, incarnation=incarnation, since=since)
-            if len(found) == self.ranks:
+            if wanted <= found.keys():
                 return found
             if time.monotonic() > deadline or self.process.poll() is not None:
                 return None
@@ -188,10 +203,12 @@ def rekindle(
     arguments: Sequence[object],
     extra: Sequence[str] = (),
     ranks: int = RANKS,
+    nodes: int = 1,
 ) -> Job:
-    """Run a script of this folder as the ranks of a Rekindle job."""
-    command = [*_tool("rekindle", "rekindle.cli"), "run", "--nproc-per-node", str(ranks)]
-    command += ["--job-id", "benchmark", *extra, str(HERE / script), str(folder)]
+    """Run a script of this folder as the ranks of a Rekindle job, on pretended nodes."""
+    command = [*_tool("rekindle", "rekindle.cli"), "run", "--nnodes", str(nodes)]
+    command += ["--nproc-per-node", str(ranks // nodes), "--job-id", JOB_ID]
+    command += [*extra, str(HERE / script), str(folder)]
     environment = clean_environment(folder / HOME)
     return Job([*command, *map(str, arguments)], folder, environment, ranks)
 

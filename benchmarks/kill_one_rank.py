@@ -10,26 +10,19 @@ it. torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
 
 from __future__ import annotations
 
-import itertools
 import json
-import random
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import _faults
 import _jobs
-import psutil
 from _common import (
-    HERE,
     RANKS,
     Conditions,
     finish,
-    load,
+    milliseconds_of,
     need_torch,
     options,
     place,
@@ -38,60 +31,10 @@ from _common import (
     summary,
 )
 from _jobs import Job
+from _trials import STEPS, Parts, Runner, Side, Trial, parts_of_torchrun, stages
 
-STEPS = 10_000_000  # more than it ever does
 EVERY = 10  # steps between torchrun's checkpoints, and between Rekindle's snapshots
-SETTLE_STEPS = 10  # by all ranks between two kills
-NOT_BACK_S = 60.0
 QUICK_S = 40.0
-
-Parts = dict[str, float]
-
-
-@dataclass
-class Side:
-    """One of the two, over all its trials."""
-
-    name: str
-    start: Callable[[Path], Job]
-    explain: Callable[[Job, Kill], Parts]
-    job: Job | None = None
-    jobs: int = 0
-    totals: list[float] = field(default_factory=list)
-    parts: list[Parts] = field(default_factory=list)
-    steps: list[float] = field(default_factory=list)
-    lost: list[int] = field(default_factory=list)
-    loads: list[float] = field(default_factory=list)
-    not_back: int = 0
-    extra_restarts: int = 0
-    pids_changed: int = 0
-
-    def running(self, folder: Path) -> Job:
-        """The job; started again if it did not come back from the last kill."""
-        if self.job is None:
-            self.jobs += 1
-            self.job = self.start(folder / f"{self.name}{self.jobs}")
-            if not self.job.wait_steps(SETTLE_STEPS, limit_s=120.0):
-                raise SystemExit(f"{self.name} did not train:\n{self.job.output()}")
-            self.job.slow()
-        return self.job
-
-    def end(self) -> None:
-        """End the job, if there is one."""
-        if self.job is not None:
-            self.job.end()
-            self.job = None
-
-
-@dataclass(frozen=True)
-class Kill:
-    """One trial: who was killed when, and when every rank had completed a step again."""
-
-    rank: int
-    at: float
-    before: int  # the incarnation that the kill ended
-    after: int
-    back: float
 
 
 def main() -> None:
@@ -109,13 +52,13 @@ def main() -> None:
         try:
             for trial in range(trials):
                 for side in sides:
-                    _trial(side, side.running(folder), trial % RANKS)
+                    side.trial(folder, trial)
                 if args.quick and time.monotonic() - began > QUICK_S:
                     break
         finally:
             for side in sides:
-                side.end()
-        forming = _forming(3 if args.quick else 15)
+                side.runner.end()
+        forming = milliseconds_of("_forming.py", RANKS, 3 if args.quick else 15)
     result = _result(*sides, forming)
     _show(*sides, result)
     finish(result, conditions, args.json)
@@ -131,59 +74,19 @@ def _sides(size: str) -> tuple[Side, Side]:
         return _jobs.torchrun(folder, "_rank_plain.py", [size, STEPS, EVERY], extra)
 
     return (
-        Side("rekindle", start_rekindle, _parts_of_rekindle),
-        Side("torchrun", start_torchrun, _parts_of_torchrun),
+        Side("rekindle", Runner("rekindle", start_rekindle), _kill, _parts_of_rekindle),
+        Side("torchrun", Runner("torchrun", start_torchrun), _kill, parts_of_torchrun),
     )
 
 
-# ---- one trial
-
-
-def _trial(side: Side, job: Job, rank: int) -> None:
-    """Kill one rank of the job and wait until all are back."""
-    job.full_speed()
-    if not job.wait_steps(SETTLE_STEPS):
-        raise SystemExit(f"{side.name} stopped training:\n{job.output()}")
-    side.steps += _step_times(job)
-    time.sleep(random.uniform(0.0, 0.05))  # any moment of a step
-    pids = [job.pid(other) for other in range(RANKS)]
-    before, newest = job.incarnation, _newest_step(job)
-    at = time.time()
-    psutil.Process(pids[rank]).kill()
-    found = job.wait_all("step", incarnation=before + 1, since=at, limit_s=NOT_BACK_S)
-    if found is None:
-        side.not_back += 1
-        side.end()
-        print(f"  {side.name}: rank {rank} killed, not back within {NOT_BACK_S:.0f} s")
-        return
-    kill = Kill(rank, at, before, job.incarnation, max(line.at for line in found.values()))
-    side.totals.append((kill.back - at) * 1000)
-    side.lost.append(max(0, newest + 1 - min(line.number for line in found.values())))
-    side.extra_restarts += kill.after - before - 1
-    side.pids_changed += sum(job.pid(r) != pids[r] for r in range(RANKS) if r != rank)
-    side.loads.append(load())
-    time.sleep(0.1)  # the launcher writes its own record of it
-    side.parts.append(side.explain(job, kill))
-    job.slow()
-    print(f"  {side.name}: rank {rank} killed, back after {side.totals[-1]:,.0f} ms", flush=True)
-
-
-def _newest_step(job: Job) -> int:
-    job.poll()
-    return max(line.number for line in job.lines if line.event == "step")
-
-
-def _step_times(job: Job) -> list[float]:
-    """Milliseconds between the last steps of rank 0."""
-    ends = [line.at for line in job.lines if line.rank == 0 and line.event == "step"]
-    ends = ends[-SETTLE_STEPS:]
-    return [(b - a) * 1000 for a, b in itertools.pairwise(ends)]
+def _kill(job: Job, trial: int) -> _faults.Struck:
+    return _faults.kill_rank(job, trial % RANKS)
 
 
 # ---- where the time goes
 
 
-def _parts_of_rekindle(job: Job, kill: Kill) -> Parts:
+def _parts_of_rekindle(job: Job, kill: Trial) -> Parts:
     """Milliseconds of each stage, from the job's ledger and the lines of its ranks."""
     ledger = next((job.folder / _jobs.HOME).glob("jobs/*/ledger.jsonl"))
     events = [json.loads(line) for line in ledger.read_text().splitlines()]
@@ -199,7 +102,7 @@ def _parts_of_rekindle(job: Job, kill: Kill) -> Parts:
     def journal(kind: str) -> float:
         return float(next(e["at"] for e in events if e["type"] == kind and e["at"] > kill.at))
 
-    parts = _stages(
+    parts = stages(
         kill,
         {
             "kernel: exit seen by the agent": seen,
@@ -215,56 +118,16 @@ def _parts_of_rekindle(job: Job, kill: Kill) -> Parts:
     return parts
 
 
-def _parts_of_torchrun(job: Job, kill: Kill) -> Parts:
-    """Milliseconds of each stage, from the lines of the ranks in the last incarnation."""
-    since = [line for line in job.lines if line.at > kill.at]
-    last = {line.rank: line.pid for line in since if line.event == "up"}
-    new = [line for line in since if last.get(line.rank) == line.pid]
-    return _stages(
-        kill,
-        {
-            "all ended and started again": _last(new, "up"),
-            "imports, model, checkpoint read": _last(new, "ready"),
-            "group formed, first step of all": kill.back,
-        },
-    )
-
-
-def _stages(kill: Kill, ends: dict[str, float]) -> Parts:
-    """The milliseconds that each stage took beyond the one before it."""
-    parts, last = {}, kill.at
-    for name, end in ends.items():
-        parts[name] = (end - last) * 1000
-        last = end
-    return parts
-
-
 def _first(lines: list[_jobs.Line], event: str) -> float:
     return min(line.at for line in lines if line.event == event)
-
-
-def _last(lines: list[_jobs.Line], event: str) -> float:
-    return max(line.at for line in lines if line.event == event)
-
-
-def _forming(times: int) -> list[float]:
-    """Milliseconds for 4 gloo ranks on this machine to form a group, by itself."""
-    command = [sys.executable, str(HERE / "_forming.py"), str(RANKS), str(times)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    return [float(text) for text in done.stdout.split()]
 
 
 # ---- what comes out
 
 
-def _by_part(side: Side) -> dict[str, dict[str, float | int]]:
-    names = dict.fromkeys(name for parts in side.parts for name in parts)
-    return {name: summary([p[name] for p in side.parts if name in p]) for name in names}
-
-
 def _floor(rekindle: Side, forming: list[float]) -> dict[str, float]:
     """What cannot be had for less when a process is replaced: the least of each stage here."""
-    kernel, fork, script = list(_by_part(rekindle).values())[:3]
+    kernel, fork, script = list(rekindle.by_part().values())[:3]
     parts = {
         "kernel ends the process": float(kernel["min_ms"]),
         "fork": float(fork["min_ms"]),
@@ -281,27 +144,18 @@ def _result(rekindle: Side, torchrun: Side, forming: list[float]) -> dict[str, A
     return {
         "rekindle": {
             **ours,
-            **_counts(rekindle),
+            **rekindle.counts(),
             "healthy_processes_replaced": rekindle.pids_changed,
         },
         "torchrun": {
             **theirs,
-            **_counts(torchrun),
+            **torchrun.counts(),
             "extra_restarts": torchrun.extra_restarts,
         },
         "ratio": ratio(theirs, ours),
-        "parts": {side.name: _by_part(side) for side in (rekindle, torchrun)},
+        "parts": {side.name: side.by_part() for side in (rekindle, torchrun)},
         "floor": {"total_ms": round(sum(floor.values()), 1), "parts_ms": floor},
         "forming": summary(forming),
-    }
-
-
-def _counts(side: Side) -> dict[str, Any]:
-    return {
-        "not_back": side.not_back,
-        "steps_repeated_max": max(side.lost, default=0),
-        "step_ms": round(statistics.median(side.steps), 1),
-        "load_median": round(statistics.median(side.loads), 2) if side.loads else None,
     }
 
 
@@ -321,7 +175,7 @@ def _show(rekindle: Side, torchrun: Side, result: dict[str, Any]) -> None:
         f"torchrun: all of them, and {torchrun.extra_restarts} restarts more than kills"
     )
     for side in (rekindle, torchrun):
-        show_summaries(f"where {side.name}'s time goes, ms", _by_part(side))
+        show_summaries(f"where {side.name}'s time goes, ms", side.by_part())
     floor = result["floor"]
     print("\nfloor of replacing a process (the least of each stage here, and a usual step):")
     print(" + ".join(f"{name} {ms}" for name, ms in floor["parts_ms"].items()), end=" ")
