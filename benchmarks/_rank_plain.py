@@ -25,6 +25,7 @@ def save(task: Task, file: Path, step: int) -> None:
     state = {
         "model": task.model.state_dict(),
         "optimizer": task.optimizer.state_dict(),
+        "beside": {name: thing.state_dict() for name, thing in task.beside.items()},
         "rng": torch.get_rng_state(),
         "step": step,
     }
@@ -39,6 +40,8 @@ def resume(task: Task, file: Path) -> int:
     state = torch.load(file, weights_only=True)
     task.model.load_state_dict(state["model"])
     task.optimizer.load_state_dict(state["optimizer"])
+    for name, thing in task.beside.items():
+        thing.load_state_dict(state["beside"][name])
     torch.set_rng_state(state["rng"])
     return int(state["step"])
 

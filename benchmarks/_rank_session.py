@@ -1,4 +1,7 @@
-"""A rank that trains through Rekindle's Session. Arguments: folder, size, steps."""
+"""A rank that trains through Rekindle's Session. Arguments: folder, size, steps.
+
+An injected exception is a RuntimeError, which is declared transient here.
+"""
 
 # ruff: noqa: E402
 
@@ -15,14 +18,33 @@ from _task import BATCH_SIZE, Task
 from rekindle.training.torch import Session, StepSampler
 
 
+class Watch:
+    """A state of nothing, that tells when this rank's state is read and when it was taken over."""
+
+    def state_dict(self) -> dict[str, object]:
+        progress.tell("read")
+        return {}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        progress.tell("taken")
+
+
 def main() -> None:
     task = Task(sys.argv[2])
     sampler = StepSampler(len(task.windows), BATCH_SIZE)
     progress.tell("ready")
-    with Session(model=task.model, optimizer=task.optimizer, sampler=sampler, ddp=True) as session:
+    with Session(
+        model=task.model,
+        optimizer=task.optimizer,
+        sampler=sampler,
+        ddp=True,
+        extra={**task.beside, "watch": Watch()},
+        transient=(RuntimeError,),
+    ) as session:
         for step in session.steps(int(sys.argv[3])):
             progress.pace()
             with step:
+                progress.tell("begin", step.number, session.generation)
                 loss = task.forward(session.model, step.indices)
                 step.log(loss=loss)
                 task.update(loss)

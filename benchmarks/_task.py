@@ -16,18 +16,55 @@ from model import GPT, SIZES
 CHARACTERS = 200_000
 BATCH_SIZE = 8
 LR = 3e-3
+ADAM = 3  # a parameter and its two moments
+WIDTH = 256
+ROWS_PER_STEP = 64
+
+
+class Table:
+    """Much state that costs a step little: an embedding, of which each step changes some rows.
+
+    Which rows, and how, follows from the number of the update: all ranks do the same to their
+    copies, and need no collective for it.
+    """
+
+    def __init__(self, state_bytes: int) -> None:
+        self._rows = state_bytes // (ADAM * 4 * WIDTH)
+        weight = torch.ones(self._rows, WIDTH)
+        self.embedding = nn.Embedding.from_pretrained(weight, freeze=False, sparse=True)
+        self.optimizer = torch.optim.SparseAdam(self.embedding.parameters(), lr=LR)
+
+    def update(self) -> None:
+        """One step of the optimizer."""
+        done = self.optimizer.state[self.embedding.weight].get("step", 0)
+        rows = (torch.arange(ROWS_PER_STEP) + done * ROWS_PER_STEP) % self._rows
+        self.optimizer.zero_grad(set_to_none=True)
+        self.embedding(rows).square().sum().backward()
+        self.optimizer.step()
 
 
 class Task:
-    """A model, its optimizer and its samples; the same on every rank."""
+    """A model, its optimizer and its samples; the same on every rank.
+
+    size: of the model, as in examples/charlm; "tiny+100": with a table beside it, so that all state
+    together is of 100 MB.
+    beside: the table and its optimizer by name, if there is one.
+    """
 
     def __init__(self, size: str) -> None:
-        config = SIZES[size]
+        name, _, megabytes = size.partition("+")
+        config = SIZES[name]
         text, _ = load(CHARACTERS)
         self.windows = Windows(text, config.block_size)
         torch.manual_seed(0)
         self.model = GPT(config)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR)
+        self._table: Table | None = None
+        self.beside: dict[str, nn.Module | torch.optim.Optimizer] = {}
+        if megabytes:
+            others = ADAM * sum(parameter.nbytes for parameter in self.model.parameters())
+            self._table = table = Table(int(megabytes) * 1_000_000 - others)
+            self.beside = {"table": table.embedding, "table_optimizer": table.optimizer}
 
     def forward(self, model: nn.Module, indices: list[int]) -> Tensor:
         """The loss on some samples; `model` is the module or what wraps it."""
@@ -40,6 +77,8 @@ class Task:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
+        if self._table is not None:
+            self._table.update()
 
 
 class PlainSampler:
