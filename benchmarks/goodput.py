@@ -1,0 +1,195 @@
+"""How much of its time a training run makes progress while faults strike it again and again.
+
+4 ranks on 2 pretended nodes with a spare train a small GPT. In calm first seconds the mean time of
+a step is taken; then the window begins, in which a fault strikes every S seconds, of four kinds in
+turn: SIGKILL to a rank, SIGKILL to a node's agent, an error in the memory of a rank's device, and
+an exception that the script calls transient. Goodput is what the steps finished by all ranks in
+the window would have taken without faults, over the length of the window.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import _faults
+import _jobs
+from _common import (
+    RANKS,
+    Conditions,
+    finish,
+    need_torch,
+    options,
+    place,
+    show_summaries,
+    summary,
+)
+from _faults import Struck
+from _jobs import Job
+from _trials import SETTLE_STEPS, START_S, STEPS, step_times
+
+from rekindle.recovery.policy import Policy
+from rekindle.runtime.protocol import InjectionKind
+
+NODES = 2
+PER_NODE = RANKS // NODES
+SEED = 0
+LOOK_S = 0.2
+CALM_S = 30.0
+TARGETS = {60: 0.98, 15: 0.95}
+# torchft's own figures, for 300 GPUs: another scale, and no comparison.
+PUBLISHED = {60: 0.812, 15: 0.190}
+
+STRIKES: dict[str, Callable[[Job, int], Struck]] = {
+    "rank killed": _faults.kill_rank,
+    "node lost": lambda job, rank: _faults.lose_node(job, rank // PER_NODE),
+    "device memory": lambda job, rank: _faults.inject(job, rank, InjectionKind.UCE),
+    "transient": lambda job, rank: _faults.inject(job, rank, InjectionKind.EXCEPTION),
+}
+
+
+def main() -> None:
+    """Measure, print and write."""
+    args = _arguments()
+    need_torch()
+    conditions = Conditions()
+    with place() as folder, _start(folder / "job", args.size) as job:
+        step_ms = _calm(job, min(CALM_S, args.every))
+        begin = time.time()
+        faults = _strike(job, begin, args.every, _count(args))
+        _train_until(job, begin + args.minutes * 60)
+        result = _result(job, begin, args.minutes * 60, step_ms, faults)
+    result |= {"every_s": args.every, "minutes": args.minutes, "size": args.size}
+    _show(result)
+    finish(result, conditions, args.json)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = options(__doc__.partition("\n")[0])
+    parser.add_argument("--every", type=float, help="seconds between faults (60; quick: 6)")
+    parser.add_argument("--minutes", type=float, help="of faults (10; quick: 0.4)")
+    parser.add_argument("--size", default="tiny", help="of the model, as in examples/charlm")
+    args = parser.parse_args()
+    args.every = args.every or (6.0 if args.quick else 60.0)
+    args.minutes = args.minutes or (0.4 if args.quick else 10.0)
+    most = Policy().max_recoveries
+    if not 1 <= _count(args) <= most:
+        parser.error(f"{_count(args)} faults: a job is for 1 to {most} recoveries")
+    return args
+
+
+def _count(args: argparse.Namespace) -> int:
+    return int(args.minutes * 60 / args.every)
+
+
+def _start(folder: Path, size: str) -> Job:
+    extra = ["--spares", "1", "--allow-injection"]
+    return _jobs.rekindle(folder, "_rank_session.py", [size, STEPS], extra, nodes=NODES)
+
+
+def _calm(job: Job, seconds: float) -> float:
+    """Mean milliseconds of a step without faults, when all are there and the spare is ready."""
+    if not job.wait_steps(SETTLE_STEPS, limit_s=START_S):
+        raise SystemExit(f"the job did not train:\n{job.output()}")
+    _faults.wait_spare(job)
+    begin = time.time()
+    _train_until(job, begin + seconds)
+    return statistics.mean(step_times(job, begin))
+
+
+def _strike(job: Job, begin: float, every: float, count: int) -> list[tuple[str, Struck]]:
+    """Have the faults strike, each in the middle of its S seconds."""
+    chance = random.Random(SEED)
+    faults = []
+    for i in range(count):
+        _train_until(job, begin + (i + 0.5) * every)
+        _faults.wait_training(job)
+        kind = list(STRIKES)[i % len(STRIKES)]
+        struck = STRIKES[kind](job, chance.randrange(RANKS))
+        print(f"  {struck.at - begin:6.1f} s: {struck.what}", flush=True)
+        faults.append((kind, struck))
+    return faults
+
+
+def _train_until(job: Job, until: float) -> None:
+    while time.time() < until:
+        if job.process.poll() is not None:
+            raise SystemExit(f"the job ended:\n{job.output()}")
+        time.sleep(LOOK_S)
+        job.poll()
+
+
+# ---- what comes out
+
+
+def _result(
+    job: Job, begin: float, seconds: float, step_ms: float, faults: list[tuple[str, Struck]]
+) -> dict[str, Any]:
+    first, last = _finished(job, begin), _finished(job, begin + seconds)
+    incidents = [i for i in _faults.incidents(job) if i.closed]
+    recovery: dict[str, list[float]] = {kind: [] for kind in STRIKES}
+    for kind, struck in faults:
+        ends = [i.first_step for i in incidents if i.detected >= struck.at]
+        recovery[kind] += [(end - struck.at) * 1000 for end in ends[:1]]
+    return {
+        "goodput": round((last - first) * step_ms / 1000 / seconds, 4),
+        "committed": last - first,
+        "attempted": len(_begun(job, first, last)),
+        "seconds": seconds,
+        "step_ms": round(step_ms, 2),
+        "step_ms_median_in_window": round(statistics.median(step_times(job, begin)), 2),
+        "faults": dict(Counter(kind for kind, _ in faults)),
+        "recovery": {kind: summary(times) for kind, times in recovery.items() if times},
+        "strategies": dict(Counter(i.strategy.value for i in incidents if i.strategy)),
+        "steps_lost": sum(i.steps_lost for i in incidents),
+    }
+
+
+def _finished(job: Job, at: float) -> int:
+    """Steps that all ranks had finished at that moment."""
+    newest: dict[int, int] = {}
+    for line in job.lines:
+        if line.event == "step" and line.at <= at:
+            newest[line.rank] = line.number
+    return min(newest.values())
+
+
+def _begun(job: Job, first: int, last: int) -> set[tuple[int, int]]:
+    """The attempts at these steps: each one of a generation in which some rank has begun it."""
+    return {
+        (line.number, line.incarnation)
+        for line in job.lines
+        if line.event == "begin" and first <= line.number < last
+    }
+
+
+def _show(result: dict[str, Any]) -> None:
+    every, strategies = result["every_s"], result["strategies"]
+    show_summaries("fault -> first step of all ranks, ms", result["recovery"])
+    print("strategies: " + ", ".join(f"{count} x {name}" for name, count in strategies.items()))
+    print(
+        f"\n{result['committed']} steps committed, {result['attempted']} attempted, "
+        f"{result['steps_lost']} lost, in {result['seconds']:.0f} s with "
+        f"{sum(result['faults'].values())} faults, one per {every:g} s"
+    )
+    print(
+        f"a step takes {result['step_ms']} ms without faults (mean of the calm seconds at first), "
+        f"{result['step_ms_median_in_window']} ms in the window (median)"
+    )
+    print(f"goodput: {result['goodput']:.1%}" + _target(every))
+    for seconds, published in PUBLISHED.items():
+        print(f"torchft publishes {published:.1%} at a fault per {seconds} s (300 GPUs)")
+
+
+def _target(every: float) -> str:
+    return f" (target: {TARGETS[int(every)]:.0%})" if every in TARGETS else ""
+
+
+if __name__ == "__main__":
+    main()
