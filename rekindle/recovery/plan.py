@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import heapq
 from collections.abc import Mapping
 
 import msgspec
@@ -85,13 +86,19 @@ def _share(step: int, source: Source, holders: list[int], holdings: Mapping[int,
     """Give every rank outside `holders` the nearest holder that sends least."""
     senders: dict[int, list[int]] = {rank: [] for rank in holders}
     peers: dict[int, int] = {}
+    idlest = [(0, rank) for rank in holders]  # a heap: how many it sends to, holder
+    on_node: dict[int, list[int]] = {}
+    for rank in holders:
+        on_node.setdefault(holdings[rank].node, []).append(rank)
     for rank in sorted(holdings):
         if rank in senders:
             continue
-        peer = min(
-            holders,
-            key=lambda h: (len(senders[h]), holdings[h].node != holdings[rank].node, h),
-        )
+        while idlest[0][0] < len(senders[idlest[0][1]]):  # it was chosen as the nearest meanwhile
+            first = idlest[0][1]
+            heapq.heapreplace(idlest, (len(senders[first]), first))
+        least, first = idlest[0]
+        near = (h for h in on_node.get(holdings[rank].node, ()) if len(senders[h]) == least)
+        peer = next(near, first)
         senders[peer].append(rank)
         peers[rank] = peer
     ranks = tuple(

@@ -16,6 +16,7 @@ from rekindle.runtime.state import (
     Send,
     SetTimer,
     Status,
+    by_node,
 )
 
 STOP_GRACE_S = 10.0  # between SIGTERM and SIGKILL
@@ -48,11 +49,11 @@ class Ending(Forming):
         self._go_on_ending()
 
     def _kill(self, ranks: list[Rank], grace_s: float) -> None:
-        for node in self.roster.nodes.values():
-            doomed = [r for r in ranks if r.node == node.node and r.status not in GONE]
-            if doomed:
-                numbers = tuple(rank.rank for rank in doomed)
-                self._do(Send(node.connection, p.Kill(ranks=numbers, grace_s=grace_s)))
+        nodes = self.roster.nodes
+        alive = [rank for rank in ranks if rank.node in nodes and rank.status not in GONE]
+        for number, doomed in by_node(alive).items():
+            numbers = tuple(rank.rank for rank in doomed)
+            self._do(Send(nodes[number].connection, p.Kill(ranks=numbers, grace_s=grace_s)))
             for rank in doomed:
                 rank.status = Status.ENDING
 
@@ -75,7 +76,7 @@ class Ending(Forming):
         self._store.drop()
         self._session = self._formed = False
         self.phase = Phase.GATHERING
-        if self.roster.missing:  # its time limit may have passed while ranks were ended
+        if not self.roster.is_full:  # its time limit may have passed while ranks were ended
             self._do(SetTimer("node", self.spec.policy.node_timeout_s))
         self._start_missing()
 

@@ -87,8 +87,7 @@ class Forming(Gathering):
         finished = self.roster.ranks[0].finished
         if self.incidents.open:
             self._close_incident(generation=self.generation, step=finished)
-        for node in self.roster.nodes.values():
-            self._do(Send(node.connection, p.Dismiss(finished=finished)))
+        self._tell_nodes(p.Dismiss(finished=finished))
         for rank in self.roster.ranks:
             rank.status = Status.STARTING
         self._session = self._formed = False
@@ -106,6 +105,7 @@ class Forming(Gathering):
         self.incidents.answered()
         self._planned = plan
         self.generation += 1
+        passed = max(rank.arrived.passed for rank in self.roster.ranks if rank.arrived)
         for node in self.roster.nodes.values():
             form = p.Form(
                 generation=self.generation,
@@ -113,7 +113,7 @@ class Forming(Gathering):
                 store_host=self._store.host,
                 store_port=self._store.port,
                 step=plan.step,
-                passed=max(r.arrived.passed for r in self.roster.ranks if r.arrived),
+                passed=passed,
                 plan={r.rank: plan.ranks[r.rank] for r in self.roster.ranks_of(node.node)},
             )
             self._do(Send(node.connection, form))
@@ -179,7 +179,7 @@ class Forming(Gathering):
             return
         rank.stepped, rank.finished = True, message.finished
         self.newest = max(self.newest, message.finished)
-        if self.phase is Phase.TRAINING and all(r.stepped for r in self.roster.ranks):
+        if self.phase is Phase.TRAINING and self.roster.all_stepped:
             self._close_incident(generation=self.generation, step=message.finished)
 
     def _close_incident(self, *, generation: int, step: int) -> None:
@@ -196,12 +196,15 @@ class Forming(Gathering):
         if self.phase not in (Phase.TRAINING, Phase.RESTORING):
             return
         self.phase = Phase.REGROUPING
-        for node in self.roster.nodes.values():
-            self._do(Send(node.connection, p.Over(generation=self.generation)))
-        for rank in self.roster.ranks:
-            if rank.status in (Status.TRAINING, Status.RESTORING):
-                rank.status = Status.LEAVING
+        self._tell_nodes(p.Over(generation=self.generation))
+        for rank in self.roster.those(Status.TRAINING, Status.RESTORING):
+            rank.status = Status.LEAVING
         self._do(SetTimer("leave", self.spec.policy.leave_timeout_s))
+
+    def _tell_nodes(self, message: p.Message) -> None:
+        """Send one message to all agents of nodes."""
+        for node in self.roster.nodes.values():
+            self._do(Send(node.connection, message))
 
     @abstractmethod
     def _decide(self, fault: Fault) -> None: ...

@@ -26,6 +26,7 @@ from rekindle.runtime.state import (
     SetTimer,
     Status,
     Store,
+    by_node,
 )
 
 # Agents that have not come by then are asked for: their launcher may have died before it had
@@ -119,19 +120,18 @@ class Gathering(ABC):
             self._promote()
             return
         self._take_over(connection, hello)
-        if not self.roster.missing:
+        if self.roster.is_full:
             self._do(CancelTimer("node"))
             if self.phase in (Phase.GATHERING, Phase.REGROUPING):
                 self._start_missing()
 
     def _promote(self) -> None:
         """Ask spares to take the places that are vacant."""
-        for node in sorted(self.roster.vacant - self.roster.promised.keys()):
-            free = self.roster.free_spares
-            if not free:
-                return
-            self.roster.promised[node] = free[0]
-            self._do(Send(free[0], p.Promote(node=node)))
+        free = self.roster.free_spares
+        places = sorted(self.roster.vacant - self.roster.promised.keys()) if free else []
+        for node, spare in zip(places, free, strict=False):
+            self.roster.promised[node] = spare
+            self._do(Send(spare, p.Promote(node=node)))
 
     def _fill(self, node: int) -> None:
         """Find an agent for a node that has none: a spare, or one that the engine brings."""
@@ -202,25 +202,25 @@ class Gathering(ABC):
 
     def _start_missing(self) -> None:
         """Start every rank that has no process, once the store is there (at first: all nodes)."""
-        if not any(rank.status is Status.ABSENT for rank in self.roster.ranks):
+        if not self.roster.any_is(Status.ABSENT):
             return
         self._ask_for_store()
-        if not self._store.is_up or (self.roster.missing and not self._formed):
+        if not self._store.is_up or not (self.roster.is_full or self._formed):
             return
-        for node in self.roster.nodes.values():
-            absent = [r for r in self.roster.ranks_of(node.node) if r.status is Status.ABSENT]
-            if not absent:
-                continue
-            for rank in absent:
+        nodes = self.roster.nodes
+        absent = [rank for rank in self.roster.those(Status.ABSENT) if rank.node in nodes]
+        for number, ranks in by_node(absent).items():
+            for rank in ranks:
                 rank.status = Status.SPAWNING
             spawn = p.Spawn(
                 generation=self.generation + 1,
                 restart=self.restarts,
-                ranks=tuple(rank.rank for rank in absent),
+                ranks=tuple(rank.rank for rank in ranks),
                 store_host=self._store.host,
                 store_port=self._store.port,
             )
-            self._do(Send(node.connection, spawn))
+            self._do(Send(nodes[number].connection, spawn))
+        if absent:
             self._do(SetTimer("join", self.spec.policy.join_timeout_s))
 
     def on_spawn_failed(self, node: int, message: p.SpawnFailed) -> None:

@@ -169,12 +169,12 @@ class Machine(Ending):
 
     def _miss_exited(self) -> None:
         """A rank that ended well is missed when others regroup, or when all others wait for it."""
-        gone = next((r for r in self.roster.ranks if r.status is Status.EXITED), None)
         ending = self.phase in (Phase.RESTARTING, *ENDING)
-        if gone is None or ending:
+        if ending or not self.roster.any_is(Status.EXITED):
             return
         regrouping = self.phase is Phase.REGROUPING and self._formed
         if regrouping or self.roster.all_are(Status.EXITED, Status.WAITING):
+            gone = self.roster.those(Status.EXITED)[0]
             gone.status = Status.ABSENT
             text = f"rank {gone.rank} ended with exit status 0 before the others had finished"
             self._on_fault(self._fault(Kind.USER_CODE, gone, text))
@@ -260,7 +260,7 @@ class Machine(Ending):
             self._replace_late((Status.STARTING, Status.SPAWNING), did, now)
 
     def _replace_late(self, late: tuple[Status, ...], what: str, now: float) -> None:
-        for rank in [r for r in self.roster.ranks if r.status in late]:
+        for rank in self.roster.those(*late):
             if self.phase is not Phase.REGROUPING:
                 return
             self._kill([rank], grace_s=0.0)

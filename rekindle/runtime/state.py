@@ -45,16 +45,63 @@ class Status(str, enum.Enum):
     EXITED = "exited"  # ended well
 
 
-class Rank(msgspec.Struct, kw_only=True):
+class Census:
+    """Which ranks are in which status, and which have stepped: counted as it changes.
+
+    Nearly every message asks whether all ranks are somewhere; looking at each of them every time
+    would cost the square of their number.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.status: dict[Status, set[int]] = {status: set() for status in Status}
+        self.status[Status.ABSENT].update(range(world_size))
+        self.stepped: set[int] = set()
+
+
+class Rank:
     """One rank. finished: steps; stepped: it has finished one in this generation."""
 
-    rank: int
-    node: int
-    status: Status = Status.ABSENT
-    pid: int = 0
-    arrived: p.Arrived | None = None
-    finished: int = 0
-    stepped: bool = False
+    __slots__ = ("_census", "_status", "arrived", "finished", "node", "pid", "rank")
+
+    def __init__(self, rank: int, node: int, census: Census) -> None:
+        self.rank = rank
+        self.node = node
+        self.pid = 0
+        self.arrived: p.Arrived | None = None
+        self.finished = 0
+        self._status = Status.ABSENT
+        self._census = census
+
+    @property
+    def status(self) -> Status:
+        """Where it is."""
+        return self._status
+
+    @status.setter
+    def status(self, status: Status) -> None:
+        self._census.status[self._status].remove(self.rank)
+        self._census.status[status].add(self.rank)
+        self._status = status
+
+    @property
+    def stepped(self) -> bool:
+        """Whether it has finished a step in this generation."""
+        return self.rank in self._census.stepped
+
+    @stepped.setter
+    def stepped(self, stepped: bool) -> None:
+        if stepped:
+            self._census.stepped.add(self.rank)
+        else:
+            self._census.stepped.discard(self.rank)
+
+
+def by_node(ranks: Iterable[Rank]) -> dict[int, list[Rank]]:
+    """Sort ranks by the nodes they belong to."""
+    found: dict[int, list[Rank]] = {}
+    for rank in ranks:
+        found.setdefault(rank.node, []).append(rank)
+    return found
 
 
 class Node(msgspec.Struct, kw_only=True):
@@ -123,12 +170,20 @@ class Roster:
         self.vacant: set[int] = set()
         self.promised: dict[int, int] = {}
         per_node = spec.processes_per_node
-        self.ranks = [Rank(rank=r, node=r // per_node) for r in range(spec.world_size)]
+        self.census = Census(spec.world_size)
+        self.ranks = [Rank(r, r // per_node, self.census) for r in range(spec.world_size)]
+        self._by_line: dict[int, Node] = {}  # the nodes by their connections
+        self._taken = 0  # every node rank below it has an agent
 
     @property
     def missing(self) -> list[int]:
         """Node ranks without an agent."""
         return [node for node in range(self.spec.nodes) if node not in self.nodes]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every node has its agent."""
+        return len(self.nodes) == self.spec.nodes
 
     def ranks_of(self, node: int) -> list[Rank]:
         """Return the ranks of one node."""
@@ -137,11 +192,29 @@ class Roster:
 
     def all_are(self, *statuses: Status) -> bool:
         """Whether every rank is in one of these."""
-        return all(rank.status in statuses for rank in self.ranks)
+        return sum(len(self.census.status[status]) for status in statuses) == len(self.ranks)
+
+    def any_is(self, status: Status) -> bool:
+        """Whether some rank is there."""
+        return bool(self.census.status[status])
+
+    def those(self, *statuses: Status) -> list[Rank]:
+        """Return the ranks in one of these, in their order."""
+        numbers = sorted(rank for status in statuses for rank in self.census.status[status])
+        return [self.ranks[number] for number in numbers]
+
+    @property
+    def all_stepped(self) -> bool:
+        """Whether every rank has finished a step in this generation."""
+        return len(self.census.stepped) == len(self.ranks)
 
     def by_connection(self, connection: int) -> Node | None:
         """Return the node whose agent is on this connection."""
-        return next((n for n in self.nodes.values() if n.connection == connection), None)
+        return self._by_line.get(connection)
+
+    def knows(self, connection: int) -> bool:
+        """Whether an agent that was taken in is on this connection."""
+        return connection in self._by_line or connection in self.spares
 
     def agents(self) -> list[Node]:
         """Return all agents, those of spares last."""
@@ -150,7 +223,8 @@ class Roster:
     @property
     def free_spares(self) -> list[int]:
         """Connections of spares that were not asked to take a place yet."""
-        return [spare for spare in self.spares if spare not in self.promised.values()]
+        promised = set(self.promised.values())
+        return [spare for spare in self.spares if spare not in promised]
 
     def sit(self, agent: Node) -> None:
         """Take an agent in: as a node, or as a spare."""
@@ -160,7 +234,7 @@ class Roster:
         self.spares.pop(agent.connection, None)
         self.promised.pop(agent.node, None)
         self.vacant.discard(agent.node)
-        self.nodes[agent.node] = agent
+        self.nodes[agent.node] = self._by_line[agent.connection] = agent
 
     def lose_spare(self, connection: int) -> tuple[Node, list[int]] | None:
         """Forget a spare; return it with the places that it was asked to take."""
@@ -192,7 +266,7 @@ class Roster:
         if hello.node >= spec.nodes:
             return f"node rank {hello.node} does not exist in a job of {spec.nodes} nodes"
         if hello.node >= 0:
-            if hello.node in self.missing:
+            if hello.node not in self.nodes:
                 return hello.node
             if not hello.spare or hello.ranks:
                 return f"node {hello.node} is taken; an agent that names no node waits as a spare"
@@ -201,8 +275,15 @@ class Roster:
             return SPARE
         if hello.ranks:
             return "an agent that has ranks must say which node it is"
-        free = [node for node in self.missing if node not in self.promised]
-        return free[0] if free and not hello.spare else SPARE
+        return SPARE if hello.spare else self._free_place()
+
+    def _free_place(self) -> int:
+        """Return the first node rank that is neither taken nor promised; SPARE if there is none."""
+        while self._taken in self.nodes:
+            self._taken += 1
+        places = range(self._taken, self.spec.nodes)
+        free = (n for n in places if n not in self.nodes and n not in self.promised)
+        return next(free, SPARE)
 
     def newest_snapshot(self, without: set[int]) -> tuple[int, int] | None:
         """Return (node, step) of the newest snapshot, if no checkpoint is as new."""
@@ -219,7 +300,8 @@ class Roster:
 
     def lose(self, node: Node) -> int:
         """Forget a node and its ranks' processes; return the most steps one of them finished."""
-        del self.nodes[node.node]
+        del self.nodes[node.node], self._by_line[node.connection]
+        self._taken = min(self._taken, node.node)
         lost = self.ranks_of(node.node)
         for rank in lost:
             rank.status, rank.pid, rank.arrived = Status.ABSENT, 0, None

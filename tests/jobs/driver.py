@@ -18,7 +18,17 @@ from rekindle.runtime import protocol as p
 from rekindle.runtime.inheritance import inheritance
 from rekindle.runtime.machine import Machine
 from rekindle.runtime.spec import EntryKind, JobSpec
-from rekindle.runtime.state import CancelTimer, Command, End, Phase, Record, Send, SetTimer, Status
+from rekindle.runtime.state import (
+    CancelTimer,
+    Command,
+    End,
+    Phase,
+    Record,
+    Roster,
+    Send,
+    SetTimer,
+    Status,
+)
 
 M = TypeVar("M", bound=p.Message)
 E = TypeVar("E", bound=journal.Event)
@@ -121,6 +131,7 @@ class Driver:
     def collect(self) -> None:
         """Take the machine's commands, check them, and remember what agents have to do."""
         self.commands = self.machine.drain()
+        check_counts(self.machine.roster)
         for command in self.commands:
             self._checks.command(command, {c: n for n, c in self.nodes.items()})
             match command:
@@ -358,6 +369,19 @@ class Driver:
         self.start()
         self.form()
         self.step(finished)
+
+
+def check_counts(roster: Roster) -> None:
+    """What is counted as it changes is what a look at every rank and node finds."""
+    for status, counted in roster.census.status.items():
+        assert counted == {rank.rank for rank in roster.ranks if rank.status is status}
+    assert roster.all_stepped == all(rank.stepped for rank in roster.ranks)
+    assert roster.is_full == (not roster.missing)
+    connections = [agent.connection for agent in roster.agents()]
+    assert all(roster.knows(connection) for connection in connections)
+    lines = {node.connection: node for node in roster.nodes.values()}
+    found = {connection: roster.by_connection(connection) for connection in connections}
+    assert {line: node for line, node in found.items() if node is not None} == lines
 
 
 class Checks:
