@@ -26,12 +26,12 @@ from rekindle.checkpoints.directory import DirectoryStore, Found
 from rekindle.errors import JobError, RekindleError
 from rekindle.runtime import lifeline, protocol
 from rekindle.runtime.environment import agent_environment
+from rekindle.runtime.heartbeat import beat_interval
 from rekindle.runtime.ledger import is_over
 from rekindle.runtime.node import NodeRanks
 from rekindle.runtime.snapshots import Snapshots
 from rekindle.runtime.spec import EntryKind, JobDirectory, bearer
 
-BEAT_S = 0.25
 PING_S = 20.0  # a coordinator whose machine is silent for this and half of it again is lost
 CONNECT_S = 60.0  # how long an agent that was started before its coordinator waits for it
 _PR_SET_CHILD_SUBREAPER = 36
@@ -232,8 +232,9 @@ class Agent:
 
     async def _beat(self) -> None:
         last: protocol.Beat | None = None
+        interval_s = beat_interval(self.spec.nodes)
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(interval_s)
             beat = self.ranks.beat()
             if beat.finished and beat != last:
                 last = beat

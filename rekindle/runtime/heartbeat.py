@@ -14,11 +14,19 @@ from rekindle.errors import ProtocolError
 
 PAGE_BYTES = 64 * 1024
 _HEAD_BYTES = 128
+BEAT_S = 0.25
+SLOWEST_BEAT_S = 2.0  # below the silence at which the coordinator begins to ask with pings
+BEATS_PER_S = 4096  # of all agents together: some tenths of the coordinator's core
 RECORD_BYTES = PAGE_BYTES - _HEAD_BYTES
 
 # Slots of the head, 8 bytes each: aligned, so that a reader never sees half a number.
 _FINISHED, _IN_UPDATE, _BEAT_NS, _TOTAL, _RECORD = range(5)
 _NONE = -1
+
+
+def beat_interval(nodes: int) -> float:
+    """Return how many seconds an agent in a job of so many nodes leaves between its beats."""
+    return min(SLOWEST_BEAT_S, max(BEAT_S, nodes / BEATS_PER_S))
 
 
 class Page:
