@@ -15,7 +15,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import os
+import resource
 import signal
 import socket
 import sys
@@ -33,13 +35,16 @@ from rekindle.runtime import lifeline, protocol, state, view
 from rekindle.runtime.inheritance import inheritance
 from rekindle.runtime.lease import Lease
 from rekindle.runtime.ledger import Ledger
+from rekindle.runtime.lines import Line, watch
 from rekindle.runtime.machine import Machine
 from rekindle.runtime.spec import Endpoint, JobDirectory, is_authorized
 
-HEARTBEAT_S = 3.0  # a node whose line is silent for this and half of it again is lost
 FAREWELL_S = 15.0  # how long agents may take to end after Bye
 KEEPALIVE_S = 1.0
 PROGRESS_S = 0.5
+BACKLOG = 4096  # agents that knock at the same moment; one that is turned away tries again late
+GARBAGE_AFTER = 50_000  # new objects between two searches for cycles; usual are 700 or 2,000
+OTHER_FILES = 64  # open beside the lines of agents: the ledger, followers, what Python needs
 
 
 class Coordinator:
@@ -64,20 +69,23 @@ class Coordinator:
         self.metrics: dict[str, float] = {}
         self.ended = asyncio.Event()
         self.succeeded = False
-        self._lines: dict[int, web.WebSocketResponse] = {}
+        self._lines: dict[int, Line] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._sending: dict[int, asyncio.Queue[bytes]] = {}
 
     # ---- carrying out
 
     def carry_out(self) -> None:
         """Carry out all that the machine asks for."""
+        last, encoded = None, b""  # what all agents are told comes in a row, and is one object
         for command in self.machine.drain():
             match command:
                 case state.Send(connection, message):
-                    queue = self._sending.get(connection)
-                    if queue is not None:
-                        queue.put_nowait(protocol.encode(message))
+                    line = self._lines.get(connection)
+                    if line is None:
+                        continue
+                    if message is not last:
+                        last, encoded = message, protocol.encode(message)
+                    line.tell(encoded)
                 case state.Record(event):
                     self.ledger.append(event)
                 case state.SetTimer(name, seconds):
@@ -111,23 +119,29 @@ class Coordinator:
 
     async def agent(self, request: web.Request) -> web.WebSocketResponse:
         """Serve one agent's line until it ends."""
-        line = web.WebSocketResponse(heartbeat=HEARTBEAT_S, max_msg_size=16 << 20)
-        await line.prepare(request)
-        connection = id(line)
-        queue: asyncio.Queue[bytes] = asyncio.Queue()
-        self._lines[connection], self._sending[connection] = line, queue
-        sender = asyncio.create_task(_send_all(line, queue))
+        socket = web.WebSocketResponse(autoping=False, max_msg_size=16 << 20)
+        await socket.prepare(request)
+        connection = id(socket)
+        line = self._lines[connection] = Line(socket, request.transport)
+        sender = asyncio.create_task(line.send_all())
         try:
-            await self._listen(line, connection)
+            await self._listen(socket, connection)
         finally:
             sender.cancel()
-            del self._lines[connection], self._sending[connection]
+            del self._lines[connection]
             self.machine.on_agent_lost(connection, time.time())
             self.carry_out()
-        return line
+        return socket
 
-    async def _listen(self, line: web.WebSocketResponse, connection: int) -> None:
-        async for frame in line:
+    async def _listen(self, socket: web.WebSocketResponse, connection: int) -> None:
+        line = self._lines[connection]
+        async for frame in socket:
+            line.heard()
+            if frame.type is WSMsgType.PONG:
+                continue
+            if frame.type is WSMsgType.PING:
+                line.answer(frame.data)
+                continue
             try:
                 if frame.type is not WSMsgType.BINARY:
                     raise ProtocolError(f"a frame of type {frame.type.name}; agents send binary")
@@ -135,7 +149,7 @@ class Coordinator:
                 self._on_message(connection, message)
             except ProtocolError as error:
                 print(f"rekindle coordinator: line closed: {error}", file=sys.stderr, flush=True)
-                await line.close(code=1008, message=str(error).encode()[:120])
+                await socket.close(code=1008, message=str(error).encode()[:120])
                 return
             self.carry_out()
 
@@ -143,21 +157,18 @@ class Coordinator:
         if isinstance(message, protocol.Hello):
             self.machine.on_hello(connection, message)
             return
-        if isinstance(message, protocol.CheckpointPassedOver) and self._knows(connection):
+        roster = self.machine.roster
+        if isinstance(message, protocol.CheckpointPassedOver) and roster.knows(connection):
             self.ledger.append(journal.CheckpointSkipped(path=message.path, reason=message.reason))
             return
-        seated = self.machine.roster.by_connection(connection)
+        seated = roster.by_connection(connection)
         if seated is None:
             raise ProtocolError("the agent is no node of the job, and may only say hello")
-        own = {rank.rank for rank in self.machine.roster.ranks_of(seated.node)}
-        if not own.issuperset(protocol.ranks_named(message)):
+        if not roster.owns(seated.node, protocol.ranks_named(message)):
             raise ProtocolError(f"node {seated.node} speaks for ranks of other nodes")
         if isinstance(message, protocol.Beat):
             self.metrics = message.metrics or self.metrics
         self.machine.on_message(seated.node, message, time.time())
-
-    def _knows(self, connection: int) -> bool:
-        return any(agent.connection == connection for agent in self.machine.roster.agents())
 
     # ---- people and flows
 
@@ -271,14 +282,16 @@ class Coordinator:
             app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True
         )
         await runner.setup()
-        await web.SockSite(runner, listener).start()
+        await web.SockSite(runner, listener, backlog=BACKLOG).start()
         self._announce(listener)
         self.machine.start(self._inherited)
         self.carry_out()
         progress = asyncio.create_task(self.report_progress())
+        watching = asyncio.create_task(watch(self._lines))
         await self.ended.wait()
         await self._see_agents_off()
         progress.cancel()
+        watching.cancel()
         self.ledger.close()
         await runner.cleanup()
         return 0 if self.succeeded else 1
@@ -309,15 +322,19 @@ class Coordinator:
             await asyncio.sleep(0.01)
 
 
-async def _send_all(line: web.WebSocketResponse, queue: asyncio.Queue[bytes]) -> None:
-    with contextlib.suppress(ConnectionError):
-        while True:
-            await line.send_bytes(await queue.get())
+def allow_files(needed: int) -> None:
+    """Open as many files as the system lets us (a soft limit is often 1024); say if it is short."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        text = f"the limit is {hard} open files, and this job may need {needed}: raise ulimit -Hn"
+        print(f"rekindle coordinator: {text}", file=sys.stderr, flush=True)
 
 
 async def serve(options: argparse.Namespace) -> int:
     """Run the coordinator until the job is over or a signal stops it."""
     coordinator = Coordinator(JobDirectory(options.directory), options.attempt)
+    allow_files(coordinator.spec.nodes + coordinator.spec.spares + OTHER_FILES)
     loop = asyncio.get_running_loop()
     signals = iter((False, *(True,) * 1000))
 
@@ -341,6 +358,9 @@ def main() -> None:
     parser.add_argument("--listen-fd", type=int, required=True)
     parser.add_argument("--lifeline-fd", type=int, default=-1)
     options = parser.parse_args()
+    # A regroup makes so many objects that Python would search those of all lines for cycles, again
+    # and again: for a second each time in a world of 16,384 agents.
+    gc.set_threshold(GARBAGE_AFTER)
     try:
         status = asyncio.run(serve(options))
     except RekindleError as error:

@@ -15,8 +15,8 @@ from rekindle.errors import ProtocolError
 PAGE_BYTES = 64 * 1024
 _HEAD_BYTES = 128
 BEAT_S = 0.25
-SLOWEST_BEAT_S = 2.0  # below the silence at which the coordinator begins to ask with pings
-BEATS_PER_S = 4096  # of all agents together: some tenths of the coordinator's core
+SLOWEST_BEAT_S = 2.0  # before the coordinator would ask with a ping
+BEATS_PER_S = 4096  # of all agents together, as long as they beat that often
 RECORD_BYTES = PAGE_BYTES - _HEAD_BYTES
 
 # Slots of the head, 8 bytes each: aligned, so that a reader never sees half a number.

@@ -99,7 +99,9 @@ class Ledger:
         try:
             while not ended:
                 try:
-                    event = await asyncio.wait_for(queue.get(), keepalive_s)
+                    # The start of a big world makes thousands of events: a timer only to wait.
+                    limit_s = keepalive_s if queue.empty() else None
+                    event = await asyncio.wait_for(queue.get(), limit_s)
                 except asyncio.TimeoutError:
                     yield _KEEPALIVE
                     continue

@@ -190,6 +190,12 @@ class Roster:
         per_node = self.spec.processes_per_node
         return self.ranks[node * per_node : (node + 1) * per_node]
 
+    def owns(self, node: int, ranks: Iterable[int]) -> bool:
+        """Whether all of these are ranks of this node."""
+        first = node * self.spec.processes_per_node
+        own = range(first, first + self.spec.processes_per_node)
+        return all(map(own.__contains__, ranks))
+
     def all_are(self, *statuses: Status) -> bool:
         """Whether every rank is in one of these."""
         return sum(len(self.census.status[status]) for status in statuses) == len(self.ranks)
