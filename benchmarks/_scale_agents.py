@@ -1,0 +1,353 @@
+"""One process of many simulated agents, each with one rank and a line of its own.
+
+To the coordinator they are agents: websockets, the job's secret, the messages of
+`rekindle.runtime.protocol`, a beat at the interval of real agents. There are no processes behind
+them: a rank arrives, has its state and ends its step as soon as it is told to. The websocket client
+is one of few parts, so that the agents leave the cores to the coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import gc
+import itertools
+import os
+import resource
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+
+from rekindle import names
+from rekindle.recovery.fault import Exit, Kind
+from rekindle.runtime import protocol as p
+from rekindle.runtime.agent import PING_S
+from rekindle.runtime.spec import bearer
+
+AT_ONCE = 64  # lines that one process opens at a time
+TICK_S = 0.01
+REPLACED_S = 0.05  # from the loss of an agent to the next one's hello
+_BINARY, _CLOSE, _PING = 2, 8, 9
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which agents one process simulates, and for whom. beat_s: seconds between their beats."""
+
+    nodes: range
+    port: int
+    secret: str
+    job_id: str
+    source: str
+    beat_s: float
+
+
+@dataclass
+class Tally:
+    """What the agents of one process saw of one regroup; moments of the monotonic clock."""
+
+    fault: float = 0.0
+    told: list[float] = field(default_factory=list)
+    arrived: float = 0.0
+    formed: list[float] = field(default_factory=list)
+
+
+def simulate(place: Place, driver: Connection) -> None:
+    """Run the agents of `place` until the driver's end of the pipe says so."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    gc.disable()  # agents of one node each have nothing to search through
+    asyncio.run(_Fleet(place, driver).run())
+
+
+class Line(asyncio.Protocol):
+    """The client's side of one websocket. Frames are masked with zeros, which changes nothing."""
+
+    def __init__(self, agent: _Agent, head: bytes) -> None:
+        self._agent = agent
+        self._head = head
+        self._left = b""
+        self._transport: asyncio.Transport | None = None
+        self.is_open = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ask for the upgrade."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(self._head)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Let the agent know, unless it cut the line itself."""
+        if not self.is_open.done():
+            self.is_open.set_exception(error or ConnectionError("the line was refused"))
+        self._agent.lost(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Take the answer to the upgrade, then frames."""
+        data = self._left + data
+        at = 0
+        if not self.is_open.done():
+            head, found, _ = data.partition(b"\r\n\r\n")
+            if not found:
+                self._left = data
+                return
+            if b" 101 " not in head.split(b"\r\n", 1)[0]:
+                self.is_open.set_exception(ConnectionError(head.decode(errors="replace")))
+                return
+            self.is_open.set_result(None)
+            at = len(head) + 4
+        self._left = data[self._frames(data, at) :]
+
+    def _frames(self, data: bytes, at: int) -> int:
+        """Hand over whole frames; return where the first that is not begins."""
+        while len(data) - at >= 2:
+            kind, size, begin = data[at] & 15, data[at + 1], at + 2
+            if size >= 126:
+                width = 2 if size == 126 else 8
+                begin += width
+                size = int.from_bytes(data[begin - width : begin], "big")
+            if len(data) < begin + size:
+                break
+            at = begin + size
+            if kind == _BINARY:
+                self._agent.hear(p.decode_to_agent(data[begin:at]))
+            elif kind == _PING:
+                self._write(0x8A, data[begin:at])
+            elif kind == _CLOSE:
+                self.cut()
+        return at
+
+    def say(self, message: p.Message) -> None:
+        """Send a message."""
+        self._write(0x82, p.encode(message))
+
+    def ping(self) -> None:
+        """Ask whether the coordinator's machine lives, as agents do."""
+        self._write(0x89, b"")
+
+    def _write(self, kind: int, payload: bytes) -> None:
+        size = len(payload)
+        if size < 126:
+            head = struct.pack("!BB", kind, 128 + size)
+        else:
+            head = struct.pack("!BBH", kind, 128 + 126, size)
+        if self._transport is not None:
+            self._transport.write(head + bytes(4) + payload)
+
+    def cut(self) -> None:
+        """End it as the kernel does when the process is gone."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class _Agent:
+    """One agent and its rank; pid 0: the rank has no process."""
+
+    def __init__(self, fleet: _Fleet, node: int) -> None:
+        self.node = node
+        self.pid = 0
+        self.finished: int | None = None
+        self.line: Line | None = None
+        self._fleet = fleet
+        self._generation = 0
+
+    def connected(self, line: Line, place: Place) -> None:
+        """Say hello."""
+        self.line = line
+        hello = p.Hello(
+            job_id=place.job_id,
+            attempt=0,
+            version=names.WIRE_VERSION,
+            node=self.node,
+            address=names.LOOPBACK,
+            pid=os.getpid(),
+            processes=1,
+        )
+        line.say(hello)
+
+    def say(self, message: p.Message) -> None:
+        if self.line is not None:
+            self.line.say(message)
+
+    def hear(self, message: p.Message) -> None:
+        """Do what the coordinator wants, as an agent and its rank would."""
+        tally = self._fleet.tally
+        match message:
+            case p.Over():
+                tally.told.append(time.monotonic())
+                if self.pid:
+                    self.arrive()
+            case p.Form():
+                tally.formed.append(time.monotonic())
+                self._generation = message.generation
+                self.finished = message.step
+                self.say(p.StateReady(rank=self.node, generation=message.generation))
+                self._fleet.formed()
+            case p.Spawn():
+                self.pid, self.finished = self._fleet.new_pid(), None
+                live = (p.LiveRank(rank=self.node, pid=self.pid),)
+                self.say(p.Spawned(ranks=live, generation=message.generation))
+                self.arrive()
+            case p.HostStore():
+                self.say(p.StoreUp(serial=message.serial, port=29500))
+            case p.Kill():
+                self.exit(15)
+            case p.Bye():
+                self.cut()
+            case p.Refused():
+                self._fleet.tell("trouble", f"agent {self.node} was refused: {message.reason}")
+
+    def arrive(self) -> None:
+        """The rank waits for a generation with what it has."""
+        arrived = p.Arrived(rank=self.node, generation=self._generation, finished=self.finished)
+        self.say(arrived)
+        self._fleet.tally.arrived = time.monotonic()
+
+    def exit(self, signal: int) -> None:
+        """The rank's process is killed."""
+        pid, self.pid = self.pid, 0
+        finished = self.finished or 0
+        self.say(p.Exited(rank=self.node, pid=pid, exit=Exit(signal=signal), finished=finished))
+
+    def fail_step(self) -> None:
+        """The rank's collective fails, as that of every peer of a dead rank may."""
+        failed = p.StepFailed(
+            rank=self.node,
+            generation=self._generation,
+            kind=Kind.LINK,
+            error="Connection closed by peer",
+            finished=self.finished or 0,
+        )
+        self.say(failed)
+
+    def step(self) -> None:
+        """The rank finishes its first step of the generation."""
+        self.finished = (self.finished or 0) + 1
+        self.say(p.StepDone(rank=self.node, generation=self._generation, finished=self.finished))
+
+    def beat(self) -> None:
+        """Tell where the rank is."""
+        if self.pid:
+            finished = {self.node: self.finished or 0}
+            self.say(p.Beat(finished=finished, total=1_000_000, metrics={"loss": 1.0}))
+
+    def ping(self) -> None:
+        if self.line is not None:
+            self.line.ping()
+
+    def cut(self) -> None:
+        """The agent is gone, and its rank with it."""
+        line, self.line, self.pid = self.line, None, 0
+        if line is not None:
+            line.cut()
+
+    def lost(self, line: Line) -> None:
+        """A line has ended; if it is still ours, the coordinator did it."""
+        if line is self.line:
+            self.line = None
+            self._fleet.tell("trouble", f"the line of agent {self.node} was cut")
+
+
+class _Fleet:
+    """All agents of the process, and what the driver wants of them."""
+
+    def __init__(self, place: Place, driver: Connection) -> None:
+        self._place = place
+        self._driver = driver
+        self._agents = {node: _Agent(self, node) for node in place.nodes}
+        self._pids = itertools.count(1000)
+        self._doors = asyncio.Semaphore(AT_ONCE)
+        self._ended = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.tally = Tally()
+
+    async def run(self) -> None:
+        """Bring all agents to the coordinator, and serve the driver."""
+        asyncio.get_running_loop().add_reader(self._driver.fileno(), self._obey)
+        await asyncio.gather(*map(self._connect, self._agents.values()))
+        self.tell("connected", len(self._agents))
+        beats = asyncio.create_task(self._each(self._place.beat_s, _Agent.beat))
+        pings = asyncio.create_task(self._each(PING_S, _Agent.ping))
+        await self._ended.wait()
+        beats.cancel()
+        pings.cancel()
+
+    async def _connect(self, agent: _Agent) -> None:
+        place, key = self._place, base64.b64encode(os.urandom(16)).decode()
+        head = (
+            f"GET {names.PATH_AGENT} HTTP/1.1\r\nHost: {names.LOOPBACK}:{place.port}\r\n"
+            f"Authorization: {bearer(place.secret)}\r\nUpgrade: websocket\r\n"
+            f"Connection: Upgrade\r\nSec-WebSocket-Key: {key}\r\n"
+            "Sec-WebSocket-Version: 13\r\n\r\n"
+        ).encode()
+        async with self._doors:
+            _, line = await asyncio.get_running_loop().create_connection(
+                lambda: Line(agent, head),
+                names.LOOPBACK,
+                place.port,
+                local_addr=(place.source, 0),
+            )
+            await line.is_open
+        agent.connected(line, place)
+
+    async def _each(self, interval_s: float, do: Callable[[_Agent], None]) -> None:
+        """Do something with every agent once an interval, evenly spread over it."""
+        agents = itertools.cycle(self._agents.values())
+        begin, done = time.monotonic(), 0
+        while True:
+            await asyncio.sleep(TICK_S)
+            due = int((time.monotonic() - begin) / interval_s * len(self._agents))
+            for agent in itertools.islice(agents, due - done):
+                do(agent)
+            done = due
+
+    # ---- the driver
+
+    def tell(self, what: str, value: object) -> None:
+        """Tell the driver something."""
+        with contextlib.suppress(OSError):
+            self._driver.send((what, value))
+
+    def _obey(self) -> None:
+        try:
+            order, node = self._driver.recv()
+        except EOFError:
+            order, node = "end", 0
+        match order:
+            case "step":
+                for agent in self._agents.values():
+                    agent.step()
+                self.tell("stepped", len(self._agents))
+            case "kill":
+                self.tally.fault = time.monotonic()
+                self._agents[node].exit(9)
+            case "fail":
+                for agent in self._agents.values():
+                    if agent.pid:
+                        agent.fail_step()
+            case "cut":
+                self.tally.fault = time.monotonic()
+                self._agents[node].cut()
+                task = asyncio.create_task(self._replace(self._agents[node]))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case "end":
+                asyncio.get_running_loop().remove_reader(self._driver.fileno())
+                self._ended.set()
+
+    async def _replace(self, agent: _Agent) -> None:
+        await asyncio.sleep(REPLACED_S)
+        await self._connect(agent)
+
+    def formed(self) -> None:
+        """An agent has its Form; with the last one the driver is told of the regroup."""
+        if len(self.tally.formed) == len(self._agents):
+            self.tell("ready", self.tally)
+            self.tally = Tally()
+
+    def new_pid(self) -> int:
+        """A number for a process that does not exist."""
+        return next(self._pids)
