@@ -12,7 +12,8 @@ from rekindle.recovery.fault import Kind
 from rekindle.recovery.plan import Source
 from rekindle.recovery.policy import Strategy
 from rekindle.runtime import protocol as p
-from rekindle.runtime.state import Phase, Status
+from rekindle.runtime.roster import Status
+from rekindle.runtime.state import Phase
 
 # ---- from the start to the first step
 

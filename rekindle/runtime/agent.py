@@ -145,8 +145,11 @@ class Agent:
         for passed in found.passed_over:
             self.send(protocol.CheckpointPassedOver(path=str(passed.path), reason=passed.reason))
         newest = found.checkpoint.manifest.step if found.checkpoint else None
-        steps = () if newest is None else tuple(self._store.steps(at_most=newest))
-        self._hello = msgspec.structs.replace(self._hello, checkpoints=steps)
+        self._offer([] if newest is None else self._store.steps(at_most=newest))
+
+    def _offer(self, checkpoints: list[int]) -> None:
+        offers = tuple(checkpoints[: names.OFFERS])
+        self._hello = msgspec.structs.replace(self._hello, checkpoints=offers)
 
     async def _connect(
         self, session: aiohttp.ClientSession, url: str, limit_s: float
@@ -216,8 +219,7 @@ class Agent:
             return
         self._be(node)
         # Many were written since we came. Whether they are valid is seen when one is loaded.
-        steps = await asyncio.to_thread(self._store.steps)
-        self._hello = msgspec.structs.replace(self._hello, checkpoints=tuple(steps))
+        self._offer(await asyncio.to_thread(self._store.steps))
         self.send(self._hello)
 
     def _be(self, node: int) -> None:

@@ -7,17 +7,8 @@ from rekindle.recovery.fault import root_cause
 from rekindle.recovery.policy import Strategy
 from rekindle.runtime import protocol as p
 from rekindle.runtime.forming import Forming
-from rekindle.runtime.state import (
-    ENDING,
-    CancelTimer,
-    End,
-    Phase,
-    Rank,
-    Send,
-    SetTimer,
-    Status,
-    by_node,
-)
+from rekindle.runtime.roster import Rank, Status, by_node
+from rekindle.runtime.state import ENDING, CancelTimer, End, Phase, Send, SetTimer
 
 STOP_GRACE_S = 10.0  # between SIGTERM and SIGKILL
 _LAST_WORDS = "; last words: "  # as the policy's reason begins what is to be

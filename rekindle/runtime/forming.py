@@ -12,7 +12,8 @@ from rekindle.recovery.fault import Fault, Kind, root_cause
 from rekindle.recovery.plan import Holding, Source, make_plan
 from rekindle.runtime import protocol as p
 from rekindle.runtime.gathering import Gathering
-from rekindle.runtime.state import ENDING, CancelTimer, Phase, Rank, Send, SetTimer, Status
+from rekindle.runtime.roster import Rank, Status
+from rekindle.runtime.state import ENDING, CancelTimer, Phase, Send, SetTimer
 
 
 class Forming(Gathering):

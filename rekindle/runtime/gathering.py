@@ -4,29 +4,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from rekindle.names import SPARE
+from rekindle.names import OFFERS, SPARE
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault, Kind
 from rekindle.recovery.plan import Plan, Source
 from rekindle.runtime import protocol as p
 from rekindle.runtime.inheritance import Inheritance
 from rekindle.runtime.injections import Injections
+from rekindle.runtime.roster import Node, Rank, Roster, Status, by_node
 from rekindle.runtime.spec import JobSpec
 from rekindle.runtime.state import (
     ENDING,
     CancelTimer,
     Command,
     Incidents,
-    Node,
     Phase,
-    Rank,
     Record,
-    Roster,
     Send,
     SetTimer,
-    Status,
     Store,
-    by_node,
 )
 
 # Agents that have not come by then are asked for: their launcher may have died before it had
@@ -266,7 +262,7 @@ class Gathering(ABC):
             self._record(self.incidents.note_storage(fault))
             return
         known = self.roster.nodes[node]
-        known.checkpoints = (message.step, *known.checkpoints)
+        known.checkpoints = (message.step, *known.checkpoints)[:OFFERS]
         self._record(
             journal.Checkpointed(
                 step=message.step,

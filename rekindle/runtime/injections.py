@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rekindle.runtime.protocol import Inject
-from rekindle.runtime.state import Rank
+from rekindle.runtime.roster import Rank
 
 
 class Injections:

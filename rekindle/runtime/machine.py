@@ -24,13 +24,8 @@ from rekindle.recovery.fault import Fault, Kind, fault_of_exit
 from rekindle.recovery.policy import Case, Strategy
 from rekindle.runtime import protocol as p
 from rekindle.runtime.ending import GONE, Ending
-from rekindle.runtime.state import (
-    ENDING,
-    Phase,
-    Send,
-    SetTimer,
-    Status,
-)
+from rekindle.runtime.roster import Status
+from rekindle.runtime.state import ENDING, Phase, Send, SetTimer
 
 _FAILED = {
     Kind.LINK: "a collective of rank {rank} failed: {error}",

@@ -110,7 +110,7 @@ class NodeRanks:
         return msgspec.structs.replace(
             hello,
             node=self.node if pids or self._ended else hello.node,
-            checkpoints=(*self._snapshots.checkpoints, *hello.checkpoints),
+            checkpoints=(*self._snapshots.checkpoints, *hello.checkpoints)[: names.OFFERS],
             snapshots=self._snapshots.steps,
             generation=self._generation,
             restart=self._restart,

@@ -18,6 +18,7 @@ from rekindle.checkpoints.directory import DirectoryStore, Part
 from rekindle.checkpoints.format import read_header
 from rekindle.checkpoints.manifest import Manifest
 from rekindle.errors import CheckpointError, CorruptError
+from rekindle.names import OFFERS
 from rekindle.runtime import protocol
 from rekindle.runtime.snapshot import BUFFERS, SnapshotBuffer
 from rekindle.runtime.spec import JobSpec
@@ -98,7 +99,7 @@ class Snapshots:
 
     def _tell(self, written: protocol.CheckpointWritten) -> None:
         if not written.error:
-            self.checkpoints = (written.step, *self.checkpoints)
+            self.checkpoints = (written.step, *self.checkpoints)[:OFFERS]
         self._send(written)
 
     def dump(self, order: protocol.Dump) -> None:

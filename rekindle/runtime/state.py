@@ -1,4 +1,4 @@
-"""What the coordinator's machine knows, and what it can ask for."""
+"""What the coordinator's machine knows besides who is there, and what it can ask for."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from rekindle.names import SPARE, WIRE_VERSION
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault
 from rekindle.recovery.policy import Case, Decision, Past, Policy, Strategy, decide
 from rekindle.runtime import protocol as p
-from rekindle.runtime.spec import JobSpec
 
 
 class Phase(str, enum.Enum):
@@ -29,93 +27,6 @@ class Phase(str, enum.Enum):
 
 
 ENDING = (Phase.STOPPING, Phase.DUMPING, Phase.ENDED)
-
-
-class Status(str, enum.Enum):
-    """Where one rank is."""
-
-    ABSENT = "absent"  # no process
-    SPAWNING = "spawning"  # its agent was told to start it
-    STARTING = "starting"  # a process that has not reached its Session (untouched: runs the script)
-    LEAVING = "leaving"  # told that its generation is over
-    WAITING = "waiting"  # arrived, waits for a generation
-    RESTORING = "restoring"  # formed, takes its state
-    TRAINING = "training"
-    ENDING = "ending"  # being killed on our order
-    EXITED = "exited"  # ended well
-
-
-class Census:
-    """Which ranks are in which status, and which have stepped: counted as it changes.
-
-    Nearly every message asks whether all ranks are somewhere; looking at each of them every time
-    would cost the square of their number.
-    """
-
-    def __init__(self, world_size: int) -> None:
-        self.status: dict[Status, set[int]] = {status: set() for status in Status}
-        self.status[Status.ABSENT].update(range(world_size))
-        self.stepped: set[int] = set()
-
-
-class Rank:
-    """One rank. finished: steps; stepped: it has finished one in this generation."""
-
-    __slots__ = ("_census", "_status", "arrived", "finished", "node", "pid", "rank")
-
-    def __init__(self, rank: int, node: int, census: Census) -> None:
-        self.rank = rank
-        self.node = node
-        self.pid = 0
-        self.arrived: p.Arrived | None = None
-        self.finished = 0
-        self._status = Status.ABSENT
-        self._census = census
-
-    @property
-    def status(self) -> Status:
-        """Where it is."""
-        return self._status
-
-    @status.setter
-    def status(self, status: Status) -> None:
-        self._census.status[self._status].remove(self.rank)
-        self._census.status[status].add(self.rank)
-        self._status = status
-
-    @property
-    def stepped(self) -> bool:
-        """Whether it has finished a step in this generation."""
-        return self.rank in self._census.stepped
-
-    @stepped.setter
-    def stepped(self, stepped: bool) -> None:
-        if stepped:
-            self._census.stepped.add(self.rank)
-        else:
-            self._census.stepped.discard(self.rank)
-
-
-def by_node(ranks: Iterable[Rank]) -> dict[int, list[Rank]]:
-    """Sort ranks by the nodes they belong to."""
-    found: dict[int, list[Rank]] = {}
-    for rank in ranks:
-        found.setdefault(rank.node, []).append(rank)
-    return found
-
-
-class Node(msgspec.Struct, kw_only=True):
-    """One agent; checkpoints and snapshots: steps of what its node could restore from.
-
-    node: its node rank, or SPARE.
-    """
-
-    node: int
-    connection: int
-    address: str
-    pid: int
-    checkpoints: tuple[int, ...] = ()
-    snapshots: dict[int, tuple[int, ...]] = {}
 
 
 # ---- commands
@@ -154,164 +65,6 @@ class End(msgspec.Struct, frozen=True):
 
 
 Command = Send | Record | SetTimer | CancelTimer | End
-
-
-class Roster:
-    """Who is there: the nodes that joined, those in reserve, and every rank of the world.
-
-    spares: by connection. vacant: node ranks that a spare may take, because their agent was lost or
-    did not come in time. promised: spares (connections) that were asked to take such a place.
-    """
-
-    def __init__(self, spec: JobSpec) -> None:
-        self.spec = spec
-        self.nodes: dict[int, Node] = {}
-        self.spares: dict[int, Node] = {}
-        self.vacant: set[int] = set()
-        self.promised: dict[int, int] = {}
-        per_node = spec.processes_per_node
-        self.census = Census(spec.world_size)
-        self.ranks = [Rank(r, r // per_node, self.census) for r in range(spec.world_size)]
-        self._by_line: dict[int, Node] = {}  # the nodes by their connections
-        self._taken = 0  # every node rank below it has an agent
-
-    @property
-    def missing(self) -> list[int]:
-        """Node ranks without an agent."""
-        return [node for node in range(self.spec.nodes) if node not in self.nodes]
-
-    @property
-    def is_full(self) -> bool:
-        """Whether every node has its agent."""
-        return len(self.nodes) == self.spec.nodes
-
-    def ranks_of(self, node: int) -> list[Rank]:
-        """Return the ranks of one node."""
-        per_node = self.spec.processes_per_node
-        return self.ranks[node * per_node : (node + 1) * per_node]
-
-    def owns(self, node: int, ranks: Iterable[int]) -> bool:
-        """Whether all of these are ranks of this node."""
-        first = node * self.spec.processes_per_node
-        own = range(first, first + self.spec.processes_per_node)
-        return all(map(own.__contains__, ranks))
-
-    def all_are(self, *statuses: Status) -> bool:
-        """Whether every rank is in one of these."""
-        return sum(len(self.census.status[status]) for status in statuses) == len(self.ranks)
-
-    def any_is(self, status: Status) -> bool:
-        """Whether some rank is there."""
-        return bool(self.census.status[status])
-
-    def those(self, *statuses: Status) -> list[Rank]:
-        """Return the ranks in one of these, in their order."""
-        numbers = sorted(rank for status in statuses for rank in self.census.status[status])
-        return [self.ranks[number] for number in numbers]
-
-    @property
-    def all_stepped(self) -> bool:
-        """Whether every rank has finished a step in this generation."""
-        return len(self.census.stepped) == len(self.ranks)
-
-    def by_connection(self, connection: int) -> Node | None:
-        """Return the node whose agent is on this connection."""
-        return self._by_line.get(connection)
-
-    def knows(self, connection: int) -> bool:
-        """Whether an agent that was taken in is on this connection."""
-        return connection in self._by_line or connection in self.spares
-
-    def agents(self) -> list[Node]:
-        """Return all agents, those of spares last."""
-        return [*self.nodes.values(), *self.spares.values()]
-
-    @property
-    def free_spares(self) -> list[int]:
-        """Connections of spares that were not asked to take a place yet."""
-        promised = set(self.promised.values())
-        return [spare for spare in self.spares if spare not in promised]
-
-    def sit(self, agent: Node) -> None:
-        """Take an agent in: as a node, or as a spare."""
-        if agent.node == SPARE:
-            self.spares[agent.connection] = agent
-            return
-        self.spares.pop(agent.connection, None)
-        self.promised.pop(agent.node, None)
-        self.vacant.discard(agent.node)
-        self.nodes[agent.node] = self._by_line[agent.connection] = agent
-
-    def lose_spare(self, connection: int) -> tuple[Node, list[int]] | None:
-        """Forget a spare; return it with the places that it was asked to take."""
-        spare = self.spares.pop(connection, None)
-        if spare is None:
-            return None
-        promised = [node for node, taker in self.promised.items() if taker == connection]
-        for node in promised:
-            del self.promised[node]
-        return spare, promised
-
-    def seat(self, connection: int, hello: p.Hello, attempt: int) -> int | str:
-        """Return the node rank for an agent (or SPARE), or why it is refused."""
-        spec = self.spec
-        wanted = (
-            ("wire version", hello.version, WIRE_VERSION),
-            ("job", hello.job_id, spec.job_id),
-            ("attempt", hello.attempt, attempt),
-            ("processes per node", hello.processes, spec.processes_per_node),
-        )
-        for what, theirs, ours in wanted:
-            if theirs != ours:
-                return f"the agent's {what} is {theirs!r}, the job's is {ours!r}"
-        if any(not 0 <= rank < spec.world_size for rank in (*p.ranks_named(hello), *hello.ended)):
-            return "the agent speaks of ranks that the job has not"
-        seated = self.by_connection(connection)
-        if seated is not None:
-            return f"the agent is node {seated.node} already"
-        if hello.node >= spec.nodes:
-            return f"node rank {hello.node} does not exist in a job of {spec.nodes} nodes"
-        if hello.node >= 0:
-            if hello.node not in self.nodes:
-                return hello.node
-            if not hello.spare or hello.ranks:
-                return f"node {hello.node} is taken; an agent that names no node waits as a spare"
-            if self.promised.get(hello.node) == connection:
-                del self.promised[hello.node]  # somebody else was there first
-            return SPARE
-        if hello.ranks:
-            return "an agent that has ranks must say which node it is"
-        return SPARE if hello.spare else self._free_place()
-
-    def _free_place(self) -> int:
-        """Return the first node rank that is neither taken nor promised; SPARE if there is none."""
-        while self._taken in self.nodes:
-            self._taken += 1
-        places = range(self._taken, self.spec.nodes)
-        free = (n for n in places if n not in self.nodes and n not in self.promised)
-        return next(free, SPARE)
-
-    def newest_snapshot(self, without: set[int]) -> tuple[int, int] | None:
-        """Return (node, step) of the newest snapshot, if no checkpoint is as new."""
-        offers = [
-            (step, -node.node)
-            for node in self.nodes.values()
-            for steps in node.snapshots.values()
-            for step in steps
-            if node.node not in without
-        ]
-        step, node = max(offers, default=(0, 0))
-        stored = max((s for n in self.nodes.values() for s in n.checkpoints), default=0)
-        return (-node, step) if step > stored else None
-
-    def lose(self, node: Node) -> int:
-        """Forget a node and its ranks' processes; return the most steps one of them finished."""
-        del self.nodes[node.node], self._by_line[node.connection]
-        self._taken = min(self._taken, node.node)
-        lost = self.ranks_of(node.node)
-        for rank in lost:
-            rank.status, rank.pid, rank.arrived = Status.ABSENT, 0, None
-        return max(rank.finished for rank in lost)
 
 
 class Store:

@@ -17,18 +17,9 @@ from rekindle.recovery.policy import Policy
 from rekindle.runtime import protocol as p
 from rekindle.runtime.inheritance import inheritance
 from rekindle.runtime.machine import Machine
+from rekindle.runtime.roster import Roster, Status
 from rekindle.runtime.spec import EntryKind, JobSpec
-from rekindle.runtime.state import (
-    CancelTimer,
-    Command,
-    End,
-    Phase,
-    Record,
-    Roster,
-    Send,
-    SetTimer,
-    Status,
-)
+from rekindle.runtime.state import CancelTimer, Command, End, Phase, Record, Send, SetTimer
 
 M = TypeVar("M", bound=p.Message)
 E = TypeVar("E", bound=journal.Event)
