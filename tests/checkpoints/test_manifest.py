@@ -1,0 +1,158 @@
+"""The manifest: what was written is read back, and no other text is taken for one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stores import json_values, texts
+
+from rekindle.checkpoints.format import (
+    checksum,
+)
+from rekindle.checkpoints.manifest import FileEntry, Manifest, decode, encode
+from rekindle.errors import CheckpointError, CorruptError
+
+digests = st.binary(max_size=9).map(lambda data: checksum([data]))
+file_names = st.from_regex(r"\A[a-z0-9][a-z0-9._-]{0,8}\Z")
+finite = st.floats(allow_nan=False, allow_infinity=False)
+kept_by_json = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | texts | finite,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def manifest(**changes: Any) -> Manifest:
+    """A manifest of two files, with these fields changed."""
+    fields: dict[str, Any] = {
+        "job_id": "job",
+        "step": 5,
+        "generation": 1,
+        "world_size": 4,
+        "framework": "torch",
+        "data_position": {"epoch": 1, "seen": [2, 3]},
+        "files": (
+            FileEntry(name="state-0.safetensors", bytes=9, checksum=checksum([b"a"]), ranks=(0, 1)),
+            FileEntry(name="state-1.safetensors", bytes=0, checksum=checksum([b""]), ranks=(2, 3)),
+        ),
+        "created": 1.5,
+        "writer": "agent of node 0",
+        "rekindle": "0.1",
+    }
+    return Manifest(**{**fields, **changes})
+
+
+def envelope(text: bytes) -> bytes:
+    """This text as a manifest whose own checksum is right."""
+    return b'{"checksum":"%s","manifest":%s}' % (checksum([text]).encode(), text)
+
+
+@given(
+    st.builds(
+        manifest,
+        job_id=texts,
+        step=st.integers(0, 2**70),
+        data_position=st.dictionaries(texts, kept_by_json, max_size=4),
+        files=st.lists(
+            st.builds(
+                FileEntry,
+                name=file_names,
+                bytes=st.integers(0, 2**70),
+                checksum=digests,
+                ranks=st.lists(st.integers(0, 9)).map(tuple),
+            ),
+            unique_by=lambda file: file.name,
+        ).map(tuple),
+        created=st.floats(0, 1e12),
+    )
+)
+def test_any_manifest_is_read_back(written: Manifest) -> None:
+    """Every field of a manifest survives, the data position above all."""
+    assert decode(encode(written)) == written
+
+
+def test_every_damage_to_a_manifest_is_recognised() -> None:
+    """No truncation and no flipped bit of a manifest is accepted."""
+    data = encode(manifest())
+    flipped = [
+        data[:i] + bytes([data[i] ^ 1 << bit]) + data[i + 1 :]
+        for i in range(len(data))
+        for bit in range(8)
+    ]
+    for damaged in [*(data[:n] for n in range(len(data))), *flipped, data + b"}"]:
+        with pytest.raises(CorruptError):
+            decode(damaged)
+
+
+@given(st.binary(max_size=50) | json_values.map(lambda value: json.dumps(value).encode()))
+def test_a_hostile_manifest_is_refused(text: bytes) -> None:
+    """Anything else, also under a right checksum, raises a CorruptError and nothing else."""
+    for data in (text, envelope(text)):
+        with pytest.raises(CorruptError):
+            decode(data)
+
+
+def without(field: str) -> bytes:
+    fields = json.loads(msgspec.json.encode(manifest()))
+    del fields[field]
+    return json.dumps(fields).encode()
+
+
+def with_file(name: str, **changes: object) -> bytes:
+    file = {"name": name, "bytes": 1, "checksum": checksum([]), "ranks": [], **changes}
+    fields = json.loads(msgspec.json.encode(manifest()))
+    return json.dumps({**fields, "files": [file, *fields["files"]]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b'{"format":2,"shards":[]}', "format 2, this Rekindle reads 1"),
+        (b"{}", "missing required field `format`"),
+        (without("step"), "missing required field `step`"),
+        (without("created"), "missing required field `created`"),
+        (with_file("../state"), r"names a file '../state', which is not allowed"),
+        (with_file(".."), "not allowed"),
+        (with_file("a/b"), "not allowed"),
+        (with_file("a\\b"), "not allowed"),
+        (with_file("a\0"), "not allowed"),
+        (with_file("a\n"), "not allowed"),
+        (with_file(""), "not allowed"),
+        (with_file("manifest.json"), "twice"),
+        (with_file("state-0.safetensors"), "twice"),
+        (with_file("a", bytes=-1), r"`int` >= 0 .*files"),
+        (with_file("a", checksum="md5:0"), r"matching regex .*checksum"),
+        (with_file("a", mode="x"), "unknown field `mode`"),
+        (b'{"format":' + b"9" * 9999 + b"}", "torn or was never one"),
+        (b'{"format":' + b"[" * 99999 + b"}", "torn or was never one"),
+    ],
+)
+def test_a_refused_manifest_says_why(text: bytes, message: str) -> None:
+    """A newer version, a missing field and a dangerous file name each have their message."""
+    with pytest.raises(CorruptError, match=message):
+        decode(envelope(text))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data_position": {"state": (1, 2)}},
+        {"data_position": {"loss": float("nan")}},
+        {"data_position": {1: 2}},
+        {"data_position": {"bytes": b"x"}},
+        {"data_position": {"object": object()}},
+        {"data_position": {"text": "\ud800"}},
+        {"step": -1},
+        {"world_size": 0},
+        {"created": float("inf")},
+    ],
+)
+def test_what_would_not_be_read_back_is_not_written(changes: dict[str, object]) -> None:
+    """A value that JSON changes or cannot hold is refused when it is written, not when read."""
+    with pytest.raises(CheckpointError, match=r"cannot be written|would not be read back"):
+        encode(manifest(**changes))

@@ -1,0 +1,105 @@
+"""Checkpoints to write and to read, in this process and in others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from hypothesis import strategies as st
+
+import rekindle
+from rekindle.checkpoints.directory import Checkpoint, DirectoryStore, Part, Written
+from rekindle.checkpoints.format import plan_layout, write_header
+from rekindle.checkpoints.manifest import Manifest
+
+LOCK = ".lock"
+
+# What a file may hold where a text or a JSON value is expected.
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2**70) | st.floats() | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+
+# What a child process needs to write the same checkpoints as the tests do.
+CHILD = """
+import itertools, os, resource, signal, sys
+from pathlib import Path
+from rekindle.checkpoints import files
+from rekindle.checkpoints.directory import DirectoryStore, Part
+from rekindle.checkpoints.manifest import Manifest
+from rekindle.errors import CheckpointError
+
+store = DirectoryStore(Path(sys.argv[1]))
+
+def manifest(step):
+    return Manifest(job_id="job", step=step, generation=1, world_size=2, framework="torch",
+                    created=0.0, writer=str(os.getpid()), rekindle="0")
+
+def parts(byte, size):
+    return {f"state-{i}.safetensors": Part([bytes([byte]) * size], (i,)) for i in range(2)}
+"""
+
+
+def manifest(step: int, generation: int = 1, job: str = "job") -> Manifest:
+    return Manifest(
+        job_id=job,
+        step=step,
+        generation=generation,
+        world_size=2,
+        framework="torch",
+        data_position={"seen": step},
+        created=1.5,
+        writer="test",
+        rekindle="0",
+    )
+
+
+def shard(value: int) -> memoryview:
+    """A small safetensors file as a snapshot holds it."""
+    layout = plan_layout([("w", "U8", (4,))], 2)
+    buffer = memoryview(bytearray([value]) * layout.total_bytes)
+    write_header(layout, {}, buffer)
+    return buffer
+
+
+def put(store: DirectoryStore, step: int, generation: int = 1) -> Written:
+    """Write a checkpoint of two files whose content tells the step."""
+    parts = {f"state-{i}.safetensors": Part([shard(step + i)], (i,)) for i in range(2)}
+    return store.write(manifest(step, generation), parts)
+
+
+def newest_step(store: DirectoryStore) -> int | None:
+    found = store.newest().checkpoint
+    return found.manifest.step if found else None
+
+
+def content(checkpoint: Checkpoint) -> dict[str, bytes]:
+    return {entry.name: bytes(checkpoint.read(entry.name)) for entry in checkpoint.manifest.files}
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    """Every file below, with its content."""
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+def child(script: str, root: Path, *arguments: object) -> subprocess.Popen[str]:
+    """A Python process that runs the script after CHILD."""
+    source = str(Path(rekindle.__file__).parents[1])
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD + script, str(root), *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": source},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run_child(script: str, root: Path, *arguments: object) -> str:
+    process = child(script, root, *arguments)
+    output, _ = process.communicate()
+    assert process.returncode == 0
+    return output
