@@ -6,6 +6,8 @@ Changing one of them is a change of the wire contract.
 # Set by the agent for each rank, besides torchrun's own variables.
 ENV_JOB_ID = "REKINDLE_JOB_ID"
 ENV_NODE_RANK = "REKINDLE_NODE_RANK"
+ENV_SLOT = "REKINDLE_SLOT"  # the rank's number in the full world; RANK counts those that are there
+ENV_FULL_WORLD = "REKINDLE_FULL_WORLD"  # ranks of the full world
 ENV_CHANNEL_FD = "REKINDLE_CHANNEL_FD"  # unix socket to the agent (SOCK_SEQPACKET)
 ENV_HEARTBEAT_FD = "REKINDLE_HEARTBEAT_FD"  # the rank's heartbeat page (memfd)
 ENV_METRICS_FILE = "REKINDLE_METRICS_FILE"  # where the rank appends its step records

@@ -16,16 +16,17 @@ def rank_environment(
 
     Source of torchrun's names: torch/distributed/elastic/agent/server/local_elastic_agent.py.
     """
-    per_node, world_size = spec.processes_per_node, spec.world_size
+    per_node, world_size = spec.processes_per_node, spawn.world_size
+    local_rank = rank - node * per_node
     return spec.environment | {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank - node * per_node),
+        "RANK": str(spawn.first + local_rank),
+        "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(per_node),
-        "GROUP_RANK": str(node),
-        "GROUP_WORLD_SIZE": str(spec.nodes),
+        "GROUP_RANK": str(spawn.first // per_node),
+        "GROUP_WORLD_SIZE": str(world_size // per_node),
         "ROLE_NAME": spec.role,
-        "ROLE_RANK": str(rank),
+        "ROLE_RANK": str(spawn.first + local_rank),
         "ROLE_WORLD_SIZE": str(world_size),
         "MASTER_ADDR": spawn.store_host,
         "MASTER_PORT": str(spawn.store_port),
@@ -38,6 +39,8 @@ def rank_environment(
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         names.ENV_JOB_ID: spec.job_id,
         names.ENV_NODE_RANK: str(node),
+        names.ENV_SLOT: str(rank),
+        names.ENV_FULL_WORLD: str(spec.world_size),
         names.ENV_METRICS_FILE: metrics_file,
         names.ENV_SNAPSHOT_EVERY: str(spec.snapshot_every),
         names.ENV_CHECKPOINT_EVERY: str(spec.checkpoint_every),

@@ -115,6 +115,7 @@ class Forming(Gathering):
                 store_port=self._store.port,
                 step=plan.step,
                 passed=passed,
+                ranks={r.rank: r.rank for r in self.roster.ranks_of(node.node)},
                 plan={r.rank: plan.ranks[r.rank] for r in self.roster.ranks_of(node.node)},
             )
             self._do(Send(node.connection, form))

@@ -214,6 +214,8 @@ class Gathering(ABC):
                 ranks=tuple(rank.rank for rank in ranks),
                 store_host=self._store.host,
                 store_port=self._store.port,
+                world_size=self.spec.world_size,
+                first=number * self.spec.processes_per_node,
             )
             self._do(Send(nodes[number].connection, spawn))
         if absent:

@@ -85,8 +85,9 @@ class NodeRanks:
                 self._generation = message.generation
                 self._waiting.clear()
                 for rank in self._ranks.values():
-                    own = {rank.rank: message.plan[rank.rank]}
-                    rank.send(msgspec.structs.replace(message, plan=own))
+                    own = {rank.rank: message.ranks[rank.rank]}
+                    plan = {rank.rank: message.plan[rank.rank]}
+                    rank.send(msgspec.structs.replace(message, ranks=own, plan=plan))
             case protocol.Over():
                 self._tell_all(message)
             case protocol.Inject() if message.rank in self._ranks:

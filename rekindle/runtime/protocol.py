@@ -103,7 +103,9 @@ class Over(Message, frozen=True, kw_only=True, tag="over"):
 class Form(Message, frozen=True, kw_only=True, tag="form"):
     """Form this generation at the named store, with state as planned, and go on from `step`.
 
-    plan: what each rank of the receiving node does (an agent passes on only the rank's own).
+    Everywhere else a rank is called by its number in the full world; `ranks` tells what each rank of
+    the receiving node is in this one, and the plan names peers so. plan: what each of them does (an
+    agent passes on only the rank's own).
     """
 
     generation: int
@@ -112,6 +114,7 @@ class Form(Message, frozen=True, kw_only=True, tag="form"):
     store_port: int
     step: int
     passed: int = 0
+    ranks: dict[int, int]
     plan: dict[int, RankPlan]
 
 
@@ -260,11 +263,17 @@ class Refused(Message, frozen=True, kw_only=True, tag="refused"):
 
 
 class Spawn(Message, frozen=True, kw_only=True, tag="spawn"):
-    """Start these ranks; they arrive for `generation`."""
+    """Start these ranks; they arrive for `generation`.
+
+    world_size, first: what they are told of their world, and of the place in it of the node's first
+    rank; the generation that they arrive for may be another one.
+    """
 
     generation: int
     restart: int
     ranks: tuple[int, ...]
+    world_size: int
+    first: int
     store_host: str
     store_port: int
 
