@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection
 from rekindle import names
 from rekindle.recovery.fault import Exit, Kind
 from rekindle.runtime import protocol as p
+from rekindle.runtime import wire
 from rekindle.runtime.agent import PING_S
 from rekindle.runtime.spec import bearer
 
@@ -113,7 +114,7 @@ class Line(asyncio.Protocol):
                 break
             at = begin + size
             if kind == _BINARY:
-                self._agent.hear(p.decode_to_agent(data[begin:at]))
+                self._agent.hear(wire.decode_to_agent(data[begin:at]))
             elif kind == _PING:
                 self._write(0x8A, data[begin:at])
             elif kind == _CLOSE:
@@ -122,7 +123,7 @@ class Line(asyncio.Protocol):
 
     def say(self, message: p.Message) -> None:
         """Send a message."""
-        self._write(0x82, p.encode(message))
+        self._write(0x82, wire.encode(message))
 
     def ping(self) -> None:
         """Ask whether the coordinator's machine lives, as agents do."""

@@ -49,7 +49,7 @@ def option(where: argparse._ActionsContainer, name: str, *extra: str, **settings
 
 def _world(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("world")
-    option(group, "nnodes", default="1", help="nodes; on one machine they are pretended")
+    option(group, "nnodes", default="1", help="N or MIN:MAX; pretended on one machine")
     option(group, "nproc_per_node", default="1", help="ranks per node: a number, auto, cpu or gpu")
     option(group, "spares", type=int, default=0, help="nodes in reserve for lost ones")
     option(group, "spare", action="store_true", help="join as a node in reserve")
@@ -93,12 +93,14 @@ def read_spec(options: argparse.Namespace) -> JobSpec:
         raise UsageError("name the training script: rekindle run [options] train.py [arguments]")
     job_id = options.job_id or options.rdzv_id or _new_id()
     directory = job_directory(job_id)
+    least, most = _nodes(options.nnodes)
     return JobSpec(
         job_id=job_id,
         entry=entry_kind(options),
         target=options.script,
         arguments=tuple(options.arguments),
-        nodes=_nodes(options.nnodes),
+        nodes=most,
+        min_nodes=least,
         processes_per_node=_processes(options.nproc_per_node),
         spares=options.spares,
         working_directory=str(Path.cwd()),
@@ -171,13 +173,13 @@ def _new_id() -> str:
     return time.strftime("run-%Y%m%d-%H%M%S-") + secrets.token_hex(3)
 
 
-def _nodes(text: str) -> int:
-    least, colon, most = text.partition(":")
-    if colon and least != most:
-        raise UsageError(
-            f"--nnodes {text}: a world that changes its size is not supported yet; give one number"
-        )
-    return _count("--nnodes", least)
+def _nodes(text: str) -> tuple[int, int]:
+    first, colon, second = text.partition(":")
+    least = _count("--nnodes", first)
+    most = _count("--nnodes", second) if colon else least
+    if least > most:
+        raise UsageError(f"--nnodes {text}: give MIN:MAX, the smaller number first")
+    return least, most
 
 
 def _processes(text: str) -> int:

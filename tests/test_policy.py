@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rekindle.recovery.fault import ErrorRecord, Exit, Fault, Kind, fault_of_exit, root_cause
 from rekindle.recovery.policy import INNER, Case, Decision, Past, Policy, Strategy, decide
 
-RETRY, IN_PLACE, RECOVER, RESTART, DUMP, FAIL = Strategy
+RETRY, IN_PLACE, RECOVER, SHRINK, RESTART, DUMP, FAIL = Strategy
 RUNTIME = (
     Kind.PROCESS,
     Kind.STUCK,
@@ -47,6 +47,16 @@ TABLE = {
     "a lost node": (FREE, fault(Kind.NODE_LOST), [], {}, RECOVER, "a new node takes its place"),
     "a lost node, and a spare": (
         FREE, fault(Kind.NODE_LOST), [], {"spares": 1}, RECOVER, "a spare takes its place",
+    ),
+    "a lost node, and enough are left": (
+        FREE, fault(Kind.NODE_LOST), [], {"left": 3}, SHRINK, "the world goes on with 3 nodes",
+    ),
+    "a lost node, enough are left, and a spare": (
+        FREE, fault(Kind.NODE_LOST), [], {"left": 3, "spares": 1}, RECOVER, "a spare takes",
+    ),
+    "a lost node, enough are left, shrink not allowed": (
+        Policy(strategies=(RECOVER,)), fault(Kind.NODE_LOST), [], {"left": 3},
+        RECOVER, "shrink is not allowed; there is no spare: a new node takes its place",
     ),
     "nothing left, but a snapshot": (
         Policy(), USER, [], {"last_words": 3}, DUMP,

@@ -51,6 +51,12 @@ class TrainingJob(BaseModel):
         ge=1,
         description="Ranks on each node, usually one per accelerator.",
     )
+    min_nodes: int = Field(
+        default=0,
+        ge=0,
+        description="Least number of nodes that training may go on with when some are lost; 0: all "
+        "of them are needed.",
+    )
     spares: int = Field(
         default=0,
         ge=0,
@@ -115,6 +121,7 @@ class TrainingJob(BaseModel):
             arguments=tuple(self.arguments),
             nodes=self.nodes,
             processes_per_node=self.processes_per_node,
+            min_nodes=self.min_nodes,
             spares=self.spares,
             environment=self.environment,
             working_directory=str(work),

@@ -14,12 +14,13 @@ class RecoveryPolicy(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    strategies: list[Literal["retry", "recover-in-place", "recover", "dump"]] = Field(
-        default=["retry", "recover-in-place", "recover", "dump"],
+    strategies: list[Literal["retry", "recover-in-place", "recover", "shrink", "dump"]] = Field(
+        default=["retry", "recover-in-place", "recover", "shrink", "dump"],
         description="What may be done besides restarts: retry (all ranks do the step "
         "again), recover-in-place (a broken rank is started anew on its node) and recover (a new "
-        "node takes the place of a lost one); and dump: a job that fails or is stopped has its "
-        "newest snapshot written as a checkpoint. Without the first three every fault restarts all "
+        "node takes the place of a lost one), shrink (training goes on without the lost node, "
+        "where min_nodes allows it); and dump: a job that fails or is stopped has its "
+        "newest snapshot written as a checkpoint. Without the first four every fault restarts all "
         "ranks.",
     )
     max_restarts: int = Field(
@@ -31,7 +32,7 @@ class RecoveryPolicy(BaseModel):
     max_recoveries: int = Field(
         default=128,
         ge=0,
-        description="How often the first three may be used in one job; after that every fault "
+        description="How often the first four may be used in one job; after that every fault "
         "restarts all ranks.",
     )
     max_in_row: int = Field(

@@ -48,11 +48,15 @@ class NodeWanted(Event, frozen=True, kw_only=True, tag="node-wanted"):
 
 
 class NodeLeft(Event, frozen=True, kw_only=True, tag="node-left"):
-    """A node's agent is gone, before any rank was started."""
+    """A node's agent is gone that nobody misses: no rank was started, or the world goes on without.
+
+    reason: why it was sent away, if it was.
+    """
 
     node: int
     address: str
     pid: int
+    reason: str = ""
 
 
 class SpareLost(Event, frozen=True, kw_only=True, tag="spare-lost"):

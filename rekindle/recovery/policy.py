@@ -16,12 +16,13 @@ class Strategy(str, enum.Enum):
     RETRY = "retry"
     RECOVER_IN_PLACE = "recover-in-place"
     RECOVER = "recover"
+    SHRINK = "shrink"
     RESTART = "restart"
     DUMP = "dump"
     FAIL = "fail"
 
 
-INNER = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER)
+INNER = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER, Strategy.SHRINK)
 ALLOWABLE = (*INNER, Strategy.DUMP)
 
 _TIMEOUTS = (
@@ -90,7 +91,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     session: every rank of the broken generation trains through a Session.
     formed: a generation of this job has been formed since the last restart.
     newest: most steps finished by any rank of the job.
-    spares: agents in reserve.
+    spares: agents in reserve. left: nodes that the world may go on with, without those that are
+        lost; 0: it may not.
     last_words: step of the newest snapshot, if no checkpoint is as new.
     past: earlier faults and their strategies, oldest first.
     """
@@ -100,6 +102,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     formed: bool
     newest: int
     spares: int = 0
+    left: int = 0
     last_words: int | None = None
     past: tuple[Past, ...] = ()
 
@@ -162,14 +165,28 @@ def _inner(policy: Policy, case: Case) -> Decision | None:
     if _out_of_reach(policy, case):
         return None
     passed_over: list[str] = []
-    for strategy, doing in _INNER_FOR[case.fault.kind]:
+    for strategy, doing in _options(case):
         why_not = _why_not(strategy, policy, case)
         if not why_not:
-            who = "a spare" if case.spares else "there is no spare: a new node"
-            said = [case.fault.message, *passed_over, doing.format(who=who)]
+            said = [case.fault.message, *passed_over, doing]
             return Decision(strategy=strategy, reason="; ".join(said))
         passed_over.append(why_not)
     return None
+
+
+def _options(case: Case) -> tuple[tuple[Strategy, str], ...]:
+    """Return what can help against such a fault, the cheapest first, and what it means."""
+    if case.fault.kind is not Kind.NODE_LOST:
+        return _INNER_FOR[case.fault.kind]
+    spare = (Strategy.RECOVER, "a spare takes its place, all healthy ranks wait")
+    fewer = (Strategy.SHRINK, f"the world goes on with {case.left} nodes until one comes")
+    wait = (
+        Strategy.RECOVER,
+        "there is no spare: a new node takes its place, all healthy ranks wait",
+    )
+    if case.spares:
+        return (spare, fewer) if case.left else (spare,)
+    return (fewer, wait) if case.left else (wait,)
 
 
 def _out_of_reach(policy: Policy, case: Case) -> str:
@@ -191,7 +208,7 @@ def _why_not(strategy: Strategy, policy: Policy, case: Case) -> str:
     """Say why this inner strategy is passed over; empty: it is not."""
     if strategy not in policy.strategies:
         return f"{strategy.value} is not allowed"
-    options = [option for option, _ in _INNER_FOR[case.fault.kind] if option in policy.strategies]
+    options = [option for option, _ in _options(case) if option in policy.strategies]
     # A repair that did not last is not tried again while there is something stronger.
     if strategy is Strategy.RETRY and strategy in _in_row(case) and len(options) > 1:
         return f"{strategy.value} did not last"
@@ -199,7 +216,7 @@ def _why_not(strategy: Strategy, policy: Policy, case: Case) -> str:
 
 
 def _all_anew(policy: Policy, case: Case) -> Decision | None:
-    options = (option for option, _ in _INNER_FOR[case.fault.kind])
+    options = (option for option, _ in _options(case))
     each = "; ".join(_why_not(option, policy, case) for option in options)
     return _restart(policy, case, _out_of_reach(policy, case) or each)
 
@@ -209,7 +226,7 @@ _RULES: tuple[Rule, ...] = (_never_started, _same_again, _user_code, _inner, _al
 _ANEW = (Strategy.RECOVER_IN_PLACE, "the rank is started anew on its node, all others wait")
 _AGAIN = (Strategy.RETRY, "all ranks are regrouped and do the step again")
 
-# For each kind what can help, the cheapest first.
+# For each kind (but lost nodes) what can help, the cheapest first.
 _INNER_FOR = {
     Kind.TRANSIENT: (_AGAIN, _ANEW),
     Kind.DEVICE_MEMORY: (
@@ -220,7 +237,6 @@ _INNER_FOR = {
     Kind.PROCESS: (_ANEW,),
     Kind.STUCK: (_ANEW,),
     Kind.RESTORE: ((Strategy.RETRY, "the next source of its state is tried"),),
-    Kind.NODE_LOST: ((Strategy.RECOVER, "{who} takes its place, all healthy ranks wait"),),
     Kind.COORDINATOR: ((Strategy.RETRY, "all ranks are regrouped with the state they have"),),
     Kind.LINK: (_AGAIN,),
 }

@@ -24,7 +24,7 @@ import psutil
 from rekindle import names
 from rekindle.checkpoints.directory import DirectoryStore, Found
 from rekindle.errors import JobError, RekindleError
-from rekindle.runtime import lifeline, protocol
+from rekindle.runtime import lifeline, protocol, wire
 from rekindle.runtime.environment import agent_environment
 from rekindle.runtime.heartbeat import beat_interval
 from rekindle.runtime.ledger import is_over
@@ -120,7 +120,7 @@ class Agent:
         self._lines += 1  # what an earlier coordinator has ordered is not begun any more
         async with self._obeying:
             unsent = self._sort_outbox()
-            described = protocol.encode(self.ranks.describe(self._hello, unsent))
+            described = wire.encode(self.ranks.describe(self._hello, unsent))
         with contextlib.suppress(ConnectionError):
             await line.send_bytes(described)
         sender = asyncio.create_task(self._send_all(line))
@@ -186,7 +186,7 @@ class Agent:
             async for frame in line:
                 if frame.type is not aiohttp.WSMsgType.BINARY:
                     break
-                message = protocol.decode_to_agent(frame.data)
+                message = wire.decode_to_agent(frame.data)
                 match message:
                     case protocol.Bye(status=status):
                         self.status, self._hurried = status, message.at_once
@@ -230,7 +230,7 @@ class Agent:
     async def _send_all(self, line: aiohttp.ClientWebSocketResponse[bool]) -> None:
         with contextlib.suppress(ConnectionError):
             while True:
-                await line.send_bytes(protocol.encode(await self._outbox.get()))
+                await line.send_bytes(wire.encode(await self._outbox.get()))
 
     async def _beat(self) -> None:
         last: protocol.Beat | None = None

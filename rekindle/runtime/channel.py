@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from rekindle import names
 from rekindle.errors import ProtocolError
-from rekindle.runtime import protocol
+from rekindle.runtime import wire
 from rekindle.runtime.protocol import Dismiss, Form, Inject, Message, Over, SnapshotBuffers
 
 MAX_MESSAGE = 128 * 1024
@@ -42,7 +42,7 @@ class Channel:
 
     def send(self, message: Message) -> None:
         """Send a message to the agent."""
-        self._socket.send(protocol.encode(message))
+        self._socket.send(wire.encode(message))
 
     def is_over(self, generation: int) -> bool:
         """Whether this generation was declared over."""
@@ -93,7 +93,7 @@ class Channel:
             if not data:
                 # The agent is gone, and with it everybody who could tell this rank what to do.
                 os.kill(os.getpid(), signal.SIGKILL)
-            message = protocol.decode_to_rank(data)
+            message = wire.decode_to_rank(data)
             if isinstance(message, Inject):
                 self.injected.append(message)
                 continue

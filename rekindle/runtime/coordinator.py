@@ -31,7 +31,7 @@ from aiohttp.typedefs import Handler
 from rekindle import names
 from rekindle.errors import ProtocolError, RekindleError
 from rekindle.recovery import journal
-from rekindle.runtime import lifeline, protocol, state, view
+from rekindle.runtime import lifeline, protocol, state, view, wire
 from rekindle.runtime.inheritance import inheritance
 from rekindle.runtime.lease import Lease
 from rekindle.runtime.ledger import Ledger
@@ -84,7 +84,7 @@ class Coordinator:
                     if line is None:
                         continue
                     if message is not last:
-                        last, encoded = message, protocol.encode(message)
+                        last, encoded = message, wire.encode(message)
                     line.tell(encoded)
                 case state.Record(event):
                     self.ledger.append(event)
@@ -145,7 +145,7 @@ class Coordinator:
             try:
                 if frame.type is not WSMsgType.BINARY:
                     raise ProtocolError(f"a frame of type {frame.type.name}; agents send binary")
-                message = protocol.decode_from_agent(frame.data)
+                message = wire.decode_from_agent(frame.data)
                 self._on_message(connection, message)
             except ProtocolError as error:
                 print(f"rekindle coordinator: line closed: {error}", file=sys.stderr, flush=True)
@@ -162,6 +162,8 @@ class Coordinator:
             self.ledger.append(journal.CheckpointSkipped(path=message.path, reason=message.reason))
             return
         seated = roster.by_connection(connection)
+        if connection in self.machine.sent_home:
+            return
         if seated is None:
             raise ProtocolError("the agent is no node of the job, and may only say hello")
         if not roster.owns(seated.node, protocol.ranks_named(message)):
@@ -252,7 +254,7 @@ class Coordinator:
         while True:
             await asyncio.sleep(PROGRESS_S)
             mind = self.machine
-            finished = min(rank.finished for rank in mind.roster.ranks)
+            finished = min(rank.finished for rank in mind.roster.world)
             if last != (finished, mind.newest):
                 last = (finished, mind.newest)
                 self.ledger.publish(

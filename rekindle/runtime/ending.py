@@ -7,6 +7,7 @@ from rekindle.recovery.fault import root_cause
 from rekindle.recovery.policy import Strategy
 from rekindle.runtime import protocol as p
 from rekindle.runtime.forming import Forming
+from rekindle.runtime.gathering import LATE_S
 from rekindle.runtime.roster import Rank, Status, by_node
 from rekindle.runtime.state import ENDING, CancelTimer, End, Phase, Send, SetTimer
 
@@ -52,7 +53,7 @@ class Ending(Forming):
         """Take the next step once the ranks that had to end have ended."""
         if self.phase is Phase.REGROUPING:
             self._start_missing()
-        elif not self.roster.all_are(*GONE):
+        elif not self.roster.all_are(*GONE) or self.roster.any_outside_but(*GONE):
             return
         elif self.phase is Phase.STOPPING:
             self._dump()
@@ -63,12 +64,15 @@ class Ending(Forming):
         """Start all ranks again; with a store of their own, for the dead one's keys stay in it."""
         for rank in self.roster.ranks:
             rank.status = Status.ABSENT
+        for node in list(self.roster.outside):
+            self.roster.take_in(node)
         self.restarts += 1
         self._store.drop()
         self._session = self._formed = False
         self.phase = Phase.GATHERING
         if not self.roster.is_full:  # its time limit may have passed while ranks were ended
             self._do(SetTimer("node", self.spec.policy.node_timeout_s))
+            self._do(SetTimer("late", LATE_S))
         self._start_missing()
 
     def _last_words_of(self) -> int | None:

@@ -39,9 +39,9 @@ class Forming(Gathering):
         """Close the incident of a script without Session: all its ranks run again."""
         formed = journal.Formed(
             generation=self.generation + 1,
-            world_size=self.spec.world_size,
+            world_size=self.roster.world_size,
             step=0,
-            sources={"script": self.spec.world_size},
+            sources={"script": self.roster.world_size},
             newest=0,
             incident=self.incidents.open,
         )
@@ -61,13 +61,23 @@ class Forming(Gathering):
         if message.finished is not None:
             rank.finished = message.finished
             self.newest = max(self.newest, message.finished)
+        self._take_in()
         self._try_form()
+
+    def _take_in(self) -> None:
+        """Let the world grow by the nodes whose ranks have all arrived, at the end of a step."""
+        if self.phase not in (Phase.TRAINING, Phase.REGROUPING):
+            return
+        for node in sorted(self.roster.outside & self.roster.nodes.keys()):
+            if all(rank.status is Status.WAITING for rank in self.roster.ranks_of(node)):
+                self.roster.take_in(node)
+                self._declare_over()
 
     def _try_form(self) -> None:
         """Form the next generation, or let the ranks go, when every rank has arrived."""
         if self.phase in (Phase.RESTARTING, *ENDING) or not self.roster.all_are(Status.WAITING):
             return
-        arrived = [rank.arrived for rank in self.roster.ranks if rank.arrived]
+        arrived = [rank.arrived for rank in self.roster.world if rank.arrived]
         if all(a.done for a in arrived) and len({a.finished for a in arrived}) == 1:
             self._dismiss()
             return
@@ -85,20 +95,23 @@ class Forming(Gathering):
 
     def _dismiss(self) -> None:
         """All ranks have finished all steps; what follows is the script's own business."""
-        finished = self.roster.ranks[0].finished
+        finished = self.roster.world[0].finished
         if self.incidents.open:
             self._close_incident(generation=self.generation, step=finished)
         self._tell_nodes(p.Dismiss(finished=finished))
-        for rank in self.roster.ranks:
+        for rank in self.roster.world:
             rank.status = Status.STARTING
+        for node in sorted(self.roster.outside & self.roster.nodes.keys()):
+            self._send_home(node, "training is over")
         self._session = self._formed = False
         self.phase = Phase.REGROUPING
         self._do(CancelTimer("leave"))
         self._do(CancelTimer("join"))
 
     def _form(self) -> None:
-        plan = make_plan({rank.rank: self._holding(rank) for rank in self.roster.ranks})
-        torn = [rank for rank in self.roster.ranks if rank.arrived and rank.arrived.torn]
+        world = self.roster.world
+        plan = make_plan({place: self._holding(rank) for place, rank in enumerate(world)})
+        torn = [rank for rank in world if rank.arrived and rank.arrived.torn]
         if torn and plan.ranks[0].source is Source.FRESH:
             # Their state is no longer as the script built it: only new processes have that.
             self._kill(torn, grace_s=0.0)
@@ -106,27 +119,29 @@ class Forming(Gathering):
         self.incidents.answered()
         self._planned = plan
         self.generation += 1
-        passed = max(rank.arrived.passed for rank in self.roster.ranks if rank.arrived)
-        for node in self.roster.nodes.values():
+        passed = max(rank.arrived.passed for rank in world if rank.arrived)
+        places = {rank.rank: place for place, rank in enumerate(world)}
+        for node in self.roster.members:
+            own = {rank.rank: places[rank.rank] for rank in self.roster.ranks_of(node.node)}
             form = p.Form(
                 generation=self.generation,
-                world_size=self.spec.world_size,
+                world_size=len(world),
                 store_host=self._store.host,
                 store_port=self._store.port,
                 step=plan.step,
                 passed=passed,
-                ranks={r.rank: r.rank for r in self.roster.ranks_of(node.node)},
-                plan={r.rank: plan.ranks[r.rank] for r in self.roster.ranks_of(node.node)},
+                ranks=own,
+                plan={rank: plan.ranks[place] for rank, place in own.items()},
             )
             self._do(Send(node.connection, form))
         # A step that only some ranks have finished is under way: doing it again loses none.
-        self._reached = max(self._reached, min(rank.finished for rank in self.roster.ranks))
-        for rank in self.roster.ranks:
+        self._reached = max(self._reached, min(rank.finished for rank in world))
+        for rank in world:
             rank.status, rank.stepped, rank.finished = Status.RESTORING, False, plan.step
         self._record(
             journal.Formed(
                 generation=self.generation,
-                world_size=self.spec.world_size,
+                world_size=len(world),
                 step=plan.step,
                 sources=dict(Counter(r.source.value for r in plan.ranks)),
                 newest=self._reached,
@@ -159,7 +174,7 @@ class Forming(Gathering):
             return
         if message.error:
             assert self._planned is not None
-            source = self._planned.ranks[rank.rank].source
+            source = self._planned.ranks[self.roster.place_of(rank)].source
             self._refused.add((rank.node, source, self._planned.step))
             text = f"rank {rank.rank} could not take its state: {message.error}"
             fault = self._fault(Kind.RESTORE, rank, text)
@@ -173,6 +188,8 @@ class Forming(Gathering):
             self.phase = Phase.TRAINING
             self._do(CancelTimer("join"))
             self._record(journal.Restored(generation=self.generation, incident=self.incidents.open))
+            self._start_outside()
+            self._take_in()
 
     def on_step_done(self, message: p.StepDone) -> None:
         """A rank has finished its first step of the generation."""
@@ -204,8 +221,8 @@ class Forming(Gathering):
         self._do(SetTimer("leave", self.spec.policy.leave_timeout_s))
 
     def _tell_nodes(self, message: p.Message) -> None:
-        """Send one message to all agents of nodes."""
-        for node in self.roster.nodes.values():
+        """Send one message to all agents of the world."""
+        for node in self.roster.members:
             self._do(Send(node.connection, message))
 
     @abstractmethod

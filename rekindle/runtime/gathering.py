@@ -68,6 +68,7 @@ class Gathering(ABC):
         self._planned: Plan | None = None  # of the generation formed last
         self._refused: set[tuple[int, Source, int]] = set()  # (node, source, step) that failed
         self._injections = Injections()
+        self.sent_home: set[int] = set()  # lines of agents that were told to end
         self._commands: list[Command] = []
 
     def drain(self) -> list[Command]:
@@ -95,6 +96,8 @@ class Gathering(ABC):
         restarting = self.phase is Phase.RESTARTING
         if hello.ranks and (restarting or hello.restart < self.restarts):
             seat = "all ranks are started anew, and this agent has some of before"
+        elif hello.ranks and seat in self.roster.outside:
+            seat = "the world has gone on without this agent's ranks"
         if isinstance(seat, str):
             self._do(Send(connection, p.Refused(reason=seat)))
             return
@@ -114,6 +117,9 @@ class Gathering(ABC):
                 if taker == connection:  # it could not hear of it while it wanted another place
                     self._do(Send(connection, p.Promote(node=node)))
             self._promote()
+            return
+        if seat in self.roster.outside:
+            self._start_outside()
             return
         self._take_over(connection, hello)
         if self.roster.is_full:
@@ -144,6 +150,23 @@ class Gathering(ABC):
         if self._inherits:  # the spares of a coordinator that died have had their time to come, too
             for _ in range(self.spec.spares - len(self.roster.spares)):
                 self._record(journal.NodeWanted(node=SPARE))
+
+    def _leave_out_missing(self) -> None:
+        """Go on with the nodes that are there."""
+        for node in self.roster.missing:
+            self.roster.leave_out(node)
+
+    def _start_outside(self) -> None:
+        """Start the ranks of nodes that came while the world goes on without them.
+
+        Only a Session can take them in; other scripts have to wait for a restart.
+        """
+        if self.phase is not Phase.TRAINING:
+            return
+        for node in sorted(self.roster.outside & self.roster.nodes.keys()):
+            absent = [r for r in self.roster.ranks_of(node) if r.status is Status.ABSENT]
+            if absent:
+                self._spawn(node, absent)
 
     def _take_over(self, connection: int, hello: p.Hello) -> None:
         """Take over what an agent did for a coordinator that died: its ranks go on living."""
@@ -188,10 +211,10 @@ class Gathering(ABC):
             self._store.drop()
 
     def _ask_for_store(self) -> None:
-        if self._store.is_up or self._store.asked >= 0 or not self.roster.nodes:
+        nodes = {node.node: node for node in self.roster.members}
+        if self._store.is_up or self._store.asked >= 0 or not nodes:
             return
         # Where there was one before: its agent ends the old one when it starts the new.
-        nodes = self.roster.nodes
         node = nodes[self._store.last if self._store.last in nodes else min(nodes)]
         serial = self._store.ask(node.node)
         self._do(Send(node.connection, p.HostStore(serial=serial, port=self.spec.master_port)))
@@ -206,25 +229,33 @@ class Gathering(ABC):
         nodes = self.roster.nodes
         absent = [rank for rank in self.roster.those(Status.ABSENT) if rank.node in nodes]
         for number, ranks in by_node(absent).items():
-            for rank in ranks:
-                rank.status = Status.SPAWNING
-            spawn = p.Spawn(
-                generation=self.generation + 1,
-                restart=self.restarts,
-                ranks=tuple(rank.rank for rank in ranks),
-                store_host=self._store.host,
-                store_port=self._store.port,
-                world_size=self.spec.world_size,
-                first=number * self.spec.processes_per_node,
-            )
-            self._do(Send(nodes[number].connection, spawn))
+            self._spawn(number, ranks)
         if absent:
             self._do(SetTimer("join", self.spec.policy.join_timeout_s))
+
+    def _spawn(self, node: int, ranks: list[Rank]) -> None:
+        for rank in ranks:
+            rank.status = Status.SPAWNING
+        outside = 0 if ranks[0].inside else self.spec.processes_per_node
+        spawn = p.Spawn(
+            generation=self.generation + 1,
+            restart=self.restarts,
+            ranks=tuple(rank.rank for rank in ranks),
+            store_host=self._store.host,
+            store_port=self._store.port,
+            world_size=self.roster.world_size + outside,
+            first=self.roster.place_of(self.roster.ranks_of(node)[0]),
+        )
+        self._do(Send(self.roster.nodes[node].connection, spawn))
 
     def on_spawn_failed(self, node: int, message: p.SpawnFailed) -> None:
         """A rank could not be started at all."""
         text = f"rank {message.rank} could not be started: {message.error}"
-        self.roster.ranks[message.rank].status = Status.ABSENT
+        rank = self.roster.ranks[message.rank]
+        rank.status = Status.ABSENT
+        if not rank.inside:
+            self._send_home(node, text)
+            return
         # At first it means that ranks cannot run here; later, that the machine is short of room.
         kind = Kind.PROCESS if self._formed else Kind.LAUNCH
         self._on_fault(Fault(kind=kind, message=text, rank=message.rank, node=node))
@@ -273,6 +304,9 @@ class Gathering(ABC):
                 seconds=message.seconds,
             )
         )
+
+    @abstractmethod
+    def _send_home(self, node: int, reason: str) -> None: ...
 
     @abstractmethod
     def _on_fault(self, fault: Fault) -> None: ...

@@ -24,8 +24,8 @@ from rekindle.recovery.fault import Fault, Kind, fault_of_exit
 from rekindle.recovery.policy import Case, Strategy
 from rekindle.runtime import protocol as p
 from rekindle.runtime.ending import GONE, Ending
-from rekindle.runtime.roster import Status
-from rekindle.runtime.state import ENDING, Phase, Send, SetTimer
+from rekindle.runtime.roster import Node, Status
+from rekindle.runtime.state import ENDING, CancelTimer, Phase, Send, SetTimer
 
 _FAILED = {
     Kind.LINK: "a collective of rank {rank} failed: {error}",
@@ -87,6 +87,9 @@ class Machine(Ending):
             return
         self._injections.lost(self.roster.ranks_of(lost.node))
         finished = self.roster.lose(lost)
+        if lost.node in self.roster.outside:
+            self._on_outside_lost(lost)
+            return
         self._store.node_lost(lost.node)
         if self.phase is Phase.DUMPING and lost.node == self._dumper:
             self._dump_failed("the node is lost")
@@ -101,7 +104,25 @@ class Machine(Ending):
             self._on_fault(fault)
         if self.phase not in ENDING:
             self._fill(lost.node)
-            self._do(SetTimer("node", self.spec.policy.node_timeout_s))
+            if self.roster.missing:
+                self._do(SetTimer("node", self.spec.policy.node_timeout_s))
+
+    def _on_outside_lost(self, lost: Node) -> None:
+        """A node is gone that the world goes on without: nobody misses it."""
+        if self.phase in (Phase.RESTARTING, *ENDING):
+            self._go_on_ending()
+            return
+        self._record(journal.NodeLeft(node=lost.node, address=lost.address, pid=lost.pid))
+
+    def _send_home(self, node: int, reason: str) -> None:
+        """End an agent whose ranks cannot take part; it is not asked for again."""
+        agent = self.roster.nodes[node]
+        self._record(
+            journal.NodeLeft(node=node, address=agent.address, pid=agent.pid, reason=reason)
+        )
+        self._do(Send(agent.connection, p.Bye(status=0)))
+        self.sent_home.add(agent.connection)
+        self.roster.lose(agent)
 
     def _nothing_to_lose(self) -> bool:
         """Whether a node may go as it came: no rank was started yet; a few times, at most."""
@@ -142,7 +163,10 @@ class Machine(Ending):
             finished=rank.finished,
             at=message.at or now,
         )
-        if was is Status.ENDING:
+        if not rank.inside and was is not Status.ENDING:
+            rank.status = Status.ABSENT
+            self._send_home(rank.node, fault.message)
+        elif was is Status.ENDING:
             rank.status = Status.ABSENT
             if message.error and self.incidents.open:
                 # It failed by itself before our signal came; it may even be the first that did.
@@ -158,7 +182,7 @@ class Machine(Ending):
     def _on_good_exit(self) -> None:
         if self.roster.all_are(Status.EXITED):
             self._outcome = "succeeded"
-            self._finish(f"all {self.spec.world_size} ranks ended with exit status 0")
+            self._finish(f"all {self.roster.world_size} ranks ended with exit status 0")
         else:
             self._miss_exited()
 
@@ -212,6 +236,7 @@ class Machine(Ending):
             formed=self._formed,
             newest=self.newest,
             spares=len(self.roster.free_spares),
+            left=self.roster.may_be_left_out(),
             last_words=self._last_words_of(),
             past=tuple(self.incidents.past),
         )
@@ -224,7 +249,9 @@ class Machine(Ending):
         elif decision.strategy is Strategy.RESTART:
             self._end_ranks(Phase.RESTARTING, decision.reason)
         else:
-            if decision.strategy is Strategy.RECOVER_IN_PLACE:
+            if decision.strategy is Strategy.SHRINK:
+                self.roster.leave_out(fault.node)
+            elif decision.strategy is Strategy.RECOVER_IN_PLACE:
                 broken = self.roster.ranks[fault.rank]
                 if broken.status not in (*GONE, Status.ENDING):
                     self._kill([broken], grace_s=0.0)
@@ -237,6 +264,9 @@ class Machine(Ending):
             self._on_ending_timer(name)
         elif name == "late":
             self._fill_all()
+            self._go_on_without(missing)
+        elif name == "node" and missing and self.roster.may_be_left_out():
+            self._go_on_without(missing)
         elif name == "node" and missing:
             where = ", ".join(map(str, missing))
             text = f"no node came as node {where} within {policy.node_timeout_s:g} s"
@@ -253,6 +283,14 @@ class Machine(Ending):
         elif name == "join" and self._session:
             did = f"reach its Session within {policy.join_timeout_s:g} s"
             self._replace_late((Status.STARTING, Status.SPAWNING), did, now)
+
+    def _go_on_without(self, missing: list[int]) -> None:
+        """Leave out the nodes that did not come, if the world may be so small."""
+        if missing and self.roster.may_be_left_out():
+            self._leave_out_missing()
+            self._do(CancelTimer("node"))
+            self._start_missing()
+            self._try_form()
 
     def _replace_late(self, late: tuple[Status, ...], what: str, now: float) -> None:
         for rank in self.roster.those(*late):
@@ -272,6 +310,8 @@ class Machine(Ending):
         if not 0 <= order.rank < self.spec.world_size:
             return f"there is no rank {order.rank} in a world of {self.spec.world_size}"
         rank = self.roster.ranks[order.rank]
+        if not rank.inside:
+            return f"rank {order.rank} takes no part in the world now"
         if order.step is not None and order.step < rank.finished:
             return f"step {order.step} is past: rank {order.rank} has finished {rank.finished}"
         if self.phase in ENDING:

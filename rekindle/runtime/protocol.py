@@ -8,11 +8,9 @@ message that bears an older one is refused.
 from __future__ import annotations
 
 import enum
-from typing import TypeVar
 
 import msgspec
 
-from rekindle.errors import ProtocolError
 from rekindle.recovery.fault import ErrorRecord, Exit, Kind
 from rekindle.recovery.plan import RankPlan
 
@@ -103,9 +101,9 @@ class Over(Message, frozen=True, kw_only=True, tag="over"):
 class Form(Message, frozen=True, kw_only=True, tag="form"):
     """Form this generation at the named store, with state as planned, and go on from `step`.
 
-    Everywhere else a rank is called by its number in the full world; `ranks` tells what each rank of
-    the receiving node is in this one, and the plan names peers so. plan: what each of them does (an
-    agent passes on only the rank's own).
+    ranks: what each rank of the receiving node is in this world; elsewhere a rank is called by its
+    number in the full one. plan: what each of them does, with peers by their number in this
+    world. An agent passes on only the rank's own of both.
     """
 
     generation: int
@@ -374,36 +372,3 @@ def ranks_named(message: Message) -> tuple[int, ...]:
             return tuple(by_rank)
     rank = getattr(message, "rank", None)
     return () if rank is None else (rank,)
-
-
-_ENCODER = msgspec.msgpack.Encoder()
-T = TypeVar("T")
-
-
-def encode(message: Message) -> bytes:
-    """Encode a message for any of the wires."""
-    return _ENCODER.encode(message)
-
-
-class Decoder:
-    """Decodes the messages of one direction; anything else is refused.
-
-    `what` names the sender in error texts.
-    """
-
-    def __init__(self, union: object, what: str) -> None:
-        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(union)
-        self._what = what
-
-    def __call__(self, data: bytes) -> Message:
-        """Decode one message. Raises ProtocolError: it is none of this direction."""
-        try:
-            return self._decoder.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ProtocolError(f"not a message of {self._what}: {error}") from error
-
-
-decode_from_rank = Decoder(FromRank, "a rank")
-decode_to_rank = Decoder(ToRank, "an agent")
-decode_from_agent = Decoder(FromAgent, "an agent")
-decode_to_agent = Decoder(ToAgent, "a coordinator")

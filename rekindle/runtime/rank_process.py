@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rekindle.errors import ProtocolError, UsageError
 from rekindle.recovery.fault import ErrorRecord, Exit
-from rekindle.runtime import protocol
+from rekindle.runtime import protocol, wire
 from rekindle.runtime.channel import MAX_MESSAGE
 from rekindle.runtime.heartbeat import Page
 
@@ -50,7 +50,7 @@ class RankProcess:
     def send(self, message: protocol.Message, fds: list[int] | None = None) -> None:
         """Send to the rank; one that is gone or does not listen is seen by its exit or a limit."""
         with contextlib.suppress(ConnectionError, BlockingIOError):
-            socket.send_fds(self._line, [protocol.encode(message)], fds or [])
+            socket.send_fds(self._line, [wire.encode(message)], fds or [])
 
     def signal(self, number: int) -> None:
         """Signal the rank and the processes it started in its session."""
@@ -91,7 +91,7 @@ class RankProcess:
                 asyncio.get_running_loop().remove_reader(self._line)
                 return
             try:
-                message = protocol.decode_from_rank(data)
+                message = wire.decode_from_rank(data)
                 if protocol.ranks_named(message) != (self.rank,):
                     raise ProtocolError("it speaks for another rank")
             except ProtocolError as error:

@@ -27,16 +27,17 @@ class Status(str, enum.Enum):
 
 
 class Census:
-    """Which ranks are in which status, and which have stepped: counted as it changes.
+    """Which ranks of the world are in which status, and which have stepped: counted as it changes.
 
     Nearly every message asks whether all ranks are somewhere; looking at each of them every time
-    would cost the square of their number.
+    would cost the square of their number. outside: ranks that take no part in the world now.
     """
 
     def __init__(self, world_size: int) -> None:
         self.status: dict[Status, set[int]] = {status: set() for status in Status}
         self.status[Status.ABSENT].update(range(world_size))
         self.stepped: set[int] = set()
+        self.outside: set[int] = set()
 
 
 class Rank:
@@ -60,9 +61,27 @@ class Rank:
 
     @status.setter
     def status(self, status: Status) -> None:
-        self._census.status[self._status].remove(self.rank)
-        self._census.status[status].add(self.rank)
+        if self.inside:
+            self._census.status[self._status].remove(self.rank)
+            self._census.status[status].add(self.rank)
         self._status = status
+
+    @property
+    def inside(self) -> bool:
+        """Whether it takes part in the world."""
+        return self.rank not in self._census.outside
+
+    @inside.setter
+    def inside(self, inside: bool) -> None:
+        if inside == self.inside:
+            return
+        self.stepped = False
+        if inside:
+            self._census.outside.remove(self.rank)
+            self._census.status[self._status].add(self.rank)
+        else:
+            self._census.status[self._status].remove(self.rank)
+            self._census.outside.add(self.rank)
 
     @property
     def stepped(self) -> bool:
@@ -100,16 +119,20 @@ class Node(msgspec.Struct, kw_only=True):
 
 
 class Roster:
-    """Who is there: the nodes that joined, those in reserve, and every rank of the world.
+    """Who is there: the nodes that joined, those in reserve, and every rank of the full world.
 
-    spares: by connection. vacant: node ranks that a spare may take, because their agent was lost or
-    did not come in time. promised: spares (connections) that were asked to take such a place.
+    The world of a generation may be smaller.
+
+    outside: nodes that take no part in it; they were lost, or did not come. spares: by connection.
+    vacant: node ranks that a spare may take, because their agent was lost or did not come in time.
+    promised: spares (connections) that were asked to take such a place.
     """
 
     def __init__(self, spec: JobSpec) -> None:
         self.spec = spec
         self.nodes: dict[int, Node] = {}
         self.spares: dict[int, Node] = {}
+        self.outside: set[int] = set()
         self.vacant: set[int] = set()
         self.promised: dict[int, int] = {}
         per_node = spec.processes_per_node
@@ -120,13 +143,52 @@ class Roster:
 
     @property
     def missing(self) -> list[int]:
-        """Node ranks without an agent."""
-        return [node for node in range(self.spec.nodes) if node not in self.nodes]
+        """Nodes of the world without an agent."""
+        places = range(self.spec.nodes)
+        return [node for node in places if node not in self.nodes and node not in self.outside]
+
+    @property
+    def members(self) -> list[Node]:
+        """The nodes of the world that have their agent."""
+        return [node for node in self.nodes.values() if node.node not in self.outside]
 
     @property
     def is_full(self) -> bool:
-        """Whether every node has its agent."""
-        return len(self.nodes) == self.spec.nodes
+        """Whether every node of the world has its agent."""
+        absent = sum(node not in self.nodes for node in self.outside)
+        return len(self.nodes) + absent == self.spec.nodes
+
+    @property
+    def world(self) -> list[Rank]:
+        """The ranks of the world, in the order of their places in it."""
+        return [rank for rank in self.ranks if rank.inside] if self.outside else self.ranks
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the world."""
+        return (self.spec.nodes - len(self.outside)) * self.spec.processes_per_node
+
+    def place_of(self, rank: Rank) -> int:
+        """What a rank is in the world (or would be)."""
+        before = sum(node < rank.node for node in self.outside)
+        return rank.rank - before * self.spec.processes_per_node
+
+    def leave_out(self, node: int) -> None:
+        """The world goes on without this node."""
+        self.outside.add(node)
+        for rank in self.ranks_of(node):
+            rank.inside = False
+
+    def take_in(self, node: int) -> None:
+        """This node is one of the world again."""
+        self.outside.discard(node)
+        for rank in self.ranks_of(node):
+            rank.inside = True
+
+    def may_be_left_out(self) -> int:
+        """Return how many nodes the world would go on with if all missing were left out; or 0."""
+        left = len(self.members)
+        return left if self.spec.least_nodes <= left < self.spec.nodes else 0
 
     def ranks_of(self, node: int) -> list[Rank]:
         """Return the ranks of one node."""
@@ -140,22 +202,26 @@ class Roster:
         return all(map(own.__contains__, ranks))
 
     def all_are(self, *statuses: Status) -> bool:
-        """Whether every rank is in one of these."""
-        return sum(len(self.census.status[status]) for status in statuses) == len(self.ranks)
+        """Whether every rank of the world is in one of these."""
+        return sum(len(self.census.status[status]) for status in statuses) == self.world_size
 
     def any_is(self, status: Status) -> bool:
-        """Whether some rank is there."""
+        """Whether some rank of the world is there."""
         return bool(self.census.status[status])
 
     def those(self, *statuses: Status) -> list[Rank]:
-        """Return the ranks in one of these, in their order."""
+        """Return the ranks of the world in one of these, in their order."""
         numbers = sorted(rank for status in statuses for rank in self.census.status[status])
         return [self.ranks[number] for number in numbers]
 
+    def any_outside_but(self, *statuses: Status) -> bool:
+        """Whether some rank that takes no part in the world is in none of these."""
+        return any(self.ranks[r].status not in statuses for r in self.census.outside)
+
     @property
     def all_stepped(self) -> bool:
-        """Whether every rank has finished a step in this generation."""
-        return len(self.census.stepped) == len(self.ranks)
+        """Whether every rank of the world has finished a step in this generation."""
+        return len(self.census.stepped) == self.world_size
 
     def by_connection(self, connection: int) -> Node | None:
         """Return the node whose agent is on this connection."""

@@ -28,6 +28,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One training run, as given to coordinator and agents.
 
     nodes, processes_per_node: the world is nodes x processes_per_node ranks.
+    min_nodes: least number of nodes that the job may go on with; 0: all of them.
     spares: agents in reserve, each ready to take a lost node's place.
     snapshot_every, checkpoint_every: steps between two of them; 0 = never.
     checkpoint_directory: absolute; shared by all nodes or private to each.
@@ -41,6 +42,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     target: str
     arguments: tuple[str, ...] = ()
     nodes: int = 1
+    min_nodes: int = 0
     processes_per_node: int = 1
     spares: int = 0
     environment: dict[str, str] = {}
@@ -60,8 +62,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def world_size(self) -> int:
-        """Ranks in the whole job."""
+        """Ranks in the full world."""
         return self.nodes * self.processes_per_node
+
+    @property
+    def least_nodes(self) -> int:
+        """Nodes that the smallest world has."""
+        return self.min_nodes or self.nodes
 
 
 _JOB_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -76,11 +83,7 @@ def check(spec: JobSpec) -> JobSpec:
         raise UsageError(
             f"job id {spec.job_id!r}: use 1 to 63 of a-z 0-9 . _ - and begin with a letter or digit"
         )
-    for name in ("nodes", "processes_per_node"):
-        if getattr(spec, name) < 1:
-            raise UsageError(f"{name} is {getattr(spec, name)}; at least 1 is needed")
-    if spec.spares < 0:
-        raise UsageError(f"spares is {spec.spares}; give a number of nodes, or 0 for none")
+    _check_world(spec)
     for name in ("snapshot_every", "checkpoint_every"):
         if getattr(spec, name) < 0:
             raise UsageError(f"{name} is {getattr(spec, name)}; give steps, or 0 for never")
@@ -96,6 +99,18 @@ def check(spec: JobSpec) -> JobSpec:
         if not script.is_file():
             raise UsageError(f"training script {script} does not exist")
     return spec
+
+
+def _check_world(spec: JobSpec) -> None:
+    for name in ("nodes", "processes_per_node"):
+        if getattr(spec, name) < 1:
+            raise UsageError(f"{name} is {getattr(spec, name)}; at least 1 is needed")
+    if not 0 <= spec.min_nodes <= spec.nodes:
+        raise UsageError(
+            f"min_nodes is {spec.min_nodes}; give 1 to {spec.nodes} (nodes), or 0 for all of them"
+        )
+    if spec.spares < 0:
+        raise UsageError(f"spares is {spec.spares}; give a number of nodes, or 0 for none")
 
 
 def home() -> Path:

@@ -75,7 +75,8 @@ def last_words(event: LastWords) -> str:
 def _node_sentence(event: NodeJoined | NodeLeft | NodeWanted | SpareLost) -> str:
     match event:
         case NodeLeft():
-            return f"node {event.node} ({event.address}) is gone before a rank was started"
+            why = f", for {event.reason}" if event.reason else ", and the job goes on without it"
+            return f"node {event.node} ({event.address}) has left{why}"
         case NodeJoined(node=names.SPARE):
             return f"a spare comes from {event.address}; its agent is process {event.pid}"
         case NodeJoined():

@@ -22,6 +22,7 @@ from rekindle.engines.client import JobClient
 from rekindle.errors import JobError, LeaseHeldError
 from rekindle.recovery import journal
 from rekindle.runtime import protocol as p
+from rekindle.runtime import wire
 from rekindle.runtime.spec import Endpoint, bearer
 
 WAITS = """
@@ -145,7 +146,7 @@ async def talk(live: Live, *frames: bytes | str) -> list[object]:
         for frame in frames:
             await (line.send_str(frame) if isinstance(frame, str) else line.send_bytes(frame))
         while (answer := await asyncio.wait_for(line.receive(), 20)).type is WSMsgType.BINARY:
-            answers.append(p.decode_to_agent(answer.data))
+            answers.append(wire.decode_to_agent(answer.data))
             if isinstance(answers[-1], p.Refused):
                 return answers
         return [*answers, line.close_code]
@@ -157,10 +158,10 @@ GARBAGE: dict[str, Callable[[], bytes | str]] = {
     "text": lambda: "hello",
     "json": lambda: json.dumps({"type": "hello"}),
     "unknown message": lambda: msgspec.msgpack.encode({"type": "unheard-of"}),
-    "a message of the other direction": lambda: p.encode(p.Bye(status=0)),
-    "a truncated message": lambda: p.encode(p.StoreDown(serial=1))[:-1],
-    "news before a hello": lambda: p.encode(p.StoreDown(serial=1)),
-    "an exit before a hello": lambda: p.encode(
+    "a message of the other direction": lambda: wire.encode(p.Bye(status=0)),
+    "a truncated message": lambda: wire.encode(p.StoreDown(serial=1))[:-1],
+    "news before a hello": lambda: wire.encode(p.StoreDown(serial=1)),
+    "an exit before a hello": lambda: wire.encode(
         p.Exited(rank=0, pid=1, exit=p.Exit(signal=9), finished=0)
     ),
 }
@@ -190,7 +191,7 @@ def test_an_agent_that_does_not_belong_is_refused(
     live: Live, changes: dict[str, object], words: str
 ) -> None:
     """The refusal says why: an agent of an old attempt cannot take part again."""
-    [answer] = asyncio.run(talk(live, p.encode(hello(live, **changes))))
+    [answer] = asyncio.run(talk(live, wire.encode(hello(live, **changes))))
     assert isinstance(answer, p.Refused)
     assert words in answer.reason
 
