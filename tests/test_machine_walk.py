@@ -33,14 +33,17 @@ class Walk(RuleBasedStateMachine):
 
     @initialize(
         nodes=st.integers(1, 3),
+        least=st.integers(0, 3),
         processes=st.integers(1, 3),
         max_restarts=st.integers(0, 2),
         max_recoveries=st.integers(0, 6),
         max_in_row=st.integers(1, 3),
     )
-    def begin(self, nodes: int, processes: int, **limits: int) -> None:
-        """A world of some size, with some budgets."""
-        self.world = World(nodes=nodes, processes=processes, policy=Policy(**limits))
+    def begin(self, nodes: int, least: int, processes: int, **limits: int) -> None:
+        """A world of some size, that may shrink or not, with some budgets."""
+        policy = Policy(**limits)
+        least = min(least, nodes)
+        self.world = World(nodes=nodes, least=least, processes=processes, policy=policy)
 
     def alive(self) -> bool:
         return self.world.outcome is None

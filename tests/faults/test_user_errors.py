@@ -35,14 +35,17 @@ ERROR = "ValueError: injected into step"
 def test_error_ends_the_job_once(
     ranks: tuple[int, ...], step: int, place: str, job: Callable[..., Job]
 ) -> None:
-    """An error of the script fails the job once, with the traceback of the first failing rank."""
+    """An error of the script fails the job once, with the traceback of the first failing rank.
+
+    Where there is a snapshot, its last words are written.
+    """
     run = job(*(Fault(rank, place, step, do="raise") for rank in ranks))
     ended = run.end()
     assert ended.outcome == "failed"
     assert ended.reason.startswith("rank ")
     assert f"{ERROR} {step}" in ended.reason
     (incident,) = run.incidents()
-    assert incident.strategies == [Strategy.FAIL]
+    assert incident.strategies == [Strategy.DUMP if step else Strategy.FAIL]
     raised = [fault for fault in incident.faults if fault.traceback]
     assert {fault.rank for fault in raised} <= set(ranks)
     assert incident.cause.at == min(fault.at for fault in raised)

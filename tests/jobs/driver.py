@@ -25,9 +25,7 @@ M = TypeVar("M", bound=p.Message)
 E = TypeVar("E", bound=journal.Event)
 
 
-def spec_of(
-    *, nodes: int, processes: int, policy: Policy, spares: int, allow_injection: bool
-) -> JobSpec:
+def spec_of(*, nodes: int, processes: int, **settings: object) -> JobSpec:
     """A job that exists nowhere."""
     return JobSpec(
         job_id="pretended",
@@ -39,9 +37,7 @@ def spec_of(
         directory="nowhere",
         log_directory="nowhere",
         checkpoint_directory="nowhere",
-        policy=policy,
-        spares=spares,
-        allow_injection=allow_injection,
+        **settings,
     )
 
 
@@ -60,6 +56,7 @@ class Driver:
         attempt: int = 0,
         generation: int = 0,
         spares: int = 0,
+        least: int = 0,
         allow_injection: bool = False,
     ) -> None:
         spec = spec_of(
@@ -67,6 +64,7 @@ class Driver:
             processes=processes,
             policy=policy or Policy(),
             spares=spares,
+            min_nodes=least,
             allow_injection=allow_injection,
         )
         self.machine = Machine(spec, attempt=attempt, generation=generation)
@@ -310,7 +308,11 @@ class Driver:
 
     def step(self, finished: int) -> None:
         """Every rank finishes its first step of the generation."""
-        for rank in self.ranks:
+        self.step_of(self.ranks, finished)
+
+    def step_of(self, ranks: Iterable[int], finished: int) -> None:
+        """These ranks finish their first step of the generation."""
+        for rank in ranks:
             done = p.StepDone(rank=rank, generation=self.machine.generation, finished=finished)
             self.say(self.node_of(rank), done)
 
@@ -365,8 +367,10 @@ class Driver:
 def check_counts(roster: Roster) -> None:
     """What is counted as it changes is what a look at every rank and node finds."""
     for status, counted in roster.census.status.items():
-        assert counted == {rank.rank for rank in roster.ranks if rank.status is status}
-    assert roster.all_stepped == all(rank.stepped for rank in roster.ranks)
+        assert counted == {rank.rank for rank in roster.world if rank.status is status}
+    assert roster.all_stepped == all(rank.stepped for rank in roster.world)
+    places = [roster.place_of(rank) for rank in roster.world]
+    assert places == list(range(roster.world_size))
     assert roster.is_full == (not roster.missing)
     connections = [agent.connection for agent in roster.agents()]
     assert all(roster.knows(connection) for connection in connections)

@@ -101,13 +101,15 @@ class Agent:
 class World(Driver):
     """A job of pretended processes. `total`: steps of the training."""
 
-    def __init__(self, *, nodes: int, processes: int, policy: Policy, total: int = 6) -> None:
+    def __init__(
+        self, *, nodes: int, processes: int, policy: Policy, least: int = 0, total: int = 6
+    ) -> None:
         self.agents: dict[int, Agent] = {}
         self.spares: set[int] = set()  # their lines
         self.cut_spares = 0  # spares whose coordinator died
         self.total = total
         self._next_pid = 100
-        super().__init__(nodes=nodes, processes=processes, policy=policy)
+        super().__init__(nodes=nodes, processes=processes, policy=policy, least=least)
 
     # ---- what can go on
 
@@ -177,8 +179,10 @@ class World(Driver):
             self.agents[node].orders.append(message)
 
     def hear(self, node: int) -> None:
-        """The coordinator reads the next news of a node."""
-        self.say(node, self.agents[node].news.popleft())
+        """The coordinator reads the next news of a node, if it has not sent it home."""
+        news = self.agents[node].news.popleft()
+        if node in self.machine.roster.nodes:
+            self.say(node, news)
 
     def obey(self, node: int) -> None:
         """The agent of a node carries out its next order."""
@@ -191,6 +195,8 @@ class World(Driver):
             case p.Kill(ranks=ranks):
                 for rank in ranks:
                     self.die(rank, signal=15)
+            case p.Bye():
+                self._go_home(node)
             case p.Dump(step=step):
                 written = p.CheckpointWritten(step=step, path="there", last_words=True)
                 agent.news.append(written)
@@ -203,10 +209,20 @@ class World(Driver):
                 for process in agent.ranks.values():
                     process.over = max(process.over, generation)
             case p.Dismiss():
-                agent.training.clear()
-                agent.waiting.clear()
-                for process in agent.ranks.values():
-                    process.doing = Doing.DISMISSED
+                self._dismiss(agent)
+
+    def _dismiss(self, agent: Agent) -> None:
+        agent.training.clear()
+        agent.waiting.clear()
+        for process in agent.ranks.values():
+            process.doing = Doing.DISMISSED
+
+    def _go_home(self, node: int) -> None:
+        """The agent is told to end; while the job goes on, it is one that the world left out."""
+        if self.outcome is None:
+            self._forget(node)
+            del self.agents[node]
+            self.lose_spare(self.nodes.pop(node))
 
     def _spawn(self, agent: Agent, spawn: p.Spawn) -> None:
         agent.restart = spawn.restart
@@ -282,15 +298,25 @@ class World(Driver):
 
     def _peers_keep_up(self, process: Process) -> bool:
         """Whether a step of this rank can end: all peers have come as far in this generation."""
-        peers = self.processes
-        return process.finished >= self.total or all(
-            rank in peers
-            and peers[rank].generation == process.generation
-            and peers[rank].has_state
-            and peers[rank].finished >= process.finished
-            and peers[rank].doing in (Doing.STEPPING, Doing.WAITING)
-            for rank in self.ranks
+        peers = self._group(process)
+        return process.finished >= self.total or (
+            all(
+                peer.has_state
+                and peer.finished >= process.finished
+                and peer.doing in (Doing.STEPPING, Doing.WAITING)
+                for peer in peers
+            )
+            and not self._lacks_somebody(process)
         )
+
+    def _group(self, process: Process) -> list[Process]:
+        """The living processes of its generation."""
+        return [q for q in self.processes.values() if q.generation == process.generation]
+
+    def _lacks_somebody(self, process: Process) -> bool:
+        """Whether a process of its generation is dead, or in another one."""
+        assert process.form is not None
+        return len(self._group(process)) < process.form.world_size
 
     def _step(self, process: Process) -> None:
         rank = process.rank
@@ -411,9 +437,8 @@ class World(Driver):
         """A step whose peer is dead or gone fails: the network says so, sooner or later."""
         peers = self.processes
         for rank, process in peers.items():
-            together = [q for q in peers.values() if q.generation == process.generation]
             in_group = process.doing in (Doing.STEPPING, Doing.RESTORING)
-            if in_group and len(together) < len(self.ranks):
+            if in_group and self._lacks_somebody(process):
                 self.break_collective(rank)
                 return True
         return False
