@@ -86,7 +86,8 @@ class Run:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.rank = int(os.environ.get("RANK", "0"))
+        # Its number in the full world; by hand there is no other.
+        self.rank = int(os.environ.get("REKINDLE_SLOT") or os.environ.get("RANK", "0"))
         self.faults = Injector(options.folder, self.rank)
         self.faults.at("start")
         torch.manual_seed(7)

@@ -1,0 +1,145 @@
+"""A world that shrinks when a node is lost, and grows when one comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from training_jobs import LENGTH, RANKS
+from training_jobs.checks import assert_pids_kept, steps_lost
+from training_jobs.injection import Fault
+from training_jobs.job import Job, pause_all
+from training_jobs.record import Record
+
+from rekindle.recovery import journal
+from rekindle.recovery.fault import Kind
+from rekindle.recovery.policy import Strategy
+from rekindle.training.sampler import StepSampler
+
+PAUSE_ALL = pause_all(12)
+
+
+def worlds(run: Job) -> list[int]:
+    """The sizes of the worlds that were formed."""
+    return [event.world_size for event in run.events_of(journal.Formed)]
+
+
+def batches(record: Record) -> list[list[int]]:
+    """The samples of each step that counts, in the order of the ranks that did it last."""
+    lines = [line for rank in range(RANKS) for line in record.lines(rank)]
+    found = []
+    for step in range(record.total):
+        mine = [line for line in lines if line["step"] == step]
+        last = max(line["generation"] for line in mine)
+        samples = [line["metrics"]["samples"] for line in mine if line["generation"] == last]
+        found.append([sample for rank in samples for sample in rank])
+    return found
+
+
+def assert_stream(record: Record) -> None:
+    """All steps together have seen the stream from its beginning, no sample lost or twice."""
+    seen = [sample for batch in batches(record) for sample in batch]
+    sampler = StepSampler(LENGTH, 1, seed=3)
+    sampler.bind(0, 1)
+    for sample in seen:
+        assert [sample] == sampler.indices()
+        sampler.advance()
+
+
+def assert_went_on(run: Job, *, replaced: set[int], ranks: int = RANKS) -> None:
+    """The job ended well with equal states, kept its healthy processes and left nothing."""
+    ended = run.end()
+    assert ended.outcome == "succeeded", f"{ended}{run.story()}"
+    results = [run.record.result(rank) for rank in range(ranks)]
+    assert len({result["digest"] for result in results}) == 1
+    assert {result["position"] for result in results} == {sum(map(len, batches(run.record)))}
+    assert_stream(run.record)
+    assert_pids_kept(run.record, replaced=replaced)
+    assert set(steps_lost(run)) <= {0}
+    assert run.leftovers() == []
+    assert all(incident.closed for incident in run.incidents()), run.story()
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_the_world_shrinks(node: int, job: Callable[..., Job], baseline: Record) -> None:
+    """Without its node the world goes on at once, from the very step, with half the ranks."""
+    run = job(*PAUSE_ALL, nodes=2, min_nodes=1, replaces=False)
+    run.wait_pause(12)
+    run.kill_node(node)
+    run.release_all()
+    ended = run.end()
+    assert ended.outcome == "succeeded", run.story()
+    (incident,) = run.incidents()
+    assert (incident.cause.kind, incident.strategy) == (Kind.NODE_LOST, Strategy.SHRINK)
+    assert (worlds(run), steps_lost(run)) == ([4, 2], [0])
+    assert [len(batch) for batch in batches(run.record)] == [16] * 12 + [8] * 12
+    assert_stream(run.record)
+    left = {0, 1, 2, 3} - {2 * node, 2 * node + 1}
+    assert_pids_kept(run.record, replaced={0, 1, 2, 3} - left)
+    assert len({run.record.result(rank)["digest"] for rank in left}) == 1
+    for rank in range(RANKS):
+        assert run.record.losses(rank)[:12] == baseline.losses(rank)[:12]
+    assert run.leftovers() == []
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_the_world_grows_again(node: int, job: Callable[..., Job]) -> None:
+    """A node that comes while the others train is taken in between two steps."""
+    held = 1 - node
+    run = job(
+        *PAUSE_ALL,
+        *(Fault(rank, "forward", 18, do="pause") for rank in (2 * held, 2 * held + 1)),
+        nodes=2,
+        min_nodes=1,
+        replaces=False,
+    )
+    run.wait_pause(12)
+    run.kill_node(node)
+    run.release_all()
+    run.wait_fault(4)
+    run.wait_fault(5)
+    run.bring(node)
+    run.wait_event(journal.RanksStarted, count=3)
+    run.wait(lambda: all(r.status != "starting" for r in run.status().ranks), "their arrival")
+    run.release(4)
+    run.release(5)
+    assert_went_on(run, replaced={2 * node, 2 * node + 1})
+    assert worlds(run) == [4, 2, 4]
+    sizes = [len(batch) for batch in batches(run.record)]
+    assert sizes[:12] == [16] * 12
+    assert sizes[-1] == 16
+    assert len(run.incidents()) == 1
+
+
+def test_the_engine_brings_the_node(job: Callable[..., Job]) -> None:
+    """Nobody has to ask: the lost node is wanted, comes, and is taken in; faults go on."""
+    run = job(
+        Fault(0, "forward", 20, do="pause"),
+        Fault(3, "backward", 22, life=2),
+        nodes=2,
+        min_nodes=1,
+    )
+    run.wait_step(0, 6)
+    run.kill_node(1)
+    run.wait_fault(0)
+    run.wait(lambda: len(run.events_of(journal.RanksStarted)) >= 3, "the ranks of the new node")
+    run.wait(lambda: all(r.status != "starting" for r in run.status().ranks), "their arrival")
+    run.release(0)
+    assert_went_on(run, replaced={2, 3})
+    assert worlds(run)[:3] == [4, 2, 4]
+
+
+def test_start_with_fewer_nodes_is_resumed_with_more(job: Callable[..., Job]) -> None:
+    """A job that failed in a small world goes on in the full one: the position means the same."""
+    run = job(*PAUSE_ALL, nodes=2, min_nodes=1, replaces=False, checkpoint_every=5)
+    run.wait_pause(12)
+    run.kill_node(1)
+    run.plan(Fault(0, "forward", 18, do="raise"))
+    run.release_all()
+    assert run.end().outcome == "failed"
+    run.plan()
+    run.start()
+    ended = run.end()
+    assert ended.outcome == "succeeded", run.story()
+    assert worlds(run) == [4, 2, 4]
+    assert_stream(run.record)
