@@ -155,6 +155,43 @@ def test_no_sample_is_lost_or_repeated_when_the_world_changes(
     assert all(len(set(epoch)) == len(epoch) for epoch in epochs)
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(1, 60),
+    st.integers(1, 7),
+    st.integers(1, 6),
+    st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=6),
+)
+def test_with_shares_every_step_takes_what_the_full_world_takes(
+    length: int, batch: int, full: int, worlds: list[tuple[int, int]]
+) -> None:
+    """Whatever worlds follow each other, their ranks do the full world's shares, each once."""
+    state = StepSampler(length, batch).state_dict()
+    whole = [bound(length, batch, rank, full) for rank in range(full)]
+    for world_size, steps in ((min(world_size, full), steps) for world_size, steps in worlds):
+        ranks = [StepSampler(length, batch) for _ in range(world_size)]
+        for rank, sampler in enumerate(ranks):
+            sampler.load_state_dict(json.loads(json.dumps(state)))
+            sampler.bind(rank, world_size, full)
+        for _ in range(steps):
+            expected = [sampler.indices() for sampler in whole]
+            for rank, sampler in enumerate(ranks):
+                assert sampler.shares == full
+                assert sampler.parts() == expected[rank::world_size]
+                assert sampler.indices() == [i for part in sampler.parts() for i in part]
+            for sampler in (*ranks, *whole):
+                sampler.advance()
+            assert {sampler.position for sampler in ranks} == {whole[0].position}
+        state = ranks[-1].state_dict()
+
+
+def test_a_state_that_is_loaded_keeps_the_shares() -> None:
+    """A rank that takes a peer's position keeps its place, and the shares of the full world."""
+    sampler = StepSampler(100, 2)
+    sampler.bind(1, 2, 4)
+    assert at(sampler, 8).parts() == [stream(100, 16)[10:12], stream(100, 16)[14:16]]
+
+
 def test_blocks_computed_ahead_do_not_show() -> None:
     """Many more steps than are computed at once give the same samples as one step at a time."""
     sampler = bound(1000, 16, rank=2, world_size=3, seed=5)
@@ -162,6 +199,12 @@ def test_blocks_computed_ahead_do_not_show() -> None:
         fresh = at(bound(1000, 16, rank=2, world_size=3, seed=5), step * 48)
         assert sampler.indices() == fresh.indices()
         sampler.advance()
+    several = bound(1000, 16, seed=5)
+    several.bind(1, 2, 5)
+    samples = stream(1000, 700 * 80, seed=5)
+    for begin in range(0, 700 * 80, 80):
+        assert several.parts() == [samples[begin + 16 :][:16], samples[begin + 48 :][:16]]
+        several.advance()
 
 
 def test_asking_changes_nothing() -> None:
@@ -262,6 +305,26 @@ def test_an_iterator_in_step_with_the_loop_follows_a_recovery() -> None:
     assert next(batches) == sampler.indices()
 
 
+def test_an_iterator_yields_each_share_by_itself() -> None:
+    """A rank with several shares takes one batch for each; a recovery begins with the first."""
+    data = pytest.importorskip("torch.utils.data")
+    sampler = bound(100, 5)
+    sampler.bind(0, 2, 4)
+    loader = iter(data.DataLoader(range(100), batch_sampler=sampler, num_workers=1))
+    batches = iter(sampler)
+    for _ in range(3):
+        for part in sampler.parts():
+            assert next(batches) == part
+            assert next(loader).tolist() == part
+        sampler.advance()
+    next(batches)  # of the step that fails
+    for place in ((1, 3, 4), (1, 4, 4)):
+        sampler.bind(*place)
+        for part in sampler.parts():
+            assert next(batches) == part
+        sampler.advance()
+
+
 def test_batches_prefetched_before_a_recovery_are_refused() -> None:
     """Batches that wait in a worker's queue are not silently trained on in another step."""
     data = pytest.importorskip("torch.utils.data")
@@ -296,10 +359,21 @@ def test_impossible_ranks_are_refused(rank: int, world_size: int) -> None:
         StepSampler(10, 1).bind(rank, world_size)
 
 
+def test_fewer_shares_than_ranks_are_refused() -> None:
+    """A rank that would have nothing to do is refused."""
+    with pytest.raises(SessionError, match="shares must be from 4"):
+        StepSampler(10, 1).bind(0, 4, 3)
+
+
 def test_use_before_binding_is_refused() -> None:
     """A sampler that belongs to no rank says so, and its state may be loaded all the same."""
     sampler = StepSampler(10, 1)
-    for use in (sampler.indices, sampler.advance, lambda: next(iter(sampler))):
+    for use in (
+        sampler.indices,
+        sampler.advance,
+        lambda: sampler.shares,
+        lambda: next(iter(sampler)),
+    ):
         with pytest.raises(SessionError, match="belongs to no rank yet"):
             use()
     assert at(sampler, 7).position == 7

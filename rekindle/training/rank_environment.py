@@ -25,6 +25,22 @@ def path(name: str) -> Path | None:
     return Path(value) if value else None
 
 
-def steps(name: str) -> int:
-    """Return the number of steps in this variable; 0 = never."""
-    return int(os.environ.get(name, "0"))
+def number(name: str, default: int = 0) -> int:
+    """Return the number in this variable, if it is set."""
+    return int(os.environ.get(name, default))
+
+
+def move(rank: int, world_size: int) -> None:
+    """Keep torchrun's variables true when the world has changed: libraries look there."""
+    if (rank, world_size) == (number("RANK"), number("WORLD_SIZE", 1)):
+        return
+    per_node = number("LOCAL_WORLD_SIZE", 1)
+    now = {
+        "RANK": rank,
+        "ROLE_RANK": rank,
+        "GROUP_RANK": rank // per_node,
+        "WORLD_SIZE": world_size,
+        "ROLE_WORLD_SIZE": world_size,
+        "GROUP_WORLD_SIZE": world_size // per_node,
+    }
+    os.environ.update({name: str(value) for name, value in now.items()})

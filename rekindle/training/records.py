@@ -23,13 +23,13 @@ from rekindle.runtime.heartbeat import Page
 class Records:
     """Writes the records of one rank; path None: to nowhere, page None: nobody looks on."""
 
-    def __init__(self, path: Path | None, page: Page | None, rank: int) -> None:
+    def __init__(self, path: Path | None, page: Page | None, slot: int) -> None:
         self._fd = -1
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._page = page
-        self._rank = rank
+        self._slot = slot
         self._torn = False  # the last line was written in part
         self._told = False
 
@@ -41,7 +41,7 @@ class Records:
         record = {
             "step": step,
             "generation": generation,
-            "rank": self._rank,
+            "rank": self._slot,
             "at": time.time(),
             "metrics": metrics,
         }

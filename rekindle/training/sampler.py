@@ -1,9 +1,10 @@
 """Which samples each rank trains on in each step, as a pure function of the step.
 
 The data are one endless stream: the order of epoch 0, then that of epoch 1, and so on. A step
-takes the next `world_size * batch_size` samples of the stream and rank r gets the r-th slice, so
-a batch may straddle two epochs and no sample is ever lost or repeated. The position in the stream
-is all of the state, and it means the same in a world of another size.
+takes the next `shares * batch_size` samples of the stream, so a batch may straddle two epochs and
+no sample is ever lost or repeated. Rank r of a world of W gets the r-th slice, its share; where
+there are to be more shares than ranks, it gets those numbered r, r + W, r + 2W and so on. The
+position in the stream is all of the state, and it means the same in a world of another size.
 
 The order is a wire contract: a resumed job must see the very stream that it began with. It is
 therefore computed from integers alone and not by a random generator that may change between
@@ -12,6 +13,7 @@ versions of a library. `tests/test_sampler.py` pins it.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -56,13 +58,19 @@ class StepSampler:
         )
         self._batch_size = _integer("batch_size", batch_size, 1, _MAX_SHARE)
         self._position = 0
-        self._share: _Share | None = None
+        self._part: _Part | None = None
 
-    def bind(self, rank: int, world_size: int) -> None:
-        """Take a rank's place in a world; called for every generation, the unchanged ones too."""
+    def bind(self, rank: int, world_size: int, shares: int | None = None) -> None:
+        """Take a rank's place in a world; called for every generation, the unchanged ones too.
+
+        shares: of `batch_size` samples in each step; default: one per rank.
+        Raises SessionError: the rank is outside the world, or the shares are too few for it.
+        """
         world_size = _integer("world_size", world_size, 1, _MAX_SHARE)
         rank = _integer("rank", rank, 0, world_size - 1)
-        self._share = _Share(self._stream, self._batch_size, rank, world_size)
+        shares = world_size if shares is None else shares
+        shares = _integer("shares", shares, world_size, _MAX_SHARE)
+        self._part = _Part(self._stream, self._batch_size, rank, world_size, shares)
 
     @property
     def position(self) -> int:
@@ -74,8 +82,17 @@ class StepSampler:
         """The epoch in which the next step begins."""
         return self._position // self._stream.length
 
+    @property
+    def shares(self) -> int:
+        """How many times `batch_size` samples a step takes, all ranks together."""
+        return self._bound().shares
+
     def indices(self) -> list[int]:
-        """This rank's samples of the step that begins at `position`."""
+        """This rank's samples of the step that begins at `position`, those of all its shares."""
+        return list(itertools.chain(*self.parts()))
+
+    def parts(self) -> list[list[int]]:
+        """The same, each share by itself."""
         return self._bound().step(self._position)
 
     def advance(self) -> None:
@@ -85,21 +102,24 @@ class StepSampler:
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's samples of the current step, then of each later one, for ever.
 
+        A batch is one share; a rank that has several in each step gets them one after the other.
         After a recovery the iterator goes on from the recovered position. One that had run ahead
         cannot: its batches wait in the queues of workers, and would be trained on twice.
         """
-        share, position, ahead = self._bound(), self._position, False
+        part, ahead = self._bound(), False
+        batches = part.batches(self._position)
         while True:
-            if share is not self._share:
+            if part is not self._part:
                 if ahead:
                     raise SessionError(
                         "batches were prefetched for a world that is gone: "
                         "make a new iterator of the DataLoader after a recovery"
                     )
-                share, position = self._bound(), self._position
+                part = self._bound()
+                batches = part.batches(self._position)
+            position, batch = next(batches)
             ahead = ahead or position != self._position
-            yield share.step(position)
-            position += share.span
+            yield batch
 
     def state_dict(self) -> dict[str, int | bool]:
         """The position, with what must be the same for it to mean the same samples."""
@@ -116,37 +136,47 @@ class StepSampler:
             details = "; ".join(f"{n} is {state[n]!r} there, {mine[n]!r} here" for n in differing)
             raise SessionError(f"the state is that of another stream of samples: {details}")
         self._position = _integer("position", state["position"], 0, _MAX_POSITION)
-        if self._share is not None:
-            self.bind(self._share.rank, self._share.world_size)  # iterators see the change
+        if self._part is not None:  # iterators see the change
+            self.bind(self._part.rank, self._part.world_size, self._part.shares)
 
-    def _bound(self) -> _Share:
-        if self._share is None:
+    def _bound(self) -> _Part:
+        if self._part is None:
             raise SessionError(
                 "the sampler belongs to no rank yet: Session binds it, or bind(rank, world_size)"
             )
-        return self._share
+        return self._part
 
 
-class _Share:
-    """One rank's share of the stream in a world of one size, computed many steps at a time."""
+class _Part:
+    """One rank's part of the stream in a world of one size, computed many steps at a time."""
 
-    def __init__(self, stream: _Stream, batch_size: int, rank: int, world_size: int) -> None:
-        self.rank, self.world_size = rank, world_size
-        self.span = world_size * batch_size
+    def __init__(
+        self, stream: _Stream, batch_size: int, rank: int, world_size: int, shares: int
+    ) -> None:
+        self.rank, self.world_size, self.shares = rank, world_size, shares
+        self.span = shares * batch_size
         self._stream = stream
-        steps = np.arange(max(1, _BLOCK // batch_size), dtype=np.uint64) * np.uint64(self.span)
-        within = np.arange(batch_size, dtype=np.uint64) + np.uint64(rank * batch_size)
-        self._offsets: _Words = steps[:, None] + within
+        mine = np.arange(rank, shares, world_size, dtype=np.uint64) * np.uint64(batch_size)
+        within = mine[:, None] + np.arange(batch_size, dtype=np.uint64)
+        steps = np.arange(max(1, _BLOCK // within.size), dtype=np.uint64) * np.uint64(self.span)
+        self._offsets: _Words = steps[:, None, None] + within
         self._start = 0
         self._block: _Words = self._offsets[:0]
 
-    def step(self, position: int) -> list[int]:
+    def batches(self, position: int) -> Iterator[tuple[int, list[int]]]:
+        """The shares of this step and of all later ones, each with its step's position."""
+        for begin in itertools.count(position, self.span):
+            for share in self.step(begin):
+                yield begin, share
+
+    def step(self, position: int) -> list[list[int]]:
+        """The shares of the step that begins at `position`."""
         row, rest = divmod(position - self._start, self.span)
         if rest or not 0 <= row < len(self._block):
             positions = (self._offsets + np.uint64(position)).ravel()
             self._block = self._stream.samples(positions).reshape(self._offsets.shape)
             self._start, row = position, 0
-        samples: list[int] = self._block[row].tolist()
+        samples: list[list[int]] = self._block[row].tolist()
         return samples
 
 

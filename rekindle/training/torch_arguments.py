@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from rekindle.errors import SessionError
+from rekindle.training.sampler import StepSampler
 
 
 def check_arguments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -25,4 +29,16 @@ def check_arguments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
         raise SessionError(
             "the default process group exists already: Session forms it, anew in each "
             "generation; remove init_process_group from the script"
+        )
+
+
+def check_parts(sampler: StepSampler | None, ddp: bool | Mapping[str, Any]) -> None:
+    """Raises SessionError: the global batch cannot be kept with these."""
+    if sampler is None:
+        raise SessionError("keep_global_batch=True: give Session a sampler, Session(sampler=...)")
+    if isinstance(ddp, Mapping) and ddp.get("static_graph"):
+        # The first backward pass of such a wrapper all-reduces even where it was told not to.
+        raise SessionError(
+            "keep_global_batch=True: DistributedDataParallel(static_graph=True) cannot add up "
+            "gradients before it all-reduces them; leave static_graph out"
         )

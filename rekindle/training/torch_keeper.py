@@ -16,13 +16,12 @@ from rekindle.training.torch_snapshot import SnapshotWriter
 class StateKeeper:
     """Takes the snapshots that are due after a step; without an agent, none."""
 
-    def __init__(self, channel: Channel | None, *, rank: int, local_rank: int) -> None:
-        self._writer = SnapshotWriter(channel, rank) if channel else None
+    def __init__(self, channel: Channel | None, *, slot: int, local_rank: int) -> None:
+        self._writer = SnapshotWriter(channel, slot) if channel else None
         # Replicas hold the same state: one of each node keeps it, one of all has it written.
-        snapshot_every = rank_environment.steps(names.ENV_SNAPSHOT_EVERY)
-        checkpoint_every = rank_environment.steps(names.ENV_CHECKPOINT_EVERY)
+        snapshot_every = rank_environment.number(names.ENV_SNAPSHOT_EVERY)
         self._snapshot_every = snapshot_every if local_rank == 0 else 0
-        self._checkpoint_every = checkpoint_every if rank == 0 else 0
+        self._checkpoint_every = rank_environment.number(names.ENV_CHECKPOINT_EVERY)
         self._missed_checkpoint = False
 
     def keep(
@@ -32,13 +31,17 @@ class StateKeeper:
         step: int,
         total: int,
         generation: int,
+        rank: int,
         sampler: StepSampler | None,
     ) -> None:
-        """Take a snapshot of the state after `step` finished steps, if one is due."""
+        """Take a snapshot of the state after `step` finished steps, if one is due.
+
+        rank: in this generation; which one is 0 changes with the world.
+        """
         if self._writer is None:
             return
         last = step == total
-        checkpoint = (
+        checkpoint = rank == 0 and (
             self._missed_checkpoint
             or _is_due(step, self._checkpoint_every)
             or (last and self._checkpoint_every > 0)

@@ -24,12 +24,12 @@ class Repairs:
     in_step: one has begun that is not finished, so the module's buffers may be changed.
     """
 
-    def __init__(self, rank: int, device: torch.device, module: torch.nn.Module) -> None:
+    def __init__(self, slot: int, device: torch.device, module: torch.nn.Module) -> None:
         self.device = device_for(device)
         self.buffers = BufferGuard(module)
         self.kind = Kind.LINK
         self.in_step = False
-        self._rank = rank
+        self._slot = slot
         self._name = device
 
     def report(
@@ -38,7 +38,7 @@ class Repairs:
         """Tell the coordinator why the step failed."""
         text = (str(error).splitlines() or [type(error).__name__])[0]
         failed = protocol.StepFailed(
-            rank=self._rank,
+            rank=self._slot,
             generation=generation,
             kind=self.kind,
             error=text[:500],

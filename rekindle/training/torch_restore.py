@@ -21,7 +21,7 @@ def fetch_state(
     plan: RankPlan,
     step: int,
     *,
-    rank: int,
+    slot: int,
     named: Mapping[str, Any],
     channel: Channel,
     fresh: torch.nn.Module | None,
@@ -35,7 +35,7 @@ def fetch_state(
         case Source.PEER:
             receive_state(named, plan.peer)
         case Source.SNAPSHOT:
-            load_snapshot(channel, rank, named, step)
+            load_snapshot(channel, slot, named, step)
         case Source.CHECKPOINT:
             load_checkpoint(Path(os.environ[names.ENV_CHECKPOINT_DIRECTORY]), named, step)
         case Source.FRESH if fresh is not None:

@@ -7,7 +7,6 @@ step comes next.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
@@ -26,7 +25,7 @@ from rekindle.runtime.heartbeat import Page
 from rekindle.training import rank_environment, rng
 from rekindle.training.records import Records
 from rekindle.training.sampler import StepSampler
-from rekindle.training.torch_arguments import check_arguments
+from rekindle.training.torch_arguments import check_arguments, check_parts
 from rekindle.training.torch_ddp import broadcast_module_state, wrap_ddp
 from rekindle.training.torch_faults import kind_of
 from rekindle.training.torch_group import Group, keep_for_good, store_at
@@ -53,6 +52,11 @@ class Session:
     seed: from which the random streams of every step and rank come.
     timeout_s: of collectives, torch's own meaning.
     transient: exceptions after which a step is simply done again (a data source that hiccups).
+    keep_global_batch: a step takes as many samples in a world that has shrunk as in the full one:
+        loop over `step.parts()`. Else the ranks keep their batch size, and a step takes fewer.
+
+    rank, world_size: the place in the world of this generation, which may change between steps.
+    slot, full_world: the same in the full world; they never change.
 
     Started by hand, without an agent, a Session trains the same way but recovers nothing.
     """
@@ -70,16 +74,22 @@ class Session:
         seed: int = 0,
         timeout_s: float = 600.0,
         transient: tuple[type[Exception], ...] = (),
+        keep_global_batch: bool = False,
     ) -> None:
         check_arguments(model, optimizer)
+        if keep_global_batch:
+            check_parts(sampler, ddp)
         named = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
         named |= {"sampler": sampler, **(extra or {})}
         self.named = {name: thing for name, thing in named.items() if thing is not None}
         self.sampler = sampler
         self.seed = seed
-        self.rank = int(os.environ.get("RANK", "0"))
-        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.keep_global_batch = keep_global_batch
+        self.rank = rank_environment.number("RANK")
+        self.local_rank = rank_environment.number("LOCAL_RANK")
+        self.world_size = rank_environment.number("WORLD_SIZE", 1)
+        self.slot = rank_environment.number(names.ENV_SLOT, self.rank)
+        self.full_world = rank_environment.number(names.ENV_FULL_WORLD, self.world_size)
         self.finished = 0
         self.generation = 0
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -96,9 +106,9 @@ class Session:
         self._group = Group()
         self._channel = Channel.from_environment()
         self.page = rank_environment.page()
-        self.records = Records(rank_environment.path(names.ENV_METRICS_FILE), self.page, self.rank)
-        self._keeper = StateKeeper(self._channel, rank=self.rank, local_rank=self.local_rank)
-        self._repairs = Repairs(self.rank, self.device, model)
+        self.records = Records(rank_environment.path(names.ENV_METRICS_FILE), self.page, self.slot)
+        self._keeper = StateKeeper(self._channel, slot=self.slot, local_rank=self.local_rank)
+        self._repairs = Repairs(self.slot, self.device, model)
         self._dismissed = False
         self._passed = 0  # steps after which all ranks were let go
         self._watch_updates()
@@ -190,7 +200,7 @@ class Session:
             self._reported = True
             self._channel.send(
                 protocol.StepDone(
-                    rank=self.rank, generation=self.generation, finished=self.finished
+                    rank=self.slot, generation=self.generation, finished=self.finished
                 )
             )
         self._keeper.keep(
@@ -198,6 +208,7 @@ class Session:
             step=self.finished,
             total=self._total,
             generation=self.generation,
+            rank=self.rank,
             sampler=self.sampler,
         )
 
@@ -246,7 +257,7 @@ class Session:
             self._repair()
             channel.send(
                 protocol.Arrived(
-                    rank=self.rank,
+                    rank=self.slot,
                     generation=self.generation,
                     finished=self.finished if self._has_state or self._torn else None,
                     torn=self._torn,
@@ -269,6 +280,8 @@ class Session:
         assert channel is not None
         self._group.leave()
         self.generation = form.generation
+        self.rank, self.world_size = form.ranks[self.slot], form.world_size
+        rank_environment.move(self.rank, self.world_size)
         self._passed = max(self._passed, form.passed)
         group = self._group = Group()
         channel.on_over = lambda over: self._stop(group) if over >= form.generation else None
@@ -287,11 +300,11 @@ class Session:
                 timeout_s=self._timeout_s,
                 device_id=self.device if self.device.type in _BACKENDS else None,
             )
-            self._take_state(form.plan[self.rank], form.step)
-            self._begin(form.world_size)
+            self._take_state(form.plan[self.slot], form.step)
+            self._begin()
         except CheckpointError as error:
             ready = protocol.StateReady(
-                rank=self.rank, generation=form.generation, error=str(error)
+                rank=self.slot, generation=form.generation, error=str(error)
             )
             channel.send(ready)
             channel.wait_over(form.generation)
@@ -302,7 +315,7 @@ class Session:
                 raise
             self._end_generation(kind or Kind.LINK, error)
             return False
-        channel.send(protocol.StateReady(rank=self.rank, generation=form.generation))
+        channel.send(protocol.StateReady(rank=self.slot, generation=form.generation))
         return True
 
     def _stop(self, group: Group) -> None:
@@ -310,19 +323,19 @@ class Session:
         group.sever()
         self._repairs.device.stop()
 
-    def _begin(self, world_size: int) -> None:
+    def _begin(self) -> None:
         """Make everything that belongs to one generation."""
-        self.world_size = world_size
         self._repairs.buffers.look()
         groups = self.named["optimizer"].param_groups
         for parameter in (*self._module.parameters(), *(p for g in groups for p in g["params"])):
             parameter.grad = None  # what a broken step left there is of no step
         if self._ddp is not None:
             wrapper = self.model if isinstance(self.model, DistributedDataParallel) else None
-            if world_size > 1 or self._channel is not None:
+            if self.world_size > 1 or self._channel is not None:
                 self.model = wrap_ddp(self._module, existing=wrapper, **self._ddp)
         if self.sampler is not None:
-            self.sampler.bind(self.rank, world_size)
+            shares = self.full_world if self.keep_global_batch else None
+            self.sampler.bind(self.rank, self.world_size, shares)
         self._reported = False
         if self.page is not None:
             self.page.beat(self.finished)
@@ -341,7 +354,7 @@ class Session:
             fetch_state(
                 plan,
                 step,
-                rank=self.rank,
+                slot=self.slot,
                 named=self.named,
                 channel=self._channel,
                 fresh=fresh,
@@ -357,7 +370,7 @@ class Session:
             if self._ddp is not None:
                 broadcast_module_state(self._module)
         self._has_state = True
-        self._begin(self.world_size)
+        self._begin()
 
     # ---- state
 

@@ -27,9 +27,9 @@ _ROOM = 4096  # bytes by which the skeleton (learning rates, counters) may grow 
 class SnapshotWriter:
     """Copies the state of one rank to its agent's two buffers in turn."""
 
-    def __init__(self, channel: Channel, rank: int) -> None:
+    def __init__(self, channel: Channel, slot: int) -> None:
         self._channel = channel
-        self._rank = rank
+        self._slot = slot
         self._layout: Layout | None = None
         self._room = 0  # bytes for the metadata
         self._shape: tuple[tuple[str, torch.dtype, torch.Size], ...] = ()
@@ -73,7 +73,7 @@ class SnapshotWriter:
         buffer.unlock()
         self._channel.send(
             protocol.SnapshotTaken(
-                rank=self._rank,
+                rank=self._slot,
                 generation=generation,
                 step=step,
                 buffer=index,
@@ -109,7 +109,7 @@ class SnapshotWriter:
             metadata_room=self._room,
         )
         self._shape = shape
-        self._buffers = ask_for_buffers(self._channel, self._rank, self._layout.total_bytes)
+        self._buffers = ask_for_buffers(self._channel, self._slot, self._layout.total_bytes)
         # What a dead process of this rank left there is kept until there is something newer.
         self._next = min(range(BUFFERS), key=lambda i: self._buffers[i].step or -1)
         by_name = {spec.name: spec for spec in self._layout.specs}
@@ -131,12 +131,12 @@ class SnapshotWriter:
         self._buffers = []
 
 
-def ask_for_buffers(channel: Channel, rank: int, data_bytes: int) -> list[SnapshotBuffer]:
+def ask_for_buffers(channel: Channel, slot: int, data_bytes: int) -> list[SnapshotBuffer]:
     """Get the rank's buffers from its agent; 0 bytes: those that exist.
 
     Raises CheckpointError: it has none, or no memory for them.
     """
-    channel.send(protocol.SnapshotRoom(rank=rank, bytes=data_bytes))
+    channel.send(protocol.SnapshotRoom(rank=slot, bytes=data_bytes))
     answer, fds = channel.wait_buffers()
     if answer.error:
         raise CheckpointError(answer.error)
@@ -147,12 +147,12 @@ def ask_for_buffers(channel: Channel, rank: int, data_bytes: int) -> list[Snapsh
             os.close(fd)
 
 
-def load_snapshot(channel: Channel, rank: int, named: Mapping[str, Any], step: int) -> None:
+def load_snapshot(channel: Channel, slot: int, named: Mapping[str, Any], step: int) -> None:
     """Take the state of `step` from the agent's memory.
 
     Raises CheckpointError: it is not there; CorruptError: it is not what was sealed.
     """
-    buffers = ask_for_buffers(channel, rank, 0)
+    buffers = ask_for_buffers(channel, slot, 0)
     try:
         held = [buffer for buffer in buffers if buffer.step == step]
         if not held:

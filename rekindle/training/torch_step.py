@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rekindle.errors import SessionError
+from rekindle.training.sampler import StepSampler
+from rekindle.training.torch_parts import Part, Parts
 
 if TYPE_CHECKING:
     from rekindle.training.torch_session import Session
@@ -25,17 +27,34 @@ class Step:
         self.number = session.finished
         self._metrics: dict[str, Any] = {}
         self._late: dict[str, torch.Tensor] = {}
+        self._parts: Parts | None = None
 
     @property
     def indices(self) -> list[int]:
         """This rank's samples of this step; the same ones when the step is done again.
 
+        Raises SessionError: the Session has no sampler, or keeps the global batch.
+        """
+        sampler = self._sampler("indices")
+        if self._session.keep_global_batch:
+            raise SessionError(
+                "step.indices: with keep_global_batch=True a rank may have several parts to do: "
+                "for part in step.parts(): ... part.indices, and (loss * part.weight).backward()"
+            )
+        return sampler.indices()
+
+    def parts(self) -> Iterator[Part]:
+        """This rank's parts of the step, for one forward and backward pass each.
+
+        Use it inside `with step:`, and take each part when the one before is done. More than one
+        comes only with keep_global_batch=True, when the world is smaller than the full one.
         Raises SessionError: the Session has no sampler.
         """
-        sampler = self._session.sampler
-        if sampler is None:
-            raise SessionError("step.indices: give Session a sampler, Session(sampler=...)")
-        return sampler.indices()
+        session = self._session
+        self._parts = Parts(session.model, self._sampler("parts()"))
+        return self._parts.each(
+            seed=session.seed, rank=session.rank, world_size=session.world_size, step=self.number
+        )
 
     def log(self, **metrics: Any) -> None:
         """Record values of this step: numbers, texts, lists of them, or tensors of one number.
@@ -63,9 +82,16 @@ class Step:
         trace: TracebackType | None,
     ) -> bool:
         """End the step; a fault of the generation is taken care of and does not reach the loop."""
+        if self._parts is not None:
+            self._parts.close()
         if error is not None:
             return isinstance(error, Exception) and self._session.leave_step(error)
         try:
+            if self._session.keep_global_batch and (self._parts is None or self._parts.left):
+                raise SessionError(
+                    "keep_global_batch=True: the step ended before all of its parts were done; "
+                    "loop over step.parts() to the end"
+                )
             if self._late:
                 late = {name: _plain(value) for name, value in self._late.items()}
                 self._write({**self._metrics, **late})
@@ -74,6 +100,11 @@ class Step:
             if not self._session.leave_step(late_error):
                 raise
         return False
+
+    def _sampler(self, asked: str) -> StepSampler:
+        if self._session.sampler is None:
+            raise SessionError(f"step.{asked}: give Session a sampler, Session(sampler=...)")
+        return self._session.sampler
 
     def _write(self, metrics: Mapping[str, Any]) -> None:
         self._session.records.write(self.number, self._session.generation, metrics)

@@ -17,8 +17,10 @@ from training_jobs.injection import write_faults
 from training_jobs.job import LIMIT_S, SCRIPT, STEPS, Job, environment
 from training_jobs.record import Record
 
+from rekindle import names
 from rekindle.errors import SessionError
-from rekindle.training.torch import Session
+from rekindle.training import rng
+from rekindle.training.torch import Part, Session, StepSampler
 
 
 @pytest.fixture
@@ -69,6 +71,77 @@ def test_missing_sampler(model: torch.nn.Module) -> None:
         for step in session.steps(1):
             with step, pytest.raises(SessionError, match="give Session a sampler"):
                 _ = step.indices
+            with step, pytest.raises(SessionError, match="give Session a sampler"):
+                step.parts()
+
+
+def test_one_part_is_the_whole_step(model: torch.nn.Module) -> None:
+    """Where each rank has one share, the only part of a step is all of it, unweighted."""
+    for keep in (False, True):
+        sampler = StepSampler(10, 3)
+        with session_of(model, sampler=sampler, keep_global_batch=keep) as session:
+            for step in session.steps(2):
+                with step:
+                    expected = [Part(sampler.indices(), 1.0)]
+                    assert list(step.parts()) == expected
+        assert sampler.position == 6
+
+
+def test_several_parts_have_the_shares_of_the_full_world(
+    model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank of a world of three does three shares, with random numbers of the three ranks."""
+    monkeypatch.setenv(names.ENV_FULL_WORLD, "3")
+    with session_of(
+        model, sampler=StepSampler(9, 3, shuffle=False), keep_global_batch=True, seed=5
+    ) as session:
+        for step in session.steps(1):
+            with step:
+                drawn = [(part, torch.rand(1).item()) for part in step.parts()]
+    for rank, (part, number) in enumerate(drawn):
+        rng.begin_step(5, rank, 0)
+        assert number == torch.rand(1).item()
+        assert part == Part([3 * rank, 3 * rank + 1, 3 * rank + 2], 1 / 3)
+
+
+def test_indices_are_refused_where_there_may_be_parts(model: torch.nn.Module) -> None:
+    """What would be wrong in a smaller world is an error in the first step of the full one."""
+    settings = {"sampler": StepSampler(10, 3), "keep_global_batch": True}
+    with session_of(model, **settings) as session:
+        step = next(session.steps(1))
+        with pytest.raises(SessionError, match=r"for part in step\.parts\(\)"), step:
+            _ = step.indices
+        with pytest.raises(SessionError, match="before all of its parts were done"), step:
+            pass
+        assert session.finished == 0
+
+
+def test_parts_that_are_left_out_are_an_error(
+    model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop over the parts that stops early is an error: its peers would wait for the last."""
+    monkeypatch.setenv(names.ENV_FULL_WORLD, "2")
+    settings = {"sampler": StepSampler(10, 3), "keep_global_batch": True}
+    with session_of(model, **settings) as session:
+        step = next(session.steps(1))
+        with pytest.raises(SessionError, match="before all of its parts were done"), step:
+            next(step.parts())
+        assert session.finished == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "give Session a sampler"),
+        ({"sampler": StepSampler(1, 1), "ddp": {"static_graph": True}}, "leave static_graph out"),
+    ],
+)
+def test_global_batch_that_cannot_be_kept(
+    model: torch.nn.Module, settings: dict[str, object], message: str
+) -> None:
+    """What cannot be done in parts is refused at the start."""
+    with pytest.raises(SessionError, match=message):
+        session_of(model, keep_global_batch=True, **settings)
 
 
 def test_steps_without_an_agent(model: torch.nn.Module) -> None:
