@@ -131,10 +131,10 @@ def test_the_engine_brings_the_node(job: Callable[..., Job]) -> None:
 
 def test_start_with_fewer_nodes_is_resumed_with_more(job: Callable[..., Job]) -> None:
     """A job that failed in a small world goes on in the full one: the position means the same."""
-    run = job(*PAUSE_ALL, nodes=2, min_nodes=1, replaces=False, checkpoint_every=5)
+    faults = (*PAUSE_ALL, Fault(0, "forward", 18, do="raise"))
+    run = job(*faults, nodes=2, min_nodes=1, replaces=False, checkpoint_every=5)
     run.wait_pause(12)
     run.kill_node(1)
-    run.plan(Fault(0, "forward", 18, do="raise"))
     run.release_all()
     assert run.end().outcome == "failed"
     run.plan()
