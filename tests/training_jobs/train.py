@@ -1,7 +1,8 @@
 """A small data-parallel run with all that has a state: what fault tests break and compare.
 
 Variants: `ddp` has several buckets; `plain` all-reduces its gradients by hand; `late` does so too
-and has one more collective behind the update, as a script has that logs the mean of its losses.
+and has one more collective behind the update, as a script has that logs the mean of its losses;
+`parts` keeps the global batch when the world shrinks.
 """
 
 from __future__ import annotations
@@ -108,7 +109,8 @@ class Run:
             scheduler=self.scheduler,
             sampler=self.sampler,
             extra={"average": self.average},
-            ddp={"bucket_cap_mb": 0.01} if self.options.variant == "ddp" else False,
+            ddp={"bucket_cap_mb": 0.01} if self.options.variant in ("ddp", "parts") else False,
+            keep_global_batch=self.options.variant == "parts",
             seed=11,
             transient=(HiccupError,),
         )
@@ -118,17 +120,38 @@ class Run:
                 self.faults.step = step.number
                 self.faults.at("between")
                 with step:
-                    self.one_step(session, step)
+                    if self.options.variant == "parts":
+                        self.one_step_in_parts(session, step)
+                    else:
+                        self.one_step(session, step)
             self.faults.at("dismissed")
         self.faults.at("end")
         self.leave_result()
 
+    def loss_of(self, session: Session, chosen: list[int]) -> torch.Tensor:
+        noise = 0.01 * torch.randn(len(chosen), FEATURES) + 0.001 * random.random()
+        outputs = session.model(self.inputs[chosen] + noise)
+        return (outputs - self.targets[chosen]).square().mean()
+
+    def one_step_in_parts(self, session: Session, step) -> None:
+        self.faults.at("forward")
+        self.optimizer.zero_grad()
+        samples: list[int] = []
+        self.losses[step.number] = 0.0
+        for part in step.parts():
+            loss = self.loss_of(session, part.indices)
+            samples += part.indices
+            self.losses[step.number] += loss.item()
+            step.log(loss=self.losses[step.number], samples=samples, pid=os.getpid())
+            (loss * part.weight).backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        self.average.update()
+
     def one_step(self, session: Session, step) -> None:
         self.faults.at("forward")
         chosen = step.indices
-        noise = 0.01 * torch.randn(len(chosen), FEATURES) + 0.001 * random.random()
-        outputs = session.model(self.inputs[chosen] + noise)
-        loss = (outputs - self.targets[chosen]).square().mean()
+        loss = self.loss_of(session, chosen)
         step.log(loss=loss, samples=chosen, pid=os.getpid())
         self.losses[step.number] = loss.item()
         self.optimizer.zero_grad()
@@ -176,7 +199,7 @@ class Run:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--variant", choices=("ddp", "plain", "late"), default="ddp")
+    parser.add_argument("--variant", choices=("ddp", "plain", "late", "parts"), default="ddp")
     parser.add_argument("--steps", type=int, default=24)
     options = parser.parse_args()
     with (options.folder / f"stack.{os.getpid()}").open("w") as stack:  # see Job.story
