@@ -37,7 +37,7 @@ def check_parts(sampler: StepSampler | None, ddp: bool | Mapping[str, Any]) -> N
     if sampler is None:
         raise SessionError("keep_global_batch=True: give Session a sampler, Session(sampler=...)")
     if isinstance(ddp, Mapping) and ddp.get("static_graph"):
-        # The first backward pass of such a wrapper all-reduces even where it was told not to.
+        # Its first backward pass cannot go without: torch 2.13 fails an assertion of its own.
         raise SessionError(
             "keep_global_batch=True: DistributedDataParallel(static_graph=True) cannot add up "
             "gradients before it all-reduces them; leave static_graph out"
