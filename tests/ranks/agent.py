@@ -1,0 +1,38 @@
+"""An agent of one rank, in the rank's own process, that says what a test wrote down before."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterable
+
+from rekindle import names
+from rekindle.runtime import protocol
+
+
+class Agent:
+    """Answers each arrival with the next of `forms`, then with Dismiss; keeps what it heard."""
+
+    def __init__(self, forms: Iterable[protocol.Form]) -> None:
+        self._mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        os.environ[names.ENV_CHANNEL_FD] = str(theirs.detach())
+        self._forms = iter(forms)
+        self.heard: list[protocol.Message] = []
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def over(self, generation: int) -> None:
+        self._say(protocol.Over(generation=generation))
+
+    def _listen(self) -> None:
+        while data := self._mine.recv(1 << 17):
+            message = protocol.decode_from_rank(data)
+            self.heard.append(message)
+            match message:
+                case protocol.Arrived(finished=finished):
+                    self._say(next(self._forms, protocol.Dismiss(finished=finished or 0)))
+                case protocol.SnapshotRoom():
+                    self._say(protocol.SnapshotBuffers(error="no memory"))
+
+    def _say(self, message: protocol.Message) -> None:
+        self._mine.send(protocol.encode(message))

@@ -1,0 +1,243 @@
+"""A Session in worlds of changing sizes: 4 ranks, 2 of them, and 4 again."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from ranks import Rank, run, seconds_until
+from ranks.agent import Agent
+from torch import nn
+
+from rekindle import names
+from rekindle.recovery.plan import RankPlan, Source
+from rekindle.runtime.protocol import Arrived, Form, SnapshotRoom, StateReady, StepDone
+from rekindle.training import torch_keeper
+from rekindle.training.records import Records
+from rekindle.training.torch import Session, StepSampler
+from rekindle.training.torch_keeper import StateKeeper
+
+FULL, BATCH, LENGTH, STEPS = 4, 5, 200, 6
+SHRINK, GROW = 2, 4  # steps finished when the world's size changes
+STAY = (3, 2)  # the slots that live throughout, in the order of their ranks in the small world
+SEED = 9
+INPUTS = torch.randn(LENGTH, 8, generator=torch.Generator().manual_seed(0))
+
+
+def form(port: int, generation: int, slots: tuple[int, ...], **settings: Any) -> Form:
+    """A generation of these slots, in the order of their ranks."""
+    return Form(
+        generation=generation,
+        world_size=len(slots),
+        store_host="127.0.0.1",
+        store_port=port,
+        ranks={slot: rank for rank, slot in enumerate(slots)},
+        **settings,
+    )
+
+
+def model_of(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 40), nn.Tanh(), nn.Dropout(0.2), nn.Linear(40, 1))
+
+
+@dataclass
+class Life:
+    """One process's part in the run: what it began as, and what it saw of each step."""
+
+    rank: Rank
+    keep: bool
+    elastic: bool
+    seen: list[dict[str, Any]]
+
+    def forms(self) -> list[Form]:
+        """What the agent says, by the plan that a coordinator would make."""
+        slot, port, full = self.rank.rank, self.rank.store.port, tuple(range(FULL))
+        stays = {slot: RankPlan(source=Source.SELF)}
+        first = form(port, 1, full, step=0, plan={slot: RankPlan(source=Source.FRESH)})
+        if not self.elastic:
+            return [first]
+        # Ranks 0 and 1 of the last world are new and get their state from 2 and 3.
+        if slot in STAY:
+            sends = RankPlan(source=Source.SELF, sends_to=(slot - 2,))
+            last = form(port, 3, full, step=GROW, plan={slot: sends})
+            return [first, form(port, 2, STAY, step=SHRINK, plan=stays), last]
+        takes = RankPlan(source=Source.PEER, peer=slot + 2)
+        return [first, form(port, 3, full, step=GROW, plan={slot: takes})]
+
+    def train(self, agent: Agent, *, seed: int) -> list[torch.Tensor]:
+        """A process's life; at a change of the world it ends, if its slot is not to stay."""
+        slot, model = self.rank.rank, model_of(seed)
+        session = Session(
+            model=model,
+            optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
+            sampler=StepSampler(LENGTH, BATCH, seed=3),
+            ddp={"bucket_cap_mb": 0.001},
+            seed=SEED,
+            keep_global_batch=self.keep,
+        )
+        with session:
+            for step in session.steps(STEPS):
+                with step:
+                    self.one_step(session, step)
+                if self.elastic and step.number + 1 in (SHRINK, GROW):
+                    self.meet(session.generation, session.world_size)
+                    if step.number + 1 == SHRINK and slot not in STAY:
+                        break
+                    agent.over(session.generation)
+                    seconds_until(lambda: session._channel.is_over(session.generation))
+        state = session.named["optimizer"].state_dict()["state"].values()
+        return [*model.parameters(), *(value for each in state for value in each.values())]
+
+    def one_step(self, session: Session, step: Any) -> None:
+        samples = []
+        session.named["optimizer"].zero_grad()
+        for part in step.parts():
+            (session.model(INPUTS[part.indices]).square().mean() * part.weight).backward()
+            samples += part.indices
+        session.named["optimizer"].step()
+        place = [os.environ[name] for name in ("RANK", "WORLD_SIZE", "ROLE_RANK", "GROUP_RANK")]
+        self.seen.append(
+            {
+                "step": step.number,
+                "slot": session.slot,
+                "rank": session.rank,
+                "world_size": session.world_size,
+                "environment": [int(value) for value in place],
+                "samples": samples,
+            }
+        )
+
+    def meet(self, generation: int, count: int) -> None:
+        """Wait until all have finished the step: whoever leaves shuts its peers' sockets."""
+        key = f"{self.keep}-{generation}-done"
+        self.rank.store.add(key, 1)
+        seconds_until(lambda: self.rank.store.add(key, 0) == count)
+
+
+def _lives(rank: Rank, keep: bool, elastic: bool) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """A slot's run: one process, or an imitation of two where its node is lost and comes back."""
+    slot = rank.rank
+    os.environ |= {
+        "RANK": str(slot),
+        "ROLE_RANK": str(slot),
+        "GROUP_RANK": str(slot // 2),
+        "LOCAL_RANK": str(slot % 2),
+        "LOCAL_WORLD_SIZE": "2",
+        "WORLD_SIZE": str(FULL),
+        names.ENV_SLOT: str(slot),
+        names.ENV_FULL_WORLD: str(FULL),
+        names.ENV_SNAPSHOT_EVERY: "1",
+    }
+    life = Life(rank, keep, elastic, [])
+    forms = life.forms()
+    lives = [forms] if slot in STAY or not elastic else [forms[:1], forms[1:]]
+    for seed, each in enumerate(lives):
+        agent = Agent(each)
+        state = life.train(agent, seed=seed)
+        named = [m.rank for m in agent.heard if isinstance(m, Arrived | StateReady | StepDone)]
+        assert set(named) == {slot}
+        done = [m.generation for m in agent.heard if isinstance(m, StepDone)]
+        assert done == [f.generation for f in each]
+        rooms = [m.rank for m in agent.heard if isinstance(m, SnapshotRoom)]
+        assert rooms == ([slot] if slot % 2 == 0 else [])
+    return life.seen, [value.detach().numpy().tobytes() for value in state]
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["shrinks", "kept"])
+def runs(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The same training in one world, and in three; by slot."""
+    keep = request.param
+    return {
+        "keep": keep,
+        "whole": run(_lives, FULL, keep, False),
+        "elastic": run(_lives, FULL, keep, True),
+    }
+
+
+def in_step(results: list[Any], step: int) -> list[dict[str, Any]]:
+    """What the ranks saw of a step, in the order of their ranks."""
+    seen = [one for seen, _ in results for one in seen if one["step"] == step]
+    return sorted(seen, key=lambda one: one["rank"])
+
+
+def test_a_rank_knows_its_place_in_each_world(runs: dict[str, Any]) -> None:
+    """rank and world_size change with the world, in the environment too; the slot stays."""
+    for step in range(STEPS):
+        slots = STAY if SHRINK <= step < GROW else tuple(range(FULL))
+        seen = in_step(runs["elastic"], step)
+        assert [one["slot"] for one in seen] == list(slots)
+        assert [one["rank"] for one in seen] == list(range(len(slots)))
+        for one in seen:
+            rank, size = one["rank"], len(slots)
+            assert one["world_size"] == size
+            assert one["environment"] == [rank, size, rank, rank // 2]
+
+
+def test_the_global_batch_is_what_the_user_chose(runs: dict[str, Any]) -> None:
+    """Kept, the steps take the full world's samples; else the stream's next ones, fewer."""
+    taken = [
+        [{i for one in in_step(runs[name], step) for i in one["samples"]} for step in range(STEPS)]
+        for name in ("elastic", "whole")
+    ]
+    if runs["keep"]:
+        assert taken[0] == taken[1]
+    sizes = [len(samples) for samples in taken[0]]
+    small = FULL if runs["keep"] else len(STAY)
+    assert sizes == [BATCH * n for n in (FULL, FULL, small, small, FULL, FULL)]
+    sampler = StepSampler(LENGTH, sum(sizes[:3]), seed=3)  # within the first epoch
+    sampler.bind(0, 1)
+    assert set(sampler.indices()) == set.union(*taken[0][:3])
+
+
+def test_all_ranks_end_with_the_same_state(runs: dict[str, Any]) -> None:
+    """Those that were always there, and those that came back, have the same bits."""
+    for name in ("whole", "elastic"):
+        states = [state for _, state in runs[name]]
+        assert all(state == states[0] for state in states)
+
+
+def test_a_kept_batch_trains_what_the_full_world_trains(runs: dict[str, Any]) -> None:
+    """With shares kept the parameters are those of the full world, but for rounding."""
+    ours, wanted = (
+        [torch.frombuffer(bytearray(one), dtype=torch.float32) for one in runs[name][0][1]]
+        for name in ("elastic", "whole")
+    )
+    close = all(
+        torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(ours, wanted, strict=True)
+    )
+    assert close == runs["keep"]
+
+
+def test_rank_0_of_the_generation_writes_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is rank 0 has the checkpoint written; what another has missed is no longer its."""
+    taken: list[tuple[int, bool]] = []
+    free = True
+
+    class Writer:
+        def __init__(self, channel: object, slot: int) -> None:
+            assert slot == 2
+
+        def take(self, named: object, *, step: int, checkpoint: bool, **_: object) -> bool:
+            taken.append((step, checkpoint))
+            return free
+
+    monkeypatch.setattr(torch_keeper, "SnapshotWriter", Writer)
+    monkeypatch.setenv(names.ENV_SNAPSHOT_EVERY, "2")
+    monkeypatch.setenv(names.ENV_CHECKPOINT_EVERY, "4")
+    keeper = StateKeeper(object(), slot=2, local_rank=0)
+    for step, rank in ((4, 1), (8, 0), (9, 0), (12, 0), (13, 1), (14, 1), (15, 0), (20, 1)):
+        free = step != 12
+        keeper.keep({}, step=step, total=20, generation=1, rank=rank, sampler=None)
+    assert taken == [(4, False), (8, True), (12, True), (14, False), (20, False)]
+
+
+def test_records_are_the_slots(tmp_path: Any) -> None:
+    """A step record names the rank by its number in the full world."""
+    records = Records(tmp_path / "records", None, 3)
+    records.write(0, 1, {})
+    records.close()
+    assert '"rank":3' in (tmp_path / "records").read_text()
