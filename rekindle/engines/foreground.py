@@ -149,6 +149,11 @@ def _saying(event: journal.Event) -> str:
                 f"incident {number}: generation {event.generation} goes on after step "
                 f"{event.step} ({whence})"
             )
+        case journal.Formed() if event.step:
+            world = f"generation {event.generation} of {event.world_size} ranks"
+            return f"{world} goes on after step {event.step}"
+        case journal.NodeLeft(reason=reason) if reason:
+            return f"node {event.node} has left: {reason}"
         case journal.LastWords(error=error) if error:
             return f"last words: node {event.node} could not write them: {error}"
         case journal.LastWords(path=path) if path:

@@ -162,7 +162,7 @@ class Coordinator:
             self.ledger.append(journal.CheckpointSkipped(path=message.path, reason=message.reason))
             return
         seated = roster.by_connection(connection)
-        if connection in self.machine.sent_home:
+        if seated is None and connection in self.machine.sent_home:
             return
         if seated is None:
             raise ProtocolError("the agent is no node of the job, and may only say hello")

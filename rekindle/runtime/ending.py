@@ -72,6 +72,7 @@ class Ending(Forming):
         self.phase = Phase.GATHERING
         if not self.roster.is_full:  # its time limit may have passed while ranks were ended
             self._do(SetTimer("node", self.spec.policy.node_timeout_s))
+            self._late_passed = False
             self._do(SetTimer("late", LATE_S))
         self._start_missing()
 

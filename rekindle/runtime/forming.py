@@ -61,22 +61,43 @@ class Forming(Gathering):
         if message.finished is not None:
             rank.finished = message.finished
             self.newest = max(self.newest, message.finished)
-        self._take_in()
+        if not rank.inside:
+            self._grow()
         self._try_form()
 
-    def _take_in(self) -> None:
-        """Let the world grow by the nodes whose ranks have all arrived, at the end of a step."""
-        if self.phase not in (Phase.TRAINING, Phase.REGROUPING):
+    def _grow(self) -> None:
+        """Have the world held between two steps when a node waits to be taken in.
+
+        Not before all have done a step since the last time, nor when the first are done.
+        """
+        steady = self.phase is Phase.TRAINING and self.roster.all_stepped
+        staying = self.roster.all_are(Status.TRAINING)
+        if self._held == self.generation or not (steady and staying and self.roster.outside):
             return
-        for node in sorted(self.roster.outside & self.roster.nodes.keys()):
-            if all(rank.status is Status.WAITING for rank in self.roster.ranks_of(node)):
-                self.roster.take_in(node)
-                self._declare_over()
+        if self.roster.waiting_outside:
+            self._held = self.generation
+            first = self.roster.world[0]
+            hold = p.Hold(rank=first.rank, generation=self.generation)
+            self._do(Send(self.roster.nodes[first.node].connection, hold))
+
+    def on_held(self, message: p.Held) -> None:
+        """The world stands between two steps: it ends, and the next one has the newcomers."""
+        if message.generation != self.generation or self.phase is not Phase.TRAINING:
+            return
+        self._take_in()
+        self._declare_over()
+
+    def _take_in(self) -> None:
+        for node in self.roster.waiting_outside:
+            self.roster.take_in(node)
+            self._newcomers.add(node)
 
     def _try_form(self) -> None:
         """Form the next generation, or let the ranks go, when every rank has arrived."""
         if self.phase in (Phase.RESTARTING, *ENDING) or not self.roster.all_are(Status.WAITING):
             return
+        if self.phase is Phase.REGROUPING and self.roster.outside:
+            self._take_in()  # all wait anyway
         arrived = [rank.arrived for rank in self.roster.world if rank.arrived]
         if all(a.done for a in arrived) and len({a.finished for a in arrived}) == 1:
             self._dismiss()
@@ -102,7 +123,7 @@ class Forming(Gathering):
         for rank in self.roster.world:
             rank.status = Status.STARTING
         for node in sorted(self.roster.outside & self.roster.nodes.keys()):
-            self._send_home(node, "training is over")
+            self._on_outside_failed(node, "training is over")
         self._session = self._formed = False
         self.phase = Phase.REGROUPING
         self._do(CancelTimer("leave"))
@@ -188,18 +209,19 @@ class Forming(Gathering):
             self.phase = Phase.TRAINING
             self._do(CancelTimer("join"))
             self._record(journal.Restored(generation=self.generation, incident=self.incidents.open))
-            self._start_outside()
-            self._take_in()
+            self._start_outside(sorted(self.roster.outside & self.roster.nodes.keys()))
 
     def on_step_done(self, message: p.StepDone) -> None:
         """A rank has finished its first step of the generation."""
         rank = self.roster.ranks[message.rank]
-        if message.generation != self.generation:
+        if message.generation != self.generation or not rank.inside:
             return
         rank.stepped, rank.finished = True, message.finished
         self.newest = max(self.newest, message.finished)
         if self.phase is Phase.TRAINING and self.roster.all_stepped:
+            self._newcomers = set()
             self._close_incident(generation=self.generation, step=message.finished)
+            self._grow()
 
     def _close_incident(self, *, generation: int, step: int) -> None:
         """Record that training goes on, and count the next fault as a new incident."""
@@ -227,6 +249,3 @@ class Forming(Gathering):
 
     @abstractmethod
     def _decide(self, fault: Fault) -> None: ...
-
-    @abstractmethod
-    def _kill(self, ranks: list[Rank], grace_s: float) -> None: ...

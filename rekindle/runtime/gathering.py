@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 
 from rekindle.names import OFFERS, SPARE
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault, Kind
 from rekindle.recovery.plan import Plan, Source
+from rekindle.recovery.policy import Strategy
 from rekindle.runtime import protocol as p
 from rekindle.runtime.inheritance import Inheritance
 from rekindle.runtime.injections import Injections
@@ -68,6 +70,10 @@ class Gathering(ABC):
         self._planned: Plan | None = None  # of the generation formed last
         self._refused: set[tuple[int, Source, int]] = set()  # (node, source, step) that failed
         self._injections = Injections()
+        self._asked = False  # for those that had not come
+        self._late_passed = False  # whoever is to come had the time for it
+        self._held = 0  # the generation that is being held, for the world to grow
+        self._newcomers: set[int] = set()  # nodes taken in that have not done a step yet
         self.sent_home: set[int] = set()  # lines of agents that were told to end
         self._commands: list[Command] = []
 
@@ -96,8 +102,6 @@ class Gathering(ABC):
         restarting = self.phase is Phase.RESTARTING
         if hello.ranks and (restarting or hello.restart < self.restarts):
             seat = "all ranks are started anew, and this agent has some of before"
-        elif hello.ranks and seat in self.roster.outside:
-            seat = "the world has gone on without this agent's ranks"
         if isinstance(seat, str):
             self._do(Send(connection, p.Refused(reason=seat)))
             return
@@ -118,14 +122,16 @@ class Gathering(ABC):
                     self._do(Send(connection, p.Promote(node=node)))
             self._promote()
             return
-        if seat in self.roster.outside:
-            self._start_outside()
+        if seat in self.roster.outside and not self._let_in(seat):
+            self._on_come_back(seat, hello)
             return
         self._take_over(connection, hello)
         if self.roster.is_full:
             self._do(CancelTimer("node"))
             if self.phase in (Phase.GATHERING, Phase.REGROUPING):
                 self._start_missing()
+        elif self._late_passed:
+            self._go_on_without_missing()
 
     def _promote(self) -> None:
         """Ask spares to take the places that are vacant."""
@@ -151,22 +157,53 @@ class Gathering(ABC):
             for _ in range(self.spec.spares - len(self.roster.spares)):
                 self._record(journal.NodeWanted(node=SPARE))
 
-    def _leave_out_missing(self) -> None:
-        """Go on with the nodes that are there."""
-        for node in self.roster.missing:
-            self.roster.leave_out(node)
+    def _let_in(self, node: int) -> bool:
+        """Take a node in at once where that disturbs nobody; say whether it was."""
+        waits = self.phase is Phase.REGROUPING and bool(self.roster.missing)
+        begins = self.phase is Phase.GATHERING and self.roster.all_are(Status.ABSENT)
+        absent = all(rank.status is Status.ABSENT for rank in self.roster.ranks_of(node))
+        if absent and (waits or begins):
+            self.roster.take_in(node)
+            return True
+        return False
 
-    def _start_outside(self) -> None:
+    def _on_come_back(self, node: int, hello: p.Hello) -> None:
+        """A node comes that the world goes on without; ranks that it still has are of no use."""
+        for live in hello.ranks:
+            rank = self.roster.ranks[live.rank]
+            rank.pid, rank.status = live.pid, Status.STARTING
+        if hello.ranks:
+            self._kill(self.roster.ranks_of(node), grace_s=0.0)
+        self._start_outside([node])
+
+    def _start_outside(self, nodes: Iterable[int]) -> None:
         """Start the ranks of nodes that came while the world goes on without them.
 
         Only a Session can take them in; other scripts have to wait for a restart.
         """
         if self.phase is not Phase.TRAINING:
             return
-        for node in sorted(self.roster.outside & self.roster.nodes.keys()):
-            absent = [r for r in self.roster.ranks_of(node) if r.status is Status.ABSENT]
-            if absent:
-                self._spawn(node, absent)
+        for node in nodes:
+            ranks = self.roster.ranks_of(node)
+            if all(rank.status is Status.ABSENT for rank in ranks):
+                self._spawn(node, ranks)
+                self._do(SetTimer("come", self.spec.policy.join_timeout_s))
+
+    def _go_on_without_missing(self) -> None:
+        """Leave out the nodes that did not come, if the world may be so small."""
+        allowed = not self._formed or Strategy.SHRINK in self.spec.policy.strategies
+        left_out = [node for node in self.roster.missing if node not in self.roster.promised]
+        regrouping = self.phase in (Phase.GATHERING, Phase.REGROUPING)
+        if not (regrouping and allowed and left_out and self.roster.may_be_left_out()):
+            return
+        for node in left_out:
+            self.roster.leave_out(node)
+            why = "it did not come in time, and the world goes on without it"
+            self._record(journal.NodeLeft(node=node, address="", pid=0, reason=why))
+        if self.roster.is_full:
+            self._do(CancelTimer("node"))
+        self._start_missing()
+        self._try_form()
 
     def _take_over(self, connection: int, hello: p.Hello) -> None:
         """Take over what an agent did for a coordinator that died: its ranks go on living."""
@@ -254,7 +291,7 @@ class Gathering(ABC):
         rank = self.roster.ranks[message.rank]
         rank.status = Status.ABSENT
         if not rank.inside:
-            self._send_home(node, text)
+            self._on_outside_failed(node, text)
             return
         # At first it means that ranks cannot run here; later, that the machine is short of room.
         kind = Kind.PROCESS if self._formed else Kind.LAUNCH
@@ -306,7 +343,10 @@ class Gathering(ABC):
         )
 
     @abstractmethod
-    def _send_home(self, node: int, reason: str) -> None: ...
+    def _on_outside_failed(self, node: int, reason: str) -> None: ...
+
+    @abstractmethod
+    def _kill(self, ranks: list[Rank], grace_s: float) -> None: ...
 
     @abstractmethod
     def _on_fault(self, fault: Fault) -> None: ...

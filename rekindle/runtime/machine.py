@@ -24,8 +24,9 @@ from rekindle.recovery.fault import Fault, Kind, fault_of_exit
 from rekindle.recovery.policy import Case, Strategy
 from rekindle.runtime import protocol as p
 from rekindle.runtime.ending import GONE, Ending
+from rekindle.runtime.gathering import LATE_S
 from rekindle.runtime.roster import Node, Status
-from rekindle.runtime.state import ENDING, CancelTimer, Phase, Send, SetTimer
+from rekindle.runtime.state import ENDING, Phase, Send, SetTimer
 
 _FAILED = {
     Kind.LINK: "a collective of rank {rank} failed: {error}",
@@ -48,6 +49,8 @@ class Machine(Ending):
                 self._miss_exited()
             case p.StateReady():
                 self.on_state_ready(message)
+            case p.Held():
+                self.on_held(message)
             case p.StepDone():
                 self.on_step_done(message)
             case p.Beat():
@@ -81,12 +84,15 @@ class Machine(Ending):
 
     def on_agent_lost(self, connection: int, now: float) -> None:
         """The line to an agent is gone, and with it (as far as we can know) its node."""
+        self.sent_home.discard(connection)
         lost = self.roster.by_connection(connection)
         if lost is None:
             self._on_spare_lost(connection)
             return
         self._injections.lost(self.roster.ranks_of(lost.node))
         finished = self.roster.lose(lost)
+        if lost.node in self._newcomers and self.phase not in (Phase.RESTARTING, *ENDING):
+            self._reject({lost.node})
         if lost.node in self.roster.outside:
             self._on_outside_lost(lost)
             return
@@ -108,21 +114,42 @@ class Machine(Ending):
                 self._do(SetTimer("node", self.spec.policy.node_timeout_s))
 
     def _on_outside_lost(self, lost: Node) -> None:
-        """A node is gone that the world goes on without: nobody misses it."""
+        """A node is gone that the world goes on without; another one may come."""
+        if self.phase is Phase.DUMPING and lost.node == self._dumper:
+            self._dump_failed("the node is lost")
         if self.phase in (Phase.RESTARTING, *ENDING):
             self._go_on_ending()
             return
         self._record(journal.NodeLeft(node=lost.node, address=lost.address, pid=lost.pid))
+        self._spares_lost += 1
+        if self._spares_lost <= self.spec.policy.max_recoveries:
+            self._fill(lost.node)
 
-    def _send_home(self, node: int, reason: str) -> None:
+    def _on_outside_failed(self, node: int, reason: str) -> None:
         """End an agent whose ranks cannot take part; it is not asked for again."""
+        if self.phase in (Phase.RESTARTING, *ENDING):
+            self._go_on_ending()
+            return
         agent = self.roster.nodes[node]
         self._record(
             journal.NodeLeft(node=node, address=agent.address, pid=agent.pid, reason=reason)
         )
         self._do(Send(agent.connection, p.Bye(status=0)))
         self.sent_home.add(agent.connection)
+        self._injections.lost(self.roster.ranks_of(node))
+        self._store.node_lost(node)
         self.roster.lose(agent)
+
+    def _reject(self, nodes: set[int]) -> None:
+        """Go on without nodes that were just taken in."""
+        self._newcomers -= nodes
+        for node in nodes:
+            self.roster.leave_out(node)
+        self._declare_over()
+
+    def _is_of_newcomers(self, fault: Fault) -> bool:
+        """Whether the world worked until nodes were taken in, and no other is to blame."""
+        return bool(self._newcomers) and (fault.node in self._newcomers or fault.kind is Kind.LINK)
 
     def _nothing_to_lose(self) -> bool:
         """Whether a node may go as it came: no rank was started yet; a few times, at most."""
@@ -165,13 +192,15 @@ class Machine(Ending):
         )
         if not rank.inside and was is not Status.ENDING:
             rank.status = Status.ABSENT
-            self._send_home(rank.node, fault.message)
+            self._on_outside_failed(rank.node, fault.message)
         elif was is Status.ENDING:
             rank.status = Status.ABSENT
             if message.error and self.incidents.open:
                 # It failed by itself before our signal came; it may even be the first that did.
                 self._record(self.incidents.note(fault))
             self._go_on_ending()
+            if not rank.inside and rank.node in self.roster.nodes:
+                self._start_outside([rank.node])
         elif message.exit.code == 0:
             rank.status = Status.EXITED
             self._on_good_exit()
@@ -204,7 +233,7 @@ class Machine(Ending):
             kind = message.kind.value
             raise ProtocolError(f"rank {message.rank} says that its step failed by {kind}")
         rank = self.roster.ranks[message.rank]
-        live = self.phase in (Phase.TRAINING, Phase.RESTORING)
+        live = self.phase in (Phase.TRAINING, Phase.RESTORING) and rank.inside
         # That a collective fails once its generation is over is no news; what else broke, is.
         own = message.kind is not Kind.LINK and rank.status is Status.LEAVING
         if message.generation != self.generation or not (live or own):
@@ -217,6 +246,13 @@ class Machine(Ending):
     def _on_fault(self, fault: Fault) -> None:
         if self.phase in ENDING:
             self._go_on_ending()
+            return
+        if self._is_of_newcomers(fault) and self.phase is not Phase.RESTARTING:
+            nodes = set(self._newcomers)
+            self._reject(nodes)
+            for node in nodes & self.roster.nodes.keys():
+                self._on_outside_failed(node, fault.message)
+            self._try_form()
             return
         self._record(self.incidents.note(fault))
         if self.phase is Phase.RESTARTING:
@@ -263,11 +299,14 @@ class Machine(Ending):
         if self.phase in ENDING:
             self._on_ending_timer(name)
         elif name == "late":
-            self._fill_all()
-            self._go_on_without(missing)
-        elif name == "node" and missing and self.roster.may_be_left_out():
-            self._go_on_without(missing)
+            self._on_late()
+        elif name == "come":
+            self._on_outside_late()
         elif name == "node" and missing:
+            self._go_on_without_missing()
+            missing = self.roster.missing
+            if not missing:
+                return
             where = ", ".join(map(str, missing))
             text = f"no node came as node {where} within {policy.node_timeout_s:g} s"
             self._on_fault(Fault(kind=Kind.LAUNCH, message=text, at=now))
@@ -284,13 +323,25 @@ class Machine(Ending):
             did = f"reach its Session within {policy.join_timeout_s:g} s"
             self._replace_late((Status.STARTING, Status.SPAWNING), did, now)
 
-    def _go_on_without(self, missing: list[int]) -> None:
-        """Leave out the nodes that did not come, if the world may be so small."""
-        if missing and self.roster.may_be_left_out():
-            self._leave_out_missing()
-            self._do(CancelTimer("node"))
-            self._start_missing()
-            self._try_form()
+    def _on_late(self) -> None:
+        """Ask for all that did not come; whoever took over from a dead coordinator waits on."""
+        again = self._inherits and not self._asked
+        self._asked = True
+        self._fill_all()
+        if again:
+            self._do(SetTimer("late", LATE_S))
+            return
+        self._late_passed = True
+        self._go_on_without_missing()
+
+    def _on_outside_late(self) -> None:
+        """Send home the nodes whose ranks did not reach their Session."""
+        late = (Status.SPAWNING, Status.STARTING)
+        for node in sorted(self.roster.outside & self.roster.nodes.keys()):
+            if any(rank.status in late for rank in self.roster.ranks_of(node)):
+                limit_s = self.spec.policy.join_timeout_s
+                why = f"its ranks did not reach their Session within {limit_s:g} s"
+                self._on_outside_failed(node, why)
 
     def _replace_late(self, late: tuple[Status, ...], what: str, now: float) -> None:
         for rank in self.roster.those(*late):

@@ -90,7 +90,7 @@ class NodeRanks:
                     rank.send(msgspec.structs.replace(message, ranks=own, plan=plan))
             case protocol.Over():
                 self._tell_all(message)
-            case protocol.Inject() if message.rank in self._ranks:
+            case protocol.Inject() | protocol.Hold() if message.rank in self._ranks:
                 self._ranks[message.rank].send(message)
             case protocol.Dismiss():
                 self._training.clear()

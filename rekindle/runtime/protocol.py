@@ -53,6 +53,13 @@ class StepFailed(Message, frozen=True, kw_only=True, tag="step-failed"):
     finished: int
 
 
+class Held(Message, frozen=True, kw_only=True, tag="held"):
+    """The rank stands between two steps and begins no other: it answers Hold."""
+
+    rank: int
+    generation: int
+
+
 class StateReady(Message, frozen=True, kw_only=True, tag="state-ready"):
     """The rank has the state that the plan named; `error` says why not."""
 
@@ -95,6 +102,17 @@ class SnapshotTaken(Message, frozen=True, kw_only=True, tag="snapshot-taken"):
 class Over(Message, frozen=True, kw_only=True, tag="over"):
     """Generation `generation` is over: leave your collective and arrive for the next."""
 
+    generation: int
+
+
+class Hold(Message, frozen=True, kw_only=True, tag="hold"):
+    """Stop before the next step, say so, and wait for the end of this generation.
+
+    The world is about to grow. While one rank holds, no other can be in a collective but in that of
+    the next step, so that nothing else is broken off when the generation ends.
+    """
+
+    rank: int
     generation: int
 
 
@@ -329,8 +347,8 @@ class Bye(Message, frozen=True, kw_only=True, tag="bye"):
     at_once: bool = False
 
 
-FromRank = Arrived | StepFailed | StateReady | StepDone | SnapshotRoom | SnapshotTaken
-ToRank = Over | Form | SnapshotBuffers | Dismiss | Inject
+FromRank = Arrived | StepFailed | Held | StateReady | StepDone | SnapshotRoom | SnapshotTaken
+ToRank = Over | Hold | Form | SnapshotBuffers | Dismiss | Inject
 FromAgent = (
     Hello
     | Spawned
@@ -344,6 +362,7 @@ FromAgent = (
     | Beat
     | Arrived
     | StepFailed
+    | Held
     | StateReady
     | StepDone
 )
@@ -357,6 +376,7 @@ ToAgent = (
     | Dump
     | Bye
     | Over
+    | Hold
     | Form
     | Dismiss
     | Inject

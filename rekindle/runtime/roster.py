@@ -148,6 +148,12 @@ class Roster:
         return [node for node in places if node not in self.nodes and node not in self.outside]
 
     @property
+    def waiting_outside(self) -> list[int]:
+        """Nodes that could be taken in: all their ranks have arrived."""
+        there = sorted(self.outside & self.nodes.keys())
+        return [n for n in there if all(r.status is Status.WAITING for r in self.ranks_of(n))]
+
+    @property
     def members(self) -> list[Node]:
         """The nodes of the world that have their agent."""
         return [node for node in self.nodes.values() if node.node not in self.outside]
@@ -180,14 +186,19 @@ class Roster:
             rank.inside = False
 
     def take_in(self, node: int) -> None:
-        """This node is one of the world again."""
+        """This node is one of the world again; its ranks do not tell how far that has come."""
+        finished = min(rank.finished for rank in self.world)
         self.outside.discard(node)
         for rank in self.ranks_of(node):
             rank.inside = True
+            rank.finished = finished
 
     def may_be_left_out(self) -> int:
-        """Return how many nodes the world would go on with if all missing were left out; or 0."""
-        left = len(self.members)
+        """Return how many nodes the world would go on with if all missing were left out; or 0.
+
+        Places that a spare was asked to take are not missing.
+        """
+        left = len(self.members) + len(self.promised.keys() - self.outside)
         return left if self.spec.least_nodes <= left < self.spec.nodes else 0
 
     def ranks_of(self, node: int) -> list[Rank]:

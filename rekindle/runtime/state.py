@@ -147,7 +147,9 @@ class Incidents:
         decision = decide(self._policy, case)
         self.past.append(Past(fault=case.fault, strategy=decision.strategy, newest=case.newest))
         ladder = list(Strategy)
-        if ladder.index(decision.strategy) < ladder.index(self._heaviest):
+        lighter = ladder.index(decision.strategy) < ladder.index(self._heaviest)
+        # What becomes of a lost node is told of each.
+        if lighter and decision.strategy not in (Strategy.RECOVER, Strategy.SHRINK):
             return decision, []
         self._heaviest = decision.strategy
         event = journal.Decided(
