@@ -14,7 +14,7 @@ from torch import nn
 
 from rekindle import names
 from rekindle.recovery.plan import RankPlan, Source
-from rekindle.runtime.protocol import Arrived, Form, SnapshotRoom, StateReady, StepDone
+from rekindle.runtime.protocol import Arrived, Form, SnapshotRoom, StateReady, StepDone, StepFailed
 from rekindle.training import torch_keeper
 from rekindle.training.records import Records
 from rekindle.training.torch import Session, StepSampler
@@ -210,6 +210,47 @@ def test_a_kept_batch_trains_what_the_full_world_trains(runs: dict[str, Any]) ->
         torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(ours, wanted, strict=True)
     )
     assert close == runs["keep"]
+
+
+def _hiccups_between_parts(rank: Rank) -> list[list[Any]]:
+    """The state after three steps, undisturbed and with a step that broke between its parts."""
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", names.ENV_FULL_WORLD: "3"}
+    states = []
+    for first, hiccups in ((1, ()), (2, (1,))):
+        own = RankPlan(source=Source.FRESH), RankPlan(source=Source.SELF)
+        begin = form(rank.store.port, first, (0,), step=0, plan={0: own[0]})
+        again = form(rank.store.port, first + 1, (0,), step=1, plan={0: own[1]})
+        agent, due, model = Agent([begin, again][: 1 + len(hiccups)]), list(hiccups), model_of(0)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        sampler = StepSampler(LENGTH, BATCH)
+        with Session(
+            model=model,
+            optimizer=optimizer,
+            sampler=sampler,
+            ddp=True,
+            keep_global_batch=True,
+            transient=(TimeoutError,),
+        ) as session:
+            for step in session.steps(3):
+                with step:
+                    for number, part in enumerate(step.parts()):
+                        loss = session.model(INPUTS[part.indices]).square().mean()
+                        (loss * part.weight).backward()
+                        if number == 1 and step.number in due:
+                            due.remove(step.number)
+                            raise TimeoutError("a data source hiccups")
+                    optimizer.step()
+                    optimizer.zero_grad()
+        assert len([m for m in agent.heard if isinstance(m, StepFailed)]) == len(hiccups)
+        states.append([sampler.position, *(p.tolist() for p in model.parameters())])
+    return states
+
+
+def test_a_step_that_broke_between_its_parts_is_done_again() -> None:
+    """Gradients of the parts that were done before a fault are not added to those after it."""
+    ((undisturbed, disturbed),) = run(_hiccups_between_parts, 1)
+    assert undisturbed == disturbed
+    assert undisturbed[0] == 3 * 3 * BATCH
 
 
 def test_rank_0_of_the_generation_writes_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,10 @@ from rekindle.runtime import protocol
 
 
 class Agent:
-    """Answers each arrival with the next of `forms`, then with Dismiss; keeps what it heard."""
+    """Answers each arrival with the next of `forms`, then with Dismiss; keeps what it heard.
+
+    A step that failed ends its generation.
+    """
 
     def __init__(self, forms: Iterable[protocol.Form]) -> None:
         self._mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -31,6 +34,8 @@ class Agent:
             match message:
                 case protocol.Arrived(finished=finished):
                     self._say(next(self._forms, protocol.Dismiss(finished=finished or 0)))
+                case protocol.StepFailed(generation=generation):
+                    self.over(generation)
                 case protocol.SnapshotRoom():
                     self._say(protocol.SnapshotBuffers(error="no memory"))
 
