@@ -13,7 +13,16 @@ from collections.abc import Callable
 from rekindle import names
 from rekindle.errors import ProtocolError
 from rekindle.runtime import wire
-from rekindle.runtime.protocol import Dismiss, Form, Inject, Message, Over, SnapshotBuffers
+from rekindle.runtime.protocol import (
+    Dismiss,
+    Form,
+    Held,
+    Hold,
+    Inject,
+    Message,
+    Over,
+    SnapshotBuffers,
+)
 
 MAX_MESSAGE = 128 * 1024
 
@@ -30,6 +39,7 @@ class Channel:
         self._waiting: queue.SimpleQueue[tuple[Message, list[int]]] = queue.SimpleQueue()
         self._over = -1
         self._settled = -1  # the same, once `on_over` has done its work
+        self._held = -1  # the newest generation that is to be held between two steps
         self.injected: list[Inject] = []  # faults to suffer, emptied by whoever suffers them
         self.on_over: Callable[[int], None] = lambda generation: None
         threading.Thread(target=self._listen, name="rekindle-channel", daemon=True).start()
@@ -54,6 +64,12 @@ class Channel:
             message = self._next()[0]
             if not isinstance(message, Over):
                 raise ProtocolError(f"expected the end of generation {generation}, got {message}")
+
+    def hold(self, rank: int, generation: int) -> None:
+        """Between two steps: if asked to, say that no other is begun, and wait for the end."""
+        if self._held == generation and not self.is_over(generation):
+            self.send(Held(rank=rank, generation=generation))
+            self.wait_over(generation)
 
     def wait(self, newer_than: int) -> Form | Dismiss:
         """Wait for the next generation, or for the end."""
@@ -96,6 +112,9 @@ class Channel:
             message = wire.decode_to_rank(data)
             if isinstance(message, Inject):
                 self.injected.append(message)
+                continue
+            if isinstance(message, Hold):
+                self._held = message.generation
                 continue
             if isinstance(message, Over):
                 self._over = max(self._over, message.generation)

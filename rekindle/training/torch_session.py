@@ -145,6 +145,8 @@ class Session:
         if self.page is not None:
             self.page.total = total
         while True:
+            if self._channel is not None and self.finished < total:
+                self._channel.hold(self.slot, self.generation)
             if self._channel is not None and self._is_left():
                 if not self._regroup():
                     return

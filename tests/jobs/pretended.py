@@ -42,6 +42,7 @@ class Process:
         self.doing = Doing.STARTING
         self.generation = 0
         self.over = 0
+        self.hold = 0
         self.finished = 0
         self.has_state = False
         self.told_step = False
@@ -205,11 +206,17 @@ class World(Driver):
                 agent.waiting.clear()
                 for process in agent.ranks.values():
                     process.form = form
-            case p.Over(generation=generation):
-                for process in agent.ranks.values():
-                    process.over = max(process.over, generation)
+            case p.Hold() | p.Over() as order:
+                self._tell_of_the_end(agent, order)
             case p.Dismiss():
                 self._dismiss(agent)
+
+    def _tell_of_the_end(self, agent: Agent, order: p.Hold | p.Over) -> None:
+        for process in agent.ranks.values():
+            if isinstance(order, p.Over):
+                process.over = max(process.over, order.generation)
+            elif order.rank == process.rank:
+                process.hold = order.generation
 
     def _dismiss(self, agent: Agent) -> None:
         agent.training.clear()
@@ -322,6 +329,10 @@ class World(Driver):
         rank = process.rank
         if self._severed(process) or process.finished >= self.total:
             self._tell(rank, process.arrived(self.total))
+            return
+        if process.hold == process.generation:
+            process.doing = Doing.BROKEN  # it waits until it is told that the generation is over
+            self._tell(rank, p.Held(rank=rank, generation=process.generation))
             return
         process.finished += 1
         if not process.told_step:
