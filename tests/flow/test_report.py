@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from rekindle.names import SPARE
 from rekindle.recovery.fault import Fault, Kind
 from rekindle.recovery.journal import (
     AnyEvent,
@@ -19,10 +20,14 @@ from rekindle.recovery.journal import (
     FirstStep,
     Formed,
     JobStarted,
+    LastWords,
     NodeJoined,
+    NodeLeft,
     NodeWanted,
     RanksStarted,
     Restored,
+    SpareLost,
+    Stopping,
     incidents,
 )
 from rekindle.recovery.policy import Strategy
@@ -178,6 +183,27 @@ def test_missing_nodes_are_those_that_never_came_or_went() -> None:
     assert jobs.nodes_missing([*lost, *events((3.0, started(2)), join[0])]) == [1]
 
 
+def test_missing_spares_are_those_that_do_not_wait() -> None:
+    """One that became a node, or died, is missing; one that came again is counted once."""
+    begin = (0.0, msgspec.structs.replace(started(), spares=2))
+    wait = [(1.0, NodeJoined(node=SPARE, address="a", pid=pid)) for pid in (7, 8)]
+    nodes = [(1.0, NodeJoined(node=node, address="a", pid=node)) for node in (0, 1)]
+    assert jobs.nodes_missing(events(begin, *nodes)) == [SPARE, SPARE]
+    assert jobs.nodes_missing(events(begin, *nodes, *wait)) == []
+    became = (2.0, NodeJoined(node=1, address="a", pid=7))
+    died = (3.0, SpareLost(address="a", pid=8, left=0))
+    assert jobs.nodes_missing(events(begin, *nodes, *wait, became)) == [SPARE]
+    assert jobs.nodes_missing(events(begin, *nodes, *wait, became, died)) == [SPARE, SPARE]
+    assert jobs.nodes_missing(events(begin, *nodes, *wait, *wait)) == []
+
+
+def test_a_job_that_was_told_to_end() -> None:
+    """It is the newest attempt that counts."""
+    stopped = events((0.0, started()), (1.0, Stopping(reason="stopped by SIGTERM")))
+    assert jobs.is_stopping(stopped)
+    assert not jobs.is_stopping([*stopped, *events((2.0, started(2)))])
+
+
 def test_each_incident_step_is_told_once() -> None:
     """One incident gives the five steps in order, and generations without one give none."""
     told = [
@@ -188,8 +214,19 @@ def test_each_incident_step_is_told_once() -> None:
 
 def test_every_event_has_a_sentence() -> None:
     """No event of a run is without words."""
-    for event in RUN:
-        assert sentence(event)[0].isupper()
+    more = events(
+        (0.0, NodeJoined(node=SPARE, address="a", pid=7)),
+        (0.0, NodeWanted(node=SPARE)),
+        (0.0, SpareLost(address="a", pid=7, left=1)),
+        (0.0, NodeLeft(node=1, address="a", pid=7)),
+        (0.0, NodeLeft(node=1, address="a", pid=7, reason="rank 2 raised")),
+        (0.0, LastWords(node=0, step=10)),
+        (0.0, LastWords(node=0, step=10, path="there")),
+        (0.0, LastWords(node=0, step=10, error="disk full")),
+    )
+    sentences = [sentence(event) for event in (*RUN, *more)]
+    assert all(text[0].isupper() for text in sentences)
+    assert len(set(sentences[-len(more) :])) == len(more)
 
 
 def test_the_table_row_has_plain_values() -> None:
