@@ -219,7 +219,7 @@ def test_training_is_over_before_a_node_is_taken_in() -> None:
 
 
 def test_a_coordinator_that_takes_over_a_smaller_world() -> None:
-    """The node that is not there does not hold up the others for long."""
+    """It knows which nodes the world went on without."""
     driver = shrunk()
     driver.ready([0, 1, 4, 5])
     driver.lose_coordinator()
@@ -229,10 +229,6 @@ def test_a_coordinator_that_takes_over_a_smaller_world() -> None:
         )
         driver.hello(node, generation=2, ranks=live)
     driver.arrive([0, 1, 4, 5], finished=7)
-    assert driver.phase is Phase.REGROUPING
-    driver.fire("late")
-    assert driver.timers["late"] > 10  # others may be on their way
-    driver.fire("late")
     driver.store_up()
     formed = driver.last(journal.Formed)
     assert (formed.world_size, formed.step) == (4, 7)
@@ -291,12 +287,74 @@ def test_a_newcomer_fails_before_its_first_step() -> None:
 
 
 def test_a_newcomer_that_nobody_can_talk_to() -> None:
-    """Links that break before the first step with it are its fault."""
+    """Links that break before the first step with it are its fault: it may try again, outside."""
     driver = grown()
     driver.fail_step(0)
-    assert driver.last(journal.NodeLeft).node == 1
     driver.arrive([0, 1, 4, 5], finished=9)
+    driver.arrive([2, 3])
+    assert driver.told(p.Kill)[1].ranks == (2, 3)
     assert driver.last(journal.Formed).world_size == 4
+    assert driver.last(journal.Formed).left_out == (1,)
+    driver.killed()
+    driver.ready([0, 1, 4, 5])
+    assert driver.spawned_now() == [2, 3]
+
+
+def test_a_member_dies_and_its_links_break_first() -> None:
+    """The newcomer is not blamed for it."""
+    driver = grown()
+    driver.fail_step(0)
+    driver.exits(5, signal=SIGKILL)
+    assert driver.last(journal.Decided).strategy is Strategy.RECOVER_IN_PLACE
+    driver.spawned()
+    driver.arrive([0, 1, 4], finished=9)
+    driver.arrive([2, 3, 5])
+    assert driver.last(journal.Formed).world_size == 6
+
+
+def test_newcomers_that_are_needed() -> None:
+    """When the others are gone, a newcomer is a member as any other."""
+    driver = grown()
+    driver.lose(0)
+    driver.lose(2)
+    driver.raises(2)
+    assert driver.last(journal.Decided).strategy is Strategy.FAIL
+    driver.killed()
+    assert driver.outcome is False
+
+
+def test_a_newcomer_is_lost_when_all_others_wait() -> None:
+    """Nobody waits for it any more, nor for the store that it was asked for."""
+    driver = grown()
+    driver.exits(5, signal=SIGKILL)
+    driver.spawned()
+    driver.arrive([0, 1, 4], finished=9)
+    driver.arrive([5])
+    driver.lose(1)
+    assert driver.last(journal.Formed).world_size == 4
+
+
+def test_a_node_at_the_door_counts() -> None:
+    """With it enough are left: the world takes it in instead of the one that is lost."""
+    driver = shrunk(least=2)
+    driver.ready([0, 1, 4, 5])
+    driver.step_of([0, 1, 4, 5], 6)
+    come_back(driver)
+    driver.lose(2)
+    assert driver.last(journal.Decided).strategy is Strategy.SHRINK
+    driver.arrive([0, 1], finished=6)
+    formed = driver.last(journal.Formed)
+    assert (formed.world_size, formed.left_out) == (4, (2,))
+
+
+def test_a_script_error_after_training_is_none_of_a_newcomer() -> None:
+    """Trials end with the training."""
+    driver = grown()
+    driver.ready(driver.ranks)
+    driver.arrive(driver.ranks, finished=9, done=True)
+    assert driver.told(p.Dismiss)
+    driver.raises(2)
+    assert driver.last(journal.Decided).strategy is Strategy.FAIL
 
 
 def test_a_newcomer_is_lost_before_its_first_step() -> None:

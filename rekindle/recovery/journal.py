@@ -90,7 +90,7 @@ class Formed(Event, frozen=True, kw_only=True, tag="formed"):
 
     step: steps finished, from which all ranks go on; newest: steps that all had finished before;
     sources: how many ranks take their state from
-    where, e.g. {"self": 3, "peer": 1}.
+    where, e.g. {"self": 3, "peer": 1}; left_out: nodes that take no part.
     """
 
     generation: int
@@ -98,6 +98,7 @@ class Formed(Event, frozen=True, kw_only=True, tag="formed"):
     step: int
     sources: dict[str, int]
     newest: int
+    left_out: tuple[int, ...] = ()
     incident: int = 0
 
 

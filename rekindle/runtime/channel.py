@@ -65,11 +65,13 @@ class Channel:
             if not isinstance(message, Over):
                 raise ProtocolError(f"expected the end of generation {generation}, got {message}")
 
-    def hold(self, rank: int, generation: int) -> None:
+    def hold(self, rank: int, generation: int) -> bool:
         """Between two steps: if asked to, say that no other is begun, and wait for the end."""
-        if self._held == generation and not self.is_over(generation):
-            self.send(Held(rank=rank, generation=generation))
-            self.wait_over(generation)
+        if self._held != generation:
+            return False
+        self.send(Held(rank=rank, generation=generation))
+        self.wait_over(generation)
+        return True
 
     def wait(self, newer_than: int) -> Form | Dismiss:
         """Wait for the next generation, or for the end."""

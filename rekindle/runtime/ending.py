@@ -64,8 +64,8 @@ class Ending(Forming):
         """Start all ranks again; with a store of their own, for the dead one's keys stay in it."""
         for rank in self.roster.ranks:
             rank.status = Status.ABSENT
-        for node in list(self.roster.outside):
-            self.roster.take_in(node)
+        self.roster.take_in(*self.roster.outside)
+        self._newcomers = set()
         self.restarts += 1
         self._store.drop()
         self._session = self._formed = False

@@ -21,6 +21,8 @@ class Forming(Gathering):
 
     def on_spawned(self, message: p.Spawned) -> None:
         """An agent has started ranks."""
+        if self.phase is Phase.ENDED:
+            return
         for live in message.ranks:
             rank = self.roster.ranks[live.rank]
             rank.pid, rank.stepped = live.pid, False
@@ -96,12 +98,12 @@ class Forming(Gathering):
         """Form the next generation, or let the ranks go, when every rank has arrived."""
         if self.phase in (Phase.RESTARTING, *ENDING) or not self.roster.all_are(Status.WAITING):
             return
-        if self.phase is Phase.REGROUPING and self.roster.outside:
-            self._take_in()  # all wait anyway
         arrived = [rank.arrived for rank in self.roster.world if rank.arrived]
         if all(a.done for a in arrived) and len({a.finished for a in arrived}) == 1:
             self._dismiss()
             return
+        if self.phase is Phase.REGROUPING and self.roster.outside:
+            self._take_in()  # all wait anyway
         if self.phase not in (Phase.REGROUPING, Phase.GATHERING):
             return
         self._ask_for_store()
@@ -110,6 +112,7 @@ class Forming(Gathering):
         faults = self.incidents.unanswered
         if faults and all(fault.kind is Kind.LINK for fault in faults):
             # Every process is there, so nothing but links can be broken.
+            self._put_newcomers_out()
             self._decide(root_cause(faults))
         if self.phase in (Phase.REGROUPING, Phase.GATHERING):
             self._form()
@@ -125,6 +128,7 @@ class Forming(Gathering):
         for node in sorted(self.roster.outside & self.roster.nodes.keys()):
             self._on_outside_failed(node, "training is over")
         self._session = self._formed = False
+        self._newcomers = set()
         self.phase = Phase.REGROUPING
         self._do(CancelTimer("leave"))
         self._do(CancelTimer("join"))
@@ -166,6 +170,7 @@ class Forming(Gathering):
                 step=plan.step,
                 sources=dict(Counter(r.source.value for r in plan.ranks)),
                 newest=self._reached,
+                left_out=tuple(sorted(self.roster.outside)),
                 incident=self.incidents.open,
             )
         )
@@ -246,6 +251,9 @@ class Forming(Gathering):
         """Send one message to all agents of the world."""
         for node in self.roster.members:
             self._do(Send(node.connection, message))
+
+    @abstractmethod
+    def _put_newcomers_out(self) -> None: ...
 
     @abstractmethod
     def _decide(self, fault: Fault) -> None: ...

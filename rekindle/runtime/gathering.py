@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable
 
 from rekindle.names import OFFERS, SPARE
@@ -73,6 +74,7 @@ class Gathering(ABC):
         self._asked = False  # for those that had not come
         self._late_passed = False  # whoever is to come had the time for it
         self._held = 0  # the generation that is being held, for the world to grow
+        self._tries: Counter[int] = Counter()  # how often a node was put out again
         self._newcomers: set[int] = set()  # nodes taken in that have not done a step yet
         self.sent_home: set[int] = set()  # lines of agents that were told to end
         self._commands: list[Command] = []
@@ -89,6 +91,8 @@ class Gathering(ABC):
             self._inherits = True
             self.restarts = inherited.restarts
             self.incidents.inherit(inherited.incident, inherited.faults, inherited.past)
+            for node in inherited.left_out:
+                self.roster.leave_out(node)
             if inherited.stopping:
                 # Agents that come now are refused, and end their ranks; late ones do so later.
                 self.phase, self._stop_reason = Phase.STOPPING, inherited.stopping
@@ -130,7 +134,7 @@ class Gathering(ABC):
             self._do(CancelTimer("node"))
             if self.phase in (Phase.GATHERING, Phase.REGROUPING):
                 self._start_missing()
-        elif self._late_passed:
+        elif self._late_passed and len(self.roster.nodes) >= self.spec.least_nodes:
             self._go_on_without_missing()
 
     def _promote(self) -> None:
@@ -227,6 +231,8 @@ class Gathering(ABC):
                 self._taken_over = True
                 text = "the coordinator was lost; another one took its place"
                 self._on_fault(Fault(kind=Kind.COORDINATOR, message=text))
+        if self.roster.all_are(Status.EXITED):
+            self._on_good_exit()  # the dead one did not hear of the last end
 
     def on_store_up(self, node: int, message: p.StoreUp) -> None:
         """The store that ranks meet at listens, or could not."""
@@ -341,6 +347,9 @@ class Gathering(ABC):
                 seconds=message.seconds,
             )
         )
+
+    @abstractmethod
+    def _on_good_exit(self) -> None: ...
 
     @abstractmethod
     def _on_outside_failed(self, node: int, reason: str) -> None: ...

@@ -9,8 +9,8 @@
     DUMPING     their newest snapshot is being written: last words
     ENDED
 
-It has four layers, a module each: who is there (`gathering`), forming generations (`forming`), the
-end (`ending`), faults (here).
+It has five layers, a module each: who is there (`gathering`), forming generations (`forming`), the
+end (`ending`), nodes that come and go (`elastic`), faults (here).
 
 Untouched scripts never arrive: to the machine they stay in REGROUPING until they end.
 """
@@ -23,9 +23,10 @@ from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault, Kind, fault_of_exit
 from rekindle.recovery.policy import Case, Strategy
 from rekindle.runtime import protocol as p
-from rekindle.runtime.ending import GONE, Ending
+from rekindle.runtime.elastic import Elastic
+from rekindle.runtime.ending import GONE
 from rekindle.runtime.gathering import LATE_S
-from rekindle.runtime.roster import Node, Status
+from rekindle.runtime.roster import Status
 from rekindle.runtime.state import ENDING, Phase, Send, SetTimer
 
 _FAILED = {
@@ -36,7 +37,7 @@ _FAILED = {
 }
 
 
-class Machine(Ending):
+class Machine(Elastic):
     """The state of one attempt of a job: `on_...` methods take events, `drain` gives commands."""
 
     def on_message(self, node: int, message: p.Message, now: float) -> None:
@@ -91,12 +92,12 @@ class Machine(Ending):
             return
         self._injections.lost(self.roster.ranks_of(lost.node))
         finished = self.roster.lose(lost)
-        if lost.node in self._newcomers and self.phase not in (Phase.RESTARTING, *ENDING):
-            self._reject({lost.node})
+        self._store.node_lost(lost.node)
+        if self._is_on_trial(lost.node):
+            self._put_out(lost.node)
         if lost.node in self.roster.outside:
             self._on_outside_lost(lost)
             return
-        self._store.node_lost(lost.node)
         if self.phase is Phase.DUMPING and lost.node == self._dumper:
             self._dump_failed("the node is lost")
         if self.phase in ENDING:
@@ -112,44 +113,6 @@ class Machine(Ending):
             self._fill(lost.node)
             if self.roster.missing:
                 self._do(SetTimer("node", self.spec.policy.node_timeout_s))
-
-    def _on_outside_lost(self, lost: Node) -> None:
-        """A node is gone that the world goes on without; another one may come."""
-        if self.phase is Phase.DUMPING and lost.node == self._dumper:
-            self._dump_failed("the node is lost")
-        if self.phase in (Phase.RESTARTING, *ENDING):
-            self._go_on_ending()
-            return
-        self._record(journal.NodeLeft(node=lost.node, address=lost.address, pid=lost.pid))
-        self._spares_lost += 1
-        if self._spares_lost <= self.spec.policy.max_recoveries:
-            self._fill(lost.node)
-
-    def _on_outside_failed(self, node: int, reason: str) -> None:
-        """End an agent whose ranks cannot take part; it is not asked for again."""
-        if self.phase in (Phase.RESTARTING, *ENDING):
-            self._go_on_ending()
-            return
-        agent = self.roster.nodes[node]
-        self._record(
-            journal.NodeLeft(node=node, address=agent.address, pid=agent.pid, reason=reason)
-        )
-        self._do(Send(agent.connection, p.Bye(status=0)))
-        self.sent_home.add(agent.connection)
-        self._injections.lost(self.roster.ranks_of(node))
-        self._store.node_lost(node)
-        self.roster.lose(agent)
-
-    def _reject(self, nodes: set[int]) -> None:
-        """Go on without nodes that were just taken in."""
-        self._newcomers -= nodes
-        for node in nodes:
-            self.roster.leave_out(node)
-        self._declare_over()
-
-    def _is_of_newcomers(self, fault: Fault) -> bool:
-        """Whether the world worked until nodes were taken in, and no other is to blame."""
-        return bool(self._newcomers) and (fault.node in self._newcomers or fault.kind is Kind.LINK)
 
     def _nothing_to_lose(self) -> bool:
         """Whether a node may go as it came: no rank was started yet; a few times, at most."""
@@ -247,12 +210,10 @@ class Machine(Ending):
         if self.phase in ENDING:
             self._go_on_ending()
             return
-        if self._is_of_newcomers(fault) and self.phase is not Phase.RESTARTING:
-            nodes = set(self._newcomers)
-            self._reject(nodes)
-            for node in nodes & self.roster.nodes.keys():
-                self._on_outside_failed(node, fault.message)
-            self._try_form()
+        if self._is_on_trial(fault.node):
+            self._put_out(fault.node)
+            self._on_outside_failed(fault.node, fault.message)
+            self._go_on_regrouping()
             return
         self._record(self.incidents.note(fault))
         if self.phase is Phase.RESTARTING:
@@ -287,7 +248,9 @@ class Machine(Ending):
         else:
             if decision.strategy is Strategy.SHRINK:
                 self.roster.leave_out(fault.node)
-            elif decision.strategy is Strategy.RECOVER_IN_PLACE:
+            if fault.kind is Kind.NODE_LOST:
+                self._fall_back_on_standby()
+            if decision.strategy is Strategy.RECOVER_IN_PLACE:
                 broken = self.roster.ranks[fault.rank]
                 if broken.status not in (*GONE, Status.ENDING):
                     self._kill([broken], grace_s=0.0)
@@ -334,19 +297,12 @@ class Machine(Ending):
         self._late_passed = True
         self._go_on_without_missing()
 
-    def _on_outside_late(self) -> None:
-        """Send home the nodes whose ranks did not reach their Session."""
-        late = (Status.SPAWNING, Status.STARTING)
-        for node in sorted(self.roster.outside & self.roster.nodes.keys()):
-            if any(rank.status in late for rank in self.roster.ranks_of(node)):
-                limit_s = self.spec.policy.join_timeout_s
-                why = f"its ranks did not reach their Session within {limit_s:g} s"
-                self._on_outside_failed(node, why)
-
     def _replace_late(self, late: tuple[Status, ...], what: str, now: float) -> None:
         for rank in self.roster.those(*late):
             if self.phase is not Phase.REGROUPING:
                 return
+            if not rank.inside or rank.status not in late:
+                continue  # an earlier one took its node out of the world
             self._kill([rank], grace_s=0.0)
             self._on_fault(self._fault(Kind.STUCK, rank, f"rank {rank.rank} did not {what}", now))
 

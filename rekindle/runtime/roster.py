@@ -154,6 +154,16 @@ class Roster:
         return [n for n in there if all(r.status is Status.WAITING for r in self.ranks_of(n))]
 
     @property
+    def standby(self) -> list[int]:
+        """Nodes outside that could be of the world at once: none of their ranks is under way."""
+        found = []
+        for node in sorted(self.outside & self.nodes.keys()):
+            ranks = self.ranks_of(node)
+            if any(all(r.status is s for r in ranks) for s in (Status.ABSENT, Status.WAITING)):
+                found.append(node)
+        return found
+
+    @property
     def members(self) -> list[Node]:
         """The nodes of the world that have their agent."""
         return [node for node in self.nodes.values() if node.node not in self.outside]
@@ -185,20 +195,20 @@ class Roster:
         for rank in self.ranks_of(node):
             rank.inside = False
 
-    def take_in(self, node: int) -> None:
-        """This node is one of the world again; its ranks do not tell how far that has come."""
-        finished = min(rank.finished for rank in self.world)
-        self.outside.discard(node)
-        for rank in self.ranks_of(node):
+    def take_in(self, *nodes: int) -> None:
+        """These nodes are of the world again; their ranks do not tell how far that has come."""
+        finished = min((rank.finished for rank in self.world), default=0)
+        self.outside -= set(nodes)
+        for rank in (rank for node in nodes for rank in self.ranks_of(node)):
             rank.inside = True
             rank.finished = finished
 
     def may_be_left_out(self) -> int:
         """Return how many nodes the world would go on with if all missing were left out; or 0.
 
-        Places that a spare was asked to take are not missing.
+        Places that a spare was asked to take are not missing, and those at the door count.
         """
-        left = len(self.members) + len(self.promised.keys() - self.outside)
+        left = len(self.members) + len(self.promised.keys() - self.outside) + len(self.standby)
         return left if self.spec.least_nodes <= left < self.spec.nodes else 0
 
     def ranks_of(self, node: int) -> list[Rank]:

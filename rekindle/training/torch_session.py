@@ -145,8 +145,6 @@ class Session:
         if self.page is not None:
             self.page.total = total
         while True:
-            if self._channel is not None and self.finished < total:
-                self._channel.hold(self.slot, self.generation)
             if self._channel is not None and self._is_left():
                 if not self._regroup():
                     return
@@ -154,6 +152,8 @@ class Session:
                 # A new process must not wait at a place that the others have passed.
                 if self._channel is None or total <= self._passed or not self._regroup():
                     return
+            elif self._channel is not None and self._channel.hold(self.slot, self.generation):
+                continue
             elif self._keep_buffers():
                 yield Step(self)
 

@@ -229,7 +229,9 @@ class World(Driver):
         if self.outcome is None:
             self._forget(node)
             del self.agents[node]
-            self.lose_spare(self.nodes.pop(node))
+            line = self.nodes.pop(node, None)
+            if line is not None:  # else somebody else is there already
+                self.lose_spare(line)
 
     def _spawn(self, agent: Agent, spawn: p.Spawn) -> None:
         agent.restart = spawn.restart
