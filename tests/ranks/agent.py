@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable
 
 from rekindle import names
-from rekindle.runtime import protocol
+from rekindle.runtime import protocol, wire
 
 
 class Agent:
@@ -29,7 +29,7 @@ class Agent:
 
     def _listen(self) -> None:
         while data := self._mine.recv(1 << 17):
-            message = protocol.decode_from_rank(data)
+            message = wire.decode_from_rank(data)
             self.heard.append(message)
             match message:
                 case protocol.Arrived(finished=finished):
@@ -40,4 +40,4 @@ class Agent:
                     self._say(protocol.SnapshotBuffers(error="no memory"))
 
     def _say(self, message: protocol.Message) -> None:
-        self._mine.send(protocol.encode(message))
+        self._mine.send(wire.encode(message))
