@@ -161,14 +161,17 @@ def run_by_hand(folder: Path, *launcher: str) -> None:
     command = [sys.executable, *launcher, str(SCRIPT), str(folder), "--steps", str(STEPS)]
     # With its own store torchrun often hangs at the start, in torch 2.13 with gloo.
     own = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    finished = subprocess.run(
-        command,
-        env={**os.environ, **environment("by-hand"), **own},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-    )
+    for _ in range(3):  # torchrun may lose the free port that it has picked to somebody else
+        finished = subprocess.run(
+            command,
+            env={**os.environ, **environment("by-hand"), **own},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LIMIT_S,
+        )
+        if "EADDRINUSE" not in finished.stderr:
+            break
     assert finished.returncode == 0, finished.stderr
 
 
