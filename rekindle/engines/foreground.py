@@ -154,12 +154,8 @@ def _saying(event: journal.Event) -> str:
             return f"{world} goes on after step {event.step}"
         case journal.NodeLeft(reason=reason) if reason:
             return f"node {event.node} has left: {reason}"
-        case journal.LastWords(error=error) if error:
-            return f"last words: node {event.node} could not write them: {error}"
-        case journal.LastWords(path=path) if path:
-            return f"last words: step {event.step} is at {path}; the same --job-id goes on from it"
-        case journal.LastWords():
-            return f"last words: node {event.node} writes its snapshot of step {event.step}"
+        case journal.LastWords(path=path):
+            return event.in_words() + ("; the same --job-id goes on from it" if path else "")
         case journal.CheckpointFailed(fault=fault):
             return f"{fault.message}; training goes on"
         case journal.CheckpointSkipped(path=path, reason=reason):

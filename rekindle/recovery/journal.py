@@ -158,6 +158,14 @@ class LastWords(Event, frozen=True, kw_only=True, tag="last-words"):
     path: str = ""
     error: str = ""
 
+    def in_words(self) -> str:
+        """Say how far they are."""
+        if self.error:
+            return f"last words: node {self.node} could not write them: {self.error}"
+        if self.path:
+            return f"last words: step {self.step} is at {self.path}"
+        return f"last words: node {self.node} writes its snapshot of step {self.step}"
+
 
 class Stopping(Event, frozen=True, kw_only=True, tag="stopping"):
     reason: str

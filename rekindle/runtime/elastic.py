@@ -25,7 +25,7 @@ class Elastic(Ending):
             self._fill(lost.node)
         self._go_on_regrouping()
 
-    def _on_outside_failed(self, node: int, reason: str) -> None:
+    def _send_home(self, node: int, reason: str) -> None:
         """End an agent whose ranks cannot take part; it is not asked for again."""
         if self.phase in (Phase.RESTARTING, *ENDING):
             self._go_on_ending()
@@ -59,7 +59,7 @@ class Elastic(Ending):
             self._put_out(node)
             self._tries[node] += 1
             if self._tries[node] > self.spec.policy.max_in_row:
-                self._on_outside_failed(node, "the others cannot reach its ranks")
+                self._send_home(node, "the others cannot reach its ranks")
             else:
                 self._kill(self.roster.ranks_of(node), grace_s=0.0)
 
@@ -78,8 +78,8 @@ class Elastic(Ending):
     def _on_outside_late(self) -> None:
         """Send home the nodes whose ranks did not reach their Session."""
         late = (Status.SPAWNING, Status.STARTING)
-        for node in sorted(self.roster.outside & self.roster.nodes.keys()):
+        for node in self.roster.at_the_door:
             if any(rank.status in late for rank in self.roster.ranks_of(node)):
                 limit_s = self.spec.policy.join_timeout_s
                 why = f"its ranks did not reach their Session within {limit_s:g} s"
-                self._on_outside_failed(node, why)
+                self._send_home(node, why)

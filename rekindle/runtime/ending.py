@@ -76,7 +76,7 @@ class Ending(Forming):
             self._do(SetTimer("late", LATE_S))
         self._start_missing()
 
-    def _last_words_of(self) -> int | None:
+    def _step_of_last_words(self) -> int | None:
         """The step of the newest snapshot, if it is newer than every checkpoint."""
         newest = self.roster.newest_snapshot(set())
         return newest[1] if newest else None

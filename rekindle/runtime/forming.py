@@ -76,7 +76,7 @@ class Forming(Gathering):
         staying = self.roster.all_are(Status.TRAINING)
         if self._held == self.generation or not (steady and staying and self.roster.outside):
             return
-        if self.roster.waiting_outside:
+        if self.roster.arrived_outside:
             self._held = self.generation
             first = self.roster.world[0]
             hold = p.Hold(rank=first.rank, generation=self.generation)
@@ -90,7 +90,7 @@ class Forming(Gathering):
         self._declare_over()
 
     def _take_in(self) -> None:
-        for node in self.roster.waiting_outside:
+        for node in self.roster.arrived_outside:
             self.roster.take_in(node)
             self._newcomers.add(node)
 
@@ -125,8 +125,8 @@ class Forming(Gathering):
         self._tell_nodes(p.Dismiss(finished=finished))
         for rank in self.roster.world:
             rank.status = Status.STARTING
-        for node in sorted(self.roster.outside & self.roster.nodes.keys()):
-            self._on_outside_failed(node, "training is over")
+        for node in self.roster.at_the_door:
+            self._send_home(node, "training is over")
         self._session = self._formed = False
         self._newcomers = set()
         self.phase = Phase.REGROUPING
@@ -214,7 +214,7 @@ class Forming(Gathering):
             self.phase = Phase.TRAINING
             self._do(CancelTimer("join"))
             self._record(journal.Restored(generation=self.generation, incident=self.incidents.open))
-            self._start_outside(sorted(self.roster.outside & self.roster.nodes.keys()))
+            self._start_outside(self.roster.at_the_door)
 
     def on_step_done(self, message: p.StepDone) -> None:
         """A rank has finished its first step of the generation."""

@@ -153,20 +153,16 @@ class Gathering(ABC):
         self._record(journal.NodeWanted(node=SPARE if by_spare else node))
 
     def _fill_all(self) -> None:
-        """Ask for all that did not come: their launcher may have died before it started them."""
+        """Ask for all nodes that did not come: their launcher may have died before it did."""
         for node in self.roster.missing:
             if node not in self.roster.vacant:  # else it was asked for when it was lost
                 self._fill(node)
-        if self._inherits:  # the spares of a coordinator that died have had their time to come, too
-            for _ in range(self.spec.spares - len(self.roster.spares)):
-                self._record(journal.NodeWanted(node=SPARE))
 
     def _let_in(self, node: int) -> bool:
         """Take a node in at once where that disturbs nobody; say whether it was."""
         waits = self.phase is Phase.REGROUPING and bool(self.roster.missing)
         begins = self.phase is Phase.GATHERING and self.roster.all_are(Status.ABSENT)
-        absent = all(rank.status is Status.ABSENT for rank in self.roster.ranks_of(node))
-        if absent and (waits or begins):
+        if self.roster.node_is(node, Status.ABSENT) and (waits or begins):
             self.roster.take_in(node)
             return True
         return False
@@ -188,9 +184,8 @@ class Gathering(ABC):
         if self.phase is not Phase.TRAINING:
             return
         for node in nodes:
-            ranks = self.roster.ranks_of(node)
-            if all(rank.status is Status.ABSENT for rank in ranks):
-                self._spawn(node, ranks)
+            if self.roster.node_is(node, Status.ABSENT):
+                self._spawn(node, self.roster.ranks_of(node))
                 self._do(SetTimer("come", self.spec.policy.join_timeout_s))
 
     def _go_on_without_missing(self) -> None:
@@ -254,8 +249,10 @@ class Gathering(ABC):
             self._store.drop()
 
     def _ask_for_store(self) -> None:
+        if self._store.is_up or self._store.asked >= 0:
+            return
         nodes = {node.node: node for node in self.roster.members}
-        if self._store.is_up or self._store.asked >= 0 or not nodes:
+        if not nodes:
             return
         # Where there was one before: its agent ends the old one when it starts the new.
         node = nodes[self._store.last if self._store.last in nodes else min(nodes)]
@@ -297,7 +294,7 @@ class Gathering(ABC):
         rank = self.roster.ranks[message.rank]
         rank.status = Status.ABSENT
         if not rank.inside:
-            self._on_outside_failed(node, text)
+            self._send_home(node, text)
             return
         # At first it means that ranks cannot run here; later, that the machine is short of room.
         kind = Kind.PROCESS if self._formed else Kind.LAUNCH
@@ -352,7 +349,7 @@ class Gathering(ABC):
     def _on_good_exit(self) -> None: ...
 
     @abstractmethod
-    def _on_outside_failed(self, node: int, reason: str) -> None: ...
+    def _send_home(self, node: int, reason: str) -> None: ...
 
     @abstractmethod
     def _kill(self, ranks: list[Rank], grace_s: float) -> None: ...

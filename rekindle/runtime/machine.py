@@ -155,7 +155,7 @@ class Machine(Elastic):
         )
         if not rank.inside and was is not Status.ENDING:
             rank.status = Status.ABSENT
-            self._on_outside_failed(rank.node, fault.message)
+            self._send_home(rank.node, fault.message)
         elif was is Status.ENDING:
             rank.status = Status.ABSENT
             if message.error and self.incidents.open:
@@ -196,7 +196,9 @@ class Machine(Elastic):
             kind = message.kind.value
             raise ProtocolError(f"rank {message.rank} says that its step failed by {kind}")
         rank = self.roster.ranks[message.rank]
-        live = self.phase in (Phase.TRAINING, Phase.RESTORING) and rank.inside
+        if not rank.inside:
+            return
+        live = self.phase in (Phase.TRAINING, Phase.RESTORING)
         # That a collective fails once its generation is over is no news; what else broke, is.
         own = message.kind is not Kind.LINK and rank.status is Status.LEAVING
         if message.generation != self.generation or not (live or own):
@@ -212,7 +214,7 @@ class Machine(Elastic):
             return
         if self._is_on_trial(fault.node):
             self._put_out(fault.node)
-            self._on_outside_failed(fault.node, fault.message)
+            self._send_home(fault.node, fault.message)
             self._go_on_regrouping()
             return
         self._record(self.incidents.note(fault))
@@ -234,7 +236,7 @@ class Machine(Elastic):
             newest=self.newest,
             spares=len(self.roster.free_spares),
             left=self.roster.may_be_left_out(),
-            last_words=self._last_words_of(),
+            last_words=self._step_of_last_words(),
             past=tuple(self.incidents.past),
         )
         decision, events = self.incidents.decide(case)
@@ -258,40 +260,45 @@ class Machine(Elastic):
 
     def on_timer(self, name: str, now: float) -> None:
         """A time limit has passed."""
-        missing, policy = self.roster.missing, self.spec.policy
+        policy = self.spec.policy
         if self.phase in ENDING:
             self._on_ending_timer(name)
         elif name == "late":
             self._on_late()
         elif name == "come":
             self._on_outside_late()
-        elif name == "node" and missing:
-            self._go_on_without_missing()
-            missing = self.roster.missing
-            if not missing:
-                return
-            where = ", ".join(map(str, missing))
-            text = f"no node came as node {where} within {policy.node_timeout_s:g} s"
-            self._on_fault(Fault(kind=Kind.LAUNCH, message=text, at=now))
+        elif name == "node":
+            self._on_nodes_missed(now)
         elif name == "leave":
             did = f"leave its step within {policy.leave_timeout_s:g} s"
             self._replace_late((Status.LEAVING,), did, now)
         elif name == "join" and self.phase is Phase.RESTORING:
             # None: a rank ended well instead, and is missed by its peers.
-            late = next((r for r in self.roster.ranks if r.status is Status.RESTORING), None)
-            if late is not None:
-                text = f"rank {late.rank} did not take its state within {policy.join_timeout_s:g} s"
-                self._on_fault(self._fault(Kind.LINK, late, text, now))
+            for rank in self.roster.those(Status.RESTORING)[:1]:
+                text = f"rank {rank.rank} did not take its state within {policy.join_timeout_s:g} s"
+                self._on_fault(self._fault(Kind.LINK, rank, text, now))
         elif name == "join" and self._session:
             did = f"reach its Session within {policy.join_timeout_s:g} s"
             self._replace_late((Status.STARTING, Status.SPAWNING), did, now)
 
+    def _on_nodes_missed(self, now: float) -> None:
+        """Go on without the nodes that did not come, or end."""
+        self._go_on_without_missing()
+        if self.roster.missing:
+            where = ", ".join(map(str, self.roster.missing))
+            text = f"no node came as node {where} within {self.spec.policy.node_timeout_s:g} s"
+            self._on_fault(Fault(kind=Kind.LAUNCH, message=text, at=now))
+
     def _on_late(self) -> None:
-        """Ask for all that did not come; whoever took over from a dead coordinator waits on."""
-        again = self._inherits and not self._asked
-        self._asked = True
+        """Ask for all that did not come, and go on without them if that may be.
+
+        After a coordinator's death they are asked for first, spares too, and waited for once more.
+        """
         self._fill_all()
-        if again:
+        if self._inherits and not self._asked:
+            self._asked = True
+            for _ in range(self.spec.spares - len(self.roster.spares)):
+                self._record(journal.NodeWanted(node=SPARE))
             self._do(SetTimer("late", LATE_S))
             return
         self._late_passed = True

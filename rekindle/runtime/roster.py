@@ -148,20 +148,24 @@ class Roster:
         return [node for node in places if node not in self.nodes and node not in self.outside]
 
     @property
-    def waiting_outside(self) -> list[int]:
-        """Nodes that could be taken in: all their ranks have arrived."""
-        there = sorted(self.outside & self.nodes.keys())
-        return [n for n in there if all(r.status is Status.WAITING for r in self.ranks_of(n))]
+    def at_the_door(self) -> list[int]:
+        """Nodes that have an agent and take no part in the world."""
+        return sorted(self.outside & self.nodes.keys())
+
+    def node_is(self, node: int, status: Status) -> bool:
+        """Whether every rank of a node is there."""
+        return all(rank.status is status for rank in self.ranks_of(node))
+
+    @property
+    def arrived_outside(self) -> list[int]:
+        """Nodes at the door all of whose ranks have arrived."""
+        return [node for node in self.at_the_door if self.node_is(node, Status.WAITING)]
 
     @property
     def standby(self) -> list[int]:
-        """Nodes outside that could be of the world at once: none of their ranks is under way."""
-        found = []
-        for node in sorted(self.outside & self.nodes.keys()):
-            ranks = self.ranks_of(node)
-            if any(all(r.status is s for r in ranks) for s in (Status.ABSENT, Status.WAITING)):
-                found.append(node)
-        return found
+        """Nodes at the door that could be of the world at once: no rank of them is under way."""
+        still = (Status.ABSENT, Status.WAITING)
+        return [n for n in self.at_the_door if any(self.node_is(n, status) for status in still)]
 
     @property
     def members(self) -> list[Node]:

@@ -54,22 +54,13 @@ def _sentence(event: AnyEvent) -> str:
         case Progress():
             return f"step {event.finished} of {event.total}"
         case LastWords():
-            return last_words(event)
+            return event.in_words()
         case Stopping():
             return f"the job is being stopped: {event.reason}"
         case Ended():
             return f"the job {outcome(event.outcome, event.finished)}: {event.reason}"
         case FaultSeen() | Decided() | Formed() | Restored() | FirstStep():
             return _recovery_sentence(event)
-
-
-def last_words(event: LastWords) -> str:
-    """Say what becomes of a job's last words."""
-    if event.error:
-        return f"last words: node {event.node} could not write them: {event.error}"
-    if event.path:
-        return f"last words: step {event.step} is at {event.path}"
-    return f"last words: node {event.node} writes its snapshot of step {event.step}"
 
 
 def _node_sentence(event: NodeJoined | NodeLeft | NodeWanted | SpareLost) -> str:
