@@ -1,0 +1,94 @@
+"""What holds for the coordinator's machine and its commands, whatever came in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rekindle.runtime import protocol as p
+from rekindle.runtime.roster import Roster
+from rekindle.runtime.state import Command, End, Send
+
+
+def check_counts(roster: Roster) -> None:
+    """What is counted as it changes is what a look at every rank and node finds."""
+    for status, counted in roster.census.status.items():
+        assert counted == {rank.rank for rank in roster.world if rank.status is status}
+    assert roster.all_stepped == all(rank.stepped for rank in roster.world)
+    places = [roster.place_of(rank) for rank in roster.world]
+    assert places == list(range(roster.world_size))
+    assert roster.is_full == (not roster.missing)
+    connections = [agent.connection for agent in roster.agents()]
+    assert all(roster.knows(connection) for connection in connections)
+    lines = {node.connection: node for node in roster.nodes.values()}
+    found = {connection: roster.by_connection(connection) for connection in connections}
+    assert {line: node for line, node in found.items() if node is not None} == lines
+
+
+class Checks:
+    """What holds for every command, whatever came in."""
+
+    def __init__(self, generation: int) -> None:
+        self._generation = generation
+        self._forming: set[int] = set()
+        self._alive: set[int] = set()  # ranks that were started and did not end
+        self._arrived: set[int] = set()
+        self._pid = 100
+        self._ended = False
+
+    def new_pid(self) -> int:
+        self._pid += 1
+        return self._pid
+
+    def message(self, message: p.Message, pids: dict[int, int]) -> None:
+        """Follow what the machine is told."""
+        match message:
+            case p.Exited(rank=rank, pid=pid) if pids.get(rank) in (None, pid):
+                self.gone([rank])
+            case p.SpawnFailed(rank=rank):
+                self.gone([rank])
+            case p.Arrived(rank=rank):
+                self._arrived.add(rank)
+
+    def gone(self, ranks: Iterable[int]) -> None:
+        """These ranks have no process."""
+        self._alive -= set(ranks)
+        self._arrived -= set(ranks)
+
+    def described(self, ranks: Iterable[int], hello: p.Hello) -> None:
+        """An agent tells a new coordinator which of its ranks live."""
+        self._alive -= set(ranks)
+        self._alive |= {live.rank for live in hello.ranks}
+
+    def forget_arrivals(self) -> None:
+        """Whoever arrived has to tell the new coordinator."""
+        self._arrived, self._forming = set(), set()
+
+    def command(self, command: Command, nodes: dict[int, int]) -> None:
+        """Fail if the command must never be given now."""
+        refusal = isinstance(command, Send) and isinstance(command.message, p.Refused)
+        assert refusal or not self._ended, f"after the end: {command}"
+        match command:
+            case Send(connection, p.Form() as form):
+                assert connection in nodes
+                self._form(form)
+            case Send(connection, p.Spawn() as spawn):
+                assert connection in nodes
+                twice = self._alive & set(spawn.ranks)
+                assert not twice, f"ranks {twice} are started twice"
+                self._alive |= set(spawn.ranks)
+                self._arrived -= set(spawn.ranks)
+            case Send(connection, p.Promote() | p.Welcome() | p.Bye()):
+                pass  # to spares, too
+            case Send(connection) if not refusal:
+                assert connection in nodes
+            case End():
+                self._ended = True
+
+    def _form(self, form: p.Form) -> None:
+        if self._forming & set(form.plan) or form.generation != self._generation:
+            assert form.generation > self._generation, "a generation comes twice"
+            self._generation, self._forming = form.generation, set()
+        self._forming |= set(form.plan)
+        absent = set(form.plan) - self._arrived
+        assert not absent, f"ranks {absent} did not arrive for generation {form.generation}"
+        self._arrived -= set(form.plan)

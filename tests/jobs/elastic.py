@@ -1,0 +1,50 @@
+"""Jobs whose world may shrink, brought to where a test begins."""
+
+from __future__ import annotations
+
+from jobs.driver import Driver
+from rekindle.recovery import journal
+from rekindle.recovery.policy import Policy
+from rekindle.runtime import protocol as p
+
+
+def trained(*, nodes: int = 3, least: int = 1, policy: Policy | None = None) -> Driver:
+    """A job of so many nodes with two ranks each that trains, and may go on with `least`."""
+    driver = Driver(nodes=nodes, processes=2, least=least, policy=policy)
+    driver.train(finished=5)
+    return driver
+
+
+def shrunk(**settings: int) -> Driver:
+    """The same after the loss of node 1."""
+    driver = trained(**settings)
+    driver.lose(1)
+    driver.arrive([0, 1, 4, 5], finished=5)
+    return driver
+
+
+def come_back(driver: Driver, node: int = 1) -> None:
+    """The node's agent comes, and its ranks arrive."""
+    driver.hello(node)
+    assert driver.spawned_now() == [2 * node, 2 * node + 1]
+    driver.spawned()
+    driver.arrive([2 * node, 2 * node + 1])
+
+
+def hold(driver: Driver) -> None:
+    """The first rank of the world is asked to hold between two steps, and does."""
+    ((node, order),) = driver.told(p.Hold).items()
+    assert order.rank == driver.machine.roster.world[0].rank
+    driver.say(node, p.Held(rank=order.rank, generation=order.generation))
+
+
+def grown() -> Driver:
+    """A world that has just been formed with a node that came back."""
+    driver = shrunk()
+    driver.ready([0, 1, 4, 5])
+    driver.step_of([0, 1, 4, 5], 6)
+    come_back(driver)
+    hold(driver)
+    driver.arrive([0, 1, 4, 5], finished=9)
+    assert driver.last(journal.Formed).world_size == 6
+    return driver
