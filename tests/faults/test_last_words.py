@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from training_jobs import RANKS
@@ -74,6 +76,24 @@ def test_stopped(job: Callable[..., Job], baseline: Record) -> None:
     os.kill(run.coordinator.pid, signal.SIGTERM)
     assert run.end().outcome == "stopped"
     assert_resumes(run, baseline, at=10)
+
+
+def test_a_second_signal_does_not_wait(job: Callable[..., Job], baseline: Record) -> None:
+    """A store that does not answer holds up last words, but not whoever wants the job gone."""
+    run = job(*PAUSE_ALL, nodes=2)
+    run.wait_pause(12)
+    store = Path(run.spec.checkpoint_directory)
+    store.mkdir()
+    with (store / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.kill(run.coordinator.pid, signal.SIGTERM)
+        run.wait_event(journal.LastWords)
+        os.kill(run.coordinator.pid, signal.SIGTERM)
+        ended = run.end()
+        assert run.leftovers() == []
+    assert ended.outcome == "stopped"
+    assert ended.reason.endswith("last words: the job was ended before they were written")
+    assert_resumes(run, baseline, at=0)
 
 
 def test_not_allowed(job: Callable[..., Job], baseline: Record) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from training_jobs import RANKS
 from training_jobs.checks import assert_recovered, steps_lost
-from training_jobs.job import Job, pause_all
+from training_jobs.job import LIMIT_S, Job, pause_all
 from training_jobs.record import Record
 
 from rekindle.names import SPARE
@@ -83,6 +83,17 @@ def test_spare_is_lost(job: Callable[..., Job], baseline: Record) -> None:
     (incident,) = run.incidents()
     assert "a spare takes its place" in incident.reason
     assert [event.left for event in run.events_of(journal.SpareLost)] == [0]
+
+
+def test_spare_that_comes_too_late(job: Callable[..., Job]) -> None:
+    """It finds in the journal that the job is over, and does not wait for a coordinator."""
+    run = job(nodes=2)
+    assert run.end().outcome == "succeeded", run.story()
+    run.bring(SPARE)
+    assert run.engine is not None
+    assert run.engine.agents[-1].wait(LIMIT_S) == 1
+    assert "the job has ended" in (run.directory.path / "agent-spare.log").read_text()
+    assert run.leftovers() == []
 
 
 def test_node_and_coordinator_lost(job: Callable[..., Job], baseline: Record) -> None:

@@ -190,13 +190,14 @@ class Place:
         program = ["--no-python", sys.executable, "-u", script]
         return self.start(*options, *program, job_id=job_id, **popen)
 
-    def join(self, run: Run, *options: str, secret: str | None = None, node: int = 1) -> Run:
-        """Start another node of a job, as from another machine."""
+    def join(self, run: Run, *options: str, secret: str | None = None, spare: bool = False) -> Run:
+        """Start node 1 of a job, or a spare, as from another machine."""
         where = run.endpoint()
+        seat = ("--spare",) if spare else ("--node-rank", "1")
         known = run.directory.secret() if secret is None else secret
         return Run(
             self,
-            ["--coordinator", f"{where.host}:{where.port}", "--node-rank", str(node), *options],
+            ["--coordinator", f"{where.host}:{where.port}", *seat, *options],
             run.job_id,
             env=self.environment({names.ENV_SECRET: known}),
         )

@@ -259,6 +259,44 @@ def test_a_second_machine_joins(place: Place) -> None:
     assert sorted(second.stdout.splitlines()) == ["[default2]:runs 2", "[default3]:runs 3"]
 
 
+def test_a_third_machine_joins_as_a_spare(place: Place) -> None:
+    """It waits until the second is lost, and its ranks then take the place of that one's."""
+    first = start_first_node(place, "--max-restarts", "1")
+    first.wait_for(journal.NodeJoined)
+    third = place.join(first, spare=True)
+    wait_until(lambda: names.SPARE in joined(first), "the spare")
+    second = place.join(first)
+    wait_until(lambda: second.stdout.count("runs") == 2, "the ranks of the second node")
+    assert third.stdout == ""
+    second.signal(signal.SIGKILL)
+    wait_until(lambda: third.stdout.count("runs") == 2, "the ranks of the spare")
+    (place.folder / "go").touch()
+    first.end(0)
+    third.end(0)
+    second.end(-9)
+    assert joined(first) == [0, names.SPARE, 1, 1]
+    place.wait_for_silence()
+    for folder in place.temporary.glob("rekindle-*"):  # nobody is there to remove it
+        shutil.rmtree(folder)
+
+
+def joined(run: Run) -> list[int]:
+    """As what agents were taken in, in order."""
+    return [event.node for event in run.recorded(journal.NodeJoined)]
+
+
+def test_a_spare_names_no_node(place: Place) -> None:
+    """Both at once cannot be meant."""
+    environment = place.environment({names.ENV_SECRET: "x"})
+    command = [sys.executable, "-m", "rekindle.cli", "run", "--coordinator", "127.0.0.1:1"]
+    command += ["--spare", "--node-rank", "1"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        "rekindle: a spare has no node rank: give --spare or --node-rank\n",
+    )
+
+
 def test_the_launcher_says_how_to_join(place: Place) -> None:
     """The command that it names works: address, port and secret are those of the job."""
     first = start_first_node(place)
