@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from training_jobs import LENGTH, RANKS
@@ -24,8 +26,8 @@ def worlds(run: Job) -> list[int]:
     return [event.world_size for event in run.events_of(journal.Formed)]
 
 
-def batches(record: Record) -> list[list[int]]:
-    """The samples of each step that counts, in the order of the ranks that did it last."""
+def logged(record: Record, name: str) -> list[list[Any]]:
+    """What was logged of each step in the world that did it last, in the order of its ranks."""
     lines = [line for rank in range(RANKS) for line in record.lines(rank)]
     found = []
     for step in range(record.total):
@@ -33,10 +35,15 @@ def batches(record: Record) -> list[list[int]]:
         last = max(line["generation"] for line in mine)
         # Of several records of a rank the last one counts: it logs as its parts are done.
         by_rank = {
-            line["rank"]: line["metrics"]["samples"] for line in mine if line["generation"] == last
+            line["rank"]: line["metrics"][name] for line in mine if line["generation"] == last
         }
-        found.append([sample for rank in sorted(by_rank) for sample in by_rank[rank]])
+        found.append([by_rank[rank] for rank in sorted(by_rank)])
     return found
+
+
+def batches(record: Record) -> list[list[int]]:
+    """The samples of each step."""
+    return [list(itertools.chain(*step)) for step in logged(record, "samples")]
 
 
 def assert_stream(record: Record) -> None:
@@ -49,11 +56,11 @@ def assert_stream(record: Record) -> None:
         sampler.advance()
 
 
-def assert_went_on(run: Job, *, replaced: set[int], ranks: int = RANKS) -> None:
+def assert_went_on(run: Job, *, replaced: set[int]) -> None:
     """The job ended well with equal states, kept its healthy processes and left nothing."""
     ended = run.end()
     assert ended.outcome == "succeeded", f"{ended}{run.story()}"
-    results = [run.record.result(rank) for rank in range(ranks)]
+    results = [run.record.result(rank) for rank in range(RANKS)]
     assert len({result["digest"] for result in results}) == 1
     assert {result["position"] for result in results} == {sum(map(len, batches(run.record)))}
     assert_stream(run.record)
@@ -179,22 +186,8 @@ def test_the_global_batch_is_kept(node: int, job: Callable[..., Job], baseline_o
         sorted(batch) for batch in batches(baseline)
     ]
     assert_pids_kept(run.record, replaced={node})
-    losses, wanted = losses_of_steps(run.record), losses_of_steps(baseline)
+    losses, wanted = ([sum(s) for s in logged(r, "loss")] for r in (run.record, baseline))
     assert losses[:12] == wanted[:12]
     assert losses[12:] == pytest.approx(wanted[12:], rel=1e-3)
     assert len({run.record.result(rank)["digest"] for rank in range(RANKS)}) == 1
     assert run.leftovers() == []
-
-
-def losses_of_steps(record: Record) -> list[float]:
-    """The sums of the losses of all shares, by step."""
-    lines = [line for rank in range(RANKS) for line in record.lines(rank)]
-    found = []
-    for step in range(record.total):
-        mine = [line for line in lines if line["step"] == step]
-        last = max(line["generation"] for line in mine)
-        by_rank = {
-            line["rank"]: line["metrics"]["loss"] for line in mine if line["generation"] == last
-        }
-        found.append(sum(by_rank[rank] for rank in sorted(by_rank)))
-    return found

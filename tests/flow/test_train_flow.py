@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ from rekindle.recovery.journal import (
     FirstStep,
     Formed,
     JobStarted,
+    LastWords,
     NodeJoined,
     NodeWanted,
     RanksStarted,
@@ -215,6 +217,31 @@ def test_cancelling_the_flow_run_stops_the_job(served: Served, tmp_path: Path) -
     formed = [event for event in run.history() if isinstance(event, Formed)]
     assert formed[-1].step >= 5
     assert run.task_states("restore") == ["Completed"]
+
+
+def test_a_retry_waits_for_the_last_words_of_a_cancelled_job(
+    served: Served, tmp_path: Path
+) -> None:
+    """A job that is ending is not adopted: its next attempt goes on from what it leaves."""
+    run = start_steps(served, tmp_path / "gate", snapshot_every=2)
+    run.process()
+    store = run.directory.path / "checkpoints"
+    with (store / ".lock").open("w") as lock:  # writes wait, as for a slow store
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        written = max(e.step for e in run.history() if isinstance(e, Checkpointed))
+        until(lambda: run.status().finished >= written + 9, "snapshots are newer than that")
+        run.cancel()
+        until(lambda: run.count(LastWords) == 1, "last words begin")
+        run.until_final()
+        (tmp_path / "gate").touch()
+        run.retry()
+        until(lambda: "Running" in run.task_states("launch"), "the retry looks for the job")
+        assert run.count(JobStarted) == 1
+    until(lambda: run.state().name == "Completed", "the next attempt has succeeded")
+    assert [e.attempt for e in run.history() if isinstance(e, JobStarted)] == [1, 2]
+    left = next(e for e in run.history() if isinstance(e, LastWords) and e.path)
+    formed = [event for event in run.history() if isinstance(event, Formed)]
+    assert formed[-1].step == left.step > written
 
 
 def test_a_runner_that_shuts_down_keeps_the_job(

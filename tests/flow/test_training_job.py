@@ -63,6 +63,8 @@ def test_the_spec_says_what_the_description_says(tmp_path: Path) -> None:
             "script": "train.py",
             "arguments": ["--steps", "5"],
             "nodes": 2,
+            "min_nodes": 1,
+            "spares": 4,
             "processes_per_node": 3,
             "environment": {"A": "1"},
             "working_directory": str(tmp_path),
@@ -75,6 +77,7 @@ def test_the_spec_says_what_the_description_says(tmp_path: Path) -> None:
     assert (spec.entry, spec.target) == (EntryKind.SCRIPT, "train.py")
     assert spec.arguments == ("--steps", "5")
     assert (spec.nodes, spec.processes_per_node) == (2, 3)
+    assert (spec.min_nodes, spec.spares) == (1, 4)
     assert spec.environment == {"A": "1"}
     assert spec.working_directory == str(tmp_path)
     assert spec.checkpoint_directory == str(tmp_path / "saved")

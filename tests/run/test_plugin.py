@@ -80,6 +80,17 @@ def test_a_kind(
     losses |= found
 
 
+def test_a_world_that_may_shrink(script: Path, rekindle_run: Callable[..., Run]) -> None:
+    """`--nnodes=min:max` on the command line: the world goes on without the lost node."""
+    run = rekindle_run(script, "20", nproc_per_node=1, nnodes="1:2")
+    run.inject("node-lost", rank=1, step=10)
+    report = run.wait()
+    assert report.succeeded, run.output
+    assert [(i.strategy, i.steps_lost) for i in report.incidents] == [(Strategy.SHRINK, 0)]
+    assert "generation 2 goes on after step 10 (1 x self)" in run.output
+    assert report.processes[0] == 1
+
+
 def test_an_error_of_the_script(script: Path, rekindle_run: Callable[..., Run]) -> None:
     """What no recovery can help with ends the run, and the report says so."""
     run = rekindle_run(script, "20")
