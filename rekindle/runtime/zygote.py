@@ -74,8 +74,9 @@ def main() -> None:
     wire = socket.socket(fileno=options.socket)
     _LIBC.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)  # from now on the wire tells, and there is work left
     child = serve(wire, agent)
-    if child is not None:
-        child()
+    if child is None:
+        os._exit(0)  # nothing of ours is left, and to tear down what was imported takes time
+    child()
 
 
 def serve(wire: socket.socket, agent: int) -> Callable[[], None] | None:

@@ -90,7 +90,7 @@ def test_all_nodes_lost(every: int, lost: int, job: Callable[..., Job], baseline
 
 def test_no_node_comes(job: Callable[..., Job]) -> None:
     """A job for which no node comes in time fails, says why, and leaves nothing behind."""
-    run = job(nodes=2, policy=Policy(node_timeout_s=1.0), replaces=False)
+    run = job(nodes=2, snapshot_every=0, policy=Policy(node_timeout_s=1.0), replaces=False)
     run.wait_step(0, 4)
     run.kill_node(1)
     ended = run.end()

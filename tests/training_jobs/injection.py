@@ -32,8 +32,9 @@ class Fault:
     step: only in this step. life: only in the n-th process of the rank; 0: in any.
     do: kill, segv, abrt, stop, raise, hang, exit; link, an error that reads like a broken link;
         hiccup, one that the script calls transient; uce, uce-temporary, uce-fatal, an error of the
-        device's memory that damaged the state, nothing that lasts, or the device for good; or
-        pause, which waits until the test lets it go on.
+        device's memory that damaged the state, nothing that lasts, or the device for good;
+        pause, which waits until the test lets it go on; or hold, which waits until the rank was
+        asked to stand still for a world that grows.
     """
 
     rank: int
@@ -71,6 +72,7 @@ class Injector:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.step: int | None = None
+        self._channel: Any = None
         self._folder = folder
         faults = [Fault(**each) for each in json.loads((folder / _FILE).read_text())]
         earlier = len(list((folder / "processes").glob(f"{rank}-*")))
@@ -108,21 +110,18 @@ class Injector:
             case "exit":
                 os._exit(3)
             case "pause":
-                self._pause(number)
+                release = self._folder / f"release-fault-{number}"
+                _wait(release.exists, f"nobody released fault {number}")
+            case "hold":
+                _wait(lambda: self._channel._held >= 0, "nobody asked the rank to hold")
             case _:
                 _die(what)
-
-    def _pause(self, number: int) -> None:
-        deadline = time.monotonic() + PAUSE_LIMIT_S
-        while not (self._folder / f"release-fault-{number}").exists():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"nobody released fault {number}")
-            time.sleep(0.002)
 
     def watch(self, channel: Any) -> None:
         """Make places of what this rank says to its agent, and of its snapshots and transfers."""
         if channel is None:
             return
+        self._channel = channel
         say = channel.send
 
         def send(message: Any) -> None:
@@ -155,6 +154,14 @@ class Injector:
             return function(*args, **kwargs)
 
         return wrapped
+
+
+def _wait(true: Callable[[], bool], else_say: str) -> None:
+    deadline = time.monotonic() + PAUSE_LIMIT_S
+    while not true():
+        if time.monotonic() > deadline:
+            raise TimeoutError(else_say)
+        time.sleep(0.002)
 
 
 def _die(how: str) -> None:

@@ -104,6 +104,7 @@ class Job:
         self._attempt = -1
         self._wanted = 0  # events of the ledger that were looked at for nodes
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._node_killed = False
         self.plan(*faults)
 
     def plan(self, *faults: Fault) -> None:
@@ -145,7 +146,7 @@ class Job:
             if process.poll() is None:
                 process.kill()
         self._reap()
-        wait_until(lambda: not self.leftovers(), "all processes of the job gone")
+        wait_until(lambda: not marked_processes(self.mark), "all processes of the job gone")
 
     def _reap(self) -> None:
         for process in self._all_processes():
@@ -270,7 +271,9 @@ class Job:
         return self.events_of(journal.NodeJoined, node=node)[-1].pid
 
     def leftovers(self) -> list[str]:
-        """List the processes of the job that still live."""
+        """List the processes of the job that still live; a killed node's zygote ends by itself."""
+        if self._node_killed:
+            wait_until(lambda: not marked_processes(self.mark), "the end of a killed node's zygote")
         return marked_processes(self.mark)
 
     def stderr(self, rank: int) -> str:
@@ -290,7 +293,7 @@ class Job:
                 lines = path.read_text(errors="replace").splitlines()[-25:]
                 texts += [f"\n---- {path.name}", *(line[:400] for line in lines)]
         steps = {rank: max(self.record.steps(rank), default=None) for rank in range(RANKS)}
-        texts += [f"\nlast steps logged: {steps}", *self.leftovers(), *self._stacks()]
+        texts += [f"\nlast steps logged: {steps}", *marked_processes(self.mark), *self._stacks()]
         return "\n".join(texts)
 
     def _stacks(self) -> list[str]:
@@ -338,9 +341,32 @@ class Job:
             del os.environ[MARK]
 
     def kill_node(self, *nodes: int) -> None:
-        """Kill the agents of these nodes, and with them (by the kernel) their ranks."""
-        for pid in [self.agent_pid(node) for node in nodes]:
-            os.kill(pid, signal.SIGKILL)
+        """Kill the agents of these nodes, and with them (by the kernel) their ranks; see it done.
+
+        The zygotes live on for a moment, to end what the ranks have started.
+        """
+        agents = [psutil.Process(self.agent_pid(node)) for node in nodes]
+        doomed = [child for agent in agents for child in agent.children() if _leads(child)]
+        for agent in agents:
+            agent.kill()
+        self._node_killed = True
+        self.wait(lambda: all(map(_dead, agents + doomed)), f"the end of nodes {nodes}")
+
+
+def _leads(process: psutil.Process) -> bool:
+    """Whether a process leads a session, as ranks do."""
+    try:
+        return os.getsid(process.pid) == process.pid
+    except ProcessLookupError:
+        return False
+
+
+def _dead(process: psutil.Process) -> bool:
+    """Whether a process has ended, be it collected or not."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def environment(mark: str) -> dict[str, str]:
