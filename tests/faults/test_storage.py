@@ -208,15 +208,18 @@ def test_checkpoint_damaged_while_the_job_runs(job: Callable[..., Job], baseline
 
 def test_full_disk(job: Callable[..., Job], baseline: Record) -> None:
     """While no checkpoint can be written training goes on; the ledger has an incident for each."""
-    run = job(Fault(0, "forward", 8, do="pause"), checkpoint_every=5)
+    pauses = (Fault(0, "forward", step, do="pause") for step in (8, 13))
+    run = job(*pauses, checkpoint_every=5)
     run.wait_fault(0)
     run.wait_event(journal.Checkpointed, step=5)
     _, hard = resource.prlimit(run.agent_pid(0), resource.RLIMIT_FSIZE)
     resource.prlimit(run.agent_pid(0), resource.RLIMIT_FSIZE, (8192, hard))
     run.release(0)
+    run.wait_event(journal.CheckpointFailed)
+    run.release(1)
     assert_recovered(run, baseline, replaced=())
     failed = run.events_of(journal.CheckpointFailed)
-    # One is skipped, not waited for, while the agent is still busy with another.
+    # One is overtaken, not waited for, while the agent is still busy with another.
     assert {10, 24} <= {event.fault.finished for event in failed} <= {10, 15, 20, 24}
     assert all(event.fault.kind is Kind.STORAGE for event in failed)
     assert all("raise the limit on file sizes" in event.fault.message for event in failed)
