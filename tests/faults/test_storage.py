@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
-import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,13 +16,13 @@ from training_jobs.checks import (
     steps_lost,
 )
 from training_jobs.injection import Fault
-from training_jobs.job import Job, pause_all, wait_until
+from training_jobs.job import Job, pause_all
+from training_jobs.memory import damage_snapshots, wait_sealed
 from training_jobs.record import Record
 
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
-from rekindle.runtime.snapshot import CONTROL_BYTES
 
 PAUSE_ALL = pause_all(12)
 STATE = "state-00000.safetensors"
@@ -128,7 +126,10 @@ def test_damaged_snapshot(
 
 def test_damaged_newest_snapshot(job: Callable[..., Job], baseline: Record) -> None:
     """The snapshot before it is used: an agent keeps two."""
-    run = job(*PAUSE_ALL, snapshot_every=4)
+    run = job(*PAUSE_ALL, Fault(0, "forward", 9, do="pause"), snapshot_every=4)
+    run.wait_fault(4)
+    wait_sealed(run.agent_pid(0))  # else the next one is written over it
+    run.release(4)
     run.wait_pause(12)
     assert damage_snapshots(run.agent_pid(0), step=12) == 1
     run.kill(*range(RANKS))
@@ -149,38 +150,6 @@ def test_damaged_newest_checkpoint(job: Callable[..., Job], baseline: Record) ->
     formed = run.events_of(journal.Formed)[1:]
     assert [event.step for event in formed] == [10, 10, 5, 5]
     assert formed[-1].sources == {"checkpoint": RANKS}
-
-
-def damage_snapshots(agent: int, step: int | None = None) -> int:
-    """Change a byte of the snapshots (of `step`) that an agent has sealed; return how many."""
-    links = [link for link in Path(f"/proc/{agent}/fd").iterdir() if is_snapshot(link)]
-    buffers = {link.stat().st_ino: link for link in links}  # an agent has each open twice
-    count = 0
-    for link in buffers.values():
-        wait_until(lambda of=link: is_settled(of), f"seal of {link}")
-        with link.open("r+b") as memory:
-            if step not in (None, struct.unpack("<qqq", memory.read(24))[1]):
-                continue
-            memory.seek(CONTROL_BYTES + 20_000)
-            byte = memory.read(1)[0]
-            memory.seek(-1, os.SEEK_CUR)
-            memory.write(bytes([byte ^ 0x40]))
-        count += 1
-    return count
-
-
-def is_snapshot(link: Path) -> bool:
-    """Whether an open file is a snapshot buffer."""
-    with contextlib.suppress(FileNotFoundError):  # it was open for a moment only
-        return "memfd:rekindle-job-rank" in str(link.readlink())
-    return False
-
-
-def is_settled(memory: Path) -> bool:
-    """Whether a snapshot buffer is sealed, or was never used."""
-    with memory.open("rb") as file:
-        valid, _, size = struct.unpack("<qqq", file.read(24))
-        return bool(file.read(1)[0]) if size else not valid
 
 
 def test_damaged_snapshot_of_one_node(job: Callable[..., Job], baseline: Record) -> None:

@@ -9,6 +9,7 @@ from training_jobs import RANKS
 from training_jobs.checks import assert_recovered, steps_lost
 from training_jobs.injection import Fault
 from training_jobs.job import STEPS, Job
+from training_jobs.memory import wait_sealed
 from training_jobs.record import Record
 
 from rekindle.recovery import journal
@@ -39,7 +40,12 @@ def test_error_ends_the_job_once(
 
     Where there is a snapshot, its last words are written.
     """
-    run = job(*(Fault(rank, place, step, do="raise") for rank in ranks))
+    faults = [Fault(rank, place, step, do="raise") for rank in ranks]
+    run = job(Fault(0, "forward", 7, do="pause"), *faults)
+    if step:
+        run.wait_fault(0)
+        wait_sealed(run.agent_pid(0))
+        run.release(0)
     ended = run.end()
     assert ended.outcome == "failed"
     assert ended.reason.startswith("rank ")

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,28 +24,17 @@ from rekindle.runtime.spec import EntryKind, JobDirectory, JobSpec, check
 from rekindle.runtime.view import JobView
 from training_jobs import RANKS
 from training_jobs.injection import Fault, reached, release, write_faults
+from training_jobs.memory import wait_sealed
 from training_jobs.record import Record
+from training_jobs.waiting import LIMIT_S, wait_until
 
 SCRIPT = Path(__file__).with_name("train.py")
 STEPS = 24
-LIMIT_S = 90.0
 MARK = "TRAINING_JOB_TEST"  # in the environment of every process of a job
-_TICK_S = 0.005
 _POLICY = Policy()
 
 E = TypeVar("E", bound=journal.Event)
 T = TypeVar("T")
-
-
-def wait_until(true: Callable[[], T], what: str, limit_s: float = LIMIT_S) -> T:
-    """Return the first value of `true()` that is not false."""
-    deadline = time.monotonic() + limit_s
-    while True:
-        value = true()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"not within {limit_s:g} s: {what}"
-        time.sleep(_TICK_S)
 
 
 def pause_all(step: int) -> list[Fault]:
@@ -196,10 +184,15 @@ class Job:
         self.wait(lambda: step in self.record.steps(rank), f"step {step} of rank {rank}")
 
     def wait_pause(self, step: int) -> None:
-        """Wait until faults 0 to 3 hold all ranks in `step`, and the coordinator knows it."""
+        """Wait until faults 0 to 3 hold all ranks in `step`, and everybody knows what there is.
+
+        The coordinator knows of the step, and the agents have sealed all snapshots.
+        """
         for number in range(RANKS):
             self.wait_fault(number)
         self.wait(lambda: self.status().finished == step, f"the coordinator's word of step {step}")
+        for node in range(self.spec.nodes):
+            wait_sealed(self.agent_pid(node))
 
     def release_all(self) -> None:
         """Let all ranks go on from there."""

@@ -1,0 +1,54 @@
+"""The snapshots in an agent's memory, seen and damaged from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from pathlib import Path
+
+from rekindle.runtime.snapshot import CONTROL_BYTES
+from training_jobs.waiting import wait_until
+
+
+def wait_sealed(agent: int) -> None:
+    """Wait until all snapshots that an agent has are sealed; not while one is being taken."""
+    for buffer in _buffers(agent):
+        wait_until(lambda of=buffer: _is_settled(of), f"seal of {buffer}")
+
+
+def damage_snapshots(agent: int, step: int | None = None) -> int:
+    """Change a byte of the snapshots (of `step`) that an agent has sealed; return how many."""
+    wait_sealed(agent)
+    count = 0
+    for buffer in _buffers(agent):
+        with buffer.open("r+b") as memory:
+            if step not in (None, struct.unpack("<qqq", memory.read(24))[1]):
+                continue
+            memory.seek(CONTROL_BYTES + 20_000)
+            byte = memory.read(1)[0]
+            memory.seek(-1, os.SEEK_CUR)
+            memory.write(bytes([byte ^ 0x40]))
+        count += 1
+    return count
+
+
+def _buffers(agent: int) -> list[Path]:
+    links: list[Path] = []
+    with contextlib.suppress(FileNotFoundError):  # the agent is dead, and its memory gone
+        links = [link for link in Path(f"/proc/{agent}/fd").iterdir() if _is_snapshot(link)]
+    # An agent has each open twice.
+    return list({link.stat().st_ino: link for link in links}.values())
+
+
+def _is_snapshot(link: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):  # it was open for a moment only
+        return "memfd:rekindle-job-rank" in str(link.readlink())
+    return False
+
+
+def _is_settled(memory: Path) -> bool:
+    """Whether a snapshot buffer is sealed, or was never used."""
+    with memory.open("rb") as file:
+        valid, _, size = struct.unpack("<qqq", file.read(24))
+        return bool(file.read(1)[0]) if size else not valid
