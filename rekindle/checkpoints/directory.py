@@ -1,17 +1,20 @@
 """Checkpoints in a local or shared directory.
 
     <root>/step-<step>-g<generation>/   one checkpoint: plain safetensors files and manifest.json
-    <root>/.lock                        held while a process writes or prunes
+    <root>/.lock                        held while a process writes, commits or prunes
 
 A checkpoint is written in its own place, the manifest last. Nothing is renamed, so that this holds
 on file systems where renaming is a copy; a torn manifest is recognised by its own checksum.
+
+One process writes a checkpoint alone, with write(); or several, on any machines that share the
+directory, write one file each with write_part(), without the lock while they do, and when all are
+written one process makes them a checkpoint with commit().
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from rekindle.checkpoints import manifest as manifests
+from rekindle.checkpoints import parts as shared
 from rekindle.checkpoints.files import (
     explained,
     load_file,
@@ -30,13 +34,19 @@ from rekindle.checkpoints.files import (
 )
 from rekindle.checkpoints.format import Bytes, checksum
 from rekindle.checkpoints.manifest import MANIFEST_FILE, FileEntry, Manifest
+from rekindle.checkpoints.place import (
+    Key,
+    Traces,
+    committed,
+    entry_of,
+    is_outdated,
+    is_unfinished,
+    key_of,
+    name_of,
+    read_manifest,
+    traces,
+)
 from rekindle.errors import CheckpointError, CorruptError, UsageError
-
-# Only as write() spells it, so that a step and generation have one place.
-_NAME = re.compile(r"step-([0-9]{10}|[1-9][0-9]{10,})-g([0-9]{6}|[1-9][0-9]{6,})")
-
-# What changes with any change of a file: name, inode, bytes, time of change.
-Traces = tuple[tuple[str, int, int, int], ...]
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -61,7 +71,7 @@ class Written(msgspec.Struct, frozen=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """A checkpoint that was found valid."""
+    """A checkpoint that was found; newest() has proved all its bytes, find() has read none."""
 
     path: Path
     manifest: Manifest
@@ -71,12 +81,9 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
         Raises CorruptError if they are not what was written, CheckpointError if unreadable.
         """
-        for entry in self.manifest.files:
-            if entry.name == name:
-                with explained("read", self.path / name):
-                    return load_file(self.path / name, entry)
-        names = ", ".join(entry.name for entry in self.manifest.files)
-        raise CheckpointError(f"{self.path} has no file {name!r}; it has: {names or 'none'}")
+        entry = entry_of(self.path, self.manifest, name)
+        with explained("read", self.path / name):
+            return load_file(self.path / name, entry)
 
 
 class PassedOver(msgspec.Struct, frozen=True):
@@ -108,22 +115,53 @@ class DirectoryStore:
         generation is left as it is; anything else in its place is written over.
         Raises CheckpointError, with nothing of this checkpoint left, if it cannot be written.
         """
-        path = self.root / f"step-{manifest.step:010d}-g{manifest.generation:06d}"
+        path = self._place((manifest.step, manifest.generation))
         _check_writable(manifest, parts)
         with explained("write the checkpoint", path):
             make_directories(self.root)
             with locked(self.root):
-                committed = self._committed(path)
-                if committed is None:
+                there = self._valid(path)
+                if there is None:
                     self._remove_unfinished()
-                    committed = self._commit(path, manifest, parts)
-                    return Written(path, _bytes(committed), existed=False)
-        if committed.job_id != manifest.job_id:
-            raise CheckpointError(
-                f"{path} is a checkpoint of job {committed.job_id!r}: "
-                f"give job {manifest.job_id!r} a directory of its own"
-            )
-        return Written(path, _bytes(committed), existed=True)
+                    there = self._write(path, manifest, parts)
+                    self._remove_unfinished()
+                    return Written(path, _bytes(there), existed=False)
+        return _existing(path, there, manifest.job_id)
+
+    def write_part(self, step: int, generation: int, name: str, part: Part) -> FileEntry:
+        """Write one file of a checkpoint that counts once it is committed, with its other parts.
+
+        A file of that name, whole or torn, is written over, unless a committed checkpoint holds it
+        and it is intact: then it is left as it is, and its entry returned.
+        Raises CheckpointError, with nothing of this part left and the others' untouched, if it
+        cannot be written, or if the checkpoint has been committed without such a part.
+        """
+        path = self._place((step, generation))
+        shared.check_part(step, generation, name, part.ranks)
+        with explained("write", path / name):
+            return shared.write_part(path, name, part.chunks, part.ranks)
+
+    def commit(self, manifest: Manifest) -> Written:
+        """Make a checkpoint of the parts that manifest.files names, as write_part() returned them.
+
+        Their sizes are checked; their bytes, which their writers wrote through, are not read again.
+        A checkpoint of the same step and generation that is complete is left as it is.
+        Raises CheckpointError, with all parts left as they are, if one is missing or has another
+        size, or if the manifest cannot be written.
+        """
+        path = self._place((manifest.step, manifest.generation))
+        if not manifest.files:
+            raise CheckpointError(f"cannot commit {path}: the manifest names no file")
+        with explained("commit", path):
+            make_directories(self.root)
+            with locked(self.root):
+                there = committed(path)
+                if there is None:
+                    shared.write_manifest(path, manifest)
+                    self._proven[path] = traces(path)
+                    self._remove_unfinished()
+                    return Written(path, _bytes(manifest), existed=False)
+        return _existing(path, there, manifest.job_id)
 
     def newest(self, *, at_most: int | None = None) -> Found:
         """The newest checkpoint (highest step, then generation) that is valid in every byte.
@@ -141,19 +179,34 @@ class DirectoryStore:
                 # They were pruned while they were read, so a newer one has been committed.
                 listed = again
 
+    def find(self, step: int) -> Checkpoint | None:
+        """The newest generation's checkpoint of exactly this step that has all its files.
+
+        Their sizes are looked at, their bytes are not: who reads a file has it verified there.
+        What cannot be used is passed over. Raises CheckpointError if the directory exists but
+        cannot be read.
+        """
+        with explained("read", self.root):
+            of_step = [self._place(key) for key in self._keys(step) if key[0] == step]
+        for path in of_step:
+            with contextlib.suppress(OSError):
+                if manifest := committed(path):
+                    return Checkpoint(path, manifest)
+        return None
+
     def steps(self, *, at_most: int | None = None) -> list[int]:
         """The steps of all finished checkpoints, newest first; what is in them is not looked at.
 
         Raises CheckpointError if the directory exists but cannot be read.
         """
         with explained("read", self.root):
-            finished = (path for path in self._listed(at_most) if not _is_unfinished(path))
-            found = [_NAME.fullmatch(path.name) for path in finished]
-        return list(dict.fromkeys(int(match[1]) for match in found if match))
+            finished = [key for key in self._keys(at_most) if not is_unfinished(self._place(key))]
+        return list(dict.fromkeys(step for step, _ in finished))
 
     def prune(self, keep: int) -> tuple[Path, ...]:
-        """Remove all that is older than the newest `keep` valid checkpoints, and unfinished writes.
+        """Remove all that is older than the newest `keep` valid checkpoints.
 
+        Also what killed writers left, if a newer checkpoint is finished.
         Invalid checkpoints that are newer stay as evidence until they are old. Removes no
         checkpoint while there are fewer valid ones. Returns the checkpoints removed.
         Raises UsageError if keep is less than 1, CheckpointError if one cannot be removed.
@@ -173,16 +226,22 @@ class DirectoryStore:
                     self._proven.pop(path, None)
                 return old
 
-    def _listed(self, at_most: int | None = None) -> list[Path]:
-        """The directories that bear a checkpoint's name, newest first."""
+    def _place(self, key: Key) -> Path:
+        return self.root / name_of(*key)
+
+    def _keys(self, at_most: int | None = None) -> list[Key]:
+        """Those of the directories that bear a checkpoint's name, newest first."""
         keys = []
         with contextlib.suppress(FileNotFoundError), os.scandir(self.root) as entries:
             for entry in entries:
-                match = _NAME.fullmatch(entry.name)
-                if match and entry.is_dir(follow_symlinks=False):
-                    keys.append((int(match[1]), int(match[2]), entry.name))
-        keys.sort(reverse=True)
-        return [self.root / name for step, _, name in keys if at_most is None or step <= at_most]
+                key = key_of(entry.name)
+                if key and entry.is_dir(follow_symlinks=False):
+                    keys.append(key)
+        return sorted((key for key in keys if at_most is None or key[0] <= at_most), reverse=True)
+
+    def _listed(self, at_most: int | None = None) -> list[Path]:
+        """The directories that bear a checkpoint's name, newest first."""
+        return [self._place(key) for key in self._keys(at_most)]
 
     def _first_valid(self, listed: Sequence[Path]) -> Found:
         passed_over: list[PassedOver] = []
@@ -200,23 +259,14 @@ class DirectoryStore:
 
         Raises CorruptError or OSError.
         """
-        traces = _traces(path)
-        try:
-            manifest = manifests.decode((path / MANIFEST_FILE).read_bytes())
-        except FileNotFoundError as error:
-            raise CorruptError("no manifest: the write was not finished") from error
-        named = _NAME.fullmatch(path.name)
-        if not named or (int(named[1]), int(named[2])) != (manifest.step, manifest.generation):
-            raise CorruptError(
-                f"the manifest is of step {manifest.step}, generation {manifest.generation}, "
-                "not of this directory"
-            )
+        seen = traces(path)
+        manifest = read_manifest(path)
         for entry in manifest.files:
             verify_file(path / entry.name, entry)
-        self._proven[path] = traces
+        self._proven[path] = seen
         return manifest
 
-    def _committed(self, path: Path) -> Manifest | None:
+    def _valid(self, path: Path) -> Manifest | None:
         """The manifest of the valid checkpoint in this place; OSError if that cannot be told."""
         try:
             return self._verified(path) if path.is_dir() else None
@@ -225,7 +275,7 @@ class DirectoryStore:
 
     def _is_valid(self, path: Path) -> bool:
         try:
-            return self._proven.get(path) == _traces(path) or self._committed(path) is not None
+            return self._proven.get(path) == traces(path) or self._valid(path) is not None
         except OSError:
             return False
 
@@ -240,12 +290,19 @@ class DirectoryStore:
         return ()
 
     def _remove_unfinished(self) -> None:
-        """Remove what killed writers left; under the lock there is no other unfinished write."""
-        for path in self._listed():
-            if _is_unfinished(path):
-                shutil.rmtree(path, ignore_errors=True)
+        """Remove what killed writers left, as soon as a newer checkpoint is finished.
 
-    def _commit(self, path: Path, manifest: Manifest, parts: Mapping[str, Part]) -> Manifest:
+        Not earlier: parts are written without the lock, so what looks left may be under way.
+        What cannot be removed now is left for the next time.
+        """
+        with contextlib.suppress(OSError):
+            keys = self._keys()
+            unfinished = [key for key in keys if is_unfinished(self._place(key))]
+            for key in unfinished:
+                if is_outdated(key, set(keys).difference(unfinished)):
+                    shutil.rmtree(self._place(key), ignore_errors=True)
+
+    def _write(self, path: Path, manifest: Manifest, parts: Mapping[str, Part]) -> Manifest:
         if path.exists():
             shutil.rmtree(path)
         with new_directory(path) as directory:
@@ -255,8 +312,18 @@ class DirectoryStore:
                 files.append(FileEntry(name=name, bytes=size, checksum=digest, ranks=part.ranks))
             manifest = msgspec.structs.replace(manifest, files=tuple(files))
             write_file(directory, MANIFEST_FILE, [manifests.encode(manifest)])
-        self._proven[path] = _traces(path)
+        self._proven[path] = traces(path)
         return manifest
+
+
+def _existing(path: Path, there: Manifest, job_id: str) -> Written:
+    """The checkpoint that was found in its place; CheckpointError if it is another job's."""
+    if there.job_id != job_id:
+        raise CheckpointError(
+            f"{path} is a checkpoint of job {there.job_id!r}: "
+            f"give job {job_id!r} a directory of its own"
+        )
+    return Written(path, _bytes(there), existed=True)
 
 
 def _check_writable(manifest: Manifest, parts: Mapping[str, Part]) -> None:
@@ -269,22 +336,5 @@ def _check_writable(manifest: Manifest, parts: Mapping[str, Part]) -> None:
     manifests.encode(msgspec.structs.replace(manifest, files=files))
 
 
-def _is_unfinished(path: Path) -> bool:
-    """Whether no manifest was written here; False if that cannot be told."""
-    try:
-        return not (path / MANIFEST_FILE).stat().st_size
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-
-
 def _bytes(manifest: Manifest) -> int:
     return sum(entry.bytes for entry in manifest.files)
-
-
-def _traces(path: Path) -> Traces:
-    """By these, an unchanged directory is known without reading its files."""
-    with os.scandir(path) as entries:
-        found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
-    return tuple(sorted((name, s.st_ino, s.st_size, s.st_ctime_ns) for name, s in found))

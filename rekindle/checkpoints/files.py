@@ -107,22 +107,52 @@ def new_directory(path: Path) -> Iterator[int]:
             raise
 
 
-def write_file(directory: int, name: str, chunks: Iterable[Bytes]) -> tuple[int, str]:
-    """Write a new file through to the disk; its size in bytes and the checksum of what was given.
+@contextlib.contextmanager
+def new_file(directory: int, name: str) -> Iterator[int]:
+    """A descriptor of a new file, which is removed again if the block fails.
 
     directory: a descriptor, so that a directory removed meanwhile is an error, never another one.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     descriptor = os.open(name, flags, 0o666, dir_fd=directory)
     try:
-        digest = checksum(_write_through(descriptor, chunks))
-        os.fsync(descriptor)
-        return os.fstat(descriptor).st_size, digest
+        yield descriptor
+    except BaseException:
+        # It may have been replaced by another writer.
+        with contextlib.suppress(OSError):
+            there = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            if os.path.samestat(os.fstat(descriptor), there):
+                os.unlink(name, dir_fd=directory)
+        raise
     finally:
         os.close(descriptor)
 
 
-def _write_through(descriptor: int, chunks: Iterable[Bytes]) -> Iterator[memoryview]:
+def write_file(directory: int, name: str, chunks: Iterable[Bytes]) -> tuple[int, str]:
+    """Write a new file as write_through() does."""
+    with new_file(directory, name) as descriptor:
+        return write_through(descriptor, chunks)
+
+
+def write_through(descriptor: int, chunks: Iterable[Bytes]) -> tuple[int, str]:
+    """Fill a new file, on the disk; its size in bytes and the checksum of what was given."""
+    digest = checksum(_pieces_written(descriptor, chunks))
+    os.fsync(descriptor)
+    return os.fstat(descriptor).st_size, digest
+
+
+def check_in_place(descriptor: int, path: Path) -> None:
+    """Raise CheckpointError unless the file that is open here is the one of that path."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(descriptor), path.lstat()):
+            return
+    raise CheckpointError(
+        f"{path} was removed or replaced while it was written: "
+        "a newer checkpoint was committed, or another process wrote the same file"
+    )
+
+
+def _pieces_written(descriptor: int, chunks: Iterable[Bytes]) -> Iterator[memoryview]:
     """Yield each piece that has been written."""
     for chunk in chunks:
         view = memoryview(chunk).cast("B")
@@ -133,9 +163,23 @@ def _write_through(descriptor: int, chunks: Iterable[Bytes]) -> Iterator[memoryv
             yield piece
 
 
+def check_size(path: Path, entry: FileEntry) -> None:
+    """Raise CorruptError unless this is a plain file of the entry's size."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError as error:
+        raise CorruptError(f"{entry.name} is missing") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise CorruptError(f"{entry.name} is not a plain file")
+    if status.st_size != entry.bytes:
+        raise CorruptError(
+            f"{entry.name} has {status.st_size} bytes, the manifest says {entry.bytes}"
+        )
+
+
 def verify_file(path: Path, entry: FileEntry) -> None:
     """Read the file; CorruptError unless it is what the manifest says, OSError if unreadable."""
-    _check_size(path, entry)
+    check_size(path, entry)
     with path.open("rb", buffering=0) as file:
         buffer = memoryview(bytearray(min(_PIECE, entry.bytes) or 1))
         _check_digest(checksum(buffer[:n] for n in iter(lambda: file.readinto(buffer), 0)), entry)
@@ -147,7 +191,7 @@ def load_file(path: Path, entry: FileEntry) -> memoryview:
     A mapping of the file itself could change, or vanish, after it was verified.
     Raises CorruptError unless they are what the manifest says, OSError if unreadable.
     """
-    _check_size(path, entry)
+    check_size(path, entry)
     memory = _private_memory(entry.bytes)
     reached = 0
     with path.open("rb", buffering=0) as file:
@@ -161,19 +205,6 @@ def _private_memory(size: int) -> memoryview:
     if not size:
         return memoryview(bytearray())
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-
-
-def _check_size(path: Path, entry: FileEntry) -> None:
-    try:
-        status = path.lstat()
-    except FileNotFoundError as error:
-        raise CorruptError(f"{entry.name} is missing") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise CorruptError(f"{entry.name} is not a plain file")
-    if status.st_size != entry.bytes:
-        raise CorruptError(
-            f"{entry.name} has {status.st_size} bytes, the manifest says {entry.bytes}"
-        )
 
 
 def _check_digest(actual: str, entry: FileEntry) -> None:

@@ -7,12 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 from hypothesis import strategies as st
 
 import rekindle
 from rekindle.checkpoints.directory import Checkpoint, DirectoryStore, Part, Written
 from rekindle.checkpoints.format import plan_layout, write_header
-from rekindle.checkpoints.manifest import Manifest
+from rekindle.checkpoints.manifest import FileEntry, Manifest
 
 LOCK = ".lock"
 
@@ -43,6 +44,20 @@ def parts(byte, size):
     return {f"state-{i}.safetensors": Part([bytes([byte]) * size], (i,)) for i in range(2)}
 """
 
+# What a child process needs to be killed before a system call of this number.
+CRASH_AT = """
+files._PIECE = 400
+
+def crash_at(call):
+    def profile(frame, event, function):
+        nonlocal call
+        if event == "c_call" and function.__module__ in ("posix", "fcntl"):
+            call -= 1
+            if call < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.setprofile(profile)
+"""
+
 
 def manifest(step: int, generation: int = 1, job: str = "job") -> Manifest:
     return Manifest(
@@ -70,6 +85,25 @@ def put(store: DirectoryStore, step: int, generation: int = 1) -> Written:
     """Write a checkpoint of two files whose content tells the step."""
     parts = {f"state-{i}.safetensors": Part([shard(step + i)], (i,)) for i in range(2)}
     return store.write(manifest(step, generation), parts)
+
+
+def write_parts(
+    store: DirectoryStore, step: int, generation: int = 1, size: int = 200
+) -> tuple[FileEntry, ...]:
+    """Two parts whose content tells step, generation and rank."""
+    return tuple(
+        store.write_part(step, generation, f"state-{rank}", Part([data], (rank,)))
+        for rank in range(2)
+        for data in [bytes([step, generation, rank]).ljust(size, b".")]
+    )
+
+
+def with_files(step: int, files: tuple[FileEntry, ...], generation: int = 1) -> Manifest:
+    return msgspec.structs.replace(manifest(step, generation), files=files)
+
+
+def put_parts(store: DirectoryStore, step: int, generation: int = 1) -> Written:
+    return store.commit(with_files(step, write_parts(store, step, generation), generation))
 
 
 def newest_step(store: DirectoryStore) -> int | None:

@@ -1,0 +1,278 @@
+"""Parts that are written at the same time, fail or are killed: no other part is disturbed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from stores import (
+    CRASH_AT,
+    child,
+    content,
+    newest_step,
+    put,
+    put_parts,
+    run_child,
+    tree,
+    with_files,
+    write_parts,
+)
+
+from rekindle.checkpoints import parts
+from rekindle.checkpoints.directory import DirectoryStore, Part, Written
+from rekindle.checkpoints.manifest import FileEntry
+from rekindle.errors import CheckpointError
+
+# A process that stops in the middle of its part, tells so, and goes on when it is told to.
+STOPS = """
+import msgspec
+
+class Stopping(list):
+    def __iter__(self):
+        yield self[0]
+        print("middle", flush=True)
+        sys.stdin.readline()
+        yield self[1]
+
+def write(rank, step, generation=1):
+    part = Part(Stopping([bytes([rank]) * 100_000] * 2), (rank,))
+    entry = store.write_part(step, generation, f"state-{rank}", part)
+    print(msgspec.json.encode(entry).decode(), flush=True)
+"""
+
+
+def writer(root: Path, rank: int, step: int) -> subprocess.Popen[str]:
+    """A process in the middle of its part."""
+    process = child(f"{STOPS}\nwrite({rank}, {step})", root)
+    assert process.stdout
+    assert process.stdout.readline() == "middle\n"
+    return process
+
+
+def finish(process: subprocess.Popen[str]) -> FileEntry:
+    output, _ = process.communicate("\n")
+    assert process.returncode == 0
+    return msgspec.json.decode(output, type=FileEntry)
+
+
+def test_parts_written_at_the_same_time_make_a_checkpoint(
+    store: DirectoryStore, root: Path
+) -> None:
+    """Processes that all are in the middle of their parts at once end with one checkpoint."""
+    writers = [writer(root, rank, 7) for rank in range(4)]
+    assert store.find(7) is None
+    assert newest_step(store) is None
+    files = tuple(finish(process) for process in writers)
+    assert [(f.name, f.bytes, f.ranks) for f in files] == [
+        (f"state-{rank}", 200_000, (rank,)) for rank in range(4)
+    ]
+    assert store.find(7) is None
+    written = store.commit(with_files(7, files))
+    assert written == Written(root / "step-0000000007-g000001", 800_000, existed=False)
+    found = DirectoryStore(root).find(7)
+    assert found
+    assert found.path == written.path
+    assert found.manifest == with_files(7, files)
+    for rank in range(4):
+        assert found.read(f"state-{rank}") == bytes([rank]) * 200_000
+    assert newest_step(DirectoryStore(root)) == 7
+
+
+def test_parts_are_begun_at_the_same_time(store: DirectoryStore, root: Path) -> None:
+    """Processes that make the root and each checkpoint's directory at once do not disturb."""
+    script = """
+rank = int(sys.argv[2])
+print("ready", flush=True)
+sys.stdin.readline()
+for step in range(20):
+    store.write_part(step, 1, f"state-{rank}", Part([bytes([rank, step])], (rank,)))
+"""
+    writers = [child(script, root, rank) for rank in range(4)]
+    for process in writers:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+    for process in writers:
+        assert process.stdin
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in writers:
+        process.communicate()
+        assert process.returncode == 0
+    assert tree(root) == {
+        ".lock": b"",
+        **{
+            f"step-{step:010d}-g000001/state-{rank}": bytes([rank, step])
+            for step in range(20)
+            for rank in range(4)
+        },
+    }
+
+
+def test_a_part_of_a_killed_writer_is_written_again(store: DirectoryStore, root: Path) -> None:
+    """What SIGKILL left of a part is not committed, and does not stand in the way."""
+    files = [finish(writer(root, 0, 5))]
+    with writer(root, 1, 5) as killed:
+        killed.send_signal(signal.SIGKILL)
+    assert (root / "step-0000000005-g000001" / "state-1").stat().st_size == 100_000
+    whole = msgspec.structs.replace(files[0], name="state-1")
+    with pytest.raises(CheckpointError, match="state-1 has 100000 bytes, the manifest says 200000"):
+        store.commit(with_files(5, (files[0], whole)))
+    files.append(finish(writer(root, 1, 5)))
+    assert not store.commit(with_files(5, tuple(files))).existed
+    found = store.find(5)
+    assert found
+    assert content(found) == {f"state-{rank}": bytes([rank]) * 200_000 for rank in range(2)}
+
+
+CRASH = """
+import msgspec
+
+def checkpoint(step):
+    files = tuple(
+        store.write_part(step, 1, name, part) for name, part in parts(step % 256, 1000).items()
+    )
+    store.commit(msgspec.structs.replace(manifest(step), files=files))
+
+checkpoint(1)
+for call in itertools.count():
+    store.prune(1)
+    if not os.fork():
+        crash_at(call)
+        checkpoint(call + 2)
+        os._exit(0)
+    status = os.wait()[1]
+    print("finished" if status == 0 else "killed", flush=True)
+    sys.stdin.readline()
+    checkpoint(call + 2)
+    print("again", flush=True)
+    sys.stdin.readline()
+    if status == 0:
+        break
+"""
+
+
+def test_a_crash_at_any_system_call_leaves_parts_or_a_checkpoint(root: Path) -> None:
+    """SIGKILL before each system call of write_part and commit in turn, then both again."""
+    store, step, committed, missing = DirectoryStore(root), 1, 0, 0
+    with child(CRASH_AT + CRASH, root) as process:
+        assert process.stdout
+        assert process.stdin
+        line = ""
+        while line != "finished\n":
+            line, step = process.stdout.readline(), step + 1
+            for expected in ("", "again\n"):
+                assert not expected or process.stdout.readline() == expected
+                found = store.find(step)
+                committed, missing = committed + bool(found), missing + (not found)
+                assert found or not expected
+                assert not found or set(b"".join(content(found).values())) == {step % 256}
+                assert newest_step(store) == (step if found else step - 1)
+                process.stdin.write("\n")
+                process.stdin.flush()
+    assert process.returncode == 0
+    assert missing > 30
+    assert committed > missing + 5
+    assert store.newest().passed_over == ()
+    assert len(list(root.iterdir())) == 3, "two checkpoints and the lock; no left-over"
+
+
+def test_a_commit_between_look_and_lock_is_seen(
+    store: DirectoryStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that comes late does not unmake the checkpoint committed a moment before."""
+    files, genuine = write_parts(store, 1), parts.locked
+
+    def commit_then_lock(path: Path) -> object:
+        monkeypatch.setattr(parts, "locked", genuine)
+        assert not DirectoryStore(root).commit(with_files(1, files)).existed
+        return genuine(path)
+
+    monkeypatch.setattr(parts, "locked", commit_then_lock)
+    assert store.write_part(1, 1, "state-0", Part([b"late"], (0,))) == files[0]
+    assert newest_step(store) == 1
+
+
+class Meanwhile(list[bytes]):
+    """Chunks of a part during whose writing something happens."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        super().__init__([b"first", b"second"])
+        self.action = action
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self[0]
+        self.action()
+        yield self[1]
+
+
+def test_a_part_removed_or_replaced_while_it_is_written_is_an_error(
+    store: DirectoryStore, root: Path
+) -> None:
+    """Its writer is told; of two writers of one part the one that began last is right."""
+    with pytest.raises(CheckpointError, match=r"step-.*2-g000001/state-0 was removed or replaced"):
+        store.write_part(2, 1, "state-0", Part(Meanwhile(lambda: put(store, 3)), (0,)))
+    assert sorted(p.name for p in root.iterdir()) == [".lock", "step-0000000003-g000001"]
+    with pytest.raises(CheckpointError, match="another process wrote the same file"):
+        store.write_part(4, 1, "state-0", Part(Meanwhile(lambda: write_parts(store, 4)), (0,)))
+    assert (root / "step-0000000004-g000001" / "state-0").read_bytes()[:3] == bytes([4, 1, 0])
+
+
+def test_what_is_being_written_survives_the_sweep_of_what_is_old(
+    store: DirectoryStore, root: Path
+) -> None:
+    """A process in the middle of a part is not disturbed by writes and prunes of older steps."""
+    (root / "step-0000000003-g000001").mkdir(parents=True)
+    with writer(root, 0, 8) as process:
+        put(store, 4)
+        assert not (root / "step-0000000003-g000001").exists()
+        write_parts(store, 3)
+        put_parts(store, 5)
+        assert not (root / "step-0000000003-g000001").exists()
+        write_parts(store, 3)
+        assert store.prune(1) == (root / "step-0000000004-g000001",)
+        assert not (root / "step-0000000003-g000001").exists()
+        files = (finish(process),)
+    store.commit(with_files(8, files))
+    assert newest_step(store) == 8
+
+
+@pytest.mark.parametrize(("limit", "size"), [(1000, 2000), (200, 100)], ids=["part", "manifest"])
+def test_a_refused_part_or_manifest_leaves_the_others(root: Path, limit: int, size: int) -> None:
+    """When the kernel refuses a write, it is told why, and only what was refused is missing."""
+    write_parts(DirectoryStore(root), 1, size=100)
+    before = tree(root)
+    script = """
+import msgspec
+limit, size = map(int, sys.argv[2:])
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+try:
+    entry = store.write_part(1, 1, "state-2", Part([b"x" * size], (2,)))
+    store.commit(msgspec.structs.replace(manifest(1), files=(entry,)))
+except CheckpointError as error:
+    print(error)
+"""
+    message = run_child(script, root, limit, size)
+    path = root / "step-0000000001-g000001"
+    refused = f"write {path / 'state-2'}" if size > limit else f"commit {path}"
+    assert f"cannot {refused}: " in message
+    assert "File too large" in message
+    assert "raise the limit on file sizes" in message
+    written = {} if size > limit else {f"{path.name}/state-2": b"x" * size}
+    assert tree(root) == {**before, **written}
+
+
+def test_an_interrupted_part_leaves_the_others(store: DirectoryStore, root: Path) -> None:
+    """The interrupt of a user takes away the part being written, and no other."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    write_parts(store, 1)
+    before = tree(root)
+    with pytest.raises(KeyboardInterrupt):
+        store.write_part(1, 1, "state-2", Part(Meanwhile(interrupt), (2,)))
+    assert tree(root) == before

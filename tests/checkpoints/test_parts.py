@@ -1,0 +1,242 @@
+"""Parts and their commit: all of them make a checkpoint, fewer make none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from stores import content, manifest, newest_step, put, put_parts, tree, with_files, write_parts
+
+from rekindle.checkpoints import directory
+from rekindle.checkpoints.directory import DirectoryStore, Part, Written
+from rekindle.errors import CheckpointError, CorruptError
+
+
+def lose(path: Path) -> None:
+    path.unlink()
+
+
+def lose_all(path: Path) -> None:
+    shutil.rmtree(path.parent)
+
+
+def tear(path: Path) -> None:
+    os.truncate(path, 100)
+
+
+def lengthen(path: Path) -> None:
+    os.truncate(path, 300)
+
+
+def link(path: Path) -> None:
+    path.rename(path.parent.parent / "elsewhere")
+    path.symlink_to(path.parent.parent / "elsewhere")
+
+
+DAMAGES: dict[Callable[[Path], None], str] = {
+    lose: "state-1 is missing",
+    lose_all: "state-0 is missing",
+    tear: "state-1 has 100 bytes, the manifest says 200",
+    lengthen: "state-1 has 300 bytes, the manifest says 200",
+    link: "state-1 is not a plain file",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_parts_that_are_not_whole_are_not_committed(
+    store: DirectoryStore, root: Path, damage: Callable[[Path], None]
+) -> None:
+    """It is said which part is not whole; nothing is removed, and written again it is committed."""
+    files = write_parts(store, 2)
+    damage(root / "step-0000000002-g000001" / "state-1")
+    before = tree(root)
+    with pytest.raises(CheckpointError, match=rf"cannot commit .*-g000001: {DAMAGES[damage]}"):
+        store.commit(with_files(2, files))
+    assert tree(root) == before
+    assert store.find(2) is None
+    assert not put_parts(store, 2).existed
+    assert newest_step(store) == 2
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_committed_part_that_is_not_whole_is_not_found(
+    store: DirectoryStore, root: Path, damage: Callable[[Path], None]
+) -> None:
+    """find() goes by names and sizes, and write_part() writes such a checkpoint over."""
+    path = put_parts(store, 2).path
+    damage(path / "state-1")
+    assert store.find(2) is None
+    assert not put_parts(store, 2).existed
+    found = store.find(2)
+    assert found
+    assert content(found)["state-1"][:3] == bytes([2, 1, 1])
+
+
+@pytest.mark.parametrize("size", [0, 100])
+def test_a_manifest_that_a_killed_process_left_torn_is_written_again(
+    store: DirectoryStore, size: int
+) -> None:
+    """The parts need not be written again for it."""
+    files = write_parts(store, 2)
+    path = store.commit(with_files(2, files)).path
+    os.truncate(path / "manifest.json", size)
+    assert store.find(2) is None
+    assert not store.commit(with_files(2, files)).existed
+    assert newest_step(store) == 2
+
+
+def test_a_checkpoint_without_parts_is_refused(store: DirectoryStore, root: Path) -> None:
+    """A forgotten list of files does not make an empty checkpoint the newest one."""
+    write_parts(store, 1)
+    with pytest.raises(CheckpointError, match="names no file"):
+        store.commit(manifest(1))
+    assert newest_step(store) is None
+
+
+def lose_manifest(path: Path) -> None:
+    (path / "manifest.json").unlink()
+
+
+def tear_manifest(path: Path) -> None:
+    os.truncate(path / "manifest.json", 100)
+
+
+def swap_manifest(path: Path) -> None:
+    shutil.copy(path.parent / "step-0000000004-g000001" / "manifest.json", path)
+
+
+def lose_part(path: Path) -> None:
+    (path / "state-0").unlink()
+
+
+@pytest.mark.parametrize("damage", [lose_manifest, tear_manifest, swap_manifest, lose_part])
+def test_of_one_step_the_newest_usable_generation_is_found(
+    store: DirectoryStore, root: Path, damage: Callable[[Path], None]
+) -> None:
+    """find() takes exactly this step, its newest generation first, and passes over the unusable."""
+    paths = [put_parts(store, 4, generation).path for generation in (1, 2)]
+    put_parts(store, 5)
+    write_parts(store, 4, generation=3)
+    for path in reversed(paths):
+        found = store.find(4)
+        assert found
+        assert found.path == path
+        assert found.read("state-1")[:3] == bytes([4, found.manifest.generation, 1])
+        if path != paths[0]:
+            damage(path)
+    lose_part(paths[0])
+    assert store.find(4) is None
+    assert store.find(3) is None
+
+
+def test_each_part_is_verified_by_whoever_reads_it(store: DirectoryStore) -> None:
+    """find() reads no part: a flipped bit is seen by the reader of that part, and by no other."""
+    path = put_parts(store, 1).path
+    (path / "state-1").write_bytes(bytes([1, 1, 1]).ljust(200, b","))
+    found = store.find(1)
+    assert found
+    assert found.read("state-0")[:3] == bytes([1, 1, 0])
+    with pytest.raises(CorruptError, match="checksum of state-1 differs"):
+        found.read("state-1")
+    with pytest.raises(CheckpointError, match="has no file 'state-2'; it has: state-0, state-1"):
+        found.read("state-2")
+
+
+def test_a_committed_checkpoint_is_left_as_it_is(store: DirectoryStore, root: Path) -> None:
+    """Who writes a part or commits a second time is told what is there; no file is touched."""
+    files = write_parts(store, 1)
+    first = store.commit(with_files(1, files))
+    before = {p: p.stat().st_mtime_ns for p in root.rglob("*")}
+    other = DirectoryStore(root)
+    assert other.write_part(1, 1, "state-1", Part([b"other"], (9,))) == files[1]
+    assert other.commit(with_files(1, files[:1])) == Written(first.path, 400, existed=True)
+    assert put(other, 1).existed
+    with pytest.raises(CheckpointError, match="has no file 'state-2'; it has: state-0, state-1"):
+        other.write_part(1, 1, "state-2", Part([b"other"], (9,)))
+    foreign = msgspec.structs.replace(with_files(1, files), job_id="mine")
+    with pytest.raises(CheckpointError, match=r"of job 'job'.*'mine' a directory of its own"):
+        other.commit(foreign)
+    assert {p: p.stat().st_mtime_ns for p in root.rglob("*")} == before
+
+
+def test_a_committed_part_with_a_flipped_bit_is_written_over(
+    store: DirectoryStore, root: Path
+) -> None:
+    """A damaged checkpoint does not count while its part is written again; others' parts stay."""
+    files = write_parts(store, 1)
+    path = store.commit(with_files(1, files)).path
+    (path / "state-1").write_bytes(b"," * 200)
+    untouched = (path / "state-0").stat()
+    assert store.write_part(1, 1, "state-0", Part([b"other"], (0,))) == files[0]
+    again = store.write_part(1, 1, "state-1", Part([b"again"], (1,)))
+    assert store.find(1) is None
+    assert (path / "state-0").stat().st_ctime_ns == untouched.st_ctime_ns
+    assert not store.commit(with_files(1, (files[0], again))).existed
+    assert newest_step(store) == 1
+
+
+def test_a_damaged_newer_checkpoint_does_not_outdate_a_later_generation(
+    store: DirectoryStore, root: Path
+) -> None:
+    """A job that goes on from before a damaged checkpoint has lower steps to write than that."""
+    damaged = put_parts(store, 9).path
+    tear_manifest(damaged)
+    files = write_parts(store, 7, generation=2)
+    put_parts(store, 6, generation=2)
+    store.prune(1)
+    assert not store.commit(with_files(7, files, generation=2)).existed
+    assert newest_step(store) == 7
+
+
+def test_pruning_does_not_read_what_was_committed_here(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that commits does not read the parts of all others for each prune."""
+    read: list[Path] = []
+    monkeypatch.setattr(directory, "verify_file", lambda path, entry: read.append(path))
+    paths = [put_parts(store, step).path for step in (1, 2, 3)]
+    assert store.prune(2) == (paths[0],)
+    assert read == []
+
+
+NAMES = ["../a", "a/b", "/a", "..", ".", "", ".lock", "manifest.json", "-a", "a\n", "a\0", "\ud800"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_hostile_name_is_refused_before_anything_is_made(
+    store: DirectoryStore, root: Path, name: str
+) -> None:
+    """A part may not have a name that a manifest may not hold, and no directory is made for it."""
+    with pytest.raises(CheckpointError, match="the manifest"):
+        store.write_part(1, 1, name, Part([b"x"], (0,)))
+    assert not root.exists()
+
+
+@pytest.mark.parametrize(("step", "generation", "rank"), [(-1, 1, 0), (1, -1, 0), (1, 1, -1)])
+def test_impossible_numbers_are_refused_before_anything_is_made(
+    store: DirectoryStore, root: Path, step: int, generation: int, rank: int
+) -> None:
+    """No part is written that could never be committed."""
+    with pytest.raises(CheckpointError, match="the manifest cannot be written"):
+        store.write_part(step, generation, "state", Part([b"x"], (rank,)))
+    assert not root.exists()
+
+
+def test_what_stands_in_the_way_is_named(store: DirectoryStore, root: Path) -> None:
+    """A root, a place or a part that is something else is an error, and stays."""
+    path = root / "step-0000000001-g000001"
+    (path / "state-0").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"cannot write .*state-0: "):
+        write_parts(store, 1)
+    assert (path / "state-0").is_dir()
+    (root / "step-0000000002-g000001").write_text("a file")
+    with pytest.raises(CheckpointError, match=r"cannot write .*-g000001/state-0: "):
+        write_parts(store, 2)
+    with pytest.raises(CheckpointError, match=r"cannot write .*; move what is there"):
+        write_parts(DirectoryStore(root / "step-0000000002-g000001"), 1)
+    with pytest.raises(CheckpointError, match=r"cannot read .*; choose a directory"):
+        DirectoryStore(root / "step-0000000002-g000001").find(1)
