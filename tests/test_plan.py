@@ -1,5 +1,7 @@
 """The plan: newest step that any intact copy holds, and nothing of a torn rank."""
 
+from collections.abc import Callable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,9 +13,11 @@ holdings = st.lists(
     st.builds(
         Holding,
         node=st.integers(0, 2),
+        shard=st.integers(0, 2),
         finished=steps,
         torn=st.booleans(),
         snapshots=kept,
+        copies=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6)), max_size=2).map(tuple),
         checkpoints=kept,
     ),
     min_size=1,
@@ -21,15 +25,34 @@ holdings = st.lists(
 ).map(lambda found: dict(enumerate(found)))
 
 
-def live(held: dict[int, Holding]) -> list[int]:
-    return [h.finished for h in held.values() if h.finished is not None and not h.torn]
+def live(held: dict[int, Holding]) -> set[int]:
+    return {h.finished for h in held.values() if h.finished is not None and not h.torn}
+
+
+def anywhere(held: dict[int, Holding]) -> set[int]:
+    lists = [(*h.snapshots, *h.checkpoints, *(s for _, s in h.copies)) for h in held.values()]
+    return live(held).union(*lists)
+
+
+def groups(held: dict[int, Holding]) -> list[dict[int, Holding]]:
+    """The replica groups."""
+    shards = {h.shard for h in held.values()}
+    return [{r: h for r, h in held.items() if h.shard == shard} for shard in shards]
+
+
+def common(held: dict[int, Holding], where: Callable[[dict[int, Holding]], set[int]]) -> set[int]:
+    """The steps that all replica groups have there."""
+    return set.intersection(*(where(group) for group in groups(held)))
 
 
 @given(holdings)
 def test_live_state_wins_and_the_newest_of_it(held: dict[int, Holding]) -> None:
-    """If any intact rank lives, all go on from the newest step one of them has finished."""
-    if live(held):
-        assert make_plan(held).step == max(live(held))
+    """If each replica group has a live copy of one step, all go on from the newest such step."""
+    steps = common(held, live)
+    if steps:
+        plan = make_plan(held)
+        assert plan.step == max(steps)
+        assert {own.source for own in plan.ranks} <= {Source.SELF, Source.PEER}
 
 
 @given(holdings)
@@ -46,12 +69,16 @@ def test_every_rank_gets_the_planned_step(held: dict[int, Holding]) -> None:
             case Source.SNAPSHOT:
                 assert giver is not None
                 assert plan.step in giver.snapshots
+            case Source.NEIGHBOUR:
+                assert giver is not None
+                assert (own.node, plan.step) in giver.copies
             case Source.CHECKPOINT:
                 assert giver is not None
                 assert plan.step in giver.checkpoints
             case Source.PEER:
                 assert rank in plan.ranks[own.peer].sends_to
                 assert plan.ranks[own.peer].source is not Source.PEER
+                assert held[own.peer].shard == held[rank].shard
             case Source.FRESH:
                 assert plan.step == 0
 
@@ -66,14 +93,37 @@ def test_who_sends_is_who_is_expected_to(held: dict[int, Holding]) -> None:
 
 
 @given(holdings)
-def test_without_live_state_the_newest_copy_wins(held: dict[int, Holding]) -> None:
-    """Snapshot or checkpoint, whichever is newer; fresh only if there is neither."""
-    copies = [s for h in held.values() for s in (*h.snapshots, *h.checkpoints)]
+def test_without_live_state_the_newest_complete_copy_wins(held: dict[int, Holding]) -> None:
+    """Whatever it is put together from; fresh only if no step can be had whole."""
     plan = make_plan(held)
-    if not live(held):
-        assert plan.step == max(copies, default=0)
+    if not common(held, live):
+        steps = common(held, anywhere)
+        assert plan.step == max(steps, default=0)
         fresh = {own.source for own in plan.ranks} == {Source.FRESH}
-        assert fresh == (not copies)
+        assert fresh == (not steps)
+
+
+@given(holdings)
+def test_each_group_takes_the_nearest_source(held: dict[int, Holding]) -> None:
+    """Nothing is loaded from afar that a rank of the group has near."""
+    plan = make_plan(held)
+    for group in groups(held) if common(held, anywhere) else ():
+        sources = {plan.ranks[rank].source for rank in group} - {Source.PEER}
+        assert len(sources) == 1
+        order = list(Source)
+        nearer = order[: order.index(sources.pop())]
+        for rank, holding in group.items():
+            alone = make_plan({0: holding})
+            assert alone.step != plan.step or alone.ranks[0].source not in nearer, rank
+
+
+@given(holdings)
+def test_each_shard_has_one_writer(held: dict[int, Holding]) -> None:
+    """A checkpoint gets every shard once."""
+    plan = make_plan(held)
+    writers = [held[rank].shard for rank, own in enumerate(plan.ranks) if own.writes]
+    assert sorted(writers) == sorted({h.shard for h in held.values()})
+    assert plan.shards == len(writers)
 
 
 def test_one_dead_rank_of_four_costs_one_transfer() -> None:
@@ -93,4 +143,33 @@ def test_of_equals_the_snapshot() -> None:
     held[1] = Holding(node=1, checkpoints=(8,))
     plan = make_plan(held)
     assert (plan.step, plan.ranks[1].source) == (8, Source.CHECKPOINT)
-    assert plan.ranks[0] == RankPlan(source=Source.PEER, peer=1)
+    assert plan.ranks[0] == RankPlan(source=Source.PEER, peer=1, writes=True)
+
+
+def test_a_lost_shard_takes_all_back_to_its_snapshot() -> None:
+    """Four ranks, a shard each: what the lost node's neighbour has decides the step of all."""
+    held = {r: Holding(node=r, shard=r, finished=9, snapshots=(4, 8)) for r in range(4)}
+    held[2] = Holding(node=2, shard=2, copies=((3, 4), (3, 8)))
+    plan = make_plan(held)
+    assert plan.step == 8
+    taken = {r: own.source for r, own in enumerate(plan.ranks)}
+    assert taken == dict.fromkeys(range(4), Source.SNAPSHOT) | {2: Source.NEIGHBOUR}
+    assert plan.ranks[2].node == 3
+
+
+def test_a_replica_keeps_all_where_they_are() -> None:
+    """Two shards, each held twice: a live replica of the lost one's, and no step is lost."""
+    held = {r: Holding(node=r, shard=r % 2, finished=9, snapshots=(8,)) for r in range(4)}
+    held[2] = Holding(node=2, shard=0, copies=((3, 8),))
+    plan = make_plan(held)
+    assert plan.step == 9
+    assert plan.ranks[2] == RankPlan(source=Source.PEER, peer=0)
+
+
+def test_snapshots_of_different_steps_are_never_mixed() -> None:
+    """The newest of each rank is of another step: the older one, which both have, counts."""
+    held = {
+        0: Holding(node=0, shard=0, snapshots=(5, 10)),
+        1: Holding(node=1, shard=1, snapshots=(10, 15)),
+    }
+    assert make_plan(held).step == 10

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rekindle.checkpoints.manifest import FileEntry
 from rekindle.errors import ProtocolError
 from rekindle.runtime import protocol as p
 from rekindle.runtime import wire
@@ -36,6 +37,11 @@ def any_of(kind: type) -> st.SearchStrategy[Any]:
 def value(of: Any) -> st.SearchStrategy[Any]:
     """Values of an annotation that msgpack can carry: Python's integers have no end."""
     inner = get_args(of)
+    if of is FileEntry:
+        digests = st.from_regex(r"\Axxh3_128:[0-9a-f]{32}\Z")
+        counts = st.integers(0, 2**64 - 1)
+        ranks = st.lists(counts, max_size=4).map(tuple)
+        return st.builds(FileEntry, name=st.text(), bytes=counts, checksum=digests, ranks=ranks)
     if of is int:
         return st.integers(-(2**63), 2**64 - 1)
     if of is float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import heapq
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -15,96 +15,141 @@ class Source(str, enum.Enum):
     SELF = "self"  # its own memory is right
     PEER = "peer"  # sent by another rank
     SNAPSHOT = "snapshot"  # its agent's memory
+    NEIGHBOUR = "neighbour"  # another agent's memory
     CHECKPOINT = "checkpoint"  # the store
     FRESH = "fresh"  # as the script built it: nothing was trained yet
+
+
+_DISTANCE = list(Source)
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank can offer when it has arrived at a regroup.
 
+    shard: which piece of the training state it holds. Ranks of the same shard are a replica group:
+        they hold the same. In data-parallel training there is one shard.
     finished: steps its live state has finished; None: it has none (just started).
     torn: it was inside an optimizer update that did not end; its state is of no step.
     snapshots: steps of the snapshots that its node's agent has of it.
-    checkpoints: steps of the checkpoints that its node can read.
+    copies: snapshots of it that agents of other nodes have: (node, step).
+    checkpoints: steps of the checkpoints that its node can read; they hold all shards.
     """
 
     node: int
+    shard: int = 0
     finished: int | None = None
     torn: bool = False
     snapshots: tuple[int, ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
     checkpoints: tuple[int, ...] = ()
 
 
 class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank does: take its state from `source`; `peer` is set when that is PEER.
+    """What one rank does: take its state from `source`.
 
+    peer: the rank that sends it, if that is PEER; node: whose agent has it, if it is NEIGHBOUR.
     sends_to: ranks that receive this rank's state once it has its own.
+    writes: of its replica group, it is the one that writes checkpoints.
     """
 
     source: Source
     peer: int = -1
+    node: int = -1
     sends_to: tuple[int, ...] = ()
+    writes: bool = False
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The step all ranks go on from (steps finished) and what each rank does."""
+    """The step all ranks go on from (steps finished) and what each rank does.
+
+    shards: pieces that the state is in; a checkpoint has all of them.
+    """
 
     step: int
     ranks: tuple[RankPlan, ...]
+    shards: int = 1
 
 
 def make_plan(holdings: Mapping[int, Holding]) -> Plan:
-    """Plan for one replica group: all ranks hold the same state.
+    """Plan for all ranks: one step, and for each replica group where its state of that step is.
 
     holdings: one entry per rank 0..world_size-1.
-    The newest live copy wins: whatever is newer than it was left by a rank that died a step ahead,
-    and doing that step again costs less than loading it. Without a live copy the newest snapshot or
-    checkpoint wins, of equals the snapshot. A torn rank is never a source.
+    A step counts only if every replica group has it. The newest of which all groups have a live
+    copy wins: whatever is newer than it was left by ranks that died a step ahead, and doing that
+    step again costs less than loading it. Without such a step the newest wins that every group has
+    anywhere, each group from the nearest place. A torn rank is never a source.
     """
-    live = {r: h.finished for r, h in holdings.items() if h.finished is not None and not h.torn}
-    if live:
-        step = max(live.values())
-        return _share(step, Source.SELF, [r for r in sorted(live) if live[r] == step], holdings)
-    kept = {
-        (step, source)
-        for holding in holdings.values()
-        for source, steps in _kept(holding).items()
-        for step in steps
+    groups: dict[int, dict[int, Holding]] = {}
+    for rank in sorted(holdings):
+        groups.setdefault(holdings[rank].shard, {})[rank] = holdings[rank]
+    offers = [_nearest(group.values()) for group in groups.values()]
+    live = set.intersection(*({s for s in each if each[s] is Source.SELF} for each in offers))
+    steps = live or set.intersection(*(set(each) for each in offers))
+    step = max(steps, default=0)
+    plans: dict[int, RankPlan] = {}
+    for group, offer in zip(groups.values(), offers, strict=True):
+        plans |= _share(step, offer[step] if steps else Source.FRESH, group)
+    return Plan(step=step, ranks=tuple(plans[r] for r in sorted(plans)), shards=len(groups))
+
+
+def _steps(holding: Holding) -> dict[Source, Collection[int]]:
+    """The steps that a rank can bring itself to, by source."""
+    live = holding.finished is not None and not holding.torn
+    return {
+        Source.SELF: (holding.finished,) if holding.finished is not None and live else (),
+        Source.SNAPSHOT: holding.snapshots,
+        Source.NEIGHBOUR: [step for _, step in holding.copies],
+        Source.CHECKPOINT: holding.checkpoints,
     }
-    if not kept:
-        return Plan(step=0, ranks=tuple(RankPlan(source=Source.FRESH) for _ in holdings))
-    step, source = max(kept, key=lambda offer: (offer[0], offer[1] is Source.SNAPSHOT))
-    holders = [r for r in sorted(holdings) if step in _kept(holdings[r])[source]]
-    return _share(step, source, holders, holdings)
 
 
-def _kept(holding: Holding) -> dict[Source, tuple[int, ...]]:
-    return {Source.SNAPSHOT: holding.snapshots, Source.CHECKPOINT: holding.checkpoints}
+def _nearest(group: Iterable[Holding]) -> dict[int, Source]:
+    """The steps that a replica group can reach, each with the nearest source of it."""
+    nearest: dict[int, Source] = {}
+    for holding in group:
+        for source, steps in _steps(holding).items():
+            for step in steps:
+                nearest[step] = min(source, nearest.get(step, source), key=_DISTANCE.index)
+    return nearest
 
 
-def _share(step: int, source: Source, holders: list[int], holdings: Mapping[int, Holding]) -> Plan:
-    """Give every rank outside `holders` the nearest holder that sends least."""
+def _share(step: int, source: Source, group: Mapping[int, Holding]) -> dict[int, RankPlan]:
+    """Give every rank of a replica group that has not the source the nearest that has."""
+    writer = min(group)
+    if source is Source.FRESH:
+        return {rank: RankPlan(source=source, writes=rank == writer) for rank in group}
+    holders = [rank for rank in group if step in _steps(group[rank])[source]]
+    senders = _senders(holders, group)
+    peers = {to: rank for rank, receivers in senders.items() for to in receivers}
+    plans = {}
+    for rank, holding in group.items():
+        if rank in peers:
+            plans[rank] = RankPlan(source=Source.PEER, peer=peers[rank], writes=rank == writer)
+            continue
+        at = next((node for node, copy in holding.copies if copy == step), -1)
+        plans[rank] = RankPlan(
+            source=source,
+            node=at if source is Source.NEIGHBOUR else -1,
+            sends_to=tuple(senders[rank]),
+            writes=rank == writer,
+        )
+    return plans
+
+
+def _senders(holders: list[int], group: Mapping[int, Holding]) -> dict[int, list[int]]:
+    """Who sends to whom: each rank that is no holder gets the nearest one that sends least."""
     senders: dict[int, list[int]] = {rank: [] for rank in holders}
-    peers: dict[int, int] = {}
     idlest = [(0, rank) for rank in holders]  # a heap: how many it sends to, holder
     on_node: dict[int, list[int]] = {}
     for rank in holders:
-        on_node.setdefault(holdings[rank].node, []).append(rank)
-    for rank in sorted(holdings):
+        on_node.setdefault(group[rank].node, []).append(rank)
+    for rank, holding in group.items():
         if rank in senders:
             continue
         while idlest[0][0] < len(senders[idlest[0][1]]):  # it was chosen as the nearest meanwhile
             first = idlest[0][1]
             heapq.heapreplace(idlest, (len(senders[first]), first))
         least, first = idlest[0]
-        near = (h for h in on_node.get(holdings[rank].node, ()) if len(senders[h]) == least)
-        peer = next(near, first)
-        senders[peer].append(rank)
-        peers[rank] = peer
-    ranks = tuple(
-        RankPlan(source=source, sends_to=tuple(senders[rank]))
-        if rank in senders
-        else RankPlan(source=Source.PEER, peer=peers[rank])
-        for rank in sorted(holdings)
-    )
-    return Plan(step=step, ranks=ranks)
+        near = (h for h in on_node.get(holding.node, ()) if len(senders[h]) == least)
+        senders[next(near, first)].append(rank)
+    return senders

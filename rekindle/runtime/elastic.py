@@ -14,8 +14,7 @@ class Elastic(Ending):
 
     def _on_outside_lost(self, lost: Node) -> None:
         """A node is gone that the world goes on without; another one may come."""
-        if self.phase is Phase.DUMPING and lost.node == self._dumper:
-            self._dump_failed("the node is lost")
+        self._dump_failed(lost.node, "the node is lost")
         if self.phase in (Phase.RESTARTING, *ENDING):
             self._go_on_ending()
             return

@@ -79,7 +79,7 @@ class Ending(Forming):
     def _step_of_last_words(self) -> int | None:
         """The step of the newest snapshot, if it is newer than every checkpoint."""
         newest = self.roster.newest_snapshot(set())
-        return newest[1] if newest else None
+        return newest.step if newest else None
 
     def _dump(self) -> None:
         """Have the newest snapshot written, if that saves a step; then end."""
@@ -88,18 +88,37 @@ class Ending(Forming):
         if newest is None:
             self._finish()
             return
-        self.phase, (self._dumper, self._dumping) = Phase.DUMPING, newest
-        self._record(journal.LastWords(node=self._dumper, step=self._dumping))
-        order = p.Dump(generation=self.generation, step=self._dumping)
-        self._do(Send(self.roster.nodes[self._dumper].connection, order))
+        self.phase, self._dumping, self._dumpers = Phase.DUMPING, newest.step, set(newest.places)
+        self._record(journal.LastWords(node=min(self._dumpers), step=self._dumping))
+        for node, ranks in newest.places.items():
+            order = p.Dump(
+                generation=self.generation,
+                step=newest.step,
+                shards=ranks if newest.shards > 1 else {},
+                of=newest.shards,
+            )
+            self._do(Send(self.roster.nodes[node].connection, order))
         self._do(SetTimer("dump", self.spec.policy.dump_timeout_s))
+
+    def on_part(self, node: int, message: p.PartWritten, now: float) -> None:
+        """A shard of a checkpoint was written, or could not be."""
+        if self.phase is Phase.ENDED:
+            return
+        if message.error and message.last_words:
+            self._dump_failed(node, message.error)
+        elif message.error:
+            if self._assembly.fail(message):
+                failed = p.CheckpointWritten(step=message.step, error=message.error)
+                self.on_checkpoint(node, failed, now)
+        elif order := self._assembly.add(message, self.roster.owners):
+            self._do(Send(self.roster.nodes[node].connection, order))
 
     def _on_dumped(self, node: int, message: p.CheckpointWritten) -> None:
         """A node has written last words, or could not."""
-        if self.phase is not Phase.DUMPING or node != self._dumper:
+        if self.phase is not Phase.DUMPING or node not in self._dumpers:
             return
         if message.error:
-            self._dump_failed(message.error)
+            self._dump_failed(node, message.error)
             return
         self._do(CancelTimer("dump"))
         self._record(journal.LastWords(node=node, step=message.step, path=message.path))
@@ -114,11 +133,13 @@ class Ending(Forming):
         self._said = f"step {message.step} is at {message.path}"
         self._finish()
 
-    def _dump_failed(self, error: str) -> None:
-        """Ask the next node that has a snapshot."""
-        self._record(journal.LastWords(node=self._dumper, step=self._dumping, error=error))
-        self._said = f"none, for node {self._dumper}: {error}"
-        self._speechless.add(self._dumper)
+    def _dump_failed(self, node: int, error: str) -> None:
+        """Ask others that have snapshots."""
+        if self.phase is not Phase.DUMPING or node not in self._dumpers:
+            return
+        self._record(journal.LastWords(node=node, step=self._dumping, error=error))
+        self._said = f"none, for node {node}: {error}"
+        self._speechless.add(node)
         self._dump()
 
     def _on_ending_timer(self, name: str) -> None:
@@ -127,7 +148,10 @@ class Ending(Forming):
             self._go_on_ending()
         elif name == "dump" and self.phase is Phase.DUMPING:
             limit_s = self.spec.policy.dump_timeout_s
-            self._dump_failed(f"it has not written them within {limit_s:g} s")
+            # Where there are several, which one holds the others up is not known.
+            silent = min(self._dumpers)
+            self._speechless |= self._dumpers
+            self._dump_failed(silent, f"it has not written them within {limit_s:g} s")
 
     def _reason(self) -> str:
         """Say why the job failed: what is known now may be more than when it was decided."""

@@ -16,6 +16,10 @@ from rekindle.runtime.roster import Rank, Status
 from rekindle.runtime.state import ENDING, CancelTimer, Phase, Send, SetTimer
 
 
+def _has_trained(arrived: p.Arrived) -> bool:
+    return arrived.torn or bool(arrived.finished)
+
+
 class Forming(Gathering):
     """From the arrival of the ranks to the first step of their generation, and to their leave."""
 
@@ -60,6 +64,15 @@ class Forming(Gathering):
             return  # said before this generation was formed
         self._session = self._sessions_seen = True
         rank.status, rank.arrived = Status.WAITING, message
+        rank.shard = message.shard or 0
+        if message.shard is not None and self.spec.least_nodes < self.spec.nodes:
+            text = (
+                f"rank {rank.rank} has a shard of the training state, and a world of fewer nodes "
+                f"would not have all shards: run it with --nnodes={self.spec.nodes}, not with "
+                f"{self.spec.least_nodes}:{self.spec.nodes}"
+            )
+            self._on_fault(self._fault(Kind.LAUNCH, rank, text))
+            return
         if message.finished is not None:
             rank.finished = message.finished
             self.newest = max(self.newest, message.finished)
@@ -136,11 +149,16 @@ class Forming(Gathering):
     def _form(self) -> None:
         world = self.roster.world
         plan = make_plan({place: self._holding(rank) for place, rank in enumerate(world)})
-        torn = [rank for rank in world if rank.arrived and rank.arrived.torn]
-        if torn and plan.ranks[0].source is Source.FRESH:
+        trained = [rank for rank in world if rank.arrived and _has_trained(rank.arrived)]
+        if trained and plan.ranks[0].source is Source.FRESH:
             # Their state is no longer as the script built it: only new processes have that.
-            self._kill(torn, grace_s=0.0)
+            self._kill(trained, grace_s=0.0)
             return
+        if plan.shards > 1:
+            # What is newer is trained again, perhaps not bit by bit the same: its old checkpoints
+            # must not be put together with the new snapshots.
+            known = {step for node in self.roster.nodes.values() for step in node.checkpoints}
+            self._stale |= {step for step in known if step > plan.step}
         self.incidents.answered()
         self._planned = plan
         self.generation += 1
@@ -154,6 +172,7 @@ class Forming(Gathering):
                 store_host=self._store.host,
                 store_port=self._store.port,
                 step=plan.step,
+                shards=plan.shards,
                 passed=passed,
                 ranks=own,
                 plan={rank: plan.ranks[place] for rank, place in own.items()},
@@ -184,9 +203,11 @@ class Forming(Gathering):
         node, arrived = self.roster.nodes[rank.node], rank.arrived
         assert arrived is not None
         refused = {(source, step) for where, source, step in self._refused if where == rank.node}
+        refused |= {(Source.CHECKPOINT, step) for step in self._stale}
         snapshots = node.snapshots.get(rank.rank, ())
         return Holding(
             node=rank.node,
+            shard=rank.shard,
             finished=arrived.finished,
             torn=arrived.torn,
             snapshots=tuple(s for s in snapshots if (Source.SNAPSHOT, s) not in refused),

@@ -12,6 +12,7 @@ from rekindle.recovery.fault import Fault, Kind
 from rekindle.recovery.plan import Plan, Source
 from rekindle.recovery.policy import Strategy
 from rekindle.runtime import protocol as p
+from rekindle.runtime.assembly import Assembly
 from rekindle.runtime.inheritance import Inheritance
 from rekindle.runtime.injections import Injections
 from rekindle.runtime.roster import Node, Rank, Roster, Status, by_node
@@ -63,7 +64,9 @@ class Gathering(ABC):
         self._taken_over = False  # from a coordinator that died, with ranks in a Session
         self._stop_reason = ""
         self._at_once = False  # the job is stopped without grace
-        self._dumper = -1  # the node that writes last words
+        self._assembly = Assembly()
+        self._stale: set[int] = set()  # steps of checkpoints of what is being trained again
+        self._dumpers: set[int] = set()  # the nodes that write last words
         self._dumping = 0  # the step that it was asked for
         self._said = ""  # what became of last words
         self._speechless: set[int] = set()  # nodes that could not
@@ -117,6 +120,8 @@ class Gathering(ABC):
             checkpoints=hello.checkpoints,
             snapshots=hello.snapshots,
         )
+        for rank, shard in hello.shards.items():
+            self.roster.ranks[rank].shard = shard
         self.roster.sit(agent)
         self._do(Send(connection, p.Welcome(node=seat)))
         self._record(journal.NodeJoined(node=seat, address=hello.address, pid=hello.pid))
@@ -334,8 +339,10 @@ class Gathering(ABC):
             fault = Fault(kind=Kind.STORAGE, message=text, node=node, finished=message.step, at=now)
             self._record(self.incidents.note_storage(fault))
             return
-        known = self.roster.nodes[node]
-        known.checkpoints = (message.step, *known.checkpoints)[:OFFERS]
+        self._stale.discard(message.step)
+        everybody = message.shards > 1
+        for known in self.roster.nodes.values() if everybody else (self.roster.nodes[node],):
+            known.checkpoints = (message.step, *known.checkpoints)[:OFFERS]
         self._record(
             journal.Checkpointed(
                 step=message.step,

@@ -61,6 +61,8 @@ class Machine(Elastic):
                     self._on_dumped(node, message)
                 else:
                     self.on_checkpoint(node, message, now)
+            case p.PartWritten():
+                self.on_part(node, message, now)
             case p.Snapshots():
                 self.on_snapshots(node, message)
             case _:
@@ -98,8 +100,7 @@ class Machine(Elastic):
         if lost.node in self.roster.outside:
             self._on_outside_lost(lost)
             return
-        if self.phase is Phase.DUMPING and lost.node == self._dumper:
-            self._dump_failed("the node is lost")
+        self._dump_failed(lost.node, "the node is lost")
         if self.phase in ENDING:
             self._go_on_ending()
             return

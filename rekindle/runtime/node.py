@@ -58,6 +58,7 @@ class NodeRanks:
         self._restart = 0  # the newest that ranks were started for
         self._training: set[int] = set()  # ranks that are in a Session
         self._waiting: dict[int, protocol.Arrived] = {}
+        self._shards: dict[int, int] = {}  # of ranks that do not have the whole state
         self._ended: set[int] = set()  # ranks that ended with status 0
         self._tasks: set[asyncio.Future[None]] = set()
 
@@ -81,9 +82,13 @@ class NodeRanks:
                 self._kill(message)
             case protocol.Dump():
                 self._snapshots.dump(message)
+            case protocol.Commit():
+                self._snapshots.commit(message)
             case protocol.Form():
                 self._generation = message.generation
                 self._waiting.clear()
+                if message.shards > 1:
+                    self._snapshots.forget_after(message.step)
                 for rank in self._ranks.values():
                     own = {rank.rank: message.ranks[rank.rank]}
                     plan = {rank.rank: message.plan[rank.rank]}
@@ -113,6 +118,7 @@ class NodeRanks:
             node=self.node if pids or self._ended else hello.node,
             checkpoints=(*self._snapshots.checkpoints, *hello.checkpoints)[: names.OFFERS],
             snapshots=self._snapshots.steps,
+            shards=self._shards,
             generation=self._generation,
             restart=self._restart,
             ranks=tuple(
@@ -248,13 +254,15 @@ class NodeRanks:
     def _on_message(self, rank: RankProcess, message: protocol.Message) -> None:
         match message:
             case protocol.SnapshotRoom():
-                answer, fds = self._snapshots.room(message.rank, message.bytes)
+                answer, fds = self._snapshots.room(message)
                 rank.send(answer, fds)
             case protocol.SnapshotTaken():
                 self._snapshots.taken(message)
             case protocol.Arrived():
                 self._training.add(message.rank)
                 self._waiting[message.rank] = message
+                if message.shard is not None:
+                    self._shards[message.rank] = message.shard
                 self._send(message)
             case protocol.StepDone():
                 self._send(message)

@@ -7,144 +7,49 @@ message that bears an older one is refused.
 
 from __future__ import annotations
 
-import enum
-
 import msgspec
 
-from rekindle.recovery.fault import ErrorRecord, Exit, Kind
-from rekindle.recovery.plan import RankPlan
+from rekindle.checkpoints.manifest import FileEntry
+from rekindle.recovery.fault import ErrorRecord, Exit
+from rekindle.runtime.rank_messages import (
+    Arrived,
+    Dismiss,
+    Form,
+    FromRank,
+    Held,
+    Hold,
+    Inject,
+    InjectionKind,
+    Message,
+    Over,
+    SnapshotBuffers,
+    SnapshotRoom,
+    SnapshotTaken,
+    StateReady,
+    StepDone,
+    StepFailed,
+    ToRank,
+)
 
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all messages."""
-
-
-# ---- rank -> agent
-
-
-class Arrived(Message, frozen=True, kw_only=True, tag="arrived"):
-    """The rank waits for a generation: at the start of its Session, or after leaving a step.
-
-    finished: steps it has finished, None: its state was just built by the script.
-    torn: its state is of no step, for it was interrupted while that was changed.
-    done: it has finished all the steps it was asked for.
-    passed: steps after which all ranks were let go before, where the script asked for more later.
-    """
-
-    rank: int
-    generation: int
-    finished: int | None = None
-    torn: bool = False
-    done: bool = False
-    passed: int = 0
-
-
-class StepFailed(Message, frozen=True, kw_only=True, tag="step-failed"):
-    """A step of this generation raised what is no error of the script; the rank waits for orders.
-
-    kind: LINK, a collective failed, most likely because a peer did; TRANSIENT; DEVICE_MEMORY; or,
-    said after a repair was tried, DEVICE: this process cannot go on. finished: steps, before it.
-    """
-
-    rank: int
-    generation: int
-    kind: Kind
-    error: str
-    finished: int
-
-
-class Held(Message, frozen=True, kw_only=True, tag="held"):
-    """The rank stands between two steps and begins no other: it answers Hold."""
-
-    rank: int
-    generation: int
-
-
-class StateReady(Message, frozen=True, kw_only=True, tag="state-ready"):
-    """The rank has the state that the plan named; `error` says why not."""
-
-    rank: int
-    generation: int
-    error: str = ""
-
-
-class StepDone(Message, frozen=True, kw_only=True, tag="step-done"):
-    """The rank has finished its first step of this generation."""
-
-    rank: int
-    generation: int
-    finished: int
-
-
-class SnapshotRoom(Message, frozen=True, kw_only=True, tag="snapshot-room"):
-    """The rank asks its agent for two buffers of this size; answered by SnapshotBuffers.
-
-    bytes 0: it asks for the buffers that exist, to read them.
-    """
-
-    rank: int
-    bytes: int
-
-
-class SnapshotTaken(Message, frozen=True, kw_only=True, tag="snapshot-taken"):
-    """The rank has filled a buffer; `checkpoint`: the agent writes it to the store as well."""
-
-    rank: int
-    generation: int
-    step: int
-    buffer: int
-    checkpoint: bool = False
-
-
-# ---- agent -> rank
-
-
-class Over(Message, frozen=True, kw_only=True, tag="over"):
-    """Generation `generation` is over: leave your collective and arrive for the next."""
-
-    generation: int
-
-
-class Hold(Message, frozen=True, kw_only=True, tag="hold"):
-    """Stop before the next step, say so, and wait for the end of this generation.
-
-    The world is about to grow. While one rank holds, no other can be in a collective but in that of
-    the next step, so that nothing else is broken off when the generation ends.
-    """
-
-    rank: int
-    generation: int
-
-
-class Form(Message, frozen=True, kw_only=True, tag="form"):
-    """Form this generation at the named store, with state as planned, and go on from `step`.
-
-    ranks: what each rank of the receiving node is in this world; elsewhere a rank is called by its
-    number in the full one. plan: what each of them does, with peers by their number in this
-    world. An agent passes on only the rank's own of both.
-    """
-
-    generation: int
-    world_size: int
-    store_host: str
-    store_port: int
-    step: int
-    passed: int = 0
-    ranks: dict[int, int]
-    plan: dict[int, RankPlan]
-
-
-class SnapshotBuffers(Message, frozen=True, kw_only=True, tag="snapshot-buffers"):
-    """Two memory files come with this message, if `error` is empty."""
-
-    error: str = ""
-
-
-class Dismiss(Message, frozen=True, kw_only=True, tag="dismiss"):
-    """All ranks have finished all steps: the Session may end."""
-
-    finished: int
-
+__all__ = [  # what is said to and by ranks, for this is the whole protocol
+    "Arrived",
+    "Dismiss",
+    "Form",
+    "FromRank",
+    "Held",
+    "Hold",
+    "Inject",
+    "InjectionKind",
+    "Message",
+    "Over",
+    "SnapshotBuffers",
+    "SnapshotRoom",
+    "SnapshotTaken",
+    "StateReady",
+    "StepDone",
+    "StepFailed",
+    "ToRank",
+]
 
 # ---- agent -> coordinator
 
@@ -164,6 +69,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     it is promoted it says hello again, as that node.
 
     checkpoints: steps of those that its node finds; whoever loads one proves it.
+    shards: which piece of the state ranks have, where not all have the same.
     restart: the newest one that it has started ranks for.
 
     To a new coordinator that takes a dead one's place it tells what the dead one knew: the newest
@@ -179,7 +85,8 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     processes: int
     spare: bool = False
     checkpoints: tuple[int, ...] = ()
-    snapshots: dict[int, tuple[int, ...]] = {}
+    snapshots: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    shards: dict[int, int] = msgspec.field(default_factory=dict)
     generation: int = 0
     restart: int = 0
     ranks: tuple[LiveRank, ...] = ()
@@ -232,11 +139,32 @@ class Snapshots(Message, frozen=True, kw_only=True, tag="snapshots"):
 
 
 class CheckpointWritten(Message, frozen=True, kw_only=True, tag="checkpoint-written"):
-    """A checkpoint was committed, or `error` says why not. last_words: it answers Dump."""
+    """A checkpoint was committed, or `error` says why not. last_words: it answers Dump.
+
+    shards: pieces that it is in; more than one, and all nodes have the store in common.
+    """
 
     step: int
     path: str = ""
     bytes: int = 0
+    seconds: float = 0.0
+    shards: int = 1
+    last_words: bool = False
+    error: str = ""
+
+
+class PartWritten(Message, frozen=True, kw_only=True, tag="part-written"):
+    """One shard of a checkpoint is in the store as `file`, or `error` says why not.
+
+    shards: how many there are. position: of the data, as JSON. last_words: it answers Dump.
+    """
+
+    step: int
+    generation: int
+    shard: int
+    shards: int
+    file: FileEntry | None = None
+    position: str = "{}"
     seconds: float = 0.0
     last_words: bool = False
     error: str = ""
@@ -254,7 +182,7 @@ class Beat(Message, frozen=True, kw_only=True, tag="beat"):
 
     finished: dict[int, int]
     total: int = 0
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 # ---- coordinator -> agent
@@ -309,32 +237,27 @@ class Kill(Message, frozen=True, kw_only=True, tag="kill"):
 
 
 class Dump(Message, frozen=True, kw_only=True, tag="dump"):
-    """Last words: write the snapshot of `step`, or a newer one, to the store."""
+    """Last words: write the snapshot of `step`, or a newer one, to the store.
+
+    shards: where the state is in several, those that are to be written, of exactly this step, each
+    with the rank whose snapshot it is; and how many there are.
+    """
 
     generation: int
     step: int
+    shards: dict[int, int] = msgspec.field(default_factory=dict)
+    of: int = 1
 
 
-class InjectionKind(str, enum.Enum):
-    """Faults that a rank can be told to suffer; see rekindle.training.torch_injection."""
+class Commit(Message, frozen=True, kw_only=True, tag="commit"):
+    """All shards of this checkpoint are written: make it valid; answered by CheckpointWritten."""
 
-    KILL = "kill"
-    NODE_LOST = "node-lost"
-    HANG = "hang"
-    SLOW = "slow"
-    EXCEPTION = "exception"
-    OOM = "oom"
-    UCE = "uce"
-    TORN_UPDATE = "torn-update"
-
-
-class Inject(Message, frozen=True, kw_only=True, tag="inject"):
-    """Suffer a fault in this step (None: the next one). seconds: how long a slow step pauses."""
-
-    rank: int
-    kind: InjectionKind
-    step: int | None = None
-    seconds: float = 1.0
+    step: int
+    generation: int
+    files: tuple[FileEntry, ...]
+    position: str = "{}"
+    seconds: float = 0.0
+    last_words: bool = False
 
 
 class Bye(Message, frozen=True, kw_only=True, tag="bye"):
@@ -347,8 +270,6 @@ class Bye(Message, frozen=True, kw_only=True, tag="bye"):
     at_once: bool = False
 
 
-FromRank = Arrived | StepFailed | Held | StateReady | StepDone | SnapshotRoom | SnapshotTaken
-ToRank = Over | Hold | Form | SnapshotBuffers | Dismiss | Inject
 FromAgent = (
     Hello
     | Spawned
@@ -358,6 +279,7 @@ FromAgent = (
     | StoreDown
     | Snapshots
     | CheckpointWritten
+    | PartWritten
     | CheckpointPassedOver
     | Beat
     | Arrived
@@ -374,6 +296,7 @@ ToAgent = (
     | HostStore
     | Kill
     | Dump
+    | Commit
     | Bye
     | Over
     | Hold

@@ -41,14 +41,18 @@ class Census:
 
 
 class Rank:
-    """One rank. finished: steps; stepped: it has finished one in this generation."""
+    """One rank. finished: steps; stepped: it has finished one in this generation.
 
-    __slots__ = ("_census", "_status", "arrived", "finished", "node", "pid", "rank")
+    shard: which piece of the training state it has; 0 where all have the same.
+    """
+
+    __slots__ = ("_census", "_status", "arrived", "finished", "node", "pid", "rank", "shard")
 
     def __init__(self, rank: int, node: int, census: Census) -> None:
         self.rank = rank
         self.node = node
         self.pid = 0
+        self.shard = 0
         self.arrived: p.Arrived | None = None
         self.finished = 0
         self._status = Status.ABSENT
@@ -102,6 +106,17 @@ def by_node(ranks: Iterable[Rank]) -> dict[int, list[Rank]]:
     for rank in ranks:
         found.setdefault(rank.node, []).append(rank)
     return found
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of which agents have snapshots of the whole state: on which node each shard, of whom.
+
+    places: node -> shard -> rank.
+    """
+
+    step: int
+    shards: int
+    places: dict[int, dict[int, int]]
 
 
 class Node(msgspec.Struct, kw_only=True):
@@ -325,18 +340,28 @@ class Roster:
         free = (n for n in places if n not in self.nodes and n not in self.promised)
         return next(free, SPARE)
 
-    def newest_snapshot(self, without: set[int]) -> tuple[int, int] | None:
-        """Return (node, step) of the newest snapshot, if no checkpoint is as new."""
-        offers = [
-            (step, -node.node)
-            for node in self.nodes.values()
-            for steps in node.snapshots.values()
-            for step in steps
-            if node.node not in without
-        ]
-        step, node = max(offers, default=(0, 0))
-        stored = max((s for n in self.nodes.values() for s in n.checkpoints), default=0)
-        return (-node, step) if step > stored else None
+    def owners(self) -> dict[int, list[int]]:
+        """Return the ranks that have each shard of the state."""
+        found: dict[int, list[int]] = {}
+        for rank in self.ranks:
+            found.setdefault(rank.shard, []).append(rank.rank)
+        return found
+
+    def newest_snapshot(self, without: set[int]) -> Kept | None:
+        """Return the newest snapshot of the whole state, if no checkpoint is as new."""
+        held: dict[int, dict[int, tuple[int, int]]] = {rank.shard: {} for rank in self.ranks}
+        for number in sorted(self.nodes.keys() - without):
+            for rank, steps in self.nodes[number].snapshots.items():
+                for step in steps:
+                    held[self.ranks[rank].shard].setdefault(step, (number, rank))
+        newest = max(set.intersection(*(set(each) for each in held.values())), default=0)
+        if newest <= max((s for n in self.nodes.values() for s in n.checkpoints), default=0):
+            return None
+        places: dict[int, dict[int, int]] = {}
+        for shard, steps_of in held.items():
+            node, rank = steps_of[newest]
+            places.setdefault(node, {})[shard] = rank
+        return Kept(step=newest, shards=len(held), places=places)
 
     def lose(self, node: Node) -> int:
         """Forget a node and its ranks' processes; return the most steps one of them finished."""

@@ -1,4 +1,4 @@
-"""Snapshots: a rank's state in memory that its agent owns, in two buffers of safetensors layout.
+"""Snapshots: a rank's state in memory that its agent owns, in buffers of safetensors layout.
 
 A buffer is a memory file: one block of control words, then the bytes of a safetensors file, so that
 the snapshot *is* the checkpoint file. The rank writes one buffer while the other keeps the last
@@ -17,7 +17,10 @@ from rekindle.checkpoints.format import checksum
 from rekindle.errors import CorruptError
 
 CONTROL_BYTES = 4096
-BUFFERS = 2
+BUFFERS = 2  # one is written while the other is kept
+# Of a shard two are kept while one is written: ranks may be a snapshot apart, and the two newest
+# have one that all have.
+BUFFERS_OF_SHARD = 3
 
 # Control words: valid flag, step, bytes of the file; then 64 bytes of checksum text.
 _WORDS = struct.Struct("<qqq")

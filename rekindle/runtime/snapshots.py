@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import msgspec
 
@@ -20,11 +19,15 @@ from rekindle.checkpoints.manifest import Manifest
 from rekindle.errors import CheckpointError, CorruptError
 from rekindle.names import OFFERS
 from rekindle.runtime import protocol
-from rekindle.runtime.snapshot import BUFFERS, SnapshotBuffer
+from rekindle.runtime.snapshot import SnapshotBuffer
 from rekindle.runtime.spec import JobSpec
 
 METADATA_POSITION = "data_position"  # key of the snapshot's metadata, a JSON object
-STATE_FILE = "state-00000.safetensors"
+
+
+def state_file(shard: int) -> str:
+    """Return the name of a checkpoint's file with this shard; of a whole state it is shard 0."""
+    return f"state-{shard:05d}.safetensors"
 
 
 class Snapshots:
@@ -43,17 +46,21 @@ class Snapshots:
         self.checkpoints: tuple[int, ...] = ()  # steps of those written here, newest first
         self._jobs: set[asyncio.Task[None]] = set()
 
-    def room(self, rank: int, data_bytes: int) -> tuple[protocol.SnapshotBuffers, list[int]]:
-        """Answer a rank's SnapshotRoom: its two buffers, made anew if they are too small."""
+    def room(self, wanted: protocol.SnapshotRoom) -> tuple[protocol.SnapshotBuffers, list[int]]:
+        """Answer a rank: its buffers, made anew if they are too small."""
+        rank, data_bytes = wanted.rank, wanted.bytes
         held = self._buffers.get(rank, [])
         if data_bytes and held and len(held[0][1].data) < data_bytes:
             self._start(self._close(self._buffers.pop(rank), set(self._jobs)))
             held = []
         if data_bytes and not held:
             try:
-                held = [self._make(rank, index, data_bytes) for index in range(BUFFERS)]
+                held = [self._make(rank, index, data_bytes) for index in range(wanted.buffers)]
             except OSError as error:
-                text = f"no memory for two snapshots of {data_bytes} bytes: {error.strerror}"
+                text = (
+                    f"no memory for {wanted.buffers} snapshots of {data_bytes} bytes: "
+                    f"{error.strerror}"
+                )
                 self._send(protocol.CheckpointWritten(step=0, error=text))
                 return protocol.SnapshotBuffers(error=text), []
             self._buffers[rank] = held
@@ -86,9 +93,9 @@ class Snapshots:
             self._sealed(message.rank)
             if message.checkpoint:
                 # A thread of its own: a slow store must not keep snapshots from being sealed.
-                work = functools.partial(self._write, message.generation, message.step, buffer)
-                written = await loop.run_in_executor(self._writes, work)
-                self._tell(written)
+                write = self._write if message.shards == 1 else self._write_part
+                work = functools.partial(write, message, buffer)
+                self._tell(await loop.run_in_executor(self._writes, work))
         finally:
             buffer.unlock()
 
@@ -97,21 +104,47 @@ class Snapshots:
         self.steps[rank] = tuple(buffer.step or 0 for buffer in sealed)
         self._send(protocol.Snapshots(steps={rank: self.steps[rank]}))
 
-    def _tell(self, written: protocol.CheckpointWritten) -> None:
-        if not written.error:
+    def _tell(self, written: protocol.CheckpointWritten | protocol.PartWritten) -> None:
+        if isinstance(written, protocol.CheckpointWritten) and not written.error:
             self.checkpoints = (written.step, *self.checkpoints)[:OFFERS]
         self._send(written)
 
     def dump(self, order: protocol.Dump) -> None:
-        """Write the newest snapshot that is intact: last words."""
+        """Write last words: the newest intact snapshot, or the shards that are asked for."""
         self._start(self._dump(order, set(self._jobs)))
 
     async def _dump(self, order: protocol.Dump, earlier: set[asyncio.Task[None]]) -> None:
         if earlier:
             await asyncio.wait(earlier)  # what is being sealed may be newer than what is asked for
         loop = asyncio.get_running_loop()
-        written = await loop.run_in_executor(self._writes, self._write_newest, order)
-        self._tell(msgspec.structs.replace(written, last_words=True))
+        if not order.shards:
+            written = await loop.run_in_executor(self._writes, self._write_newest, order)
+            self._tell(msgspec.structs.replace(written, last_words=True))
+        for shard, rank in order.shards.items():
+            work = functools.partial(self._write_shard, order, shard, rank)
+            part = await loop.run_in_executor(self._writes, work)
+            self._tell(msgspec.structs.replace(part, last_words=True))
+
+    def commit(self, order: protocol.Commit) -> None:
+        """Make the checkpoint valid whose shards are all written."""
+        self._start(self._commit(order))
+
+    async def _commit(self, order: protocol.Commit) -> None:
+        loop = asyncio.get_running_loop()
+        self._tell(await loop.run_in_executor(self._writes, self._commit_now, order))
+
+    def forget_after(self, step: int) -> None:
+        """Drop the snapshots of shards that are newer than what training goes on from.
+
+        They are of steps that are done again, perhaps not bit by bit the same, and must never be
+        put together with the new ones.
+        """
+        for rank, pair in self._buffers.items():
+            newer = [b for _, b in pair if b.step is not None and b.step > step]
+            for buffer in newer:
+                buffer.begin()
+            if newer:
+                self._sealed(rank)
 
     def _write_newest(self, order: protocol.Dump) -> protocol.CheckpointWritten:
         sealed = [b for pair in self._buffers.values() for _, b in pair if b.is_sealed]
@@ -124,38 +157,86 @@ class Snapshots:
             except CorruptError as corrupt:
                 error = str(corrupt)
                 continue
-            return self._write(order.generation, step, buffer)
+            return self._write(msgspec.structs.replace(order, step=step), buffer)
         return protocol.CheckpointWritten(step=order.step, error=error)
 
-    def _write(
-        self, generation: int, step: int, buffer: SnapshotBuffer
-    ) -> protocol.CheckpointWritten:
-        started = time.monotonic()
-        position = read_header(buffer.file).metadata.get(METADATA_POSITION, "{}")
+    def _write_shard(self, order: protocol.Dump, shard: int, rank: int) -> protocol.PartWritten:
+        """Write the snapshot that a rank has of this very step."""
+        part = protocol.PartWritten(
+            step=order.step, generation=order.generation, shard=shard, shards=order.of
+        )
+        held = [b for _, b in self._buffers.get(rank, ()) if b.is_sealed and b.step == order.step]
+        if not held:
+            error = f"there is no snapshot of rank {rank} after step {order.step}"
+            return msgspec.structs.replace(part, error=error)
         try:
-            # Data-parallel ranks hold the same state: one file serves them all.
-            everyone = tuple(range(self._spec.world_size))
-            written = self._store.write(
-                self._manifest(generation, step, msgspec.json.decode(position)),
-                {STATE_FILE: Part(chunks=[buffer.file], ranks=everyone)},
-            )
+            held[0].verify()
+        except CorruptError as corrupt:
+            return msgspec.structs.replace(part, error=str(corrupt))
+        return self._write_part(part, held[0])
+
+    def _write(
+        self, what: protocol.SnapshotTaken | protocol.Dump, buffer: SnapshotBuffer
+    ) -> protocol.CheckpointWritten:
+        """Write and commit a checkpoint of one file."""
+        # Data-parallel ranks hold the same state: one file serves them all.
+        part = Part(chunks=[buffer.file], ranks=tuple(range(self._spec.world_size)))
+        started = time.monotonic()
+        try:
+            manifest = self._manifest(what, _position(buffer))
+            written = self._store.write(manifest, {state_file(0): part})
         except CheckpointError as error:
-            return protocol.CheckpointWritten(step=step, error=str(error))
+            return protocol.CheckpointWritten(step=what.step, error=str(error))
         return protocol.CheckpointWritten(
-            step=step,
+            step=what.step,
             path=str(written.path),
             bytes=written.bytes,
             seconds=time.monotonic() - started,
         )
 
-    def _manifest(self, generation: int, step: int, position: dict[str, Any]) -> Manifest:
+    def _write_part(
+        self, what: protocol.SnapshotTaken | protocol.PartWritten, buffer: SnapshotBuffer
+    ) -> protocol.PartWritten:
+        """Write one shard; the coordinator has the checkpoint committed when it hears of all."""
+        done = protocol.PartWritten(
+            step=what.step, generation=what.generation, shard=what.shard, shards=what.shards
+        )
+        part = Part(chunks=[buffer.file], ranks=())  # whose it is, the coordinator knows
+        started = time.monotonic()
+        try:
+            name = state_file(what.shard)
+            entry = self._store.write_part(what.step, what.generation, name, part)
+        except CheckpointError as error:
+            return msgspec.structs.replace(done, error=str(error))
+        took_s = time.monotonic() - started
+        return msgspec.structs.replace(done, file=entry, position=_position(buffer), seconds=took_s)
+
+    def _commit_now(self, order: protocol.Commit) -> protocol.CheckpointWritten:
+        done = protocol.CheckpointWritten(step=order.step, last_words=order.last_words)
+        started = time.monotonic()
+        try:
+            manifest = self._manifest(order, order.position)
+            written = self._store.commit(msgspec.structs.replace(manifest, files=order.files))
+        except CheckpointError as error:
+            return msgspec.structs.replace(done, error=str(error))
+        return msgspec.structs.replace(
+            done,
+            path=str(written.path),
+            bytes=written.bytes,
+            seconds=order.seconds + time.monotonic() - started,
+            shards=len(order.files),
+        )
+
+    def _manifest(
+        self, what: protocol.SnapshotTaken | protocol.Dump | protocol.Commit, position: str
+    ) -> Manifest:
         return Manifest(
             job_id=self._spec.job_id,
-            step=step,
-            generation=generation,
+            step=what.step,
+            generation=what.generation,
             world_size=self._spec.world_size,
             framework="torch",
-            data_position=position,
+            data_position=msgspec.json.decode(position),
             created=time.time(),
             writer=f"{socket.gethostname()}:{os.getpid()}",
             rekindle=__version__,
@@ -183,6 +264,10 @@ class Snapshots:
         for fd, buffer in pair:
             buffer.close()
             os.close(fd)
+
+
+def _position(buffer: SnapshotBuffer) -> str:
+    return read_header(buffer.file).metadata.get(METADATA_POSITION, "{}")
 
 
 def _seal(buffer: SnapshotBuffer, step: int) -> bool:

@@ -32,6 +32,20 @@ def check_arguments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
         )
 
 
+def check_shard(shard: int | None, *, ddp: bool, parts: bool) -> None:
+    """Raises SessionError: a state in shards does not go with the rest."""
+    if shard is None:
+        return
+    if not isinstance(shard, int) or isinstance(shard, bool) or shard < 0:
+        raise SessionError(f"shard is {shard!r}: give the number of a piece of the state, from 0")
+    if ddp or parts:
+        wanted = "ddp" if ddp else "keep_global_batch"
+        raise SessionError(
+            f"{wanted} needs the whole state on every rank, and shard={shard} says that this rank "
+            "has a piece of it; leave one of them out"
+        )
+
+
 def check_parts(sampler: StepSampler | None, ddp: bool | Mapping[str, Any]) -> None:
     """Raises SessionError: the global batch cannot be kept with these."""
     if sampler is None:

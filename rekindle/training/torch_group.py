@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 # The group that was left last. ~ProcessGroupGloo joins its threads (20 ms), and where a DDP reducer
 # drops the last reference it does so with the GIL held, which was seen to deadlock. A group stays
 # here until the next one is left: by then its wrappers are gone and ours is the last reference.
-_left: list[dist.ProcessGroup] = []
+_left: list[dist.ProcessGroup] = []  # with the others of its generation
 
 _TIMEVAL = struct.Struct("@ll")
 _PAIR_NUMBER = struct.Struct("@n")
@@ -56,6 +56,7 @@ class Group:
         self._sockets: list[socket.socket] = []  # duplicates: an fd number may come to mean another
         self._forming: _Forming | None = None
         self._group: dist.ProcessGroup | None = None
+        self._groups: list[dist.ProcessGroup] = []  # with those that the script has made
         self._waits = torch_waits.Waits()
         self._hooks: tuple[Callable[..., object], Callable[..., object]] | None = None
 
@@ -74,12 +75,14 @@ class Group:
         backend: str,
         timeout_s: float,
         device_id: torch.device | None = None,
+        make_more: Callable[[], None] | None = None,
     ) -> None:
         """Make the default process group of `generation`; returns when all ranks have joined.
 
         Raises StaleError when it is severed meanwhile, and torch's own RuntimeError when it fails
         by itself. After either, leave() is due as after a success. For an accelerator's backend
         pass `device_id`: its communicator is then formed here, not in the first collective.
+        make_more makes other groups of the generation, which end with it.
         """
         if "nccl" in backend:
             # A failed collective aborts its communicator, not the process (torch's default).
@@ -104,6 +107,9 @@ class Group:
             self._group = dist.group.WORLD
             if dist.get_backend() == "gloo":
                 torch_waits.use(self._waits)
+            if make_more is not None:
+                make_more()
+            self._groups = list(dist.distributed_c10d._world.pg_map)
             self._hooks = (hook, sys.excepthook)
         except RuntimeError as error:
             line.shut()  # a wait that was broken off may have left half an answer on it
@@ -130,9 +136,10 @@ class Group:
                 shut(sock, socket.SHUT_RD)
             if self._forming is not None:
                 self._forming.interrupt()
-            group = self._group
+            groups = self._groups or [self._group] if self._group else []
         self._waits.release_soon()
-        _abort_accelerators(group)
+        for group in groups:
+            _abort_accelerators(group)
 
     def leave(self) -> None:
         """Sever, and give up the default process group. For the main thread; does not block."""
@@ -141,7 +148,7 @@ class Group:
         if self._group is not None:
             if dist.is_initialized():  # else the script destroyed it itself
                 dist.destroy_process_group()
-            _bury(self._group)
+            _bury(self._groups or [self._group])
         if self._hooks is not None and sys.excepthook is self._hooks[1]:
             # init_process_group wraps the hook each time; the prefixes would pile up.
             sys.excepthook = self._hooks[0]
@@ -150,6 +157,7 @@ class Group:
             sock.close()
         self._sockets = []
         self._group = self._hooks = None
+        self._groups = []
 
     def _end_forming(self) -> None:
         with self._lock:
@@ -270,10 +278,10 @@ class _Forming:
                 return  # the listener went away: forming has ended
 
 
-def _bury(group: dist.ProcessGroup) -> None:
-    """Keep `group` until the next one is left, and free the one before it off the main thread."""
+def _bury(groups: list[dist.ProcessGroup]) -> None:
+    """Keep these until the next ones are left, and free those before off the main thread."""
     earlier = _left.copy()
-    _left[:] = [group]
+    _left[:] = groups
     # A Python reference that is the last one frees the group without the GIL, so this thread
     # stalls nobody. Where the interpreter's end cuts the destructor short, the process aborts; but
     # where gloo has forgotten an operation, the destructor waits for it (see torch_waits).
@@ -282,10 +290,8 @@ def _bury(group: dist.ProcessGroup) -> None:
     atexit.register(burial.join, _BURIAL_S)
 
 
-def _abort_accelerators(group: dist.ProcessGroup | None) -> None:
+def _abort_accelerators(group: dist.ProcessGroup) -> None:
     """Abort what is not gloo (NCCL, HCCL, XCCL): those backends have an abort that wakes."""
-    if group is None:
-        return
     for device in group._device_types:  # private: there is no public way to a group's backends
         backend = group._get_backend(device)
         if backend.name() != "gloo":

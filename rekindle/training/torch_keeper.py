@@ -9,6 +9,7 @@ from rekindle import names
 from rekindle.errors import CheckpointError
 from rekindle.runtime.channel import Channel
 from rekindle.training import rank_environment
+from rekindle.training.place import Place
 from rekindle.training.sampler import StepSampler
 from rekindle.training.torch_snapshot import SnapshotWriter
 
@@ -16,11 +17,12 @@ from rekindle.training.torch_snapshot import SnapshotWriter
 class StateKeeper:
     """Takes the snapshots that are due after a step; without an agent, none."""
 
-    def __init__(self, channel: Channel | None, *, slot: int, local_rank: int) -> None:
-        self._writer = SnapshotWriter(channel, slot) if channel else None
-        # Replicas hold the same state: one of each node keeps it, one of all has it written.
+    def __init__(self, channel: Channel | None, place: Place, *, local_rank: int) -> None:
+        self._writer = SnapshotWriter(channel, place) if channel else None
+        # Replicas hold the same state: one of each node keeps it, one of all has it written. Which
+        # others of a node hold the same shard is not known here.
         snapshot_every = rank_environment.number(names.ENV_SNAPSHOT_EVERY)
-        self._snapshot_every = snapshot_every if local_rank == 0 else 0
+        self._snapshot_every = snapshot_every if local_rank == 0 or place.shard is not None else 0
         self._checkpoint_every = rank_environment.number(names.ENV_CHECKPOINT_EVERY)
         self._missed_checkpoint = False
 
@@ -28,20 +30,16 @@ class StateKeeper:
         self,
         named: Mapping[str, Any],
         *,
+        place: Place,
         step: int,
         total: int,
-        generation: int,
-        rank: int,
         sampler: StepSampler | None,
     ) -> None:
-        """Take a snapshot of the state after `step` finished steps, if one is due.
-
-        rank: in this generation; which one is 0 changes with the world.
-        """
+        """Take a snapshot of the state after `step` finished steps, if one is due."""
         if self._writer is None:
             return
         last = step == total
-        checkpoint = rank == 0 and (
+        checkpoint = place.writes and (
             self._missed_checkpoint
             or _is_due(step, self._checkpoint_every)
             or (last and self._checkpoint_every > 0)
@@ -51,8 +49,8 @@ class StateKeeper:
         try:
             taken = self._writer.take(
                 named,
+                place=place,
                 step=step,
-                generation=generation,
                 position=sampler.state_dict() if sampler is not None else {},
                 checkpoint=checkpoint,
                 wait=last and checkpoint,

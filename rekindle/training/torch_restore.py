@@ -12,6 +12,7 @@ import torch
 from rekindle import names
 from rekindle.recovery.plan import RankPlan, Source
 from rekindle.runtime.channel import Channel
+from rekindle.training.place import Place
 from rekindle.training.torch_ddp import broadcast_module_state
 from rekindle.training.torch_snapshot import load_checkpoint, load_snapshot
 from rekindle.training.torch_transfer import receive_state
@@ -21,7 +22,7 @@ def fetch_state(
     plan: RankPlan,
     step: int,
     *,
-    slot: int,
+    place: Place,
     named: Mapping[str, Any],
     channel: Channel,
     fresh: torch.nn.Module | None,
@@ -35,8 +36,9 @@ def fetch_state(
         case Source.PEER:
             receive_state(named, plan.peer)
         case Source.SNAPSHOT:
-            load_snapshot(channel, slot, named, step)
+            load_snapshot(channel, place.slot, named, step)
         case Source.CHECKPOINT:
-            load_checkpoint(Path(os.environ[names.ENV_CHECKPOINT_DIRECTORY]), named, step)
+            directory = Path(os.environ[names.ENV_CHECKPOINT_DIRECTORY])
+            load_checkpoint(directory, named, step, place)
         case Source.FRESH if fresh is not None:
             broadcast_module_state(fresh)

@@ -7,7 +7,8 @@ step comes next.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -16,16 +17,16 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from rekindle import names
-from rekindle.errors import CheckpointError, StaleError
+from rekindle.errors import CheckpointError
 from rekindle.recovery.fault import Kind
 from rekindle.recovery.plan import RankPlan, Source
 from rekindle.runtime import protocol
 from rekindle.runtime.channel import Channel
-from rekindle.runtime.heartbeat import Page
 from rekindle.training import rank_environment, rng
+from rekindle.training.place import Place
 from rekindle.training.records import Records
 from rekindle.training.sampler import StepSampler
-from rekindle.training.torch_arguments import check_arguments, check_parts
+from rekindle.training.torch_arguments import check_arguments, check_parts, check_shard
 from rekindle.training.torch_ddp import broadcast_module_state, wrap_ddp
 from rekindle.training.torch_faults import kind_of
 from rekindle.training.torch_group import Group, keep_for_good, store_at
@@ -36,6 +37,7 @@ from rekindle.training.torch_restore import fetch_state
 from rekindle.training.torch_state import capture
 from rekindle.training.torch_step import Step
 from rekindle.training.torch_transfer import send_state
+from rekindle.training.torch_updates import Updates
 
 _BACKENDS = {"cuda": "nccl", "npu": "hccl"}  # by the type of the model's device; else gloo
 
@@ -51,6 +53,11 @@ class Session:
     backend: of torch.distributed; default: nccl for a model on a GPU, hccl on an NPU, else gloo.
     seed: from which the random streams of every step and rank come.
     timeout_s: of collectives, torch's own meaning.
+    shard: which piece of the state this rank holds, where not all hold the same: ranks of one
+        number are a replica group, whose states are alike bit for bit. The script moves what is to
+        move between ranks itself.
+    make_groups: called in each generation when its default process group is there: the place for
+        dist.new_group() and what depends on it.
     transient: exceptions after which a step is simply done again (a data source that hiccups).
     keep_global_batch: a step takes as many samples in a world that has shrunk as in the full one:
         loop over `step.parts()`. Else the ranks keep their batch size, and a step takes fewer.
@@ -75,8 +82,11 @@ class Session:
         timeout_s: float = 600.0,
         transient: tuple[type[Exception], ...] = (),
         keep_global_batch: bool = False,
+        shard: int | None = None,
+        make_groups: Callable[[], None] | None = None,
     ) -> None:
         check_arguments(model, optimizer)
+        check_shard(shard, ddp=ddp is not False, parts=keep_global_batch)
         if keep_global_batch:
             check_parts(sampler, ddp)
         named = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
@@ -99,6 +109,7 @@ class Session:
         self._ddp = dict(ddp) if isinstance(ddp, Mapping) else ({} if ddp else None)
         self._backend = backend or _BACKENDS.get(self.device.type, "gloo")
         self._timeout_s = timeout_s
+        self._make_groups = make_groups
         self._total = 0
         self._has_state = False  # whether this process's state is that of `finished` steps
         self._torn = False  # its state is of no step, nor as the script built it
@@ -107,11 +118,14 @@ class Session:
         self._channel = Channel.from_environment()
         self.page = rank_environment.page()
         self.records = Records(rank_environment.path(names.ENV_METRICS_FILE), self.page, self.slot)
-        self._keeper = StateKeeper(self._channel, slot=self.slot, local_rank=self.local_rank)
+        self._place = Place(self.slot, shard)
+        self._keeper = StateKeeper(self._channel, self._place, local_rank=self.local_rank)
         self._repairs = Repairs(self.slot, self.device, model)
+        together = shard is not None
+        self._updates = Updates(self.page, self._repairs.device, self._channel, together=together)
+        self._updates.watch(self.named)
         self._dismissed = False
         self._passed = 0  # steps after which all ranks were let go
-        self._watch_updates()
 
     def __enter__(self) -> Session:
         """Meet the other ranks and take the state that training goes on from."""
@@ -207,10 +221,9 @@ class Session:
             )
         self._keeper.keep(
             self.named,
+            place=self._place,
             step=self.finished,
             total=self._total,
-            generation=self.generation,
-            rank=self.rank,
             sampler=self.sampler,
         )
 
@@ -261,6 +274,7 @@ class Session:
                 protocol.Arrived(
                     rank=self.slot,
                     generation=self.generation,
+                    shard=self._place.shard,
                     finished=self.finished if self._has_state or self._torn else None,
                     torn=self._torn,
                     done=self._has_state and 0 < self._total <= self.finished,
@@ -281,7 +295,13 @@ class Session:
         channel = self._channel
         assert channel is not None
         self._group.leave()
-        self.generation = form.generation
+        self.generation = self._updates.generation = form.generation
+        self._place = replace(
+            self._place,
+            generation=form.generation,
+            shards=form.shards,
+            writes=form.plan[self.slot].writes,
+        )
         self.rank, self.world_size = form.ranks[self.slot], form.world_size
         rank_environment.move(self.rank, self.world_size)
         self._passed = max(self._passed, form.passed)
@@ -301,6 +321,7 @@ class Session:
                 backend=self._backend,
                 timeout_s=self._timeout_s,
                 device_id=self.device if self.device.type in _BACKENDS else None,
+                make_more=self._make_groups,
             )
             self._take_state(form.plan[self.slot], form.step)
             self._begin()
@@ -356,7 +377,7 @@ class Session:
             fetch_state(
                 plan,
                 step,
-                slot=self.slot,
+                place=self._place,
                 named=self.named,
                 channel=self._channel,
                 fresh=fresh,
@@ -369,28 +390,9 @@ class Session:
         """Form the group as torchrun's environment says, for a rank without an agent."""
         if self.world_size > 1:
             dist.init_process_group(self._backend)
+            if self._make_groups is not None:
+                self._make_groups()
             if self._ddp is not None:
                 broadcast_module_state(self._module)
         self._has_state = True
         self._begin()
-
-    # ---- state
-
-    def _begin_update(self, page: Page) -> None:
-        """The gradients are about to be used: they must be real, not those of a severed group.
-
-        An accelerator's collectives do not hold the host up, and raise nothing when aborted.
-        """
-        self._repairs.device.wait()
-        if self._channel is not None and self._channel.is_over(self.generation):
-            raise StaleError(f"generation {self.generation} ended before the update")
-        page.begin_update()
-
-    def _watch_updates(self) -> None:
-        """Mark the update window: from the first change of the state to the step's end."""
-        page = self.page
-        if page is None:
-            return
-        for thing in self.named.values():
-            if isinstance(thing, torch.optim.Optimizer):
-                thing.register_step_pre_hook(lambda *_: self._begin_update(page))

@@ -1,8 +1,14 @@
-"""A rank's state into its agent's memory, and back from there or from a checkpoint."""
+"""A rank's state into its agent's memory, and back from there or from a checkpoint.
+
+Of a state that all ranks hold any snapshot serves all of them: one that finds no free buffer is
+left out. Of a sharded state a snapshot is worth something only with those of all other shards: none
+is left out, and what is overwritten is always the oldest.
+"""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,24 +18,28 @@ import torch
 
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.format import Layout, plan_layout, read_header, write_header
-from rekindle.errors import CheckpointError
+from rekindle.errors import CheckpointError, SessionError
 from rekindle.runtime import protocol
 from rekindle.runtime.channel import Channel
-from rekindle.runtime.snapshot import BUFFERS, SnapshotBuffer
-from rekindle.runtime.snapshots import METADATA_POSITION, STATE_FILE
+from rekindle.runtime.snapshot import BUFFERS, BUFFERS_OF_SHARD, SnapshotBuffer
+from rekindle.runtime.snapshots import METADATA_POSITION, state_file
+from rekindle.training.place import Place
 from rekindle.training.torch_state import DTYPE_CODES, State, capture, finish, prepare
 
 _SKELETON = "skeleton"
 _STEP = "step"
+_TICK_S = 0.0005
 _ROOM = 4096  # bytes by which the skeleton (learning rates, counters) may grow between snapshots
 
 
 class SnapshotWriter:
-    """Copies the state of one rank to its agent's two buffers in turn."""
+    """Copies the state of one rank to its agent's buffers in turn."""
 
-    def __init__(self, channel: Channel, slot: int) -> None:
+    def __init__(self, channel: Channel, place: Place) -> None:
         self._channel = channel
-        self._slot = slot
+        self._slot = place.slot
+        self._sharded = place.shard is not None
+        self._count = BUFFERS_OF_SHARD if self._sharded else BUFFERS
         self._layout: Layout | None = None
         self._room = 0  # bytes for the metadata
         self._shape: tuple[tuple[str, torch.dtype, torch.Size], ...] = ()
@@ -41,8 +51,8 @@ class SnapshotWriter:
         self,
         named: Mapping[str, Any],
         *,
+        place: Place,
         step: int,
-        generation: int,
         position: Mapping[str, Any],
         checkpoint: bool,
         wait: bool,
@@ -60,7 +70,7 @@ class SnapshotWriter:
             METADATA_POSITION: msgspec.json.encode(position).decode(),
         }
         self._fit(state, metadata)
-        index = self._lock_one(wait=wait)
+        index = self._lock_one(wait=wait) if not self._sharded else self._lock_oldest()
         if index is None:
             return False
         buffer = self._buffers[index]
@@ -74,14 +84,25 @@ class SnapshotWriter:
         self._channel.send(
             protocol.SnapshotTaken(
                 rank=self._slot,
-                generation=generation,
+                generation=place.generation,
                 step=step,
                 buffer=index,
                 checkpoint=checkpoint,
+                shard=place.shard or 0,
+                shards=place.shards,
             )
         )
-        self._next = (index + 1) % BUFFERS
+        self._next = (index + 1) % self._count
         return True
+
+    def _lock_oldest(self) -> int:
+        """Lock the oldest buffer for writing, once the snapshots that are kept are sealed."""
+        by_age = sorted(range(self._count), key=lambda i: self._buffers[i].step or -1)
+        oldest, second = by_age[0], self._buffers[by_age[1]]
+        while second.step is not None and not second.is_sealed:
+            time.sleep(_TICK_S)  # the agent is a whole interval behind
+        self._buffers[oldest].lock(write=True, wait=True)
+        return oldest
 
     def _lock_one(self, *, wait: bool) -> int | None:
         """Lock the older buffer, or if the agent reads it the newer one, for writing."""
@@ -109,9 +130,13 @@ class SnapshotWriter:
             metadata_room=self._room,
         )
         self._shape = shape
-        self._buffers = ask_for_buffers(self._channel, self._slot, self._layout.total_bytes)
+        needed = self._layout.total_bytes
+        self._buffers = ask_for_buffers(self._channel, self._slot, needed, self._count)
+        for buffer in self._buffers:
+            if buffer.step is not None and not buffer.is_sealed:
+                _drop_unannounced(buffer)
         # What a dead process of this rank left there is kept until there is something newer.
-        self._next = min(range(BUFFERS), key=lambda i: self._buffers[i].step or -1)
+        self._next = min(range(self._count), key=lambda i: self._buffers[i].step or -1)
         by_name = {spec.name: spec for spec in self._layout.specs}
         begin = self._layout.header_bytes
         self._views = [
@@ -131,12 +156,22 @@ class SnapshotWriter:
         self._buffers = []
 
 
-def ask_for_buffers(channel: Channel, slot: int, data_bytes: int) -> list[SnapshotBuffer]:
+def _drop_unannounced(buffer: SnapshotBuffer) -> None:
+    """A process that died before it could tell of its snapshot has left one that nobody seals."""
+    buffer.lock(write=True, wait=True)
+    if not buffer.is_sealed:
+        buffer.begin()
+    buffer.unlock()
+
+
+def ask_for_buffers(
+    channel: Channel, slot: int, data_bytes: int = 0, count: int = 0
+) -> list[SnapshotBuffer]:
     """Get the rank's buffers from its agent; 0 bytes: those that exist.
 
     Raises CheckpointError: it has none, or no memory for them.
     """
-    channel.send(protocol.SnapshotRoom(rank=slot, bytes=data_bytes))
+    channel.send(protocol.SnapshotRoom(rank=slot, bytes=data_bytes, buffers=count))
     answer, fds = channel.wait_buffers()
     if answer.error:
         raise CheckpointError(answer.error)
@@ -152,7 +187,7 @@ def load_snapshot(channel: Channel, slot: int, named: Mapping[str, Any], step: i
 
     Raises CheckpointError: it is not there; CorruptError: it is not what was sealed.
     """
-    buffers = ask_for_buffers(channel, slot, 0)
+    buffers = ask_for_buffers(channel, slot)
     try:
         held = [buffer for buffer in buffers if buffer.step == step]
         if not held:
@@ -167,15 +202,23 @@ def load_snapshot(channel: Channel, slot: int, named: Mapping[str, Any], step: i
             buffer.close()
 
 
-def load_checkpoint(directory: Path, named: Mapping[str, Any], step: int) -> None:
-    """Take the state of `step` from the store.
+def load_checkpoint(directory: Path, named: Mapping[str, Any], step: int, place: Place) -> None:
+    """Take the state of `step` from the store; of a sharded one this shard alone.
 
-    Raises CheckpointError: it is not there; CorruptError: a file is not what was written.
+    Raises CheckpointError: it is not there; CorruptError: a file is not what was written;
+    SessionError: it was written in another number of shards.
     """
-    found = DirectoryStore(directory).newest(at_most=step).checkpoint
+    store = DirectoryStore(directory)
+    found = store.newest(at_most=step).checkpoint if place.shard is None else store.find(step)
     if found is None or found.manifest.step != step:
         raise CheckpointError(f"{directory} has no valid checkpoint of step {step}")
-    load(named, found.read(STATE_FILE))
+    written = len(found.manifest.files)
+    if written != place.shards:
+        raise SessionError(
+            f"{found.path} has the state in {written} pieces, this job in {place.shards}: "
+            "resume it with as many ranks and the same sharding"
+        )
+    load(named, found.read(state_file(place.shard or 0)))
 
 
 def load(named: Mapping[str, Any], file: memoryview) -> None:

@@ -27,7 +27,7 @@ def send_state(state: State, to: Sequence[int]) -> None:
 
     Raises RuntimeError, as collectives do, when a receiver is lost.
     """
-    device = _wire_device()
+    device = wire_device()
     skeleton = torch.frombuffer(bytearray(state.skeleton), dtype=torch.uint8)
     head = _numbers(skeleton.numel(), xxhash.xxh3_64(state.skeleton))
     for rank in to:
@@ -53,7 +53,7 @@ def receive_state(named: Mapping[str, Stateful], source: int) -> None:
     Raises CorruptError: other bytes arrived than were sent; RuntimeError, as collectives do: the
     sender is lost. After either the live state is of no step.
     """
-    device = _wire_device()
+    device = wire_device()
     length, digest = _receive(2 * 8, source, device).view(torch.int64).tolist()
     skeleton = bytes(_receive(length, source, device).numpy())
     if _signed(xxhash.xxh3_64(skeleton)) != digest:
@@ -69,7 +69,7 @@ def receive_state(named: Mapping[str, Stateful], source: int) -> None:
 
 def broadcast_tensors(tensors: Sequence[torch.Tensor], source: int = 0) -> None:
     """One rank's elements to all ranks of the default group; the tensors are filled in place."""
-    rows = list(_rows(tensors, _wire_device()))
+    rows = list(_rows(tensors, wire_device()))
     for piece in _pieces(rows):
         wire = piece[0] if len(piece) == 1 else torch.cat(piece)
         dist.broadcast(wire, src=source)
@@ -161,7 +161,7 @@ def _numbers(*values: int | xxhash.xxh3_64) -> torch.Tensor:
     return torch.tensor(plain, dtype=torch.int64).view(torch.uint8)
 
 
-def _wire_device() -> torch.device:
+def wire_device() -> torch.device:
     """The CPU if the group's backend takes it (gloo), else the accelerator of this rank (NCCL)."""
     if "cpu:" in dist.get_backend_config():
         return torch.device("cpu")

@@ -2,7 +2,8 @@
 
 Variants: `ddp` has several buckets; `plain` all-reduces its gradients by hand; `late` does so too
 and has one more collective behind the update, as a script has that logs the mean of its losses;
-`parts` keeps the global batch when the world shrinks.
+`parts` keeps the global batch when the world shrinks; `sharded` and `hybrid` have their state in
+pieces, see training_jobs.sharded.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import random
 import signal
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -92,8 +94,7 @@ class Run:
         self.faults = Injector(options.folder, self.rank)
         self.faults.at("start")
         torch.manual_seed(7)
-        self.network = Network(self.faults)
-        self.optimizer = Optimizer(self.network, self.faults)
+        self.network, self.optimizer = self.make()
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, step_size=7, gamma=0.5)
         self.sampler = StepSampler(LENGTH, BATCH, seed=3)
         self.average = Average(self.network)
@@ -102,6 +103,15 @@ class Run:
         self.inputs = torch.randn(LENGTH, FEATURES, generator=generator)
         self.targets = self.inputs.sin().sum(1, keepdim=True)
 
+    def make(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        network = Network(self.faults)
+        return network, Optimizer(network, self.faults)
+
+    def session_options(self) -> dict[str, Any]:
+        variant = self.options.variant
+        ddp = {"bucket_cap_mb": 0.01} if variant in ("ddp", "parts") else False
+        return {"ddp": ddp, "keep_global_batch": variant == "parts"}
+
     def train(self) -> None:
         session = Session(
             model=self.network,
@@ -109,10 +119,9 @@ class Run:
             scheduler=self.scheduler,
             sampler=self.sampler,
             extra={"average": self.average},
-            ddp={"bucket_cap_mb": 0.01} if self.options.variant in ("ddp", "parts") else False,
-            keep_global_batch=self.options.variant == "parts",
             seed=11,
             transient=(HiccupError,),
+            **self.session_options(),
         )
         self.faults.watch(session._channel)
         with session:
@@ -156,7 +165,7 @@ class Run:
         self.losses[step.number] = loss.item()
         self.optimizer.zero_grad()
         loss.backward()
-        if self.options.variant != "ddp":
+        if self.options.variant in ("plain", "late"):
             self.reduce_gradients(session.world_size)
         self.optimizer.step()
         self.scheduler.step()
@@ -196,15 +205,25 @@ class Run:
         Path(self.options.folder, f"result-{self.rank}.json").write_text(json.dumps(result))
 
 
+def run_of(options: argparse.Namespace) -> Run:
+    """The run of this variant."""
+    if options.variant in ("sharded", "hybrid"):
+        from training_jobs.sharded import ShardedRun
+
+        return ShardedRun(options)
+    return Run(options)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--variant", choices=("ddp", "plain", "late", "parts"), default="ddp")
+    variants = ("ddp", "plain", "late", "parts", "sharded", "hybrid")
+    parser.add_argument("--variant", choices=variants, default="ddp")
     parser.add_argument("--steps", type=int, default=24)
     options = parser.parse_args()
     with (options.folder / f"stack.{os.getpid()}").open("w") as stack:  # see Job.story
         faulthandler.register(signal.SIGUSR2, file=stack)
-        Run(options).train()
+        run_of(options).train()
         faulthandler.unregister(signal.SIGUSR2)
 
 

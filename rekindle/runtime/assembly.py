@@ -1,0 +1,56 @@
+"""Sharded checkpoints that are being written: which of their shards are in the store. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from rekindle.runtime.protocol import Commit, PartWritten
+
+
+class Assembly:
+    """Collects what agents tell of the shards that they have written.
+
+    Those of a generation are given up when the next one writes, and when a newer one is complete.
+    """
+
+    def __init__(self) -> None:
+        self._generation = 0
+        self._parts: dict[int, dict[int, PartWritten]] = {}  # by step
+        self._failed = (0, 0)
+
+    def add(self, part: PartWritten, owners: Callable[[], dict[int, list[int]]]) -> Commit | None:
+        """Take note of a shard; return the order to commit when it was the last one.
+
+        owners: the ranks that have each shard.
+        """
+        if part.generation > self._generation:
+            self._generation, self._parts = part.generation, {}
+        elif part.generation < self._generation:
+            return None
+        parts = self._parts.setdefault(part.step, {})
+        parts[part.shard] = part
+        if len(parts) < part.shards:
+            return None
+        self._parts = {s: each for s, each in self._parts.items() if s > part.step}
+        ranks = owners()
+        in_order = [parts[shard] for shard in sorted(parts)]
+        return Commit(
+            step=part.step,
+            generation=part.generation,
+            files=tuple(
+                msgspec.structs.replace(each.file, ranks=tuple(ranks.get(each.shard, ())))
+                for each in in_order
+                if each.file is not None
+            ),
+            position=in_order[0].position,
+            seconds=max(each.seconds for each in in_order),
+            last_words=part.last_words,
+        )
+
+    def fail(self, part: PartWritten) -> bool:
+        """Give a checkpoint up, for a shard could not be written; False: that was known."""
+        failed = part.generation, part.step
+        known, self._failed = self._failed == failed, failed
+        return not known

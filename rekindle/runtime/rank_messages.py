@@ -1,0 +1,176 @@
+"""What agent and rank say to each other: a part of the protocol, see rekindle.runtime.protocol."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from rekindle.recovery.fault import Kind
+from rekindle.recovery.plan import RankPlan
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all messages."""
+
+
+# ---- rank -> agent
+
+
+class Arrived(Message, frozen=True, kw_only=True, tag="arrived"):
+    """The rank waits for a generation: at the start of its Session, or after leaving a step.
+
+    shard: which piece of the training state it holds; None: there is one, and all ranks hold it.
+    finished: steps it has finished, None: its state was just built by the script.
+    torn: its state is of no step, for it was interrupted while that was changed.
+    done: it has finished all the steps it was asked for.
+    passed: steps after which all ranks were let go before, where the script asked for more later.
+    """
+
+    rank: int
+    generation: int
+    shard: int | None = None
+    finished: int | None = None
+    torn: bool = False
+    done: bool = False
+    passed: int = 0
+
+
+class StepFailed(Message, frozen=True, kw_only=True, tag="step-failed"):
+    """A step of this generation raised what is no error of the script; the rank waits for orders.
+
+    kind: LINK, a collective failed, most likely because a peer did; TRANSIENT; DEVICE_MEMORY; or,
+    said after a repair was tried, DEVICE: this process cannot go on. finished: steps, before it.
+    """
+
+    rank: int
+    generation: int
+    kind: Kind
+    error: str
+    finished: int
+
+
+class Held(Message, frozen=True, kw_only=True, tag="held"):
+    """The rank stands between two steps and begins no other: it answers Hold."""
+
+    rank: int
+    generation: int
+
+
+class StateReady(Message, frozen=True, kw_only=True, tag="state-ready"):
+    """The rank has the state that the plan named; `error` says why not."""
+
+    rank: int
+    generation: int
+    error: str = ""
+
+
+class StepDone(Message, frozen=True, kw_only=True, tag="step-done"):
+    """The rank has finished its first step of this generation."""
+
+    rank: int
+    generation: int
+    finished: int
+
+
+class SnapshotRoom(Message, frozen=True, kw_only=True, tag="snapshot-room"):
+    """The rank asks its agent for buffers of this size; answered by SnapshotBuffers.
+
+    bytes 0: it asks for the buffers that exist, to read them.
+    """
+
+    rank: int
+    bytes: int
+    buffers: int
+
+
+class SnapshotTaken(Message, frozen=True, kw_only=True, tag="snapshot-taken"):
+    """The rank has filled a buffer; `checkpoint`: the agent writes it to the store as well.
+
+    shard, shards: which piece of the state it is, and of how many.
+    """
+
+    rank: int
+    generation: int
+    step: int
+    buffer: int
+    checkpoint: bool = False
+    shard: int = 0
+    shards: int = 1
+
+
+# ---- agent -> rank
+
+
+class Over(Message, frozen=True, kw_only=True, tag="over"):
+    """Generation `generation` is over: leave your collective and arrive for the next."""
+
+    generation: int
+
+
+class Hold(Message, frozen=True, kw_only=True, tag="hold"):
+    """Stop before the next step, say so, and wait for the end of this generation.
+
+    The world is about to grow. While one rank holds, no other can be in a collective but in that of
+    the next step, so that nothing else is broken off when the generation ends.
+    """
+
+    rank: int
+    generation: int
+
+
+class Form(Message, frozen=True, kw_only=True, tag="form"):
+    """Form this generation at the named store, with state as planned, and go on from `step`.
+
+    ranks: what each rank of the receiving node is in this world; elsewhere a rank is called by its
+    number in the full one. plan: what each of them does, with peers by their number in this
+    world. An agent passes on only the rank's own of both. shards: pieces that the state is in.
+    """
+
+    generation: int
+    world_size: int
+    store_host: str
+    store_port: int
+    step: int
+    shards: int = 1
+    passed: int = 0
+    ranks: dict[int, int]
+    plan: dict[int, RankPlan]
+
+
+class SnapshotBuffers(Message, frozen=True, kw_only=True, tag="snapshot-buffers"):
+    """Memory files come with this message, if `error` is empty."""
+
+    error: str = ""
+
+
+class Dismiss(Message, frozen=True, kw_only=True, tag="dismiss"):
+    """All ranks have finished all steps: the Session may end."""
+
+    finished: int
+
+
+class InjectionKind(str, enum.Enum):
+    """Faults that a rank can be told to suffer; see rekindle.training.torch_injection."""
+
+    KILL = "kill"
+    NODE_LOST = "node-lost"
+    HANG = "hang"
+    SLOW = "slow"
+    EXCEPTION = "exception"
+    OOM = "oom"
+    UCE = "uce"
+    TORN_UPDATE = "torn-update"
+
+
+class Inject(Message, frozen=True, kw_only=True, tag="inject"):
+    """Suffer a fault in this step (None: the next one). seconds: how long a slow step pauses."""
+
+    rank: int
+    kind: InjectionKind
+    step: int | None = None
+    seconds: float = 1.0
+
+
+FromRank = Arrived | StepFailed | Held | StateReady | StepDone | SnapshotRoom | SnapshotTaken
+ToRank = Over | Hold | Form | SnapshotBuffers | Dismiss | Inject

@@ -1,0 +1,59 @@
+"""The update window: from the first change of the state to the step's end, seen by the agent too.
+
+A rank that is caught in it is torn: its state is of no step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rekindle.errors import StaleError
+from rekindle.runtime.channel import Channel
+from rekindle.runtime.heartbeat import Page
+from rekindle.training.devices import Device
+from rekindle.training.torch_transfer import wire_device
+
+
+class Updates:
+    """Marks the window on the heartbeat page, once the update's gradients are known to be real.
+
+    together: no rank begins its update before all have their gradients. Of a sharded state a step
+        is lost where one shard's ranks have done it and another's could not; this way all do it,
+        for an update itself asks nothing of others. It costs an all-reduce of one number per step.
+    generation: the one that this rank is in.
+    """
+
+    def __init__(
+        self, page: Page | None, device: Device, channel: Channel | None, *, together: bool
+    ) -> None:
+        self.generation = 0
+        self._page = page
+        self._device = device
+        self._channel = channel
+        self._together = together
+
+    def watch(self, named: Mapping[str, Any]) -> None:
+        """Have every optimizer among these tell when it begins."""
+        page = self._page
+        if page is None:
+            return
+        for thing in named.values():
+            if isinstance(thing, torch.optim.Optimizer):
+                thing.register_step_pre_hook(lambda *_: self._begin(page))
+
+    def _begin(self, page: Page) -> None:
+        """The gradients are about to be used: they must be real, not those of a severed group.
+
+        An accelerator's collectives do not hold the host up, and raise nothing when aborted.
+        """
+        self._device.wait()
+        if self._together and not page.in_update:
+            dist.all_reduce(torch.zeros(1, device=wire_device()))
+            self._device.wait()
+        elif self._channel is not None and self._channel.is_over(self.generation):
+            raise StaleError(f"generation {self.generation} ended before the update")
+        page.begin_update()

@@ -1,0 +1,101 @@
+"""The run with its parameters and their optimizer's state in shards, as FSDP and ZeRO have them.
+
+By hand, so that what Rekindle does is seen without them: each rank holds a piece of all parameters,
+gathers the others before its forward pass, and keeps its own piece of the reduced gradients.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.func import functional_call
+
+from training_jobs.injection import Injector
+from training_jobs.train import FEATURES, WIDTH, Run
+
+SHARDS = {"sharded": 4, "hybrid": 2}  # of four ranks: no replica, or one
+
+
+class Gather(torch.autograd.Function):
+    """The pieces of a group's ranks as one; its backward is the mean over all ranks, cut again."""
+
+    @staticmethod
+    def forward(context, own: torch.Tensor, run: ShardedRun) -> torch.Tensor:
+        context.run = run
+        pieces = [torch.empty_like(own) for _ in range(run.shards)]
+        run.faults.at("collective")
+        dist.all_gather(pieces, own, group=run.group)
+        return torch.cat(pieces)
+
+    @staticmethod
+    def backward(context, gradient: torch.Tensor):
+        run = context.run
+        run.faults.at("backward")
+        mean = gradient / dist.get_world_size()
+        dist.all_reduce(mean)
+        run.faults.at("reduced")
+        return mean.chunk(run.shards)[run.shard].clone(), None
+
+
+class Shard(nn.Module):
+    """A piece of a network's parameters."""
+
+    def __init__(self, run: ShardedRun) -> None:
+        super().__init__()
+        whole = nn.Sequential(
+            nn.Linear(FEATURES, WIDTH), nn.Tanh(), nn.Dropout(0.2), nn.Linear(WIDTH, 1)
+        )
+        self._run, self._whole = run, [whole]  # in a list: it is no part of the state
+        flat = torch.cat([p.detach().flatten() for p in whole.parameters()])
+        flat = nn.functional.pad(flat, (0, -len(flat) % run.shards))
+        self.own = nn.Parameter(flat.chunk(run.shards)[run.shard].clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        [whole] = self._whole
+        named = dict(whole.named_parameters())
+        sizes = [parameter.numel() for parameter in named.values()]
+        flat = Gather.apply(self.own, self._run)[: sum(sizes)]
+        pieces = zip(named.items(), flat.split(sizes), strict=True)
+        return functional_call(whole, {name: f.view(p.shape) for (name, p), f in pieces}, (x,))
+
+
+class Optimizer(torch.optim.AdamW):
+    """AdamW; `faults` may strike before or after it has changed the parameters."""
+
+    def __init__(self, model: Shard, faults: Injector) -> None:
+        self._faults = faults
+        super().__init__(model.parameters(), lr=1e-2, weight_decay=0.1)
+
+    def _init_group(self, group, *lists):  # called by step()
+        self._faults.at("update")
+        return super()._init_group(group, *lists)
+
+
+class ShardedRun(Run):
+    """One rank's training objects and its loop."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.shards = SHARDS[options.variant]
+        self.group: Any = None
+        super().__init__(options)
+
+    @property
+    def shard(self) -> int:
+        return self.rank % self.shards
+
+    def make(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        network = Shard(self)
+        return network, Optimizer(network, self.faults)
+
+    def session_options(self) -> dict[str, Any]:
+        return {"shard": self.shard, "make_groups": self.make_groups}
+
+    def make_groups(self) -> None:
+        for first in range(0, dist.get_world_size(), self.shards):
+            group = dist.new_group(list(range(first, first + self.shards)))
+            if first <= self.rank < first + self.shards:
+                self.group = group
