@@ -76,6 +76,8 @@ class Writer:
             return {_MAPPING_KINDS[kind]: self._encode_pairs(value, path)}
         if kind in _TENSOR_TYPES:
             return {"tensor": self._encode_tensor(value, path)}
+        if kind.__name__ == "DTensor":  # by name: whoever has none need not import it
+            return {"shard": self._encode_tensor(value.detach().to_local(), path)}
         if isinstance(value, np.generic) and value.dtype.kind in "biuf":
             return {"numpy": [value.dtype.name, self.encode(value.item(), path)]}
         raise SessionError(f"{path}: {kind.__qualname__} is nothing that a state can hold")
@@ -125,6 +127,8 @@ class Reader:
                 return tuple(self.decode(each) for each in body)
             case "tensor":
                 return self._decode_tensor(TensorSpec(*body))
+            case "shard":
+                return LocalShard(self._decode_tensor(TensorSpec(*body)))
             case "int" | "float":
                 return int(body) if kind == "int" else float(body)
             case "numpy":
@@ -136,6 +140,12 @@ class Reader:
         if tensor is None:
             tensor = self.tensors[spec.name] = spec.make()
         return tensor
+
+
+class LocalShard(NamedTuple):
+    """The piece of a distributed tensor that lies here; whose it is knows how it is distributed."""
+
+    tensor: torch.Tensor
 
 
 class TensorSpec(NamedTuple):
@@ -185,7 +195,7 @@ def tensor_specs(node: Node) -> Iterator[TensorSpec]:
     """All tensors below the node, in the order in which they were collected."""
     if isinstance(node, dict):
         [(kind, body)] = node.items()
-        if kind == "tensor":
+        if kind in ("tensor", "shard"):
             yield TensorSpec(*body)
             return
         node = body

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rekindle.errors import SessionError
 from rekindle.training.sampler import StepSampler
+from rekindle.training.torch_placeholder import in_placeholder
 
 
 def check_arguments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -25,10 +26,11 @@ def check_arguments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
             f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer: Session "
             "has to see when it begins to change the parameters"
         )
-    if dist.is_initialized():
+    if dist.is_initialized() and not in_placeholder():
         raise SessionError(
             "the default process group exists already: Session forms it, anew in each "
-            "generation; remove init_process_group from the script"
+            "generation; remove init_process_group from the script, or, where a device mesh needs "
+            "one, call rekindle.training.torch.init_placeholder_group() in its place"
         )
 
 

@@ -30,8 +30,11 @@ from rekindle.training.torch_arguments import check_arguments, check_parts, chec
 from rekindle.training.torch_ddp import broadcast_module_state, wrap_ddp
 from rekindle.training.torch_faults import kind_of
 from rekindle.training.torch_group import Group, keep_for_good, store_at
+from rekindle.training.torch_groups import ScriptGroups
 from rekindle.training.torch_injection import suffer
 from rekindle.training.torch_keeper import StateKeeper
+from rekindle.training.torch_placeholder import in_placeholder, leave_placeholder
+from rekindle.training.torch_remains import drop_gradients, free_frames
 from rekindle.training.torch_repairs import Repairs
 from rekindle.training.torch_restore import fetch_state
 from rekindle.training.torch_state import capture
@@ -51,11 +54,9 @@ class Session:
         `session.model` in the loop. Without it the script all-reduces its gradients itself.
     extra: more state to keep, by name: objects with state_dict() and load_state_dict().
     backend: of torch.distributed; default: nccl for a model on a GPU, hccl on an NPU, else gloo.
-    seed: from which the random streams of every step and rank come.
-    timeout_s: of collectives, torch's own meaning.
-    shard: which piece of the state this rank holds, where not all hold the same: ranks of one
-        number are a replica group, whose states are alike bit for bit. The script moves what is to
-        move between ranks itself.
+    seed: of the random streams of every step and rank. timeout_s: of collectives, as torch's.
+    shard: which piece of the state this rank holds, where not all hold the same (of a model of
+        fully_shard() it is seen): ranks of one number have states that are alike bit for bit.
     make_groups: called in each generation when its default process group is there: the place for
         dist.new_group() and what depends on it.
     transient: exceptions after which a step is simply done again (a data source that hiccups).
@@ -86,7 +87,6 @@ class Session:
         make_groups: Callable[[], None] | None = None,
     ) -> None:
         check_arguments(model, optimizer)
-        check_shard(shard, ddp=ddp is not False, parts=keep_global_batch)
         if keep_global_batch:
             check_parts(sampler, ddp)
         named = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
@@ -109,7 +109,6 @@ class Session:
         self._ddp = dict(ddp) if isinstance(ddp, Mapping) else ({} if ddp else None)
         self._backend = backend or _BACKENDS.get(self.device.type, "gloo")
         self._timeout_s = timeout_s
-        self._make_groups = make_groups
         self._total = 0
         self._has_state = False  # whether this process's state is that of `finished` steps
         self._torn = False  # its state is of no step, nor as the script built it
@@ -118,6 +117,10 @@ class Session:
         self._channel = Channel.from_environment()
         self.page = rank_environment.page()
         self.records = Records(rank_environment.path(names.ENV_METRICS_FILE), self.page, self.slot)
+        self._groups = ScriptGroups(model, make_groups, timeout_s=timeout_s)
+        if shard is None:
+            shard = self._groups.shard(self.slot, self.full_world)
+        check_shard(shard, ddp=ddp is not False, parts=keep_global_batch)
         self._place = Place(self.slot, shard)
         self._keeper = StateKeeper(self._channel, self._place, local_rank=self.local_rank)
         self._repairs = Repairs(self.slot, self.device, model)
@@ -250,6 +253,7 @@ class Session:
         if kind is Kind.DEVICE_MEMORY or not channel.is_over(self.generation):
             self._repairs.report(channel, error, generation=self.generation, finished=self.finished)
         channel.wait_over(self.generation)
+        free_frames(error)
 
     def _repair(self) -> None:
         """Make the device usable again, once the generation is over."""
@@ -295,6 +299,7 @@ class Session:
         channel = self._channel
         assert channel is not None
         self._group.leave()
+        leave_placeholder()
         self.generation = self._updates.generation = form.generation
         self._place = replace(
             self._place,
@@ -321,7 +326,7 @@ class Session:
                 backend=self._backend,
                 timeout_s=self._timeout_s,
                 device_id=self.device if self.device.type in _BACKENDS else None,
-                make_more=self._make_groups,
+                make_more=self._groups.make,
             )
             self._take_state(form.plan[self.slot], form.step)
             self._begin()
@@ -349,9 +354,7 @@ class Session:
     def _begin(self) -> None:
         """Make everything that belongs to one generation."""
         self._repairs.buffers.look()
-        groups = self.named["optimizer"].param_groups
-        for parameter in (*self._module.parameters(), *(p for g in groups for p in g["params"])):
-            parameter.grad = None  # what a broken step left there is of no step
+        drop_gradients(self._module, self.named["optimizer"])
         if self._ddp is not None:
             wrapper = self.model if isinstance(self.model, DistributedDataParallel) else None
             if self.world_size > 1 or self._channel is not None:
@@ -388,10 +391,8 @@ class Session:
 
     def _form_alone(self) -> None:
         """Form the group as torchrun's environment says, for a rank without an agent."""
-        if self.world_size > 1:
-            dist.init_process_group(self._backend)
-            if self._make_groups is not None:
-                self._make_groups()
+        if self.world_size > 1 or in_placeholder():
+            self._groups.form_by_hand(self._backend)
             if self._ddp is not None:
                 broadcast_module_state(self._module)
         self._has_state = True

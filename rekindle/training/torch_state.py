@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, Protocol, TypeVar
@@ -19,6 +20,7 @@ from rekindle.errors import SessionError
 from rekindle.training.skeleton import (
     DTYPE_CODES,
     TORCH_DTYPES,
+    LocalShard,
     Node,
     Reader,
     Writer,
@@ -99,7 +101,8 @@ def prepare(named: Mapping[str, Stateful], skeleton: bytes) -> dict[str, torch.T
         elif isinstance(thing, torch.optim.Optimizer):
             _prepare_optimizer(name, thing, node, pending)
         else:
-            pending.load[name] = Reader(pending.writer.tensors).decode(node)
+            state = Reader(pending.writer.tensors).decode(node)
+            pending.load[name] = _distributed(state, thing.state_dict(), name)
     tensors = pending.writer.tensors
     return {spec.name: tensors[spec.name] for node in tree.values() for spec in tensor_specs(node)}
 
@@ -178,11 +181,56 @@ def _prepare_optimizer(
         if spec.name in live.tensors and spec.fits(live.tensors[spec.name]):
             at_hand[spec.name] = live.tensors[spec.name]
     state = Reader(at_hand).decode(node)
+    _distribute(optimizer, state)
     optimizer.load_state_dict(state)
     _undo_casts(optimizer, state)
     wrong = difference(node, pending.writer.encode(optimizer.state_dict(), name), name)
     if wrong is not None:
         raise SessionError(f"the optimizer did not take over the state: {wrong}")
+
+
+def _distribute(optimizer: torch.optim.Optimizer, state: Any) -> None:
+    """Give the shards in an optimizer's state the mesh and placement of their parameters."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, entries in state["state"].items():
+        for key, value in entries.items():
+            if isinstance(value, LocalShard):
+                entries[key] = _like(parameters[index], value.tensor)
+
+
+def _distributed(state: Any, live: Any, path: str) -> Any:
+    """Give the shards in a state the mesh and placement of what is in their places now.
+
+    Raises SessionError: there is nothing of that kind.
+    """
+    if isinstance(state, LocalShard):
+        if not hasattr(live, "device_mesh"):
+            raise SessionError(f"{path}: a distributed tensor, which the live state has not there")
+        return _like(live, state.tensor)
+    if isinstance(state, dict):
+        for key, value in state.items():
+            inner = live.get(key) if isinstance(live, dict) else None
+            state[key] = _distributed(value, inner, f"{path}.{key}")
+    elif isinstance(state, list | tuple):
+        pairs = itertools.zip_longest(state, live if isinstance(live, list | tuple) else ())
+        numbered = enumerate(list(pairs)[: len(state)])
+        return type(state)(_distributed(a, b, f"{path}.{i}") for i, (a, b) in numbered)
+    return state
+
+
+def _like(parameter: Any, shard: torch.Tensor) -> torch.Tensor:
+    """Return the distributed tensor of a parameter's kind whose piece on this rank is `shard`."""
+    from torch.distributed.tensor import DTensor  # imported long since, where there is one
+
+    distributed: torch.Tensor = DTensor.from_local(
+        shard,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+    return distributed
 
 
 def _undo_casts(optimizer: torch.optim.Optimizer, state: Any) -> None:

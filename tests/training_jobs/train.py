@@ -3,7 +3,7 @@
 Variants: `ddp` has several buckets; `plain` all-reduces its gradients by hand; `late` does so too
 and has one more collective behind the update, as a script has that logs the mean of its losses;
 `parts` keeps the global batch when the world shrinks; `sharded` and `hybrid` have their state in
-pieces, see training_jobs.sharded.
+pieces, see training_jobs.sharded, `fsdp` and `hsdp` as FSDP2 has it, see training_jobs.fsdp.
 """
 
 from __future__ import annotations
@@ -193,7 +193,9 @@ class Run:
             *self.average.values,
             *(value for each in state.values() for value in each.values()),
         ):
-            digest.update(tensor.detach().numpy().tobytes())
+            own = tensor.detach()
+            own = own.to_local() if hasattr(own, "to_local") else own
+            digest.update(own.numpy().tobytes())
         result = {
             "digest": digest.hexdigest(),
             "position": self.sampler.position,
@@ -211,13 +213,17 @@ def run_of(options: argparse.Namespace) -> Run:
         from training_jobs.sharded import ShardedRun
 
         return ShardedRun(options)
+    if options.variant in ("fsdp", "hsdp"):
+        from training_jobs.fsdp import FsdpRun
+
+        return FsdpRun(options)
     return Run(options)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    variants = ("ddp", "plain", "late", "parts", "sharded", "hybrid")
+    variants = ("ddp", "plain", "late", "parts", "sharded", "hybrid", "fsdp", "hsdp")
     parser.add_argument("--variant", choices=variants, default="ddp")
     parser.add_argument("--steps", type=int, default=24)
     options = parser.parse_args()

@@ -1,0 +1,58 @@
+"""What besides the default process group belongs to one generation: the script's groups, FSDP's."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from rekindle.training.torch_placeholder import leave_placeholder, make_noted_groups
+
+
+class ScriptGroups:
+    """Makes the script's other groups in each generation, and has the model use them."""
+
+    def __init__(
+        self, model: nn.Module, make: Callable[[], None] | None, *, timeout_s: float
+    ) -> None:
+        self._model = model
+        self._make = make
+        self._timeout_s = timeout_s
+        self._fsdp = _fsdp_of(model)
+
+    def shard(self, slot: int, world_size: int) -> int | None:
+        """Return which shard of the model this rank holds; None: all ranks hold the whole."""
+        if self._fsdp is None:
+            return None
+        shards = self._fsdp.shards_of(self._model, world_size)
+        return int(shards[slot]) if len(set(shards)) > 1 else None
+
+    def form_by_hand(self, backend: str) -> None:
+        """Make the default group as torchrun's environment says, and the others."""
+        leave_placeholder()
+        dist.init_process_group(backend)
+        self.make()
+
+    def make(self) -> None:
+        """Make them, once the default group is there, and have the model use them; all ranks must.
+
+        A model that broke off in a step is as before it.
+        """
+        make_noted_groups(self._timeout_s)
+        if self._make is not None:
+            self._make()
+        if self._fsdp is not None:
+            self._fsdp.swap_groups(self._model)
+            self._fsdp.reset_after_break(self._model)
+
+
+def _fsdp_of(model: nn.Module) -> Any:
+    """Return the module that knows FSDP, if this model can be one of it."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return None  # whoever has cut the model up has imported it
+    from rekindle.training import torch_fsdp
+
+    return torch_fsdp if torch_fsdp.is_sharded(model) else None

@@ -1,0 +1,67 @@
+"""The run with a model of FSDP2: cut up over all four ranks, or over two with two replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from rekindle.training.torch import init_placeholder_group
+from training_jobs.injection import Injector
+from training_jobs.train import FEATURES, WIDTH, Run
+
+
+class Block(nn.Module):
+    """A residual block; `faults` may strike in its forward and in its backward pass."""
+
+    def __init__(self, number: int, faults: Injector) -> None:
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH)
+        self.down, self.dropout = nn.Linear(2 * WIDTH, WIDTH), nn.Dropout(0.1)
+        self.scale = nn.Parameter(torch.ones(3))  # fewer rows than ranks: one has none
+        self._number, self._faults = number, faults
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self._faults.at(f"forward {self._number}")
+        if x.requires_grad:
+            x.register_hook(lambda _: self._faults.at(f"backward {self._number}"))
+        hidden = self.dropout(torch.relu(self.up(self.norm(x))))
+        return x + self.down(hidden) * self.scale[self._number]
+
+
+class Optimizer(torch.optim.AdamW):
+    """AdamW; `faults` may strike when its update has begun."""
+
+    def __init__(self, model: nn.Module, faults: Injector) -> None:
+        self._faults = faults
+        super().__init__(model.parameters(), lr=1e-2, weight_decay=0.1)
+
+    def _init_group(self, group, *lists):  # called by step()
+        self._faults.at("update")
+        return super()._init_group(group, *lists)
+
+
+class FsdpRun(Run):
+    """One rank's training objects and its loop."""
+
+    def make(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        init_placeholder_group()
+        if self.options.variant == "hsdp":
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        else:
+            mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("shard",))
+        blocks = [Block(number, self.faults) for number in range(3)]
+        # 101 rows: pieces of different sizes.
+        model = nn.Sequential(
+            nn.Linear(FEATURES, 101), nn.Linear(101, WIDTH), *blocks, nn.Linear(WIDTH, 1)
+        )
+        for block in blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model, Optimizer(model, self.faults)
+
+    def session_options(self) -> dict[str, Any]:
+        return {}
