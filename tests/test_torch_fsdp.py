@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from rekindle.errors import SessionError, StaleError
 from rekindle.training.torch import Session, init_placeholder_group
@@ -91,6 +92,17 @@ def test_ddp_of_a_model_that_is_cut_up() -> None:
     model = cut_up(4)
     with pytest.raises(SessionError, match="ddp needs the whole state on every rank"):
         Session(model=model, optimizer=torch.optim.SGD(model.parameters()), ddp=True)
+
+
+@pytest.mark.usefixtures("placeholder")
+def test_zero_that_updates_within_the_backward_pass() -> None:
+    """Its update window cannot be seen."""
+    model = nn.Linear(5, 7)
+    optimizer = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.SGD, lr=0.1, overlap_with_ddp=True
+    )
+    with pytest.raises(SessionError, match="leave overlap_with_ddp out"):
+        Session(model=model, optimizer=optimizer, ddp=True)
 
 
 class Activation:

@@ -8,23 +8,33 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
 from rekindle.training.torch_placeholder import leave_placeholder, make_noted_groups
+from rekindle.training.torch_zero import is_zero, show_loaded, swap_group
 
 
 class ScriptGroups:
-    """Makes the script's other groups in each generation, and has the model use them."""
+    """Makes the script's other groups in each generation, and has their users use them."""
 
     def __init__(
-        self, model: nn.Module, make: Callable[[], None] | None, *, timeout_s: float
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        make: Callable[[], None] | None,
+        *,
+        timeout_s: float,
     ) -> None:
         self._model = model
+        self._zero = optimizer if is_zero(optimizer) else None
         self._make = make
         self._timeout_s = timeout_s
         self._fsdp = _fsdp_of(model)
 
     def shard(self, slot: int, world_size: int) -> int | None:
-        """Return which shard of the model this rank holds; None: all ranks hold the whole."""
+        """Return which shard of the state this rank holds; None: all ranks hold the whole."""
+        if self._zero is not None:
+            return slot if world_size > 1 else None
         if self._fsdp is None:
             return None
         shards = self._fsdp.shards_of(self._model, world_size)
@@ -37,9 +47,9 @@ class ScriptGroups:
         self.make()
 
     def make(self) -> None:
-        """Make them, once the default group is there, and have the model use them; all ranks must.
+        """Make them, once the default group is there, and have their users use them.
 
-        A model that broke off in a step is as before it.
+        All ranks must. A model that broke off in a step is as before it.
         """
         make_noted_groups(self._timeout_s)
         if self._make is not None:
@@ -47,6 +57,13 @@ class ScriptGroups:
         if self._fsdp is not None:
             self._fsdp.swap_groups(self._model)
             self._fsdp.reset_after_break(self._model)
+        if self._zero is not None:
+            swap_group(self._zero)
+
+    def loaded(self) -> None:
+        """The state was taken from elsewhere."""
+        if self._zero is not None:
+            show_loaded(self._zero)
 
 
 def _fsdp_of(model: nn.Module) -> Any:

@@ -41,6 +41,7 @@ from rekindle.training.torch_state import capture
 from rekindle.training.torch_step import Step
 from rekindle.training.torch_transfer import send_state
 from rekindle.training.torch_updates import Updates
+from rekindle.training.torch_zero import is_zero, local_optimizer
 
 _BACKENDS = {"cuda": "nccl", "npu": "hccl"}  # by the type of the model's device; else gloo
 
@@ -89,7 +90,7 @@ class Session:
         check_arguments(model, optimizer)
         if keep_global_batch:
             check_parts(sampler, ddp)
-        named = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+        named = {"model": model, "optimizer": local_optimizer(optimizer), "scheduler": scheduler}
         named |= {"sampler": sampler, **(extra or {})}
         self.named = {name: thing for name, thing in named.items() if thing is not None}
         self.sampler = sampler
@@ -117,10 +118,10 @@ class Session:
         self._channel = Channel.from_environment()
         self.page = rank_environment.page()
         self.records = Records(rank_environment.path(names.ENV_METRICS_FILE), self.page, self.slot)
-        self._groups = ScriptGroups(model, make_groups, timeout_s=timeout_s)
+        self._groups = ScriptGroups(model, optimizer, make_groups, timeout_s=timeout_s)
         if shard is None:
             shard = self._groups.shard(self.slot, self.full_world)
-        check_shard(shard, ddp=ddp is not False, parts=keep_global_batch)
+        check_shard(shard, ddp=bool(ddp) and not is_zero(optimizer), parts=keep_global_batch)
         self._place = Place(self.slot, shard)
         self._keeper = StateKeeper(self._channel, self._place, local_rank=self.local_rank)
         self._repairs = Repairs(self.slot, self.device, model)
@@ -376,15 +377,15 @@ class Session:
             self._has_state = False
             self._torn = self._torn or source is not Source.FRESH  # a part may be loaded
             assert self._channel is not None
-            fresh = self._module if self._ddp is not None else None
             fetch_state(
                 plan,
                 step,
                 place=self._place,
                 named=self.named,
                 channel=self._channel,
-                fresh=fresh,
+                fresh=self._module if self._ddp is not None else None,
             )
+            self._groups.loaded()
         self.finished, self._has_state, self._torn = step, True, False
         if plan.sends_to:
             send_state(capture(self.named), plan.sends_to)

@@ -3,7 +3,8 @@
 Variants: `ddp` has several buckets; `plain` all-reduces its gradients by hand; `late` does so too
 and has one more collective behind the update, as a script has that logs the mean of its losses;
 `parts` keeps the global batch when the world shrinks; `sharded` and `hybrid` have their state in
-pieces, see training_jobs.sharded, `fsdp` and `hsdp` as FSDP2 has it, see training_jobs.fsdp.
+pieces, see training_jobs.sharded, `fsdp` and `hsdp` as FSDP2 has it, see training_jobs.fsdp, and
+`zero` has the optimizer's alone in pieces, see training_jobs.zero.
 """
 
 from __future__ import annotations
@@ -184,10 +185,13 @@ class Run:
                 work.wait()
             parameter.grad /= world_size
 
+    def optimizer_state(self) -> dict[Any, Any]:
+        return self.optimizer.state_dict()["state"]
+
     def leave_result(self) -> None:
         """Write a digest of what was trained; BatchNorm's buffers are each rank's own."""
         digest = hashlib.sha256()
-        state = self.optimizer.state_dict()["state"]
+        state = self.optimizer_state()
         for tensor in (
             *self.network.parameters(),
             *self.average.values,
@@ -217,13 +221,17 @@ def run_of(options: argparse.Namespace) -> Run:
         from training_jobs.fsdp import FsdpRun
 
         return FsdpRun(options)
+    if options.variant == "zero":
+        from training_jobs.zero import ZeroRun
+
+        return ZeroRun(options)
     return Run(options)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    variants = ("ddp", "plain", "late", "parts", "sharded", "hybrid", "fsdp", "hsdp")
+    variants = ("ddp", "plain", "late", "parts", "sharded", "hybrid", "fsdp", "hsdp", "zero")
     parser.add_argument("--variant", choices=variants, default="ddp")
     parser.add_argument("--steps", type=int, default=24)
     options = parser.parse_args()

@@ -1,0 +1,40 @@
+"""ZeroRedundancyOptimizer behind DDP: every rank has a piece of the state that nobody else has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from training_jobs import RANKS
+from training_jobs.checks import assert_recovered, steps_lost
+from training_jobs.injection import Fault
+from training_jobs.job import Job
+from training_jobs.record import Record
+
+from rekindle.recovery import journal
+
+PLACES = ("between", "forward", "backward", "updated", "snapshot")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_killed_rank(
+    place: str, job: Callable[..., Job], baseline_of: Callable[[str], Record]
+) -> None:
+    """All go back to the snapshots of one step, the learning rate too, in their processes."""
+    rank = PLACES.index(place) % RANKS
+    baseline = baseline_of("zero")
+    # The rate changes after 7 steps, so that it is not the first one that is restored.
+    step = 9 if place == "snapshot" else 13
+    run = job(Fault(rank, place, step), variant="zero", snapshot_every=5)
+    assert_recovered(run, baseline, replaced={rank})
+    [event] = run.events_of(journal.Formed)[1:]
+    assert event.sources == {"snapshot": RANKS}
+    assert steps_lost(run)[0] in ((5,) if place == "snapshot" else (3, 4))
+
+
+def test_step_is_done_again(job: Callable[..., Job], baseline_of: Callable[[str], Record]) -> None:
+    """A fault that broke no process costs no step."""
+    baseline = baseline_of("zero")
+    run = job(Fault(2, "backward", 9, do="hiccup"), variant="zero")
+    assert_recovered(run, baseline, replaced=())
+    assert steps_lost(run) == [0]
