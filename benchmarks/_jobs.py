@@ -226,6 +226,12 @@ def torchrun(
     return Job([*command, *map(str, arguments)], folder, environment, RANKS)
 
 
+def torchft(folder: Path, arguments: Sequence[object]) -> Job:
+    """Run _rank_torchft.py as the replica groups of torchft."""
+    command = [sys.executable, str(HERE / "_torchft.py"), str(folder), *map(str, arguments)]
+    return Job(command, folder, clean_environment(folder / HOME), RANKS)
+
+
 def _tool(name: str, module: str) -> list[str]:
     """The console script beside our interpreter, as people start it; else its module."""
     script = Path(sys.executable).parent / name

@@ -77,6 +77,10 @@ class Task:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
+        self.update_table()
+
+    def update_table(self) -> None:
+        """Change the table, if there is one."""
         if self._table is not None:
             self._table.update()
 

@@ -156,5 +156,16 @@ def parts_of_torchrun(job: Job, trial: Trial) -> Parts:
     )
 
 
+def parts_of_torchft(job: Job, trial: Trial) -> Parts:
+    """Milliseconds until all others have completed a step without the lost rank, and it has too."""
+    steps = [x for x in job.lines if x.event == "step" and x.at > trial.at]
+    before = max(x.incarnation for x in job.lines if x.event == "step" and x.at <= trial.at)
+    others: dict[int, float] = {}
+    for line in steps:
+        if line.rank != trial.rank and line.incarnation > before:
+            others.setdefault(line.rank, line.at)
+    return stages(trial, {"the others go on": max(others.values()), "it is back": trial.back})
+
+
 def _last(lines: list[Line], event: str) -> float:
     return max(line.at for line in lines if line.event == event)

@@ -10,8 +10,10 @@ one step a second meanwhile) and has a fault:
     recover-in-place  a rank gets SIGKILL
     recover           a node's agent gets SIGKILL when a spare has imported torch
     torchrun          a rank gets SIGKILL; all ranks start again from a checkpoint on disk
+    torchft           a rank, a replica group of its own, gets SIGKILL; where it is installed
 
-That torchrun repeats the steps since its checkpoint is not counted against it. It runs with
+torchft's other ranks go on meanwhile without the lost one: what that takes is told as a part. That
+torchrun repeats the steps since its checkpoint is not counted against it. It runs with
 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
 """
 
@@ -41,7 +43,7 @@ from _common import (
 )
 from _faults import Struck
 from _jobs import Job
-from _trials import STEPS, Parts, Runner, Side, Trial, parts_of_torchrun, stages
+from _trials import STEPS, Parts, Runner, Side, Trial, parts_of_torchft, parts_of_torchrun, stages
 
 from rekindle.runtime.protocol import InjectionKind
 
@@ -51,7 +53,7 @@ EVERY = 50  # steps between torchrun's checkpoints
 QUICK_S = 20.0
 COPY_TARGET = 0.8  # of a plain send's rate
 TARGETS_MS = {"retry": 100, "recover-in-place": 200, "recover": 300}  # small state
-OTHERS = ("torchft", "dlrover")
+OTHERS = ("dlrover",)
 
 STRIKES: dict[str, Callable[[Job, int], Struck]] = {
     "retry": lambda job, i: _faults.inject(job, i % RANKS, InjectionKind.EXCEPTION),
@@ -100,10 +102,14 @@ def _sides(size: str) -> list[Side]:
     rekindle = Runner("rekindle", start_rekindle)
     torchrun = Runner("torchrun", start_torchrun, settle=EVERY + 1)  # it has a checkpoint then
     kill = STRIKES["recover-in-place"]
-    return [
+    sides = [
         *(Side(name, rekindle, strike, _parts) for name, strike in STRIKES.items()),
         Side("torchrun", torchrun, kill, parts_of_torchrun),
     ]
+    if importlib.util.find_spec("torchft") is not None:
+        torchft = Runner("torchft", lambda folder: _jobs.torchft(folder, [size, STEPS]))
+        sides.append(Side("torchft", torchft, kill, parts_of_torchft))
+    return sides
 
 
 def _parts(job: Job, trial: Trial) -> Parts:
@@ -136,9 +142,11 @@ def _parts(job: Job, trial: Trial) -> Parts:
 def _result(sides: list[Side], plain: list[float]) -> dict[str, Any]:
     ours = {side.name: _of_side(side) for side in sides}
     torchrun = ours.pop("torchrun")
+    torchft = ours.pop("torchft", None)
     return {
         "strategies": ours,
         "torchrun": torchrun,
+        "torchft": torchft or {"not_compared": "not installed"},
         "ratio": {name: ratio(torchrun, found) for name, found in ours.items()},
         "copy": _copy(ours["recover-in-place"]["parts"].get("copy", summary([])), summary(plain)),
         "not_compared": {name: _why_not(name) for name in OTHERS},
@@ -168,6 +176,10 @@ def _why_not(package: str) -> str:
 def _show(result: dict[str, Any]) -> None:
     ours, size = result["strategies"], result["size"]
     sides = {**ours, "torchrun": result["torchrun"]}
+    if "count" in result["torchft"]:
+        sides["torchft"] = result["torchft"]
+    else:
+        print("torchft: not installed, so not compared")
     rows = []
     for name, one in sides.items():
         times = (number(one.get(f"{key}_ms")) for key in ("min", "median", "max"))
