@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from training_jobs import RANKS
 from training_jobs.checks import assert_samples_once
 from training_jobs.injection import Fault
 from training_jobs.job import Job
@@ -12,16 +13,17 @@ from training_jobs.record import Record
 
 @pytest.fixture(scope="session")
 def baseline_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Record]:
-    """Return the record of the uninterrupted run of a variant."""
-    records: dict[str, Record] = {}
+    """Return the record of the uninterrupted run of a variant, of so many ranks."""
+    records: dict[tuple[str, int], Record] = {}
 
-    def run(variant: str) -> Record:
-        if variant not in records:
-            with Job(tmp_path_factory.mktemp(variant), variant=variant) as job:
+    def run(variant: str, ranks: int = RANKS) -> Record:
+        if (variant, ranks) not in records:
+            folder = tmp_path_factory.mktemp(variant)
+            with Job(folder, variant=variant, processes=ranks) as job:
                 assert job.end().outcome == "succeeded", job.story()
             assert_samples_once(job.record)
-            records[variant] = job.record
-        return records[variant]
+            records[variant, ranks] = job.record
+        return records[variant, ranks]
 
     return run
 

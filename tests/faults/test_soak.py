@@ -85,6 +85,29 @@ def test_random_kills(
     assert run.leftovers() == []
 
 
+@pytest.mark.parametrize("variant", ["fsdp", "hsdp", "sharded", "hybrid", "zero"])
+@pytest.mark.parametrize("seed", range(2))
+def test_random_kills_of_shards(
+    seed: int,
+    variant: str,
+    job: Callable[..., Job],
+    long_baseline: Callable[[str], Record],
+) -> None:
+    """Ranks that hold shards killed at random moments: the training is the same to the bit."""
+    chance = random.Random(f"{seed} {variant}")
+    run = job(variant=variant, steps=STEPS, snapshot_every=10)
+    run.wait_event(journal.FirstStep)
+    for kill in range(KILLS):
+        step = (kill + 1) * STEPS // (KILLS + 2) + chance.randrange(STEPS // 20)
+        run.wait(lambda wanted=step: run.status().finished >= wanted, f"step {step}")
+        strike(run, chance)
+    ended = run.end(300)
+    assert ended.outcome == "succeeded", run.story()
+    assert_same_training(run.record, long_baseline(variant))
+    assert_samples_once(run.record)
+    assert run.leftovers() == []
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_second_kill_at_a_random_moment(
     seed: int, job: Callable[..., Job], long_baseline: Callable[[str], Record]

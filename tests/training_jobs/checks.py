@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from rekindle.training.sampler import StepSampler
-from training_jobs import BATCH, LENGTH, RANKS
+from training_jobs import BATCH, LENGTH
 from training_jobs.job import Job
 from training_jobs.record import Record
 
@@ -17,21 +17,21 @@ def assert_same_training(run: Record, baseline: Record) -> None:
 
     Steps that were done again count too: they must have come out the same each time.
     """
-    for rank in range(RANKS):
+    for rank in range(run.ranks):
         wanted = [baseline.steps(rank)[step]["loss"] for step in range(run.total)]
         assert run.losses(rank) == wanted, f"losses of rank {rank}"
         for line in run.lines(rank):
             assert line["metrics"]["loss"] == wanted[line["step"]], f"rank {rank}: {line}"
-    for rank in range(RANKS):
+    for rank in range(run.ranks):
         ours, theirs = run.result(rank), baseline.result(rank)
         assert {k: ours.get(k) for k in _TRAINED} == {k: theirs[k] for k in _TRAINED}
 
 
 def assert_samples_once(run: Record) -> None:
     """The samples of all steps and ranks are the sampler's stream: none lost, none twice."""
-    samplers = [StepSampler(LENGTH, BATCH, seed=3) for _ in range(RANKS)]
+    samplers = [StepSampler(LENGTH, BATCH, seed=3) for _ in range(run.ranks)]
     for rank, sampler in enumerate(samplers):
-        sampler.bind(rank, RANKS)
+        sampler.bind(rank, run.ranks)
         steps = run.steps(rank)
         assert sorted(steps) == list(range(run.total))
         for step in range(run.total):
@@ -41,7 +41,7 @@ def assert_samples_once(run: Record) -> None:
 
 def assert_pids_kept(run: Record, *, replaced: Collection[int] = ()) -> None:
     """All ranks but the replaced ones are the processes that the run began with."""
-    for rank in set(range(RANKS)) - set(replaced):
+    for rank in set(range(run.ranks)) - set(replaced):
         assert len(run.lives(rank)) == 1, f"rank {rank} was started anew"
         assert run.result(rank)["pid"] == run.lives(rank)[0]
 

@@ -1,10 +1,11 @@
-"""The run with a model of FSDP2: cut up over all four ranks, or over two with two replicas."""
+"""The run with a model of FSDP2: cut up over all ranks, or over half of them and held twice."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -49,10 +50,11 @@ class FsdpRun(Run):
 
     def make(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         init_placeholder_group()
+        world = dist.get_world_size()
         if self.options.variant == "hsdp":
-            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+            mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
         else:
-            mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("shard",))
+            mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("shard",))
         blocks = [Block(number, self.faults) for number in range(3)]
         # 101 rows: pieces of different sizes.
         model = nn.Sequential(

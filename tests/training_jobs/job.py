@@ -37,9 +37,9 @@ E = TypeVar("E", bound=journal.Event)
 T = TypeVar("T")
 
 
-def pause_all(step: int) -> list[Fault]:
-    """Return faults 0 to 3 of a job: they hold all ranks in one step, until the test is ready."""
-    return [Fault(rank, "forward", step, do="pause") for rank in range(RANKS)]
+def pause_all(step: int, ranks: int = RANKS) -> list[Fault]:
+    """Return the first faults of a job: they hold all ranks in a step, until the test is ready."""
+    return [Fault(rank, "forward", step, do="pause") for rank in range(ranks)]
 
 
 class Job:
@@ -66,7 +66,7 @@ class Job:
     ) -> None:
         self.folder = folder
         self.mark = uuid.uuid4().hex
-        self.record = Record(folder, steps)
+        self.record = Record(folder, steps, ranks=processes)
         self.replaces = replaces
         self.directory = JobDirectory(folder / "job")
         self.spec = JobSpec(
@@ -184,11 +184,11 @@ class Job:
         self.wait(lambda: step in self.record.steps(rank), f"step {step} of rank {rank}")
 
     def wait_pause(self, step: int) -> None:
-        """Wait until faults 0 to 3 hold all ranks in `step`, and everybody knows what there is.
+        """Wait until the first faults hold all ranks in `step`, and all know what there is.
 
         The coordinator knows of the step, and the agents have sealed all snapshots.
         """
-        for number in range(RANKS):
+        for number in range(self.record.ranks):
             self.wait_fault(number)
         self.wait(lambda: self.status().finished == step, f"the coordinator's word of step {step}")
         for node in range(self.spec.nodes):
@@ -196,7 +196,7 @@ class Job:
 
     def release_all(self) -> None:
         """Let all ranks go on from there."""
-        for number in range(RANKS):
+        for number in range(self.record.ranks):
             self.release(number)
 
     def release(self, number: int) -> None:
@@ -285,7 +285,8 @@ class Job:
             if path.exists():
                 lines = path.read_text(errors="replace").splitlines()[-25:]
                 texts += [f"\n---- {path.name}", *(line[:400] for line in lines)]
-        steps = {rank: max(self.record.steps(rank), default=None) for rank in range(RANKS)}
+        ranks = range(self.record.ranks)
+        steps = {rank: max(self.record.steps(rank), default=None) for rank in ranks}
         texts += [f"\nlast steps logged: {steps}", *marked_processes(self.mark), *self._stacks()]
         return "\n".join(texts)
 

@@ -6,12 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+from training_jobs import RANKS
+
 
 class Record:
     """The record of one run, read anew each time: the run may still go on."""
 
-    def __init__(self, folder: Path, steps: int, metrics: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, steps: int, metrics: Path | None = None, ranks: int = RANKS
+    ) -> None:
         self.folder = folder
+        self.ranks = ranks
         self.total = steps
         self._metrics = metrics or folder / "job" / "metrics"
 
