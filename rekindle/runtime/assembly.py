@@ -12,7 +12,7 @@ from rekindle.runtime.protocol import Commit, PartWritten
 class Assembly:
     """Collects what agents tell of the shards that they have written.
 
-    Those of a generation are given up when the next one writes, and when a newer one is complete.
+    They are given up when the next generation is formed, and when a newer checkpoint is complete.
     """
 
     def __init__(self) -> None:
@@ -20,14 +20,16 @@ class Assembly:
         self._parts: dict[int, dict[int, PartWritten]] = {}  # by step
         self._failed = (0, 0)
 
+    def begin(self, generation: int) -> None:
+        """Give up what earlier generations have not finished."""
+        self._generation, self._parts = generation, {}
+
     def add(self, part: PartWritten, owners: Callable[[], dict[int, list[int]]]) -> Commit | None:
         """Take note of a shard; return the order to commit when it was the last one.
 
         owners: the ranks that have each shard.
         """
-        if part.generation > self._generation:
-            self._generation, self._parts = part.generation, {}
-        elif part.generation < self._generation:
+        if part.generation < self._generation:
             return None
         parts = self._parts.setdefault(part.step, {})
         parts[part.shard] = part

@@ -111,6 +111,7 @@ class Ending(Forming):
                 failed = p.CheckpointWritten(step=message.step, error=message.error)
                 self.on_checkpoint(node, failed, now)
         elif order := self._assembly.add(message, self.roster.owners):
+            self._committing.add(node)
             self._do(Send(self.roster.nodes[node].connection, order))
 
     def _on_dumped(self, node: int, message: p.CheckpointWritten) -> None:

@@ -64,7 +64,14 @@ class Forming(Gathering):
             return  # said before this generation was formed
         self._session = self._sessions_seen = True
         rank.status, rank.arrived = Status.WAITING, message
-        rank.shard = message.shard or 0
+        if rank.shard not in (None, message.shard):
+            text = (
+                f"rank {rank.rank} has shard {message.shard} of the training state, and had shard "
+                f"{rank.shard} before: which one it has must follow from its rank alone"
+            )
+            self._on_fault(self._fault(Kind.LAUNCH, rank, text))
+            return
+        rank.shard = message.shard
         if message.shard is not None and self.spec.least_nodes < self.spec.nodes:
             text = (
                 f"rank {rank.rank} has a shard of the training state, and a world of fewer nodes "
@@ -119,6 +126,8 @@ class Forming(Gathering):
             self._take_in()  # all wait anyway
         if self.phase not in (Phase.REGROUPING, Phase.GATHERING):
             return
+        if self._disagree():
+            return
         self._ask_for_store()
         if not self._store.is_up:
             return
@@ -129,6 +138,20 @@ class Forming(Gathering):
             self._decide(root_cause(faults))
         if self.phase in (Phase.REGROUPING, Phase.GATHERING):
             self._form()
+
+    def _disagree(self) -> bool:
+        """Whether some ranks have a shard of the state, and others say that they have all of it."""
+        whole = [rank for rank in self.roster.world if rank.shard is None]
+        if not whole or len(whole) == len(self.roster.world):
+            return False
+        shard = next(rank for rank in self.roster.world if rank.shard is not None)
+        text = (
+            f"rank {whole[0].rank} says that all ranks have the same training state, and rank "
+            f"{shard.rank} that it has shard {shard.shard} of it: give shard on all ranks, or on "
+            "none"
+        )
+        self._on_fault(self._fault(Kind.LAUNCH, whole[0], text))
+        return True
 
     def _dismiss(self) -> None:
         """All ranks have finished all steps; what follows is the script's own business."""
@@ -162,6 +185,7 @@ class Forming(Gathering):
         self.incidents.answered()
         self._planned = plan
         self.generation += 1
+        self._assembly.begin(self.generation)
         passed = max(rank.arrived.passed for rank in world if rank.arrived)
         places = {rank.rank: place for place, rank in enumerate(world)}
         for node in self.roster.members:
@@ -207,7 +231,7 @@ class Forming(Gathering):
         snapshots = node.snapshots.get(rank.rank, ())
         return Holding(
             node=rank.node,
-            shard=rank.shard,
+            shard=rank.shard or 0,
             finished=arrived.finished,
             torn=arrived.torn,
             snapshots=tuple(s for s in snapshots if (Source.SNAPSHOT, s) not in refused),

@@ -65,6 +65,7 @@ class Gathering(ABC):
         self._stop_reason = ""
         self._at_once = False  # the job is stopped without grace
         self._assembly = Assembly()
+        self._committing: set[int] = set()  # nodes that were told to commit a checkpoint
         self._stale: set[int] = set()  # steps of checkpoints of what is being trained again
         self._dumpers: set[int] = set()  # the nodes that write last words
         self._dumping = 0  # the step that it was asked for
@@ -339,7 +340,11 @@ class Gathering(ABC):
             fault = Fault(kind=Kind.STORAGE, message=text, node=node, finished=message.step, at=now)
             self._record(self.incidents.note_storage(fault))
             return
-        self._stale.discard(message.step)
+        if message.shards > 1 and message.generation < self.generation:
+            # Of a generation that is over: valid in itself, but maybe of steps that are done again.
+            self._stale.add(message.step)
+        else:
+            self._stale.discard(message.step)
         everybody = message.shards > 1
         for known in self.roster.nodes.values() if everybody else (self.roster.nodes[node],):
             known.checkpoints = (message.step, *known.checkpoints)[:OFFERS]

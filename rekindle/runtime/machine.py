@@ -61,6 +61,7 @@ class Machine(Elastic):
                     self._on_dumped(node, message)
                 else:
                     self.on_checkpoint(node, message, now)
+                self._on_committed(node)
             case p.PartWritten():
                 self.on_part(node, message, now)
             case p.Snapshots():
@@ -93,6 +94,7 @@ class Machine(Elastic):
             self._on_spare_lost(connection)
             return
         self._injections.lost(self.roster.ranks_of(lost.node))
+        self._committing.discard(lost.node)
         finished = self.roster.lose(lost)
         self._store.node_lost(lost.node)
         if self._is_on_trial(lost.node):
@@ -172,7 +174,16 @@ class Machine(Elastic):
             rank.status = Status.ABSENT
             self._on_fault(fault)
 
+    def _on_committed(self, node: int) -> None:
+        """A node has committed a checkpoint, or could not; the job's end may wait for that."""
+        if node in self._committing:
+            self._committing.discard(node)
+            if self.roster.all_are(Status.EXITED) and self.phase not in ENDING:
+                self._on_good_exit()
+
     def _on_good_exit(self) -> None:
+        if self.roster.all_are(Status.EXITED) and self._committing:
+            return
         if self.roster.all_are(Status.EXITED):
             self._outcome = "succeeded"
             self._finish(f"all {self.roster.world_size} ranks ended with exit status 0")

@@ -141,10 +141,12 @@ class Snapshots(Message, frozen=True, kw_only=True, tag="snapshots"):
 class CheckpointWritten(Message, frozen=True, kw_only=True, tag="checkpoint-written"):
     """A checkpoint was committed, or `error` says why not. last_words: it answers Dump.
 
-    shards: pieces that it is in; more than one, and all nodes have the store in common.
+    shards: pieces that it is in; more than one, and all nodes have the store in common. generation:
+    of such a checkpoint.
     """
 
     step: int
+    generation: int = 0
     path: str = ""
     bytes: int = 0
     seconds: float = 0.0

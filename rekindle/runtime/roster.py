@@ -43,7 +43,7 @@ class Census:
 class Rank:
     """One rank. finished: steps; stepped: it has finished one in this generation.
 
-    shard: which piece of the training state it has; 0 where all have the same.
+    shard: which piece of the training state it has; None: all, or nobody has said.
     """
 
     __slots__ = ("_census", "_status", "arrived", "finished", "node", "pid", "rank", "shard")
@@ -52,7 +52,7 @@ class Rank:
         self.rank = rank
         self.node = node
         self.pid = 0
-        self.shard = 0
+        self.shard: int | None = None
         self.arrived: p.Arrived | None = None
         self.finished = 0
         self._status = Status.ABSENT
@@ -344,16 +344,18 @@ class Roster:
         """Return the ranks that have each shard of the state."""
         found: dict[int, list[int]] = {}
         for rank in self.ranks:
-            found.setdefault(rank.shard, []).append(rank.rank)
+            found.setdefault(rank.shard or 0, []).append(rank.rank)
         return found
 
     def newest_snapshot(self, without: set[int]) -> Kept | None:
         """Return the newest snapshot of the whole state, if no checkpoint is as new."""
-        held: dict[int, dict[int, tuple[int, int]]] = {rank.shard: {} for rank in self.ranks}
+        if len({rank.shard is None for rank in self.ranks}) > 1:
+            return None  # which shards there are is not known (a coordinator has died)
+        held: dict[int, dict[int, tuple[int, int]]] = {rank.shard or 0: {} for rank in self.ranks}
         for number in sorted(self.nodes.keys() - without):
             for rank, steps in self.nodes[number].snapshots.items():
                 for step in steps:
-                    held[self.ranks[rank].shard].setdefault(step, (number, rank))
+                    held[self.ranks[rank].shard or 0].setdefault(step, (number, rank))
         newest = max(set.intersection(*(set(each) for each in held.values())), default=0)
         if newest <= max((s for n in self.nodes.values() for s in n.checkpoints), default=0):
             return None

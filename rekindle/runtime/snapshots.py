@@ -205,14 +205,17 @@ class Snapshots:
         started = time.monotonic()
         try:
             name = state_file(what.shard)
+            position = _position(buffer)
             entry = self._store.write_part(what.step, what.generation, name, part)
-        except CheckpointError as error:
+        except (CheckpointError, CorruptError) as error:  # it may have been forgotten meanwhile
             return msgspec.structs.replace(done, error=str(error))
         took_s = time.monotonic() - started
-        return msgspec.structs.replace(done, file=entry, position=_position(buffer), seconds=took_s)
+        return msgspec.structs.replace(done, file=entry, position=position, seconds=took_s)
 
     def _commit_now(self, order: protocol.Commit) -> protocol.CheckpointWritten:
-        done = protocol.CheckpointWritten(step=order.step, last_words=order.last_words)
+        done = protocol.CheckpointWritten(
+            step=order.step, generation=order.generation, last_words=order.last_words
+        )
         started = time.monotonic()
         try:
             manifest = self._manifest(order, order.position)

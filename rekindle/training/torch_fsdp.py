@@ -22,6 +22,7 @@ from torch import nn
 from torch._C._distributed_c10d import _resolve_process_group  # as typed
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from rekindle.errors import SessionError
 
@@ -29,6 +30,16 @@ from rekindle.errors import SessionError
 def is_sharded(model: nn.Module) -> bool:
     """Whether a parameter of the model is distributed along a mesh."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+    """Raises SessionError: it changes parameters that the model no longer has."""
+    own = {id(parameter) for parameter in model.parameters()}
+    if any(id(p) not in own for group in optimizer.param_groups for p in group["params"]):
+        raise SessionError(
+            "the optimizer has parameters that the model has not: fully_shard() replaces them, so "
+            "make the optimizer after it"
+        )
 
 
 def shards_of(model: nn.Module, world_size: int) -> list[int]:

@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore  # torch.distributed's; typed only here
+from torch.distributed.constants import default_pg_timeout
 
 from rekindle.errors import StaleError
 from rekindle.training import torch_waits
@@ -264,7 +265,9 @@ class _Forming:
             return False
         raw = option(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.size)
         seconds, micros = _TIMEVAL.unpack(raw)
-        return bool(abs(seconds + micros / 1e6 - self._timeout_s) < _TICK_S)
+        # The script's own groups have torch's default, if it has not said another.
+        known = (self._timeout_s, default_pg_timeout.total_seconds())
+        return any(abs(seconds + micros / 1e6 - each) < _TICK_S for each in known)
 
     def _poke(self, listener: socket.socket) -> None:
         for number in range(self._world_size):

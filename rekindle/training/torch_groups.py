@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore  # torch.distributed's; typed only there
 from torch.optim import Optimizer
 
+from rekindle.recovery.plan import Source
 from rekindle.training.torch_placeholder import leave_placeholder, make_noted_groups
-from rekindle.training.torch_zero import is_zero, show_loaded, swap_group
+from rekindle.training.torch_zero import is_zero, show_loaded, show_set, swap_group
 
 
 class ScriptGroups:
@@ -28,8 +31,10 @@ class ScriptGroups:
         self._model = model
         self._zero = optimizer if is_zero(optimizer) else None
         self._make = make
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._fsdp = _fsdp_of(model)
+        if self._fsdp is not None:
+            self._fsdp.check_optimizer(model, optimizer)
 
     def shard(self, slot: int, world_size: int) -> int | None:
         """Return which shard of the state this rank holds; None: all ranks hold the whole."""
@@ -43,7 +48,10 @@ class ScriptGroups:
     def form_by_hand(self, backend: str) -> None:
         """Make the default group as torchrun's environment says, and the others."""
         leave_placeholder()
-        dist.init_process_group(backend)
+        if "RANK" in os.environ:
+            dist.init_process_group(backend)
+        else:  # one process, started as any script is
+            dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
         self.make()
 
     def make(self) -> None:
@@ -51,7 +59,7 @@ class ScriptGroups:
 
         All ranks must. A model that broke off in a step is as before it.
         """
-        make_noted_groups(self._timeout_s)
+        make_noted_groups(self.timeout_s)
         if self._make is not None:
             self._make()
         if self._fsdp is not None:
@@ -60,9 +68,14 @@ class ScriptGroups:
         if self._zero is not None:
             swap_group(self._zero)
 
-    def loaded(self) -> None:
-        """The state was taken from elsewhere."""
+    def step_done(self) -> None:
+        """The state is about to be kept."""
         if self._zero is not None:
+            show_set(self._zero)
+
+    def loaded(self, source: Source) -> None:
+        """The state was taken from there."""
+        if self._zero is not None and source is not Source.FRESH:
             show_loaded(self._zero)
 
 

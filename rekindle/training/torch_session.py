@@ -109,7 +109,6 @@ class Session:
         self._module = model
         self._ddp = dict(ddp) if isinstance(ddp, Mapping) else ({} if ddp else None)
         self._backend = backend or _BACKENDS.get(self.device.type, "gloo")
-        self._timeout_s = timeout_s
         self._total = 0
         self._has_state = False  # whether this process's state is that of `finished` steps
         self._torn = False  # its state is of no step, nor as the script built it
@@ -223,6 +222,7 @@ class Session:
                     rank=self.slot, generation=self.generation, finished=self.finished
                 )
             )
+        self._groups.step_done()
         self._keeper.keep(
             self.named,
             place=self._place,
@@ -325,7 +325,7 @@ class Session:
                 rank=self.rank,
                 world_size=form.world_size,
                 backend=self._backend,
-                timeout_s=self._timeout_s,
+                timeout_s=self._groups.timeout_s,
                 device_id=self.device if self.device.type in _BACKENDS else None,
                 make_more=self._groups.make,
             )
@@ -385,7 +385,7 @@ class Session:
                 channel=self._channel,
                 fresh=self._module if self._ddp is not None else None,
             )
-            self._groups.loaded()
+            self._groups.loaded(source)
         self.finished, self._has_state, self._torn = step, True, False
         if plan.sends_to:
             send_state(capture(self.named), plan.sends_to)

@@ -218,7 +218,7 @@ def load_checkpoint(directory: Path, named: Mapping[str, Any], step: int, place:
             f"{found.path} has the state in {written} pieces, this job in {place.shards}: "
             "resume it with as many ranks and the same sharding"
         )
-    load(named, found.read(state_file(place.shard or 0)))
+    load(named, found.read(state_file(place.shard or 0 if place.shards > 1 else 0)))
 
 
 def load(named: Mapping[str, Any], file: memoryview) -> None:

@@ -191,11 +191,19 @@ def _prepare_optimizer(
 
 def _distribute(optimizer: torch.optim.Optimizer, state: Any) -> None:
     """Give the shards in an optimizer's state the mesh and placement of their parameters."""
+    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        return  # its state is what it likes
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, entries in state["state"].items():
         for key, value in entries.items():
             if isinstance(value, LocalShard):
-                entries[key] = _like(parameters[index], value.tensor)
+                own = parameters[index]
+                if value.tensor.shape != own.to_local().shape:
+                    raise SessionError(
+                        f"optimizer.state.{index}.{key}: a distributed tensor that is not cut up "
+                        "as its parameter is; such a state cannot be kept"
+                    )
+                entries[key] = _like(own, value.tensor)
 
 
 def _distributed(state: Any, live: Any, path: str) -> Any:

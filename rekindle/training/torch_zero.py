@@ -41,6 +41,14 @@ def swap_group(optimizer: Any) -> None:
     optimizer.process_group = _resolve_process_group(optimizer.process_group.group_name)
 
 
+def show_set(optimizer: Any) -> None:
+    """Have the inside know the parameter groups as they were set outside, by a scheduler say.
+
+    Its own step() does so too, but a state that is kept before it would have the old ones.
+    """
+    optimizer._sync_param_groups(optimizer.param_groups, optimizer.optim.param_groups)
+
+
 def show_loaded(optimizer: Any) -> None:
     """Have its own parameter groups (the learning rate, say) be what the inside has loaded."""
     optimizer._sync_param_groups(optimizer.optim.param_groups, optimizer.param_groups)

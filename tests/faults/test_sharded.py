@@ -205,3 +205,38 @@ def test_a_world_that_may_shrink_is_refused(job: Callable[..., Job]) -> None:
     assert "run it with --nnodes=2, not with 1:2" in ended.reason
     assert run.incidents()[-1].strategy is Strategy.FAIL
     assert run.leftovers() == []
+
+
+def test_the_last_checkpoint_is_told_of(job: Callable[..., Job]) -> None:
+    """The job does not end between the writing of its last shards and their commit."""
+    run = job(variant="sharded", nodes=2, snapshot_every=0, checkpoint_every=24)
+    assert run.end().outcome == "succeeded"
+    [written] = run.events_of(journal.Checkpointed)
+    assert (written.step, written.path) == (24, str(run.checkpoints()[0]))
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"SHARD_OF_LIFE_2": "0"}, "rank 3 has shard 0 of the training state, and had shard 3"),
+        ({"WHOLE": "1"}, "rank 1 says that all ranks have the same training state"),
+    ],
+)
+def test_shards_that_do_not_fit(
+    environment: dict[str, str], said: str, job: Callable[..., Job]
+) -> None:
+    """A rank that takes another shard than before, or says that there are none: nothing is lost."""
+    run = job(Fault(3, "forward", 9), variant="sharded", misfit=environment)
+    ended = run.end()
+    assert ended.outcome == "failed"
+    assert said in ended.reason
+    assert run.leftovers() == []
+
+
+def test_one_shard_by_another_number(job: Callable[..., Job]) -> None:
+    """A replica group is the same by whatever number: its checkpoint is found again."""
+    run = job(variant="one", snapshot_every=0, checkpoint_every=8, steps=16)
+    assert run.end().outcome == "succeeded"
+    run.start(arguments=(str(run.folder), "--variant", "one", "--steps", "24"))
+    assert run.end().outcome == "succeeded"
+    assert run.events_of(journal.Formed)[-1].step == 16

@@ -13,6 +13,7 @@ from training_jobs.record import Record
 
 from rekindle.recovery import journal
 
+# The script's scheduler changes the rate every 7 steps.
 PLACES = ("between", "forward", "backward", "updated", "snapshot")
 
 
@@ -23,13 +24,23 @@ def test_killed_rank(
     """All go back to the snapshots of one step, the learning rate too, in their processes."""
     rank = PLACES.index(place) % RANKS
     baseline = baseline_of("zero")
-    # The rate changes after 7 steps, so that it is not the first one that is restored.
     step = 9 if place == "snapshot" else 13
     run = job(Fault(rank, place, step), variant="zero", snapshot_every=5)
     assert_recovered(run, baseline, replaced={rank})
     [event] = run.events_of(journal.Formed)[1:]
     assert event.sources == {"snapshot": RANKS}
     assert steps_lost(run)[0] in ((5,) if place == "snapshot" else (3, 4))
+
+
+@pytest.mark.parametrize("every", [6, 7])
+def test_rate_changes_at_the_snapshot(
+    every: int, job: Callable[..., Job], baseline_of: Callable[[str], Record]
+) -> None:
+    """What the scheduler has set in the step of the snapshot is in it."""
+    baseline = baseline_of("zero")
+    run = job(Fault(1, "forward", 9), variant="zero", snapshot_every=every)
+    assert_recovered(run, baseline, replaced={1})
+    assert baseline.result(0)["rate"] == [pytest.approx(1e-2 / 8)]
 
 
 def test_step_is_done_again(job: Callable[..., Job], baseline_of: Callable[[str], Record]) -> None:

@@ -46,7 +46,7 @@ class Job:
     """One job of the training script; a context manager that leaves nothing behind.
 
     nodes: pretended nodes, of all processes together.
-    replaces: whether nodes that are wanted are brought.
+    replaces: whether nodes that are wanted are brought. misfit: more environment for the ranks.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Job:
         checkpoint_every: int = 0,
         policy: Policy = _POLICY,
         replaces: bool = True,
+        misfit: dict[str, str] | None = None,
     ) -> None:
         self.folder = folder
         self.mark = uuid.uuid4().hex
@@ -78,7 +79,7 @@ class Job:
             processes_per_node=processes // nodes,
             spares=spares,
             min_nodes=min_nodes,
-            environment=environment(self.mark),
+            environment=environment(self.mark) | (misfit or {}),
             working_directory=str(folder),
             directory=str(folder / "job"),
             log_directory=str(folder / "job" / "logs"),

@@ -7,6 +7,7 @@ gathers the others before its forward pass, and keeps its own piece of the reduc
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.func import functional_call
 from training_jobs.injection import Injector
 from training_jobs.train import FEATURES, WIDTH, Run
 
-SHARDS = {"sharded": 4, "hybrid": 2}  # of four ranks: no replica, or one
+SHARDS = {"sharded": 4, "hybrid": 2, "one": 1}  # of four ranks: no replica, one, or all
 
 
 class Gather(torch.autograd.Function):
@@ -92,7 +93,14 @@ class ShardedRun(Run):
         return network, Optimizer(network, self.faults)
 
     def session_options(self) -> dict[str, Any]:
-        return {"shard": self.shard, "make_groups": self.make_groups}
+        told: int | None = self.shard
+        if self.shards == 1:
+            told = 7  # any number will do
+        if "WHOLE" in os.environ and self.rank == 1:
+            told = None
+        if "SHARD_OF_LIFE_2" in os.environ and self.faults.life == 2:
+            told = int(os.environ["SHARD_OF_LIFE_2"])
+        return {"shard": told, "make_groups": self.make_groups}
 
     def make_groups(self) -> None:
         for first in range(0, dist.get_world_size(), self.shards):

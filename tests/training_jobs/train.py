@@ -213,7 +213,7 @@ class Run:
 
 def run_of(options: argparse.Namespace) -> Run:
     """The run of this variant."""
-    if options.variant in ("sharded", "hybrid"):
+    if options.variant in ("sharded", "hybrid", "one"):
         from training_jobs.sharded import ShardedRun
 
         return ShardedRun(options)
@@ -231,7 +231,7 @@ def run_of(options: argparse.Namespace) -> Run:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    variants = ("ddp", "plain", "late", "parts", "sharded", "hybrid", "fsdp", "hsdp", "zero")
+    variants = ("ddp", "plain", "late", "parts", "sharded", "hybrid", "one", "fsdp", "hsdp", "zero")
     parser.add_argument("--variant", choices=variants, default="ddp")
     parser.add_argument("--steps", type=int, default=24)
     options = parser.parse_args()
