@@ -173,3 +173,30 @@ def test_snapshots_of_different_steps_are_never_mixed() -> None:
         1: Holding(node=1, shard=1, snapshots=(10, 15)),
     }
     assert make_plan(held).step == 10
+
+
+@given(holdings)
+def test_any_one_node_may_be_lost(held: dict[int, Holding]) -> None:
+    """Each shard has a replica on two nodes, or another node keeps copies of one of its ranks."""
+    keepers = [own.keeper for own in make_plan(held).ranks]
+    nodes = {h.node for h in held.values()}
+    for group in groups(held):
+        homes = {h.node for h in group.values()}
+        kept = {keepers[rank] for rank in group} - {-1}
+        assert kept <= nodes - homes
+        assert len(kept) == (len(homes) == 1 < len(nodes))
+        assert sum(keepers[rank] >= 0 for rank in group) == len(kept)
+
+
+def test_copies_go_round_a_ring() -> None:
+    """Each node keeps those of the one before it, whatever their numbers are."""
+    held = {r: Holding(node=(r // 2) * 3, shard=r) for r in range(6)}
+    assert [own.keeper for own in make_plan(held).ranks] == [3, 3, 6, 6, 0, 0]
+
+
+def test_one_rank_of_a_node_is_copied_for_all_that_hold_the_same() -> None:
+    """Shard 0 lives on node 0 alone; shard 1 on both."""
+    held = {r: Holding(node=r // 2, shard=max(0, r - 1)) for r in range(4)}
+    held[3] = Holding(node=0, shard=1)
+    held[2] = Holding(node=1, shard=1)
+    assert [own.keeper for own in make_plan(held).ranks] == [1, -1, -1, -1]

@@ -50,6 +50,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     peer: the rank that sends it, if that is PEER; node: whose agent has it, if it is NEIGHBOUR.
     sends_to: ranks that receive this rank's state once it has its own.
     writes: of its replica group, it is the one that writes checkpoints.
+    keeper: the node whose agent keeps copies of its snapshots; -1: nobody's.
     """
 
     source: Source
@@ -57,6 +58,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     node: int = -1
     sends_to: tuple[int, ...] = ()
     writes: bool = False
+    keeper: int = -1
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +91,8 @@ def make_plan(holdings: Mapping[int, Holding]) -> Plan:
     plans: dict[int, RankPlan] = {}
     for group, offer in zip(groups.values(), offers, strict=True):
         plans |= _share(step, offer[step] if steps else Source.FRESH, group)
+    for rank, keeper in _keepers(groups.values()).items():
+        plans[rank] = msgspec.structs.replace(plans[rank], keeper=keeper)
     return Plan(step=step, ranks=tuple(plans[r] for r in sorted(plans)), shards=len(groups))
 
 
@@ -134,6 +138,19 @@ def _share(step: int, source: Source, group: Mapping[int, Holding]) -> dict[int,
             writes=rank == writer,
         )
     return plans
+
+
+def _keepers(groups: Collection[Mapping[int, Holding]]) -> dict[int, int]:
+    """Who keeps copies of whose snapshots, so that no shard is lost with a single node.
+
+    A replica group that spans nodes needs none. Of any other one rank is copied, for the others
+    hold the same: to the next node of the ring that they are, in their order.
+    """
+    homes = {min(group): {holding.node for holding in group.values()} for group in groups}
+    nodes = sorted(set().union(*homes.values()))
+    after = dict(zip(nodes, [*nodes[1:], *nodes[:1]], strict=True))
+    alone = {rank: min(home) for rank, home in homes.items() if len(home) == 1}
+    return {rank: after[node] for rank, node in alone.items()} if len(nodes) > 1 else {}
 
 
 def _senders(holders: list[int], group: Mapping[int, Holding]) -> dict[int, list[int]]:

@@ -25,9 +25,12 @@ from rekindle import names
 from rekindle.checkpoints.directory import DirectoryStore, Found
 from rekindle.errors import JobError, RekindleError
 from rekindle.runtime import lifeline, protocol, wire
+from rekindle.runtime.depot import Depot
+from rekindle.runtime.depot_line import Pass
 from rekindle.runtime.environment import agent_environment
 from rekindle.runtime.heartbeat import beat_interval
 from rekindle.runtime.ledger import is_over
+from rekindle.runtime.neighbours import Neighbours
 from rekindle.runtime.node import NodeRanks
 from rekindle.runtime.snapshots import Snapshots
 from rekindle.runtime.spec import EntryKind, JobDirectory, bearer
@@ -51,9 +54,17 @@ class Agent:
     """The agent of one node in one attempt."""
 
     def __init__(
-        self, directory: JobDirectory, *, attempt: int, node: int, spare: bool, address: str
+        self,
+        directory: JobDirectory,
+        secret: str,
+        *,
+        attempt: int,
+        node: int,
+        spare: bool,
+        address: str,
     ) -> None:
         self.spec = spec = directory.spec()
+        self._secret = secret
         self._ledger = directory.ledger
         self._hello = protocol.Hello(  # what it says of itself
             job_id=spec.job_id,
@@ -72,7 +83,11 @@ class Agent:
         self._lines = 0  # to coordinators, so far
         self._obeying = asyncio.Lock()
         self._store = DirectoryStore(Path(spec.checkpoint_directory))
-        self._snapshots = Snapshots(spec, self._store, self.send)
+        known = Pass(spec.job_id, attempt, secret)
+        self._depot = Depot(spec, known, self.send)
+        self._snapshots = Snapshots(
+            spec, self._store, self.send, depot=self._depot, neighbours=Neighbours(known)
+        )
         self.ranks = NodeRanks(
             spec, self._snapshots, self.send, agent_environment(os.environ, spec)
         )
@@ -81,7 +96,7 @@ class Agent:
         """Send to the coordinator, in order."""
         self._outbox.put_nowait(message)
 
-    async def run(self, url: str, secret: str) -> int:
+    async def run(self, url: str) -> int:
         """Serve the job until its coordinator says goodbye; return the exit status.
 
         A coordinator that dies is waited for: the ranks train on meanwhile.
@@ -89,6 +104,8 @@ class Agent:
         self.ranks.start_zygote(preload=self.spec.entry is not EntryKind.PROGRAM)
         if self._hello.spare:
             self.ranks.warm_up()
+        port = self._depot.listen(self._hello.address)
+        self._hello = msgspec.structs.replace(self._hello, depot=port)
         self._learn(self._store.newest())  # while the zygote imports
         beats = asyncio.create_task(self._beat())
         orders: Orders = asyncio.Queue()
@@ -96,7 +113,8 @@ class Agent:
         worker.add_done_callback(functools.partial(_end_with, asyncio.current_task()))
         limit_s = CONNECT_S
         try:
-            async with aiohttp.ClientSession(headers={"Authorization": bearer(secret)}) as session:
+            headers = {"Authorization": bearer(self._secret)}
+            async with aiohttp.ClientSession(headers=headers) as session:
                 while True:
                     self._line = await self._connect(session, url, limit_s)
                     if await self._serve(self._line, orders):
@@ -247,6 +265,7 @@ class Agent:
         await self.ranks.end()
         if not self._hurried:
             await self._snapshots.close()
+            await self._depot.close()
         if self._line is not None:
             await self._line.close()
         for child in psutil.Process().children(recursive=True):
@@ -277,6 +296,7 @@ async def serve(options: argparse.Namespace) -> int:
     secret = os.environ.pop(names.ENV_SECRET, "") or directory.secret()
     agent = Agent(
         directory,
+        secret,
         attempt=options.attempt,
         node=options.node,
         spare=options.spare,
@@ -291,7 +311,7 @@ async def serve(options: argparse.Namespace) -> int:
     lifeline.watch(options.lifeline_fd, functools.partial(_cancel, task))
     url = f"http://{options.coordinator}{names.PATH_AGENT}"
     try:
-        return await agent.run(url, secret)
+        return await agent.run(url)
     except asyncio.CancelledError:
         return 1
     except RekindleError as error:

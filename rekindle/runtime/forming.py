@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
+from collections.abc import Iterable
 
 import msgspec
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault, Kind, root_cause
-from rekindle.recovery.plan import Holding, Source, make_plan
+from rekindle.recovery.plan import Holding, RankPlan, Source, make_plan
 from rekindle.runtime import protocol as p
 from rekindle.runtime.gathering import Gathering
 from rekindle.runtime.roster import Rank, Status
@@ -171,7 +172,9 @@ class Forming(Gathering):
 
     def _form(self) -> None:
         world = self.roster.world
-        plan = make_plan({place: self._holding(rank) for place, rank in enumerate(world)})
+        copies = self.roster.copies()
+        held = [self._holding(rank, copies.get(rank.rank, ())) for rank in world]
+        plan = make_plan(dict(enumerate(held)))
         trained = [rank for rank in world if rank.arrived and _has_trained(rank.arrived)]
         if trained and plan.ranks[0].source is Source.FRESH:
             # Their state is no longer as the script built it: only new processes have that.
@@ -190,6 +193,7 @@ class Forming(Gathering):
         places = {rank.rank: place for place, rank in enumerate(world)}
         for node in self.roster.members:
             own = {rank.rank: places[rank.rank] for rank in self.roster.ranks_of(node.node)}
+            plans = {rank: plan.ranks[place] for rank, place in own.items()}
             form = p.Form(
                 generation=self.generation,
                 world_size=len(world),
@@ -199,7 +203,8 @@ class Forming(Gathering):
                 shards=plan.shards,
                 passed=passed,
                 ranks=own,
-                plan={rank: plan.ranks[place] for rank, place in own.items()},
+                plan=plans,
+                depots=self._depots(plans.values()),
             )
             self._do(Send(node.connection, form))
         # A step that only some ranks have finished is under way: doing it again loses none.
@@ -223,7 +228,13 @@ class Forming(Gathering):
         self._do(CancelTimer("leave"))
         self._do(SetTimer("join", self.spec.policy.join_timeout_s))
 
-    def _holding(self, rank: Rank) -> Holding:
+    def _depots(self, plans: Iterable[RankPlan]) -> dict[int, p.Depot]:
+        """Where the agents are that keep copies, or give them back, for these ranks."""
+        numbers = {number for plan in plans for number in (plan.keeper, plan.node)} - {-1}
+        nodes = [self.roster.nodes[number] for number in sorted(numbers)]
+        return {node.node: p.Depot(host=node.address, port=node.depot) for node in nodes}
+
+    def _holding(self, rank: Rank, copies: tuple[tuple[int, int], ...]) -> Holding:
         node, arrived = self.roster.nodes[rank.node], rank.arrived
         assert arrived is not None
         refused = {(source, step) for where, source, step in self._refused if where == rank.node}
@@ -235,6 +246,7 @@ class Forming(Gathering):
             finished=arrived.finished,
             torn=arrived.torn,
             snapshots=tuple(s for s in snapshots if (Source.SNAPSHOT, s) not in refused),
+            copies=tuple(c for c in copies if (Source.NEIGHBOUR, c[1]) not in refused),
             checkpoints=tuple(s for s in node.checkpoints if (Source.CHECKPOINT, s) not in refused),
         )
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable
 
+from rekindle.errors import ProtocolError
 from rekindle.names import OFFERS, SPARE
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault, Kind
@@ -120,6 +121,8 @@ class Gathering(ABC):
             pid=hello.pid,
             checkpoints=hello.checkpoints,
             snapshots=hello.snapshots,
+            copies=hello.copies,
+            depot=hello.depot,
         )
         for rank, shard in hello.shards.items():
             self.roster.ranks[rank].shard = shard
@@ -327,9 +330,14 @@ class Gathering(ABC):
                 self.newest = max(self.newest, finished)
         self.total = max(self.total, beat.total)
 
-    def on_snapshots(self, node: int, message: p.Snapshots) -> None:
-        """A node's newest snapshots."""
-        self.roster.nodes[node].snapshots.update(message.steps)
+    def on_snapshots(self, node: int, message: p.Snapshots | p.Copies) -> None:
+        """A node's newest snapshots, or copies of other nodes' ones."""
+        if isinstance(message, p.Snapshots):
+            self.roster.nodes[node].snapshots.update(message.steps)
+            return
+        if not all(0 <= rank < self.spec.world_size for rank in message.steps):
+            raise ProtocolError(f"node {node} has copies of ranks that the job has not")
+        self.roster.nodes[node].copies.update(message.steps)
 
     def on_checkpoint(self, node: int, message: p.CheckpointWritten, now: float) -> None:
         """A checkpoint was committed, or could not be written; training goes on either way."""

@@ -64,7 +64,7 @@ class Machine(Elastic):
                 self._on_committed(node)
             case p.PartWritten():
                 self.on_part(node, message, now)
-            case p.Snapshots():
+            case p.Snapshots() | p.Copies():
                 self.on_snapshots(node, message)
             case _:
                 self._on_start_news(node, message)

@@ -89,12 +89,13 @@ class NodeRanks:
                 self._generation = message.generation
                 self._waiting.clear()
                 if message.shards > 1:
-                    self._snapshots.forget_after(message.step)
+                    self._snapshots.formed(message)
                 for rank in self._ranks.values():
                     own = {rank.rank: message.ranks[rank.rank]}
                     plan = {rank.rank: message.plan[rank.rank]}
-                    rank.send(msgspec.structs.replace(message, ranks=own, plan=plan))
+                    rank.send(msgspec.structs.replace(message, ranks=own, plan=plan, depots={}))
             case protocol.Over():
+                self._snapshots.break_off()
                 self._tell_all(message)
             case protocol.Inject() | protocol.Hold() if message.rank in self._ranks:
                 self._ranks[message.rank].send(message)
@@ -119,6 +120,7 @@ class NodeRanks:
             node=self.node if pids or self._ended else hello.node,
             checkpoints=(*self._snapshots.checkpoints, *hello.checkpoints)[: names.OFFERS],
             snapshots=self._snapshots.steps,
+            copies=self._snapshots.copies,
             shards=self._shards,
             generation=self._generation,
             restart=self._restart,
@@ -254,6 +256,8 @@ class NodeRanks:
 
     def _on_message(self, rank: RankProcess, message: protocol.Message) -> None:
         match message:
+            case protocol.SnapshotRoom() if message.copy is not None:
+                self._snapshots.fetch(message, functools.partial(self._answer, rank))
             case protocol.SnapshotRoom():
                 answer, fds = self._snapshots.room(message)
                 rank.send(answer, fds)
@@ -270,6 +274,11 @@ class NodeRanks:
                 self._in_background(self._prepare())
             case _:
                 self._send(message)
+
+    def _answer(self, rank: RankProcess, answer: protocol.SnapshotBuffers, fds: list[int]) -> None:
+        """Answer a rank that may have ended since it asked."""
+        if self._ranks.get(rank.rank) is rank:
+            rank.send(answer, fds)
 
     def _on_exit(self, rank: RankProcess, exit_: Exit) -> None:
         for stream in self._streams.pop(rank.rank, []):

@@ -13,6 +13,7 @@ from rekindle.checkpoints.manifest import FileEntry
 from rekindle.recovery.fault import ErrorRecord, Exit
 from rekindle.runtime.rank_messages import (
     Arrived,
+    Depot,
     Dismiss,
     Form,
     FromRank,
@@ -33,6 +34,7 @@ from rekindle.runtime.rank_messages import (
 
 __all__ = [  # what is said to and by ranks, for this is the whole protocol
     "Arrived",
+    "Depot",
     "Dismiss",
     "Form",
     "FromRank",
@@ -69,6 +71,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     it is promoted it says hello again, as that node.
 
     checkpoints: steps of those that its node finds; whoever loads one proves it.
+    copies: steps of the snapshots of other nodes' ranks that it keeps; depot: the port where.
     shards: which piece of the state ranks have, where not all have the same.
     restart: the newest one that it has started ranks for.
 
@@ -87,6 +90,8 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     checkpoints: tuple[int, ...] = ()
     snapshots: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
     shards: dict[int, int] = msgspec.field(default_factory=dict)
+    copies: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    depot: int = 0
     generation: int = 0
     restart: int = 0
     ranks: tuple[LiveRank, ...] = ()
@@ -134,6 +139,12 @@ class StoreDown(Message, frozen=True, kw_only=True, tag="store-down"):
 
 class Snapshots(Message, frozen=True, kw_only=True, tag="snapshots"):
     """Steps of the intact snapshots of ranks of this node."""
+
+    steps: dict[int, tuple[int, ...]]
+
+
+class Copies(Message, frozen=True, kw_only=True, tag="copies"):
+    """Steps of the snapshots of other nodes' ranks that this node keeps."""
 
     steps: dict[int, tuple[int, ...]]
 
@@ -242,7 +253,7 @@ class Dump(Message, frozen=True, kw_only=True, tag="dump"):
     """Last words: write the snapshot of `step`, or a newer one, to the store.
 
     shards: where the state is in several, those that are to be written, of exactly this step, each
-    with the rank whose snapshot it is; and how many there are.
+    with the rank whose snapshot (or copy of one) it is; and how many there are.
     """
 
     generation: int
@@ -280,6 +291,7 @@ FromAgent = (
     | StoreUp
     | StoreDown
     | Snapshots
+    | Copies
     | CheckpointWritten
     | PartWritten
     | CheckpointPassedOver

@@ -77,11 +77,13 @@ class SnapshotRoom(Message, frozen=True, kw_only=True, tag="snapshot-room"):
     """The rank asks its agent for buffers of this size; answered by SnapshotBuffers.
 
     bytes 0: it asks for the buffers that exist, to read them.
+    copy: the step whose copy is fetched from the neighbour first, as one of the rank's snapshots.
     """
 
     rank: int
     bytes: int
     buffers: int
+    copy: int | None = None
 
 
 class SnapshotTaken(Message, frozen=True, kw_only=True, tag="snapshot-taken"):
@@ -119,12 +121,20 @@ class Hold(Message, frozen=True, kw_only=True, tag="hold"):
     generation: int
 
 
+class Depot(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an agent takes copies of other nodes' snapshots, and gives them back."""
+
+    host: str
+    port: int
+
+
 class Form(Message, frozen=True, kw_only=True, tag="form"):
     """Form this generation at the named store, with state as planned, and go on from `step`.
 
     ranks: what each rank of the receiving node is in this world; elsewhere a rank is called by its
     number in the full one. plan: what each of them does, with peers by their number in this
     world. An agent passes on only the rank's own of both. shards: pieces that the state is in.
+    depots: where those of the nodes are that the plan names; for the agent alone.
     """
 
     generation: int
@@ -136,6 +146,7 @@ class Form(Message, frozen=True, kw_only=True, tag="form"):
     passed: int = 0
     ranks: dict[int, int]
     plan: dict[int, RankPlan]
+    depots: dict[int, Depot] = msgspec.field(default_factory=dict)
 
 
 class SnapshotBuffers(Message, frozen=True, kw_only=True, tag="snapshot-buffers"):

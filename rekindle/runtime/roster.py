@@ -122,7 +122,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 class Node(msgspec.Struct, kw_only=True):
     """One agent; checkpoints and snapshots: steps of what its node could restore from.
 
-    node: its node rank, or SPARE.
+    node: its node rank, or SPARE. copies: of ranks of other nodes; depot: the port where they are.
     """
 
     node: int
@@ -131,6 +131,8 @@ class Node(msgspec.Struct, kw_only=True):
     pid: int
     checkpoints: tuple[int, ...] = ()
     snapshots: dict[int, tuple[int, ...]] = {}
+    copies: dict[int, tuple[int, ...]] = {}
+    depot: int = 0
 
 
 class Roster:
@@ -313,7 +315,8 @@ class Roster:
         for what, theirs, ours in wanted:
             if theirs != ours:
                 return f"the agent's {what} is {theirs!r}, the job's is {ours!r}"
-        if any(not 0 <= rank < spec.world_size for rank in (*p.ranks_named(hello), *hello.ended)):
+        named = (*p.ranks_named(hello), *hello.ended, *hello.copies)
+        if any(not 0 <= rank < spec.world_size for rank in named):
             return "the agent speaks of ranks that the job has not"
         seated = self.by_connection(connection)
         if seated is not None:
@@ -347,13 +350,23 @@ class Roster:
             found.setdefault(rank.shard or 0, []).append(rank.rank)
         return found
 
+    def copies(self) -> dict[int, tuple[tuple[int, int], ...]]:
+        """Return where other nodes have copies of each rank's snapshots: (node, step)."""
+        found: dict[int, tuple[tuple[int, int], ...]] = {}
+        for number, node in self.nodes.items():
+            for rank, steps in node.copies.items():
+                found[rank] = (*found.get(rank, ()), *((number, step) for step in steps))
+        return found
+
     def newest_snapshot(self, without: set[int]) -> Kept | None:
         """Return the newest snapshot of the whole state, if no checkpoint is as new."""
         if len({rank.shard is None for rank in self.ranks}) > 1:
             return None  # which shards there are is not known (a coordinator has died)
         held: dict[int, dict[int, tuple[int, int]]] = {rank.shard or 0: {} for rank in self.ranks}
-        for number in sorted(self.nodes.keys() - without):
-            for rank, steps in self.nodes[number].snapshots.items():
+        able = [self.nodes[number] for number in sorted(self.nodes.keys() - without)]
+        own = [(node.node, node.snapshots) for node in able]
+        for number, snapshots in (*own, *((node.node, node.copies) for node in able)):
+            for rank, steps in snapshots.items():
                 for step in steps:
                     held[self.ranks[rank].shard or 0].setdefault(step, (number, rank))
         newest = max(set.intersection(*(set(each) for each in held.values())), default=0)

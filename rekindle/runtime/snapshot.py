@@ -22,10 +22,11 @@ BUFFERS = 2  # one is written while the other is kept
 # have one that all have.
 BUFFERS_OF_SHARD = 3
 
-# Control words: valid flag, step, bytes of the file; then 64 bytes of checksum text.
+# Control words: valid flag, step, bytes of the file; then 64 bytes of checksum text, and a flag.
 _WORDS = struct.Struct("<qqq")
 _CHECKSUM_AT = _WORDS.size
 _CHECKSUM_BYTES = 64
+_SETTLED_AT = _CHECKSUM_AT + _CHECKSUM_BYTES
 # struct flock as F_OFD_SETLK wants it: type, whence, start, length, pid (must be 0).
 _FLOCK = struct.Struct("hhqqi4x")
 
@@ -77,7 +78,7 @@ class SnapshotBuffer:
     def begin(self) -> None:
         """Declare the content invalid before it is written."""
         _WORDS.pack_into(self._map, 0, 0, 0, 0)
-        self._map[_CHECKSUM_AT : _CHECKSUM_AT + _CHECKSUM_BYTES] = bytes(_CHECKSUM_BYTES)
+        self._map[_CHECKSUM_AT : _SETTLED_AT + 1] = bytes(_CHECKSUM_BYTES + 1)
 
     def commit(self, step: int, file_bytes: int) -> None:
         """Declare the content the state after `step` finished steps."""
@@ -104,14 +105,27 @@ class SnapshotBuffer:
         """Compute the content's checksum and keep it beside the content; the agent's work."""
         digest = checksum([self.file])
         sealed = digest.encode().ljust(_CHECKSUM_BYTES, b"\0")
-        self._map[_CHECKSUM_AT : _CHECKSUM_AT + _CHECKSUM_BYTES] = sealed
+        self._map[_CHECKSUM_AT:_SETTLED_AT] = sealed
         return digest
+
+    @property
+    def checksum(self) -> str:
+        """What the content was sealed with; empty: it was not."""
+        return self._map[_CHECKSUM_AT:_SETTLED_AT].rstrip(b"\0").decode()
+
+    def settle(self) -> None:
+        """Declare that the agent has sealed the content and, where that is due, had it copied."""
+        self._map[_SETTLED_AT] = 1
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the agent has done with the content what protects it."""
+        return self.step is not None and self._map[_SETTLED_AT] == 1
 
     def verify(self) -> None:
         """Hold the content against its seal. Raises CorruptError: it is not what was sealed."""
-        sealed = self._map[_CHECKSUM_AT : _CHECKSUM_AT + _CHECKSUM_BYTES].rstrip(b"\0").decode()
-        found = checksum([self.file])
+        sealed, found = self.checksum or "none", checksum([self.file])
         if sealed != found:
             raise CorruptError(
-                f"snapshot of step {self.step}: checksum is {found}, sealed was {sealed or 'none'}"
+                f"snapshot of step {self.step}: checksum is {found}, sealed was {sealed}"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import socket
@@ -19,10 +20,16 @@ from rekindle.checkpoints.manifest import Manifest
 from rekindle.errors import CheckpointError, CorruptError
 from rekindle.names import OFFERS
 from rekindle.runtime import protocol
+from rekindle.runtime.depot import Depot
+from rekindle.runtime.neighbours import Neighbours
 from rekindle.runtime.snapshot import SnapshotBuffer
 from rekindle.runtime.spec import JobSpec
 
 METADATA_POSITION = "data_position"  # key of the snapshot's metadata, a JSON object
+_ROOM = 65536  # bytes that a buffer has more than was asked for
+_TICK_S = 0.005
+
+Answer = Callable[[protocol.SnapshotBuffers, list[int]], None]
 
 
 def state_file(shard: int) -> str:
@@ -34,11 +41,19 @@ class Snapshots:
     """Buffers by rank. Work on their bytes is done in a thread; training and agent go on."""
 
     def __init__(
-        self, spec: JobSpec, store: DirectoryStore, send: Callable[[protocol.Message], None]
+        self,
+        spec: JobSpec,
+        store: DirectoryStore,
+        send: Callable[[protocol.Message], None],
+        *,
+        depot: Depot,
+        neighbours: Neighbours,
     ) -> None:
         self._spec = spec
         self._store = store
         self._send = send
+        self._depot = depot
+        self._neighbours = neighbours
         self._buffers: dict[int, list[tuple[int, SnapshotBuffer]]] = {}
         self._seals = ThreadPoolExecutor(max_workers=1, thread_name_prefix="seals")
         self._writes = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
@@ -49,28 +64,67 @@ class Snapshots:
     def room(self, wanted: protocol.SnapshotRoom) -> tuple[protocol.SnapshotBuffers, list[int]]:
         """Answer a rank: its buffers, made anew if they are too small."""
         rank, data_bytes = wanted.rank, wanted.bytes
-        held = self._buffers.get(rank, [])
-        if data_bytes and held and len(held[0][1].data) < data_bytes:
-            self._start(self._close(self._buffers.pop(rank), set(self._jobs)))
-            held = []
+        held = self._fitting(rank, data_bytes)
         if data_bytes and not held:
             try:
-                held = [self._make(rank, index, data_bytes) for index in range(wanted.buffers)]
-            except OSError as error:
-                text = (
-                    f"no memory for {wanted.buffers} snapshots of {data_bytes} bytes: "
-                    f"{error.strerror}"
-                )
-                self._send(protocol.CheckpointWritten(step=0, error=text))
-                return protocol.SnapshotBuffers(error=text), []
-            self._buffers[rank] = held
+                held = self._buffers[rank] = self._make(rank, wanted.buffers, data_bytes)
+            except CheckpointError as error:
+                self._send(protocol.CheckpointWritten(step=0, error=str(error)))
+                return protocol.SnapshotBuffers(error=str(error)), []
         if not held:
             return protocol.SnapshotBuffers(error=f"there is no snapshot of rank {rank}"), []
         return protocol.SnapshotBuffers(), [fd for fd, _ in held]
 
-    def _make(self, rank: int, index: int, data_bytes: int) -> tuple[int, SnapshotBuffer]:
-        fd = SnapshotBuffer.create(f"{self._spec.job_id}-rank{rank}-{index}", data_bytes)
-        return fd, SnapshotBuffer(fd)
+    def _fitting(self, rank: int, data_bytes: int) -> list[tuple[int, SnapshotBuffer]]:
+        """Return the buffers of a rank; those that are too small are let go."""
+        held = self._buffers.get(rank, [])
+        if held and len(held[0][1].data) < data_bytes:
+            self._start(self._close(self._buffers.pop(rank), set(self._jobs)))
+            return []
+        return held
+
+    def _make(self, rank: int, count: int, data_bytes: int) -> list[tuple[int, SnapshotBuffer]]:
+        """Make buffers. Raises CheckpointError: the memory is not to be had."""
+        name = f"{self._spec.job_id}-rank{rank}"
+        try:
+            # Another process of the rank may need a few bytes more than the one that asks.
+            fds = [SnapshotBuffer.create(f"{name}-{i}", data_bytes + _ROOM) for i in range(count)]
+        except OSError as error:
+            text = f"no memory for {count} snapshots of {data_bytes} bytes: {error.strerror}"
+            raise CheckpointError(text) from error
+        return [(fd, SnapshotBuffer(fd)) for fd in fds]
+
+    def fetch(self, wanted: protocol.SnapshotRoom, answer: Answer) -> None:
+        """Answer a rank when one of its buffers has the copy that a neighbour keeps of it."""
+        self._start(self._fetch(wanted, answer))
+
+    async def _fetch(self, wanted: protocol.SnapshotRoom, answer: Answer) -> None:
+        error = ""
+        with contextlib.ExitStack() as used:
+            make_room = functools.partial(self._room_for_copy, wanted, used)
+            try:
+                await self._neighbours.fetch(wanted.rank, wanted.copy or 0, make_room)
+            except CheckpointError as failed:
+                error = str(failed)
+        if wanted.rank in self._buffers:
+            self._sealed(wanted.rank)  # an older one was overwritten, even if it failed
+        answer(*((protocol.SnapshotBuffers(error=error), []) if error else self.room(wanted)))
+
+    async def _room_for_copy(
+        self, wanted: protocol.SnapshotRoom, used: contextlib.ExitStack, data_bytes: int
+    ) -> SnapshotBuffer:
+        """Lock a buffer for a copy: that of a damaged snapshot of its step, else the oldest."""
+        rank = wanted.rank
+        held = self._fitting(rank, data_bytes)
+        if not held:
+            held = await asyncio.to_thread(self._make, rank, wanted.buffers, data_bytes)
+            self._buffers[rank] = held
+        fd, _ = min(held, key=lambda each: (each[1].step != wanted.copy, each[1].step or -1))
+        buffer = SnapshotBuffer(fd)  # with locks of its own: it may be read here
+        used.callback(buffer.close)
+        while not buffer.lock(write=True):
+            await asyncio.sleep(_TICK_S)
+        return buffer
 
     def taken(self, message: protocol.SnapshotTaken) -> None:
         """Seal a snapshot that a rank has just taken and, if asked to, write it to the store."""
@@ -91,6 +145,8 @@ class Snapshots:
             return
         try:
             self._sealed(message.rank)
+            await self._neighbours.copy(message.rank, buffer, message.step)
+            buffer.settle()
             if message.checkpoint:
                 # A thread of its own: a slow store must not keep snapshots from being sealed.
                 write = self._write if message.shards == 1 else self._write_part
@@ -121,8 +177,7 @@ class Snapshots:
             written = await loop.run_in_executor(self._writes, self._write_newest, order)
             self._tell(msgspec.structs.replace(written, last_words=True))
         for shard, rank in order.shards.items():
-            work = functools.partial(self._write_shard, order, shard, rank)
-            part = await loop.run_in_executor(self._writes, work)
+            part = await self._dump_shard(order, shard, rank)
             self._tell(msgspec.structs.replace(part, last_words=True))
 
     def commit(self, order: protocol.Commit) -> None:
@@ -133,12 +188,37 @@ class Snapshots:
         loop = asyncio.get_running_loop()
         self._tell(await loop.run_in_executor(self._writes, self._commit_now, order))
 
-    def forget_after(self, step: int) -> None:
-        """Drop the snapshots of shards that are newer than what training goes on from.
+    @property
+    def copies(self) -> dict[int, tuple[int, ...]]:
+        """The steps that this node keeps of ranks of others."""
+        return self._depot.steps
 
-        They are of steps that are done again, perhaps not bit by bit the same, and must never be
-        put together with the new ones.
+    def formed(self, form: protocol.Form) -> None:
+        """A generation of shards begins, whose plan says who keeps copies.
+
+        What is newer than its step is of steps that are done again, perhaps not bit by bit the
+        same, and must never be put together with what is new: it is forgotten.
         """
+        self._forget_after(form.step)
+        self._depot.forget_after(form.generation, form.step)
+        self._neighbours.formed(form)
+        for rank in form.plan:
+            self._start(self._copy_again(rank))
+
+    def break_off(self) -> None:
+        """The generation is over: nothing more is copied for it."""
+        self._neighbours.break_off()
+
+    async def _copy_again(self, rank: int) -> None:
+        """Have copied what is there: a neighbour that has it already says so."""
+        by_age = sorted(self._buffers.get(rank, ()), key=lambda each: each[1].step or 0)
+        for fd, _ in by_age:
+            own = SnapshotBuffer(fd)  # with locks of its own
+            if own.lock(write=False) and own.is_sealed:
+                await self._neighbours.copy(rank, own, own.step or 0)
+            own.close()
+
+    def _forget_after(self, step: int) -> None:
         for rank, pair in self._buffers.items():
             newer = [b for _, b in pair if b.step is not None and b.step > step]
             for buffer in newer:
@@ -160,20 +240,27 @@ class Snapshots:
             return self._write(msgspec.structs.replace(order, step=step), buffer)
         return protocol.CheckpointWritten(step=order.step, error=error)
 
-    def _write_shard(self, order: protocol.Dump, shard: int, rank: int) -> protocol.PartWritten:
-        """Write the snapshot that a rank has of this very step."""
+    async def _dump_shard(
+        self, order: protocol.Dump, shard: int, rank: int
+    ) -> protocol.PartWritten:
+        """Write the snapshot, or the copy, that there is here of a rank after this very step."""
         part = protocol.PartWritten(
             step=order.step, generation=order.generation, shard=shard, shards=order.of
         )
         held = [b for _, b in self._buffers.get(rank, ()) if b.is_sealed and b.step == order.step]
-        if not held:
-            error = f"there is no snapshot of rank {rank} after step {order.step}"
-            return msgspec.structs.replace(part, error=error)
+        copy = self._depot.reading(rank, order.step)
         try:
-            held[0].verify()
-        except CorruptError as corrupt:
-            return msgspec.structs.replace(part, error=str(corrupt))
-        return self._write_part(part, held[0])
+            async with contextlib.nullcontext(held[0]) if held else copy as buffer:
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._writes, self._write_proven, part, buffer)
+        except CheckpointError as error:
+            return msgspec.structs.replace(part, error=str(error))
+
+    def _write_proven(
+        self, part: protocol.PartWritten, buffer: SnapshotBuffer
+    ) -> protocol.PartWritten:
+        buffer.verify()
+        return self._write_part(part, buffer)
 
     def _write(
         self, what: protocol.SnapshotTaken | protocol.Dump, buffer: SnapshotBuffer
@@ -252,6 +339,7 @@ class Snapshots:
 
     async def close(self) -> None:
         """Give the memory back, once what is under way is done."""
+        self._neighbours.break_off()
         await self.finish()
         for rank in list(self._buffers):
             await self._close(self._buffers.pop(rank), set())

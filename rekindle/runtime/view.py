@@ -18,11 +18,12 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """One node's agent; node -1: a spare."""
+    """One node's agent; node -1: a spare. copies: steps that it keeps of other nodes' ranks."""
 
     node: int
     address: str
     pid: int
+    copies: dict[int, tuple[int, ...]] = {}
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +61,10 @@ def job_view(machine: Machine, holder: str, metrics: dict[str, float]) -> JobVie
         RankView(rank=r.rank, node=r.node, pid=r.pid, finished=r.finished, status=r.status.value)
         for r in machine.roster.ranks
     ]
-    nodes = [NodeView(node=n.node, address=n.address, pid=n.pid) for n in machine.roster.agents()]
+    nodes = [
+        NodeView(node=n.node, address=n.address, pid=n.pid, copies=n.copies)
+        for n in machine.roster.agents()
+    ]
     return JobView(
         job_id=machine.spec.job_id,
         state=machine.phase.value,

@@ -125,6 +125,7 @@ _SOURCES = {
     "self": "own memory",
     "peer": "another rank",
     "snapshot": "snapshot",
+    "neighbour": "a neighbour's copy",
     "checkpoint": "checkpoint",
     "fresh": "built anew",
     "script": "left to the script",

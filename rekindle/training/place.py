@@ -10,7 +10,8 @@ class Place:
     """slot: its number in the full world, which never changes.
 
     shard: which piece of the state it holds; None: all ranks hold the same. shards: how many pieces
-    there are. writes: of those that hold the same, it is the one that writes checkpoints.
+    there are. writes: of those that hold the same, it is the one that writes checkpoints. copied:
+    another node keeps copies of its snapshots.
     """
 
     slot: int
@@ -18,3 +19,4 @@ class Place:
     generation: int = 0
     shards: int = 1
     writes: bool = False
+    copied: bool = False

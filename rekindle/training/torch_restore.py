@@ -37,6 +37,8 @@ def fetch_state(
             receive_state(named, plan.peer)
         case Source.SNAPSHOT:
             load_snapshot(channel, place.slot, named, step)
+        case Source.NEIGHBOUR:
+            load_snapshot(channel, place.slot, named, step, copy=True)
         case Source.CHECKPOINT:
             directory = Path(os.environ[names.ENV_CHECKPOINT_DIRECTORY])
             load_checkpoint(directory, named, step, place)

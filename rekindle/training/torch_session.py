@@ -307,6 +307,7 @@ class Session:
             generation=form.generation,
             shards=form.shards,
             writes=form.plan[self.slot].writes,
+            copied=form.plan[self.slot].keeper >= 0,
         )
         self.rank, self.world_size = form.ranks[self.slot], form.world_size
         rank_environment.move(self.rank, self.world_size)

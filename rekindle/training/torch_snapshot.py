@@ -70,7 +70,7 @@ class SnapshotWriter:
             METADATA_POSITION: msgspec.json.encode(position).decode(),
         }
         self._fit(state, metadata)
-        index = self._lock_one(wait=wait) if not self._sharded else self._lock_oldest()
+        index = self._choose(wait=wait, copied=place.copied)
         if index is None:
             return False
         buffer = self._buffers[index]
@@ -95,12 +95,19 @@ class SnapshotWriter:
         self._next = (index + 1) % self._count
         return True
 
-    def _lock_oldest(self) -> int:
-        """Lock the oldest buffer for writing, once the snapshots that are kept are sealed."""
-        by_age = sorted(range(self._count), key=lambda i: self._buffers[i].step or -1)
-        oldest, second = by_age[0], self._buffers[by_age[1]]
-        while second.step is not None and not second.is_sealed:
-            time.sleep(_TICK_S)  # the agent is a whole interval behind
+    def _choose(self, *, wait: bool, copied: bool) -> int | None:
+        return self._lock_oldest(copied) if self._sharded else self._lock_one(wait=wait)
+
+    def _lock_oldest(self, copied: bool) -> int:
+        """Lock the oldest buffer for writing, once the snapshots that are kept are safe.
+
+        Where a neighbour keeps copies, the newest has to be there too: ranks may be a snapshot
+        apart, and of the two that it has of each one must be there of all.
+        """
+        oldest, *kept = sorted(range(self._count), key=lambda i: self._buffers[i].step or -1)
+        for each in (self._buffers[i] for i in (kept if copied else kept[:1])):
+            while each.step is not None and not each.is_settled:
+                time.sleep(_TICK_S)  # the agent is a whole interval behind
         self._buffers[oldest].lock(write=True, wait=True)
         return oldest
 
@@ -165,13 +172,14 @@ def _drop_unannounced(buffer: SnapshotBuffer) -> None:
 
 
 def ask_for_buffers(
-    channel: Channel, slot: int, data_bytes: int = 0, count: int = 0
+    channel: Channel, slot: int, data_bytes: int = 0, count: int = 0, copy: int | None = None
 ) -> list[SnapshotBuffer]:
     """Get the rank's buffers from its agent; 0 bytes: those that exist.
 
-    Raises CheckpointError: it has none, or no memory for them.
+    copy: the step that a neighbour's copy of is to be in one of them.
+    Raises CheckpointError: it has none, or no memory for them, or no such copy is to be had.
     """
-    channel.send(protocol.SnapshotRoom(rank=slot, bytes=data_bytes, buffers=count))
+    channel.send(protocol.SnapshotRoom(rank=slot, bytes=data_bytes, buffers=count, copy=copy))
     answer, fds = channel.wait_buffers()
     if answer.error:
         raise CheckpointError(answer.error)
@@ -182,12 +190,15 @@ def ask_for_buffers(
             os.close(fd)
 
 
-def load_snapshot(channel: Channel, slot: int, named: Mapping[str, Any], step: int) -> None:
-    """Take the state of `step` from the agent's memory.
+def load_snapshot(
+    channel: Channel, slot: int, named: Mapping[str, Any], step: int, *, copy: bool = False
+) -> None:
+    """Take the state of `step` from the agent's memory; a copy is brought there first.
 
     Raises CheckpointError: it is not there; CorruptError: it is not what was sealed.
     """
-    buffers = ask_for_buffers(channel, slot)
+    wanted = {"count": BUFFERS_OF_SHARD, "copy": step} if copy else {}
+    buffers = ask_for_buffers(channel, slot, **wanted)
     try:
         held = [buffer for buffer in buffers if buffer.step == step]
         if not held:

@@ -124,16 +124,18 @@ def test_all_ranks_killed(job: Callable[..., Job], baseline_of: Callable[[str], 
 def test_lost_node(
     variant: str, job: Callable[..., Job], baseline_of: Callable[[str], Record]
 ) -> None:
-    """What was lost with the node comes from a replica elsewhere, else from the checkpoint."""
+    """What was lost with the node comes from a replica elsewhere, else from its neighbour."""
     run = job(*PAUSE_ALL, variant=variant, nodes=2, snapshot_every=5, checkpoint_every=5)
     run.wait_pause(12)
     run.wait_event(journal.Checkpointed, step=10)
+    if variant == "sharded":
+        run.wait_copies(10, 2, 3)
     run.kill_node(1)
     run.release_all()
     assert_recovered(run, baseline_of(variant), replaced={2, 3})
     wanted = {
         "hybrid": ({"self": 2, "peer": 2}, 0),
-        "sharded": ({"checkpoint": 2, "snapshot": 2}, 2),
+        "sharded": ({"neighbour": 2, "snapshot": 2}, 2),
     }
     assert (sources(run)[-1], sum(steps_lost(run))) == wanted[variant]
 

@@ -184,20 +184,33 @@ class Job:
         """Wait until `rank` has logged `step`."""
         self.wait(lambda: step in self.record.steps(rank), f"step {step} of rank {rank}")
 
-    def wait_pause(self, step: int) -> None:
-        """Wait until the first faults hold all ranks in `step`, and all know what there is.
+    def wait_pause(self, step: int, first: int = 0) -> None:
+        """Wait until faults from `first` on hold all ranks in `step`, and all know what there is.
 
         The coordinator knows of the step, and the agents have sealed all snapshots.
         """
-        for number in range(self.record.ranks):
+        for number in range(first, first + self.record.ranks):
             self.wait_fault(number)
         self.wait(lambda: self.status().finished == step, f"the coordinator's word of step {step}")
         for node in range(self.spec.nodes):
             wait_sealed(self.agent_pid(node))
 
-    def release_all(self) -> None:
+    def copies(self) -> dict[int, tuple[int, ...]]:
+        """Return the steps of the copies of each rank's snapshots that the coordinator knows of."""
+        return {r: steps for node in self.status().nodes for r, steps in node.copies.items()}
+
+    def wait_copies(self, step: int, *ranks: int) -> None:
+        """Wait until the coordinator knows of copies of these ranks' snapshots of a step."""
+
+        def known() -> bool:
+            copies = self.copies()
+            return all(step in copies.get(rank, ()) for rank in ranks)
+
+        self.wait(known, f"copies of ranks {ranks} after step {step}")
+
+    def release_all(self, first: int = 0) -> None:
         """Let all ranks go on from there."""
-        for number in range(self.record.ranks):
+        for number in range(first, first + self.record.ranks):
             self.release(number)
 
     def release(self, number: int) -> None:

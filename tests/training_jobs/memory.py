@@ -1,4 +1,4 @@
-"""The snapshots in an agent's memory, seen and damaged from outside."""
+"""The snapshots and copies in an agent's memory, seen and damaged from outside."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from pathlib import Path
 from rekindle.runtime.snapshot import CONTROL_BYTES
 from training_jobs.waiting import wait_until
 
+SNAPSHOTS, COPIES = "rank", "copy"  # of the agent's own ranks, and of others
 
-def wait_sealed(agent: int) -> None:
+
+def wait_sealed(agent: int, kind: str = SNAPSHOTS) -> None:
     """Wait until all snapshots that an agent has are sealed; not while one is being taken."""
-    for buffer in _buffers(agent):
+    for buffer in buffers(agent, kind):
         wait_until(lambda of=buffer: _is_settled(of), f"seal of {buffer}")
 
 
-def damage_snapshots(agent: int, step: int | None = None) -> int:
+def damage_snapshots(agent: int, step: int | None = None, kind: str = SNAPSHOTS) -> int:
     """Change a byte of the snapshots (of `step`) that an agent has sealed; return how many."""
-    wait_sealed(agent)
+    wait_sealed(agent, kind)
     count = 0
-    for buffer in _buffers(agent):
+    for buffer in buffers(agent, kind):
         with buffer.open("r+b") as memory:
-            if step not in (None, struct.unpack("<qqq", memory.read(24))[1]):
+            _, found, size = struct.unpack("<qqq", memory.read(24))
+            if not size or step not in (None, found):
                 continue
-            memory.seek(CONTROL_BYTES + 20_000)
+            memory.seek(CONTROL_BYTES + size - 8)
             byte = memory.read(1)[0]
             memory.seek(-1, os.SEEK_CUR)
             memory.write(bytes([byte ^ 0x40]))
@@ -33,17 +36,18 @@ def damage_snapshots(agent: int, step: int | None = None) -> int:
     return count
 
 
-def _buffers(agent: int) -> list[Path]:
+def buffers(agent: int, kind: str = SNAPSHOTS) -> list[Path]:
+    """List the memory that an agent has for snapshots."""
     links: list[Path] = []
     with contextlib.suppress(FileNotFoundError):  # the agent is dead, and its memory gone
-        links = [link for link in Path(f"/proc/{agent}/fd").iterdir() if _is_snapshot(link)]
+        links = [link for link in Path(f"/proc/{agent}/fd").iterdir() if _is(kind, link)]
     # An agent has each open twice.
     return list({link.stat().st_ino: link for link in links}.values())
 
 
-def _is_snapshot(link: Path) -> bool:
+def _is(kind: str, link: Path) -> bool:
     with contextlib.suppress(FileNotFoundError):  # it was open for a moment only
-        return "memfd:rekindle-job-rank" in str(link.readlink())
+        return f"memfd:rekindle-job-{kind}" in str(link.readlink())
     return False
 
 

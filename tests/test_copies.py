@@ -1,0 +1,257 @@
+"""What an agent asks of its neighbour: copies as the plan says, and never a rank kept waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs.driver import spec_of
+
+from rekindle.checkpoints.directory import DirectoryStore
+from rekindle.names import LOOPBACK
+from rekindle.recovery.plan import RankPlan, Source
+from rekindle.runtime import protocol as p
+from rekindle.runtime.depot import Depot
+from rekindle.runtime.depot_line import Line, Pass
+from rekindle.runtime.neighbours import Neighbours
+from rekindle.runtime.snapshot import SnapshotBuffer
+from rekindle.runtime.snapshots import Snapshots
+
+KNOWN = Pass("pretended", 0, "the secret")
+SPEC = spec_of(nodes=2, processes=1)
+CONTENT = os.urandom(30_000)
+
+
+class Node:
+    """One agent's snapshots and depot, and what it told of."""
+
+    def __init__(self, folder: Path) -> None:
+        self.told: list[p.Message] = []
+        self.depot = Depot(SPEC, KNOWN, self.told.append)
+        self.at = p.Depot(host=LOOPBACK, port=self.depot.listen(LOOPBACK))
+        self.snapshots = Snapshots(
+            SPEC,
+            DirectoryStore(folder),
+            self.told.append,
+            depot=self.depot,
+            neighbours=Neighbours(KNOWN),
+        )
+
+    def take(self, step: int, content: bytes = CONTENT, *, rank: int = 0) -> SnapshotBuffer:
+        """The rank takes a snapshot over its oldest one; return the buffer as the agent has it."""
+        wanted = p.SnapshotRoom(rank=rank, bytes=len(content), buffers=3)
+        _, fds = self.snapshots.room(wanted)
+        held = [buffer for _, buffer in self.snapshots._buffers[rank]]
+        index = min(range(len(fds)), key=lambda i: held[i].step or -1)
+        buffer = held[index]
+        buffer.begin()
+        buffer.data[: len(content)] = content
+        buffer.commit(step, len(content))
+        taken = p.SnapshotTaken(rank=rank, generation=1, step=step, buffer=index, shards=2)
+        self.snapshots.taken(taken)
+        return buffer
+
+    async def fetch(self, step: int, *, rank: int = 0) -> tuple[str, list[int]]:
+        """The rank asks for the copy of a step: why not, or the steps that its buffers hold."""
+        answers: asyncio.Queue[p.SnapshotBuffers] = asyncio.Queue()
+        wanted = p.SnapshotRoom(rank=rank, bytes=0, buffers=3, copy=step)
+        self.snapshots.fetch(wanted, lambda answer, fds: answers.put_nowait(answer))
+        answer = await answers.get()
+        held = self.snapshots._buffers.get(rank, [])
+        return answer.error, sorted(buffer.step for _, buffer in held if buffer.step is not None)
+
+    async def close(self) -> None:
+        await self.snapshots.close()
+        await self.depot.close()
+
+
+def form(keeper: p.Depot | None = None, source: p.Depot | None = None, **fields: int) -> p.Form:
+    """Node 1 keeps copies of rank 0, or has one."""
+    plan = RankPlan(
+        source=Source.NEIGHBOUR if source else Source.SELF,
+        node=1 if source else -1,
+        keeper=1 if keeper else -1,
+    )
+    numbers = {"generation": 1, "world_size": 2, "step": 10, "shards": 2, "store_port": 1}
+    place = keeper or source
+    return p.Form(
+        **numbers | fields,
+        store_host=LOOPBACK,
+        ranks={0: 0},
+        plan={0: plan},
+        depots={1: place} if place else {},
+    )
+
+
+def run(folder: Path, body: Callable[[Node, Node], Coroutine[Any, Any, None]]) -> None:
+    """Do it with two nodes, which leave nothing behind."""
+
+    async def main() -> None:
+        nodes = Node(folder), Node(folder)
+        try:
+            await asyncio.wait_for(body(*nodes), 60)
+        finally:
+            for node in nodes:
+                await node.close()
+
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    asyncio.run(main())
+    assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+@contextlib.contextmanager
+def deaf() -> Iterator[p.Depot]:
+    """A depot that takes callers and never says a word."""
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        yield p.Depot(host=LOOPBACK, port=listener.getsockname()[1])
+
+
+async def settled(buffer: SnapshotBuffer) -> None:
+    while not buffer.is_settled:
+        await asyncio.sleep(0.001)
+
+
+def test_a_snapshot_is_settled_when_it_is_copied(tmp_path: Path) -> None:
+    """Not before; and where none is due, when it is sealed."""
+
+    async def body(own: Node, other: Node) -> None:
+        await settled(own.take(5))
+        assert other.depot.steps == {}
+        own.snapshots.formed(form(other.at))
+        await settled(own.take(10))
+        assert other.depot.steps == {0: (5, 10)}
+        assert other.told[-1] == p.Copies(steps={0: (5, 10)})
+
+    run(tmp_path, body)
+
+
+def test_a_new_generation_copies_what_its_keeper_has_not(tmp_path: Path) -> None:
+    """All that still counts: newer snapshots are forgotten, on both nodes."""
+
+    async def body(own: Node, other: Node) -> None:
+        own.snapshots.formed(form(other.at))
+        for step in (5, 10, 15):
+            await settled(own.take(step))
+        assert other.depot.steps == {0: (10, 15)}
+        for node, own_form in ((own, form(other.at, generation=2)), (other, form(generation=2))):
+            node.snapshots.formed(own_form)
+        assert own.snapshots.steps == {0: (5, 10)}
+        assert other.depot.steps == {0: (10,)}
+        await own.snapshots.finish()
+        assert other.depot.steps == {0: (5, 10)}
+
+    run(tmp_path, body)
+
+
+def test_the_end_of_a_generation_breaks_copies_off(tmp_path: Path) -> None:
+    """A rank that waits for its copy is not late; the next generation copies it."""
+
+    async def body(own: Node, other: Node) -> None:
+        with deaf() as silent:
+            own.snapshots.formed(form(silent))
+            buffer = own.take(5)
+            while not buffer.is_sealed:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.05)
+            assert not buffer.is_settled
+            own.snapshots.break_off()
+            await asyncio.wait_for(settled(buffer), 2)
+        own.snapshots.formed(form(other.at, generation=2))
+        await own.snapshots.finish()
+        assert other.depot.steps == {0: (5,)}
+
+    run(tmp_path, body)
+
+
+def test_a_neighbour_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is said once, and left alone for a while: ranks wait no longer than for one copy."""
+    monkeypatch.setattr(Line, "silence_s", 0.2)
+
+    async def body(own: Node, other: Node) -> None:
+        with deaf() as silent:
+            own.snapshots.formed(form(silent))
+            for step in (5, 10, 15):
+                await settled(own.take(step))
+            assert capfd.readouterr().err == (
+                "rekindle agent: node 1 keeps no copy of rank 0 after step 5: "
+                f"the agent at {silent.host}:{silent.port} is silent\n"
+            )
+        own.snapshots.formed(form(other.at, generation=2, step=15))
+        await own.snapshots.finish()
+        assert other.depot.steps == {0: (10, 15)}
+        assert capfd.readouterr().err == ""
+
+    run(tmp_path, body)
+
+
+def test_a_copy_is_fetched_as_a_snapshot_of_the_ranks_own(tmp_path: Path) -> None:
+    """Of a rank without a buffer, and of one whose snapshot is damaged."""
+
+    async def body(own: Node, other: Node) -> None:
+        for step in (5, 10):
+            content = CONTENT + bytes([step])
+            other.snapshots.formed(form(own.at))
+            await settled(other.take(step, content))
+        assert own.depot.steps == {0: (5, 10)}
+        for node in (other, Node(tmp_path)):
+            node.snapshots.formed(form(source=own.at))
+            assert await node.fetch(10) == ("", [5, 10] if node is other else [10])
+            assert node.told[-1] == p.Snapshots(steps=node.snapshots.steps)
+            assert sorted(node.snapshots.steps[0])[-1] == 10
+            [held] = [b for _, b in node.snapshots._buffers[0] if b.step == 10]
+            assert held.is_settled
+            held.verify()
+            with held.file as file:
+                assert bytes(file) == CONTENT + bytes([10])
+        await node.close()
+
+    run(tmp_path, body)
+
+
+def test_copies_that_cannot_be_fetched(tmp_path: Path) -> None:
+    """Said why, and what else the rank has stays."""
+
+    async def body(own: Node, other: Node) -> None:
+        await settled(own.take(5))
+        error, held = await own.fetch(10)
+        assert "no generation goes on" in error
+        own.snapshots.formed(form(source=other.at))
+        error, held = await own.fetch(10)
+        assert "no copy of rank 0 after step 10" in error
+        assert held == [5]
+        with deaf() as silent:
+            own.snapshots.formed(form(source=silent, generation=2))
+            asking = asyncio.create_task(own.fetch(10))
+            await asyncio.sleep(0.05)
+            own.snapshots.break_off()
+            assert "has ended meanwhile" in (await asyncio.wait_for(asking, 2))[0]
+        assert own.snapshots.steps == {0: (5,)}
+
+    run(tmp_path, body)
+
+
+def test_last_words_from_a_copy(tmp_path: Path) -> None:
+    """As from a snapshot; what is not there is told."""
+    order = p.Dump(generation=1, step=5, shards={1: 0}, of=2)
+
+    async def body(own: Node, other: Node) -> None:
+        own.snapshots.formed(form(other.at))
+        header = b'{"__metadata__":{"data_position":"{}"}}'
+        await settled(own.take(5, len(header).to_bytes(8, "little") + header))
+        other.snapshots.dump(order)
+        other.snapshots.dump(p.Dump(generation=1, step=6, shards={1: 0}, of=2))
+        await other.snapshots.finish()
+        written, failed = (m for m in other.told if isinstance(m, p.PartWritten))
+        assert (written.step, written.shard, written.error, written.last_words) == (5, 1, "", True)
+        assert written.file is not None
+        assert "no copy of rank 0 after step 6" in failed.error
+
+    run(tmp_path, body)
