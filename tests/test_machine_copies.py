@@ -116,7 +116,7 @@ def test_copies_are_lost_with_their_node() -> None:
 def test_a_refused_copy() -> None:
     """The older one is next, and then the checkpoint."""
     driver = trained()
-    driver.say(0, p.CheckpointWritten(step=4, path="there", shards=4))
+    driver.say(0, p.CheckpointWritten(step=4, generation=1, path="there", shards=4))
     lose(driver, 1, checkpoints=(4,))
     for step, source in ((5, "neighbour"), (4, "checkpoint")):
         driver.ready([3], error="checksum is wrong")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rekindle.runtime.protocol import Form
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -20,3 +22,15 @@ class Place:
     shards: int = 1
     writes: bool = False
     copied: bool = False
+
+    def moved(self, form: Form) -> Place:
+        """Return the place in the generation that is formed."""
+        own = form.plan[self.slot]
+        return Place(
+            slot=self.slot,
+            shard=self.shard,
+            generation=form.generation,
+            shards=form.shards,
+            writes=own.writes,
+            copied=own.keeper >= 0,
+        )

@@ -8,7 +8,6 @@ step comes next.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -302,13 +301,7 @@ class Session:
         self._group.leave()
         leave_placeholder()
         self.generation = self._updates.generation = form.generation
-        self._place = replace(
-            self._place,
-            generation=form.generation,
-            shards=form.shards,
-            writes=form.plan[self.slot].writes,
-            copied=form.plan[self.slot].keeper >= 0,
-        )
+        self._place = self._place.moved(form)
         self.rank, self.world_size = form.ranks[self.slot], form.world_size
         rank_environment.move(self.rank, self.world_size)
         self._passed = max(self._passed, form.passed)
