@@ -95,6 +95,16 @@ def test_ddp_of_a_model_that_is_cut_up() -> None:
 
 
 @pytest.mark.usefixtures("placeholder")
+def test_an_optimizer_of_before() -> None:
+    """It has parameters that the model no longer has: nothing would be trained."""
+    model = nn.Linear(5, 7)
+    optimizer = torch.optim.SGD(model.parameters())
+    fully_shard(model, mesh=init_device_mesh("cpu", (4,), mesh_dim_names=("shard",)))
+    with pytest.raises(SessionError, match="make the optimizer after it"):
+        Session(model=model, optimizer=optimizer)
+
+
+@pytest.mark.usefixtures("placeholder")
 def test_zero_that_updates_within_the_backward_pass() -> None:
     """Its update window cannot be seen."""
     model = nn.Linear(5, 7)

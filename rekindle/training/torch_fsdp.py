@@ -33,12 +33,12 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
-    """Raises SessionError: it changes parameters that the model no longer has."""
-    own = {id(parameter) for parameter in model.parameters()}
-    if any(id(p) not in own for group in optimizer.param_groups for p in group["params"]):
+    """Raises SessionError: it changes none of the parameters that the model has now."""
+    changed = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not any(id(p) in changed for p in model.parameters() if isinstance(p, DTensor)):
         raise SessionError(
-            "the optimizer has parameters that the model has not: fully_shard() replaces them, so "
-            "make the optimizer after it"
+            "the optimizer has none of the model's distributed parameters: fully_shard() replaces "
+            "a module's parameters, so make the optimizer after it"
         )
 
 
