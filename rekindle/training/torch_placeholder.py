@@ -19,6 +19,7 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore  # torch.distributed's; typed only there
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.distributed_c10d import GroupName
 
 from rekindle.errors import SessionError
 from rekindle.training import rank_environment
@@ -32,7 +33,8 @@ class _Nobody(dist.ProcessGroup):
     """
 
     def __init__(self, rank: int, size: int) -> None:
-        super().__init__(rank, size)  # type: ignore[call-arg]  # without a store, there is one too
+        # The one constructor of which torch makes subclasses; its types know the other alone.
+        super().__init__(rank, size)  # type: ignore[call-arg]
         self._name = ""
 
     # Torch keeps a group's name in its backend; this one has none.
@@ -43,8 +45,8 @@ class _Nobody(dist.ProcessGroup):
         pass
 
     @property
-    def group_name(self) -> str:  # type: ignore[override]  # torch's type for it is a str
-        return self._name
+    def group_name(self) -> GroupName:
+        return GroupName(self._name)
 
 
 class _Ledger:
