@@ -59,6 +59,19 @@ def strike(run: Job, chance: random.Random) -> int:
     return count
 
 
+def strike_and_end(run: Job, chance: random.Random, baseline: Record) -> None:
+    """Strike at random moments; the job ends with the baseline's training, to the bit."""
+    run.wait_event(journal.FirstStep)
+    for kill in range(KILLS):
+        step = (kill + 1) * STEPS // (KILLS + 2) + chance.randrange(STEPS // 20)
+        run.wait(lambda wanted=step: run.status().finished >= wanted, f"step {step}")
+        strike(run, chance)
+    ended = run.end(300)
+    assert ended.outcome == "succeeded", run.story()
+    assert_same_training(run.record, baseline)
+    assert_samples_once(run.record)
+
+
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("variant", ["ddp", "plain"])
 @pytest.mark.parametrize("seed", range(2))
@@ -71,16 +84,9 @@ def test_random_kills(
 ) -> None:
     """Ranks and nodes killed at random moments, eight times a job, cost no step and no sample."""
     chance = random.Random(f"{seed} {variant} {nodes}")
+    baseline = long_baseline(variant)
     run = job(variant=variant, nodes=nodes, steps=STEPS)
-    run.wait_event(journal.FirstStep)
-    for kill in range(KILLS):
-        step = (kill + 1) * STEPS // (KILLS + 2) + chance.randrange(STEPS // 20)
-        run.wait(lambda wanted=step: run.status().finished >= wanted, f"step {step}")
-        strike(run, chance)
-    ended = run.end(300)
-    assert ended.outcome == "succeeded", run.story()
-    assert_same_training(run.record, long_baseline(variant))
-    assert_samples_once(run.record)
+    strike_and_end(run, chance, baseline)
     assert sum(steps_lost(run)) == 0
     assert run.leftovers() == []
 
@@ -95,16 +101,9 @@ def test_random_kills_of_shards(
 ) -> None:
     """Ranks that hold shards killed at random moments: the training is the same to the bit."""
     chance = random.Random(f"{seed} {variant}")
+    baseline = long_baseline(variant)
     run = job(variant=variant, steps=STEPS, snapshot_every=10)
-    run.wait_event(journal.FirstStep)
-    for kill in range(KILLS):
-        step = (kill + 1) * STEPS // (KILLS + 2) + chance.randrange(STEPS // 20)
-        run.wait(lambda wanted=step: run.status().finished >= wanted, f"step {step}")
-        strike(run, chance)
-    ended = run.end(300)
-    assert ended.outcome == "succeeded", run.story()
-    assert_same_training(run.record, long_baseline(variant))
-    assert_samples_once(run.record)
+    strike_and_end(run, chance, baseline)
     assert run.leftovers() == []
 
 

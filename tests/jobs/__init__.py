@@ -10,35 +10,20 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import psutil
+from training_jobs.waiting import LIMIT_S, wait_until
 
 from rekindle import names
 from rekindle.errors import UsageError
 from rekindle.recovery import journal
 from rekindle.runtime.spec import Endpoint, JobDirectory
 
-LIMIT_S = 90.0  # for what takes a second on a quiet machine
-_TICK_S = 0.02
-
-T = TypeVar("T")
 E = TypeVar("E", bound=journal.Event)
-
-
-def wait_until(true: Callable[[], T], what: str, limit_s: float = LIMIT_S) -> T:
-    """Return the first value of `true()` that is not false."""
-    deadline = time.monotonic() + limit_s
-    while True:
-        value = true()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"not within {limit_s:g} s: {what}"
-        time.sleep(_TICK_S)
 
 
 class Run:

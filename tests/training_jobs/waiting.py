@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-LIMIT_S = 90.0
+LIMIT_S = 90.0  # for what takes a second on a quiet machine
 _TICK_S = 0.005
 
 T = TypeVar("T")

@@ -1,0 +1,143 @@
+"""A depot over real sockets, and callers of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+from jobs.driver import spec_of
+from rekindle.names import LOOPBACK
+from rekindle.runtime import protocol
+from rekindle.runtime.depot import Depot, fetch, put
+from rekindle.runtime.depot_line import Line, Pass
+from rekindle.runtime.snapshot import SnapshotBuffer
+
+KNOWN = Pass("pretended", 0, "the secret")
+CONTENT = os.urandom(50_000)
+MEMORY = "memfd:rekindle-pretended-copy"
+
+
+def form_of(generation: int, step: int) -> protocol.Form:
+    """A generation that went on from a step."""
+    return protocol.Form(
+        generation=generation,
+        step=step,
+        world_size=4,
+        store_host="",
+        store_port=0,
+        ranks={},
+        plan={},
+    )
+
+
+class Kept:
+    """A depot that listens, and what it has told of."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[int, tuple[int, ...]]] = []
+        self.depot = Depot(
+            spec_of(nodes=2, processes=2), KNOWN, lambda message: self.told.append(message.steps)
+        )
+        self.at = protocol.Depot(host=LOOPBACK, port=self.depot.listen(LOOPBACK))
+
+    async def put(
+        self,
+        step: int,
+        content: bytes = CONTENT,
+        *,
+        rank: int = 2,
+        form: protocol.Form | None = None,
+        known: Pass = KNOWN,
+    ) -> None:
+        with buffer_of(content, step) as buffer:
+            await put(self.at, known, buffer, rank=rank, form=form or form_of(1, 0))
+
+    async def fetch(self, step: int, *, rank: int = 2, known: Pass = KNOWN) -> bytes:
+        with empty_buffer(200_000_000 if rank == 3 else 60_000) as buffer:
+
+            async def make_room(size: int) -> SnapshotBuffer:
+                return buffer
+
+            try:
+                await fetch(self.at, known, make_room, rank=rank, step=step)
+            except BaseException:
+                assert buffer.step is None
+                raise
+            assert (buffer.step, buffer.is_settled) == (step, True)
+            buffer.verify()
+            with buffer.file as file:
+                return bytes(file)
+
+    async def line(self, known: Pass = KNOWN) -> Line:
+        """A caller of our own."""
+        loop = asyncio.get_running_loop()
+        connection = socket.socket()
+        connection.setblocking(False)
+        await loop.sock_connect(connection, (self.at.host, self.at.port))
+        line = Line(connection, known.secret, depot=False)
+        await line.meet()
+        return line
+
+
+@contextlib.contextmanager
+def empty_buffer(size: int) -> Iterator[SnapshotBuffer]:
+    fd = SnapshotBuffer.create("test", size)
+    buffer = SnapshotBuffer(fd)
+    try:
+        yield buffer
+    finally:
+        buffer.close()
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def buffer_of(content: bytes, step: int) -> Iterator[SnapshotBuffer]:
+    """A sealed snapshot."""
+    with empty_buffer(len(content) + 100) as buffer:
+        buffer.data[: len(content)] = content
+        buffer.commit(step, len(content))
+        buffer.seal()
+        yield buffer
+
+
+def memory() -> list[Path]:
+    """The copies' memory of this process; each is open twice."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if MEMORY in str(link.readlink()):
+                found.append(link)
+    return list({link.stat().st_ino: link for link in found}.values())
+
+
+def run(body: Callable[[Kept], Awaitable[None]]) -> Kept:
+    """Do it with a depot, which leaves nothing behind."""
+
+    @contextlib.asynccontextmanager
+    async def opened() -> AsyncIterator[Kept]:
+        kept = Kept()
+        try:
+            yield kept
+        finally:
+            await kept.depot.close()
+
+    async def main() -> Kept:
+        async with opened() as kept:
+            await asyncio.wait_for(body(kept), 60)
+        return kept
+
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    kept = asyncio.run(main())
+    assert memory() == []
+    assert len(list(Path("/proc/self/fd").iterdir())) == files
+    return kept
+
+
+async def served(kept: Kept) -> None:
+    """Whatever came before, the depot keeps and gives."""
+    await kept.put(77, rank=1)
+    assert await kept.fetch(77, rank=1) == CONTENT

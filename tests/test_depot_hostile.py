@@ -1,0 +1,241 @@
+"""Depots over real sockets: callers that mean no good, torn streams and damaged copies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+
+import msgspec
+import pytest
+from jobs.depots import (
+    CONTENT,
+    KNOWN,
+    Kept,
+    buffer_of,
+    form_of,
+    memory,
+    run,
+    served,
+)
+from jobs.driver import spec_of
+
+from rekindle.errors import CheckpointError, CorruptError
+from rekindle.names import LOOPBACK
+from rekindle.runtime import depot_line, protocol
+from rekindle.runtime.depot import Depot, put
+from rekindle.runtime.depot_line import Fetch, Line, Pass, Put
+
+
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [
+        (Pass("pretended", 0, "another secret"), "line was closed|reset"),
+        (Pass("pretended", 1, "the secret"), r"job and attempt are .*, 1\), ours are .*, 0\)"),
+        (Pass("other", 0, "the secret"), r"job and attempt are \('other', 0\)"),
+    ],
+    ids=["secret", "attempt", "job"],
+)
+def test_others_are_refused(known: Pass, told: str) -> None:
+    """Who does not know the secret learns nothing at all."""
+
+    async def body(kept: Kept) -> None:
+        await kept.put(5)
+        with pytest.raises(CheckpointError, match=told):
+            await kept.fetch(5, known=known)
+        with pytest.raises(CheckpointError, match=told):
+            await kept.put(10, known=known)
+        assert kept.depot.steps == {2: (5,)}
+        await served(kept)
+
+    run(body)
+
+
+def test_a_depot_that_is_none() -> None:
+    """One that does not know the secret cannot give us a state."""
+
+    async def body(kept: Kept) -> None:
+        wrong = Depot(spec_of(nodes=2, processes=2), Pass("pretended", 0, "guess"), print)
+
+        async def believe(line: Line) -> Fetch:
+            await line.meet()
+            await line._receive(36)
+            return Fetch(job_id="pretended", attempt=0, rank=2, step=5)
+
+        at = protocol.Depot(host=LOOPBACK, port=wrong.listen(LOOPBACK))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("rekindle.runtime.depot._first", believe)
+            error = pytest.raises(CheckpointError, match="does not know the job's secret")
+            with buffer_of(CONTENT, 5) as buffer, error:
+                await put(at, KNOWN, buffer, rank=2, form=form_of(1, 0))
+        await wrong.close()
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n" * 10,
+        bytes(32) + struct.pack("!I32s", 1 << 31, bytes(32)),
+        bytes(32) + struct.pack("!I32s", 4096, bytes(32)) + bytes(100),
+        os.urandom(100_000),
+    ],
+    ids=["nothing", "http", "long", "short", "noise"],
+)
+def test_garbage(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It costs neither memory nor other callers' time, and is cut off."""
+    monkeypatch.setattr(Line, "silence_s", 0.2)
+
+    async def body(kept: Kept) -> None:
+        loop = asyncio.get_running_loop()
+        callers = []
+        for _ in range(20):
+            connection = socket.socket()
+            connection.setblocking(False)
+            callers.append(connection)
+            await loop.sock_connect(connection, (kept.at.host, kept.at.port))
+            with contextlib.suppress(ConnectionError):
+                await loop.sock_sendall(connection, said)
+        await served(kept)
+        for connection in callers:
+            with connection, contextlib.suppress(ConnectionError):
+                while await loop.sock_recv(connection, 4096):
+                    pass
+        assert len(memory()) == 1
+
+    run(body)
+
+
+def request_of(**changes: object) -> Put:
+    fields = {
+        "job_id": "pretended",
+        "attempt": 0,
+        "rank": 2,
+        "generation": 1,
+        "since": 0,
+        "step": 5,
+    }
+    return Put(**fields | {"bytes": 50_000, "checksum": "none"} | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"bytes": 1 << 60}, "no memory for a copy of 1152921504606846976 bytes"),
+        ({"rank": 4}, "there is no rank 4"),
+        ({"rank": -1}, "there is no rank -1"),
+    ],
+)
+def test_what_cannot_be_kept(changes: dict[str, int], told: str) -> None:
+    """It is told, before a byte is sent."""
+
+    async def body(kept: Kept) -> None:
+        line = await kept.line()
+        await line.say(request_of(**changes))
+        assert told in (await line.hear(depot_line.ANSWERS)).error
+        line._socket.close()
+        assert kept.depot.steps.get(2, ()) == ()
+        await served(kept)
+
+    run(body)
+
+
+@pytest.mark.parametrize("changes", [{"bytes": 0}, {"bytes": -1}, {"step": -1}, {"attempt": "0"}])
+def test_requests_that_make_no_sense(changes: dict[str, object]) -> None:
+    """They are no messages, even from one who knows the secret."""
+
+    async def body(kept: Kept) -> None:
+        line = await kept.line()
+        await line.say(msgspec.convert(msgspec.to_builtins(request_of()) | changes, _Any))
+        with pytest.raises(ConnectionError):
+            await line.hear(depot_line.ANSWERS)
+        line._socket.close()
+        await served(kept)
+
+    run(body)
+
+
+class _Any(msgspec.Struct, tag="put", tag_field="type"):
+    """A request with anything in it."""
+
+    job_id: object
+    attempt: object
+    rank: object
+    generation: object
+    since: object
+    step: object
+    bytes: object
+    checksum: object
+
+
+@pytest.mark.parametrize("ends", ["cut", "silent"])
+def test_a_torn_stream(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has come so far is not kept; what was there before is, and the next one is."""
+    monkeypatch.setattr(Line, "silence_s", 0.3)
+
+    async def body(kept: Kept) -> None:
+        await kept.put(5)
+        await kept.put(10)
+        line = await kept.line()
+        await line.say(request_of(step=15))
+        assert (await line.hear(depot_line.ANSWERS)).bytes == 50_000
+        await line.send(memoryview(CONTENT)[:20_000])
+        if ends == "cut":
+            line._socket.close()
+        assert await kept.fetch(10) == CONTENT  # waits until that one is given up
+        assert kept.depot.steps == {2: (5, 10)}
+        line._socket.close()
+        await kept.put(15)
+        assert kept.depot.steps == {2: (10, 15)}
+        assert len(memory()) == 3
+
+    run(body)
+
+
+def test_other_bytes_than_were_sealed() -> None:
+    """They are refused; the sender is told."""
+
+    async def body(kept: Kept) -> None:
+        line = await kept.line()
+        await line.say(request_of())
+        await line.hear(depot_line.ANSWERS)
+        await line.send(memoryview(CONTENT))
+        assert (
+            "checksum of what arrived is xxh3_128:" in (await line.hear(depot_line.ANSWERS)).error
+        )
+        line._socket.close()
+        assert kept.depot.steps == {2: ()}
+
+    run(body)
+
+
+def test_a_copy_that_was_damaged() -> None:
+    """The seal came from its writer: whoever fetches it sees that."""
+
+    async def body(kept: Kept) -> None:
+        await kept.put(5)
+        [copy] = kept.depot._copies[2]
+        copy.buffer.data[1000] ^= 0x10
+        with pytest.raises(CorruptError, match="copy of rank 2 after step 5: checksum is"):
+            await kept.fetch(5)
+
+    run(body)
+
+
+def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A depot that is gone, or does not answer, is an error with its address."""
+    monkeypatch.setattr(Line, "silence_s", 0.2)
+
+    async def body(kept: Kept) -> None:
+        with socket.create_server((LOOPBACK, 0)) as deaf:
+            kept.at = protocol.Depot(host=LOOPBACK, port=deaf.getsockname()[1])
+            with pytest.raises(CheckpointError, match=f"{kept.at.port} is silent"):
+                await kept.fetch(5)
+        with pytest.raises(CheckpointError, match=rf"{kept.at.port}: .*failed"):
+            await kept.put(5)
+
+    run(body)
