@@ -117,7 +117,7 @@ def test_a_refused_copy() -> None:
     """The older one is next, and then the checkpoint."""
     driver = trained()
     driver.say(0, p.CheckpointWritten(step=4, generation=1, path="there", shards=4))
-    lose(driver, 1, checkpoints=(4,))
+    lose(driver, 1, checkpoints=((4, 1),))
     for step, source in ((5, "neighbour"), (4, "checkpoint")):
         driver.ready([3], error="checksum is wrong")
         for rank in driver.ranks:

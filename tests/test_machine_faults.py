@@ -128,11 +128,11 @@ def test_a_store_that_cannot_listen_fails_the_job() -> None:
 def test_all_nodes_are_lost_and_come_back() -> None:
     """Nothing lives: all is started anew where it was, from the newest checkpoint."""
     job = trained(5, nodes=2, processes=1)
-    job.say(0, p.CheckpointWritten(step=4, path="there"))
+    job.say(0, p.CheckpointWritten(step=4, generation=1, path="there"))
     job.lose(0)
     job.lose(1)
-    job.hello(1, checkpoints=(4,))
-    job.hello(0, checkpoints=(4,))
+    job.hello(1, checkpoints=((4, 1),))
+    job.hello(0, checkpoints=((4, 1),))
     job.store_up()
     assert job.spawned_now() == [0, 1]
     job.spawned()

@@ -82,7 +82,7 @@ def test_a_step_that_is_past_when_the_rank_begins() -> None:
     """A job that is resumed behind it does not suffer it."""
     driver = allowed()
     inject(driver, 0, step=2)
-    driver.hello(0, checkpoints=(5,))
+    driver.hello(0, checkpoints=((5, 0),))
     driver.hello(1)
     driver.store_up()
     driver.spawned()

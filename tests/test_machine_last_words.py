@@ -34,7 +34,9 @@ def asked(driver: Driver) -> dict[int, int]:
 def answer(driver: Driver, node: int, step: int, error: str = "") -> None:
     """A node has written its last words, or says why not."""
     path = "" if error else "there"
-    driver.say(node, p.CheckpointWritten(step=step, path=path, error=error, last_words=True))
+    driver.say(
+        node, p.CheckpointWritten(step=step, generation=1, path=path, error=error, last_words=True)
+    )
 
 
 def test_the_newest_snapshot_is_written() -> None:
@@ -98,9 +100,9 @@ def test_another_checkpoint_is_no_last_word() -> None:
     """One that was under way is noted, and more is waited for."""
     driver = trained(node0=5)
     broken(driver)
-    driver.say(0, p.CheckpointWritten(step=4, path="there"))
+    driver.say(0, p.CheckpointWritten(step=4, generation=1, path="there"))
     assert driver.phase is Phase.DUMPING
-    driver.say(1, p.CheckpointWritten(step=4, path="there", last_words=True))
+    driver.say(1, p.CheckpointWritten(step=4, generation=1, path="there", last_words=True))
     assert driver.phase is Phase.DUMPING
     answer(driver, 0, 5)
     assert driver.outcome is False
@@ -109,7 +111,7 @@ def test_another_checkpoint_is_no_last_word() -> None:
 def test_a_checkpoint_is_as_new() -> None:
     """Then there is nothing to save."""
     driver = trained(node0=5, node1=5)
-    driver.say(0, p.CheckpointWritten(step=5, path="there"))
+    driver.say(0, p.CheckpointWritten(step=5, generation=1, path="there"))
     broken(driver)
     assert driver.recorded(journal.Decided)[-1].strategy is Strategy.FAIL
     assert driver.outcome is False

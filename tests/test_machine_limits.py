@@ -98,7 +98,7 @@ def test_a_snapshot_that_cannot_be_used_is_passed_over_for_the_checkpoint() -> N
     """The rank says that its snapshot is broken: the next plan takes the checkpoint."""
     job = trained(12)
     job.say(0, p.Snapshots(steps={0: (10,)}))
-    job.say(0, p.CheckpointWritten(step=8, path="there"))
+    job.say(0, p.CheckpointWritten(step=8, generation=1, path="there"))
     for rank in job.ranks:
         job.exits(rank, signal=SIGKILL, finished=12)
     job.spawned()
@@ -118,8 +118,8 @@ def test_a_snapshot_that_cannot_be_used_is_passed_over_for_the_checkpoint() -> N
 def test_the_copies_before_are_tried_one_after_the_other() -> None:
     """Of one kind of source only the step that failed is passed over, and only on its node."""
     job = Driver(nodes=2, processes=1)
-    job.hello(0, checkpoints=(8, 4))
-    job.hello(1, checkpoints=(8, 2))
+    job.hello(0, checkpoints=((8, 0), (4, 0)))
+    job.hello(1, checkpoints=((8, 0), (2, 0)))
     job.store_up()
     job.spawned()
     job.arrive(job.ranks)
@@ -166,7 +166,7 @@ def test_a_source_that_failed_may_be_used_in_the_next_incident() -> None:
 def test_a_checkpoint_that_cannot_be_written_does_not_disturb_training() -> None:
     """A full disk is an incident of its own, closed at once."""
     job = trained(5)
-    job.say(0, p.CheckpointWritten(step=5, error="no space left on device"))
+    job.say(0, p.CheckpointWritten(step=5, generation=1, error="no space left on device"))
     assert job.phase is Phase.TRAINING
     [incident] = journal.incidents(job.history)
     assert incident.closed

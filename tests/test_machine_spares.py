@@ -15,7 +15,7 @@ from rekindle.runtime.state import Phase
 def trained(*, spares: int = 1) -> tuple[Driver, list[int]]:
     """A job of two nodes that trains, and the connections of its spares."""
     driver = Driver(nodes=2, processes=1)
-    waiting = [driver.hello(spare=True, checkpoints=(3,)) for _ in range(spares)]
+    waiting = [driver.hello(spare=True, checkpoints=((3, 1),)) for _ in range(spares)]
     driver.train()
     return driver, waiting
 
@@ -145,8 +145,8 @@ def test_spare_tells_what_it_finds_when_it_is_promoted() -> None:
     """Checkpoints that were written while it waited count, though all others are lost."""
     driver, (spare,) = trained()
     driver.lose(0)
-    driver.hello_again(spare, 0, spare=True, checkpoints=(5, 3))
-    assert driver.machine.roster.nodes[0].checkpoints == (5, 3)
+    driver.hello_again(spare, 0, spare=True, checkpoints=((5, 1), (3, 1)))
+    assert driver.machine.roster.nodes[0].checkpoints == ((5, 1), (3, 1))
 
 
 def test_place_taken_and_another_one_promised() -> None:

@@ -170,3 +170,34 @@ def test_a_device_that_cannot_be_repaired(answers: dict[str, int], install: Any)
     ours.stop()
     assert ours.repair(Kind.DEVICE_MEMORY, lambda: [PARAMETER]) is Damage.DEVICE
     assert "npu.restart_device" not in dict(npu.calls)
+
+
+def test_the_clock_is_that_of_an_event(install: Any, source: Callable[[str], str]) -> None:
+    """The device's errors tell the same time. Each method's parameters are the released ones."""
+    (event,) = (
+        node
+        for node in ast.parse(source("npu/streams.py")).body
+        if isinstance(node, ast.ClassDef) and node.name == "Event"
+    )
+    methods = {node.name: node.args for node in event.body if isinstance(node, ast.FunctionDef)}
+    assert "enable_timing" in {
+        a.arg for a in (*methods["__new__"].args, *methods["__new__"].kwonlyargs)
+    }
+    assert len(methods["record"].args) - len(methods["record"].defaults) == 1  # self
+    assert [a.arg for a in methods["recorded_time"].args] == ["self"]
+    assert (
+        "Event" in source("npu/__init__.py").partition("from .streams import")[2].partition("\n")[0]
+    )
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = 17
+
+        def recorded_time(self) -> int:
+            return self.at
+
+    install().npu.Event = Event
+    assert device().clock_us() == 17

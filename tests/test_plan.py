@@ -19,6 +19,7 @@ holdings = st.lists(
         snapshots=kept,
         copies=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6)), max_size=2).map(tuple),
         checkpoints=kept,
+        left=kept,
     ),
     min_size=1,
     max_size=8,
@@ -32,6 +33,10 @@ def live(held: dict[int, Holding]) -> set[int]:
 def anywhere(held: dict[int, Holding]) -> set[int]:
     lists = [(*h.snapshots, *h.checkpoints, *(s for _, s in h.copies)) for h in held.values()]
     return live(held).union(*lists)
+
+
+def behind(held: dict[int, Holding]) -> set[int]:
+    return set().union(*(h.left for h in held.values()))
 
 
 def groups(held: dict[int, Holding]) -> list[dict[int, Holding]]:
@@ -74,7 +79,8 @@ def test_every_rank_gets_the_planned_step(held: dict[int, Holding]) -> None:
                 assert (own.node, plan.step) in giver.copies
             case Source.CHECKPOINT:
                 assert giver is not None
-                assert plan.step in giver.checkpoints
+                left = {p.source for p in plan.ranks} <= {Source.CHECKPOINT, Source.PEER}
+                assert plan.step in (*giver.checkpoints, *(giver.left if left else ()))
             case Source.PEER:
                 assert rank in plan.ranks[own.peer].sends_to
                 assert plan.ranks[own.peer].source is not Source.PEER
@@ -97,17 +103,29 @@ def test_without_live_state_the_newest_complete_copy_wins(held: dict[int, Holdin
     """Whatever it is put together from; fresh only if no step can be had whole."""
     plan = make_plan(held)
     if not common(held, live):
-        steps = common(held, anywhere)
-        assert plan.step == max(steps, default=0)
+        steps, left = common(held, anywhere), common(held, behind)
+        assert plan.step == max(steps | left, default=0)
         fresh = {own.source for own in plan.ranks} == {Source.FRESH}
-        assert fresh == (not steps)
+        assert fresh == (not steps and max(left, default=0) == 0)
+
+
+@given(holdings)
+def test_what_was_left_behind_is_never_mixed(held: dict[int, Holding]) -> None:
+    """Such a checkpoint counts for all ranks or for none, and not where another way is as new."""
+    plan = make_plan(held)
+    steps = common(held, anywhere)
+    if plan.step not in steps and plan.step > 0:
+        assert plan.step > max(steps, default=0)
+        assert {own.source for own in plan.ranks} <= {Source.CHECKPOINT, Source.PEER}
+        for rank, own in enumerate(plan.ranks):
+            assert own.source is Source.PEER or plan.step in held[rank].left
 
 
 @given(holdings)
 def test_each_group_takes_the_nearest_source(held: dict[int, Holding]) -> None:
     """Nothing is loaded from afar that a rank of the group has near."""
     plan = make_plan(held)
-    for group in groups(held) if common(held, anywhere) else ():
+    for group in groups(held) if plan.step in common(held, anywhere) else ():
         sources = {plan.ranks[rank].source for rank in group} - {Source.PEER}
         assert len(sources) == 1
         order = list(Source)

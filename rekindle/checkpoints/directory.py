@@ -194,14 +194,14 @@ class DirectoryStore:
                     return Checkpoint(path, manifest)
         return None
 
-    def steps(self, *, at_most: int | None = None) -> list[int]:
-        """The steps of all finished checkpoints, newest first; what is in them is not looked at.
+    def keys(self, *, at_most: int | None = None) -> list[Key]:
+        """Step and generation of all finished checkpoints, newest first; nothing in them is read.
 
+        at_most: the highest step that is wanted.
         Raises CheckpointError if the directory exists but cannot be read.
         """
         with explained("read", self.root):
-            finished = [key for key in self._keys(at_most) if not is_unfinished(self._place(key))]
-        return list(dict.fromkeys(step for step, _ in finished))
+            return [key for key in self._keys(at_most) if not is_unfinished(self._place(key))]
 
     def prune(self, keep: int) -> tuple[Path, ...]:
         """Remove all that is older than the newest `keep` valid checkpoints.

@@ -33,6 +33,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     snapshots: steps of the snapshots that its node's agent has of it.
     copies: snapshots of it that agents of other nodes have: (node, step).
     checkpoints: steps of the checkpoints that its node can read; they hold all shards.
+    left: steps of those that the run has left behind (see rekindle.recovery.lineage).
     """
 
     node: int
@@ -42,6 +43,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     snapshots: tuple[int, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
     checkpoints: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
 
 
 class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +81,8 @@ def make_plan(holdings: Mapping[int, Holding]) -> Plan:
     A step counts only if every replica group has it. The newest of which all groups have a live
     copy wins: whatever is newer than it was left by ranks that died a step ahead, and doing that
     step again costs less than loading it. Without such a step the newest wins that every group has
-    anywhere, each group from the nearest place. A torn rank is never a source.
+    anywhere, each group from the nearest place. A torn rank is never a source. A checkpoint that
+    the run has left behind counts for all ranks or for none, and where nothing else is as new.
     """
     groups: dict[int, dict[int, Holding]] = {}
     for rank in sorted(holdings):
@@ -88,6 +91,14 @@ def make_plan(holdings: Mapping[int, Holding]) -> Plan:
     live = set.intersection(*({s for s in each if each[s] is Source.SELF} for each in offers))
     steps = live or set.intersection(*(set(each) for each in offers))
     step = max(steps, default=0)
+    left = set.intersection(
+        *({s for h in each.values() for s in h.left} for each in groups.values())
+    )
+    if not live and max(left, default=0) > step:
+        alone = {
+            r: Holding(node=h.node, shard=h.shard, checkpoints=h.left) for r, h in holdings.items()
+        }
+        return make_plan(alone)
     plans: dict[int, RankPlan] = {}
     for group, offer in zip(groups.values(), offers, strict=True):
         plans |= _share(step, offer[step] if steps else Source.FRESH, group)

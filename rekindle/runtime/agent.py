@@ -23,6 +23,7 @@ import psutil
 
 from rekindle import names
 from rekindle.checkpoints.directory import DirectoryStore, Found
+from rekindle.checkpoints.place import Key
 from rekindle.errors import JobError, RekindleError
 from rekindle.runtime import lifeline, protocol, wire
 from rekindle.runtime.depot import Depot
@@ -163,9 +164,9 @@ class Agent:
         for passed in found.passed_over:
             self.send(protocol.CheckpointPassedOver(path=str(passed.path), reason=passed.reason))
         newest = found.checkpoint.manifest.step if found.checkpoint else None
-        self._offer([] if newest is None else self._store.steps(at_most=newest))
+        self._offer([] if newest is None else self._store.keys(at_most=newest))
 
-    def _offer(self, checkpoints: list[int]) -> None:
+    def _offer(self, checkpoints: list[Key]) -> None:
         offers = tuple(checkpoints[: names.OFFERS])
         self._hello = msgspec.structs.replace(self._hello, checkpoints=offers)
 
@@ -237,7 +238,7 @@ class Agent:
             return
         self._be(node)
         # Many were written since we came. Whether they are valid is seen when one is loaded.
-        self._offer(await asyncio.to_thread(self._store.steps))
+        self._offer(await asyncio.to_thread(self._store.keys))
         self.send(self._hello)
 
     def _be(self, node: int) -> None:

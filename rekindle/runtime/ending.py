@@ -8,7 +8,7 @@ from rekindle.recovery.policy import Strategy
 from rekindle.runtime import protocol as p
 from rekindle.runtime.forming import Forming
 from rekindle.runtime.gathering import LATE_S
-from rekindle.runtime.roster import Rank, Status, by_node
+from rekindle.runtime.roster import Kept, Rank, Status, by_node
 from rekindle.runtime.state import ENDING, CancelTimer, End, Phase, Send, SetTimer
 
 STOP_GRACE_S = 10.0  # between SIGTERM and SIGKILL
@@ -78,13 +78,20 @@ class Ending(Forming):
 
     def _step_of_last_words(self) -> int | None:
         """The step of the newest snapshot, if it is newer than every checkpoint."""
-        newest = self.roster.newest_snapshot(set())
+        newest = self._worth_writing(set())
         return newest.step if newest else None
+
+    def _worth_writing(self, without: set[int]) -> Kept | None:
+        """The newest snapshot that other nodes than these have, if no checkpoint is as new."""
+        newest = self.roster.newest_snapshot(without, self._lineage.limit(self.generation))
+        written = [made for node in self.roster.nodes.values() for made in node.checkpoints]
+        clean = (step for step, generation in written if self._lineage.is_clean(step, generation))
+        return newest if newest and newest.step > max(clean, default=0) else None
 
     def _dump(self) -> None:
         """Have the newest snapshot written, if that saves a step; then end."""
         allowed = Strategy.DUMP in self.spec.policy.strategies and not self._at_once
-        newest = self.roster.newest_snapshot(self._speechless) if allowed else None
+        newest = self._worth_writing(self._speechless) if allowed else None
         if newest is None:
             self._finish()
             return
@@ -94,6 +101,7 @@ class Ending(Forming):
             order = p.Dump(
                 generation=self.generation,
                 step=newest.step,
+                limit=self._lineage.limit(self.generation),
                 shards=ranks if newest.shards > 1 else {},
                 of=newest.shards,
             )
@@ -108,7 +116,9 @@ class Ending(Forming):
             self._dump_failed(node, message.error)
         elif message.error:
             if self._assembly.fail(message):
-                failed = p.CheckpointWritten(step=message.step, error=message.error)
+                failed = p.CheckpointWritten(
+                    step=message.step, generation=message.generation, error=message.error
+                )
                 self.on_checkpoint(node, failed, now)
         elif order := self._assembly.add(message, self.roster.owners):
             self._committing.add(node)

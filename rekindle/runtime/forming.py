@@ -10,6 +10,7 @@ import msgspec
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault, Kind, root_cause
+from rekindle.recovery.lineage import SCRIPT
 from rekindle.recovery.plan import Holding, RankPlan, Source, make_plan
 from rekindle.runtime import protocol as p
 from rekindle.runtime.gathering import Gathering
@@ -48,7 +49,7 @@ class Forming(Gathering):
             generation=self.generation + 1,
             world_size=self.roster.world_size,
             step=0,
-            sources={"script": self.roster.world_size},
+            sources={SCRIPT: self.roster.world_size},
             newest=0,
             incident=self.incidents.open,
         )
@@ -180,14 +181,10 @@ class Forming(Gathering):
             # Their state is no longer as the script built it: only new processes have that.
             self._kill(trained, grace_s=0.0)
             return
-        if plan.shards > 1:
-            # What is newer is trained again, perhaps not bit by bit the same: its old checkpoints
-            # must not be put together with the new snapshots.
-            known = {step for node in self.roster.nodes.values() for step in node.checkpoints}
-            self._stale |= {step for step in known if step > plan.step}
         self.incidents.answered()
         self._planned = plan
         self.generation += 1
+        self._lineage.formed(self.generation, plan.step)
         self._assembly.begin(self.generation)
         passed = max(rank.arrived.passed for rank in world if rank.arrived)
         places = {rank.rank: place for place, rank in enumerate(world)}
@@ -238,16 +235,26 @@ class Forming(Gathering):
         node, arrived = self.roster.nodes[rank.node], rank.arrived
         assert arrived is not None
         refused = {(source, step) for where, source, step in self._refused if where == rank.node}
-        refused |= {(Source.CHECKPOINT, step) for step in self._stale}
-        snapshots = node.snapshots.get(rank.rank, ())
+        line, limit = self._lineage, self._lineage.limit(self.generation)
+        live, snapshots = arrived.finished, node.snapshots.get(rank.rank, ())
+
+        def counts(source: Source, step: int) -> bool:
+            return (source, step) not in refused and (limit is None or step <= limit)
+
+        offered = {
+            made
+            for made in node.checkpoints
+            if line.is_clean(*made) and (Source.CHECKPOINT, made[0]) not in refused
+        }
         return Holding(
             node=rank.node,
             shard=rank.shard or 0,
-            finished=arrived.finished,
-            torn=arrived.torn,
-            snapshots=tuple(s for s in snapshots if (Source.SNAPSHOT, s) not in refused),
-            copies=tuple(c for c in copies if (Source.NEIGHBOUR, c[1]) not in refused),
-            checkpoints=tuple(s for s in node.checkpoints if (Source.CHECKPOINT, s) not in refused),
+            finished=live,
+            torn=arrived.torn or (live is not None and not line.is_clean(live, arrived.made)),
+            snapshots=tuple(s for s in snapshots if counts(Source.SNAPSHOT, s)),
+            copies=tuple(c for c in copies if counts(Source.NEIGHBOUR, c[1])),
+            checkpoints=tuple(step for step, made_in in offered if line.has(step, made_in)),
+            left=tuple(step for step, made_in in offered if not line.has(step, made_in)),
         )
 
     def on_state_ready(self, message: p.StateReady) -> None:

@@ -10,6 +10,7 @@ from rekindle.errors import ProtocolError
 from rekindle.names import OFFERS, SPARE
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault, Kind
+from rekindle.recovery.lineage import Lineage
 from rekindle.recovery.plan import Plan, Source
 from rekindle.recovery.policy import Strategy
 from rekindle.runtime import protocol as p
@@ -39,16 +40,22 @@ TAKEN_OVER_LATE_S = 5.0
 class Gathering(ABC):
     """Agents, the ranks' store, and the start of ranks.
 
-    generation, incident: the last ones of earlier attempts; the numbers only ever rise.
+    lineage: the generations of earlier attempts; incident: the last one: numbers only ever rise.
     """
 
     def __init__(
-        self, spec: JobSpec, *, attempt: int = 0, generation: int = 0, incident: int = 0
+        self,
+        spec: JobSpec,
+        *,
+        attempt: int = 0,
+        lineage: Lineage | None = None,
+        incident: int = 0,
     ) -> None:
         self.spec = spec
         self.attempt = attempt
         self.phase = Phase.GATHERING
-        self.generation = generation
+        self._lineage = lineage or Lineage()
+        self.generation = self._lineage.generation
         self.roster = Roster(spec)
         self.incidents = Incidents(spec.policy, incident)
         self.newest = 0
@@ -67,7 +74,6 @@ class Gathering(ABC):
         self._at_once = False  # the job is stopped without grace
         self._assembly = Assembly()
         self._committing: set[int] = set()  # nodes that were told to commit a checkpoint
-        self._stale: set[int] = set()  # steps of checkpoints of what is being trained again
         self._dumpers: set[int] = set()  # the nodes that write last words
         self._dumping = 0  # the step that it was asked for
         self._said = ""  # what became of last words
@@ -120,8 +126,8 @@ class Gathering(ABC):
             address=hello.address,
             pid=hello.pid,
             checkpoints=hello.checkpoints,
-            snapshots=hello.snapshots,
-            copies=hello.copies,
+            snapshots=self._of_line(hello.snapshots, hello.generation),
+            copies=self._of_line(hello.copies, hello.generation),
             depot=hello.depot,
         )
         for rank, shard in hello.shards.items():
@@ -145,6 +151,15 @@ class Gathering(ABC):
                 self._start_missing()
         elif self._late_passed and len(self.roster.nodes) >= self.spec.least_nodes:
             self._go_on_without_missing()
+
+    def _of_line(
+        self, kept: dict[int, tuple[int, ...]], generation: int
+    ) -> dict[int, tuple[int, ...]]:
+        """What counts of an agent's memory, which is of the line up to the generation it knows."""
+        return {
+            rank: tuple(step for step in steps if self._lineage.has(step, generation))
+            for rank, steps in kept.items()
+        }
 
     def _promote(self) -> None:
         """Ask spares to take the places that are vacant."""
@@ -348,14 +363,10 @@ class Gathering(ABC):
             fault = Fault(kind=Kind.STORAGE, message=text, node=node, finished=message.step, at=now)
             self._record(self.incidents.note_storage(fault))
             return
-        if message.shards > 1 and message.generation < self.generation:
-            # Of a generation that is over: valid in itself, but maybe of steps that are done again.
-            self._stale.add(message.step)
-        else:
-            self._stale.discard(message.step)
         everybody = message.shards > 1
+        made = message.step, message.generation
         for known in self.roster.nodes.values() if everybody else (self.roster.nodes[node],):
-            known.checkpoints = (message.step, *known.checkpoints)[:OFFERS]
+            known.checkpoints = (made, *known.checkpoints)[:OFFERS]
         self._record(
             journal.Checkpointed(
                 step=message.step,

@@ -17,6 +17,8 @@ Untouched scripts never arrive: to the machine they stay in REGROUPING until the
 
 from __future__ import annotations
 
+import msgspec
+
 from rekindle.errors import ProtocolError
 from rekindle.names import SPARE
 from rekindle.recovery import journal
@@ -218,7 +220,12 @@ class Machine(Elastic):
         rank.finished = max(rank.finished, message.finished)
         self.newest = max(self.newest, message.finished)
         text = _FAILED[message.kind].format(rank=rank.rank, error=message.error)
-        self._on_fault(self._fault(message.kind, rank, text, now))
+        fault = self._fault(message.kind, rank, text, now)
+        if message.clean is not None:
+            self._lineage.suspect(message.clean)
+            text = f"{text}; what was made after step {message.clean} may be wrong on all ranks"
+            fault = msgspec.structs.replace(fault, message=text, clean=message.clean)
+        self._on_fault(fault)
 
     def _on_fault(self, fault: Fault) -> None:
         if self.phase in ENDING:

@@ -88,8 +88,7 @@ class NodeRanks:
             case protocol.Form():
                 self._generation = message.generation
                 self._waiting.clear()
-                if message.shards > 1:
-                    self._snapshots.formed(message)
+                self._snapshots.formed(message)
                 for rank in self._ranks.values():
                     own = {rank.rank: message.ranks[rank.rank]}
                     plan = {rank.rank: message.plan[rank.rank]}

@@ -70,7 +70,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     spare: it waits to take a lost node's place, and does so too if the node it wants is taken. When
     it is promoted it says hello again, as that node.
 
-    checkpoints: steps of those that its node finds; whoever loads one proves it.
+    checkpoints: step and generation of those that its node finds; whoever loads one proves it.
     copies: steps of the snapshots of other nodes' ranks that it keeps; depot: the port where.
     shards: which piece of the state ranks have, where not all have the same.
     restart: the newest one that it has started ranks for.
@@ -87,7 +87,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     pid: int
     processes: int
     spare: bool = False
-    checkpoints: tuple[int, ...] = ()
+    checkpoints: tuple[tuple[int, int], ...] = ()
     snapshots: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
     shards: dict[int, int] = msgspec.field(default_factory=dict)
     copies: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
@@ -152,12 +152,11 @@ class Copies(Message, frozen=True, kw_only=True, tag="copies"):
 class CheckpointWritten(Message, frozen=True, kw_only=True, tag="checkpoint-written"):
     """A checkpoint was committed, or `error` says why not. last_words: it answers Dump.
 
-    shards: pieces that it is in; more than one, and all nodes have the store in common. generation:
-    of such a checkpoint.
+    shards: pieces that it is in; more than one, and all nodes have the store in common.
     """
 
     step: int
-    generation: int = 0
+    generation: int
     path: str = ""
     bytes: int = 0
     seconds: float = 0.0
@@ -250,7 +249,7 @@ class Kill(Message, frozen=True, kw_only=True, tag="kill"):
 
 
 class Dump(Message, frozen=True, kw_only=True, tag="dump"):
-    """Last words: write the snapshot of `step`, or a newer one, to the store.
+    """Last words: write the snapshot of `step`, or a newer one up to `limit`, to the store.
 
     shards: where the state is in several, those that are to be written, of exactly this step, each
     with the rank whose snapshot (or copy of one) it is; and how many there are.
@@ -258,6 +257,7 @@ class Dump(Message, frozen=True, kw_only=True, tag="dump"):
 
     generation: int
     step: int
+    limit: int | None = None
     shards: dict[int, int] = msgspec.field(default_factory=dict)
     of: int = 1
 

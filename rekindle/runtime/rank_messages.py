@@ -23,6 +23,7 @@ class Arrived(Message, frozen=True, kw_only=True, tag="arrived"):
     shard: which piece of the training state it holds; None: there is one, and all ranks hold it.
     finished: steps it has finished, None: its state was just built by the script.
     torn: its state is of no step, for it was interrupted while that was changed.
+    made: the generation that this state is of.
     done: it has finished all the steps it was asked for.
     passed: steps after which all ranks were let go before, where the script asked for more later.
     """
@@ -32,6 +33,7 @@ class Arrived(Message, frozen=True, kw_only=True, tag="arrived"):
     shard: int | None = None
     finished: int | None = None
     torn: bool = False
+    made: int = 0
     done: bool = False
     passed: int = 0
 
@@ -41,6 +43,7 @@ class StepFailed(Message, frozen=True, kw_only=True, tag="step-failed"):
 
     kind: LINK, a collective failed, most likely because a peer did; TRANSIENT; DEVICE_MEMORY; or,
     said after a repair was tried, DEVICE: this process cannot go on. finished: steps, before it.
+    clean: what all ranks have made after so many steps may be wrong; None: it is right.
     """
 
     rank: int
@@ -48,6 +51,7 @@ class StepFailed(Message, frozen=True, kw_only=True, tag="step-failed"):
     kind: Kind
     error: str
     finished: int
+    clean: int | None = None
 
 
 class Held(Message, frozen=True, kw_only=True, tag="held"):

@@ -120,7 +120,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Node(msgspec.Struct, kw_only=True):
-    """One agent; checkpoints and snapshots: steps of what its node could restore from.
+    """One agent; checkpoints, snapshots: (step, generation) and steps of what its node could load.
 
     node: its node rank, or SPARE. copies: of ranks of other nodes; depot: the port where they are.
     """
@@ -129,7 +129,7 @@ class Node(msgspec.Struct, kw_only=True):
     connection: int
     address: str
     pid: int
-    checkpoints: tuple[int, ...] = ()
+    checkpoints: tuple[tuple[int, int], ...] = ()
     snapshots: dict[int, tuple[int, ...]] = {}
     copies: dict[int, tuple[int, ...]] = {}
     depot: int = 0
@@ -358,8 +358,8 @@ class Roster:
                 found[rank] = (*found.get(rank, ()), *((number, step) for step in steps))
         return found
 
-    def newest_snapshot(self, without: set[int]) -> Kept | None:
-        """Return the newest snapshot of the whole state, if no checkpoint is as new."""
+    def newest_snapshot(self, without: set[int], limit: int | None) -> Kept | None:
+        """Return the newest snapshot of the whole state; limit: the newest step that may be."""
         if len({rank.shard is None for rank in self.ranks}) > 1:
             return None  # which shards there are is not known (a coordinator has died)
         held: dict[int, dict[int, tuple[int, int]]] = {rank.shard or 0: {} for rank in self.ranks}
@@ -369,8 +369,9 @@ class Roster:
             for rank, steps in snapshots.items():
                 for step in steps:
                     held[self.ranks[rank].shard or 0].setdefault(step, (number, rank))
-        newest = max(set.intersection(*(set(each) for each in held.values())), default=0)
-        if newest <= max((s for n in self.nodes.values() for s in n.checkpoints), default=0):
+        whole = set.intersection(*(set(each) for each in held.values()))
+        newest = max((step for step in whole if limit is None or step <= limit), default=0)
+        if newest == 0:
             return None
         places: dict[int, dict[int, int]] = {}
         for shard, steps_of in held.items():

@@ -17,6 +17,7 @@ from rekindle import __version__
 from rekindle.checkpoints.directory import DirectoryStore, Part
 from rekindle.checkpoints.format import read_header
 from rekindle.checkpoints.manifest import Manifest
+from rekindle.checkpoints.place import Key
 from rekindle.errors import CheckpointError, CorruptError
 from rekindle.names import OFFERS
 from rekindle.runtime import protocol
@@ -58,7 +59,7 @@ class Snapshots:
         self._seals = ThreadPoolExecutor(max_workers=1, thread_name_prefix="seals")
         self._writes = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         self.steps: dict[int, tuple[int, ...]] = {}  # of the sealed snapshots of each rank
-        self.checkpoints: tuple[int, ...] = ()  # steps of those written here, newest first
+        self.checkpoints: tuple[Key, ...] = ()  # those written here, newest first
         self._jobs: set[asyncio.Task[None]] = set()
 
     def room(self, wanted: protocol.SnapshotRoom) -> tuple[protocol.SnapshotBuffers, list[int]]:
@@ -69,7 +70,8 @@ class Snapshots:
             try:
                 held = self._buffers[rank] = self._make(rank, wanted.buffers, data_bytes)
             except CheckpointError as error:
-                self._send(protocol.CheckpointWritten(step=0, error=str(error)))
+                failed = protocol.CheckpointWritten(step=0, generation=0, error=str(error))
+                self._send(failed)
                 return protocol.SnapshotBuffers(error=str(error)), []
         if not held:
             return protocol.SnapshotBuffers(error=f"there is no snapshot of rank {rank}"), []
@@ -162,7 +164,8 @@ class Snapshots:
 
     def _tell(self, written: protocol.CheckpointWritten | protocol.PartWritten) -> None:
         if isinstance(written, protocol.CheckpointWritten) and not written.error:
-            self.checkpoints = (written.step, *self.checkpoints)[:OFFERS]
+            made = written.step, written.generation
+            self.checkpoints = (made, *self.checkpoints)[:OFFERS]
         self._send(written)
 
     def dump(self, order: protocol.Dump) -> None:
@@ -194,12 +197,14 @@ class Snapshots:
         return self._depot.steps
 
     def formed(self, form: protocol.Form) -> None:
-        """A generation of shards begins, whose plan says who keeps copies.
+        """A generation begins, whose plan says who keeps copies.
 
         What is newer than its step is of steps that are done again, perhaps not bit by bit the
-        same, and must never be put together with what is new: it is forgotten.
+        same, or was found to be wrong: it must never be put together with what is new.
         """
         self._forget_after(form.step)
+        if form.shards == 1:
+            return
         self._depot.forget_after(form.generation, form.step)
         self._neighbours.formed(form)
         for rank in form.plan:
@@ -232,13 +237,15 @@ class Snapshots:
         error = "there is no snapshot"
         for buffer in sealed:
             step = buffer.step or 0
+            if order.limit is not None and step > order.limit:
+                continue
             try:
                 buffer.verify()
             except CorruptError as corrupt:
                 error = str(corrupt)
                 continue
             return self._write(msgspec.structs.replace(order, step=step), buffer)
-        return protocol.CheckpointWritten(step=order.step, error=error)
+        return protocol.CheckpointWritten(step=order.step, generation=order.generation, error=error)
 
     async def _dump_shard(
         self, order: protocol.Dump, shard: int, rank: int
@@ -268,14 +275,15 @@ class Snapshots:
         """Write and commit a checkpoint of one file."""
         # Data-parallel ranks hold the same state: one file serves them all.
         part = Part(chunks=[buffer.file], ranks=tuple(range(self._spec.world_size)))
+        done = protocol.CheckpointWritten(step=what.step, generation=what.generation)
         started = time.monotonic()
         try:
             manifest = self._manifest(what, _position(buffer))
             written = self._store.write(manifest, {state_file(0): part})
-        except CheckpointError as error:
-            return protocol.CheckpointWritten(step=what.step, error=str(error))
-        return protocol.CheckpointWritten(
-            step=what.step,
+        except CheckpointError as error:  # it may have been forgotten meanwhile
+            return msgspec.structs.replace(done, error=str(error))
+        return msgspec.structs.replace(
+            done,
             path=str(written.path),
             bytes=written.bytes,
             seconds=time.monotonic() - started,
@@ -294,7 +302,7 @@ class Snapshots:
             name = state_file(what.shard)
             position = _position(buffer)
             entry = self._store.write_part(what.step, what.generation, name, part)
-        except (CheckpointError, CorruptError) as error:  # it may have been forgotten meanwhile
+        except CheckpointError as error:  # it may have been forgotten meanwhile
             return msgspec.structs.replace(done, error=str(error))
         took_s = time.monotonic() - started
         return msgspec.structs.replace(done, file=entry, position=position, seconds=took_s)

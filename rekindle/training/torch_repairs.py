@@ -33,9 +33,15 @@ class Repairs:
         self._name = device
 
     def report(
-        self, channel: Channel, error: BaseException, *, generation: int, finished: int
+        self,
+        channel: Channel,
+        error: BaseException,
+        *,
+        generation: int,
+        finished: int,
+        clean: int | None = None,
     ) -> None:
-        """Tell the coordinator why the step failed."""
+        """Tell the coordinator why the step failed; clean: see protocol.StepFailed."""
         text = (str(error).splitlines() or [type(error).__name__])[0]
         failed = protocol.StepFailed(
             rank=self._slot,
@@ -43,6 +49,7 @@ class Repairs:
             kind=self.kind,
             error=text[:500],
             finished=finished,
+            clean=clean,
         )
         channel.send(failed)
 

@@ -110,6 +110,7 @@ class Session:
         self._backend = backend or _BACKENDS.get(self.device.type, "gloo")
         self._total = 0
         self._has_state = False  # whether this process's state is that of `finished` steps
+        self._made = 0  # the generation that its state is of
         self._torn = False  # its state is of no step, nor as the script built it
         self._reported = True  # the first step of this generation
         self._group = Group()
@@ -251,7 +252,9 @@ class Session:
         assert channel is not None
         self._repairs.kind = kind
         if kind is Kind.DEVICE_MEMORY or not channel.is_over(self.generation):
-            self._repairs.report(channel, error, generation=self.generation, finished=self.finished)
+            place = {"generation": self.generation, "finished": self.finished}
+            clean = self._updates.times.clean_after(error)
+            self._repairs.report(channel, error, **place, clean=clean)
         channel.wait_over(self.generation)
         free_frames(error)
 
@@ -281,6 +284,7 @@ class Session:
                     shard=self._place.shard,
                     finished=self.finished if self._has_state or self._torn else None,
                     torn=self._torn,
+                    made=self._made,
                     done=self._has_state and 0 < self._total <= self.finished,
                     passed=self._passed,
                 )
@@ -381,6 +385,7 @@ class Session:
             )
             self._groups.loaded(source)
         self.finished, self._has_state, self._torn = step, True, False
+        self._made = self.generation
         if plan.sends_to:
             send_state(capture(self.named), plan.sends_to)
 

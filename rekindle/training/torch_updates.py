@@ -15,6 +15,7 @@ from rekindle.errors import StaleError
 from rekindle.runtime.channel import Channel
 from rekindle.runtime.heartbeat import Page
 from rekindle.training.devices import Device
+from rekindle.training.ecc import UpdateTimes
 from rekindle.training.torch_transfer import wire_device
 
 
@@ -24,13 +25,14 @@ class Updates:
     together: no rank begins its update before all have their gradients. Of a sharded state a step
         is lost where one shard's ranks have done it and another's could not; this way all do it,
         for an update itself asks nothing of others. It costs an all-reduce of one number per step.
-    generation: the one that this rank is in.
+    generation: the one that this rank is in. times: when the updates began.
     """
 
     def __init__(
         self, page: Page | None, device: Device, channel: Channel | None, *, together: bool
     ) -> None:
         self.generation = 0
+        self.times = UpdateTimes()
         self._page = page
         self._device = device
         self._channel = channel
@@ -56,4 +58,6 @@ class Updates:
             self._device.wait()
         elif self._channel is not None and self._channel.is_over(self.generation):
             raise StaleError(f"generation {self.generation} ended before the update")
+        if not page.in_update:  # of several optimizers, the first
+            self.times.begin((page.finished or 0) + 1, self._device.clock_us())
         page.begin_update()

@@ -14,6 +14,7 @@ from jobs.checks import Checks, check_counts
 from rekindle.names import WIRE_VERSION
 from rekindle.recovery import journal
 from rekindle.recovery.fault import ErrorRecord, Exit, Kind
+from rekindle.recovery.lineage import Lineage
 from rekindle.recovery.policy import Policy
 from rekindle.runtime import protocol as p
 from rekindle.runtime.inheritance import inheritance
@@ -68,7 +69,9 @@ class Driver:
             min_nodes=least,
             allow_injection=allow_injection,
         )
-        self.machine = Machine(spec, attempt=attempt, generation=generation)
+        lineage = Lineage()
+        lineage.generation = generation
+        self.machine = Machine(spec, attempt=attempt, lineage=lineage)
         self.now = 1000.0
         self.commands: list[Command] = []
         started = journal.JobStarted(
@@ -108,7 +111,7 @@ class Driver:
         self.machine = Machine(
             old.spec,
             attempt=old.attempt,
-            generation=max((e.generation for e in self.recorded(journal.Formed)), default=0),
+            lineage=Lineage(events),
             incident=max(getattr(event, "incident", 0) for event in events),
         )
         self.nodes, self.timers, self.stores, self.unstarted = {}, {}, [], []
@@ -317,7 +320,13 @@ class Driver:
             done = p.StepDone(rank=rank, generation=self.machine.generation, finished=finished)
             self.say(self.node_of(rank), done)
 
-    def fail_step(self, rank: int, generation: int | None = None, kind: Kind = Kind.LINK) -> None:
+    def fail_step(
+        self,
+        rank: int,
+        generation: int | None = None,
+        kind: Kind = Kind.LINK,
+        clean: int | None = None,
+    ) -> None:
         """A rank's step raised; a collective, if nothing else is said."""
         of = self.machine.generation if generation is None else generation
         self.say(
@@ -328,6 +337,7 @@ class Driver:
                 kind=kind,
                 error="Connection closed by peer",
                 finished=self.machine.roster.ranks[rank].finished,
+                clean=clean,
             ),
         )
 

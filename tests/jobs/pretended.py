@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from jobs.driver import Driver
 from jobs.processes import Agent, Doing, Process
-from rekindle.recovery import journal
 from rekindle.recovery.fault import ErrorRecord, Exit, Kind
 from rekindle.recovery.plan import Source
 from rekindle.recovery.policy import Policy
@@ -26,6 +25,7 @@ class World(Driver):
         self.spares: set[int] = set()  # their lines
         self.cut_spares = 0  # spares whose coordinator died
         self.total = total
+        self.stored: list[tuple[int, int]] = []  # checkpoints: step and generation, newest first
         self._next_pid = 100
         super().__init__(nodes=nodes, processes=processes, policy=policy, least=least)
 
@@ -45,13 +45,13 @@ class World(Driver):
         if self.phase in (Phase.STOPPING, Phase.ENDED):
             return
         self.agents[node] = Agent()
-        self.hello(node, checkpoints=self._stored())
+        self.hello(node, checkpoints=tuple(self.stored))
 
     def spare_comes(self) -> None:
         """An agent comes to wait, or to wait again."""
         self.cut_spares = max(0, self.cut_spares - 1)
         if self.phase not in (Phase.STOPPING, Phase.ENDED):
-            self.spares.add(self.hello(spare=True, checkpoints=self._stored()))
+            self.spares.add(self.hello(spare=True, checkpoints=tuple(self.stored)))
 
     def spare_dies(self, connection: int) -> None:
         self.spares.remove(connection)
@@ -67,10 +67,7 @@ class World(Driver):
         if node not in self.agents:
             self.agents[node] = Agent()
             self.spares.remove(connection)
-        self.hello_again(connection, node, spare=True, checkpoints=self._stored())
-
-    def _stored(self) -> tuple[int, ...]:
-        return tuple(event.step for event in self.recorded(journal.Checkpointed))
+        self.hello_again(connection, node, spare=True, checkpoints=tuple(self.stored))
 
     def lose_coordinator(self) -> None:
         """Orders that were not read and news that were not sent are gone with the lines."""
@@ -87,7 +84,7 @@ class World(Driver):
             del self.agents[node]  # it is refused, and ends with its ranks
             self._forget(node)
             return
-        self.hello(node, checkpoints=self._stored(), **agent.find_coordinator())
+        self.hello(node, checkpoints=tuple(self.stored), **agent.find_coordinator())
         if node not in self.nodes:
             del self.agents[node]  # refused, for all ranks are started anew
             self._forget(node)
@@ -115,9 +112,12 @@ class World(Driver):
                     self.die(rank, signal=15)
             case p.Bye():
                 self._go_home(node)
-            case p.Dump(step=step):
-                written = p.CheckpointWritten(step=step, path="there", last_words=True)
+            case p.Dump(step=step, generation=generation):
+                written = p.CheckpointWritten(
+                    step=step, generation=generation, path="there", last_words=True
+                )
                 agent.news.append(written)
+                self.stored.insert(0, (step, generation))
             case p.Form() as form:
                 agent.generation = form.generation
                 agent.waiting.clear()
@@ -219,6 +219,7 @@ class World(Driver):
             self._tell(process.rank, process.arrived(self.total))
             return
         process.has_state, process.finished = True, process.form.step
+        process.made = process.form.generation
         process.doing, process.told_step = Doing.STEPPING, False
         self._tell(process.rank, p.StateReady(rank=process.rank, generation=process.generation))
 
@@ -261,7 +262,11 @@ class World(Driver):
         if process.finished % 2 == 0 and rank % self.machine.spec.processes_per_node == 0:
             self._tell(rank, p.Snapshots(steps={rank: (process.finished,)}))
             if rank == 0:
-                self._tell(rank, p.CheckpointWritten(step=process.finished, path="there"))
+                written = p.CheckpointWritten(
+                    step=process.finished, generation=process.generation, path="there"
+                )
+                self._tell(rank, written)
+                self.stored.insert(0, (written.step, written.generation))
 
     # ---- what goes wrong
 

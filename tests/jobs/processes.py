@@ -35,6 +35,7 @@ class Process:
         self.hold = 0
         self.finished = 0
         self.has_state = False
+        self.made = 0
         self.told_step = False
         self.form: p.Form | None = None
 
@@ -43,6 +44,7 @@ class Process:
         return p.Arrived(
             rank=self.rank,
             generation=self.generation,
+            made=self.made,
             finished=self.finished if self.has_state else None,
             done=self.has_state and self.finished >= total,
         )

@@ -32,9 +32,10 @@ class Fault:
     step: only in this step. life: only in the n-th process of the rank; 0: in any.
     do: kill, segv, abrt, stop, raise, hang, exit; link, an error that reads like a broken link;
         hiccup, one that the script calls transient; uce, uce-temporary, uce-fatal, an error of the
-        device's memory that damaged the state, nothing that lasts, or the device for good;
-        pause, which waits until the test lets it go on; or hold, which waits until the rank was
-        asked to stand still for a world that grows.
+        device's memory that damaged the state, nothing that lasts, or the device for good; flip,
+        after which what the rank computes is wrong; ecc, the error that tells of it late; pause,
+        which waits until the test lets it go on; or hold, which waits until the rank was asked to
+        stand still for a world that grows.
     """
 
     rank: int
@@ -72,6 +73,8 @@ class Injector:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.step: int | None = None
+        self.flaw = 0.0  # what is wrong in the model's outputs
+        self._flipped_us = 0
         self._channel: Any = None
         self._folder = folder
         faults = [Fault(**each) for each in json.loads((folder / _FILE).read_text())]
@@ -104,6 +107,11 @@ class Injector:
             case "uce" | "uce-temporary" | "uce-fatal":
                 CpuDevice.pretended = _DAMAGE[what]
                 raise RuntimeError("UCE ERROR: injected")
+            case "flip":
+                self.flaw, self._flipped_us = 5.0, time.time_ns() // 1000
+            case "ecc":
+                self.flaw, CpuDevice.pretended = 0.0, Damage.STATE
+                raise RuntimeError(f"HBM MULTI BIT ECC ERROR. time us= {self._flipped_us}.")
             case "hang":
                 while True:
                     time.sleep(1)

@@ -140,7 +140,7 @@ class Run:
 
     def loss_of(self, session: Session, chosen: list[int]) -> torch.Tensor:
         noise = 0.01 * torch.randn(len(chosen), FEATURES) + 0.001 * random.random()
-        outputs = session.model(self.inputs[chosen] + noise)
+        outputs = session.model(self.inputs[chosen] + noise) + self.faults.flaw
         return (outputs - self.targets[chosen]).square().mean()
 
     def one_step_in_parts(self, session: Session, step) -> None:

@@ -28,6 +28,9 @@ class Device(Protocol):
     def wait(self) -> None:
         """Wait until all that was asked of it is done. Raises RuntimeError: what went wrong."""
 
+    def clock_us(self) -> int:
+        """Microseconds, by the clock that the device's errors tell their time in."""
+
     def repair(self, kind: Kind, state: Callable[[], list[torch.Tensor]]) -> Damage:
         """Make the device usable after a fault, and say what is lost.
 

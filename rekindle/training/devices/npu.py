@@ -35,6 +35,12 @@ class NpuDevice:
         """Wait for all tasks; their errors are raised here."""
         _torch_npu().npu.synchronize(self._index)
 
+    def clock_us(self) -> int:
+        """The device's, as an event is stamped with it; all tasks before are waited for."""
+        event = _torch_npu().npu.Event(enable_timing=True)
+        event.record()
+        return int(event.recorded_time())
+
     def repair(self, kind: Kind, state: Callable[[], list[torch.Tensor]]) -> Damage:
         """Clean the device and take its communication up again."""
         module = _torch_npu()
