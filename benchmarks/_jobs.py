@@ -232,6 +232,12 @@ def torchft(folder: Path, arguments: Sequence[object]) -> Job:
     return Job(command, folder, clean_environment(folder / HOME), RANKS)
 
 
+def dlrover(folder: Path, arguments: Sequence[object]) -> Job:
+    """Run _rank_plain.py as the ranks of dlrover-run, on one node."""
+    command = [sys.executable, str(HERE / "_dlrover.py"), str(folder), *map(str, arguments)]
+    return Job(command, folder, clean_environment(folder / HOME), RANKS)
+
+
 def _tool(name: str, module: str) -> list[str]:
     """The console script beside our interpreter, as people start it; else its module."""
     script = Path(sys.executable).parent / name

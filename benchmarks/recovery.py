@@ -11,6 +11,7 @@ one step a second meanwhile) and has a fault:
     recover           a node's agent gets SIGKILL when a spare has imported torch
     torchrun          a rank gets SIGKILL; all ranks start again from a checkpoint on disk
     torchft           a rank, a replica group of its own, gets SIGKILL; where it is installed
+    dlrover           as torchrun, under dlrover-run; where it is installed
 
 torchft's other ranks go on meanwhile without the lost one: what that takes is told as a part. That
 torchrun repeats the steps since its checkpoint is not counted against it. It runs with
@@ -53,7 +54,7 @@ EVERY = 50  # steps between torchrun's checkpoints
 QUICK_S = 20.0
 COPY_TARGET = 0.8  # of a plain send's rate
 TARGETS_MS = {"retry": 100, "recover-in-place": 200, "recover": 300}  # small state
-OTHERS = ("dlrover",)
+OTHERS = ("torchft", "dlrover")
 
 STRIKES: dict[str, Callable[[Job, int], Struck]] = {
     "retry": lambda job, i: _faults.inject(job, i % RANKS, InjectionKind.EXCEPTION),
@@ -109,6 +110,10 @@ def _sides(size: str) -> list[Side]:
     if importlib.util.find_spec("torchft") is not None:
         torchft = Runner("torchft", lambda folder: _jobs.torchft(folder, [size, STEPS]))
         sides.append(Side("torchft", torchft, kill, parts_of_torchft))
+    if importlib.util.find_spec("dlrover") is not None:
+        arguments = [size, STEPS, EVERY]
+        dlrover = Runner("dlrover", lambda f: _jobs.dlrover(f, arguments), settle=EVERY + 1)
+        sides.append(Side("dlrover", dlrover, kill, parts_of_torchrun))
     return sides
 
 
@@ -142,14 +147,13 @@ def _parts(job: Job, trial: Trial) -> Parts:
 def _result(sides: list[Side], plain: list[float]) -> dict[str, Any]:
     ours = {side.name: _of_side(side) for side in sides}
     torchrun = ours.pop("torchrun")
-    torchft = ours.pop("torchft", None)
+    others = {name: ours.pop(name, {"not_compared": "not installed"}) for name in OTHERS}
     return {
         "strategies": ours,
         "torchrun": torchrun,
-        "torchft": torchft or {"not_compared": "not installed"},
+        **others,
         "ratio": {name: ratio(torchrun, found) for name, found in ours.items()},
         "copy": _copy(ours["recover-in-place"]["parts"].get("copy", summary([])), summary(plain)),
-        "not_compared": {name: _why_not(name) for name in OTHERS},
     }
 
 
@@ -167,19 +171,14 @@ def _copy(copy: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
     return {"state_to_rank": copy, "plain_send": plain, "ratio": ratio(plain, copy)}
 
 
-def _why_not(package: str) -> str:
-    if importlib.util.find_spec(package) is None:
-        return "not installed"
-    return "installed, but this benchmark cannot run it"
-
-
 def _show(result: dict[str, Any]) -> None:
     ours, size = result["strategies"], result["size"]
     sides = {**ours, "torchrun": result["torchrun"]}
-    if "count" in result["torchft"]:
-        sides["torchft"] = result["torchft"]
-    else:
-        print("torchft: not installed, so not compared")
+    for other in OTHERS:
+        if "count" in result[other]:
+            sides[other] = result[other]
+        else:
+            print(f"{other}: not installed, so not compared")
     rows = []
     for name, one in sides.items():
         times = (number(one.get(f"{key}_ms")) for key in ("min", "median", "max"))
@@ -200,8 +199,6 @@ def _show(result: dict[str, Any]) -> None:
     rows = {"state to one rank": copy["state_to_rank"], "plain gloo send": copy["plain_send"]}
     show_summaries(f"{megabytes} MB from process to process, ms", rows)
     print(f"rate of the copy over that of the plain send: {copy['ratio']} (target {COPY_TARGET})")
-    for package, why in result["not_compared"].items():
-        print(f"{package}: {why}, so not compared")
 
 
 if __name__ == "__main__":
