@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import os
 import socket
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from jobs.depots import steps_of
 from jobs.driver import spec_of
 
 from rekindle.checkpoints.directory import DirectoryStore
@@ -26,6 +29,8 @@ from rekindle.runtime.snapshots import Snapshots
 KNOWN = Pass("pretended", 0, "the secret")
 SPEC = spec_of(nodes=2, processes=1)
 CONTENT = os.urandom(30_000)
+HEADER = b'{"__metadata__":{"data_position":"{}"}}'
+FILE = len(HEADER).to_bytes(8, "little") + HEADER  # of a snapshot without tensors
 
 
 class Node:
@@ -43,28 +48,41 @@ class Node:
             neighbours=Neighbours(KNOWN),
         )
 
-    def take(self, step: int, content: bytes = CONTENT, *, rank: int = 0) -> SnapshotBuffer:
+    @property
+    def steps(self) -> dict[int, tuple[int, ...]]:
+        return steps_of(self.depot.kept)
+
+    def take(
+        self, step: int, content: bytes = CONTENT, *, rank: int = 0, checkpoint: bool = False
+    ) -> SnapshotBuffer:
         """The rank takes a snapshot over its oldest one; return the buffer as the agent has it."""
         wanted = p.SnapshotRoom(rank=rank, bytes=len(content), buffers=3)
         _, fds = self.snapshots.room(wanted)
         held = [buffer for _, buffer in self.snapshots._buffers[rank]]
-        index = min(range(len(fds)), key=lambda i: held[i].step or -1)
+        index = min(range(len(fds)), key=lambda i: held[i].age)
         buffer = held[index]
         buffer.begin()
         buffer.data[: len(content)] = content
-        buffer.commit(step, len(content))
-        taken = p.SnapshotTaken(rank=rank, generation=1, step=step, buffer=index, shards=2)
+        buffer.commit((step, 1), len(content))
+        taken = p.SnapshotTaken(
+            rank=rank,
+            generation=1,
+            step=step,
+            buffer=index,
+            checkpoint=checkpoint,
+            shards=1 if checkpoint else 2,
+        )
         self.snapshots.taken(taken)
         return buffer
 
     async def fetch(self, step: int, *, rank: int = 0) -> tuple[str, list[int]]:
         """The rank asks for the copy of a step: why not, or the steps that its buffers hold."""
         answers: asyncio.Queue[p.SnapshotBuffers] = asyncio.Queue()
-        wanted = p.SnapshotRoom(rank=rank, bytes=0, buffers=3, copy=step)
+        wanted = p.SnapshotRoom(rank=rank, bytes=0, buffers=3, copy=(step, 1))
         self.snapshots.fetch(wanted, lambda answer, fds: answers.put_nowait(answer))
         answer = await answers.get()
         held = self.snapshots._buffers.get(rank, [])
-        return answer.error, sorted(buffer.step for _, buffer in held if buffer.step is not None)
+        return answer.error, sorted(buffer.made[0] for _, buffer in held if buffer.made is not None)
 
     async def close(self) -> None:
         await self.snapshots.close()
@@ -122,11 +140,11 @@ def test_a_snapshot_is_settled_when_it_is_copied(tmp_path: Path) -> None:
 
     async def body(own: Node, other: Node) -> None:
         await settled(own.take(5))
-        assert other.depot.steps == {}
+        assert other.steps == {}
         own.snapshots.formed(form(other.at))
         await settled(own.take(10))
-        assert other.depot.steps == {0: (5, 10)}
-        assert other.told[-1] == p.Copies(steps={0: (5, 10)})
+        assert other.steps == {0: (5, 10)}
+        assert other.told[-1] == p.Copies(kept={0: ((5, 1), (10, 1))})
 
     run(tmp_path, body)
 
@@ -138,13 +156,13 @@ def test_a_new_generation_copies_what_its_keeper_has_not(tmp_path: Path) -> None
         own.snapshots.formed(form(other.at))
         for step in (5, 10, 15):
             await settled(own.take(step))
-        assert other.depot.steps == {0: (10, 15)}
+        assert other.steps == {0: (10, 15)}
         for node, own_form in ((own, form(other.at, generation=2)), (other, form(generation=2))):
             node.snapshots.formed(own_form)
-        assert own.snapshots.steps == {0: (5, 10)}
-        assert other.depot.steps == {0: (10,)}
+        assert steps_of(own.snapshots.kept) == {0: (5, 10)}
+        assert other.steps == {0: (10,)}
         await own.snapshots.finish()
-        assert other.depot.steps == {0: (5, 10)}
+        assert other.steps == {0: (5, 10)}
 
     run(tmp_path, body)
 
@@ -164,7 +182,7 @@ def test_the_end_of_a_generation_breaks_copies_off(tmp_path: Path) -> None:
             await asyncio.wait_for(settled(buffer), 2)
         own.snapshots.formed(form(other.at, generation=2))
         await own.snapshots.finish()
-        assert other.depot.steps == {0: (5,)}
+        assert other.steps == {0: (5,)}
 
     run(tmp_path, body)
 
@@ -186,7 +204,7 @@ def test_a_neighbour_that_fails(
             )
         own.snapshots.formed(form(other.at, generation=2, step=15))
         await own.snapshots.finish()
-        assert other.depot.steps == {0: (10, 15)}
+        assert other.steps == {0: (10, 15)}
         assert capfd.readouterr().err == ""
 
     run(tmp_path, body)
@@ -200,13 +218,13 @@ def test_a_copy_is_fetched_as_a_snapshot_of_the_ranks_own(tmp_path: Path) -> Non
             content = CONTENT + bytes([step])
             other.snapshots.formed(form(own.at))
             await settled(other.take(step, content))
-        assert own.depot.steps == {0: (5, 10)}
+        assert own.steps == {0: (5, 10)}
         for node in (other, Node(tmp_path)):
             node.snapshots.formed(form(source=own.at))
             assert await node.fetch(10) == ("", [5, 10] if node is other else [10])
-            assert node.told[-1] == p.Snapshots(steps=node.snapshots.steps)
-            assert sorted(node.snapshots.steps[0])[-1] == 10
-            [held] = [b for _, b in node.snapshots._buffers[0] if b.step == 10]
+            assert node.told[-1] == p.Snapshots(kept=node.snapshots.kept)
+            assert max(node.snapshots.kept[0]) == (10, 1)
+            [held] = [b for _, b in node.snapshots._buffers[0] if b.made == (10, 1)]
             assert held.is_settled
             held.verify()
             with held.file as file:
@@ -233,25 +251,70 @@ def test_copies_that_cannot_be_fetched(tmp_path: Path) -> None:
             await asyncio.sleep(0.05)
             own.snapshots.break_off()
             assert "has ended meanwhile" in (await asyncio.wait_for(asking, 2))[0]
-        assert own.snapshots.steps == {0: (5,)}
+        assert steps_of(own.snapshots.kept) == {0: (5,)}
 
     run(tmp_path, body)
 
 
 def test_last_words_from_a_copy(tmp_path: Path) -> None:
     """As from a snapshot; what is not there is told."""
-    order = p.Dump(generation=1, step=5, shards={1: 0}, of=2)
+    order = p.Dump(made=1, step=5, shards={1: 0}, of=2)
 
     async def body(own: Node, other: Node) -> None:
         own.snapshots.formed(form(other.at))
-        header = b'{"__metadata__":{"data_position":"{}"}}'
-        await settled(own.take(5, len(header).to_bytes(8, "little") + header))
+        await settled(own.take(5, FILE))
         other.snapshots.dump(order)
-        other.snapshots.dump(p.Dump(generation=1, step=6, shards={1: 0}, of=2))
+        other.snapshots.dump(p.Dump(made=1, step=6, shards={1: 0}, of=2))
         await other.snapshots.finish()
         written, failed = (m for m in other.told if isinstance(m, p.PartWritten))
         assert (written.step, written.shard, written.error, written.last_words) == (5, 1, "", True)
         assert written.file is not None
         assert "no copy of rank 0 after step 6" in failed.error
+
+    run(tmp_path, body)
+
+
+def test_what_is_forgotten_of_a_whole_state(tmp_path: Path) -> None:
+    """What may be wrong; what was left behind is whole, and may be all that there is one day."""
+
+    async def body(own: Node, other: Node) -> None:
+        whole = msgspec.structs.replace(form(other.at), generation=2, step=9, shards=1)
+        for step in (5, 10):
+            await settled(own.take(step))
+        own.snapshots.formed(whole)
+        assert steps_of(own.snapshots.kept) == {0: (5, 10)}
+        own.snapshots.formed(msgspec.structs.replace(whole, suspicions=((1, 7),)))
+        assert steps_of(own.snapshots.kept) == {0: (5,)}
+
+    run(tmp_path, body)
+
+
+def test_last_words_that_are_clean(tmp_path: Path) -> None:
+    """Of the newest snapshot that is, by the name that it has."""
+
+    async def body(own: Node, other: Node) -> None:
+        for step in (6, 8):
+            await settled(own.take(step, FILE))
+        own.snapshots.dump(p.Dump(step=6, made=1, suspicions=((2, 7),)))
+        await own.snapshots.finish()
+        (written,) = (m for m in own.told if isinstance(m, p.CheckpointWritten))
+        assert (written.step, written.generation, written.error) == (6, 1, "")
+
+    run(tmp_path, body)
+
+
+def test_a_checkpoint_that_is_forgotten_before_it_is_written(tmp_path: Path) -> None:
+    """Nobody wants it any more, so that it does not fail."""
+
+    async def body(own: Node, other: Node) -> None:
+        stored = threading.Event()
+        own.snapshots._writes.submit(stored.wait)  # a slow store
+        whole = msgspec.structs.replace(form(other.at), generation=2, step=5, shards=1)
+        buffer = own.take(9, FILE, checkpoint=True)
+        await settled(buffer)
+        own.snapshots.formed(msgspec.structs.replace(whole, suspicions=((1, 7),)))
+        stored.set()
+        await own.snapshots.finish()
+        assert not [m for m in own.told if isinstance(m, p.CheckpointWritten)]
 
     run(tmp_path, body)

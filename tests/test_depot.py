@@ -42,11 +42,11 @@ def test_the_two_newest_are_kept() -> None:
         contents = {step: os.urandom(1000 + step) for step in range(5, 45, 5)}
         for step, content in contents.items():
             await kept.put(step, content)
-        assert kept.depot.steps == {2: (35, 40)}
+        assert kept.steps == {2: (35, 40)}
         await kept.put(10, contents[10])
         for step in (35, 40):
             assert await kept.fetch(step) == contents[step]
-        with pytest.raises(CheckpointError, match=r"no copy of rank 2 after step 30.*\[35, 40\]"):
+        with pytest.raises(CheckpointError, match=r"rank 2 after step 30 .*\(35, 1\), \(40, 1\)"):
             await kept.fetch(30)
         assert len(memory()) <= 3
 
@@ -67,18 +67,18 @@ def test_what_is_there_is_not_sent_again() -> None:
             rank=2,
             generation=9,
             since=5,
-            step=5,
+            made=(5, 1),
             bytes=len(CONTENT),
             checksum=checksum,
         )
         await line.say(request)
         assert await line.hear(depot_line.ANSWERS) == Answer()
         line._socket.close()
-        kept.depot.forget_after(9, 4)  # it was sent for this generation, too
-        assert kept.depot.steps == {2: (5,)}
+        kept.depot.formed(form_of(9, 4))  # it was sent for this generation, too
+        assert kept.steps == {2: (5,)}
         await kept.put(5, b"another one", form=form_of(9, 5))
         assert await kept.fetch(5) == b"another one"
-        assert kept.depot.steps == {2: (5,)}
+        assert kept.steps == {2: (5,)}
 
     run(body)
 
@@ -89,12 +89,12 @@ def test_steps_that_are_done_again_are_forgotten() -> None:
     async def body(kept: Kept) -> None:
         await kept.put(5)
         await kept.put(10)
-        kept.depot.forget_after(2, 5)
-        assert kept.depot.steps == {2: (5,)}
+        kept.depot.formed(form_of(2, 5))
+        assert kept.steps == {2: (5,)}
         with pytest.raises(StaleError):
             await kept.put(10)
         await kept.put(10, b"the new one", form=form_of(2, 5))
-        kept.depot.forget_after(2, 5)  # the order came late: the node was faster
+        kept.depot.formed(form_of(2, 5))  # the order came late: the node was faster
         assert await kept.fetch(10) == b"the new one"
 
     assert run(body).told == [{2: (5,)}, {2: (5, 10)}, {2: (5,)}, {2: (5, 10)}]
@@ -107,8 +107,8 @@ def test_a_node_that_is_ahead() -> None:
         for step in (5, 10, 15):
             await kept.put(step)
         await kept.put(5, form=form_of(2, 5))
-        assert kept.depot.steps == {2: (5,)}
-        kept.depot.forget_after(2, 5)
+        assert kept.steps == {2: (5,)}
+        kept.depot.formed(form_of(2, 5))
         assert await kept.fetch(5) == CONTENT
 
     assert run(body).told == [{2: (5,)}, {2: (5, 10)}, {2: (10, 15)}, {2: ()}, {2: (5,)}]
@@ -150,7 +150,7 @@ def test_a_big_one_holds_nobody_up() -> None:
                 return back
 
             await put(kept.at, KNOWN, buffer, rank=3, form=form_of(1, 0))
-            await fetch(kept.at, KNOWN, make_room, rank=3, step=5)
+            await fetch(kept.at, KNOWN, make_room, rank=3, made=(5, 1))
             watching.cancel()
             assert bytes(back.file) == content
         assert longest < 1.0  # of both ends together, on a busy machine

@@ -47,7 +47,7 @@ def test_others_are_refused(known: Pass, told: str) -> None:
             await kept.fetch(5, known=known)
         with pytest.raises(CheckpointError, match=told):
             await kept.put(10, known=known)
-        assert kept.depot.steps == {2: (5,)}
+        assert kept.steps == {2: (5,)}
         await served(kept)
 
     run(body)
@@ -62,7 +62,7 @@ def test_a_depot_that_is_none() -> None:
         async def believe(line: Line) -> Fetch:
             await line.meet()
             await line._receive(36)
-            return Fetch(job_id="pretended", attempt=0, rank=2, step=5)
+            return Fetch(job_id="pretended", attempt=0, rank=2, made=(5, 1))
 
         at = protocol.Depot(host=LOOPBACK, port=wrong.listen(LOOPBACK))
         with pytest.MonkeyPatch.context() as patch:
@@ -117,7 +117,7 @@ def request_of(**changes: object) -> Put:
         "rank": 2,
         "generation": 1,
         "since": 0,
-        "step": 5,
+        "made": (5, 1),
     }
     return Put(**fields | {"bytes": 50_000, "checksum": "none"} | changes)
 
@@ -138,13 +138,15 @@ def test_what_cannot_be_kept(changes: dict[str, int], told: str) -> None:
         await line.say(request_of(**changes))
         assert told in (await line.hear(depot_line.ANSWERS)).error
         line._socket.close()
-        assert kept.depot.steps.get(2, ()) == ()
+        assert kept.steps.get(2, ()) == ()
         await served(kept)
 
     run(body)
 
 
-@pytest.mark.parametrize("changes", [{"bytes": 0}, {"bytes": -1}, {"step": -1}, {"attempt": "0"}])
+@pytest.mark.parametrize(
+    "changes", [{"bytes": 0}, {"bytes": -1}, {"made": (-1, 1)}, {"attempt": "0"}]
+)
 def test_requests_that_make_no_sense(changes: dict[str, object]) -> None:
     """They are no messages, even from one who knows the secret."""
 
@@ -167,7 +169,7 @@ class _Any(msgspec.Struct, tag="put", tag_field="type"):
     rank: object
     generation: object
     since: object
-    step: object
+    made: object
     bytes: object
     checksum: object
 
@@ -181,16 +183,16 @@ def test_a_torn_stream(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
         await kept.put(5)
         await kept.put(10)
         line = await kept.line()
-        await line.say(request_of(step=15))
+        await line.say(request_of(made=(15, 1)))
         assert (await line.hear(depot_line.ANSWERS)).bytes == 50_000
         await line.send(memoryview(CONTENT)[:20_000])
         if ends == "cut":
             line._socket.close()
         assert await kept.fetch(10) == CONTENT  # waits until that one is given up
-        assert kept.depot.steps == {2: (5, 10)}
+        assert kept.steps == {2: (5, 10)}
         line._socket.close()
         await kept.put(15)
-        assert kept.depot.steps == {2: (10, 15)}
+        assert kept.steps == {2: (10, 15)}
         assert len(memory()) == 3
 
     run(body)
@@ -208,7 +210,7 @@ def test_other_bytes_than_were_sealed() -> None:
             "checksum of what arrived is xxh3_128:" in (await line.hear(depot_line.ANSWERS)).error
         )
         line._socket.close()
-        assert kept.depot.steps == {2: ()}
+        assert kept.steps == {2: ()}
 
     run(body)
 

@@ -1,66 +1,82 @@
-"""The line of the run: what may be put together, and what may be wrong."""
+"""How states are related: who has done a step, and what may be wrong."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.recovery import journal
-from rekindle.recovery.fault import Fault, Kind
-from rekindle.recovery.lineage import Lineage
+from rekindle.recovery.lineage import Lineage, is_clean
 
-began = st.lists(st.integers(0, 9), max_size=8)  # the steps that generations 1, 2, ... went on from
-states = st.tuples(st.integers(0, 9), st.integers(0, 8))  # step, generation
+# What generations 1, 2, ... went on from: a step, and how many generations ago that was done.
+began = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 3)), max_size=8)
 
 
-def formed(generation: int, step: int, source: str = "self") -> journal.Formed:
+def formed(generation: int, step: int, made: int, source: str = "self") -> journal.Formed:
     return journal.Formed(
-        generation=generation, world_size=2, step=step, sources={source: 2}, newest=step
+        generation=generation,
+        world_size=2,
+        step=step,
+        made=made,
+        sources={source: 2},
+        newest=step,
     )
 
 
-def suspect(clean: int) -> journal.FaultSeen:
-    fault = Fault(kind=Kind.DEVICE_MEMORY, message="ECC", clean=clean)
-    return journal.FaultSeen(incident=1, fault=fault)
+def line_of(steps: list[tuple[int, int]]) -> Lineage:
+    events = []
+    for number, (step, ago) in enumerate(steps, start=1):
+        events.append(formed(number, step, max(0, number - ago)))
+    return Lineage(events)
 
 
-@given(began, states)
-def test_a_state_is_of_the_line_unless_a_later_generation_began_before_it(
-    steps: list[int], state: tuple[int, int]
+@given(began, st.integers(0, 9), st.integers(0, 8))
+def test_the_one_who_has_done_a_step(
+    steps: list[tuple[int, int]], step: int, generation: int
 ) -> None:
-    """The rule itself, looked up in every generation."""
-    line = Lineage(formed(number, step) for number, step in enumerate(steps, start=1))
-    step, generation = state
-    later = [at for number, at in enumerate(steps, start=1) if number > generation]
-    assert line.has(step, generation) == all(at >= step for at in later)
-    assert line.generation == len(steps)
+    """Looked up from generation to generation: it began before that step."""
+    made = line_of(steps).name(step, generation)
+    while 0 < generation <= len(steps) and step <= steps[generation - 1][0]:
+        generation = max(0, generation - steps[generation - 1][1])
+    assert made == (step, generation)
 
 
-@given(began, st.lists(st.tuples(st.integers(0, 8), st.integers(0, 9)), max_size=4), states)
-def test_what_was_made_after_a_suspect_step_is_not_clean(
-    steps: list[int], faults: list[tuple[int, int]], state: tuple[int, int]
+@given(began, st.integers(0, 9), st.integers(0, 8))
+def test_a_name_is_the_name_of_itself(
+    steps: list[tuple[int, int]], step: int, generation: int
 ) -> None:
-    """By the generations up to the fault; what later ones made anew is."""
-    faults = [(min(generation, len(steps)), clean) for generation, clean in faults]
-    events: list[journal.Event] = []
-    for number, at in enumerate([0, *steps]):
-        events += [formed(number, at)] if number else []
-        events += [suspect(clean) for generation, clean in faults if generation == number]
-    step, generation = state
-    told = [clean for fault, clean in faults if generation <= fault]
-    assert Lineage(events).is_clean(step, generation) == all(step <= clean for clean in told)
-    assert Lineage(events).limit(generation) == min(told, default=None)
+    """So that what ranks, agents and the store say of a state can be compared."""
+    line = line_of(steps)
+    made = line.name(step, generation)
+    assert line.name(*made) == made
 
 
-def test_ranks_without_a_session_are_of_no_line() -> None:
+def test_a_step_that_is_done_again() -> None:
+    """Generation 2 does steps 4 to 9 again, generation 3 goes on from the old step 6."""
+    line = Lineage([formed(1, 0, 0), formed(2, 3, 1), formed(3, 6, 1)])
+    assert [line.name(6, generation) for generation in (1, 2, 3)] == [(6, 1), (6, 2), (6, 1)]
+    assert [line.name(3, generation) for generation in (1, 2, 3)] == [(3, 1)] * 3
+    assert line.name(7, 3) == (7, 3)
+
+
+def test_a_journal_that_was_lost() -> None:
+    """Its generations begin anew, with checkpoints of higher ones: no search goes in circles."""
+    line = Lineage([formed(1, 30, 5), formed(5, 50, 4)])
+    assert line.name(30, 1) == (30, 1)
+    assert line.name(40, 5) == (40, 4)
+
+
+def test_ranks_without_a_session_have_no_state() -> None:
     """A script that was started again has no step that the job knows; its number counts."""
-    line = Lineage([formed(1, 0), formed(2, 0, "script")])
-    assert line.has(7, 1)
+    line = Lineage([formed(1, 0, 0), formed(2, 0, 0, "script")])
+    assert line.name(7, 2) == (7, 2)
     assert line.generation == 2
 
 
-@pytest.mark.parametrize("step", [3, 4])
-def test_what_was_left_behind_stays_behind(step: int) -> None:
-    """Even when training has come further again."""
-    line = Lineage([formed(1, 0), formed(2, 3), formed(3, 9)])
-    assert line.has(step, 1) == (step <= 3)
-    assert line.has(step, 2)
+@pytest.mark.parametrize(
+    ("made", "clean"), [((7, 1), True), ((8, 1), False), ((8, 2), False), ((8, 3), True)]
+)
+def test_what_a_rank_says_to_be_wrong(made: tuple[int, int], clean: bool) -> None:
+    """Of the generations up to that one; what later ones made anew is right."""
+    events = [formed(1, 0, 0), formed(2, 5, 1), journal.Suspected(generation=2, clean=7, rank=1)]
+    line = Lineage([*events, formed(3, 7, 2)])
+    assert is_clean(made, line.suspicions) == clean

@@ -9,6 +9,7 @@ from jobs.trained import SIGKILL, sources, strategies, trained
 from rekindle.errors import ProtocolError
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
+from rekindle.recovery.lineage import Lineage
 from rekindle.recovery.plan import Source
 from rekindle.recovery.policy import Strategy
 from rekindle.runtime import protocol as p
@@ -55,7 +56,8 @@ def test_from_the_start_to_the_first_step() -> None:
 
 def test_generations_go_on_from_those_of_earlier_attempts() -> None:
     """A later attempt never forms a generation that an earlier one had."""
-    job = Driver(attempt=2, generation=7)
+    before = journal.Formed(generation=7, world_size=2, step=0, sources={"fresh": 2}, newest=0)
+    job = Driver(attempt=2, lineage=Lineage([before]))
     job.start()
     job.arrive(job.ranks)
     assert job.told(p.Form)[0].generation == 8
@@ -232,7 +234,7 @@ def test_several_ranks_die_at_once() -> None:
 def test_the_death_of_all_ranks_leaves_the_snapshots() -> None:
     """Nobody lives: the newest snapshot in an agent's memory is what all go on from."""
     job = trained(12, nodes=2, processes=1)
-    job.say(0, p.Snapshots(steps={0: (10,)}))
+    job.say(0, p.Snapshots(kept={0: ((10, 1),)}))
     for rank in job.ranks:
         job.exits(rank, signal=SIGKILL, finished=12)
     job.spawned()

@@ -25,6 +25,7 @@ def arrive(driver: Driver, finished: int | None = None, shards: int = 4) -> None
 
 def trained(*, nodes: int = 2, shards: int = 4, steps: tuple[int, ...] = (5, 10)) -> Driver:
     """A job of four ranks that has copies of these steps, where the plan asks for them."""
+    kept = tuple((step, 1) for step in steps)
     driver = Driver(nodes=nodes, processes=4 // nodes, policy=POLICY)
     for node in range(nodes):
         driver.hello(node, depot=7000 + node)
@@ -35,10 +36,10 @@ def trained(*, nodes: int = 2, shards: int = 4, steps: tuple[int, ...] = (5, 10)
     driver.ready(driver.ranks)
     driver.step(12)
     for node, form in forms.items():
-        driver.say(node, p.Snapshots(steps=dict.fromkeys(form.plan, steps)))
+        driver.say(node, p.Snapshots(kept=dict.fromkeys(form.plan, kept)))
         for rank, own in form.plan.items():
             if own.keeper >= 0:
-                driver.say(own.keeper, p.Copies(steps={rank: steps}))
+                driver.say(own.keeper, p.Copies(kept={rank: kept}))
     return driver
 
 
@@ -124,17 +125,20 @@ def test_a_refused_copy() -> None:
             driver.arrive([rank], 10 if rank < 2 else None, shard=rank)
         assert driver.told(p.Form)[1].step == step
         assert sources(driver)[2:] == [source] * 2
-    assert driver.machine._refused == {(1, Source.NEIGHBOUR, 10), (1, Source.NEIGHBOUR, 5)}
+    assert driver.machine._refused == {
+        (1, Source.NEIGHBOUR, (10, 1)),
+        (1, Source.NEIGHBOUR, (5, 1)),
+    }
 
 
 def test_copies_that_are_forgotten() -> None:
     """After all went back to step 5, the agents say what is left; the plan counts nothing else."""
     driver = trained()
-    driver.say(1, p.Snapshots(steps={2: (5,)}))
+    driver.say(1, p.Snapshots(kept={2: ((5, 1),)}))
     driver.exits(2, signal=9)
     driver.spawned()
-    driver.say(0, p.Copies(steps={2: (5,), 3: (5,)}))
-    driver.say(1, p.Copies(steps={0: (5,), 1: (5,)}))
+    driver.say(0, p.Copies(kept={2: ((5, 1),), 3: ((5, 1),)}))
+    driver.say(1, p.Copies(kept={0: ((5, 1),), 1: ((5, 1),)}))
     for rank in driver.ranks:
         driver.arrive([rank], None if rank == 2 else 12, shard=rank)
     assert driver.last(journal.Formed).step == 5
@@ -144,7 +148,7 @@ def test_copies_that_are_forgotten() -> None:
 def test_a_copy_is_better_than_a_snapshot_that_is_missing() -> None:
     """A rank whose own agent has none of the step fetches it from the neighbour."""
     driver = trained()
-    driver.say(1, p.Snapshots(steps={2: (5,)}))
+    driver.say(1, p.Snapshots(kept={2: ((5, 1),)}))
     driver.exits(2, signal=9)
     driver.spawned()
     for rank in driver.ranks:
@@ -166,8 +170,8 @@ def test_another_coordinator_is_told() -> None:
             generation=1,
             ranks=tuple(p.LiveRank(rank=r, pid=driver.pids[r], training=True) for r in own),
             shards={rank: rank for rank in own},
-            snapshots=dict.fromkeys(own, (5, 10)),
-            copies=dict.fromkeys(others, (5, 10)),
+            snapshots=dict.fromkeys(own, ((5, 1), (10, 1))),
+            copies=dict.fromkeys(others, ((5, 1), (10, 1))),
         )
     lose(driver, 1)
     if not driver.told(p.Form):
@@ -219,8 +223,8 @@ def test_ranks_that_the_job_has_not(rank: int) -> None:
     """Whoever speaks of them is no agent of ours."""
     driver = trained()
     with pytest.raises(ProtocolError, match="ranks that the job has not"):
-        driver.machine.on_message(0, p.Copies(steps={rank: (5,)}), 0.0)
+        driver.machine.on_message(0, p.Copies(kept={rank: ((5, 1),)}), 0.0)
     driver.lose(1)
-    driver.hello(1, copies={rank: (5,)})
+    driver.hello(1, copies={rank: ((5, 1),)})
     [refused] = driver.sent(p.Refused)
     assert "speaks of ranks that the job has not" in refused.message.reason

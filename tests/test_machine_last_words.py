@@ -16,7 +16,7 @@ def trained(*, policy: Policy | None = None, **snapshots: int) -> Driver:
     driver.train(finished=7)
     for name, step in snapshots.items():
         node = int(name.removeprefix("node"))
-        driver.say(node, p.Snapshots(steps={node: (step,)}))
+        driver.say(node, p.Snapshots(kept={node: ((step, 1),)}))
     return driver
 
 
@@ -164,7 +164,7 @@ def test_nobody_is_asked_for_while_it_is_written() -> None:
     driver = Driver(nodes=2, processes=1)
     driver.hello(spare=True)
     driver.train()
-    driver.say(0, p.Snapshots(steps={0: (1,)}))
+    driver.say(0, p.Snapshots(kept={0: ((1, 1),)}))
     driver.lose(1)
     driver.stop()
     driver.killed()

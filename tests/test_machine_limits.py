@@ -97,7 +97,7 @@ def test_time_limits_are_off_while_ranks_train() -> None:
 def test_a_snapshot_that_cannot_be_used_is_passed_over_for_the_checkpoint() -> None:
     """The rank says that its snapshot is broken: the next plan takes the checkpoint."""
     job = trained(12)
-    job.say(0, p.Snapshots(steps={0: (10,)}))
+    job.say(0, p.Snapshots(kept={0: ((10, 1),)}))
     job.say(0, p.CheckpointWritten(step=8, generation=1, path="there"))
     for rank in job.ranks:
         job.exits(rank, signal=SIGKILL, finished=12)
@@ -148,7 +148,7 @@ def test_the_copies_before_are_tried_one_after_the_other() -> None:
 def test_a_source_that_failed_may_be_used_in_the_next_incident() -> None:
     """What was passed over is tried again once training went on: a newer one lies there."""
     job = trained(12, processes=1)
-    job.say(0, p.Snapshots(steps={0: (10,)}))
+    job.say(0, p.Snapshots(kept={0: ((10, 1),)}))
     job.exits(0, signal=SIGKILL, finished=12)
     job.spawned()
     job.arrive([0])
@@ -156,7 +156,7 @@ def test_a_source_that_failed_may_be_used_in_the_next_incident() -> None:
     job.form()
     assert job.last(journal.Formed).sources == {"fresh": 1}
     job.step(1)
-    job.say(0, p.Snapshots(steps={0: (20,)}))
+    job.say(0, p.Snapshots(kept={0: ((20, 1),)}))
     job.exits(0, signal=SIGKILL, finished=21)
     job.spawned()
     job.arrive([0])

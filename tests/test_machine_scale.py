@@ -101,7 +101,7 @@ def stop(driver: Driver) -> None:
 
 def lose_half_the_state(nodes: int) -> None:
     """Half of the ranks get their state from the other half."""
-    make_plan({r: Holding(node=r, finished=3 if r % 2 else None) for r in range(nodes)})
+    make_plan({r: Holding(node=r, live=(3, 1) if r % 2 else None) for r in range(nodes)})
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,8 @@ def value(of: Any) -> st.SearchStrategy[Any]:
         return st.floats(allow_nan=False)
     if get_origin(of) is dict:
         return st.dictionaries(value(inner[0]), value(inner[1]), max_size=4)
+    if get_origin(of) is tuple and inner[-1] is not Ellipsis:
+        return st.tuples(*map(value, inner))
     if get_origin(of) is tuple:
         return st.lists(value(inner[0]), max_size=4).map(tuple)
     if get_origin(of) in (Union, UnionType):

@@ -179,20 +179,16 @@ class DirectoryStore:
                 # They were pruned while they were read, so a newer one has been committed.
                 listed = again
 
-    def find(self, step: int) -> Checkpoint | None:
-        """The newest generation's checkpoint of exactly this step that has all its files.
+    def find(self, step: int, generation: int) -> Checkpoint | None:
+        """The checkpoint of this step and generation, if it has all its files.
 
         Their sizes are looked at, their bytes are not: who reads a file has it verified there.
-        What cannot be used is passed over. Raises CheckpointError if the directory exists but
-        cannot be read.
+        Raises CheckpointError if its directory exists but cannot be read.
         """
-        with explained("read", self.root):
-            of_step = [self._place(key) for key in self._keys(step) if key[0] == step]
-        for path in of_step:
-            with contextlib.suppress(OSError):
-                if manifest := committed(path):
-                    return Checkpoint(path, manifest)
-        return None
+        path = self._place((step, generation))
+        with explained("read", path):
+            manifest = committed(path)
+        return Checkpoint(path, manifest) if manifest else None
 
     def keys(self, *, at_most: int | None = None) -> list[Key]:
         """Step and generation of all finished checkpoints, newest first; nothing in them is read.

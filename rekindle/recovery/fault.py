@@ -52,8 +52,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that went wrong.
 
     `rank` and `node` say where (-1: not bound to one); `finished` is the number of steps the rank
-    had finished; `signature` is equal for two faults that look the same to a person. `clean`: what
-    the job has made after so many steps may be wrong, on all ranks; None: nothing is suspected.
+    had finished; `signature` is equal for two faults that look the same to a person.
     """
 
     kind: Kind
@@ -64,7 +63,6 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     signature: str = ""
     traceback: str = ""
     at: float = 0.0
-    clean: int | None = None
 
     def blamed(self) -> str:
         """Say in words where the fault is."""

@@ -79,6 +79,17 @@ class FaultSeen(Event, frozen=True, kw_only=True, tag="fault"):
     fault: Fault
 
 
+class Suspected(Event, frozen=True, kw_only=True, tag="suspected"):
+    """What was made after `clean` steps, by generations up to this one, may be wrong on all ranks.
+
+    rank: the one that says so.
+    """
+
+    generation: int
+    clean: int
+    rank: int
+
+
 class Decided(Event, frozen=True, kw_only=True, tag="decided"):
     incident: int
     strategy: Strategy
@@ -88,8 +99,8 @@ class Decided(Event, frozen=True, kw_only=True, tag="decided"):
 class Formed(Event, frozen=True, kw_only=True, tag="formed"):
     """A generation was formed: all ranks are there and know where their state comes from.
 
-    step: steps finished, from which all ranks go on; newest: steps that all had finished before;
-    sources: how many ranks take their state from
+    step: steps finished, from which all ranks go on; made: the generation that did the last of
+    them; newest: steps that all had finished before; sources: how many ranks take their state from
     where, e.g. {"self": 3, "peer": 1}; left_out: nodes that take no part.
     """
 
@@ -98,6 +109,7 @@ class Formed(Event, frozen=True, kw_only=True, tag="formed"):
     step: int
     sources: dict[str, int]
     newest: int
+    made: int = 0
     left_out: tuple[int, ...] = ()
     incident: int = 0
 
@@ -187,6 +199,7 @@ AnyEvent = (
     | SpareLost
     | RanksStarted
     | FaultSeen
+    | Suspected
     | Decided
     | Formed
     | Restored

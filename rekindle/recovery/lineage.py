@@ -1,8 +1,8 @@
-"""Which states belong together: the line of the run, a fold over its generations. Pure.
+"""How the states of a run are related: a fold over its generations. Pure.
 
-A generation goes on from a step, and what was made beyond it by earlier ones is left behind: it is
-made again, perhaps not bit by bit the same. A state is named by its step (how many are finished)
-and the generation that made it.
+A generation goes on from a state, and what was made beyond that is left behind: it is made again,
+perhaps not bit by bit the same. So a state is named by its step and the generation that did it
+(`Made`). A rank may tell that what was made after some step is wrong.
 """
 
 from __future__ import annotations
@@ -10,54 +10,51 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rekindle.recovery import journal
+from rekindle.recovery.plan import Made
 
 SCRIPT = "script"  # the source of ranks without a Session: their state is their own business
+
+# What was made after `clean` steps by generations up to this one may be wrong: (generation, clean).
+Suspicion = tuple[int, int]
+
+
+def is_clean(made: Made, suspicions: Iterable[Suspicion]) -> bool:
+    """Whether nothing is known against this state."""
+    step, generation = made
+    return all(generation > told or step <= clean for told, clean in suspicions)
 
 
 class Lineage:
     """The generations formed so far, of all attempts.
 
-    generation: the newest.
+    generation: the newest. suspicions: in the order in which they were told.
     """
 
     def __init__(self, events: Iterable[journal.Event] = ()) -> None:
         self.generation = 0
-        # (generation, the step it went on from), both rising: an earlier generation that went on
-        # from a later step says nothing that a later one does not.
-        self._began: list[tuple[int, int]] = []
-        self._suspected: list[tuple[int, int]] = []  # (generation, the newest step that is clean)
+        self.suspicions: list[Suspicion] = []
+        self._began: dict[int, Made] = {}  # the states that generations went on from
         for event in events:
             match event:
                 case journal.Formed(sources=sources) if SCRIPT in sources:
                     self.generation = max(self.generation, event.generation)
                 case journal.Formed():
-                    self.formed(event.generation, event.step)
-                case journal.FaultSeen(fault=fault) if fault.clean is not None:
-                    self.suspect(fault.clean)
+                    self.formed(event.generation, (event.step, event.made))
+                case journal.Suspected():
+                    self.suspicions.append((event.generation, event.clean))
                 case _:
                     pass
 
-    def formed(self, generation: int, step: int) -> None:
-        """A generation goes on from this step."""
+    def formed(self, generation: int, made: Made) -> None:
+        """A generation goes on from this state."""
         self.generation = max(self.generation, generation)
-        while self._began and self._began[-1][1] >= step:
-            self._began.pop()
-        self._began.append((generation, step))
+        self._began[generation] = made
 
-    def suspect(self, clean: int) -> None:
-        """What was made after `clean` steps, up to now, may be wrong wherever it is."""
-        self._suspected.append((self.generation, clean))
-
-    def has(self, step: int, generation: int) -> bool:
-        """Whether this state is of the line, so that it may be put together with others of it."""
-        began = (at for formed, at in self._began if formed > generation)
-        return step <= next(began, step)
-
-    def is_clean(self, step: int, generation: int) -> bool:
-        """Whether nothing is known against this state."""
-        clean = self.limit(generation)
-        return clean is None or step <= clean
-
-    def limit(self, generation: int) -> int | None:
-        """The newest step of what this generation, or one before it, has made that is clean."""
-        return min((clean for made, clean in self._suspected if made >= generation), default=None)
+    def name(self, step: int, generation: int) -> Made:
+        """Name the state of `step` that a rank of this generation has: who has done that step?"""
+        while generation in self._began:
+            began, before = self._began[generation]
+            if step > began or before >= generation:
+                break
+            generation = before
+        return step, generation

@@ -8,6 +8,10 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
+# A state by its name: steps finished, and the generation that did the last of them. A step that is
+# done again in a later generation, perhaps not bit by bit the same, makes another state.
+Made = tuple[int, int]
+
 
 class Source(str, enum.Enum):
     """Where a rank's training state comes from, nearest first."""
@@ -28,22 +32,18 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
 
     shard: which piece of the training state it holds. Ranks of the same shard are a replica group:
         they hold the same. In data-parallel training there is one shard.
-    finished: steps its live state has finished; None: it has none (just started).
-    torn: it was inside an optimizer update that did not end; its state is of no step.
-    snapshots: steps of the snapshots that its node's agent has of it.
-    copies: snapshots of it that agents of other nodes have: (node, step).
-    checkpoints: steps of the checkpoints that its node can read; they hold all shards.
-    left: steps of those that the run has left behind (see rekindle.recovery.lineage).
+    live: the state it has; None: none (just started, or interrupted while that was changed).
+    snapshots: those that its node's agent has of it.
+    copies: snapshots of it that agents of other nodes have: (node, state).
+    checkpoints: those that its node can read; they hold all shards.
     """
 
     node: int
     shard: int = 0
-    finished: int | None = None
-    torn: bool = False
-    snapshots: tuple[int, ...] = ()
-    copies: tuple[tuple[int, int], ...] = ()
-    checkpoints: tuple[int, ...] = ()
-    left: tuple[int, ...] = ()
+    live: Made | None = None
+    snapshots: tuple[Made, ...] = ()
+    copies: tuple[tuple[int, Made], ...] = ()
+    checkpoints: tuple[Made, ...] = ()
 
 
 class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,76 +64,70 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The step all ranks go on from (steps finished) and what each rank does.
+    """The state all ranks go on from (`step` steps finished) and what each rank does.
 
+    made: the generation that did that step; 0: none did, for nothing was trained.
     shards: pieces that the state is in; a checkpoint has all of them.
     """
 
     step: int
+    made: int = 0
     ranks: tuple[RankPlan, ...]
     shards: int = 1
 
 
 def make_plan(holdings: Mapping[int, Holding]) -> Plan:
-    """Plan for all ranks: one step, and for each replica group where its state of that step is.
+    """Plan for all ranks: one state, and for each replica group where that is.
 
     holdings: one entry per rank 0..world_size-1.
-    A step counts only if every replica group has it. The newest of which all groups have a live
+    A state counts only if every replica group has it. The newest of which all groups have a live
     copy wins: whatever is newer than it was left by ranks that died a step ahead, and doing that
-    step again costs less than loading it. Without such a step the newest wins that every group has
-    anywhere, each group from the nearest place. A torn rank is never a source. A checkpoint that
-    the run has left behind counts for all ranks or for none, and where nothing else is as new.
+    step again costs less than loading it. Without such a state the newest wins that every group has
+    anywhere, each group from the nearest place. Of two states of one step the later made is newer.
     """
     groups: dict[int, dict[int, Holding]] = {}
     for rank in sorted(holdings):
         groups.setdefault(holdings[rank].shard, {})[rank] = holdings[rank]
     offers = [_nearest(group.values()) for group in groups.values()]
     live = set.intersection(*({s for s in each if each[s] is Source.SELF} for each in offers))
-    steps = live or set.intersection(*(set(each) for each in offers))
-    step = max(steps, default=0)
-    left = set.intersection(
-        *({s for h in each.values() for s in h.left} for each in groups.values())
-    )
-    if not live and max(left, default=0) > step:
-        alone = {
-            r: Holding(node=h.node, shard=h.shard, checkpoints=h.left) for r, h in holdings.items()
-        }
-        return make_plan(alone)
+    whole = live or set.intersection(*(set(each) for each in offers))
+    chosen = max(whole, default=(0, 0))
     plans: dict[int, RankPlan] = {}
     for group, offer in zip(groups.values(), offers, strict=True):
-        plans |= _share(step, offer[step] if steps else Source.FRESH, group)
+        plans |= _share(chosen, offer[chosen] if whole else Source.FRESH, group)
     for rank, keeper in _keepers(groups.values()).items():
         plans[rank] = msgspec.structs.replace(plans[rank], keeper=keeper)
-    return Plan(step=step, ranks=tuple(plans[r] for r in sorted(plans)), shards=len(groups))
+    step, made = chosen
+    in_order = tuple(plans[rank] for rank in sorted(plans))
+    return Plan(step=step, made=made, ranks=in_order, shards=len(groups))
 
 
-def _steps(holding: Holding) -> dict[Source, Collection[int]]:
-    """The steps that a rank can bring itself to, by source."""
-    live = holding.finished is not None and not holding.torn
+def _states(holding: Holding) -> dict[Source, Collection[Made]]:
+    """The states that a rank can bring itself to, by source."""
     return {
-        Source.SELF: (holding.finished,) if holding.finished is not None and live else (),
+        Source.SELF: () if holding.live is None else (holding.live,),
         Source.SNAPSHOT: holding.snapshots,
-        Source.NEIGHBOUR: [step for _, step in holding.copies],
+        Source.NEIGHBOUR: [made for _, made in holding.copies],
         Source.CHECKPOINT: holding.checkpoints,
     }
 
 
-def _nearest(group: Iterable[Holding]) -> dict[int, Source]:
-    """The steps that a replica group can reach, each with the nearest source of it."""
-    nearest: dict[int, Source] = {}
+def _nearest(group: Iterable[Holding]) -> dict[Made, Source]:
+    """The states that a replica group can reach, each with the nearest source of it."""
+    nearest: dict[Made, Source] = {}
     for holding in group:
-        for source, steps in _steps(holding).items():
-            for step in steps:
-                nearest[step] = min(source, nearest.get(step, source), key=_DISTANCE.index)
+        for source, states in _states(holding).items():
+            for made in states:
+                nearest[made] = min(source, nearest.get(made, source), key=_DISTANCE.index)
     return nearest
 
 
-def _share(step: int, source: Source, group: Mapping[int, Holding]) -> dict[int, RankPlan]:
+def _share(chosen: Made, source: Source, group: Mapping[int, Holding]) -> dict[int, RankPlan]:
     """Give every rank of a replica group that has not the source the nearest that has."""
     writer = min(group)
     if source is Source.FRESH:
         return {rank: RankPlan(source=source, writes=rank == writer) for rank in group}
-    holders = [rank for rank in group if step in _steps(group[rank])[source]]
+    holders = [rank for rank in group if chosen in _states(group[rank])[source]]
     senders = _senders(holders, group)
     peers = {to: rank for rank, receivers in senders.items() for to in receivers}
     plans = {}
@@ -141,7 +135,7 @@ def _share(step: int, source: Source, group: Mapping[int, Holding]) -> dict[int,
         if rank in peers:
             plans[rank] = RankPlan(source=Source.PEER, peer=peers[rank], writes=rank == writer)
             continue
-        at = next((node for node, copy in holding.copies if copy == step), -1)
+        at = next((node for node, copy in holding.copies if copy == chosen), -1)
         plans[rank] = RankPlan(
             source=source,
             node=at if source is Source.NEIGHBOUR else -1,

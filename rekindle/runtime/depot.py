@@ -8,7 +8,7 @@ import errno
 import os
 import socket
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,6 +17,8 @@ import psutil
 
 from rekindle import names
 from rekindle.errors import CheckpointError, CorruptError, ProtocolError, StaleError
+from rekindle.recovery.lineage import Suspicion, is_clean
+from rekindle.recovery.plan import Made
 from rekindle.runtime import protocol
 from rekindle.runtime.depot_line import (
     ANSWERS,
@@ -41,11 +43,16 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class _Copy:
-    """A snapshot; generation: the newest for which it was sent."""
+    """A snapshot; generation: the newest for which it was sent, which need not have made it."""
 
     generation: int
     fd: int
     buffer: SnapshotBuffer
+
+    @property
+    def made(self) -> Made:
+        """The state that it is; it is one as long as it is kept."""
+        return self.buffer.made or (0, 0)
 
     def close(self) -> None:
         self.buffer.close()
@@ -76,33 +83,43 @@ class Depot:
         return int(self._socket.getsockname()[1])
 
     @property
-    def steps(self) -> dict[int, tuple[int, ...]]:
-        """The steps that are kept of each rank."""
-        return {rank: self._steps(rank) for rank in list(self._copies)}
+    def kept(self) -> dict[int, tuple[Made, ...]]:
+        """What is kept of each rank."""
+        return {rank: self._states(rank) for rank in list(self._copies)}
 
-    def forget_after(self, generation: int, step: int) -> None:
-        """Drop older generations' copies of what this one trains again, and take none any more."""
-        self._generation = generation
+    def formed(self, form: protocol.Form) -> None:
+        """Drop older generations' copies of what this one trains again, and take none any more.
+
+        Those that may be wrong too.
+        """
+        self._generation = form.generation
         for rank in list(self._copies):
-            self._forget_after(rank, generation, step)
+            self._forget_after(rank, form.generation, form.step, form.suspicions)
 
-    def _forget_after(self, rank: int, generation: int, step: int) -> None:
-        copies = self._copies[rank]
-        stale = [c for c in copies if c.generation < generation and _step(c) > step]
+    def _forget_after(
+        self, rank: int, generation: int, step: int, suspicions: Iterable[Suspicion] = ()
+    ) -> None:
+        copies, suspicions = self._copies[rank], tuple(suspicions)
+        stale = [
+            copy
+            for copy in copies
+            if (copy.generation < generation and copy.made[0] > step)
+            or not is_clean(copy.made, suspicions)
+        ]
         if stale:
             self._copies[rank] = [copy for copy in copies if copy not in stale]
             self._room[rank] += stale  # not closed: one of them may be on its way
-            self._tell(protocol.Copies(steps={rank: self._steps(rank)}))
+            self._tell(protocol.Copies(kept={rank: self._states(rank)}))
 
     @contextlib.asynccontextmanager
-    async def reading(self, rank: int, step: int) -> AsyncIterator[SnapshotBuffer]:
-        """The copy of a step, kept as it is meanwhile. Raises CheckpointError: there is none."""
+    async def reading(self, rank: int, made: Made) -> AsyncIterator[SnapshotBuffer]:
+        """The copy of a state, kept as it is meanwhile. Raises CheckpointError: there is none."""
         async with self._busy[rank]:
-            found = [copy for copy in self._copies[rank] if _step(copy) == step]
+            found = [copy for copy in self._copies[rank] if copy.made == made]
             if not found:
                 raise CheckpointError(
-                    f"there is no copy of rank {rank} after step {step}, "
-                    f"but of steps {list(self._steps(rank))}"
+                    f"there is no copy of rank {rank} after step {made[0]} of generation "
+                    f"{made[1]}, but of (step, generation) {list(self._states(rank))}"
                 )
             yield found[0].buffer
 
@@ -155,7 +172,7 @@ class Depot:
 
     async def _give(self, line: Line, request: Fetch) -> None:
         try:
-            async with self.reading(request.rank, request.step) as buffer:
+            async with self.reading(request.rank, request.made) as buffer:
                 with buffer.file as content:
                     await line.say(Answer(bytes=len(content), checksum=buffer.checksum))
                     await line.send(content)
@@ -178,7 +195,7 @@ class Depot:
             await line.say(Answer(bytes=put.bytes))
             with copy.buffer.data[: put.bytes] as content:
                 await line.receive(content)
-            copy.buffer.commit(put.step, put.bytes)
+            copy.buffer.commit(put.made, put.bytes)
             answer = self._judge(put, await self._in_thread(copy.buffer.seal))
         finally:
             if answer == Answer():
@@ -190,11 +207,11 @@ class Depot:
     def _has(self, put: Put) -> bool:
         """Whether the snapshot is here, or older than what is to be kept."""
         for copy in self._copies[put.rank]:
-            if _step(copy) == put.step and copy.buffer.checksum == put.checksum:
+            if copy.made == put.made and copy.buffer.checksum == put.checksum:
                 copy.generation = max(copy.generation, put.generation)
                 return True
-        steps = self._steps(put.rank)
-        return len(steps) == KEPT and put.step < steps[0]
+        kept = self._states(put.rank)
+        return len(kept) == KEPT and put.made < kept[0]
 
     async def _make_room(self, put: Put) -> _Copy:
         """Have memory for a snapshot. Raises OSError: it is not to be had."""
@@ -226,19 +243,16 @@ class Depot:
         return Answer(stale=put.generation < self._generation)
 
     def _keep(self, put: Put, copy: _Copy) -> None:
-        """Keep a snapshot instead of the oldest, or of one of the same step."""
+        """Keep a snapshot instead of the oldest, or of one of the same state."""
         before = self._copies[put.rank]
-        kept = sorted([*(c for c in before if _step(c) != put.step), copy], key=_step)[-KEPT:]
+        others = (c for c in before if c.made != put.made)
+        kept = sorted([*others, copy], key=lambda each: each.made)[-KEPT:]
         self._copies[put.rank] = kept
         self._room[put.rank] += [c for c in (*before, copy) if c not in kept]
-        self._tell(protocol.Copies(steps={put.rank: self._steps(put.rank)}))
+        self._tell(protocol.Copies(kept={put.rank: self._states(put.rank)}))
 
-    def _steps(self, rank: int) -> tuple[int, ...]:
-        return tuple(map(_step, self._copies[rank]))
-
-
-def _step(copy: _Copy) -> int:
-    return copy.buffer.step or 0
+    def _states(self, rank: int) -> tuple[Made, ...]:
+        return tuple(copy.made for copy in self._copies[rank])
 
 
 async def _first(line: Line) -> Put | Fetch:
@@ -263,7 +277,7 @@ async def put(
             rank=rank,
             generation=form.generation,
             since=form.step,
-            step=buffer.step or 0,
+            made=buffer.made or (0, 0),
             bytes=len(content),
             checksum=buffer.checksum,
         )
@@ -281,13 +295,13 @@ async def fetch(
     make_room: Callable[[int], Awaitable[SnapshotBuffer]],
     *,
     rank: int,
-    step: int,
+    made: Made,
 ) -> None:
     """Bring a copy from another node's agent into the buffer that `make_room(bytes)` returns.
 
     Raises CheckpointError: it cannot be had; CorruptError: it is not what was sealed.
     """
-    request = Fetch(job_id=known.job_id, attempt=known.attempt, rank=rank, step=step)
+    request = Fetch(job_id=known.job_id, attempt=known.attempt, rank=rank, made=made)
     async with _called(at, known) as line:
         await line.say(request)
         answer = await _answer(line, 3 * SILENCE_S)  # one that puts may have fallen silent there
@@ -295,12 +309,12 @@ async def fetch(
         buffer.begin()
         with buffer.data[: answer.bytes] as content:
             await line.receive(content)
-        buffer.commit(step, answer.bytes)
+        buffer.commit(made, answer.bytes)
         arrived = await asyncio.to_thread(buffer.seal)
         if arrived != answer.checksum:
             buffer.begin()
             raise CorruptError(
-                f"copy of rank {rank} after step {step}: checksum is {arrived}, "
+                f"copy of rank {rank} after step {made[0]}: checksum is {arrived}, "
                 f"sealed was {answer.checksum}"
             )
         buffer.settle()

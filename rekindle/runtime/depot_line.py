@@ -27,6 +27,7 @@ _NONCE = 32
 _HEAD = struct.Struct("!I32s")  # length and proof of a message
 
 T = TypeVar("T")
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Pass:
 class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
     """Keep this snapshot. Answered twice: which of its bytes are wanted, and that it is kept.
 
-    since: the step that its generation went on from.
+    made: the state that it is. since: the step that `generation`, for which it is sent, began with.
     """
 
     job_id: str
@@ -49,7 +50,7 @@ class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
     rank: int
     generation: int
     since: int
-    step: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+    made: tuple[Count, Count]
     bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
     checksum: str
 
@@ -60,7 +61,7 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
     job_id: str
     attempt: int
     rank: int
-    step: int
+    made: tuple[Count, Count]
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import root_cause
+from rekindle.recovery.lineage import is_clean
 from rekindle.recovery.policy import Strategy
 from rekindle.runtime import protocol as p
 from rekindle.runtime.forming import Forming
@@ -79,14 +80,15 @@ class Ending(Forming):
     def _step_of_last_words(self) -> int | None:
         """The step of the newest snapshot, if it is newer than every checkpoint."""
         newest = self._worth_writing(set())
-        return newest.step if newest else None
+        return newest.state[0] if newest else None
 
     def _worth_writing(self, without: set[int]) -> Kept | None:
         """The newest snapshot that other nodes than these have, if no checkpoint is as new."""
-        newest = self.roster.newest_snapshot(without, self._lineage.limit(self.generation))
-        written = [made for node in self.roster.nodes.values() for made in node.checkpoints]
-        clean = (step for step, generation in written if self._lineage.is_clean(step, generation))
-        return newest if newest and newest.step > max(clean, default=0) else None
+        suspicions = self._lineage.suspicions
+        newest = self.roster.newest_snapshot(without, suspicions)
+        written = {made for node in self.roster.nodes.values() for made in node.checkpoints}
+        clean = (step for step, made in written if is_clean((step, made), suspicions))
+        return newest if newest and newest.state[0] > max(clean, default=0) else None
 
     def _dump(self) -> None:
         """Have the newest snapshot written, if that saves a step; then end."""
@@ -95,13 +97,14 @@ class Ending(Forming):
         if newest is None:
             self._finish()
             return
-        self.phase, self._dumping, self._dumpers = Phase.DUMPING, newest.step, set(newest.places)
+        step, made = newest.state
+        self.phase, self._dumping, self._dumpers = Phase.DUMPING, step, set(newest.places)
         self._record(journal.LastWords(node=min(self._dumpers), step=self._dumping))
         for node, ranks in newest.places.items():
             order = p.Dump(
-                generation=self.generation,
-                step=newest.step,
-                limit=self._lineage.limit(self.generation),
+                step=step,
+                made=made,
+                suspicions=tuple(self._lineage.suspicions),
                 shards=ranks if newest.shards > 1 else {},
                 of=newest.shards,
             )

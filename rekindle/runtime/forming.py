@@ -10,8 +10,8 @@ import msgspec
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault, Kind, root_cause
-from rekindle.recovery.lineage import SCRIPT
-from rekindle.recovery.plan import Holding, RankPlan, Source, make_plan
+from rekindle.recovery.lineage import SCRIPT, is_clean
+from rekindle.recovery.plan import Holding, Made, RankPlan, Source, make_plan
 from rekindle.runtime import protocol as p
 from rekindle.runtime.gathering import Gathering
 from rekindle.runtime.roster import Rank, Status
@@ -60,6 +60,7 @@ class Forming(Gathering):
     def on_arrived(self, message: p.Arrived) -> None:
         """A rank waits for a generation."""
         rank = self.roster.ranks[message.rank]
+        self._suspect(message)
         if rank.status in (Status.ENDING, Status.ABSENT, Status.EXITED):
             return
         if rank.status is Status.RESTORING and message.generation < self.generation:
@@ -88,6 +89,21 @@ class Forming(Gathering):
         if not rank.inside:
             self._grow()
         self._try_form()
+
+    def _suspect(self, message: p.StepFailed | p.Arrived) -> bool:
+        """Note what a rank says to be wrong, whatever else becomes of it; say whether it is news.
+
+        What has been made since of a suspect state is no better.
+        """
+        if message.clean is None or self.phase is Phase.ENDED:
+            return False
+        generation = max(message.generation, self.generation)
+        if any(g >= message.generation and c <= message.clean for g, c in self._lineage.suspicions):
+            return False
+        self._lineage.suspicions.append((generation, message.clean))
+        told = {"generation": generation, "clean": message.clean, "rank": message.rank}
+        self._record(journal.Suspected(**told))
+        return True
 
     def _grow(self) -> None:
         """Have the world held between two steps when a node waits to be taken in.
@@ -120,8 +136,8 @@ class Forming(Gathering):
         """Form the next generation, or let the ranks go, when every rank has arrived."""
         if self.phase in (Phase.RESTARTING, *ENDING) or not self.roster.all_are(Status.WAITING):
             return
-        arrived = [rank.arrived for rank in self.roster.world if rank.arrived]
-        if all(a.done for a in arrived) and len({a.finished for a in arrived}) == 1:
+        live = {self._live(rank) for rank in self.roster.world}
+        if len(live) == 1 and None not in live and self._are_done():
             self._dismiss()
             return
         if self.phase is Phase.REGROUPING and self.roster.outside:
@@ -140,6 +156,18 @@ class Forming(Gathering):
             self._decide(root_cause(faults))
         if self.phase in (Phase.REGROUPING, Phase.GATHERING):
             self._form()
+
+    def _are_done(self) -> bool:
+        """Whether every rank has finished all the steps that it was asked for."""
+        return all(rank.arrived is not None and rank.arrived.done for rank in self.roster.world)
+
+    def _live(self, rank: Rank) -> Made | None:
+        """The state that an arrived rank has, if it is one and clean."""
+        arrived = rank.arrived
+        if arrived is None or arrived.finished is None or arrived.torn:
+            return None
+        made = self._lineage.name(arrived.finished, arrived.made)
+        return made if is_clean(made, self._lineage.suspicions) else None
 
     def _disagree(self) -> bool:
         """Whether some ranks have a shard of the state, and others say that they have all of it."""
@@ -184,7 +212,7 @@ class Forming(Gathering):
         self.incidents.answered()
         self._planned = plan
         self.generation += 1
-        self._lineage.formed(self.generation, plan.step)
+        self._lineage.formed(self.generation, (plan.step, plan.made))
         self._assembly.begin(self.generation)
         passed = max(rank.arrived.passed for rank in world if rank.arrived)
         places = {rank.rank: place for place, rank in enumerate(world)}
@@ -197,6 +225,8 @@ class Forming(Gathering):
                 store_host=self._store.host,
                 store_port=self._store.port,
                 step=plan.step,
+                made=plan.made,
+                suspicions=tuple(self._lineage.suspicions),
                 shards=plan.shards,
                 passed=passed,
                 ranks=own,
@@ -213,6 +243,7 @@ class Forming(Gathering):
                 generation=self.generation,
                 world_size=len(world),
                 step=plan.step,
+                made=plan.made,
                 sources=dict(Counter(r.source.value for r in plan.ranks)),
                 newest=self._reached,
                 left_out=tuple(sorted(self.roster.outside)),
@@ -231,30 +262,21 @@ class Forming(Gathering):
         nodes = [self.roster.nodes[number] for number in sorted(numbers)]
         return {node.node: p.Depot(host=node.address, port=node.depot) for node in nodes}
 
-    def _holding(self, rank: Rank, copies: tuple[tuple[int, int], ...]) -> Holding:
-        node, arrived = self.roster.nodes[rank.node], rank.arrived
-        assert arrived is not None
-        refused = {(source, step) for where, source, step in self._refused if where == rank.node}
-        line, limit = self._lineage, self._lineage.limit(self.generation)
-        live, snapshots = arrived.finished, node.snapshots.get(rank.rank, ())
+    def _holding(self, rank: Rank, copies: tuple[tuple[int, Made], ...]) -> Holding:
+        node = self.roster.nodes[rank.node]
+        refused = {(source, made) for where, source, made in self._refused if where == rank.node}
 
-        def counts(source: Source, step: int) -> bool:
-            return (source, step) not in refused and (limit is None or step <= limit)
+        def counts(source: Source, made: Made) -> bool:
+            return (source, made) not in refused and is_clean(made, self._lineage.suspicions)
 
-        offered = {
-            made
-            for made in node.checkpoints
-            if line.is_clean(*made) and (Source.CHECKPOINT, made[0]) not in refused
-        }
+        snapshots = node.snapshots.get(rank.rank, ())
         return Holding(
             node=rank.node,
             shard=rank.shard or 0,
-            finished=live,
-            torn=arrived.torn or (live is not None and not line.is_clean(live, arrived.made)),
-            snapshots=tuple(s for s in snapshots if counts(Source.SNAPSHOT, s)),
-            copies=tuple(c for c in copies if counts(Source.NEIGHBOUR, c[1])),
-            checkpoints=tuple(step for step, made_in in offered if line.has(step, made_in)),
-            left=tuple(step for step, made_in in offered if not line.has(step, made_in)),
+            live=self._live(rank),
+            snapshots=tuple(made for made in snapshots if counts(Source.SNAPSHOT, made)),
+            copies=tuple(copy for copy in copies if counts(Source.NEIGHBOUR, copy[1])),
+            checkpoints=tuple(m for m in node.checkpoints if counts(Source.CHECKPOINT, m)),
         )
 
     def on_state_ready(self, message: p.StateReady) -> None:
@@ -265,7 +287,8 @@ class Forming(Gathering):
         if message.error:
             assert self._planned is not None
             source = self._planned.ranks[self.roster.place_of(rank)].source
-            self._refused.add((rank.node, source, self._planned.step))
+            made = self._planned.step, self._planned.made
+            self._refused.add((rank.node, source, made))
             text = f"rank {rank.rank} could not take its state: {message.error}"
             fault = self._fault(Kind.RESTORE, rank, text)
             tried = f"{source.value} of step {self._planned.step}"

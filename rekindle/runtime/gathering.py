@@ -11,7 +11,7 @@ from rekindle.names import OFFERS, SPARE
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault, Kind
 from rekindle.recovery.lineage import Lineage
-from rekindle.recovery.plan import Plan, Source
+from rekindle.recovery.plan import Made, Plan, Source
 from rekindle.recovery.policy import Strategy
 from rekindle.runtime import protocol as p
 from rekindle.runtime.assembly import Assembly
@@ -80,7 +80,7 @@ class Gathering(ABC):
         self._speechless: set[int] = set()  # nodes that could not
         self._outcome = "stopped"
         self._planned: Plan | None = None  # of the generation formed last
-        self._refused: set[tuple[int, Source, int]] = set()  # (node, source, step) that failed
+        self._refused: set[tuple[int, Source, Made]] = set()  # (node, source, state) that failed
         self._injections = Injections()
         self._asked = False  # for those that had not come
         self._late_passed = False  # whoever is to come had the time for it
@@ -126,8 +126,8 @@ class Gathering(ABC):
             address=hello.address,
             pid=hello.pid,
             checkpoints=hello.checkpoints,
-            snapshots=self._of_line(hello.snapshots, hello.generation),
-            copies=self._of_line(hello.copies, hello.generation),
+            snapshots=hello.snapshots,
+            copies=hello.copies,
             depot=hello.depot,
         )
         for rank, shard in hello.shards.items():
@@ -151,15 +151,6 @@ class Gathering(ABC):
                 self._start_missing()
         elif self._late_passed and len(self.roster.nodes) >= self.spec.least_nodes:
             self._go_on_without_missing()
-
-    def _of_line(
-        self, kept: dict[int, tuple[int, ...]], generation: int
-    ) -> dict[int, tuple[int, ...]]:
-        """What counts of an agent's memory, which is of the line up to the generation it knows."""
-        return {
-            rank: tuple(step for step in steps if self._lineage.has(step, generation))
-            for rank, steps in kept.items()
-        }
 
     def _promote(self) -> None:
         """Ask spares to take the places that are vacant."""
@@ -241,6 +232,7 @@ class Gathering(ABC):
         self.phase = Phase.REGROUPING
         self.generation = max(self.generation, hello.generation)
         self.restarts = max(self.restarts, hello.restart)
+        self._assembly.begin(self.generation)
         if any(live.training for live in hello.ranks):
             # Where their generation stands nobody knows any more: all leave it and meet again.
             self._session = self._sessions_seen = self._formed = True
@@ -348,11 +340,11 @@ class Gathering(ABC):
     def on_snapshots(self, node: int, message: p.Snapshots | p.Copies) -> None:
         """A node's newest snapshots, or copies of other nodes' ones."""
         if isinstance(message, p.Snapshots):
-            self.roster.nodes[node].snapshots.update(message.steps)
+            self.roster.nodes[node].snapshots.update(message.kept)
             return
-        if not all(0 <= rank < self.spec.world_size for rank in message.steps):
+        if not all(0 <= rank < self.spec.world_size for rank in message.kept):
             raise ProtocolError(f"node {node} has copies of ranks that the job has not")
-        self.roster.nodes[node].copies.update(message.steps)
+        self.roster.nodes[node].copies.update(message.kept)
 
     def on_checkpoint(self, node: int, message: p.CheckpointWritten, now: float) -> None:
         """A checkpoint was committed, or could not be written; training goes on either way."""

@@ -17,8 +17,6 @@ Untouched scripts never arrive: to the machine they stay in REGROUPING until the
 
 from __future__ import annotations
 
-import msgspec
-
 from rekindle.errors import ProtocolError
 from rekindle.names import SPARE
 from rekindle.recovery import journal
@@ -210,7 +208,11 @@ class Machine(Elastic):
             kind = message.kind.value
             raise ProtocolError(f"rank {message.rank} says that its step failed by {kind}")
         rank = self.roster.ranks[message.rank]
+        suspected = self._suspect(message)
         if not rank.inside:
+            if suspected and self.phase in (Phase.TRAINING, Phase.RESTORING):
+                text = f"rank {rank.rank}, which the world goes on without, says {message.error}"
+                self._on_fault(Fault(kind=Kind.LINK, message=text, at=now))
             return
         live = self.phase in (Phase.TRAINING, Phase.RESTORING)
         # That a collective fails once its generation is over is no news; what else broke, is.
@@ -220,12 +222,9 @@ class Machine(Elastic):
         rank.finished = max(rank.finished, message.finished)
         self.newest = max(self.newest, message.finished)
         text = _FAILED[message.kind].format(rank=rank.rank, error=message.error)
-        fault = self._fault(message.kind, rank, text, now)
         if message.clean is not None:
-            self._lineage.suspect(message.clean)
             text = f"{text}; what was made after step {message.clean} may be wrong on all ranks"
-            fault = msgspec.structs.replace(fault, message=text, clean=message.clean)
-        self._on_fault(fault)
+        self._on_fault(self._fault(message.kind, rank, text, now))
 
     def _on_fault(self, fault: Fault) -> None:
         if self.phase in ENDING:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from rekindle.errors import CheckpointError, StaleError
+from rekindle.recovery.plan import Made
 from rekindle.runtime import depot, protocol
 from rekindle.runtime.depot_line import Pass
 from rekindle.runtime.snapshot import SnapshotBuffer
@@ -39,13 +40,13 @@ class Neighbours:
         for task in self._under_way:
             task.cancel()
 
-    async def copy(self, rank: int, buffer: SnapshotBuffer, step: int) -> None:
+    async def copy(self, rank: int, buffer: SnapshotBuffer, made: Made) -> None:
         """Have a sealed snapshot kept where the plan says, if it does; training needs it not."""
         async with self._busy[rank]:
             form = self._form
             keeper = form.plan[rank].keeper if form is not None and rank in form.plan else -1
             rests = time.monotonic() < self._rests_until
-            if form is None or keeper < 0 or rests or buffer.step != step:
+            if form is None or keeper < 0 or rests or buffer.made != made:
                 return
             work = depot.put(form.depots[keeper], self._known, buffer, rank=rank, form=form)
             try:
@@ -55,12 +56,14 @@ class Neighbours:
             except CheckpointError as error:
                 self._rests_until = time.monotonic() + REST_S
                 if not self._said:
-                    text = f"node {keeper} keeps no copy of rank {rank} after step {step}: {error}"
+                    text = (
+                        f"node {keeper} keeps no copy of rank {rank} after step {made[0]}: {error}"
+                    )
                     print(f"rekindle agent: {text}", file=sys.stderr, flush=True)
                 self._said = True
 
     async def fetch(
-        self, rank: int, step: int, make_room: Callable[[int], Awaitable[SnapshotBuffer]]
+        self, rank: int, made: Made, make_room: Callable[[int], Awaitable[SnapshotBuffer]]
     ) -> None:
         """Bring the copy that the plan names into the buffer that `make_room(bytes)` returns.
 
@@ -71,7 +74,7 @@ class Neighbours:
         try:
             if form is None or node < 0:
                 raise StaleError(f"no generation goes on in which rank {rank} fetches a copy")
-            work = depot.fetch(form.depots[node], self._known, make_room, rank=rank, step=step)
+            work = depot.fetch(form.depots[node], self._known, make_room, rank=rank, made=made)
             await self._do(work)
         except StaleError as error:
             raise CheckpointError(str(error)) from error

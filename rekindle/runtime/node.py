@@ -118,7 +118,7 @@ class NodeRanks:
             hello,
             node=self.node if pids or self._ended else hello.node,
             checkpoints=(*self._snapshots.checkpoints, *hello.checkpoints)[: names.OFFERS],
-            snapshots=self._snapshots.steps,
+            snapshots=self._snapshots.kept,
             copies=self._snapshots.copies,
             shards=self._shards,
             generation=self._generation,

@@ -11,6 +11,8 @@ import msgspec
 
 from rekindle.checkpoints.manifest import FileEntry
 from rekindle.recovery.fault import ErrorRecord, Exit
+from rekindle.recovery.lineage import Suspicion
+from rekindle.recovery.plan import Made
 from rekindle.runtime.rank_messages import (
     Arrived,
     Depot,
@@ -70,8 +72,8 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     spare: it waits to take a lost node's place, and does so too if the node it wants is taken. When
     it is promoted it says hello again, as that node.
 
-    checkpoints: step and generation of those that its node finds; whoever loads one proves it.
-    copies: steps of the snapshots of other nodes' ranks that it keeps; depot: the port where.
+    checkpoints: those that its node finds; whoever loads one proves it.
+    copies: the snapshots of other nodes' ranks that it keeps; depot: the port where.
     shards: which piece of the state ranks have, where not all have the same.
     restart: the newest one that it has started ranks for.
 
@@ -87,10 +89,10 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     pid: int
     processes: int
     spare: bool = False
-    checkpoints: tuple[tuple[int, int], ...] = ()
-    snapshots: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    checkpoints: tuple[Made, ...] = ()
+    snapshots: dict[int, tuple[Made, ...]] = msgspec.field(default_factory=dict)
     shards: dict[int, int] = msgspec.field(default_factory=dict)
-    copies: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    copies: dict[int, tuple[Made, ...]] = msgspec.field(default_factory=dict)
     depot: int = 0
     generation: int = 0
     restart: int = 0
@@ -138,15 +140,15 @@ class StoreDown(Message, frozen=True, kw_only=True, tag="store-down"):
 
 
 class Snapshots(Message, frozen=True, kw_only=True, tag="snapshots"):
-    """Steps of the intact snapshots of ranks of this node."""
+    """The intact snapshots of ranks of this node."""
 
-    steps: dict[int, tuple[int, ...]]
+    kept: dict[int, tuple[Made, ...]]
 
 
 class Copies(Message, frozen=True, kw_only=True, tag="copies"):
-    """Steps of the snapshots of other nodes' ranks that this node keeps."""
+    """The snapshots of other nodes' ranks that this node keeps."""
 
-    steps: dict[int, tuple[int, ...]]
+    kept: dict[int, tuple[Made, ...]]
 
 
 class CheckpointWritten(Message, frozen=True, kw_only=True, tag="checkpoint-written"):
@@ -249,15 +251,15 @@ class Kill(Message, frozen=True, kw_only=True, tag="kill"):
 
 
 class Dump(Message, frozen=True, kw_only=True, tag="dump"):
-    """Last words: write the snapshot of `step`, or a newer one up to `limit`, to the store.
+    """Last words: write the snapshot of `step`, which generation `made` did, or a newer clean one.
 
-    shards: where the state is in several, those that are to be written, of exactly this step, each
+    shards: where the state is in several, those that are to be written, of exactly this state, each
     with the rank whose snapshot (or copy of one) it is; and how many there are.
     """
 
-    generation: int
     step: int
-    limit: int | None = None
+    made: int
+    suspicions: tuple[Suspicion, ...] = ()
     shards: dict[int, int] = msgspec.field(default_factory=dict)
     of: int = 1
 
@@ -325,7 +327,7 @@ def ranks_named(message: Message) -> tuple[int, ...]:
     match message:
         case Spawned(ranks=live) | Hello(ranks=live):
             return tuple(rank.rank for rank in live)
-        case Beat(finished=by_rank) | Snapshots(steps=by_rank):
+        case Beat(finished=by_rank) | Snapshots(kept=by_rank):
             return tuple(by_rank)
     rank = getattr(message, "rank", None)
     return () if rank is None else (rank,)

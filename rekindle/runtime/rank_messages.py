@@ -7,7 +7,8 @@ import enum
 import msgspec
 
 from rekindle.recovery.fault import Kind
-from rekindle.recovery.plan import RankPlan
+from rekindle.recovery.lineage import Suspicion
+from rekindle.recovery.plan import Made, RankPlan
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,7 +24,8 @@ class Arrived(Message, frozen=True, kw_only=True, tag="arrived"):
     shard: which piece of the training state it holds; None: there is one, and all ranks hold it.
     finished: steps it has finished, None: its state was just built by the script.
     torn: its state is of no step, for it was interrupted while that was changed.
-    made: the generation that this state is of.
+    made: the generation in which it took that state, or went on with it.
+    clean: what StepFailed says of it; said again here, for a coordinator may not have heard it.
     done: it has finished all the steps it was asked for.
     passed: steps after which all ranks were let go before, where the script asked for more later.
     """
@@ -34,6 +36,7 @@ class Arrived(Message, frozen=True, kw_only=True, tag="arrived"):
     finished: int | None = None
     torn: bool = False
     made: int = 0
+    clean: int | None = None
     done: bool = False
     passed: int = 0
 
@@ -81,13 +84,13 @@ class SnapshotRoom(Message, frozen=True, kw_only=True, tag="snapshot-room"):
     """The rank asks its agent for buffers of this size; answered by SnapshotBuffers.
 
     bytes 0: it asks for the buffers that exist, to read them.
-    copy: the step whose copy is fetched from the neighbour first, as one of the rank's snapshots.
+    copy: the state whose copy is fetched from the neighbour first, as one of the rank's snapshots.
     """
 
     rank: int
     bytes: int
     buffers: int
-    copy: int | None = None
+    copy: Made | None = None
 
 
 class SnapshotTaken(Message, frozen=True, kw_only=True, tag="snapshot-taken"):
@@ -135,6 +138,7 @@ class Depot(msgspec.Struct, frozen=True, kw_only=True):
 class Form(Message, frozen=True, kw_only=True, tag="form"):
     """Form this generation at the named store, with state as planned, and go on from `step`.
 
+    made: the generation that did that step. suspicions: what must not be kept.
     ranks: what each rank of the receiving node is in this world; elsewhere a rank is called by its
     number in the full one. plan: what each of them does, with peers by their number in this
     world. An agent passes on only the rank's own of both. shards: pieces that the state is in.
@@ -146,6 +150,8 @@ class Form(Message, frozen=True, kw_only=True, tag="form"):
     store_host: str
     store_port: int
     step: int
+    made: int = 0
+    suspicions: tuple[Suspicion, ...] = ()
     shards: int = 1
     passed: int = 0
     ranks: dict[int, int]

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 import msgspec
 
 from rekindle.names import SPARE, WIRE_VERSION
+from rekindle.recovery.lineage import Suspicion, is_clean
+from rekindle.recovery.plan import Made
 from rekindle.runtime import protocol as p
 from rekindle.runtime.spec import JobSpec
 
@@ -109,18 +111,18 @@ def by_node(ranks: Iterable[Rank]) -> dict[int, list[Rank]]:
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """A step of which agents have snapshots of the whole state: on which node each shard, of whom.
+    """A state of which agents have snapshots of all shards: on which node each, and of whom.
 
     places: node -> shard -> rank.
     """
 
-    step: int
+    state: Made
     shards: int
     places: dict[int, dict[int, int]]
 
 
 class Node(msgspec.Struct, kw_only=True):
-    """One agent; checkpoints, snapshots: (step, generation) and steps of what its node could load.
+    """One agent; checkpoints and snapshots: what its node could restore from.
 
     node: its node rank, or SPARE. copies: of ranks of other nodes; depot: the port where they are.
     """
@@ -129,9 +131,9 @@ class Node(msgspec.Struct, kw_only=True):
     connection: int
     address: str
     pid: int
-    checkpoints: tuple[tuple[int, int], ...] = ()
-    snapshots: dict[int, tuple[int, ...]] = {}
-    copies: dict[int, tuple[int, ...]] = {}
+    checkpoints: tuple[Made, ...] = ()
+    snapshots: dict[int, tuple[Made, ...]] = {}
+    copies: dict[int, tuple[Made, ...]] = {}
     depot: int = 0
 
 
@@ -350,34 +352,34 @@ class Roster:
             found.setdefault(rank.shard or 0, []).append(rank.rank)
         return found
 
-    def copies(self) -> dict[int, tuple[tuple[int, int], ...]]:
-        """Return where other nodes have copies of each rank's snapshots: (node, step)."""
-        found: dict[int, tuple[tuple[int, int], ...]] = {}
+    def copies(self) -> dict[int, tuple[tuple[int, Made], ...]]:
+        """Return where other nodes have copies of each rank's snapshots: (node, state)."""
+        found: dict[int, tuple[tuple[int, Made], ...]] = {}
         for number, node in self.nodes.items():
-            for rank, steps in node.copies.items():
-                found[rank] = (*found.get(rank, ()), *((number, step) for step in steps))
+            for rank, kept in node.copies.items():
+                found[rank] = (*found.get(rank, ()), *((number, made) for made in kept))
         return found
 
-    def newest_snapshot(self, without: set[int], limit: int | None) -> Kept | None:
-        """Return the newest snapshot of the whole state; limit: the newest step that may be."""
+    def newest_snapshot(self, without: set[int], suspicions: list[Suspicion]) -> Kept | None:
+        """Return the newest clean snapshot of the whole state that other nodes than these have."""
         if len({rank.shard is None for rank in self.ranks}) > 1:
             return None  # which shards there are is not known (a coordinator has died)
-        held: dict[int, dict[int, tuple[int, int]]] = {rank.shard or 0: {} for rank in self.ranks}
+        held: dict[int, dict[Made, tuple[int, int]]] = {rank.shard or 0: {} for rank in self.ranks}
         able = [self.nodes[number] for number in sorted(self.nodes.keys() - without)]
         own = [(node.node, node.snapshots) for node in able]
         for number, snapshots in (*own, *((node.node, node.copies) for node in able)):
-            for rank, steps in snapshots.items():
-                for step in steps:
-                    held[self.ranks[rank].shard or 0].setdefault(step, (number, rank))
+            for rank, kept in snapshots.items():
+                for made in kept:
+                    held[self.ranks[rank].shard or 0].setdefault(made, (number, rank))
         whole = set.intersection(*(set(each) for each in held.values()))
-        newest = max((step for step in whole if limit is None or step <= limit), default=0)
-        if newest == 0:
+        newest = max((made for made in whole if is_clean(made, suspicions)), default=None)
+        if newest is None:
             return None
         places: dict[int, dict[int, int]] = {}
-        for shard, steps_of in held.items():
-            node, rank = steps_of[newest]
+        for shard, holders in held.items():
+            node, rank = holders[newest]
             places.setdefault(node, {})[shard] = rank
-        return Kept(step=newest, shards=len(held), places=places)
+        return Kept(state=newest, shards=len(held), places=places)
 
     def lose(self, node: Node) -> int:
         """Forget a node and its ranks' processes; return the most steps one of them finished."""

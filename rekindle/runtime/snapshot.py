@@ -15,6 +15,7 @@ import struct
 
 from rekindle.checkpoints.format import checksum
 from rekindle.errors import CorruptError
+from rekindle.recovery.plan import Made
 
 CONTROL_BYTES = 4096
 BUFFERS = 2  # one is written while the other is kept
@@ -22,8 +23,9 @@ BUFFERS = 2  # one is written while the other is kept
 # have one that all have.
 BUFFERS_OF_SHARD = 3
 
-# Control words: valid flag, step, bytes of the file; then 64 bytes of checksum text, and a flag.
-_WORDS = struct.Struct("<qqq")
+# Control words: valid flag, step, generation and bytes of the file; then 64 bytes of checksum text,
+# and a flag.
+_WORDS = struct.Struct("<qqqq")
 _CHECKSUM_AT = _WORDS.size
 _CHECKSUM_BYTES = 64
 _SETTLED_AT = _CHECKSUM_AT + _CHECKSUM_BYTES
@@ -77,29 +79,34 @@ class SnapshotBuffer:
 
     def begin(self) -> None:
         """Declare the content invalid before it is written."""
-        _WORDS.pack_into(self._map, 0, 0, 0, 0)
+        _WORDS.pack_into(self._map, 0, 0, 0, 0, 0)
         self._map[_CHECKSUM_AT : _SETTLED_AT + 1] = bytes(_CHECKSUM_BYTES + 1)
 
-    def commit(self, step: int, file_bytes: int) -> None:
-        """Declare the content the state after `step` finished steps."""
-        _WORDS.pack_into(self._map, 0, 0, step, file_bytes)
-        _WORDS.pack_into(self._map, 0, 1, step, file_bytes)
+    def commit(self, made: Made, file_bytes: int) -> None:
+        """Declare the content to be this state."""
+        _WORDS.pack_into(self._map, 0, 0, *made, file_bytes)
+        _WORDS.pack_into(self._map, 0, 1, *made, file_bytes)
 
     @property
-    def step(self) -> int | None:
-        """Steps finished in the state held; None: the content is not valid."""
-        valid, step, _ = _WORDS.unpack_from(self._map, 0)
-        return step if valid == 1 else None
+    def made(self) -> Made | None:
+        """The state that is held; None: the content is not valid."""
+        valid, step, generation, _ = _WORDS.unpack_from(self._map, 0)
+        return (step, generation) if valid == 1 else None
+
+    @property
+    def age(self) -> Made:
+        """By this buffers are sorted, those without a state first."""
+        return self.made or (-1, 0)
 
     @property
     def file(self) -> memoryview:
         """The bytes of the safetensors file."""
-        return self.data[: _WORDS.unpack_from(self._map, 0)[2]]
+        return self.data[: _WORDS.unpack_from(self._map, 0)[3]]
 
     @property
     def is_sealed(self) -> bool:
         """Whether the content is valid and its checksum is known."""
-        return self.step is not None and self._map[_CHECKSUM_AT] != 0
+        return self.made is not None and self._map[_CHECKSUM_AT] != 0
 
     def seal(self) -> str:
         """Compute the content's checksum and keep it beside the content; the agent's work."""
@@ -120,12 +127,12 @@ class SnapshotBuffer:
     @property
     def is_settled(self) -> bool:
         """Whether the agent has done with the content what protects it."""
-        return self.step is not None and self._map[_SETTLED_AT] == 1
+        return self.made is not None and self._map[_SETTLED_AT] == 1
 
     def verify(self) -> None:
         """Hold the content against its seal. Raises CorruptError: it is not what was sealed."""
         sealed, found = self.checksum or "none", checksum([self.file])
         if sealed != found:
             raise CorruptError(
-                f"snapshot of step {self.step}: checksum is {found}, sealed was {sealed}"
+                f"snapshot of step {self.age[0]}: checksum is {found}, sealed was {sealed}"
             )

@@ -6,36 +6,27 @@ import asyncio
 import contextlib
 import functools
 import os
-import socket
-import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from rekindle import __version__
-from rekindle.checkpoints.directory import DirectoryStore, Part
-from rekindle.checkpoints.format import read_header
-from rekindle.checkpoints.manifest import Manifest
-from rekindle.checkpoints.place import Key
+from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.errors import CheckpointError, CorruptError
 from rekindle.names import OFFERS
+from rekindle.recovery.lineage import is_clean
+from rekindle.recovery.plan import Made
 from rekindle.runtime import protocol
+from rekindle.runtime.checkpoint_files import CheckpointFiles
 from rekindle.runtime.depot import Depot
 from rekindle.runtime.neighbours import Neighbours
 from rekindle.runtime.snapshot import SnapshotBuffer
 from rekindle.runtime.spec import JobSpec
 
-METADATA_POSITION = "data_position"  # key of the snapshot's metadata, a JSON object
 _ROOM = 65536  # bytes that a buffer has more than was asked for
 _TICK_S = 0.005
 
 Answer = Callable[[protocol.SnapshotBuffers, list[int]], None]
-
-
-def state_file(shard: int) -> str:
-    """Return the name of a checkpoint's file with this shard; of a whole state it is shard 0."""
-    return f"state-{shard:05d}.safetensors"
 
 
 class Snapshots:
@@ -51,15 +42,15 @@ class Snapshots:
         neighbours: Neighbours,
     ) -> None:
         self._spec = spec
-        self._store = store
+        self._files = CheckpointFiles(spec, store)
         self._send = send
         self._depot = depot
         self._neighbours = neighbours
         self._buffers: dict[int, list[tuple[int, SnapshotBuffer]]] = {}
         self._seals = ThreadPoolExecutor(max_workers=1, thread_name_prefix="seals")
         self._writes = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
-        self.steps: dict[int, tuple[int, ...]] = {}  # of the sealed snapshots of each rank
-        self.checkpoints: tuple[Key, ...] = ()  # those written here, newest first
+        self.kept: dict[int, tuple[Made, ...]] = {}  # the sealed snapshots of each rank
+        self.checkpoints: tuple[Made, ...] = ()  # those written here, newest first
         self._jobs: set[asyncio.Task[None]] = set()
 
     def room(self, wanted: protocol.SnapshotRoom) -> tuple[protocol.SnapshotBuffers, list[int]]:
@@ -105,7 +96,7 @@ class Snapshots:
         with contextlib.ExitStack() as used:
             make_room = functools.partial(self._room_for_copy, wanted, used)
             try:
-                await self._neighbours.fetch(wanted.rank, wanted.copy or 0, make_room)
+                await self._neighbours.fetch(wanted.rank, wanted.copy or (0, 0), make_room)
             except CheckpointError as failed:
                 error = str(failed)
         if wanted.rank in self._buffers:
@@ -115,13 +106,13 @@ class Snapshots:
     async def _room_for_copy(
         self, wanted: protocol.SnapshotRoom, used: contextlib.ExitStack, data_bytes: int
     ) -> SnapshotBuffer:
-        """Lock a buffer for a copy: that of a damaged snapshot of its step, else the oldest."""
+        """Lock a buffer for a copy: that of a damaged snapshot of its state, else the oldest."""
         rank = wanted.rank
         held = self._fitting(rank, data_bytes)
         if not held:
             held = await asyncio.to_thread(self._make, rank, wanted.buffers, data_bytes)
             self._buffers[rank] = held
-        fd, _ = min(held, key=lambda each: (each[1].step != wanted.copy, each[1].step or -1))
+        fd, _ = min(held, key=lambda each: (each[1].made != wanted.copy, each[1].age))
         buffer = SnapshotBuffer(fd)  # with locks of its own: it may be read here
         used.callback(buffer.close)
         while not buffer.lock(write=True):
@@ -143,24 +134,33 @@ class Snapshots:
 
     async def _keep(self, message: protocol.SnapshotTaken, buffer: SnapshotBuffer) -> None:
         loop = asyncio.get_running_loop()
-        if not await loop.run_in_executor(self._seals, _seal, buffer, message.step):
+        made = message.step, message.generation
+        if not await loop.run_in_executor(self._seals, _seal, buffer, made):
             return
         try:
             self._sealed(message.rank)
-            await self._neighbours.copy(message.rank, buffer, message.step)
+            await self._neighbours.copy(message.rank, buffer, made)
             buffer.settle()
             if message.checkpoint:
                 # A thread of its own: a slow store must not keep snapshots from being sealed.
-                write = self._write if message.shards == 1 else self._write_part
-                work = functools.partial(write, message, buffer)
-                self._tell(await loop.run_in_executor(self._writes, work))
+                written = await loop.run_in_executor(self._writes, self._write, message, buffer)
+                if not written.error or buffer.made == made:  # else it was forgotten meanwhile
+                    self._tell(written)
         finally:
             buffer.unlock()
 
+    def _write(
+        self, message: protocol.SnapshotTaken, buffer: SnapshotBuffer
+    ) -> protocol.CheckpointWritten | protocol.PartWritten:
+        made = message.step, message.generation
+        if message.shards == 1:
+            return self._files.write(made, buffer)
+        return self._files.write_part(made, message.shard, message.shards, buffer)
+
     def _sealed(self, rank: int) -> None:
         sealed = [buffer for _, buffer in self._buffers[rank] if buffer.is_sealed]
-        self.steps[rank] = tuple(buffer.step or 0 for buffer in sealed)
-        self._send(protocol.Snapshots(steps={rank: self.steps[rank]}))
+        self.kept[rank] = tuple(buffer.age for buffer in sealed)
+        self._send(protocol.Snapshots(kept={rank: self.kept[rank]}))
 
     def _tell(self, written: protocol.CheckpointWritten | protocol.PartWritten) -> None:
         if isinstance(written, protocol.CheckpointWritten) and not written.error:
@@ -189,23 +189,23 @@ class Snapshots:
 
     async def _commit(self, order: protocol.Commit) -> None:
         loop = asyncio.get_running_loop()
-        self._tell(await loop.run_in_executor(self._writes, self._commit_now, order))
+        self._tell(await loop.run_in_executor(self._writes, self._files.commit, order))
 
     @property
-    def copies(self) -> dict[int, tuple[int, ...]]:
-        """The steps that this node keeps of ranks of others."""
-        return self._depot.steps
+    def copies(self) -> dict[int, tuple[Made, ...]]:
+        """What this node keeps of ranks of others."""
+        return self._depot.kept
 
     def formed(self, form: protocol.Form) -> None:
         """A generation begins, whose plan says who keeps copies.
 
-        What is newer than its step is of steps that are done again, perhaps not bit by bit the
-        same, or was found to be wrong: it must never be put together with what is new.
+        What was found to be wrong is forgotten, and of shards what is newer than its step: that is
+        made again, and must not take the room of what will be there of all of them.
         """
-        self._forget_after(form.step)
+        self._forget(form)
         if form.shards == 1:
             return
-        self._depot.forget_after(form.generation, form.step)
+        self._depot.formed(form)
         self._neighbours.formed(form)
         for rank in form.plan:
             self._start(self._copy_again(rank))
@@ -216,129 +216,66 @@ class Snapshots:
 
     async def _copy_again(self, rank: int) -> None:
         """Have copied what is there: a neighbour that has it already says so."""
-        by_age = sorted(self._buffers.get(rank, ()), key=lambda each: each[1].step or 0)
+        by_age = sorted(self._buffers.get(rank, ()), key=lambda each: each[1].age)
         for fd, _ in by_age:
             own = SnapshotBuffer(fd)  # with locks of its own
             if own.lock(write=False) and own.is_sealed:
-                await self._neighbours.copy(rank, own, own.step or 0)
+                await self._neighbours.copy(rank, own, own.age)
             own.close()
 
-    def _forget_after(self, step: int) -> None:
+    def _forget(self, form: protocol.Form) -> None:
         for rank, pair in self._buffers.items():
-            newer = [b for _, b in pair if b.step is not None and b.step > step]
-            for buffer in newer:
+            valid = [(buffer, buffer.made) for _, buffer in pair if buffer.made is not None]
+            stale = [
+                buffer
+                for buffer, made in valid
+                if (form.shards > 1 and made[0] > form.step) or not is_clean(made, form.suspicions)
+            ]
+            for buffer in stale:
                 buffer.begin()
-            if newer:
+            if stale:
                 self._sealed(rank)
 
     def _write_newest(self, order: protocol.Dump) -> protocol.CheckpointWritten:
         sealed = [b for pair in self._buffers.values() for _, b in pair if b.is_sealed]
-        sealed.sort(key=lambda buffer: buffer.step or 0, reverse=True)
+        clean = [buffer for buffer in sealed if is_clean(buffer.age, order.suspicions)]
         error = "there is no snapshot"
-        for buffer in sealed:
-            step = buffer.step or 0
-            if order.limit is not None and step > order.limit:
-                continue
+        for buffer in sorted(clean, key=lambda buffer: buffer.age, reverse=True):
+            step, made = buffer.age
             try:
                 buffer.verify()
             except CorruptError as corrupt:
                 error = str(corrupt)
                 continue
-            return self._write(msgspec.structs.replace(order, step=step), buffer)
-        return protocol.CheckpointWritten(step=order.step, generation=order.generation, error=error)
+            return self._files.write((step, made), buffer)
+        return protocol.CheckpointWritten(step=order.step, generation=order.made, error=error)
 
     async def _dump_shard(
         self, order: protocol.Dump, shard: int, rank: int
     ) -> protocol.PartWritten:
-        """Write the snapshot, or the copy, that there is here of a rank after this very step."""
-        part = protocol.PartWritten(
-            step=order.step, generation=order.generation, shard=shard, shards=order.of
-        )
-        held = [b for _, b in self._buffers.get(rank, ()) if b.is_sealed and b.step == order.step]
-        copy = self._depot.reading(rank, order.step)
+        """Write the snapshot, or the copy, that there is here of a rank in this very state."""
+        made = order.step, order.made
+        held = [b for _, b in self._buffers.get(rank, ()) if b.is_sealed and b.made == made]
+        copy = self._depot.reading(rank, made)
         try:
             async with contextlib.nullcontext(held[0]) if held else copy as buffer:
                 loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._writes, self._write_proven, part, buffer)
+                what = made, shard, order.of, buffer
+                return await loop.run_in_executor(self._writes, self._write_proven, *what)
         except CheckpointError as error:
-            return msgspec.structs.replace(part, error=str(error))
+            return protocol.PartWritten(
+                step=order.step,
+                generation=order.made,
+                shard=shard,
+                shards=order.of,
+                error=str(error),
+            )
 
     def _write_proven(
-        self, part: protocol.PartWritten, buffer: SnapshotBuffer
+        self, made: Made, shard: int, shards: int, buffer: SnapshotBuffer
     ) -> protocol.PartWritten:
         buffer.verify()
-        return self._write_part(part, buffer)
-
-    def _write(
-        self, what: protocol.SnapshotTaken | protocol.Dump, buffer: SnapshotBuffer
-    ) -> protocol.CheckpointWritten:
-        """Write and commit a checkpoint of one file."""
-        # Data-parallel ranks hold the same state: one file serves them all.
-        part = Part(chunks=[buffer.file], ranks=tuple(range(self._spec.world_size)))
-        done = protocol.CheckpointWritten(step=what.step, generation=what.generation)
-        started = time.monotonic()
-        try:
-            manifest = self._manifest(what, _position(buffer))
-            written = self._store.write(manifest, {state_file(0): part})
-        except CheckpointError as error:  # it may have been forgotten meanwhile
-            return msgspec.structs.replace(done, error=str(error))
-        return msgspec.structs.replace(
-            done,
-            path=str(written.path),
-            bytes=written.bytes,
-            seconds=time.monotonic() - started,
-        )
-
-    def _write_part(
-        self, what: protocol.SnapshotTaken | protocol.PartWritten, buffer: SnapshotBuffer
-    ) -> protocol.PartWritten:
-        """Write one shard; the coordinator has the checkpoint committed when it hears of all."""
-        done = protocol.PartWritten(
-            step=what.step, generation=what.generation, shard=what.shard, shards=what.shards
-        )
-        part = Part(chunks=[buffer.file], ranks=())  # whose it is, the coordinator knows
-        started = time.monotonic()
-        try:
-            name = state_file(what.shard)
-            position = _position(buffer)
-            entry = self._store.write_part(what.step, what.generation, name, part)
-        except CheckpointError as error:  # it may have been forgotten meanwhile
-            return msgspec.structs.replace(done, error=str(error))
-        took_s = time.monotonic() - started
-        return msgspec.structs.replace(done, file=entry, position=position, seconds=took_s)
-
-    def _commit_now(self, order: protocol.Commit) -> protocol.CheckpointWritten:
-        done = protocol.CheckpointWritten(
-            step=order.step, generation=order.generation, last_words=order.last_words
-        )
-        started = time.monotonic()
-        try:
-            manifest = self._manifest(order, order.position)
-            written = self._store.commit(msgspec.structs.replace(manifest, files=order.files))
-        except CheckpointError as error:
-            return msgspec.structs.replace(done, error=str(error))
-        return msgspec.structs.replace(
-            done,
-            path=str(written.path),
-            bytes=written.bytes,
-            seconds=order.seconds + time.monotonic() - started,
-            shards=len(order.files),
-        )
-
-    def _manifest(
-        self, what: protocol.SnapshotTaken | protocol.Dump | protocol.Commit, position: str
-    ) -> Manifest:
-        return Manifest(
-            job_id=self._spec.job_id,
-            step=what.step,
-            generation=what.generation,
-            world_size=self._spec.world_size,
-            framework="torch",
-            data_position=msgspec.json.decode(position),
-            created=time.time(),
-            writer=f"{socket.gethostname()}:{os.getpid()}",
-            rekindle=__version__,
-        )
+        return self._files.write_part(made, shard, shards, buffer)
 
     async def finish(self) -> None:
         """Wait for what is being sealed or written; a finished job keeps its last checkpoint."""
@@ -365,14 +302,10 @@ class Snapshots:
             os.close(fd)
 
 
-def _position(buffer: SnapshotBuffer) -> str:
-    return read_header(buffer.file).metadata.get(METADATA_POSITION, "{}")
-
-
-def _seal(buffer: SnapshotBuffer, step: int) -> bool:
-    """Seal the snapshot of `step` and keep the buffer locked; False: another is in its place."""
+def _seal(buffer: SnapshotBuffer, made: Made) -> bool:
+    """Seal the snapshot of a state and keep the buffer locked; False: another is in its place."""
     buffer.lock(write=False, wait=True)
-    if buffer.step != step:
+    if buffer.made != made:
         buffer.unlock()
         return False
     buffer.seal()

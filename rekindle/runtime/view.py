@@ -62,7 +62,12 @@ def job_view(machine: Machine, holder: str, metrics: dict[str, float]) -> JobVie
         for r in machine.roster.ranks
     ]
     nodes = [
-        NodeView(node=n.node, address=n.address, pid=n.pid, copies=n.copies)
+        NodeView(
+            node=n.node,
+            address=n.address,
+            pid=n.pid,
+            copies={rank: tuple(step for step, _ in kept) for rank, kept in n.copies.items()},
+        )
         for n in machine.roster.agents()
     ]
     return JobView(

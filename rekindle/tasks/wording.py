@@ -27,6 +27,7 @@ from rekindle.recovery.journal import (
     Restored,
     SpareLost,
     Stopping,
+    Suspected,
 )
 
 
@@ -59,7 +60,7 @@ def _sentence(event: AnyEvent) -> str:
             return f"the job is being stopped: {event.reason}"
         case Ended():
             return f"the job {outcome(event.outcome, event.finished)}: {event.reason}"
-        case FaultSeen() | Decided() | Formed() | Restored() | FirstStep():
+        case FaultSeen() | Suspected() | Decided() | Formed() | Restored() | FirstStep():
             return _recovery_sentence(event)
 
 
@@ -82,7 +83,11 @@ def _node_sentence(event: NodeJoined | NodeLeft | NodeWanted | SpareLost) -> str
             return f"a new agent is wanted for node {event.node}"
 
 
-def _recovery_sentence(event: FaultSeen | Decided | Formed | Restored | FirstStep) -> str:
+def _recovery_sentence(
+    event: FaultSeen | Suspected | Decided | Formed | Restored | FirstStep,
+) -> str:
+    if isinstance(event, Suspected):
+        return f"rank {event.rank} says that what was made after step {event.clean} may be wrong"
     prefix = f"incident {event.incident}: " if event.incident else ""
     match event:
         case FaultSeen():

@@ -2,15 +2,16 @@
 
 Such an error is told late. What an update took in before its time is right; gradients that were
 computed after it may be wrong, and an update with them is wrong on all ranks alike, for they are
-all-reduced. The rule by time is that of MindIO TFT (`tft_can_do_uce_repair`): the state is repaired
-from a replica if the error came after the newest update had begun. Where it came before, MindIO
-goes back to a checkpoint; here the states before the first suspect update are known to be right.
+all-reduced. MindIO TFT decides by the same times whether a replica can be used at all
+(`tft_can_do_uce_repair`), else goes back to a checkpoint; here the error tells the newest state
+that is right, and what is newer is passed over, on this rank and on others.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Callable
 
 _ERROR = re.compile(r"HBM MULTI BIT ECC", re.IGNORECASE)
 # torch-npu 2.14 says "time is <us>", what MindIO looks for is "time us=<us>".
@@ -21,29 +22,38 @@ _KEPT = 1024  # updates; an error is not told later than so many
 class UpdateTimes:
     """When the updates began that led to this rank's state: (steps finished by it, microseconds).
 
-    Of an update before the oldest one that is known, nothing is suspected.
+    clock_us: the clock that errors are told in.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock_us: Callable[[], int]) -> None:
+        self._clock_us = clock_us
         self._began: deque[tuple[int, int]] = deque(maxlen=_KEPT)
 
-    def begin(self, step: int, at_us: int) -> None:
-        """The update begins that finishes step `step`, by the clock that errors are told in."""
+    def begin(self, step: int) -> None:
+        """The update begins that finishes step `step`, or another optimizer's part of it."""
+        self._drop_from(step)
+        self._began.append((step, self._clock_us()))
+
+    def at(self, step: int) -> None:
+        """The rank has the state of `step`: its own, without any update, or from elsewhere."""
+        self._drop_from(step + 1)
+        if not self._began or self._began[-1][0] < step:
+            self._began.append((step, self._clock_us()))
+
+    def _drop_from(self, step: int) -> None:
         while self._began and self._began[-1][0] >= step:
-            self._began.pop()  # it is done again
-        self._began.append((step, at_us))
+            self._began.pop()
 
     def clean_after(self, error: BaseException) -> int | None:
-        """The newest step before the first suspect update; None: no update is suspect.
+        """The newest step that is right for sure; None: the error spoils nothing that was done.
 
-        An error that tells no time may be older than the newest update, so that is suspect.
+        That may be the newest of this rank; a peer may have done one more with its gradients.
         """
         text = str(error)
         if not _ERROR.search(text) or not self._began:
             return None
-        told = _TIME.search(text)
-        if told is None:
-            return self._began[-1][0] - 1
-        suspect = (step for step, at_us in self._began if at_us >= int(told[1]))
-        first = next(suspect, None)
-        return None if first is None else first - 1
+        told = [int(found) for found in _TIME.findall(text)]
+        if not told:
+            return max(0, self._began[-1][0] - 1)  # it may be older than the newest update
+        right = [step for step, at_us in self._began if at_us < min(told)]
+        return right[-1] if right else max(0, self._began[0][0] - 1)

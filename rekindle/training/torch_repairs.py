@@ -13,6 +13,7 @@ from rekindle.recovery.fault import Kind
 from rekindle.runtime import protocol
 from rekindle.runtime.channel import Channel
 from rekindle.training.devices import Damage, device_for
+from rekindle.training.ecc import UpdateTimes
 from rekindle.training.torch_buffers import BufferGuard
 from rekindle.training.torch_state import capture
 
@@ -20,14 +21,17 @@ from rekindle.training.torch_state import capture
 class Repairs:
     """The device and the module's buffers of one rank, across generations.
 
-    kind: what the generation ended of, as far as this rank knows.
+    kind: what the generation ended of, as far as this rank knows. clean: what StepFailed says of
+    that, until the rank has another state. times: when its updates began.
     in_step: one has begun that is not finished, so the module's buffers may be changed.
     """
 
     def __init__(self, slot: int, device: torch.device, module: torch.nn.Module) -> None:
         self.device = device_for(device)
+        self.times = UpdateTimes(self.device.clock_us)
         self.buffers = BufferGuard(module)
         self.kind = Kind.LINK
+        self.clean: int | None = None
         self.in_step = False
         self._slot = slot
         self._name = device
@@ -39,9 +43,11 @@ class Repairs:
         *,
         generation: int,
         finished: int,
-        clean: int | None = None,
     ) -> None:
-        """Tell the coordinator why the step failed; clean: see protocol.StepFailed."""
+        """Tell the coordinator why the step failed."""
+        clean = self.times.clean_after(error)
+        if clean is not None:
+            self.clean = clean if self.clean is None else min(clean, self.clean)
         text = (str(error).splitlines() or [type(error).__name__])[0]
         failed = protocol.StepFailed(
             rank=self._slot,
@@ -49,9 +55,14 @@ class Repairs:
             kind=self.kind,
             error=text[:500],
             finished=finished,
-            clean=clean,
+            clean=self.clean,
         )
         channel.send(failed)
+
+    def took_state(self, step: int) -> None:
+        """The rank has the state of `step` that a plan named: nothing is wrong with that one."""
+        self.clean = None
+        self.times.at(step)
 
     def repair(
         self,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rekindle import names
-from rekindle.recovery.plan import RankPlan, Source
+from rekindle.recovery.plan import Made, RankPlan, Source
 from rekindle.runtime.channel import Channel
 from rekindle.training.place import Place
 from rekindle.training.torch_ddp import broadcast_module_state
@@ -20,14 +20,14 @@ from rekindle.training.torch_transfer import receive_state
 
 def fetch_state(
     plan: RankPlan,
-    step: int,
+    made: Made,
     *,
     place: Place,
     named: Mapping[str, Any],
     channel: Channel,
     fresh: torch.nn.Module | None,
 ) -> None:
-    """Bring the live objects to `step` finished steps.
+    """Bring the live objects to a state.
 
     fresh: the module that all ranks have to begin with as rank 0 has built it.
     Raises CheckpointError or CorruptError: the source has not what the plan expects of it.
@@ -36,11 +36,11 @@ def fetch_state(
         case Source.PEER:
             receive_state(named, plan.peer)
         case Source.SNAPSHOT:
-            load_snapshot(channel, place.slot, named, step)
+            load_snapshot(channel, place.slot, named, made)
         case Source.NEIGHBOUR:
-            load_snapshot(channel, place.slot, named, step, copy=True)
+            load_snapshot(channel, place.slot, named, made, copy=True)
         case Source.CHECKPOINT:
             directory = Path(os.environ[names.ENV_CHECKPOINT_DIRECTORY])
-            load_checkpoint(directory, named, step, place)
+            load_checkpoint(directory, named, made, place)
         case Source.FRESH if fresh is not None:
             broadcast_module_state(fresh)

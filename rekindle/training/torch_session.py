@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rekindle import names
 from rekindle.errors import CheckpointError
 from rekindle.recovery.fault import Kind
-from rekindle.recovery.plan import RankPlan, Source
+from rekindle.recovery.plan import Made, RankPlan, Source
 from rekindle.runtime import protocol
 from rekindle.runtime.channel import Channel
 from rekindle.training import rank_environment, rng
@@ -124,8 +124,8 @@ class Session:
         self._place = Place(self.slot, shard)
         self._keeper = StateKeeper(self._channel, self._place, local_rank=self.local_rank)
         self._repairs = Repairs(self.slot, self.device, model)
-        together = shard is not None
-        self._updates = Updates(self.page, self._repairs.device, self._channel, together=together)
+        together = shard is not None or self.device.type == "npu"
+        self._updates = Updates(self.page, self._repairs, self._channel, together=together)
         self._updates.watch(self.named)
         self._dismissed = False
         self._passed = 0  # steps after which all ranks were let go
@@ -208,6 +208,7 @@ class Session:
         """The step's body ended well: the state is that of one more step."""
         self._repairs.device.wait()  # until the update is done, and not merely asked for
         self.finished += 1
+        self._repairs.times.at(self.finished)  # maybe no optimizer was asked
         self._repairs.in_step = False
         if self.sampler is not None:
             self.sampler.advance()
@@ -252,9 +253,7 @@ class Session:
         assert channel is not None
         self._repairs.kind = kind
         if kind is Kind.DEVICE_MEMORY or not channel.is_over(self.generation):
-            place = {"generation": self.generation, "finished": self.finished}
-            clean = self._updates.times.clean_after(error)
-            self._repairs.report(channel, error, **place, clean=clean)
+            self._repairs.report(channel, error, generation=self.generation, finished=self.finished)
         channel.wait_over(self.generation)
         free_frames(error)
 
@@ -285,6 +284,7 @@ class Session:
                     finished=self.finished if self._has_state or self._torn else None,
                     torn=self._torn,
                     made=self._made,
+                    clean=self._repairs.clean,
                     done=self._has_state and 0 < self._total <= self.finished,
                     passed=self._passed,
                 )
@@ -327,7 +327,7 @@ class Session:
                 device_id=self.device if self.device.type in _BACKENDS else None,
                 make_more=self._groups.make,
             )
-            self._take_state(form.plan[self.slot], form.step)
+            self._take_state(form.plan[self.slot], (form.step, form.made))
             self._begin()
         except CheckpointError as error:
             ready = protocol.StateReady(
@@ -365,8 +365,8 @@ class Session:
         if self.page is not None:
             self.page.beat(self.finished)
 
-    def _take_state(self, plan: RankPlan, step: int) -> None:
-        """Bring this rank to `step` finished steps, and send its state to whom the plan names.
+    def _take_state(self, plan: RankPlan, made: Made) -> None:
+        """Bring this rank to the planned state, and send that to whom the plan names.
 
         Raises CheckpointError or CorruptError: the source has not what the plan expects of it.
         """
@@ -377,15 +377,16 @@ class Session:
             assert self._channel is not None
             fetch_state(
                 plan,
-                step,
+                made,
                 place=self._place,
                 named=self.named,
                 channel=self._channel,
                 fresh=self._module if self._ddp is not None else None,
             )
             self._groups.loaded(source)
-        self.finished, self._has_state, self._torn = step, True, False
-        self._made = self.generation
+        self.finished, self._made = made[0], self.generation
+        self._has_state, self._torn = True, False
+        self._repairs.took_state(self.finished)
         if plan.sends_to:
             send_state(capture(self.named), plan.sends_to)
 

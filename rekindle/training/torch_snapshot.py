@@ -19,10 +19,11 @@ import torch
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.format import Layout, plan_layout, read_header, write_header
 from rekindle.errors import CheckpointError, SessionError
+from rekindle.recovery.plan import Made
 from rekindle.runtime import protocol
 from rekindle.runtime.channel import Channel
+from rekindle.runtime.checkpoint_files import METADATA_POSITION, state_file
 from rekindle.runtime.snapshot import BUFFERS, BUFFERS_OF_SHARD, SnapshotBuffer
-from rekindle.runtime.snapshots import METADATA_POSITION, state_file
 from rekindle.training.place import Place
 from rekindle.training.torch_state import DTYPE_CODES, State, capture, finish, prepare
 
@@ -46,6 +47,7 @@ class SnapshotWriter:
         self._buffers: list[SnapshotBuffer] = []
         self._views: list[list[torch.Tensor]] = []
         self._next = 0
+        self._to_write: int | None = None  # the buffer whose newest snapshot is to be a checkpoint
 
     def take(
         self,
@@ -75,11 +77,14 @@ class SnapshotWriter:
             return False
         buffer = self._buffers[index]
         assert self._layout is not None
+        # What the agent finds overwritten it drops: this one is written in its place.
+        checkpoint = checkpoint or (index == self._to_write and not buffer.is_sealed)
+        self._to_write = index if checkpoint else None
         buffer.begin()
         write_header(self._layout, metadata, buffer.data[: self._layout.total_bytes])
         if state.tensors:  # one call: small tensors cost a call each more than their bytes
             torch._foreach_copy_(self._views[index], list(state.tensors.values()))
-        buffer.commit(step, self._layout.total_bytes)
+        buffer.commit((step, place.generation), self._layout.total_bytes)
         buffer.unlock()
         self._channel.send(
             protocol.SnapshotTaken(
@@ -104,9 +109,9 @@ class SnapshotWriter:
         Where a neighbour keeps copies, the newest has to be there too: ranks may be a snapshot
         apart, and of the two that it has of each one must be there of all.
         """
-        oldest, *kept = sorted(range(self._count), key=lambda i: self._buffers[i].step or -1)
+        oldest, *kept = sorted(range(self._count), key=lambda i: self._buffers[i].age)
         for each in (self._buffers[i] for i in (kept if copied else kept[:1])):
-            while each.step is not None and not each.is_settled:
+            while each.made is not None and not each.is_settled:
                 time.sleep(_TICK_S)  # the agent is a whole interval behind
         self._buffers[oldest].lock(write=True, wait=True)
         return oldest
@@ -116,7 +121,7 @@ class SnapshotWriter:
         first = self._next
         for index in (first, (first + 1) % BUFFERS):
             other = self._buffers[(index + 1) % BUFFERS]
-            kept = other.is_sealed or self._buffers[index].step is None
+            kept = other.is_sealed or self._buffers[index].made is None
             if kept and self._buffers[index].lock(write=True):
                 return index
         if wait:
@@ -140,10 +145,10 @@ class SnapshotWriter:
         needed = self._layout.total_bytes
         self._buffers = ask_for_buffers(self._channel, self._slot, needed, self._count)
         for buffer in self._buffers:
-            if buffer.step is not None and not buffer.is_sealed:
+            if buffer.made is not None and not buffer.is_sealed:
                 _drop_unannounced(buffer)
         # What a dead process of this rank left there is kept until there is something newer.
-        self._next = min(range(self._count), key=lambda i: self._buffers[i].step or -1)
+        self._next = min(range(self._count), key=lambda i: self._buffers[i].age)
         by_name = {spec.name: spec for spec in self._layout.specs}
         begin = self._layout.header_bytes
         self._views = [
@@ -172,11 +177,11 @@ def _drop_unannounced(buffer: SnapshotBuffer) -> None:
 
 
 def ask_for_buffers(
-    channel: Channel, slot: int, data_bytes: int = 0, count: int = 0, copy: int | None = None
+    channel: Channel, slot: int, data_bytes: int = 0, count: int = 0, copy: Made | None = None
 ) -> list[SnapshotBuffer]:
     """Get the rank's buffers from its agent; 0 bytes: those that exist.
 
-    copy: the step that a neighbour's copy of is to be in one of them.
+    copy: the state that a neighbour's copy of is to be in one of them.
     Raises CheckpointError: it has none, or no memory for them, or no such copy is to be had.
     """
     channel.send(protocol.SnapshotRoom(rank=slot, bytes=data_bytes, buffers=count, copy=copy))
@@ -191,19 +196,22 @@ def ask_for_buffers(
 
 
 def load_snapshot(
-    channel: Channel, slot: int, named: Mapping[str, Any], step: int, *, copy: bool = False
+    channel: Channel, slot: int, named: Mapping[str, Any], made: Made, *, copy: bool = False
 ) -> None:
-    """Take the state of `step` from the agent's memory; a copy is brought there first.
+    """Take a state from the agent's memory; a copy is brought there first.
 
     Raises CheckpointError: it is not there; CorruptError: it is not what was sealed.
     """
-    wanted = {"count": BUFFERS_OF_SHARD, "copy": step} if copy else {}
-    buffers = ask_for_buffers(channel, slot, **wanted)
+    count = BUFFERS_OF_SHARD if copy else 0
+    buffers = ask_for_buffers(channel, slot, count=count, copy=made if copy else None)
     try:
-        held = [buffer for buffer in buffers if buffer.step == step]
+        held = [buffer for buffer in buffers if buffer.made == made]
         if not held:
-            steps = [buffer.step for buffer in buffers]
-            raise CheckpointError(f"no snapshot of step {step}; the buffers hold {steps}")
+            step, generation = made
+            there = [buffer.made for buffer in buffers]
+            raise CheckpointError(
+                f"no snapshot of step {step} of generation {generation}; the buffers hold {there}"
+            )
         held[0].lock(write=False, wait=True)
         held[0].verify()
         load(named, held[0].file)
@@ -213,16 +221,18 @@ def load_snapshot(
             buffer.close()
 
 
-def load_checkpoint(directory: Path, named: Mapping[str, Any], step: int, place: Place) -> None:
-    """Take the state of `step` from the store; of a sharded one this shard alone.
+def load_checkpoint(directory: Path, named: Mapping[str, Any], made: Made, place: Place) -> None:
+    """Take a state from the store; of a sharded one this shard alone.
 
     Raises CheckpointError: it is not there; CorruptError: a file is not what was written;
     SessionError: it was written in another number of shards.
     """
-    store = DirectoryStore(directory)
-    found = store.newest(at_most=step).checkpoint if place.shard is None else store.find(step)
-    if found is None or found.manifest.step != step:
-        raise CheckpointError(f"{directory} has no valid checkpoint of step {step}")
+    step, generation = made
+    found = DirectoryStore(directory).find(step, generation)
+    if found is None:
+        raise CheckpointError(
+            f"{directory} has no valid checkpoint of step {step} of generation {generation}"
+        )
     written = len(found.manifest.files)
     if written != place.shards:
         raise SessionError(

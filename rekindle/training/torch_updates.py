@@ -14,8 +14,7 @@ import torch.distributed as dist
 from rekindle.errors import StaleError
 from rekindle.runtime.channel import Channel
 from rekindle.runtime.heartbeat import Page
-from rekindle.training.devices import Device
-from rekindle.training.ecc import UpdateTimes
+from rekindle.training.torch_repairs import Repairs
 from rekindle.training.torch_transfer import wire_device
 
 
@@ -25,16 +24,17 @@ class Updates:
     together: no rank begins its update before all have their gradients. Of a sharded state a step
         is lost where one shard's ranks have done it and another's could not; this way all do it,
         for an update itself asks nothing of others. It costs an all-reduce of one number per step.
-    generation: the one that this rank is in. times: when the updates began.
+        On an NPU too: errors that are told when gradients are waited for cost no step then.
+    generation: the one that this rank is in.
     """
 
     def __init__(
-        self, page: Page | None, device: Device, channel: Channel | None, *, together: bool
+        self, page: Page | None, repairs: Repairs, channel: Channel | None, *, together: bool
     ) -> None:
         self.generation = 0
-        self.times = UpdateTimes()
         self._page = page
-        self._device = device
+        self._device = repairs.device
+        self._times = repairs.times
         self._channel = channel
         self._together = together
 
@@ -58,6 +58,5 @@ class Updates:
             self._device.wait()
         elif self._channel is not None and self._channel.is_over(self.generation):
             raise StaleError(f"generation {self.generation} ended before the update")
-        if not page.in_update:  # of several optimizers, the first
-            self.times.begin((page.finished or 0) + 1, self._device.clock_us())
+        self._times.begin((page.finished or 0) + 1)
         page.begin_update()

@@ -64,16 +64,16 @@ def test_parts_written_at_the_same_time_make_a_checkpoint(
 ) -> None:
     """Processes that all are in the middle of their parts at once end with one checkpoint."""
     writers = [writer(root, rank, 7) for rank in range(4)]
-    assert store.find(7) is None
+    assert store.find(7, 1) is None
     assert newest_step(store) is None
     files = tuple(finish(process) for process in writers)
     assert [(f.name, f.bytes, f.ranks) for f in files] == [
         (f"state-{rank}", 200_000, (rank,)) for rank in range(4)
     ]
-    assert store.find(7) is None
+    assert store.find(7, 1) is None
     written = store.commit(with_files(7, files))
     assert written == Written(root / "step-0000000007-g000001", 800_000, existed=False)
-    found = DirectoryStore(root).find(7)
+    found = DirectoryStore(root).find(7, 1)
     assert found
     assert found.path == written.path
     assert found.manifest == with_files(7, files)
@@ -123,7 +123,7 @@ def test_a_part_of_a_killed_writer_is_written_again(store: DirectoryStore, root:
         store.commit(with_files(5, (files[0], whole)))
     files.append(finish(writer(root, 1, 5)))
     assert not store.commit(with_files(5, tuple(files))).existed
-    found = store.find(5)
+    found = store.find(5, 1)
     assert found
     assert content(found) == {f"state-{rank}": bytes([rank]) * 200_000 for rank in range(2)}
 
@@ -166,7 +166,7 @@ def test_a_crash_at_any_system_call_leaves_parts_or_a_checkpoint(root: Path) -> 
             line, step = process.stdout.readline(), step + 1
             for expected in ("", "again\n"):
                 assert not expected or process.stdout.readline() == expected
-                found = store.find(step)
+                found = store.find(step, 1)
                 committed, missing = committed + bool(found), missing + (not found)
                 assert found or not expected
                 assert not found or set(b"".join(content(found).values())) == {step % 256}

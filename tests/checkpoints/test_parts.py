@@ -57,7 +57,7 @@ def test_parts_that_are_not_whole_are_not_committed(
     with pytest.raises(CheckpointError, match=rf"cannot commit .*-g000001: {DAMAGES[damage]}"):
         store.commit(with_files(2, files))
     assert tree(root) == before
-    assert store.find(2) is None
+    assert store.find(2, 1) is None
     assert not put_parts(store, 2).existed
     assert newest_step(store) == 2
 
@@ -69,9 +69,9 @@ def test_a_committed_part_that_is_not_whole_is_not_found(
     """find() goes by names and sizes, and write_part() writes such a checkpoint over."""
     path = put_parts(store, 2).path
     damage(path / "state-1")
-    assert store.find(2) is None
+    assert store.find(2, 1) is None
     assert not put_parts(store, 2).existed
-    found = store.find(2)
+    found = store.find(2, 1)
     assert found
     assert content(found)["state-1"][:3] == bytes([2, 1, 1])
 
@@ -84,7 +84,7 @@ def test_a_manifest_that_a_killed_process_left_torn_is_written_again(
     files = write_parts(store, 2)
     path = store.commit(with_files(2, files)).path
     os.truncate(path / "manifest.json", size)
-    assert store.find(2) is None
+    assert store.find(2, 1) is None
     assert not store.commit(with_files(2, files)).existed
     assert newest_step(store) == 2
 
@@ -114,30 +114,30 @@ def lose_part(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [lose_manifest, tear_manifest, swap_manifest, lose_part])
-def test_of_one_step_the_newest_usable_generation_is_found(
+def test_the_checkpoint_of_a_step_and_generation_is_found(
     store: DirectoryStore, root: Path, damage: Callable[[Path], None]
 ) -> None:
-    """find() takes exactly this step, its newest generation first, and passes over the unusable."""
+    """find() takes exactly this one: another generation has done the step in its own way."""
     paths = [put_parts(store, 4, generation).path for generation in (1, 2)]
     put_parts(store, 5)
     write_parts(store, 4, generation=3)
-    for path in reversed(paths):
-        found = store.find(4)
+    for generation, path in enumerate(paths, start=1):
+        found = store.find(4, generation)
         assert found
         assert found.path == path
-        assert found.read("state-1")[:3] == bytes([4, found.manifest.generation, 1])
-        if path != paths[0]:
-            damage(path)
-    lose_part(paths[0])
-    assert store.find(4) is None
-    assert store.find(3) is None
+        assert found.read("state-1")[:3] == bytes([4, generation, 1])
+    damage(paths[1])
+    assert store.find(4, 2) is None
+    assert store.find(4, 3) is None
+    assert store.find(3, 1) is None
+    assert store.find(4, 1)
 
 
 def test_each_part_is_verified_by_whoever_reads_it(store: DirectoryStore) -> None:
     """find() reads no part: a flipped bit is seen by the reader of that part, and by no other."""
     path = put_parts(store, 1).path
     (path / "state-1").write_bytes(bytes([1, 1, 1]).ljust(200, b","))
-    found = store.find(1)
+    found = store.find(1, 1)
     assert found
     assert found.read("state-0")[:3] == bytes([1, 1, 0])
     with pytest.raises(CorruptError, match="checksum of state-1 differs"):
@@ -173,7 +173,7 @@ def test_a_committed_part_with_a_flipped_bit_is_written_over(
     untouched = (path / "state-0").stat()
     assert store.write_part(1, 1, "state-0", Part([b"other"], (0,))) == files[0]
     again = store.write_part(1, 1, "state-1", Part([b"again"], (1,)))
-    assert store.find(1) is None
+    assert store.find(1, 1) is None
     assert (path / "state-0").stat().st_ctime_ns == untouched.st_ctime_ns
     assert not store.commit(with_files(1, (files[0], again))).existed
     assert newest_step(store) == 1
@@ -239,4 +239,4 @@ def test_what_stands_in_the_way_is_named(store: DirectoryStore, root: Path) -> N
     with pytest.raises(CheckpointError, match=r"cannot write .*; move what is there"):
         write_parts(DirectoryStore(root / "step-0000000002-g000001"), 1)
     with pytest.raises(CheckpointError, match=r"cannot read .*; choose a directory"):
-        DirectoryStore(root / "step-0000000002-g000001").find(1)
+        DirectoryStore(root / "step-0000000002-g000001").find(1, 1)

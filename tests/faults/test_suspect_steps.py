@@ -48,7 +48,8 @@ def test_all_ranks_go_back_to_what_is_clean(
     assert steps_lost(run) == [9 - step]
     (incident,) = run.incidents()
     assert (incident.strategy, incident.cause.kind) == (Strategy.RETRY, Kind.DEVICE_MEMORY)
-    assert incident.cause.clean == CLEAN
+    (suspected,) = run.events_of(journal.Suspected)
+    assert (suspected.clean, suspected.rank) == (CLEAN, 2)
 
 
 def test_nothing_clean_is_kept(job: Callable[..., Job], baseline: Record) -> None:

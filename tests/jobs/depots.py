@@ -11,6 +11,7 @@ from pathlib import Path
 
 from jobs.driver import spec_of
 from rekindle.names import LOOPBACK
+from rekindle.recovery.plan import Made
 from rekindle.runtime import protocol
 from rekindle.runtime.depot import Depot, fetch, put
 from rekindle.runtime.depot_line import Line, Pass
@@ -18,6 +19,7 @@ from rekindle.runtime.snapshot import SnapshotBuffer
 
 KNOWN = Pass("pretended", 0, "the secret")
 CONTENT = os.urandom(50_000)
+MADE_IN = 1  # the generation of all snapshots
 MEMORY = "memfd:rekindle-pretended-copy"
 
 
@@ -34,15 +36,27 @@ def form_of(generation: int, step: int) -> protocol.Form:
     )
 
 
+def steps_of(kept: dict[int, tuple[Made, ...]]) -> dict[int, tuple[int, ...]]:
+    """The steps of what is kept of each rank."""
+    assert {made for each in kept.values() for _, made in each} <= {MADE_IN}
+    return {rank: tuple(step for step, _ in each) for rank, each in kept.items()}
+
+
 class Kept:
     """A depot that listens, and what it has told of."""
 
     def __init__(self) -> None:
         self.told: list[dict[int, tuple[int, ...]]] = []
         self.depot = Depot(
-            spec_of(nodes=2, processes=2), KNOWN, lambda message: self.told.append(message.steps)
+            spec_of(nodes=2, processes=2),
+            KNOWN,
+            lambda message: self.told.append(steps_of(message.kept)),
         )
         self.at = protocol.Depot(host=LOOPBACK, port=self.depot.listen(LOOPBACK))
+
+    @property
+    def steps(self) -> dict[int, tuple[int, ...]]:
+        return steps_of(self.depot.kept)
 
     async def put(
         self,
@@ -63,11 +77,11 @@ class Kept:
                 return buffer
 
             try:
-                await fetch(self.at, known, make_room, rank=rank, step=step)
+                await fetch(self.at, known, make_room, rank=rank, made=(step, MADE_IN))
             except BaseException:
-                assert buffer.step is None
+                assert buffer.made is None
                 raise
-            assert (buffer.step, buffer.is_settled) == (step, True)
+            assert (buffer.made, buffer.is_settled) == ((step, MADE_IN), True)
             buffer.verify()
             with buffer.file as file:
                 return bytes(file)
@@ -99,7 +113,7 @@ def buffer_of(content: bytes, step: int) -> Iterator[SnapshotBuffer]:
     """A sealed snapshot."""
     with empty_buffer(len(content) + 100) as buffer:
         buffer.data[: len(content)] = content
-        buffer.commit(step, len(content))
+        buffer.commit((step, MADE_IN), len(content))
         buffer.seal()
         yield buffer
 

@@ -6,7 +6,7 @@ Every command is held against what no machine may ever do, in whatever test it c
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -56,7 +56,7 @@ class Driver:
         processes: int = 2,
         policy: Policy | None = None,
         attempt: int = 0,
-        generation: int = 0,
+        lineage: Lineage | None = None,
         spares: int = 0,
         least: int = 0,
         allow_injection: bool = False,
@@ -69,8 +69,6 @@ class Driver:
             min_nodes=least,
             allow_injection=allow_injection,
         )
-        lineage = Lineage()
-        lineage.generation = generation
         self.machine = Machine(spec, attempt=attempt, lineage=lineage)
         self.now = 1000.0
         self.commands: list[Command] = []
@@ -86,7 +84,7 @@ class Driver:
         self.unstarted: list[tuple[int, p.Spawn]] = []
         self.doomed: list[int] = []
         self.promotions: list[tuple[int, int]] = []  # spares (connections) and the node they become
-        self._checks = Checks(generation)
+        self._checks = Checks(self.machine.generation)
         self._connections = 0
         self.machine.start()
         self.collect()
@@ -296,12 +294,12 @@ class Driver:
             if rank in self.pids:
                 self.exits(rank, signal=15)
 
-    def arrive(self, ranks: Iterable[int], finished: int | None = None, **more: bool) -> None:
-        """Ranks wait for a generation."""
+    def arrive(self, ranks: Iterable[int], finished: int | None = None, **more: Any) -> None:
+        """Ranks wait for a generation, with the state of the last one if nothing else is said."""
+        generation = self.machine.generation
         for rank in ranks:
-            arrived = p.Arrived(
-                rank=rank, generation=self.machine.generation, finished=finished, **more
-            )
+            said = {"generation": generation, "made": generation, **more}
+            arrived = p.Arrived(rank=rank, finished=finished, **said)
             self.say(self.node_of(rank), arrived)
 
     def ready(self, ranks: Iterable[int], error: str = "") -> None:

@@ -112,7 +112,7 @@ class World(Driver):
                     self.die(rank, signal=15)
             case p.Bye():
                 self._go_home(node)
-            case p.Dump(step=step, generation=generation):
+            case p.Dump(step=step, made=generation):
                 written = p.CheckpointWritten(
                     step=step, generation=generation, path="there", last_words=True
                 )
@@ -197,7 +197,7 @@ class World(Driver):
             agent.training.add(rank)
             agent.waiting[rank] = message
         elif isinstance(message, p.Snapshots):
-            agent.snapshots |= message.steps
+            agent.snapshots |= message.kept
         agent.news.append(message)
 
     def _severed(self, process: Process) -> bool:
@@ -259,8 +259,9 @@ class World(Driver):
             process.told_step = True
             done = p.StepDone(rank=rank, generation=process.generation, finished=process.finished)
             self._tell(rank, done)
+        made = process.finished, process.generation
         if process.finished % 2 == 0 and rank % self.machine.spec.processes_per_node == 0:
-            self._tell(rank, p.Snapshots(steps={rank: (process.finished,)}))
+            self._tell(rank, p.Snapshots(kept={rank: (made,)}))
             if rank == 0:
                 written = p.CheckpointWritten(
                     step=process.finished, generation=process.generation, path="there"

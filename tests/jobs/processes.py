@@ -66,7 +66,7 @@ class Agent:
         self.training: set[int] = set()
         self.waiting: dict[int, p.Arrived] = {}
         self.ended: set[int] = set()
-        self.snapshots: dict[int, tuple[int, ...]] = {}
+        self.snapshots: dict[int, tuple[tuple[int, int], ...]] = {}
 
     def lose_coordinator(self) -> None:
         self.cut = True

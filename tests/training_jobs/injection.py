@@ -155,6 +155,7 @@ class Injector:
             (torch_session, "send_state", "send"),
         ):
             setattr(owner, name, self._before(place, getattr(owner, name)))
+        _have_snapshots_sealed()
 
     def _before(self, place: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -162,6 +163,23 @@ class Injector:
             return function(*args, **kwargs)
 
         return wrapped
+
+
+def _have_snapshots_sealed() -> None:
+    """Go on after a snapshot when the agent has sealed it: the next one is not left out then.
+
+    Steps of milliseconds would else outrun an agent on a busy machine.
+    """
+    from rekindle.training.torch_snapshot import SnapshotWriter
+
+    take = SnapshotWriter.take
+
+    def patient(writer: Any, *args: Any, **kwargs: Any) -> bool:
+        taken = take(writer, *args, **kwargs)
+        _wait(lambda: all(b.is_sealed for b in writer._buffers if b.made), "nobody seals")
+        return taken
+
+    SnapshotWriter.take = patient
 
 
 def _wait(true: Callable[[], bool], else_say: str) -> None:

@@ -25,7 +25,7 @@ def damage_snapshots(agent: int, step: int | None = None, kind: str = SNAPSHOTS)
     count = 0
     for buffer in buffers(agent, kind):
         with buffer.open("r+b") as memory:
-            _, found, size = struct.unpack("<qqq", memory.read(24))
+            _, found, _, size = struct.unpack("<qqqq", memory.read(32))
             if not size or step not in (None, found):
                 continue
             memory.seek(CONTROL_BYTES + size - 8)
@@ -54,5 +54,5 @@ def _is(kind: str, link: Path) -> bool:
 def _is_settled(memory: Path) -> bool:
     """Whether a snapshot buffer is sealed, or was never used."""
     with memory.open("rb") as file:
-        valid, _, size = struct.unpack("<qqq", file.read(24))
+        valid, _, _, size = struct.unpack("<qqqq", file.read(32))
         return bool(file.read(1)[0]) if size else not valid

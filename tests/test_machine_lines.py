@@ -1,0 +1,108 @@
+"""The machine, where a step was done more than once: its states are never mixed."""
+
+from __future__ import annotations
+
+from jobs.driver import Driver
+from jobs.trained import SIGKILL, sources
+
+from rekindle.recovery import journal
+from rekindle.recovery.lineage import Lineage
+from rekindle.recovery.plan import Source
+from rekindle.runtime import protocol as p
+
+
+def formed(job: Driver) -> tuple[int, int]:
+    """The state that the newest generation went on from."""
+    newest = job.last(journal.Formed)
+    return newest.step, newest.made
+
+
+def arrive_anew(job: Driver, **finished: int) -> None:
+    """Two ranks arrive, with the shard of their number; without a step they are new processes."""
+    for rank in job.ranks:
+        job.arrive([rank], finished.get(f"rank{rank}"), shard=rank)
+
+
+def gone_back() -> Driver:
+    """Two shards trained to step 9, went back to 4, and have done steps 5 to 9 again."""
+    job = Driver(nodes=2, processes=1)
+    job.start()
+    arrive_anew(job)
+    job.ready(job.ranks)
+    job.step(1)
+    for step in (4, 8):
+        job.say(0, p.CheckpointWritten(step=step, generation=1, path="there", shards=2))
+    for rank in job.ranks:
+        job.exits(rank, signal=SIGKILL, finished=9)
+    job.spawned()
+    arrive_anew(job)
+    assert formed(job) == (8, 1)
+    job.ready([1], error="a file cannot be read")
+    job.arrive([0], 8, made=2, shard=0)
+    job.arrive([1], 0, torn=True, shard=1)
+    assert formed(job) == (4, 1)
+    job.ready(job.ranks)
+    job.step(5)
+    for rank in job.ranks:
+        job.say(rank, p.Snapshots(kept={rank: ((6, 3), (8, 3))}))
+    return job
+
+
+def test_a_step_done_again_is_another_state() -> None:
+    """A checkpoint of the first time does not go with a snapshot of the second."""
+    job = gone_back()
+    job.say(0, p.Copies(kept={1: ((6, 3),)}))
+    job.lose(1)
+    job.hello(1, depot=1, checkpoints=((8, 1), (4, 1)))
+    job.spawned()
+    job.arrive([0], 9, shard=0)
+    job.arrive([1], shard=1)
+    assert formed(job) == (8, 1)  # whole, and newer than step 6 of the second time
+    assert set(sources(job).values()) == {Source.CHECKPOINT}
+
+
+def test_what_was_gone_back_from_is_another_state() -> None:
+    """After going on from the first time, the second one's snapshots of that step do not count."""
+    job = gone_back()
+    job.lose(1)
+    job.hello(1, checkpoints=((8, 1), (4, 1)))
+    job.spawned()
+    job.arrive([0], 9, shard=0)
+    job.arrive([1], shard=1)
+    assert formed(job) == (8, 1)
+    job.ready(job.ranks)
+    job.exits(0, signal=SIGKILL, finished=8)
+    job.spawned()
+    job.arrive([1], 8, shard=1)
+    job.arrive([0], shard=0)
+    assert formed(job) == (8, 1)
+    assert set(sources(job).values()) == {Source.CHECKPOINT, Source.SELF}
+
+
+def test_nodes_with_stores_of_their_own() -> None:
+    """Two ways to have done step 8: all take the same one."""
+    past = [
+        journal.Formed(generation=g, world_size=2, step=s, made=m, sources={"self": 2}, newest=s)
+        for g, s, m in ((1, 0, 0), (2, 4, 1), (3, 2, 1))
+    ]
+    job = Driver(nodes=2, processes=1, lineage=Lineage(past))
+    job.hello(0, checkpoints=((8, 1),))
+    job.hello(1, checkpoints=((8, 2),))
+    job.store_up()
+    job.spawned()
+    job.arrive(job.ranks)
+    assert formed(job) == (8, 2)
+    assert sources(job) == {0: Source.PEER, 1: Source.CHECKPOINT}
+
+
+def test_parts_of_before_a_take_over() -> None:
+    """A checkpoint is not put together of shards that two generations have written."""
+    job = gone_back()
+    job.say(0, p.PartWritten(step=9, generation=3, shard=0, shards=2))
+    job.lose_coordinator()
+    for rank in job.ranks:
+        alive = (p.LiveRank(rank=rank, pid=job.pids[rank], training=True),)
+        job.hello(rank, generation=3, ranks=alive)
+    job.say(1, p.PartWritten(step=9, generation=2, shard=1, shards=2))
+    job.say(0, p.PartWritten(step=9, generation=3, shard=0, shards=2))
+    assert not job.sent(p.Commit)

@@ -1,0 +1,88 @@
+"""Snapshots of a state that all ranks hold, where the agent is behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from rekindle.runtime.protocol import SnapshotTaken
+from rekindle.runtime.snapshot import SnapshotBuffer
+from rekindle.training import torch_snapshot
+from rekindle.training.place import Place
+from rekindle.training.torch_snapshot import SnapshotWriter
+
+
+class Rank:
+    """A rank, and the buffers of its agent, which does nothing by itself."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.taken: list[SnapshotTaken] = []
+        self.fds = [SnapshotBuffer.create("test", 1 << 16) for _ in range(2)]
+        self.agent = [SnapshotBuffer(fd) for fd in self.fds]
+        ours = [SnapshotBuffer(fd) for fd in self.fds]
+        monkeypatch.setattr(torch_snapshot, "ask_for_buffers", lambda *_: ours)
+        self.writer = SnapshotWriter(self, Place(0, generation=1))
+        self.model = torch.nn.Linear(2, 2)
+
+    def send(self, message: SnapshotTaken) -> None:
+        self.taken.append(message)
+
+    def take(self, step: int, *, checkpoint: bool = False) -> bool:
+        return self.writer.take(
+            {"model": self.model},
+            place=Place(0, generation=1),
+            step=step,
+            position={},
+            checkpoint=checkpoint,
+            wait=False,
+        )
+
+    def seal(self, step: int) -> None:
+        """The agent comes to seal a snapshot; it has been written where it is a checkpoint."""
+        for buffer in self.agent:
+            if buffer.made == (step, 1):
+                buffer.seal()
+
+    def close(self) -> None:
+        self.writer.close()
+        for buffer, fd in zip(self.agent, self.fds, strict=True):
+            buffer.close()
+            os.close(fd)
+
+
+@pytest.fixture
+def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
+    found = Rank(monkeypatch)
+    yield found
+    found.close()
+
+
+def test_a_sealed_snapshot_is_kept(rank: Rank) -> None:
+    """One that the agent has not sealed is overwritten, or the new one is left out."""
+    assert rank.take(5)
+    assert rank.take(10)  # there was room
+    assert not rank.take(15)  # neither is sealed
+    rank.seal(5)
+    assert rank.take(20)
+    assert [buffer.made for buffer in rank.agent] == [(5, 1), (20, 1)]
+    rank.seal(20)
+    assert rank.take(25)
+    assert [buffer.made for buffer in rank.agent] == [(25, 1), (20, 1)]
+
+
+def test_a_checkpoint_that_is_overwritten_before_the_agent_comes(rank: Rank) -> None:
+    """The snapshot in its place is the checkpoint, and only that one."""
+    rank.take(5)
+    rank.seal(5)
+    rank.take(10, checkpoint=True)
+    rank.take(12)
+    assert [buffer.made for buffer in rank.agent] == [(5, 1), (12, 1)]
+    assert [(t.step, t.checkpoint) for t in rank.taken] == [(5, False), (10, True), (12, True)]
+    rank.seal(12)
+    rank.take(15)
+    rank.seal(15)
+    rank.take(18)
+    assert [t.checkpoint for t in rank.taken[3:]] == [False, False]
