@@ -33,20 +33,20 @@ def times(*began: tuple[int, int]) -> tuple[UpdateTimes, Clock]:
 )
 def test_updates_from_the_error_on_are_suspect(text: str, at_us: int, clean: int) -> None:
     """Updates 6, 7 and 8 began at 100, 200 and 300 microseconds; a peer may have done the 9th."""
-    known, _ = times((6, 100), (7, 200), (8, 300))
+    known, _ = times((5, 50), (6, 100), (7, 200), (8, 300))
     assert known.clean_after(RuntimeError(text.format(at_us))) == clean
 
 
 def test_an_update_that_is_done_again() -> None:
     """The time of the one that counts is the last one's."""
-    known, _ = times((6, 100), (7, 200), (8, 300), (7, 400))
+    known, _ = times((5, 50), (6, 100), (7, 200), (8, 300), (7, 400))
     assert known.clean_after(RuntimeError(TEXTS[0].format(250))) == 6
     assert known.clean_after(RuntimeError(TEXTS[0].format(450))) == 7
 
 
 def test_several_optimizers() -> None:
     """The gradients of the second are computed after the first has begun."""
-    known, clock = times((6, 100))
+    known, clock = times((5, 50), (6, 100))
     for clock.now in (200, 300):
         known.begin(7)
     assert known.clean_after(RuntimeError(TEXTS[0].format(250))) == 6
@@ -70,13 +70,22 @@ def test_a_state_from_elsewhere() -> None:
     clock.now = 1000
     known.at(6)
     assert known.clean_after(RuntimeError(TEXTS[0].format(1100))) == 6
-    assert known.clean_after(RuntimeError(TEXTS[0].format(900))) == 5
+    assert known.clean_after(RuntimeError(TEXTS[0].format(900))) == 6  # nothing of its own is in it
+
+
+def test_a_process_that_has_only_loaded_its_state() -> None:
+    """It has no part in that: its errors say nothing of the checkpoint."""
+    known, clock = times()
+    clock.now = 500
+    known.at(100)
+    for text in (TEXTS[0].format(400), TEXTS[0].format(600), "HBM MULTI BIT ECC ERROR"):
+        assert known.clean_after(RuntimeError(text)) == 100
 
 
 def test_the_first_of_several_times() -> None:
-    """Errors are told with those that came after them."""
-    known, _ = times((6, 100), (7, 200), (8, 300))
-    text = f"{TEXTS[0].format(350)} {TEXTS[1].format(250)}"
+    """Errors are told with those that came after them, and with others."""
+    known, _ = times((5, 50), (6, 100), (7, 200), (8, 300))
+    text = f"{TEXTS[0].format(350)} {TEXTS[1].format(250)}\nHCCL wait, the time is 7 s"
     assert known.clean_after(RuntimeError(text)) == 7
 
 

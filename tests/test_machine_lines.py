@@ -73,7 +73,7 @@ def test_what_was_gone_back_from_is_another_state() -> None:
     job.ready(job.ranks)
     job.exits(0, signal=SIGKILL, finished=8)
     job.spawned()
-    job.arrive([1], 8, shard=1)
+    job.arrive([1], 8, made=1, shard=1)
     job.arrive([0], shard=0)
     assert formed(job) == (8, 1)
     assert set(sources(job).values()) == {Source.CHECKPOINT, Source.SELF}
@@ -106,3 +106,44 @@ def test_parts_of_before_a_take_over() -> None:
     job.say(1, p.PartWritten(step=9, generation=2, shard=1, shards=2))
     job.say(0, p.PartWritten(step=9, generation=3, shard=0, shards=2))
     assert not job.sent(p.Commit)
+
+
+def test_last_words_of_before_a_regroup() -> None:
+    """They are of the generation that did their step, which may be over long since."""
+    job = Driver(nodes=2, processes=1)
+    job.start()
+    arrive_anew(job)
+    job.ready(job.ranks)
+    job.step(1)
+    for rank in job.ranks:
+        job.say(rank, p.Snapshots(kept={rank: ((20, 1),)}))
+    job.fail_step(0)
+    for rank in job.ranks:
+        job.arrive([rank], 20, made=1, shard=rank)
+    assert job.last(journal.Formed).generation == 2
+    job.ready(job.ranks)
+    job.stop()
+    job.killed()
+    for node, order in job.told(p.Dump).items():
+        assert (order.step, order.made) == (20, 1)
+        part = p.PartWritten(step=20, generation=1, shard=node, shards=2, last_words=True)
+        job.say(node, part)
+    assert [order.message.last_words for order in job.sent(p.Commit)] == [True]
+
+
+def test_last_words_beside_a_checkpoint_that_is_being_written() -> None:
+    """Of the same state: neither is put together with parts of the other."""
+    job = gone_back()
+    for rank in job.ranks:
+        job.say(rank, p.Snapshots(kept={rank: ((9, 3),)}))
+    job.stop()
+    job.killed()
+    parts = [
+        p.PartWritten(step=9, generation=3, shard=shard, shards=2, last_words=words)
+        for shard, words in ((0, True), (0, False), (1, False), (1, True))
+    ]
+    orders = []
+    for part in parts:
+        job.say(part.shard, part)
+        orders += [order.message.last_words for order in job.sent(p.Commit)]
+    assert orders == [False, True]

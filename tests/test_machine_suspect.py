@@ -224,6 +224,25 @@ def test_a_node_that_the_world_goes_on_without() -> None:
     assert {order.step for order in job.told(p.Dump).values()} == {6}
 
 
+def test_a_rank_outside_that_comes_to_say_it() -> None:
+    """The world that trains on with such a state goes back."""
+    job = Driver(nodes=2, processes=1, least=1)
+    job.train(9)
+    job.say(0, p.Snapshots(kept=at(6)))
+    job.lose(1)
+    job.arrive([0], finished=9, made=1)
+    job.ready([0])
+    job.step_of([0], 10)
+    job.pids[1] = 901
+    alive = (p.LiveRank(rank=1, pid=901, training=True),)
+    job.hello(1, generation=1, ranks=alive)
+    said = {"generation": 1, "made": 1, "clean": CLEAN}
+    job.arrive([1], finished=9, **said)
+    assert set(job.told(p.Over)) == {0}
+    job.arrive([0], finished=10, made=2)
+    assert job.last(journal.Formed).step == 6
+
+
 def test_last_words_are_clean() -> None:
     """Neither a suspect snapshot nor a suspect checkpoint counts."""
     job = trained(9)

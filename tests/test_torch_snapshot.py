@@ -33,7 +33,7 @@ class Rank:
     def take(self, step: int, *, checkpoint: bool = False) -> bool:
         return self.writer.take(
             {"model": self.model},
-            place=Place(0, generation=1),
+            place=Place(0, generation=1, writes=True),
             step=step,
             position={},
             checkpoint=checkpoint,

@@ -153,7 +153,8 @@ class Agent:
         kept: list[protocol.Message] = []
         while not self._outbox.empty():
             message = self._outbox.get_nowait()
-            if isinstance(message, _LASTING):
+            suspects = isinstance(message, protocol.StepFailed) and message.clean is not None
+            if isinstance(message, _LASTING) or suspects:
                 kept.append(message)
         for message in [*kept, *self.ranks.waiting]:
             self.send(message)
@@ -163,8 +164,11 @@ class Agent:
         """Know the checkpoints that this node could restore from."""
         for passed in found.passed_over:
             self.send(protocol.CheckpointPassedOver(path=str(passed.path), reason=passed.reason))
-        newest = found.checkpoint.manifest.step if found.checkpoint else None
-        self._offer([] if newest is None else self._store.keys(at_most=newest))
+        if found.checkpoint is None:
+            self._offer([])
+            return
+        newest = found.checkpoint.manifest.step, found.checkpoint.manifest.generation
+        self._offer([key for key in self._store.keys(at_most=newest[0]) if key <= newest])
 
     def _offer(self, checkpoints: list[Key]) -> None:
         offers = tuple(checkpoints[: names.OFFERS])

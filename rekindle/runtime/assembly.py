@@ -17,7 +17,8 @@ class Assembly:
 
     def __init__(self) -> None:
         self._generation = 0
-        self._parts: dict[int, dict[int, PartWritten]] = {}  # by step
+        # By step, generation, and whether they are last words.
+        self._parts: dict[tuple[int, int, bool], dict[int, PartWritten]] = {}
         self._failed = (0, 0)
 
     def begin(self, generation: int) -> None:
@@ -29,13 +30,17 @@ class Assembly:
 
         owners: the ranks that have each shard.
         """
-        if part.generation < self._generation:
-            return None
-        parts = self._parts.setdefault(part.step, {})
+        if part.generation < self._generation and not part.last_words:
+            return None  # last words are of the generation that did their step
+        parts = self._parts.setdefault((part.step, part.generation, part.last_words), {})
         parts[part.shard] = part
         if len(parts) < part.shards:
             return None
-        self._parts = {s: each for s, each in self._parts.items() if s > part.step}
+        self._parts = {
+            (step, made, last_words): each
+            for (step, made, last_words), each in self._parts.items()
+            if step > part.step or (last_words and not part.last_words)
+        }
         ranks = owners()
         in_order = [parts[shard] for shard in sorted(parts)]
         return Commit(

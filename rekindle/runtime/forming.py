@@ -10,7 +10,7 @@ import msgspec
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault, Kind, root_cause
-from rekindle.recovery.lineage import SCRIPT, is_clean
+from rekindle.recovery.lineage import is_clean
 from rekindle.recovery.plan import Holding, Made, RankPlan, Source, make_plan
 from rekindle.runtime import protocol as p
 from rekindle.runtime.gathering import Gathering
@@ -49,7 +49,7 @@ class Forming(Gathering):
             generation=self.generation + 1,
             world_size=self.roster.world_size,
             step=0,
-            sources={SCRIPT: self.roster.world_size},
+            sources={"script": self.roster.world_size},
             newest=0,
             incident=self.incidents.open,
         )
@@ -60,7 +60,7 @@ class Forming(Gathering):
     def on_arrived(self, message: p.Arrived) -> None:
         """A rank waits for a generation."""
         rank = self.roster.ranks[message.rank]
-        self._suspect(message)
+        self._hear(message)
         if rank.status in (Status.ENDING, Status.ABSENT, Status.EXITED):
             return
         if rank.status is Status.RESTORING and message.generation < self.generation:
@@ -90,20 +90,24 @@ class Forming(Gathering):
             self._grow()
         self._try_form()
 
-    def _suspect(self, message: p.StepFailed | p.Arrived) -> bool:
-        """Note what a rank says to be wrong, whatever else becomes of it; say whether it is news.
+    def _hear(self, message: p.StepFailed | p.Arrived) -> None:
+        """Note what a rank says to be wrong, whatever else becomes of it.
 
-        What has been made since of a suspect state is no better.
+        What has been made since of a suspect state is no better: a world that trains on goes back.
         """
-        if message.clean is None or self.phase is Phase.ENDED:
-            return False
+        clean, suspicions = message.clean, self._lineage.suspicions
+        known = any(g >= message.generation and c <= (clean or 0) for g, c in suspicions)
+        if clean is None or known or self.phase is Phase.ENDED:
+            return
         generation = max(message.generation, self.generation)
-        if any(g >= message.generation and c <= message.clean for g, c in self._lineage.suspicions):
-            return False
-        self._lineage.suspicions.append((generation, message.clean))
-        told = {"generation": generation, "clean": message.clean, "rank": message.rank}
+        suspicions.append((generation, clean))
+        told = {"generation": generation, "clean": clean, "rank": message.rank}
         self._record(journal.Suspected(**told))
-        return True
+        # A rank of the world that says so of its step is answered for that.
+        answered = isinstance(message, p.StepFailed) and self.roster.ranks[message.rank].inside
+        if self.phase in (Phase.TRAINING, Phase.RESTORING) and not answered:
+            text = f"rank {message.rank} says that what was made after step {clean} may be wrong"
+            self._on_fault(Fault(kind=Kind.LINK, message=text, finished=clean))
 
     def _grow(self) -> None:
         """Have the world held between two steps when a node waits to be taken in.
@@ -166,7 +170,7 @@ class Forming(Gathering):
         arrived = rank.arrived
         if arrived is None or arrived.finished is None or arrived.torn:
             return None
-        made = self._lineage.name(arrived.finished, arrived.made)
+        made = arrived.finished, arrived.made
         return made if is_clean(made, self._lineage.suspicions) else None
 
     def _disagree(self) -> bool:
@@ -212,7 +216,6 @@ class Forming(Gathering):
         self.incidents.answered()
         self._planned = plan
         self.generation += 1
-        self._lineage.formed(self.generation, (plan.step, plan.made))
         self._assembly.begin(self.generation)
         passed = max(rank.arrived.passed for rank in world if rank.arrived)
         places = {rank.rank: place for place, rank in enumerate(world)}
@@ -291,7 +294,7 @@ class Forming(Gathering):
             self._refused.add((rank.node, source, made))
             text = f"rank {rank.rank} could not take its state: {message.error}"
             fault = self._fault(Kind.RESTORE, rank, text)
-            tried = f"{source.value} of step {self._planned.step}"
+            tried = f"{source.value} of step {made[0]} of generation {made[1]}"
             self._on_fault(msgspec.structs.replace(fault, signature=tried))
             return
         rank.status = Status.TRAINING

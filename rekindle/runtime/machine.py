@@ -208,11 +208,8 @@ class Machine(Elastic):
             kind = message.kind.value
             raise ProtocolError(f"rank {message.rank} says that its step failed by {kind}")
         rank = self.roster.ranks[message.rank]
-        suspected = self._suspect(message)
+        self._hear(message)
         if not rank.inside:
-            if suspected and self.phase in (Phase.TRAINING, Phase.RESTORING):
-                text = f"rank {rank.rank}, which the world goes on without, says {message.error}"
-                self._on_fault(Fault(kind=Kind.LINK, message=text, at=now))
             return
         live = self.phase in (Phase.TRAINING, Phase.RESTORING)
         # That a collective fails once its generation is over is no news; what else broke, is.

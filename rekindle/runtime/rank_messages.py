@@ -24,7 +24,7 @@ class Arrived(Message, frozen=True, kw_only=True, tag="arrived"):
     shard: which piece of the training state it holds; None: there is one, and all ranks hold it.
     finished: steps it has finished, None: its state was just built by the script.
     torn: its state is of no step, for it was interrupted while that was changed.
-    made: the generation in which it took that state, or went on with it.
+    made: the generation that did the last of them.
     clean: what StepFailed says of it; said again here, for a coordinator may not have heard it.
     done: it has finished all the steps it was asked for.
     passed: steps after which all ranks were let go before, where the script asked for more later.

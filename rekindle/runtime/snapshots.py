@@ -159,7 +159,8 @@ class Snapshots:
 
     def _sealed(self, rank: int) -> None:
         sealed = [buffer for _, buffer in self._buffers[rank] if buffer.is_sealed]
-        self.kept[rank] = tuple(buffer.age for buffer in sealed)
+        # The rank may be about to overwrite one of them.
+        self.kept[rank] = tuple(made for buffer in sealed if (made := buffer.made) is not None)
         self._send(protocol.Snapshots(kept={rank: self.kept[rank]}))
 
     def _tell(self, written: protocol.CheckpointWritten | protocol.PartWritten) -> None:

@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Callable
 
 _ERROR = re.compile(r"HBM MULTI BIT ECC", re.IGNORECASE)
-# torch-npu 2.14 says "time is <us>", what MindIO looks for is "time us=<us>".
-_TIME = re.compile(r"time (?:is|us\s*=)\s*(\d+)", re.IGNORECASE)
+# torch-npu 2.14 says "time is <us>", what MindIO looks for is "time us=<us>". Other errors that are
+# told with it have times of their own, in units of their own.
+_TIME = re.compile(_ERROR.pattern + r"[^\n]*?time (?:is|us\s*=)\s*(\d+)", re.IGNORECASE)
 _KEPT = 1024  # updates; an error is not told later than so many
 
 
@@ -28,6 +29,7 @@ class UpdateTimes:
     def __init__(self, clock_us: Callable[[], int]) -> None:
         self._clock_us = clock_us
         self._began: deque[tuple[int, int]] = deque(maxlen=_KEPT)
+        self._least: int | None = None  # nothing that this process has done is in an older state
 
     def begin(self, step: int) -> None:
         """The update begins that finishes step `step`, or another optimizer's part of it."""
@@ -37,6 +39,7 @@ class UpdateTimes:
     def at(self, step: int) -> None:
         """The rank has the state of `step`: its own, without any update, or from elsewhere."""
         self._drop_from(step + 1)
+        self._least = step if self._least is None else min(step, self._least)
         if not self._began or self._began[-1][0] < step:
             self._began.append((step, self._clock_us()))
 
@@ -53,7 +56,9 @@ class UpdateTimes:
         if not _ERROR.search(text) or not self._began:
             return None
         told = [int(found) for found in _TIME.findall(text)]
-        if not told:
-            return max(0, self._began[-1][0] - 1)  # it may be older than the newest update
-        right = [step for step, at_us in self._began if at_us < min(told)]
-        return right[-1] if right else max(0, self._began[0][0] - 1)
+        if told:
+            right = [step for step, at_us in self._began if at_us < min(told)]
+            newest = right[-1] if right else self._began[0][0] - 1
+        else:
+            newest = self._began[-1][0] - 1  # it may be older than the newest update
+        return max(newest, self._least or 0)

@@ -32,10 +32,10 @@ def kind_of(error: BaseException, transient: tuple[type[Exception], ...] = ()) -
     transient: exceptions that pass, as the script says. Texts are looked for in RuntimeErrors only,
     which is what torch raises.
     """
-    if isinstance(error, (dist.DistError, StaleError)):
-        return Kind.LINK
     if isinstance(error, RuntimeError):
         for kind, pattern in _PATTERNS:
             if pattern.search(str(error)):
                 return kind
+    if isinstance(error, (dist.DistError, StaleError)):
+        return Kind.LINK
     return Kind.TRANSIENT if isinstance(error, transient) else None

@@ -110,7 +110,7 @@ class Session:
         self._backend = backend or _BACKENDS.get(self.device.type, "gloo")
         self._total = 0
         self._has_state = False  # whether this process's state is that of `finished` steps
-        self._made = 0  # the generation that its state is of
+        self._made = 0  # the generation that did the last of them
         self._torn = False  # its state is of no step, nor as the script built it
         self._reported = True  # the first step of this generation
         self._group = Group()
@@ -207,8 +207,8 @@ class Session:
     def end_step(self) -> None:
         """The step's body ended well: the state is that of one more step."""
         self._repairs.device.wait()  # until the update is done, and not merely asked for
-        self.finished += 1
-        self._repairs.times.at(self.finished)  # maybe no optimizer was asked
+        self._repairs.times.at(self.finished + 1)  # maybe no optimizer was asked
+        self.finished, self._made = self.finished + 1, self.generation
         self._repairs.in_step = False
         if self.sampler is not None:
             self.sampler.advance()
@@ -384,7 +384,7 @@ class Session:
                 fresh=self._module if self._ddp is not None else None,
             )
             self._groups.loaded(source)
-        self.finished, self._made = made[0], self.generation
+        self.finished, self._made = made
         self._has_state, self._torn = True, False
         self._repairs.took_state(self.finished)
         if plan.sends_to:

@@ -78,7 +78,8 @@ class SnapshotWriter:
         buffer = self._buffers[index]
         assert self._layout is not None
         # What the agent finds overwritten it drops: this one is written in its place.
-        checkpoint = checkpoint or (index == self._to_write and not buffer.is_sealed)
+        unwritten = index == self._to_write and buffer.made is not None and not buffer.is_sealed
+        checkpoint = checkpoint or (unwritten and place.writes)
         self._to_write = index if checkpoint else None
         buffer.begin()
         write_header(self._layout, metadata, buffer.data[: self._layout.total_bytes])
@@ -142,6 +143,7 @@ class SnapshotWriter:
             metadata_room=self._room,
         )
         self._shape = shape
+        self._to_write = None
         needed = self._layout.total_bytes
         self._buffers = ask_for_buffers(self._channel, self._slot, needed, self._count)
         for buffer in self._buffers:

@@ -82,8 +82,9 @@ def test_hanging_rank_is_replaced_when_the_others_leave(
     """It does not follow the call to regroup."""
     run = held(job, policy=Policy(leave_timeout_s=0.5))
     run.inject(1, "hang", step=5)
-    run.inject(2, "kill", step=5)
     run.release(0)
+    run.wait(lambda: "hang injected into step 5" in run.stderr(1), "the hang")
+    run.kill(2)
     assert_recovered(run, baseline, replaced={1, 2})
     assert steps_lost(run) == [0]
 

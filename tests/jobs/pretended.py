@@ -219,7 +219,7 @@ class World(Driver):
             self._tell(process.rank, process.arrived(self.total))
             return
         process.has_state, process.finished = True, process.form.step
-        process.made = process.form.generation
+        process.made = process.form.made
         process.doing, process.told_step = Doing.STEPPING, False
         self._tell(process.rank, p.StateReady(rank=process.rank, generation=process.generation))
 
@@ -254,7 +254,7 @@ class World(Driver):
             process.doing = Doing.BROKEN  # it waits until it is told that the generation is over
             self._tell(rank, p.Held(rank=rank, generation=process.generation))
             return
-        process.finished += 1
+        process.finished, process.made = process.finished + 1, process.generation
         if not process.told_step:
             process.told_step = True
             done = p.StepDone(rank=rank, generation=process.generation, finished=process.finished)
