@@ -59,7 +59,7 @@ class Node:
         wanted = p.SnapshotRoom(rank=rank, bytes=len(content), buffers=3)
         _, fds = self.snapshots.room(wanted)
         held = [buffer for _, buffer in self.snapshots._buffers[rank]]
-        index = min(range(len(fds)), key=lambda i: held[i].age)
+        index = min(range(len(fds)), key=lambda i: held[i].recency)
         buffer = held[index]
         buffer.begin()
         buffer.data[: len(content)] = content

@@ -6,7 +6,6 @@ from jobs.driver import Driver
 from jobs.trained import SIGKILL, sources
 
 from rekindle.recovery import journal
-from rekindle.recovery.lineage import Lineage
 from rekindle.recovery.plan import Source
 from rekindle.runtime import protocol as p
 
@@ -23,13 +22,19 @@ def arrive_anew(job: Driver, **finished: int) -> None:
         job.arrive([rank], finished.get(f"rank{rank}"), shard=rank)
 
 
-def gone_back() -> Driver:
-    """Two shards trained to step 9, went back to 4, and have done steps 5 to 9 again."""
+def trained() -> Driver:
+    """Two shards that have done their first step."""
     job = Driver(nodes=2, processes=1)
     job.start()
     arrive_anew(job)
     job.ready(job.ranks)
     job.step(1)
+    return job
+
+
+def gone_back() -> Driver:
+    """Two shards trained to step 9, went back to 4, and have done steps 5 to 9 again."""
+    job = trained()
     for step in (4, 8):
         job.say(0, p.CheckpointWritten(step=step, generation=1, path="there", shards=2))
     for rank in job.ranks:
@@ -81,11 +86,7 @@ def test_what_was_gone_back_from_is_another_state() -> None:
 
 def test_nodes_with_stores_of_their_own() -> None:
     """Two ways to have done step 8: all take the same one."""
-    past = [
-        journal.Formed(generation=g, world_size=2, step=s, made=m, sources={"self": 2}, newest=s)
-        for g, s, m in ((1, 0, 0), (2, 4, 1), (3, 2, 1))
-    ]
-    job = Driver(nodes=2, processes=1, lineage=Lineage(past))
+    job = Driver(nodes=2, processes=1, generation=3)
     job.hello(0, checkpoints=((8, 1),))
     job.hello(1, checkpoints=((8, 2),))
     job.store_up()
@@ -110,11 +111,7 @@ def test_parts_of_before_a_take_over() -> None:
 
 def test_last_words_of_before_a_regroup() -> None:
     """They are of the generation that did their step, which may be over long since."""
-    job = Driver(nodes=2, processes=1)
-    job.start()
-    arrive_anew(job)
-    job.ready(job.ranks)
-    job.step(1)
+    job = trained()
     for rank in job.ranks:
         job.say(rank, p.Snapshots(kept={rank: ((20, 1),)}))
     job.fail_step(0)

@@ -15,6 +15,7 @@ from rekindle.recovery.fault import Kind
 from rekindle.recovery.plan import Source
 from rekindle.recovery.policy import Policy, Strategy
 from rekindle.runtime import protocol as p
+from rekindle.runtime.agent import outlives_coordinator
 
 CLEAN = 7
 
@@ -134,6 +135,15 @@ def test_a_coordinator_that_did_not_hear_it() -> None:
     job.store_up()
     assert job.last(journal.Formed).step == 6
     assert len(job.recorded(journal.Suspected)) == 1
+
+
+@pytest.mark.parametrize(("clean", "kept"), [(CLEAN, True), (None, False)])
+def test_what_an_agent_tells_the_next_coordinator(clean: int | None, kept: bool) -> None:
+    """That a step failed is over with its generation; that states are wrong is not."""
+    failed = p.StepFailed(
+        rank=1, generation=1, kind=Kind.DEVICE_MEMORY, error="ECC", finished=9, clean=clean
+    )
+    assert outlives_coordinator(failed) == kept
 
 
 def test_snapshots_that_come_behind_the_hello() -> None:

@@ -21,6 +21,7 @@ from rekindle.training.torch_faults import kind_of
         (RuntimeError("UB LINK ERROR"), Kind.LINK),
         (RuntimeError("FORCE STOP"), Kind.LINK),
         (dist.DistBackendError("timed out"), Kind.LINK),
+        (dist.DistBackendError("HBM MULTI BIT ECC ERROR.time is 17"), Kind.DEVICE_MEMORY),
         (StaleError("the generation ended"), Kind.LINK),
         (RuntimeError("UCE ERROR"), Kind.DEVICE_MEMORY),
         (RuntimeError("HBM MULTI BIT ECC ERROR.time us= 17."), Kind.DEVICE_MEMORY),

@@ -190,14 +190,15 @@ class DirectoryStore:
             manifest = committed(path)
         return Checkpoint(path, manifest) if manifest else None
 
-    def keys(self, *, at_most: int | None = None) -> list[Key]:
+    def keys(self, *, at_most: Key | None = None) -> list[Key]:
         """Step and generation of all finished checkpoints, newest first; nothing in them is read.
 
-        at_most: the highest step that is wanted.
+        at_most: the newest that is wanted.
         Raises CheckpointError if the directory exists but cannot be read.
         """
         with explained("read", self.root):
-            return [key for key in self._keys(at_most) if not is_unfinished(self._place(key))]
+            keys = [key for key in self._keys() if at_most is None or key <= at_most]
+            return [key for key in keys if not is_unfinished(self._place(key))]
 
     def prune(self, keep: int) -> tuple[Path, ...]:
         """Remove all that is older than the newest `keep` valid checkpoints.

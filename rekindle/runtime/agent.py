@@ -153,8 +153,7 @@ class Agent:
         kept: list[protocol.Message] = []
         while not self._outbox.empty():
             message = self._outbox.get_nowait()
-            suspects = isinstance(message, protocol.StepFailed) and message.clean is not None
-            if isinstance(message, _LASTING) or suspects:
+            if outlives_coordinator(message):
                 kept.append(message)
         for message in [*kept, *self.ranks.waiting]:
             self.send(message)
@@ -167,8 +166,8 @@ class Agent:
         if found.checkpoint is None:
             self._offer([])
             return
-        newest = found.checkpoint.manifest.step, found.checkpoint.manifest.generation
-        self._offer([key for key in self._store.keys(at_most=newest[0]) if key <= newest])
+        newest = found.checkpoint.manifest
+        self._offer(self._store.keys(at_most=(newest.step, newest.generation)))
 
     def _offer(self, checkpoints: list[Key]) -> None:
         offers = tuple(checkpoints[: names.OFFERS])
@@ -278,6 +277,12 @@ class Agent:
                 child.kill()
         if self._hurried:
             os._exit(self.status)  # there is no other way to leave a thread behind that writes
+
+
+def outlives_coordinator(message: protocol.Message) -> bool:
+    """Whether another coordinator must hear what this one may not have heard."""
+    suspects = isinstance(message, protocol.StepFailed) and message.clean is not None
+    return suspects or isinstance(message, _LASTING)
 
 
 def adopt_orphans() -> None:

@@ -31,7 +31,7 @@ from aiohttp.typedefs import Handler
 from rekindle import names
 from rekindle.errors import ProtocolError, RekindleError
 from rekindle.recovery import journal
-from rekindle.recovery.lineage import Lineage
+from rekindle.recovery.suspicion import suspicions
 from rekindle.runtime import lifeline, protocol, state, view, wire
 from rekindle.runtime.inheritance import inheritance
 from rekindle.runtime.lease import Lease
@@ -60,7 +60,10 @@ class Coordinator:
         self.machine = Machine(
             self.spec,
             attempt=attempt,
-            lineage=Lineage(past),
+            generation=max(
+                (e.generation for e in past if isinstance(e, journal.Formed)), default=0
+            ),
+            suspicions=suspicions(past),
             incident=max((getattr(e, "incident", 0) for e in past), default=0),
         )
         self._inherited = inheritance(past, attempt)

@@ -17,8 +17,8 @@ import psutil
 
 from rekindle import names
 from rekindle.errors import CheckpointError, CorruptError, ProtocolError, StaleError
-from rekindle.recovery.lineage import Suspicion, is_clean
 from rekindle.recovery.plan import Made
+from rekindle.recovery.suspicion import Suspicion, is_clean
 from rekindle.runtime import protocol
 from rekindle.runtime.depot_line import (
     ANSWERS,

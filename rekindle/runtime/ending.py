@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import root_cause
-from rekindle.recovery.lineage import is_clean
 from rekindle.recovery.policy import Strategy
+from rekindle.recovery.suspicion import is_clean
 from rekindle.runtime import protocol as p
 from rekindle.runtime.forming import Forming
 from rekindle.runtime.gathering import LATE_S
@@ -84,7 +84,7 @@ class Ending(Forming):
 
     def _worth_writing(self, without: set[int]) -> Kept | None:
         """The newest snapshot that other nodes than these have, if no checkpoint is as new."""
-        suspicions = self._lineage.suspicions
+        suspicions = self._suspicions
         newest = self.roster.newest_snapshot(without, suspicions)
         written = {made for node in self.roster.nodes.values() for made in node.checkpoints}
         clean = (step for step, made in written if is_clean((step, made), suspicions))
@@ -104,7 +104,7 @@ class Ending(Forming):
             order = p.Dump(
                 step=step,
                 made=made,
-                suspicions=tuple(self._lineage.suspicions),
+                suspicions=tuple(self._suspicions),
                 shards=ranks if newest.shards > 1 else {},
                 of=newest.shards,
             )

@@ -10,8 +10,8 @@ import msgspec
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault, Kind, root_cause
-from rekindle.recovery.lineage import is_clean
 from rekindle.recovery.plan import Holding, Made, RankPlan, Source, make_plan
+from rekindle.recovery.suspicion import is_clean
 from rekindle.runtime import protocol as p
 from rekindle.runtime.gathering import Gathering
 from rekindle.runtime.roster import Rank, Status
@@ -95,7 +95,7 @@ class Forming(Gathering):
 
         What has been made since of a suspect state is no better: a world that trains on goes back.
         """
-        clean, suspicions = message.clean, self._lineage.suspicions
+        clean, suspicions = message.clean, self._suspicions
         known = any(g >= message.generation and c <= (clean or 0) for g, c in suspicions)
         if clean is None or known or self.phase is Phase.ENDED:
             return
@@ -171,7 +171,7 @@ class Forming(Gathering):
         if arrived is None or arrived.finished is None or arrived.torn:
             return None
         made = arrived.finished, arrived.made
-        return made if is_clean(made, self._lineage.suspicions) else None
+        return made if is_clean(made, self._suspicions) else None
 
     def _disagree(self) -> bool:
         """Whether some ranks have a shard of the state, and others say that they have all of it."""
@@ -229,7 +229,7 @@ class Forming(Gathering):
                 store_port=self._store.port,
                 step=plan.step,
                 made=plan.made,
-                suspicions=tuple(self._lineage.suspicions),
+                suspicions=tuple(self._suspicions),
                 shards=plan.shards,
                 passed=passed,
                 ranks=own,
@@ -270,7 +270,7 @@ class Forming(Gathering):
         refused = {(source, made) for where, source, made in self._refused if where == rank.node}
 
         def counts(source: Source, made: Made) -> bool:
-            return (source, made) not in refused and is_clean(made, self._lineage.suspicions)
+            return (source, made) not in refused and is_clean(made, self._suspicions)
 
         snapshots = node.snapshots.get(rank.rank, ())
         return Holding(

@@ -10,9 +10,9 @@ from rekindle.errors import ProtocolError
 from rekindle.names import OFFERS, SPARE
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault, Kind
-from rekindle.recovery.lineage import Lineage
 from rekindle.recovery.plan import Made, Plan, Source
 from rekindle.recovery.policy import Strategy
+from rekindle.recovery.suspicion import Suspicion
 from rekindle.runtime import protocol as p
 from rekindle.runtime.assembly import Assembly
 from rekindle.runtime.inheritance import Inheritance
@@ -40,7 +40,8 @@ TAKEN_OVER_LATE_S = 5.0
 class Gathering(ABC):
     """Agents, the ranks' store, and the start of ranks.
 
-    lineage: the generations of earlier attempts; incident: the last one: numbers only ever rise.
+    generation, incident: the last ones of earlier attempts; the numbers only ever rise.
+    suspicions: what ranks have said to be wrong so far.
     """
 
     def __init__(
@@ -48,14 +49,15 @@ class Gathering(ABC):
         spec: JobSpec,
         *,
         attempt: int = 0,
-        lineage: Lineage | None = None,
+        generation: int = 0,
         incident: int = 0,
+        suspicions: Iterable[Suspicion] = (),
     ) -> None:
         self.spec = spec
         self.attempt = attempt
         self.phase = Phase.GATHERING
-        self._lineage = lineage or Lineage()
-        self.generation = self._lineage.generation
+        self.generation = generation
+        self._suspicions = list(suspicions)
         self.roster = Roster(spec)
         self.incidents = Incidents(spec.policy, incident)
         self.newest = 0

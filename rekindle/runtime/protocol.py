@@ -11,8 +11,8 @@ import msgspec
 
 from rekindle.checkpoints.manifest import FileEntry
 from rekindle.recovery.fault import ErrorRecord, Exit
-from rekindle.recovery.lineage import Suspicion
 from rekindle.recovery.plan import Made
+from rekindle.recovery.suspicion import Suspicion
 from rekindle.runtime.rank_messages import (
     Arrived,
     Depot,

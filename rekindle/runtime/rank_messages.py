@@ -7,8 +7,8 @@ import enum
 import msgspec
 
 from rekindle.recovery.fault import Kind
-from rekindle.recovery.lineage import Suspicion
 from rekindle.recovery.plan import Made, RankPlan
+from rekindle.recovery.suspicion import Suspicion
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import msgspec
 
 from rekindle.names import SPARE, WIRE_VERSION
-from rekindle.recovery.lineage import Suspicion, is_clean
 from rekindle.recovery.plan import Made
+from rekindle.recovery.suspicion import Suspicion, is_clean
 from rekindle.runtime import protocol as p
 from rekindle.runtime.spec import JobSpec
 

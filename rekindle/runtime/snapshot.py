@@ -94,8 +94,8 @@ class SnapshotBuffer:
         return (step, generation) if valid == 1 else None
 
     @property
-    def age(self) -> Made:
-        """By this buffers are sorted, those without a state first."""
+    def recency(self) -> Made:
+        """Its state, for sorting: buffers that hold none come first."""
         return self.made or (-1, 0)
 
     @property
@@ -134,5 +134,5 @@ class SnapshotBuffer:
         sealed, found = self.checksum or "none", checksum([self.file])
         if sealed != found:
             raise CorruptError(
-                f"snapshot of step {self.age[0]}: checksum is {found}, sealed was {sealed}"
+                f"snapshot of step {self.recency[0]}: checksum is {found}, sealed was {sealed}"
             )

@@ -14,8 +14,8 @@ import msgspec
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.errors import CheckpointError, CorruptError
 from rekindle.names import OFFERS
-from rekindle.recovery.lineage import is_clean
 from rekindle.recovery.plan import Made
+from rekindle.recovery.suspicion import is_clean
 from rekindle.runtime import protocol
 from rekindle.runtime.checkpoint_files import CheckpointFiles
 from rekindle.runtime.depot import Depot
@@ -112,7 +112,7 @@ class Snapshots:
         if not held:
             held = await asyncio.to_thread(self._make, rank, wanted.buffers, data_bytes)
             self._buffers[rank] = held
-        fd, _ = min(held, key=lambda each: (each[1].made != wanted.copy, each[1].age))
+        fd, _ = min(held, key=lambda each: (each[1].made != wanted.copy, each[1].recency))
         buffer = SnapshotBuffer(fd)  # with locks of its own: it may be read here
         used.callback(buffer.close)
         while not buffer.lock(write=True):
@@ -217,11 +217,11 @@ class Snapshots:
 
     async def _copy_again(self, rank: int) -> None:
         """Have copied what is there: a neighbour that has it already says so."""
-        by_age = sorted(self._buffers.get(rank, ()), key=lambda each: each[1].age)
-        for fd, _ in by_age:
+        in_order = sorted(self._buffers.get(rank, ()), key=lambda each: each[1].recency)
+        for fd, _ in in_order:
             own = SnapshotBuffer(fd)  # with locks of its own
             if own.lock(write=False) and own.is_sealed:
-                await self._neighbours.copy(rank, own, own.age)
+                await self._neighbours.copy(rank, own, own.recency)
             own.close()
 
     def _forget(self, form: protocol.Form) -> None:
@@ -239,10 +239,10 @@ class Snapshots:
 
     def _write_newest(self, order: protocol.Dump) -> protocol.CheckpointWritten:
         sealed = [b for pair in self._buffers.values() for _, b in pair if b.is_sealed]
-        clean = [buffer for buffer in sealed if is_clean(buffer.age, order.suspicions)]
+        clean = [buffer for buffer in sealed if is_clean(buffer.recency, order.suspicions)]
         error = "there is no snapshot"
-        for buffer in sorted(clean, key=lambda buffer: buffer.age, reverse=True):
-            step, made = buffer.age
+        for buffer in sorted(clean, key=lambda buffer: buffer.recency, reverse=True):
+            step, made = buffer.recency
             try:
                 buffer.verify()
             except CorruptError as corrupt:

@@ -110,7 +110,7 @@ class SnapshotWriter:
         Where a neighbour keeps copies, the newest has to be there too: ranks may be a snapshot
         apart, and of the two that it has of each one must be there of all.
         """
-        oldest, *kept = sorted(range(self._count), key=lambda i: self._buffers[i].age)
+        oldest, *kept = sorted(range(self._count), key=lambda i: self._buffers[i].recency)
         for each in (self._buffers[i] for i in (kept if copied else kept[:1])):
             while each.made is not None and not each.is_settled:
                 time.sleep(_TICK_S)  # the agent is a whole interval behind
@@ -150,7 +150,7 @@ class SnapshotWriter:
             if buffer.made is not None and not buffer.is_sealed:
                 _drop_unannounced(buffer)
         # What a dead process of this rank left there is kept until there is something newer.
-        self._next = min(range(self._count), key=lambda i: self._buffers[i].age)
+        self._next = min(range(self._count), key=lambda i: self._buffers[i].recency)
         by_name = {spec.name: spec for spec in self._layout.specs}
         begin = self._layout.header_bytes
         self._views = [

@@ -133,6 +133,17 @@ def test_the_checkpoint_of_a_step_and_generation_is_found(
     assert store.find(4, 1)
 
 
+def test_what_there_is_by_step_and_generation(store: DirectoryStore) -> None:
+    """The newest first, those that are finished, up to the one that is wanted."""
+    assert store.keys() == []
+    for step, generation in ((4, 1), (5, 1), (4, 2)):
+        put_parts(store, step, generation)
+    write_parts(store, 6)
+    assert store.keys() == [(5, 1), (4, 2), (4, 1)]
+    assert store.keys(at_most=(4, 2)) == [(4, 2), (4, 1)]
+    assert store.keys(at_most=(4, 1)) == [(4, 1)]
+
+
 def test_each_part_is_verified_by_whoever_reads_it(store: DirectoryStore) -> None:
     """find() reads no part: a flipped bit is seen by the reader of that part, and by no other."""
     path = put_parts(store, 1).path

@@ -14,8 +14,8 @@ from jobs.checks import Checks, check_counts
 from rekindle.names import WIRE_VERSION
 from rekindle.recovery import journal
 from rekindle.recovery.fault import ErrorRecord, Exit, Kind
-from rekindle.recovery.lineage import Lineage
 from rekindle.recovery.policy import Policy
+from rekindle.recovery.suspicion import suspicions
 from rekindle.runtime import protocol as p
 from rekindle.runtime.inheritance import inheritance
 from rekindle.runtime.machine import Machine
@@ -56,7 +56,7 @@ class Driver:
         processes: int = 2,
         policy: Policy | None = None,
         attempt: int = 0,
-        lineage: Lineage | None = None,
+        generation: int = 0,
         spares: int = 0,
         least: int = 0,
         allow_injection: bool = False,
@@ -69,7 +69,7 @@ class Driver:
             min_nodes=least,
             allow_injection=allow_injection,
         )
-        self.machine = Machine(spec, attempt=attempt, lineage=lineage)
+        self.machine = Machine(spec, attempt=attempt, generation=generation)
         self.now = 1000.0
         self.commands: list[Command] = []
         started = journal.JobStarted(
@@ -109,7 +109,8 @@ class Driver:
         self.machine = Machine(
             old.spec,
             attempt=old.attempt,
-            lineage=Lineage(events),
+            generation=max((e.generation for e in self.recorded(journal.Formed)), default=0),
+            suspicions=suspicions(events),
             incident=max(getattr(event, "incident", 0) for event in events),
         )
         self.nodes, self.timers, self.stores, self.unstarted = {}, {}, [], []
