@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from ranks import Rank, formed, run, seconds_until, started
 
 from rekindle.errors import StaleError
 from rekindle.training.sockets import socket_inodes
+from rekindle.training.torch_ddp import wrap_ddp
 from rekindle.training.torch_group import Group
 
 SLOW_S = 40.0  # a time-out that no passing test waits for
@@ -273,6 +275,42 @@ def _many_generations(rank: Rank) -> None:
 def test_fifty_generations_leak_neither_threads_nor_sockets():
     """After fifty regroups with a DDP wrapper each, no more is open than after the first few."""
     run(_many_generations, 2)
+
+
+def groups() -> int:
+    """Groups that are not taken apart yet: gloo has one thread in each that listens."""
+    count = 0
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            count += (task / "comm").read_text() == "gloo_tcp_loop\n"
+    return count
+
+
+def _interrupted_before_the_wrapper(rank: Rank) -> int:
+    model = torch.nn.Linear(4, 4)
+    first = formed(rank, 0)
+    wrapper = wrap_ddp(model, existing=None)  # makes one more group, which stays
+    total(rank)
+    first.leave()
+    second = formed(rank, 1)
+    total(rank)  # else the peer may still be connecting
+    second.leave()  # over before the wrapper was made new
+    third = formed(rank, 2)
+    seconds_until(lambda: groups() == 4)  # a thread has its name a moment after its start
+    wrap_ddp(model, existing=wrapper)
+    after = groups()
+    total(rank)
+    third.leave()
+    fourth = formed(rank, 3)
+    total(rank)
+    fourth.leave()
+    seconds_until(lambda: groups() <= 3)  # the last two stay
+    return after
+
+
+def test_a_group_that_a_wrapper_still_holds_is_not_freed_by_its_renewal():
+    """The thread that trains never takes a group apart: that may last for ever."""
+    assert run(_interrupted_before_the_wrapper, 2) == [4, 4]
 
 
 _SCRIPT = """

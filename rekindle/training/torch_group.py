@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,10 +33,11 @@ from rekindle.training.sockets import connected_to, new_sockets, shut, socket_in
 
 _log = logging.getLogger(__name__)
 
-# The group that was left last. ~ProcessGroupGloo joins its threads (20 ms), and where a DDP reducer
-# drops the last reference it does so with the GIL held, which was seen to deadlock. A group stays
-# here until the next one is left: by then its wrappers are gone and ours is the last reference.
-_left: list[dist.ProcessGroup] = []  # with the others of its generation
+# Groups that were left. ~ProcessGroupGloo joins its threads: 20 ms, and for ever where gloo has
+# forgotten an operation (see torch_waits); where a DDP reducer drops the last reference, with the
+# GIL held, which was seen to deadlock. So a group stays here until the next one is left and nobody
+# else holds it: a wrapper does until a later generation gets so far that it is made new.
+_left: list[dist.ProcessGroup] = []  # with the others of their generations
 
 _TIMEVAL = struct.Struct("@ll")
 _PAIR_NUMBER = struct.Struct("@n")
@@ -282,15 +284,24 @@ class _Forming:
 
 
 def _bury(groups: list[dist.ProcessGroup]) -> None:
-    """Keep these until the next ones are left, and free those before off the main thread."""
-    earlier = _left.copy()
-    _left[:] = groups
+    """Keep these, and free off the main thread those before that nobody else holds."""
+    earlier = [
+        _left.pop(at) for at in reversed(range(len(_left))) if _references(_left, at) == _OURS
+    ]
+    _left.extend(groups)
     # A Python reference that is the last one frees the group without the GIL, so this thread
     # stalls nobody. Where the interpreter's end cuts the destructor short, the process aborts; but
     # where gloo has forgotten an operation, the destructor waits for it (see torch_waits).
     burial = threading.Thread(target=earlier.clear, name="rekindle-bury", daemon=True)
     burial.start()
     atexit.register(burial.join, _BURIAL_S)
+
+
+def _references(objects: list[Any], at: int) -> int:
+    return sys.getrefcount(objects[at])
+
+
+_OURS = _references([object()], 0)  # what the count is where the list has the only one
 
 
 def _abort_accelerators(group: dist.ProcessGroup) -> None:
