@@ -52,11 +52,13 @@ def test_fault_before_the_update(
     run = job(Fault(rank, place, step, do=how), variant=variant)
     assert_recovered(run, baseline_of(variant), replaced=())
     assert steps_lost(run) == [0]
-    assert next_steps(run) == [step]
+    # A peer may have been told before it had all of the last step's gradients. Where all were, and
+    # the one rank that had finished that step is damaged, all do it again: nobody's step is lost.
+    again = how == "uce" and step > 0
+    assert next_steps(run) in ([step], [step - again])
     (incident,) = run.incidents()
     assert (incident.strategy, incident.cause.kind) == (Strategy.RETRY, KINDS[how])
     assert incident.cause.rank == rank
-    # A peer may have been told before it had all of the last step's gradients.
     assert set(incident.sources) <= {"self", "peer"}
     assert incident.sources.get("peer", 0) >= (how == "uce")
 
