@@ -29,7 +29,8 @@ def test_killed_rank(
     assert_recovered(run, baseline, replaced={rank})
     [event] = run.events_of(journal.Formed)[1:]
     assert event.sources == {"snapshot": RANKS}
-    assert steps_lost(run)[0] in ((5,) if place == "snapshot" else (3, 4))
+    # A peer may have been told before it had all of the last step's gradients.
+    assert steps_lost(run)[0] in ((4, 5) if place == "snapshot" else (2, 3, 4))
 
 
 @pytest.mark.parametrize("every", [6, 7])
