@@ -46,6 +46,11 @@ class Fault:
     again: bool = False
 
 
+def held(fault: Fault) -> tuple[Fault, Fault]:
+    """The fault, and before it a pause at the same place."""
+    return dataclasses.replace(fault, do="pause"), fault
+
+
 def write_faults(folder: Path, faults: list[Fault]) -> None:
     """Lay out the run's folder with the faults that its ranks are to suffer."""
     (folder / "processes").mkdir(parents=True, exist_ok=True)

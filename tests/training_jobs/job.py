@@ -217,6 +217,21 @@ class Job:
         """Let a rank that pauses at fault `number` go on."""
         release(self.folder, number)
 
+    def release_abreast(self, number: int, finished: int) -> None:
+        """Let the rank that pauses at fault `number` go on when all others have done such steps.
+
+        A fault that is told earlier cuts a rank off from gradients of its last step.
+        """
+        self.wait_fault(number)
+        paused = self.faults[number].rank
+
+        def abreast() -> bool:
+            ranks = self.status().ranks
+            return all(rank.finished >= finished for rank in ranks if rank.rank != paused)
+
+        self.wait(abreast, f"{finished} steps of all ranks but {paused}")
+        self.release(number)
+
     def _bring_nodes(self) -> None:
         if self.engine is None or not self.replaces:
             return
