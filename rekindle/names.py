@@ -38,7 +38,7 @@ PATH_STEER = "/steer"
 PATH_CONTROL = "/control"
 PATH_INJECT = "/inject"
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 OFFERS = 32  # checkpoints, newest first, that a node offers; a restore tries no older ones
 SPARE = -1  # in the place of a node rank: an agent that waits to take a lost one's place
 LOOPBACK = "127.0.0.1"

@@ -88,7 +88,8 @@ def test_a_killed_rank_is_started_anew_and_the_others_keep_their_state() -> None
     """SIGKILL of one rank: Over to all, Spawn of that rank alone, its state from a live peer."""
     job = trained(5, nodes=2, processes=2)
     job.exits(3, signal=SIGKILL, finished=5)
-    assert job.told(p.Over) == {0: p.Over(generation=1), 1: p.Over(generation=1)}
+    over = p.Over(generation=1, finished=5)
+    assert job.told(p.Over) == {0: over, 1: over}
     assert job.spawned_now() == [3]
     assert strategies(job) == [Strategy.RECOVER_IN_PLACE]
     job.spawned()

@@ -22,7 +22,7 @@ def arrive_anew(job: Driver, **finished: int) -> None:
         job.arrive([rank], finished.get(f"rank{rank}"), shard=rank)
 
 
-def trained() -> Driver:
+def went_back() -> Driver:
     """Two shards that have done their first step."""
     job = Driver(nodes=2, processes=1)
     job.start()
@@ -34,7 +34,7 @@ def trained() -> Driver:
 
 def gone_back() -> Driver:
     """Two shards trained to step 9, went back to 4, and have done steps 5 to 9 again."""
-    job = trained()
+    job = went_back()
     for step in (4, 8):
         job.say(0, p.CheckpointWritten(step=step, generation=1, path="there", shards=2))
     for rank in job.ranks:
@@ -111,7 +111,7 @@ def test_parts_of_before_a_take_over() -> None:
 
 def test_last_words_of_before_a_regroup() -> None:
     """They are of the generation that did their step, which may be over long since."""
-    job = trained()
+    job = went_back()
     for rank in job.ranks:
         job.say(rank, p.Snapshots(kept={rank: ((20, 1),)}))
     job.fail_step(0)

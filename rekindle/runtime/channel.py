@@ -41,7 +41,7 @@ class Channel:
         self._settled = -1  # the same, once `on_over` has done its work
         self._held = -1  # the newest generation that is to be held between two steps
         self.injected: list[Inject] = []  # faults to suffer, emptied by whoever suffers them
-        self.on_over: Callable[[int], None] = lambda generation: None
+        self.on_over: Callable[[Over], None] = lambda over: None
         threading.Thread(target=self._listen, name="rekindle-channel", daemon=True).start()
 
     @staticmethod
@@ -65,11 +65,11 @@ class Channel:
             if not isinstance(message, Over):
                 raise ProtocolError(f"expected the end of generation {generation}, got {message}")
 
-    def hold(self, rank: int, generation: int) -> bool:
+    def hold(self, rank: int, generation: int, finished: int) -> bool:
         """Between two steps: if asked to, say that no other is begun, and wait for the end."""
         if self._held != generation:
             return False
-        self.send(Held(rank=rank, generation=generation))
+        self.send(Held(rank=rank, generation=generation, finished=finished))
         self.wait_over(generation)
         return True
 
@@ -120,5 +120,5 @@ class Channel:
                 continue
             if isinstance(message, Over):
                 self._over = max(self._over, message.generation)
-                self.on_over(message.generation)
+                self.on_over(message)
             self._waiting.put((message, fds))

@@ -128,6 +128,8 @@ class Forming(Gathering):
         """The world stands between two steps: it ends, and the next one has the newcomers."""
         if message.generation != self.generation or self.phase is not Phase.TRAINING:
             return
+        rank = self.roster.ranks[message.rank]
+        rank.finished = max(rank.finished, message.finished)
         self._take_in()
         self._declare_over()
 
@@ -332,7 +334,8 @@ class Forming(Gathering):
         if self.phase not in (Phase.TRAINING, Phase.RESTORING):
             return
         self.phase = Phase.REGROUPING
-        self._tell_nodes(p.Over(generation=self.generation))
+        finished = max(rank.finished for rank in self.roster.world)
+        self._tell_nodes(p.Over(generation=self.generation, finished=finished))
         for rank in self.roster.those(Status.TRAINING, Status.RESTORING):
             rank.status = Status.LEAVING
         self._do(SetTimer("leave", self.spec.policy.leave_timeout_s))

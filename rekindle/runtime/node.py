@@ -95,13 +95,19 @@ class NodeRanks:
                     rank.send(msgspec.structs.replace(message, ranks=own, plan=plan, depots={}))
             case protocol.Over():
                 self._snapshots.break_off()
-                self._tell_all(message)
+                self._tell_all(self._brought_up_to_date(message))
             case protocol.Inject() | protocol.Hold() if message.rank in self._ranks:
                 self._ranks[message.rank].send(message)
             case protocol.Dismiss():
                 self._training.clear()
                 self._waiting.clear()
                 self._tell_all(message)
+
+    def _brought_up_to_date(self, over: protocol.Over) -> protocol.Over:
+        """Name the steps that can still end by what the pages say now, also those of the dead."""
+        pages = (page for _, page in self._pages.values())
+        finished = max(((page.finished or 0) + page.in_update for page in pages), default=0)
+        return msgspec.structs.replace(over, finished=max(over.finished, finished))
 
     def _tell_all(self, message: protocol.Message) -> None:
         for rank in self._ranks.values():

@@ -62,6 +62,7 @@ class Held(Message, frozen=True, kw_only=True, tag="held"):
 
     rank: int
     generation: int
+    finished: int
 
 
 class StateReady(Message, frozen=True, kw_only=True, tag="state-ready"):
@@ -112,16 +113,21 @@ class SnapshotTaken(Message, frozen=True, kw_only=True, tag="snapshot-taken"):
 
 
 class Over(Message, frozen=True, kw_only=True, tag="over"):
-    """Generation `generation` is over: leave your collective and arrive for the next."""
+    """Generation `generation` is over: leave your collective and arrive for the next.
+
+    finished: steps for which some rank is known to have had all gradients; a step less is not left
+        at once, for it can still end.
+    """
 
     generation: int
+    finished: int = 0
 
 
 class Hold(Message, frozen=True, kw_only=True, tag="hold"):
     """Stop before the next step, say so, and wait for the end of this generation.
 
     The world is about to grow. While one rank holds, no other can be in a collective but in that of
-    the next step, so that nothing else is broken off when the generation ends.
+    the next step, or at the end of the last one.
     """
 
     rank: int

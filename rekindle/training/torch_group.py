@@ -98,6 +98,9 @@ class Group:
             if self._severed:
                 raise StaleError(over)
             self._forming = _Forming(line, world_size if "gloo" in backend else 1, timeout_s)
+        # torch names a default group by its count, and the name is part of its keys in the store. A
+        # group whose forming was broken off has been counted here, but not in a new process.
+        dist.distributed_c10d._world.group_count = 0
         try:
             dist.init_process_group(
                 backend,
@@ -312,13 +315,14 @@ def _abort_accelerators(group: dist.ProcessGroup) -> None:
             backend.abort()
 
 
-def keep_for_good(group: object) -> None:
-    """Never free the group of a script that was started by hand.
+def leave_for_good() -> None:
+    """Give up the default group of a script that was started by hand, and never free it.
 
     Its DDP wrapper would drop the last reference as the script ends, and join gloo's threads with
     the GIL held, for which they may wait (seen with torch 2.13). Under an agent see program.end().
     """
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
+    dist.destroy_process_group()
     atexit.register(_let_gloo_rest)
 
 

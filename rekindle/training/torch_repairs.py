@@ -14,6 +14,7 @@ from rekindle.runtime import protocol
 from rekindle.runtime.channel import Channel
 from rekindle.training.devices import Damage, device_for
 from rekindle.training.ecc import UpdateTimes
+from rekindle.training.step_under_way import StepUnderWay
 from rekindle.training.torch_buffers import BufferGuard
 from rekindle.training.torch_state import capture
 
@@ -23,16 +24,18 @@ class Repairs:
 
     kind: what the generation ended of, as far as this rank knows. clean: what StepFailed says of
     that, until the rank has another state. times: when its updates began.
-    in_step: one has begun that is not finished, so the module's buffers may be changed.
+    step: where it broke off, the module's buffers may be changed.
     """
 
-    def __init__(self, slot: int, device: torch.device, module: torch.nn.Module) -> None:
+    def __init__(
+        self, slot: int, device: torch.device, module: torch.nn.Module, step: StepUnderWay
+    ) -> None:
         self.device = device_for(device)
         self.times = UpdateTimes(self.device.clock_us)
         self.buffers = BufferGuard(module)
         self.kind = Kind.LINK
         self.clean: int | None = None
-        self.in_step = False
+        self._step = step
         self._slot = slot
         self._name = device
 
@@ -79,7 +82,7 @@ class Repairs:
         Ends this process if the device cannot be used by it again: it is then replaced.
         """
         kind, self.kind = self.kind, Kind.LINK
-        in_step, self.in_step = self.in_step, False
+        in_step = self._step.take_broken()
         try:
             damage = self.device.repair(kind, lambda: list(capture(named).tensors.values()))
             if in_step and restores and damage is Damage.NONE:

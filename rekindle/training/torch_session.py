@@ -7,6 +7,7 @@ step comes next.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
@@ -25,10 +26,11 @@ from rekindle.training import rank_environment, rng
 from rekindle.training.place import Place
 from rekindle.training.records import Records
 from rekindle.training.sampler import StepSampler
+from rekindle.training.step_under_way import StepUnderWay
 from rekindle.training.torch_arguments import check_arguments, check_parts, check_shard
 from rekindle.training.torch_ddp import broadcast_module_state, wrap_ddp
 from rekindle.training.torch_faults import kind_of
-from rekindle.training.torch_group import Group, keep_for_good, store_at
+from rekindle.training.torch_group import Group, leave_for_good, store_at
 from rekindle.training.torch_groups import ScriptGroups
 from rekindle.training.torch_injection import suffer
 from rekindle.training.torch_keeper import StateKeeper
@@ -123,9 +125,10 @@ class Session:
         check_shard(shard, ddp=bool(ddp) and not is_zero(optimizer), parts=keep_global_batch)
         self._place = Place(self.slot, shard)
         self._keeper = StateKeeper(self._channel, self._place, local_rank=self.local_rank)
-        self._repairs = Repairs(self.slot, self.device, model)
+        self._step = StepUnderWay()
+        self._repairs = Repairs(self.slot, self.device, model, self._step)
         together = shard is not None or self.device.type == "npu"
-        self._updates = Updates(self.page, self._repairs, self._channel, together=together)
+        self._updates = Updates(self.page, self._repairs, self._group, together=together)
         self._updates.watch(self.named)
         self._dismissed = False
         self._passed = 0  # steps after which all ranks were let go
@@ -148,8 +151,7 @@ class Session:
         if self._channel is not None:
             self._group.leave()
         elif dist.is_initialized():
-            keep_for_good(dist.group.WORLD)
-            dist.destroy_process_group()
+            leave_for_good()
         self._keeper.close()
         self.records.close()
 
@@ -158,18 +160,18 @@ class Session:
 
         total: steps of the whole run, also of those done before a restart.
         """
-        self._total = total
+        self._total, channel = total, self._channel
         if self.page is not None:
             self.page.total = total
         while True:
-            if self._channel is not None and self._is_left():
+            if channel is not None and self._is_left():
                 if not self._regroup():
                     return
             elif self.finished >= total:
                 # A new process must not wait at a place that the others have passed.
-                if self._channel is None or total <= self._passed or not self._regroup():
+                if channel is None or total <= self._passed or not self._regroup():
                     return
-            elif self._channel is not None and self._channel.hold(self.slot, self.generation):
+            elif channel is not None and channel.hold(self.slot, self.generation, self.finished):
                 continue
             elif self._keep_buffers():
                 yield Step(self)
@@ -198,22 +200,21 @@ class Session:
 
     def begin_step(self, step: int) -> None:
         """The step's body begins, for the first time or again."""
-        self._repairs.in_step = True
+        self._step.begin()
         rng.begin_step(self.seed, self.rank, step)
         if self._channel is not None and self._channel.injected:
-            told, optimizer = self._channel.injected, self.named["optimizer"]
-            suffer(told, step=step, model=self._module, optimizer=optimizer)
+            suffer(self._channel.injected, step, self._module, self.named["optimizer"])
 
     def end_step(self) -> None:
         """The step's body ended well: the state is that of one more step."""
         self._repairs.device.wait()  # until the update is done, and not merely asked for
         self._repairs.times.at(self.finished + 1)  # maybe no optimizer was asked
         self.finished, self._made = self.finished + 1, self.generation
-        self._repairs.in_step = False
         if self.sampler is not None:
             self.sampler.advance()
         if self.page is not None:
             self.page.beat(self.finished)
+        self._step.end(self.finished)
         if self._channel is None:
             return
         if not self._reported:
@@ -237,6 +238,7 @@ class Session:
 
         Returns when the generation is over.
         """
+        self._step.break_off()
         channel = self._channel
         if channel is None:
             return False
@@ -245,12 +247,10 @@ class Session:
             return False
         if self.page is not None and self.page.in_update:
             self._has_state, self._torn = False, True
-        self._end_generation(kind or Kind.LINK, error)
+        self._end_generation(channel, kind or Kind.LINK, error)
         return True
 
-    def _end_generation(self, kind: Kind, error: BaseException) -> None:
-        channel = self._channel
-        assert channel is not None
+    def _end_generation(self, channel: Channel, kind: Kind, error: BaseException) -> None:
         self._repairs.kind = kind
         if kind is Kind.DEVICE_MEMORY or not channel.is_over(self.generation):
             self._repairs.report(channel, error, generation=self.generation, finished=self.finished)
@@ -304,18 +304,15 @@ class Session:
         assert channel is not None
         self._group.leave()
         leave_placeholder()
-        self.generation = self._updates.generation = form.generation
+        self.generation = form.generation
         self._place = self._place.moved(form)
         self.rank, self.world_size = form.ranks[self.slot], form.world_size
         rank_environment.move(self.rank, self.world_size)
         self._passed = max(self._passed, form.passed)
-        group = self._group = Group()
-        channel.on_over = lambda over: self._stop(group) if over >= form.generation else None
+        group = self._group = self._updates.group = Group()
+        channel.on_over = functools.partial(self._stop, group)
         if channel.is_over(form.generation):
             return False
-        # torch names a default group by its count, and the name is part of its keys in the store. A
-        # group whose forming was broken off has been counted here, but not in a new process.
-        dist.distributed_c10d._world.group_count = 0
         try:
             group.form(
                 store=store_at(form.store_host, form.store_port),
@@ -340,13 +337,16 @@ class Session:
             kind = kind_of(error)
             if kind is None and not channel.is_over(form.generation):
                 raise
-            self._end_generation(kind or Kind.LINK, error)
+            self._end_generation(channel, kind or Kind.LINK, error)
             return False
         channel.send(protocol.StateReady(rank=self.slot, generation=form.generation))
         return True
 
-    def _stop(self, group: Group) -> None:
+    def _stop(self, group: Group, over: protocol.Over) -> None:
         """Wake the main thread from whatever it waits for; called by the channel's thread."""
+        if over.generation < self.generation:
+            return
+        self._step.wait_end(over.finished)
         group.sever()
         self._repairs.device.stop()
 

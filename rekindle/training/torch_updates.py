@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from rekindle.errors import StaleError
-from rekindle.runtime.channel import Channel
 from rekindle.runtime.heartbeat import Page
+from rekindle.training.torch_group import Group
 from rekindle.training.torch_repairs import Repairs
 from rekindle.training.torch_transfer import wire_device
 
@@ -25,17 +25,16 @@ class Updates:
         is lost where one shard's ranks have done it and another's could not; this way all do it,
         for an update itself asks nothing of others. It costs an all-reduce of one number per step.
         On an NPU too: errors that are told when gradients are waited for cost no step then.
-    generation: the one that this rank is in.
+    group: the ranks of the generation that this rank is in.
     """
 
     def __init__(
-        self, page: Page | None, repairs: Repairs, channel: Channel | None, *, together: bool
+        self, page: Page | None, repairs: Repairs, group: Group, *, together: bool
     ) -> None:
-        self.generation = 0
+        self.group = group
         self._page = page
         self._device = repairs.device
         self._times = repairs.times
-        self._channel = channel
         self._together = together
 
     def watch(self, named: Mapping[str, Any]) -> None:
@@ -53,10 +52,12 @@ class Updates:
         An accelerator's collectives do not hold the host up, and raise nothing when aborted.
         """
         self._device.wait()
+        if self.group.severed:
+            raise StaleError("the generation ended before the update")
         if self._together and not page.in_update:
-            dist.all_reduce(torch.zeros(1, device=wire_device()))
-            self._device.wait()
-        elif self._channel is not None and self._channel.is_over(self.generation):
-            raise StaleError(f"generation {self.generation} ended before the update")
+            have = torch.ones(1, device=wire_device())
+            dist.all_reduce(have)
+            if int(have.item()) != dist.get_world_size():
+                raise StaleError("the generation ended while the ranks met for the update")
         self._times.begin((page.finished or 0) + 1)
         page.begin_update()

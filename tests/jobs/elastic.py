@@ -35,7 +35,7 @@ def hold(driver: Driver) -> None:
     """The first rank of the world is asked to hold between two steps, and does."""
     ((node, order),) = driver.told(p.Hold).items()
     assert order.rank == driver.machine.roster.world[0].rank
-    driver.say(node, p.Held(rank=order.rank, generation=order.generation))
+    driver.say(node, p.Held(rank=order.rank, generation=order.generation, finished=0))
 
 
 def grown() -> Driver:

@@ -252,7 +252,9 @@ class World(Driver):
             return
         if process.hold == process.generation:
             process.doing = Doing.BROKEN  # it waits until it is told that the generation is over
-            self._tell(rank, p.Held(rank=rank, generation=process.generation))
+            self._tell(
+                rank, p.Held(rank=rank, generation=process.generation, finished=process.finished)
+            )
             return
         process.finished, process.made = process.finished + 1, process.generation
         if not process.told_step:

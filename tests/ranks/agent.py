@@ -24,8 +24,8 @@ class Agent:
         self.heard: list[protocol.Message] = []
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def over(self, generation: int) -> None:
-        self._say(protocol.Over(generation=generation))
+    def over(self, generation: int, finished: int = 0) -> None:
+        self._say(protocol.Over(generation=generation, finished=finished))
 
     def _listen(self) -> None:
         while data := self._mine.recv(1 << 17):
