@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import statistics
 import time
@@ -126,9 +127,10 @@ class Side:
         }
 
 
-def step_times(job: Job, since: float) -> list[float]:
-    """Milliseconds between the steps of rank 0 since a moment."""
-    ends = [x.at for x in job.lines if x.rank == 0 and x.event == "step" and x.at >= since]
+def step_times(job: Job, since: float, until: float = math.inf) -> list[float]:
+    """Milliseconds between the steps of rank 0 from one moment to another."""
+    steps = (x.at for x in job.lines if x.rank == 0 and x.event == "step")
+    ends = [at for at in steps if since <= at <= until]
     return [(b - a) * 1000 for a, b in itertools.pairwise(ends)]
 
 
