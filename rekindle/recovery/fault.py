@@ -19,10 +19,18 @@ class Kind(str, enum.Enum):
     DEVICE = "device"  # a rank's device that the rank itself cannot make usable again
     NODE_LOST = "node-lost"  # the agent is gone, and all ranks of its node with it
     STUCK = "stuck"  # a rank did not leave its collective in time
+    HANG = "hang"  # the job or a device makes no progress, and nothing ended
     RESTORE = "restore"  # a rank could not take its state from the source the plan named
     COORDINATOR = "coordinator-lost"  # the job's coordinator died; another took its place
     STORAGE = "storage"  # a checkpoint could not be written
     LAUNCH = "launch"  # the ranks could not be started at all
+    HOST_OOM = "host-out-of-memory"  # the host, or the container, had no memory left
+    DEVICE_OOM = "device-out-of-memory"  # a device had no memory left; the device is sound
+    NODE = "node"  # a node is sick, and its agent is still there
+    STRAGGLER = "straggler"  # a rank or node is slow, and so are all that wait for it
+    EVICTION = "eviction"  # the platform took the place away: eviction, preemption, drain
+    SCHEDULING = "scheduling"  # the platform finds no place, or cannot start what it placed
+    UNKNOWN = "unknown"  # nothing tells what it was
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,20 +80,29 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # How likely a fault is the cause of the others seen with it, most likely first: a dead process
-# breaks its peers' links, never the other way round.
+# breaks its peers' links, never the other way round. An eviction ends processes and takes nodes; a
+# host without memory kills a process.
 _CAUSES = (
     Kind.LAUNCH,
+    Kind.EVICTION,
+    Kind.SCHEDULING,
     Kind.USER_CODE,
     Kind.NODE_LOST,
+    Kind.NODE,
     Kind.DEVICE,
     Kind.DEVICE_MEMORY,
+    Kind.HOST_OOM,
+    Kind.DEVICE_OOM,
     Kind.PROCESS,
     Kind.STUCK,
+    Kind.HANG,
     Kind.TRANSIENT,
     Kind.RESTORE,
     Kind.COORDINATOR,
     Kind.LINK,
     Kind.STORAGE,
+    Kind.STRAGGLER,
+    Kind.UNKNOWN,
 )
 
 
