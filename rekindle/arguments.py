@@ -121,6 +121,17 @@ def read_spec(options: argparse.Namespace) -> JobSpec:
     )
 
 
+def add_people_arguments(name: str, parser: argparse.ArgumentParser) -> None:
+    """Declare the options of one of the commands for people."""
+    if name in ("status", "incidents", "nodes"):
+        parser.add_argument("--json", action="store_true", help="print JSON")
+    if name == "release-node":
+        parser.add_argument("node", help="its name, as rekindle nodes prints it")
+    if name == "approve":
+        parser.add_argument("--incident", type=int, default=0, help="the one that is meant")
+        parser.add_argument("--deny", action="store_true", help="refuse it: the job ends")
+
+
 def add_inject_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `rekindle inject`."""
     parser.add_argument("job", help="the job's id")

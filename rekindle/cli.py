@@ -55,7 +55,31 @@ def _parser() -> argparse.ArgumentParser:
     )
     arguments.add_inject_arguments(inject)
     inject.set_defaults(command=_inject)
+    for name, about, job in _PEOPLE:
+        command = commands.add_parser(name, help=about, description=f"{about.capitalize()}.")
+        if job:
+            command.add_argument("job", help="the job's id")
+        arguments.add_people_arguments(name, command)
+        command.set_defaults(command=_people, name=name)
     return parser
+
+
+# What people ask from the shell: (command, what it does, whether it is about one job).
+_PEOPLE = (
+    ("status", "tell where a job is", True),
+    ("incidents", "list a job's incidents and what was done about them", True),
+    ("approve", "approve (or refuse) what a job waits to be allowed to do", True),
+    ("stop", "stop a job; its last words are written", True),
+    ("nodes", "list the nodes that jobs had trouble with", False),
+    ("release-node", "let an isolated node be used again", False),
+)
+
+
+def _people(options: argparse.Namespace) -> int:
+    from rekindle import people
+
+    status: int = getattr(people, options.name.replace("-", "_"))(options)
+    return status
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -22,9 +22,10 @@ from rekindle import names
 from rekindle.arguments import entry_kind, host_and_port, read_spec
 from rekindle.engines import foreground
 from rekindle.engines.local import LocalEngine
+from rekindle.engines.pretended import PretendedHosts
 from rekindle.errors import JobError, LeaseHeldError, UsageError
 from rekindle.recovery import journal
-from rekindle.runtime.spec import Endpoint, JobDirectory, JobSpec, bearer, check
+from rekindle.runtime.spec import Endpoint, JobDirectory, JobSpec, bearer, check, home
 
 
 def launch(options: argparse.Namespace) -> int:
@@ -49,6 +50,7 @@ def launch(options: argparse.Namespace) -> int:
             listen=host_and_port(options.listen, "--listen"),
             nodes=nodes,
             address=options.local_addr or names.LOOPBACK,
+            hosts=PretendedHosts(home()) if nodes is None else None,
         )
 
         def launched(endpoint: Endpoint) -> None:

@@ -6,6 +6,8 @@ Changing one of them is a change of the wire contract.
 # Set by the agent for each rank, besides torchrun's own variables.
 ENV_JOB_ID = "REKINDLE_JOB_ID"
 ENV_NODE_RANK = "REKINDLE_NODE_RANK"
+ENV_SCHEDULE_COUNT = "MA_SCHEDULE_CNT"  # ModelArts: how often the node's pod was placed
+ENV_START_COUNT = "MA_PROC_START_CNT"  # ModelArts: how often the script was started in this pod
 ENV_SLOT = "REKINDLE_SLOT"  # the rank's number in the full world; RANK counts those that are there
 ENV_FULL_WORLD = "REKINDLE_FULL_WORLD"  # ranks of the full world
 ENV_CHANNEL_FD = "REKINDLE_CHANNEL_FD"  # unix socket to the agent (SOCK_SEQPACKET)
@@ -29,6 +31,11 @@ LOGS_DIRECTORY = "logs"
 METRICS_DIRECTORY = "metrics"
 CHECKPOINT_DIRECTORY = "checkpoints"
 
+# Files of the home directory, which all jobs share.
+HOSTS_FILE = "hosts.jsonl"  # what happened on hosts
+HOSTS_DIRECTORY = "hosts"  # the pretended ones
+CONDITION_SUFFIX = ".condition"  # beside a pretended host's file: what is wrong with it
+
 # HTTP paths of the coordinator.
 PATH_AGENT = "/agent"
 PATH_SPEC = "/spec"
@@ -37,6 +44,8 @@ PATH_EVENTS = "/events"
 PATH_STEER = "/steer"
 PATH_CONTROL = "/control"
 PATH_INJECT = "/inject"
+PATH_APPROVE = "/approve"
+PATH_STOP = "/stop"
 
 WIRE_VERSION = 3
 OFFERS = 32  # checkpoints, newest first, that a node offers; a restore tries no older ones

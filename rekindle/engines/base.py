@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from rekindle.recovery.journal import AnyEvent
 from rekindle.runtime.spec import Endpoint
 
 MOST_REVIVALS = 10  # coordinators that die one after the other have a cause that stays
@@ -24,7 +25,14 @@ class Engine(Protocol):
     def replace(self, node: int) -> None:
         """Bring an agent for this node rank, or one more spare (names.SPARE).
 
-        Asking twice for a node does no harm: the second agent is refused.
+        Asking twice for a node does no harm: the second agent is refused. Raises JobError: no host
+        is free.
+        """
+
+    def learn(self, event: AnyEvent) -> None:
+        """Note what an event of the job's journal says about hosts.
+
+        Nothing is placed any more where a host was isolated. Telling it twice does no harm.
         """
 
     def revive(self) -> Endpoint:

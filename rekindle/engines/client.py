@@ -16,7 +16,7 @@ import msgspec
 from rekindle import names
 from rekindle.errors import JobError, LeaseHeldError
 from rekindle.recovery import journal
-from rekindle.runtime.protocol import Inject
+from rekindle.runtime.protocol import Approval, Inject
 from rekindle.runtime.spec import Endpoint, bearer
 from rekindle.runtime.view import JobView
 
@@ -50,16 +50,24 @@ class JobClient:
 
     def stop(self, *, token: int, reason: str) -> None:
         """Stop the job. Raises LeaseHeldError: the lease of this token is no longer held."""
-        body = json.dumps({"action": "stop", "token": token, "reason": reason}).encode()
-        headers = {**self._headers, "Content-Type": "application/json"}
-        with _Call(self._endpoint, "POST", names.PATH_CONTROL, headers, body) as call:
-            call.response.read()
+        order = {"action": "stop", "token": token, "reason": reason}
+        self._post(names.PATH_CONTROL, json.dumps(order).encode())
+
+    def approve(self, answer: Approval) -> None:
+        """Answer an incident that waits for a person. Raises JobError: it does not wait."""
+        self._post(names.PATH_APPROVE, msgspec.json.encode(answer))
+
+    def stop_by_hand(self, *, by: str) -> None:
+        """Stop the job for a person, whoever steers it."""
+        self._post(names.PATH_STOP, json.dumps({"by": by}).encode())
 
     def inject(self, fault: Inject) -> None:
         """Have a rank suffer a fault. Raises JobError: the job does not allow it, or it cannot."""
+        self._post(names.PATH_INJECT, msgspec.json.encode(fault))
+
+    def _post(self, path: str, body: bytes) -> None:
         headers = {**self._headers, "Content-Type": "application/json"}
-        body = msgspec.json.encode(fault)
-        with _Call(self._endpoint, "POST", names.PATH_INJECT, headers, body) as call:
+        with _Call(self._endpoint, "POST", path, headers, body) as call:
             call.response.read()
 
     def _stream(self, path: str, query: dict[str, Any]) -> EventStream:

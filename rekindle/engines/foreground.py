@@ -16,6 +16,7 @@ from rekindle.engines.local import LocalEngine
 from rekindle.errors import JobError
 from rekindle.recovery import journal
 from rekindle.runtime.spec import Endpoint, JobDirectory
+from rekindle.runtime.state import RESCHEDULED
 
 END_S = 30.0  # how long coordinator and agents may take after the job's end
 
@@ -33,28 +34,46 @@ def run(
     """
     stop = _Stop(engine)
     seen: list[journal.Event] = []
-    since = len(read_ledger(directory)) if attempt else 0
-    endpoint = engine.launch(attempt=attempt)
-    stop.launched()
-    launched(endpoint)
+    while True:
+        since = len(read_ledger(directory)) if attempt else 0
+        endpoint = engine.launch(attempt=attempt)
+        stop.launched()
+        launched(endpoint)
+        _see_through(engine, directory, endpoint, stop, seen, since)
+        _reap(engine, {event.pid for event in seen if isinstance(event, journal.NodeJoined)})
+        if stop.signals:
+            return 128 + stop.signals[0]
+        end = seen[-1] if seen and isinstance(seen[-1], journal.Ended) else None
+        if end is None or end.outcome != RESCHEDULED:
+            break
+        attempt += 1
+        say(f"rekindle: attempt {attempt} begins")
+    if end is not None and end.outcome == "succeeded":
+        return 0
+    _explain(seen, directory)
+    return 1
+
+
+def _see_through(  # noqa: PLR0913  what there is to know of one attempt
+    engine: LocalEngine,
+    directory: JobDirectory,
+    endpoint: Endpoint,
+    stop: _Stop,
+    seen: list[journal.Event],
+    since: int,
+) -> None:
+    """Steer one attempt to its end; a coordinator that dies is replaced by another one."""
     for revivals in itertools.count():
         try:
             client = JobClient(endpoint, directory.secret())
             _follow(client, engine, seen, since)
-            break
+            return
         except JobError as error:
             if stop.signals or revivals == MOST_REVIVALS:
-                break
+                return
             say(f"rekindle: {error}; another one takes its place")
             since = len(read_ledger(directory))
             endpoint = engine.revive()
-    _reap(engine, {event.pid for event in seen if isinstance(event, journal.NodeJoined)})
-    if stop.signals:
-        return 128 + stop.signals[0]
-    if seen and isinstance(seen[-1], journal.Ended) and seen[-1].outcome == "succeeded":
-        return 0
-    _explain(seen, directory)
-    return 1
 
 
 def _follow(client: JobClient, engine: LocalEngine, seen: list[journal.Event], since: int) -> None:
@@ -63,8 +82,17 @@ def _follow(client: JobClient, engine: LocalEngine, seen: list[journal.Event], s
         for event in events:
             seen.append(event)
             _tell(event)
+            engine.learn(event)
             if isinstance(event, journal.NodeWanted):
-                engine.replace(event.node)
+                _bring(engine, event.node)
+
+
+def _bring(engine: LocalEngine, node: int) -> None:
+    """Bring a node; where no host is free, the job goes on without or gives up in its own time."""
+    try:
+        engine.replace(node)
+    except JobError as error:
+        say(f"rekindle: node {node} cannot be replaced: {error}")
 
 
 def read_ledger(directory: JobDirectory) -> list[journal.AnyEvent]:
@@ -143,6 +171,11 @@ def _saying(event: journal.Event) -> str:
             return f"incident {number}: {fault.message}"
         case journal.Decided(incident=number, strategy=strategy, reason=reason):
             return f"incident {number}: {strategy.value}: {reason}"
+        case journal.Isolated(incident=number, host=host):
+            return f"incident {number}: nothing is placed on {host} any more"
+        case journal.Answered(incident=number, strategy=strategy, granted=granted, by=by):
+            said = "approved" if granted else "not approved"
+            return f"incident {number}: {strategy.value} was {said} by {by}"
         case journal.Formed(incident=number, sources=sources) if number:
             whence = ", ".join(f"{count} x {source}" for source, count in sources.items())
             return (

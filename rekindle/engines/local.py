@@ -21,8 +21,12 @@ import msgspec
 
 from rekindle import names
 from rekindle.engines.client import JobClient
+from rekindle.engines.host_log import HostLog
+from rekindle.engines.pretended import PretendedHosts
 from rekindle.errors import JobError, UsageError
-from rekindle.runtime.spec import Endpoint, JobDirectory
+from rekindle.recovery.hosts import learned_from
+from rekindle.recovery.journal import AnyEvent
+from rekindle.runtime.spec import Endpoint, JobDirectory, home
 
 FREE_S = 5.0  # how long the kernel may take to free the port of a dead coordinator
 
@@ -34,6 +38,7 @@ class LocalEngine:
     listen: (host, port) of the coordinator; port 0 = any free one.
     nodes: the node ranks that are placed here; None: all of the job, and its spares.
     address: where the ranks of other nodes reach those of this machine.
+    hosts: what the nodes are placed on; None: this machine is the host of all that it places.
     """
 
     def __init__(
@@ -44,12 +49,15 @@ class LocalEngine:
         listen: tuple[str, int] = (names.LOOPBACK, 0),
         nodes: Sequence[int] | None = None,
         address: str = names.LOOPBACK,
+        hosts: PretendedHosts | None = None,
     ) -> None:
         self._directory = directory
         self._listen = listen
         every = (*range(directory.spec().nodes), names.SPARE)
         self._nodes = every if nodes is None else tuple(nodes)
         self._address = address
+        self._hosts = hosts
+        self._log_of_hosts = HostLog(home())
         self._foreground = foreground
         self._endpoint: Endpoint | None = None
         self._lifeline: tuple[int, int] | None = os.pipe() if foreground else None
@@ -59,10 +67,12 @@ class LocalEngine:
     def launch(self, *, attempt: int) -> Endpoint:
         """Start the coordinator, one agent per node, and the spares.
 
-        Raises UsageError: the coordinator's port is taken.
+        Raises UsageError: the coordinator's port is taken, or there are too few hosts.
         """
-        self._endpoint = self._start_coordinator(self._listen, attempt)
         spec = self._directory.spec()
+        if self._hosts is not None:
+            self._hosts.require(spec.nodes, self._log_of_hosts.hosts())
+        self._endpoint = self._start_coordinator(self._listen, attempt)
         for node in (*range(spec.nodes), *(names.SPARE,) * spec.spares):
             self.replace(node)
         return self._endpoint
@@ -117,7 +127,7 @@ class LocalEngine:
     def replace(self, node: int) -> None:
         """Start an agent for this node rank (names.SPARE: a spare), if that is placed here.
 
-        Raises JobError: the job has no coordinator.
+        Raises JobError: the job has no coordinator, or no host is free.
         """
         if node not in self._nodes:
             return
@@ -125,18 +135,27 @@ class LocalEngine:
         if endpoint is None:
             raise JobError(f"the job in {self._directory.path} was never launched")
         spare = node == names.SPARE
-        agent = self._start(
-            "agent",
-            [
-                *("--attempt", str(endpoint.attempt)),
-                *(("--spare",) if spare else ("--node", str(node))),
-                *("--coordinator", f"{endpoint.host}:{endpoint.port}"),
-                *("--address", self._address),
-            ],
-            [],
-            log="agent-spare" if spare else f"agent-{node}",
-        )
-        self.agents.append(agent)
+        arguments = [
+            *("--attempt", str(endpoint.attempt)),
+            *(("--spare",) if spare else ("--node", str(node))),
+            *("--coordinator", f"{endpoint.host}:{endpoint.port}"),
+            *("--address", self._address),
+        ]
+        with contextlib.ExitStack() as kept:
+            fds = []
+            if self._hosts is not None:
+                host, handle = self._hosts.take(self._log_of_hosts.hosts())
+                kept.callback(os.close, handle)
+                arguments += ["--pretended-host", str(host)]
+                fds = [handle]
+            log = "agent-spare" if spare else f"agent-{node}"
+            self.agents.append(self._start("agent", arguments, fds, log=log))
+
+    def learn(self, event: AnyEvent) -> None:
+        """Note what an event of the job's journal says about hosts; twice does no harm."""
+        said = learned_from(self._directory.spec().job_id, event)
+        if said is not None:
+            self._log_of_hosts.append(said)
 
     def _start(
         self, module: str, arguments: list[str], fds: list[int], *, log: str = ""

@@ -9,6 +9,7 @@ from uuid import UUID
 from prefect import flow, runtime
 
 from rekindle.blocks.job import TrainingJob
+from rekindle.runtime.state import RESCHEDULED
 from rekindle.tasks.hooks import stop_job
 from rekindle.tasks.jobs import job_id_of
 from rekindle.tasks.launch import How, launch
@@ -26,9 +27,13 @@ def train(job: TrainingJob) -> dict[str, Any]:
     checkpoint.
     """
     job_id = job_id_of(UUID(runtime.flow_run.id), job.name)
-    launched = launch(job, job_id)
-    if launched.how is not How.FINISHED:
-        supervise(job_id, adopted=launched.how is How.ADOPTED)
+    while True:
+        launched = launch(job, job_id)
+        if launched.how is How.FINISHED:
+            break
+        end = supervise(job_id, adopted=launched.how is How.ADOPTED)
+        if end.outcome != RESCHEDULED:
+            break
     result = report(job_id)
     raise_if_failed(result)
     return result

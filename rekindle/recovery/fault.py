@@ -61,6 +61,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
     `rank` and `node` say where (-1: not bound to one); `finished` is the number of steps the rank
     had finished; `signature` is equal for two faults that look the same to a person.
+
+    host: the machine, by a name that it keeps from job to job; empty: nobody said. device: its
+    number there. code: as the tables spell it. user_caused: the user's code or input made it, so
+    no place is to blame. self_heal: healing the device may help. counts: recovering from it uses up
+    a budget.
     """
 
     kind: Kind
@@ -71,6 +76,22 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     signature: str = ""
     traceback: str = ""
     at: float = 0.0
+    host: str = ""
+    device: int = -1
+    code: str = ""
+    user_caused: bool = False
+    self_heal: bool = False
+    counts: bool = True
+
+    @property
+    def of_hardware(self) -> bool:
+        """Whether a node or device is to blame for certain."""
+        return self.kind in _HARDWARE and not self.user_caused
+
+    def same_as(self, other: Fault) -> bool:
+        """Whether it is the same error of the same rank at the same step."""
+        mine = (self.rank, self.finished, self.signature)
+        return mine == (other.rank, other.finished, other.signature)
 
     def blamed(self) -> str:
         """Say in words where the fault is."""
@@ -78,6 +99,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
             return f"rank {self.rank}" + (f" on node {self.node}" if self.node >= 0 else "")
         return f"node {self.node}" if self.node >= 0 else "the job"
 
+
+_HARDWARE = (Kind.NODE_LOST, Kind.NODE, Kind.DEVICE, Kind.DEVICE_MEMORY)
 
 # How likely a fault is the cause of the others seen with it, most likely first: a dead process
 # breaks its peers' links, never the other way round. An eviction ends processes and takes nodes; a

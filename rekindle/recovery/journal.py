@@ -34,11 +34,12 @@ class JobStarted(Event, frozen=True, kw_only=True, tag="job-started"):
 
 
 class NodeJoined(Event, frozen=True, kw_only=True, tag="node-joined"):
-    """An agent was taken in; node -1: as a spare."""
+    """An agent was taken in; node -1: as a spare. host: the machine's name."""
 
     node: int
     address: str
     pid: int
+    host: str = ""
 
 
 class NodeWanted(Event, frozen=True, kw_only=True, tag="node-wanted"):
@@ -91,8 +92,35 @@ class Suspected(Event, frozen=True, kw_only=True, tag="suspected"):
 
 
 class Decided(Event, frozen=True, kw_only=True, tag="decided"):
+    """What is to be done; newest, resumed, roll_back: as in `recovery.history.Past`.
+
+    approval: a person has to agree first.
+    """
+
     incident: int
     strategy: Strategy
+    reason: str
+    newest: int = 0
+    resumed: int = 0
+    roll_back: bool = False
+    approval: bool = False
+
+
+class Answered(Event, frozen=True, kw_only=True, tag="answered"):
+    """A person has said whether a strategy may be used; by: who, or that nobody did in time."""
+
+    incident: int
+    strategy: Strategy
+    granted: bool
+    by: str
+
+
+class Isolated(Event, frozen=True, kw_only=True, tag="isolated"):
+    """The engine is asked to place nothing more on this host."""
+
+    incident: int
+    node: int
+    host: str
     reason: str
 
 
@@ -184,7 +212,10 @@ class Stopping(Event, frozen=True, kw_only=True, tag="stopping"):
 
 
 class Ended(Event, frozen=True, kw_only=True, tag="ended"):
-    """The job is over: `outcome` is succeeded, failed or stopped."""
+    """The attempt is over: `outcome` is succeeded, failed, stopped, or rescheduled.
+
+    After the last, whoever steers the job starts the next attempt.
+    """
 
     outcome: str
     reason: str
@@ -201,6 +232,8 @@ AnyEvent = (
     | FaultSeen
     | Suspected
     | Decided
+    | Answered
+    | Isolated
     | Formed
     | Restored
     | FirstStep
@@ -285,6 +318,17 @@ def _apply(incident: Incident, event: Event) -> None:
             incident.resumed_at = fault.finished
         case _:
             pass
+
+
+def waits_for_approval(events: Iterable[Event]) -> Decided | None:
+    """Return the decision that a person has yet to approve, if there is one."""
+    open_: Decided | None = None
+    for event in events:
+        if isinstance(event, Decided):
+            open_ = event if event.approval else None
+        elif isinstance(event, Answered | Stopping | Ended):
+            open_ = None
+    return open_
 
 
 _DECODER: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)

@@ -13,6 +13,7 @@ import ctypes
 import functools
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -33,6 +34,7 @@ from rekindle.runtime.heartbeat import beat_interval
 from rekindle.runtime.ledger import is_over
 from rekindle.runtime.neighbours import Neighbours
 from rekindle.runtime.node import NodeRanks
+from rekindle.runtime.pretended_host import read_condition
 from rekindle.runtime.snapshots import Snapshots
 from rekindle.runtime.spec import EntryKind, JobDirectory, bearer
 
@@ -63,6 +65,7 @@ class Agent:
         node: int,
         spare: bool,
         address: str,
+        pretended: Path | None = None,
     ) -> None:
         self.spec = spec = directory.spec()
         self._secret = secret
@@ -76,6 +79,7 @@ class Agent:
             address=address,
             pid=os.getpid(),
             processes=spec.processes_per_node,
+            host=pretended.name if pretended else socket.gethostname(),
         )
         self.status = 1
         self._hurried = False  # what is being written is not waited for
@@ -90,7 +94,7 @@ class Agent:
             spec, self._store, self.send, depot=self._depot, neighbours=Neighbours(known)
         )
         self.ranks = NodeRanks(
-            spec, self._snapshots, self.send, agent_environment(os.environ, spec)
+            spec, self._snapshots, self.send, agent_environment(os.environ, spec), pretended
         )
 
     def send(self, message: protocol.Message) -> None:
@@ -302,6 +306,9 @@ def _cancel(task: asyncio.Task[int]) -> None:
 
 async def serve(options: argparse.Namespace) -> int:
     """Run one agent until its job is over."""
+    if options.pretended_host is not None and read_condition(options.pretended_host).broken:
+        print(f"rekindle agent: {options.pretended_host.name} is broken", file=sys.stderr)
+        return 1
     directory = JobDirectory(options.directory)
     secret = os.environ.pop(names.ENV_SECRET, "") or directory.secret()
     agent = Agent(
@@ -311,6 +318,7 @@ async def serve(options: argparse.Namespace) -> int:
         node=options.node,
         spare=options.spare,
         address=options.address,
+        pretended=options.pretended_host,
     )
     task = asyncio.current_task()
     assert task is not None
@@ -338,6 +346,7 @@ def main() -> None:
     parser.add_argument("--node", type=int, default=-1)
     parser.add_argument("--spare", action="store_true")
     parser.add_argument("--address", default=names.LOOPBACK)
+    parser.add_argument("--pretended-host", type=Path)  # we inherit it open and locked
     parser.add_argument("--lifeline-fd", type=int, default=-1)
     adopt_orphans()
     sys.exit(asyncio.run(serve(parser.parse_args())))

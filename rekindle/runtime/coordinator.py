@@ -1,13 +1,9 @@
-"""The coordinator's process: carries out what its machine says, and serves people and flows.
+"""The coordinator's process: carries out what its machine says, and listens to agents.
 
     ws   /agent    agents, one websocket each
-    GET  /spec     the job's description, for nodes that join
-    GET  /job      the job now, as JSON
-    GET  /events   the journal from `since` on, then live, as JSON lines
-    GET  /steer    the same, and the lease to steer the job for as long as the line is open
-    POST /control  stop the job; needs the lease's token
 
-Every request bears the job's secret. The process belongs to the job, not to the flow run.
+What it serves to people and flows is in `rekindle.runtime.front_desk`. Every request bears the job's
+secret. The process belongs to the job, not to the flow run.
 """
 
 from __future__ import annotations
@@ -32,16 +28,15 @@ from rekindle import names
 from rekindle.errors import ProtocolError, RekindleError
 from rekindle.recovery import journal
 from rekindle.recovery.suspicion import suspicions
-from rekindle.runtime import lifeline, protocol, state, view, wire
-from rekindle.runtime.inheritance import inheritance
-from rekindle.runtime.lease import Lease
+from rekindle.runtime import lifeline, protocol, state, wire
+from rekindle.runtime.front_desk import FrontDesk
+from rekindle.runtime.inheritance import inheritance, past_of, placements_of
 from rekindle.runtime.ledger import Ledger
 from rekindle.runtime.lines import Line, watch
 from rekindle.runtime.machine import Machine
 from rekindle.runtime.spec import Endpoint, JobDirectory, is_authorized
 
 FAREWELL_S = 15.0  # how long agents may take to end after Bye
-KEEPALIVE_S = 1.0
 PROGRESS_S = 0.5
 BACKLOG = 4096  # agents that knock at the same moment; one that is turned away tries again late
 GARBAGE_AFTER = 50_000  # new objects between two searches for cycles; usual are 700 or 2,000
@@ -64,11 +59,12 @@ class Coordinator:
                 (e.generation for e in past if isinstance(e, journal.Formed)), default=0
             ),
             suspicions=suspicions(past),
+            past=past_of(past),
+            placements=placements_of(past),
             incident=max((getattr(e, "incident", 0) for e in past), default=0),
         )
         self._inherited = inheritance(past, attempt)
-        self.lease = Lease()
-        self.metrics: dict[str, float] = {}
+        self.desk = FrontDesk(self.machine, self.ledger, self.carry_out)
         self.ended = asyncio.Event()
         self.succeeded = False
         self._lines: dict[int, Line] = {}
@@ -171,75 +167,8 @@ class Coordinator:
         if not roster.owns(seated.node, protocol.ranks_named(message)):
             raise ProtocolError(f"node {seated.node} speaks for ranks of other nodes")
         if isinstance(message, protocol.Beat):
-            self.metrics = message.metrics or self.metrics
+            self.desk.metrics = message.metrics or self.desk.metrics
         self.machine.on_message(seated.node, message, time.time())
-
-    # ---- people and flows
-
-    async def job(self, request: web.Request) -> web.Response:
-        """Tell where the job is."""
-        body = view.job_view(self.machine, self.lease.holder, self.metrics)
-        return web.Response(body=msgspec.json.encode(body), content_type="application/json")
-
-    async def description(self, request: web.Request) -> web.Response:
-        """Tell a node that joins what the job is: [JobSpec, attempt]."""
-        body = msgspec.json.encode((self.spec, self.machine.attempt))
-        return web.Response(body=body, content_type="application/json")
-
-    async def events(self, request: web.Request) -> web.StreamResponse:
-        """Stream the journal."""
-        return await self._stream(request, None)
-
-    async def steer(self, request: web.Request) -> web.StreamResponse:
-        """Stream the journal to the one process that steers the job."""
-        holder = request.query.get("holder", "")
-        if not holder:
-            return web.json_response({"error": "name the holder: ?holder=NAME"}, status=400)
-        token = self.lease.take(holder)
-        if token is None:
-            error = f"{self.lease.holder} steers this job"
-            body = {"error": error, "holder": self.lease.holder}
-            return web.json_response(body, status=409)
-        try:
-            return await self._stream(request, token)
-        finally:
-            self.lease.give_back(token)
-
-    async def _stream(self, request: web.Request, token: int | None) -> web.StreamResponse:
-        since = request.query.get("since", "0")
-        if not (since.isascii() and since.isdigit()):
-            return web.json_response({"error": f"since={since} is no number"}, status=400)
-        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-        await response.prepare(request)
-        if token is not None:
-            await response.write(msgspec.json.encode({"type": "lease", "token": token}) + b"\n")
-        with contextlib.suppress(ConnectionResetError):
-            async for line in self.ledger.follow(int(since), KEEPALIVE_S):
-                await response.write(line + b"\n")
-        return response
-
-    async def control(self, request: web.Request) -> web.Response:
-        """Do what the steering process asks for."""
-        try:
-            order = msgspec.json.decode(await request.read(), type=view.Order)
-        except msgspec.DecodeError as error:
-            return web.json_response({"error": f"not an order: {error}"}, status=400)
-        if not self.lease.is_held_by(order.token):
-            return web.json_response({"error": "the lease is held by another token"}, status=409)
-        self.stop(order.reason)
-        return web.json_response({})
-
-    async def inject(self, request: web.Request) -> web.Response:
-        """Pass on a fault that a rank is to suffer."""
-        try:
-            order = msgspec.json.decode(await request.read(), type=protocol.Inject)
-        except msgspec.DecodeError as error:
-            return web.json_response({"error": f"no injection: {error}"}, status=400)
-        refused = self.machine.inject(order)
-        self.carry_out()
-        if refused:
-            return web.json_response({"error": refused}, status=400)
-        return web.json_response({})
 
     @web.middleware
     async def authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -265,7 +194,7 @@ class Coordinator:
                         finished=finished,
                         newest=mind.newest,
                         total=mind.total,
-                        metrics=self.metrics,
+                        metrics=self.desk.metrics,
                     )
                 )
 
@@ -275,12 +204,7 @@ class Coordinator:
         """Serve until the job is over; return the exit status."""
         app = web.Application(middlewares=[self.authorize])
         app.router.add_get(names.PATH_AGENT, self.agent)
-        app.router.add_get(names.PATH_SPEC, self.description)
-        app.router.add_get(names.PATH_JOB, self.job)
-        app.router.add_get(names.PATH_EVENTS, self.events)
-        app.router.add_get(names.PATH_STEER, self.steer)
-        app.router.add_post(names.PATH_CONTROL, self.control)
-        app.router.add_post(names.PATH_INJECT, self.inject)
+        self.desk.serve(app.router)
         # A handler is cancelled when its client goes away, so that a lease ends with its holder.
         runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True

@@ -29,6 +29,10 @@ class Elastic(Ending):
         if self.phase in (Phase.RESTARTING, *ENDING):
             self._go_on_ending()
             return
+        self._dismiss_agent(node, reason)
+
+    def _dismiss_agent(self, node: int, reason: str) -> None:
+        """Tell an agent to end; its ranks end with it, and what it still says is not heard."""
         agent = self.roster.nodes[node]
         self._record(
             journal.NodeLeft(node=node, address=agent.address, pid=agent.pid, reason=reason)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from rekindle.names import OFFERS
 from rekindle.recovery import journal
-from rekindle.recovery.fault import root_cause
+from rekindle.recovery.fault import Fault, Kind, root_cause
 from rekindle.recovery.policy import Strategy
 from rekindle.recovery.suspicion import is_clean
 from rekindle.runtime import protocol as p
 from rekindle.runtime.forming import Forming
 from rekindle.runtime.gathering import LATE_S
 from rekindle.runtime.roster import Kept, Rank, Status, by_node
-from rekindle.runtime.state import ENDING, CancelTimer, End, Phase, Send, SetTimer
+from rekindle.runtime.state import (
+    ENDING,
+    RESCHEDULED,
+    CancelTimer,
+    End,
+    Phase,
+    Send,
+    SetTimer,
+)
 
 STOP_GRACE_S = 10.0  # between SIGTERM and SIGKILL
 _LAST_WORDS = "; last words: "  # as the policy's reason begins what is to be
@@ -26,6 +35,8 @@ class Ending(Forming):
             self._at_once = True
             self._said = "the job was ended before they were written"
             self._finish()
+        if self._outcome == RESCHEDULED and self.phase is not Phase.ENDED:
+            self._outcome, self._stop_reason = "stopped", reason  # no further attempt is wanted
         if self.phase in ENDING and not (self.phase is Phase.STOPPING and at_once):
             return
         self._at_once = at_once
@@ -110,6 +121,28 @@ class Ending(Forming):
             )
             self._do(Send(self.roster.nodes[node].connection, order))
         self._do(SetTimer("dump", self.spec.policy.dump_timeout_s))
+
+    def on_checkpoint(self, node: int, message: p.CheckpointWritten, now: float) -> None:
+        """A checkpoint was committed, or could not be written; training goes on either way."""
+        if self.phase is Phase.ENDED:
+            return
+        if message.error:
+            text = f"the checkpoint of step {message.step} was not written: {message.error}"
+            fault = Fault(kind=Kind.STORAGE, message=text, node=node, finished=message.step, at=now)
+            self._record(self.incidents.note_storage(fault))
+            return
+        everybody = message.shards > 1
+        made = message.step, message.generation
+        for known in self.roster.nodes.values() if everybody else (self.roster.nodes[node],):
+            known.checkpoints = (made, *known.checkpoints)[:OFFERS]
+        self._record(
+            journal.Checkpointed(
+                step=message.step,
+                path=message.path,
+                bytes=message.bytes,
+                seconds=message.seconds,
+            )
+        )
 
     def on_part(self, node: int, message: p.PartWritten, now: float) -> None:
         """A shard of a checkpoint was written, or could not be."""

@@ -10,9 +10,18 @@ from rekindle.runtime.spec import EntryKind, JobSpec
 
 
 def rank_environment(
-    spec: JobSpec, spawn: Spawn, *, node: int, rank: int, error_file: str, metrics_file: str
+    spec: JobSpec,
+    spawn: Spawn,
+    *,
+    node: int,
+    rank: int,
+    starts: int,
+    error_file: str,
+    metrics_file: str,
 ) -> dict[str, str]:
     """Return what is set for `rank` besides the environment of its agent.
+
+    starts: how often the rank was started by this agent, this time included.
 
     Source of torchrun's names: torch/distributed/elastic/agent/server/local_elastic_agent.py.
     """
@@ -37,6 +46,8 @@ def rank_environment(
         "TORCHELASTIC_USE_AGENT_STORE": str(spec.entry is not EntryKind.PROGRAM),
         "TORCHELASTIC_ERROR_FILE": error_file,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        names.ENV_SCHEDULE_COUNT: str(spawn.placements),
+        names.ENV_START_COUNT: str(starts),
         names.ENV_JOB_ID: spec.job_id,
         names.ENV_NODE_RANK: str(node),
         names.ENV_SLOT: str(rank),

@@ -142,6 +142,8 @@ class Forming(Gathering):
         """Form the next generation, or let the ranks go, when every rank has arrived."""
         if self.phase in (Phase.RESTARTING, *ENDING) or not self.roster.all_are(Status.WAITING):
             return
+        if self._awaiting is not None:
+            return
         live = {self._live(rank) for rank in self.roster.world}
         if len(live) == 1 and None not in live and self._are_done():
             self._dismiss()
@@ -257,6 +259,8 @@ class Forming(Gathering):
         )
         if not self.incidents.open:  # else it tells, until training goes on, what may be lost
             self.newest = plan.step
+        if not self._formed:
+            self._resumed = plan.step
         self.phase, self._formed = Phase.RESTORING, True
         self._do(CancelTimer("leave"))
         self._do(SetTimer("join", self.spec.policy.join_timeout_s))

@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Iterable
 
 from rekindle.errors import ProtocolError
-from rekindle.names import OFFERS, SPARE
+from rekindle.names import SPARE
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault, Kind
+from rekindle.recovery.history import Past
+from rekindle.recovery.ladder import Decision
 from rekindle.recovery.plan import Made, Plan, Source
 from rekindle.recovery.policy import Strategy
 from rekindle.recovery.suspicion import Suspicion
@@ -41,7 +43,8 @@ class Gathering(ABC):
     """Agents, the ranks' store, and the start of ranks.
 
     generation, incident: the last ones of earlier attempts; the numbers only ever rise.
-    suspicions: what ranks have said to be wrong so far.
+    suspicions: what ranks have said to be wrong so far. past: what was decided so far. placements:
+    the agents (address, process) that each node has had.
     """
 
     def __init__(
@@ -52,6 +55,8 @@ class Gathering(ABC):
         generation: int = 0,
         incident: int = 0,
         suspicions: Iterable[Suspicion] = (),
+        past: Iterable[Past] = (),
+        placements: dict[int, set[tuple[str, int]]] | None = None,
     ) -> None:
         self.spec = spec
         self.attempt = attempt
@@ -59,7 +64,7 @@ class Gathering(ABC):
         self.generation = generation
         self._suspicions = list(suspicions)
         self.roster = Roster(spec)
-        self.incidents = Incidents(spec.policy, incident)
+        self.incidents = Incidents(spec.policy, incident, past)
         self.newest = 0
         self.total = 0
         self._reached = 0  # steps that every rank had finished when the open incident began
@@ -70,6 +75,11 @@ class Gathering(ABC):
         self._formed = False  # a generation was formed since the last restart
         self._left_early = 0  # nodes that were lost before any rank was started
         self._spares_lost = 0  # so far; whoever kills them may not be done
+        self._resumed = 0  # the step after which all ranks last began to train together
+        self._awaiting: tuple[Fault, Decision] | None = None  # a person's approval
+        self._held_faults: list[Fault] = []  # seen meanwhile
+        self._placements = placements or {}
+        self._to_heal: set[int] = set()  # ranks whose device is healed before they start
         self._inherits = False  # a coordinator of this attempt died before
         self._taken_over = False  # from a coordinator that died, with ranks in a Session
         self._stop_reason = ""
@@ -103,13 +113,17 @@ class Gathering(ABC):
         if inherited is not None:
             self._inherits = True
             self.restarts = inherited.restarts
-            self.incidents.inherit(inherited.incident, inherited.faults, inherited.past)
+            self._resumed = inherited.resumed
+            self.incidents.inherit(inherited.incident, inherited.faults)
+            self._awaiting = inherited.awaiting
+            if self._awaiting is not None:
+                self._do(SetTimer("approval", self.spec.policy.approval_timeout_s))
             for node in inherited.left_out:
                 self.roster.leave_out(node)
             if inherited.stopping:
                 # Agents that come now are refused, and end their ranks; late ones do so later.
                 self.phase, self._stop_reason = Phase.STOPPING, inherited.stopping
-                self._outcome = "failed" if inherited.failed else "stopped"
+                self._outcome = inherited.outcome
         self._do(SetTimer("node", self.spec.policy.node_timeout_s))
 
     def on_hello(self, connection: int, hello: p.Hello) -> None:
@@ -131,12 +145,16 @@ class Gathering(ABC):
             snapshots=hello.snapshots,
             copies=hello.copies,
             depot=hello.depot,
+            host=hello.host,
         )
         for rank, shard in hello.shards.items():
             self.roster.ranks[rank].shard = shard
         self.roster.sit(agent)
         self._do(Send(connection, p.Welcome(node=seat)))
-        self._record(journal.NodeJoined(node=seat, address=hello.address, pid=hello.pid))
+        self._placements.setdefault(seat, set()).add((hello.address, hello.pid))
+        self._record(
+            journal.NodeJoined(node=seat, address=hello.address, pid=hello.pid, host=hello.host)
+        )
         if seat == SPARE:
             for node, taker in self.roster.promised.items():
                 if taker == connection:  # it could not hear of it while it wanted another place
@@ -279,7 +297,7 @@ class Gathering(ABC):
 
     def _start_missing(self) -> None:
         """Start every rank that has no process, once the store is there (at first: all nodes)."""
-        if not self.roster.any_is(Status.ABSENT):
+        if self._awaiting is not None or not self.roster.any_is(Status.ABSENT):
             return
         self._ask_for_store()
         if not self._store.is_up or not (self.roster.is_full or self._formed):
@@ -303,7 +321,10 @@ class Gathering(ABC):
             store_port=self._store.port,
             world_size=self.roster.world_size + outside,
             first=self.roster.place_of(self.roster.ranks_of(node)[0]),
+            heal=tuple(rank.rank for rank in ranks if rank.rank in self._to_heal),
+            placements=max(1, len(self._placements.get(node, ()))),
         )
+        self._to_heal -= set(spawn.heal)
         self._do(Send(self.roster.nodes[node].connection, spawn))
 
     def on_spawn_failed(self, node: int, message: p.SpawnFailed) -> None:
@@ -347,28 +368,6 @@ class Gathering(ABC):
         if not all(0 <= rank < self.spec.world_size for rank in message.kept):
             raise ProtocolError(f"node {node} has copies of ranks that the job has not")
         self.roster.nodes[node].copies.update(message.kept)
-
-    def on_checkpoint(self, node: int, message: p.CheckpointWritten, now: float) -> None:
-        """A checkpoint was committed, or could not be written; training goes on either way."""
-        if self.phase is Phase.ENDED:
-            return
-        if message.error:
-            text = f"the checkpoint of step {message.step} was not written: {message.error}"
-            fault = Fault(kind=Kind.STORAGE, message=text, node=node, finished=message.step, at=now)
-            self._record(self.incidents.note_storage(fault))
-            return
-        everybody = message.shards > 1
-        made = message.step, message.generation
-        for known in self.roster.nodes.values() if everybody else (self.roster.nodes[node],):
-            known.checkpoints = (made, *known.checkpoints)[:OFFERS]
-        self._record(
-            journal.Checkpointed(
-                step=message.step,
-                path=message.path,
-                bytes=message.bytes,
-                seconds=message.seconds,
-            )
-        )
 
     @abstractmethod
     def _on_good_exit(self) -> None: ...

@@ -1,4 +1,4 @@
-"""What a coordinator takes over from one that died in the same attempt: a fold over the journal."""
+"""What a coordinator takes over from earlier ones: folds over the journal. Pure."""
 
 from __future__ import annotations
 
@@ -8,24 +8,30 @@ import msgspec
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault
-from rekindle.recovery.policy import Past, Strategy
+from rekindle.recovery.history import Past
+from rekindle.recovery.ladder import Decision
+from rekindle.recovery.policy import INNER, Strategy
+from rekindle.runtime.state import RESCHEDULED
 
 
 class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
-    """What the dead coordinator had decided, and the incident it left open.
+    """What the coordinator that died in this attempt had decided, and what it left open.
 
     incident: number of the open incident, 0: none; restarts: restarts of all ranks so far.
-    left_out: nodes that the newest world went on without. stopping: why the job was being ended, if
-        it was; failed: it was a failure.
+    resumed: the step after which all ranks last began to train together.
+    awaiting: what a person has yet to approve.
+    left_out: nodes that the newest world went on without. stopping: why the attempt was being ended,
+    if it was; outcome: how it would have ended.
     """
 
-    past: tuple[Past, ...]
     restarts: int
     incident: int
     faults: tuple[Fault, ...]
+    resumed: int = 0
+    awaiting: tuple[Fault, Decision] | None = None
     left_out: tuple[int, ...] = ()
     stopping: str = ""
-    failed: bool = False
+    outcome: str = "stopped"
 
 
 def inheritance(events: Iterable[journal.Event], attempt: int) -> Inheritance | None:
@@ -39,25 +45,93 @@ def inheritance(events: Iterable[journal.Event], attempt: int) -> Inheritance | 
         return None
     formed = [event for event in own if isinstance(event, journal.Formed)]
     left_open = [i for i in journal.incidents(own) if not i.closed]
+    decided = [event for event in own if isinstance(event, journal.Decided)]
     return Inheritance(
-        past=tuple(_past(own)),
         restarts=max((e.restart for e in own if isinstance(e, journal.RanksStarted)), default=0),
         incident=left_open[-1].number if left_open else 0,
         faults=tuple(left_open[-1].faults) if left_open else (),
+        resumed=_resumed(own),
+        awaiting=_awaiting(own),
         left_out=formed[-1].left_out if formed else (),
         stopping=next((e.reason for e in own if isinstance(e, journal.Stopping)), ""),
-        failed=any(
-            isinstance(e, journal.Decided) and e.strategy in (Strategy.DUMP, Strategy.FAIL)
-            for e in own
-        ),
+        outcome=_OUTCOMES.get(decided[-1].strategy, "stopped") if decided else "stopped",
     )
 
 
-def _past(events: Iterable[journal.Event]) -> Iterable[Past]:
-    """Pair each decision with the fault that it was about: the one seen last."""
+_OUTCOMES = {
+    Strategy.DUMP: "failed",
+    Strategy.FAIL: "failed",
+    Strategy.RESCHEDULE_JOB: RESCHEDULED,
+    Strategy.RESCHEDULE_JOB_ISOLATED: RESCHEDULED,
+}
+
+
+def _resumed(own: Iterable[journal.Event]) -> int:
+    """Return the step of the first generation since the last restart."""
+    step, anew = 0, True
+    for event in own:
+        if isinstance(event, journal.Decided):
+            anew = anew or event.strategy not in INNER
+        elif isinstance(event, journal.Formed) and anew:
+            step, anew = event.step, False
+    return step
+
+
+def _awaiting(own: Iterable[journal.Event]) -> tuple[Fault, Decision] | None:
+    """Return the newest decision if it needs an approval that nobody has given or refused."""
     fault: Fault | None = None
+    open_: tuple[Fault, Decision] | None = None
+    for event in own:
+        match event:
+            case journal.FaultSeen():
+                fault = event.fault
+            case journal.Decided(approval=True) if fault is not None:
+                asked = Decision(
+                    strategy=event.strategy,
+                    reason=event.reason,
+                    roll_back=event.roll_back,
+                    approval=True,
+                )
+                open_ = fault, asked
+            case journal.Answered() | journal.Decided():
+                open_ = None
+    return open_
+
+
+def past_of(events: Iterable[journal.Event]) -> tuple[Past, ...]:
+    """Pair each decision with the fault that it was about: the one seen last.
+
+    An attempt that somebody began after the one before had ended begins with budgets of its own.
+    """
+    past: list[Past] = []
+    fault: Fault | None = None
+    ended = ""
     for event in events:
-        if isinstance(event, journal.FaultSeen):
-            fault = event.fault
-        elif isinstance(event, journal.Decided) and fault is not None:
-            yield Past(fault=fault, strategy=event.strategy, newest=fault.finished)
+        match event:
+            case journal.Ended():
+                ended = event.outcome
+            case journal.JobStarted():
+                past = past if ended in ("", RESCHEDULED) else []
+                ended = ""
+            case journal.FaultSeen():
+                fault = event.fault
+            case journal.Decided() if fault is not None:
+                decided = Past(
+                    fault=fault,
+                    strategy=event.strategy,
+                    newest=event.newest,
+                    incident=event.incident,
+                    resumed=event.resumed,
+                    rolled_back=event.roll_back,
+                )
+                past.append(decided)
+    return tuple(past)
+
+
+def placements_of(events: Iterable[journal.Event]) -> dict[int, set[tuple[str, int]]]:
+    """Return the agents, by address and process, that each node has had in all attempts."""
+    found: dict[int, set[tuple[str, int]]] = {}
+    for event in events:
+        if isinstance(event, journal.NodeJoined):
+            found.setdefault(event.node, set()).add((event.address, event.pid))
+    return found

@@ -21,11 +21,9 @@ from rekindle.errors import ProtocolError
 from rekindle.names import SPARE
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault, Kind, fault_of_exit
-from rekindle.recovery.policy import Case, Strategy
 from rekindle.runtime import protocol as p
-from rekindle.runtime.elastic import Elastic
-from rekindle.runtime.ending import GONE
 from rekindle.runtime.gathering import LATE_S
+from rekindle.runtime.recovering import Recovering
 from rekindle.runtime.roster import Status
 from rekindle.runtime.state import ENDING, Phase, Send, SetTimer
 
@@ -37,7 +35,7 @@ _FAILED = {
 }
 
 
-class Machine(Elastic):
+class Machine(Recovering):
     """The state of one attempt of a job: `on_...` methods take events, `drain` gives commands."""
 
     def on_message(self, node: int, message: p.Message, now: float) -> None:
@@ -81,6 +79,8 @@ class Machine(Elastic):
                 self.on_spawned(message)
             case p.SpawnFailed():
                 self.on_spawn_failed(node, message)
+            case p.HealFailed():
+                self.on_heal_failed(node, message)
             case p.StoreUp():
                 self.on_store_up(node, message)
             case p.StoreDown():
@@ -107,7 +107,14 @@ class Machine(Elastic):
             self._go_on_ending()
             return
         text = f"node {lost.node} ({lost.address}) was lost with its agent and all its ranks"
-        fault = Fault(kind=Kind.NODE_LOST, message=text, node=lost.node, finished=finished, at=now)
+        fault = Fault(
+            kind=Kind.NODE_LOST,
+            message=text,
+            node=lost.node,
+            finished=finished,
+            at=now,
+            host=lost.host,
+        )
         if self._nothing_to_lose():
             self._record(journal.NodeLeft(node=lost.node, address=lost.address, pid=lost.pid))
         else:
@@ -232,6 +239,9 @@ class Machine(Elastic):
             self._send_home(fault.node, fault.message)
             self._go_on_regrouping()
             return
+        agent = self.roster.nodes.get(fault.node)
+        if agent is not None and not fault.host:
+            fault = msgspec.structs.replace(fault, host=agent.host)
         self._record(self.incidents.note(fault))
         if self.phase is Phase.RESTARTING:
             self._go_on_ending()
@@ -243,41 +253,13 @@ class Machine(Elastic):
         self._miss_exited()
         self._try_form()
 
-    def _decide(self, fault: Fault) -> None:
-        case = Case(
-            fault=fault,
-            session=self._session,
-            formed=self._formed,
-            newest=self.newest,
-            spares=len(self.roster.free_spares),
-            left=self.roster.may_be_left_out(),
-            last_words=self._step_of_last_words(),
-            past=tuple(self.incidents.past),
-        )
-        decision, events = self.incidents.decide(case)
-        for event in events:
-            self._record(event)
-        if decision.strategy in (Strategy.DUMP, Strategy.FAIL):
-            self._outcome = "failed"
-            self._end_ranks(Phase.STOPPING, decision.reason)
-        elif decision.strategy is Strategy.RESTART:
-            self._end_ranks(Phase.RESTARTING, decision.reason)
-        else:
-            if decision.strategy is Strategy.SHRINK:
-                self.roster.leave_out(fault.node)
-            if fault.kind is Kind.NODE_LOST:
-                self._fall_back_on_standby()
-            if decision.strategy is Strategy.RECOVER_IN_PLACE:
-                broken = self.roster.ranks[fault.rank]
-                if broken.status not in (*GONE, Status.ENDING):
-                    self._kill([broken], grace_s=0.0)
-            self._start_missing()
-
     def on_timer(self, name: str, now: float) -> None:
         """A time limit has passed."""
         policy = self.spec.policy
         if self.phase in ENDING:
             self._on_ending_timer(name)
+        elif name == "approval":
+            self._on_approval_late()
         elif name == "late":
             self._on_late()
         elif name == "come":
@@ -302,7 +284,7 @@ class Machine(Elastic):
         if self.roster.missing:
             where = ", ".join(map(str, self.roster.missing))
             text = f"no node came as node {where} within {self.spec.policy.node_timeout_s:g} s"
-            self._on_fault(Fault(kind=Kind.LAUNCH, message=text, at=now))
+            self._on_fault(Fault(kind=Kind.SCHEDULING, message=text, at=now))
 
     def _on_late(self) -> None:
         """Ask for all that did not come, and go on without them if that may be.

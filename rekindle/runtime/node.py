@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from rekindle.recovery.fault import Exit
 from rekindle.runtime import protocol
 from rekindle.runtime.environment import rank_environment
 from rekindle.runtime.forkserver import ForkServer
+from rekindle.runtime.healing import heal
 from rekindle.runtime.heartbeat import Page
 from rekindle.runtime.output import Console, Stream
 from rekindle.runtime.rank_process import RankProcess, clear
@@ -33,7 +35,10 @@ CONSOLE_S = 2.0
 
 
 class NodeRanks:
-    """The node's ranks, their zygote and (on one node of the job) their store."""
+    """The node's ranks, their zygote and (on one node of the job) their store.
+
+    host: the file of the pretended host that the node is on; None: it is a real one.
+    """
 
     def __init__(
         self,
@@ -41,12 +46,15 @@ class NodeRanks:
         snapshots: Snapshots,
         send: Callable[[protocol.Message], None],
         environment: dict[str, str],
+        host: Path | None = None,
     ) -> None:
         self.node = 0
         self._spec = spec
         self._snapshots = snapshots
         self._send = send
         self._environment = environment
+        self._host = host
+        self._starts: Counter[int] = Counter()  # of each rank, so far
         self._ranks: dict[int, RankProcess] = {}
         self._pages: dict[int, tuple[int, Page]] = {}
         self._streams: dict[int, list[Stream]] = {}
@@ -148,6 +156,9 @@ class NodeRanks:
         self._restart = spawn.restart
         try:
             for number in spawn.ranks:
+                if number in spawn.heal and (error := await self._heal(number)):
+                    self._send(protocol.HealFailed(rank=number, error=error))
+                    continue
                 try:
                     process = await self._start(number, spawn)
                 except (RekindleError, OSError) as error:
@@ -160,6 +171,10 @@ class NodeRanks:
             for started in live:
                 rank = self._ranks[started.rank]
                 rank.watch(started.pid, self._on_message, self._on_exit)
+
+    async def _heal(self, rank: int) -> str:
+        """Heal the device of a rank that has no process; return why not, or nothing."""
+        return await heal(rank - self.node * self._spec.processes_per_node, self._host)
 
     async def _start(self, rank: int, spawn: protocol.Spawn) -> RankProcess:
         logs = Path(self._spec.log_directory, f"attempt_{spawn.restart}", str(rank))
@@ -174,6 +189,7 @@ class NodeRanks:
             spawn,
             node=self.node,
             rank=rank,
+            starts=self._starts[rank] + 1,
             error_file=str(logs / "error.json"),
             metrics_file=self._metrics_file(rank),
         )
@@ -191,6 +207,7 @@ class NodeRanks:
             theirs.close()
             for stream in streams:
                 stream.started()
+        self._starts[rank] += 1
         self._ranks[rank], self._streams[rank] = process, streams
         self._ended.discard(rank)
         return process

@@ -75,6 +75,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     checkpoints: those that its node finds; whoever loads one proves it.
     copies: the snapshots of other nodes' ranks that it keeps; depot: the port where.
     shards: which piece of the state ranks have, where not all have the same.
+    host: the machine's name, which it keeps from job to job.
     restart: the newest one that it has started ranks for.
 
     To a new coordinator that takes a dead one's place it tells what the dead one knew: the newest
@@ -94,6 +95,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     shards: dict[int, int] = msgspec.field(default_factory=dict)
     copies: dict[int, tuple[Made, ...]] = msgspec.field(default_factory=dict)
     depot: int = 0
+    host: str = ""
     generation: int = 0
     restart: int = 0
     ranks: tuple[LiveRank, ...] = ()
@@ -120,6 +122,13 @@ class Exited(Message, frozen=True, kw_only=True, tag="exited"):
 
 class SpawnFailed(Message, frozen=True, kw_only=True, tag="spawn-failed"):
     """A rank could not be started at all."""
+
+    rank: int
+    error: str
+
+
+class HealFailed(Message, frozen=True, kw_only=True, tag="heal-failed"):
+    """A rank was not started, for its device could not be healed."""
 
     rank: int
     error: str
@@ -224,7 +233,8 @@ class Spawn(Message, frozen=True, kw_only=True, tag="spawn"):
     """Start these ranks; they arrive for `generation`.
 
     world_size, first: what they are told of their world, and of the place in it of the node's first
-    rank; the generation that they arrive for may be another one.
+    rank; the generation that they arrive for may be another one. heal: those of the ranks whose
+    device is to be healed first. placements: how often the node's place was filled, in all attempts.
     """
 
     generation: int
@@ -234,6 +244,8 @@ class Spawn(Message, frozen=True, kw_only=True, tag="spawn"):
     first: int
     store_host: str
     store_port: int
+    heal: tuple[int, ...] = ()
+    placements: int = 1
 
 
 class HostStore(Message, frozen=True, kw_only=True, tag="host-store"):
@@ -285,11 +297,23 @@ class Bye(Message, frozen=True, kw_only=True, tag="bye"):
     at_once: bool = False
 
 
+# ---- people -> coordinator, as JSON
+
+
+class Approval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A person's answer to an incident whose strategy waits for it; by: who it is."""
+
+    incident: int
+    granted: bool
+    by: str
+
+
 FromAgent = (
     Hello
     | Spawned
     | Exited
     | SpawnFailed
+    | HealFailed
     | StoreUp
     | StoreDown
     | Snapshots

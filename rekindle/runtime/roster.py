@@ -124,7 +124,8 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 class Node(msgspec.Struct, kw_only=True):
     """One agent; checkpoints and snapshots: what its node could restore from.
 
-    node: its node rank, or SPARE. copies: of ranks of other nodes; depot: the port where they are.
+    node: its node rank, or SPARE. host: the machine's name. copies: of ranks of other nodes; depot:
+    the port where they are.
     """
 
     node: int
@@ -135,6 +136,7 @@ class Node(msgspec.Struct, kw_only=True):
     snapshots: dict[int, tuple[Made, ...]] = {}
     copies: dict[int, tuple[Made, ...]] = {}
     depot: int = 0
+    host: str = ""
 
 
 class Roster:

@@ -13,7 +13,7 @@ import msgspec
 
 from rekindle import names
 from rekindle.errors import UsageError
-from rekindle.recovery.policy import Policy
+from rekindle.recovery.policy import OUTER, Policy, Strategy
 
 
 class EntryKind(str, enum.Enum):
@@ -34,6 +34,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     checkpoint_directory: absolute; shared by all nodes or private to each.
     master_port: port of the ranks' store; 0 = any free one.
     allow_injection: whether faults may be injected (`rekindle inject`).
+    engine: the outer strategies that whoever steers the job can carry out.
     redirects, tee: torchrun's -r and -t: 0 none, 1 stdout, 2 stderr, 3 both (see docs/running.md).
     """
 
@@ -59,6 +60,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tee: int = 0
     allow_injection: bool = False
     policy: Policy = Policy()
+    engine: tuple[Strategy, ...] = OUTER
 
     @property
     def world_size(self) -> int:

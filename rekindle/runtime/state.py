@@ -8,8 +8,11 @@ from collections.abc import Iterable
 import msgspec
 
 from rekindle.recovery import journal
+from rekindle.recovery.case import Case
 from rekindle.recovery.fault import Fault
-from rekindle.recovery.policy import Case, Decision, Past, Policy, Strategy, decide
+from rekindle.recovery.history import Past
+from rekindle.recovery.ladder import Decision, decide
+from rekindle.recovery.policy import Policy, Strategy
 from rekindle.runtime import protocol as p
 
 
@@ -27,6 +30,7 @@ class Phase(str, enum.Enum):
 
 
 ENDING = (Phase.STOPPING, Phase.DUMPING, Phase.ENDED)
+RESCHEDULED = "rescheduled"  # how an attempt ended that another one follows at once
 
 
 # ---- commands
@@ -107,12 +111,12 @@ class Store:
 class Incidents:
     """The open incident and the job's history of decisions."""
 
-    def __init__(self, policy: Policy, number: int) -> None:
+    def __init__(self, policy: Policy, number: int, past: Iterable[Past] = ()) -> None:
         self._policy = policy
         self.number = number  # of the newest incident
         self.open = 0  # number of the open one, or 0
         self.faults: list[Fault] = []
-        self.past: list[Past] = []
+        self.past = list(past)
         self._heaviest = Strategy.RETRY
         self._answered = 0  # faults of the open incident that were seen before a generation formed
 
@@ -125,9 +129,9 @@ class Incidents:
         """A generation was formed: what comes now is news."""
         self._answered = len(self.faults)
 
-    def inherit(self, open_: int, faults: Iterable[Fault], past: Iterable[Past]) -> None:
+    def inherit(self, open_: int, faults: Iterable[Fault]) -> None:
         """Go on where a coordinator that died left off."""
-        self.open, self.faults, self.past = open_, list(faults), list(past)
+        self.open, self.faults = open_, list(faults)
 
     def note(self, fault: Fault) -> journal.Event:
         """Add a fault to the open incident, or open one with it."""
@@ -145,7 +149,16 @@ class Incidents:
     def decide(self, case: Case) -> tuple[Decision, list[journal.Event]]:
         """Decide about a fault; the events say so if it is the incident's heaviest strategy."""
         decision = decide(self._policy, case)
-        self.past.append(Past(fault=case.fault, strategy=decision.strategy, newest=case.newest))
+        self.past.append(
+            Past(
+                fault=case.fault,
+                strategy=decision.strategy,
+                newest=case.newest,
+                incident=self.open,
+                resumed=case.resumed,
+                rolled_back=decision.roll_back,
+            )
+        )
         ladder = list(Strategy)
         lighter = ladder.index(decision.strategy) < ladder.index(self._heaviest)
         # What becomes of a lost node is told of each.
@@ -153,7 +166,13 @@ class Incidents:
             return decision, []
         self._heaviest = decision.strategy
         event = journal.Decided(
-            incident=self.open, strategy=decision.strategy, reason=decision.reason
+            incident=self.open,
+            strategy=decision.strategy,
+            reason=decision.reason,
+            newest=case.newest,
+            resumed=case.resumed,
+            roll_back=decision.roll_back,
+            approval=decision.approval,
         )
         return decision, [event]
 

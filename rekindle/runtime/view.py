@@ -42,6 +42,12 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float]
 
 
+class Stop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A person wants the job to end; by: who it is."""
+
+    by: str
+
+
 class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An order of the process that steers the job; `token` proves its lease."""
 

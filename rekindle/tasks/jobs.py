@@ -7,6 +7,7 @@ from uuid import UUID
 
 from rekindle import names
 from rekindle.engines.local import LocalEngine
+from rekindle.engines.pretended import PretendedHosts
 from rekindle.recovery import journal
 from rekindle.recovery.journal import (
     AnyEvent,
@@ -17,7 +18,7 @@ from rekindle.recovery.journal import (
     SpareLost,
     Stopping,
 )
-from rekindle.runtime.spec import Endpoint, JobDirectory, job_directory
+from rekindle.runtime.spec import Endpoint, JobDirectory, home, job_directory
 
 SUCCEEDED = "succeeded"
 STOPPED = "stopped"
@@ -38,7 +39,7 @@ def directory_of(job_id: str) -> JobDirectory:
 
 def engine_of(job_id: str) -> LocalEngine:
     """Return what places this job's attempts. Raises UsageError: there is no such job."""
-    return LocalEngine(directory_of(job_id))
+    return LocalEngine(directory_of(job_id), hosts=PretendedHosts(home()))
 
 
 def coordinator_of(job_id: str) -> Endpoint | None:

@@ -10,7 +10,6 @@ import itertools
 import logging
 import os
 import socket
-from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -20,7 +19,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
 
 from rekindle import names
-from rekindle.engines.base import MOST_REVIVALS
+from rekindle.engines.base import MOST_REVIVALS, Engine
 from rekindle.engines.client import JobClient, Lease
 from rekindle.errors import JobError, LeaseHeldError
 from rekindle.recovery import journal
@@ -61,7 +60,7 @@ def supervise(job_id: str, *, adopted: bool) -> Ended:
         return _end(job_id)
     engine = jobs.engine_of(job_id)
     with _notices(job_id) as notices:
-        supervisor = Supervisor(history, replace=engine.replace, notices=notices, log=log)
+        supervisor = Supervisor(history, engine=engine, notices=notices, log=log)
         for revivals in itertools.count():
             try:
                 _steer(supervisor, endpoint, job_id, adopting=adopted and not revivals)
@@ -112,12 +111,12 @@ class Supervisor:
         self,
         history: list[AnyEvent],
         *,
-        replace: Callable[[int], None],
+        engine: Engine,
         notices: Notices,
         log: Log,
     ) -> None:
         self.history: list[AnyEvent] = []
-        self._replace = replace
+        self._engine = engine
         self._notices = notices
         self._log = log
         self._state = RUNNING
@@ -129,7 +128,9 @@ class Supervisor:
     def adopt(self) -> None:
         """Take the place of a flow process that was killed, once the lease is held."""
         self._notices.survivor(UUID(runtime.task_run.id))
-        # It may have been killed before it had brought all nodes.
+        # It may have been killed before it had noted what it heard, or brought all nodes.
+        for event in self.history:
+            self._engine.learn(event)
         self.bring(jobs.nodes_missing(self.history))
 
     def take(self, event: AnyEvent) -> None:
@@ -138,6 +139,7 @@ class Supervisor:
             self._progress = event
             self._notices.progress(event)
             return
+        self._engine.learn(event)
         if isinstance(event, NodeWanted):
             self.bring([event.node])
         if isinstance(event, Ended) and self._progress is not None:
@@ -152,7 +154,10 @@ class Supervisor:
         for node in nodes:
             what = "A spare" if node == names.SPARE else f"Node {node}"
             self._log.warning("%s is missing; a new agent is started for it", what)
-            self._replace(node)
+            try:
+                self._engine.replace(node)
+            except JobError as error:  # the job goes on without it, or gives up in its own time
+                self._log.warning("%s cannot be replaced: %s", what, error)
 
     def _remember(self, event: AnyEvent) -> None:
         self.history.append(event)

@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 
 from rekindle import names
 from rekindle.recovery.journal import (
+    Answered,
     AnyEvent,
     Checkpointed,
     CheckpointFailed,
@@ -17,6 +18,7 @@ from rekindle.recovery.journal import (
     FirstStep,
     Formed,
     Incident,
+    Isolated,
     JobStarted,
     LastWords,
     NodeJoined,
@@ -56,6 +58,11 @@ def _sentence(event: AnyEvent) -> str:
             return f"step {event.finished} of {event.total}"
         case LastWords():
             return event.in_words()
+        case Answered():
+            said = "approved" if event.granted else "not approved"
+            return f"incident {event.incident}: {event.strategy.value} was {said} by {event.by}"
+        case Isolated():
+            return f"incident {event.incident}: nothing is placed on {event.host} any more"
         case Stopping():
             return f"the job is being stopped: {event.reason}"
         case Ended():

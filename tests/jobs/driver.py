@@ -17,7 +17,7 @@ from rekindle.recovery.fault import ErrorRecord, Exit, Kind
 from rekindle.recovery.policy import Policy
 from rekindle.recovery.suspicion import suspicions
 from rekindle.runtime import protocol as p
-from rekindle.runtime.inheritance import inheritance
+from rekindle.runtime.inheritance import inheritance, past_of, placements_of
 from rekindle.runtime.machine import Machine
 from rekindle.runtime.roster import Status
 from rekindle.runtime.spec import EntryKind, JobSpec
@@ -111,6 +111,8 @@ class Driver:
             attempt=old.attempt,
             generation=max((e.generation for e in self.recorded(journal.Formed)), default=0),
             suspicions=suspicions(events),
+            past=past_of(events),
+            placements=placements_of(events),
             incident=max(getattr(event, "incident", 0) for event in events),
         )
         self.nodes, self.timers, self.stores, self.unstarted = {}, {}, [], []
@@ -205,6 +207,7 @@ class Driver:
             "address": f"10.0.0.{max(node, 0)}",
             "pid": 10_000 + connection,
             "processes": spec.processes_per_node,
+            "host": f"host-{connection}",
         }
         hello = p.Hello(**fields | changes)
         self.machine.on_hello(connection, hello)

@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rekindle.recovery.case import Case
 from rekindle.recovery.fault import ErrorRecord, Exit, Fault, Kind, fault_of_exit, root_cause
-from rekindle.recovery.policy import INNER, Case, Decision, Past, Policy, Strategy, decide
+from rekindle.recovery.history import Past, counts, heals, recoveries_used
+from rekindle.recovery.ladder import Decision, decide
+from rekindle.recovery.policy import ALLOWABLE, INNER, LADDER, OUTER, Policy, Strategy
 
-RETRY, IN_PLACE, RECOVER, SHRINK, RESTART, DUMP, FAIL = Strategy
+RETRY, IN_PLACE, RECOVER, SHRINK = INNER
+HANG_RESTART, RESTART = Strategy.HANG_RESTART, Strategy.RESTART
+POD, ISOLATED, JOB = OUTER
+DUMP, FAIL = Strategy.DUMP, Strategy.FAIL
 RUNTIME = (
     Kind.PROCESS,
     Kind.STUCK,
@@ -56,7 +62,7 @@ TABLE = {
     ),
     "a lost node, enough are left, shrink not allowed": (
         Policy(strategies=(RECOVER,)), fault(Kind.NODE_LOST), [], {"left": 3},
-        RECOVER, "shrink is not allowed; there is no spare: a new node takes its place",
+        RECOVER, "there is no spare: a new node takes its place",
     ),
     "nothing left, but a snapshot": (
         Policy(), USER, [], {"last_words": 3}, DUMP,
@@ -100,18 +106,45 @@ TABLE = {
     "nothing formed yet": (FREE, DEAD, [], {"formed": False}, RESTART, "have not met yet"),
     "no session, no restart": (Policy(), DEAD, [], {"session": False}, FAIL, "0 of 0 restarts"),
     "a strategy that is not allowed": (
-        Policy(strategies=(RETRY,), max_restarts=1), DEAD, [], {}, RESTART,
-        "recover-in-place is not allowed; all ranks are started anew (restart 1 of 1)",
+        Policy(strategies=(RETRY, RESTART), max_restarts=1), DEAD, [], {}, RESTART,
+        "recover-in-place is not allowed; recover is not allowed; all ranks are started anew "
+        "(restart 1 of 1)",
     ),
     "cannot be chosen at all": (
-        Policy(strategies=()), LINK, [], {}, FAIL, "retry is not allowed; 0 of 0 restarts are used",
+        Policy(strategies=()), LINK, [], {}, FAIL,
+        "retry is not allowed; restart is not allowed; reschedule-job is not allowed",
     ),
     "two that are not allowed": (
         Policy(strategies=()), MEMORY, [], {}, FAIL,
-        "retry is not allowed; recover-in-place is not allowed; 0 of 0",
+        "retry is not allowed; recover-in-place is not allowed; recover is not allowed; restart",
     ),
     "an error of the script": (FREE, USER, [], {}, RESTART, "restart 1 of 1"),
     "an error, no restart": (Policy(), USER, [], {}, FAIL, "0 of 0 restarts are used"),
+    "restarts used up, but the job may be placed anew": (
+        Policy(max_restarts=1, max_reschedules=2), USER, [(fault(Kind.USER_CODE, 1), RESTART)], {},
+        JOB, "1 of 1 restarts are used; the whole job is placed anew",
+    ),
+    "nobody who could place the job anew": (
+        Policy(max_reschedules=2), USER, [], {"engine": ()}, FAIL, "cannot reschedule-job",
+    ),
+    "a rank may only be recovered on another node": (
+        Policy(strategies=(RECOVER,)), DEAD, [], {"spares": 1},
+        RECOVER, "recover-in-place is not allowed; a spare takes its place",
+    ),
+    "another order": (
+        Policy(strategies=(RECOVER, IN_PLACE)), DEAD, [], {"spares": 1},
+        RECOVER, "a spare takes its place",
+    ),
+    "a hang with its culprit": (FREE, fault(Kind.HANG), [], {}, IN_PLACE, "started anew on its"),
+    "the same rank hangs again at once": (
+        FREE, fault(Kind.HANG), [(fault(Kind.HANG), IN_PLACE)] * 3, {}, HANG_RESTART,
+        "recovered 3 times without a step between; all processes are stopped",
+    ),
+    "an eviction": (FREE, fault(Kind.EVICTION), [], {}, RECOVER, "a new node takes its place"),
+    "an eviction, when all budgets are used": (
+        Policy(max_recoveries=0, max_reschedules=0), fault(Kind.EVICTION), [],
+        {"session": False}, POD, "placed anew",
+    ),
     "restarts used up": (
         FREE, USER, [(fault(Kind.USER_CODE, 1), RESTART)], {}, FAIL, "1 of 1 restarts are used",
     ),
@@ -161,6 +194,45 @@ def test_the_rules(name: str) -> None:
     assert what.message in decision.reason
 
 
+def test_the_same_error_from_the_same_checkpoint_rolls_back_once() -> None:
+    """One that an older checkpoint does not mend either is the script's."""
+    policy, past = Policy(max_restarts=9), ()
+    told = []
+    for resumed in (0, 4, 4, 3):  # from the start; twice from step 4's checkpoint; from step 3's
+        case = Case(
+            fault=USER, session=True, formed=True, newest=5, resumed=resumed, older=resumed > 0,
+            past=past,
+        )  # fmt: skip
+        decision = decide(policy, case)
+        told.append((decision.strategy, decision.roll_back))
+        past = (*past, Past(
+            fault=USER, strategy=decision.strategy, newest=5, resumed=resumed,
+            rolled_back=decision.roll_back,
+        ))  # fmt: skip
+    assert told == [(RESTART, False), (RESTART, False), (RESTART, True), (RESTART, False)]
+    last = decide(policy, Case(
+        fault=USER, session=True, formed=True, newest=5, resumed=3, older=True, past=past,
+    ))  # fmt: skip
+    assert last.strategy is FAIL
+    assert "after an older checkpoint was tried; the script is the likely cause" in last.reason
+
+
+def test_a_policy_keeps_its_order() -> None:
+    """What is not named keeps its place, so that the reasons name it where it would have come."""
+    assert Policy().ladder == LADDER
+    ladder = Policy(strategies=(RESTART, DUMP, RECOVER, RETRY)).ladder
+    assert ladder[:4] == (RESTART, IN_PLACE, RECOVER, SHRINK)
+    assert ladder[4:6] == (HANG_RESTART, RETRY)
+    assert sorted(ladder) == sorted(LADDER)
+
+
+def test_a_strategy_that_a_person_must_approve() -> None:
+    """The decision says so; what needs no approval is not held up."""
+    policy = Policy(max_restarts=1, approve=(RESTART,))
+    assert judge(USER, [], policy).approval
+    assert not judge(DEAD, [], policy).approval
+
+
 def test_a_rank_that_lags_and_dies_at_its_start_is_not_started_for_ever() -> None:
     """Recoveries without progress are counted also when the dead rank was a step behind."""
     lagging = fault(Kind.PROCESS, finished=4)
@@ -176,44 +248,87 @@ def lag(what: Fault, past: tuple[Past, ...]) -> Case:
     return Case(fault=what, session=True, formed=True, newest=5, past=past)
 
 
-faults = st.builds(
+def _device(kind: Kind, device: int, code: str, user: bool, heals: bool, at: float) -> Fault:
+    return Fault(
+        kind=kind, message="a device broke", rank=device, node=0, host="h", device=device,
+        code=code, user_caused=user, self_heal=heals, at=at,
+    )  # fmt: skip
+
+
+ranks = st.builds(
     fault,
-    kind=st.sampled_from([Kind.USER_CODE, Kind.LAUNCH, *RUNTIME]),
+    kind=st.sampled_from([kind for kind in Kind if kind not in (Kind.STORAGE, Kind.STRAGGLER)]),
     rank=st.integers(0, 3),
     finished=st.integers(0, 6),
     signature=st.sampled_from("EFG"),
 )
+devices = st.builds(
+    _device,
+    kind=st.sampled_from([Kind.DEVICE, Kind.DEVICE_MEMORY]),
+    device=st.integers(0, 1),
+    code=st.sampled_from(["", "A", "B"]),
+    user=st.booleans(),
+    heals=st.booleans(),
+    at=st.floats(0, 200_000),
+)
+faults = st.one_of(ranks, devices)
 policies = st.builds(
     Policy,
-    strategies=st.lists(st.sampled_from(INNER), unique=True).map(tuple),
+    strategies=st.lists(st.sampled_from(ALLOWABLE), unique=True).map(tuple),
     max_restarts=st.integers(0, 4),
     max_recoveries=st.integers(0, 8),
     max_in_row=st.integers(0, 3),
+    max_reschedules=st.integers(0, 4),
+    max_pod_reschedules=st.integers(0, 4),
+    unconditional=st.booleans(),
+    progress_resets=st.booleans(),
 )
+engines = st.lists(st.sampled_from(OUTER), unique=True).map(tuple)
 
 
-@given(policies, st.lists(faults, min_size=40, max_size=60), st.booleans(), st.booleans())
+@given(policies, engines, st.lists(faults, min_size=60, max_size=80), st.booleans(), st.booleans())
 def test_any_sequence_of_faults_ends_within_the_budgets(
-    policy: Policy, coming: list[Fault], session: bool, formed: bool
+    policy: Policy, engine: tuple[Strategy, ...], coming: list[Fault], session: bool, formed: bool
 ) -> None:
-    """Inner recoveries and restarts never exceed what the policy allows; then the job fails."""
+    """No budget is exceeded, nothing is done that may or can not be; in the end the job fails."""
     past: list[Past] = []
-    for what in coming:
+    for number, what in enumerate(what for what in coming if counts(what)):
         newest = max([what.finished, *(seen.fault.finished for seen in past)])
-        case = Case(fault=what, session=session, formed=formed, newest=newest, past=tuple(past))
+        case = Case(
+            fault=what, session=session, formed=formed, newest=newest, engine=engine,
+            incident=number // 2, past=tuple(past),
+        )  # fmt: skip
         decision = decide(policy, case)
         assert decision.reason
+        assert not (decision.isolate and (what.user_caused or what.kind is Kind.EVICTION))
         if decision.strategy is FAIL:
             break
-        past.append(Past(fault=what, strategy=decision.strategy, newest=newest))
-    else:
-        pytest.fail("the faults never ended the job")
+        past.append(
+            Past(fault=what, strategy=decision.strategy, newest=newest, incident=number // 2)
+        )
+    assert len(past) <= 8 + 4 + 4 + 4
     chosen = [seen.strategy for seen in past]
-    assert chosen.count(RESTART) <= policy.max_restarts
-    inner = [strategy for strategy in chosen if strategy in INNER]
-    assert len(inner) <= policy.max_recoveries
-    assert set(inner) <= set(policy.strategies)
-    assert not inner or (session and formed)
+    assert set(chosen) <= set(policy.strategies)
+    assert set(chosen) & set(OUTER) <= set(engine)
+    healed = [seen for seen in past if seen.strategy is RESTART and heals(seen.fault)]
+    assert chosen.count(RESTART) - len(healed) <= policy.max_restarts
+    assert recoveries_used(past) <= policy.max_recoveries
+    assert chosen.count(POD) <= policy.max_pod_reschedules
+    assert chosen.count(JOB) + chosen.count(ISOLATED) <= policy.max_reschedules
+    assert not set(chosen) & set(INNER) or (session and formed)
+
+
+@given(policies, st.lists(ranks, max_size=12), st.integers(0, 6))
+def test_evictions_use_up_no_budget(policy: Policy, before: list[Fault], newest: int) -> None:
+    """Whatever came before, an eviction in between changes no later decision's budget."""
+    evicted = Past(fault=fault(Kind.EVICTION, rank=3), strategy=JOB, newest=0)
+    past = [Past(fault=seen, strategy=IN_PLACE, newest=0) for seen in before]
+    what = fault(Kind.USER_CODE, rank=2, finished=newest, signature="H")
+    with_, without = (
+        decide(policy, Case(fault=what, session=True, formed=True, newest=newest, past=tuple(p)))
+        for p in ([*past, evicted, evicted], past)
+    )
+    assert with_.strategy is without.strategy
 
 
 @given(policies, faults, st.lists(st.tuples(faults, st.sampled_from(INNER)), max_size=5))
@@ -227,7 +342,10 @@ def test_a_decision_depends_on_nothing_else(
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
-        ({"strategies": (RESTART,)}, "cannot be chosen"),
+        ({"strategies": (FAIL,)}, "cannot be chosen"),
+        ({"strategies": (RETRY, RETRY)}, "names retry twice"),
+        ({"approve": (DUMP,)}, "cannot be chosen"),
+        ({"max_reschedules": -1}, "max_reschedules"),
         ({"max_restarts": -1}, "max_restarts"),
         ({"max_recoveries": -1}, "max_recoveries"),
         ({"max_in_row": -1}, "max_in_row"),

@@ -1,0 +1,56 @@
+"""The log of hosts as a file that all jobs of a user share, and that outlives all of them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from rekindle import names
+from rekindle.recovery.hosts import AnyHostEvent, Host, fold, read
+
+
+class HostLog:
+    """One file, a JSON line for each event; any number of processes append to it."""
+
+    def __init__(self, home: Path) -> None:
+        self._path = home / names.HOSTS_FILE
+
+    def append(self, event: AnyHostEvent) -> None:
+        """Add an event, unless one of the same source is there; it is on disk when this returns.
+
+        Raises JobError: the file is damaged.
+        """
+        with self._locked() as handle:
+            if event.source and any(each.source == event.source for each in self._events()):
+                return
+            end = os.lseek(handle, 0, os.SEEK_END)
+            if end and os.pread(handle, 1, end - 1) != b"\n":
+                # A writer was killed in the middle of a line: what it wanted to say is lost.
+                os.ftruncate(handle, os.pread(handle, end, 0).rfind(b"\n") + 1)
+            os.write(handle, msgspec.json.encode(event) + b"\n")
+            os.fsync(handle)
+
+    def hosts(self) -> dict[str, Host]:
+        """Return all hosts that anything is known of. Raises JobError: the file is damaged."""
+        return fold(self._events())
+
+    def _events(self) -> list[AnyHostEvent]:
+        try:
+            return read(self._path.read_bytes().splitlines())
+        except FileNotFoundError:
+            return []
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield handle
+        finally:
+            os.close(handle)

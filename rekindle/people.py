@@ -1,0 +1,159 @@
+"""What a person asks of a job or a host from the shell: status, incidents, nodes, approve, stop."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+import time
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from rekindle.engines.client import JobClient
+from rekindle.engines.foreground import read_ledger
+from rekindle.engines.host_log import HostLog
+from rekindle.errors import JobError, UsageError
+from rekindle.recovery import journal
+from rekindle.recovery.hosts import Host, HostReleased
+from rekindle.runtime.protocol import Approval
+from rekindle.runtime.spec import Endpoint, JobDirectory, home, job_directory
+
+
+def status(options: argparse.Namespace) -> int:
+    """Tell where a job is: as its coordinator says, or, when it does not run, as its ledger does."""
+    directory = _directory(options.job)
+    events = read_ledger(directory)
+    endpoint = directory.endpoint()
+    if endpoint is not None and not _has_ended(events):
+        view = JobClient(endpoint, directory.secret()).status()
+        if options.json:
+            print(msgspec.json.encode(view).decode())
+            return 0
+        print(f"job {view.job_id}: {view.state}, attempt {view.attempt}")
+        print(f"step {view.finished} of {view.total or '?'}; generation {view.generation}")
+        rows = [(r.rank, r.node, r.pid or "-", r.finished, r.status) for r in view.ranks]
+        _table(("rank", "node", "pid", "finished", "status"), rows)
+    else:
+        end = next((e for e in reversed(events) if isinstance(e, journal.Ended)), None)
+        told = (end.outcome, end.reason, end.finished) if end else ("died", "no coordinator", 0)
+        if options.json:
+            said = dict(zip(("state", "reason", "finished"), told, strict=True))
+            print(json.dumps({"job_id": options.job} | said))
+            return 0
+        print(f"job {options.job}: {told[0]} after {told[2]} steps: {told[1]}")
+    waiting = journal.waits_for_approval(events)
+    if waiting is not None:
+        print(
+            f"incident {waiting.incident} waits for your approval of {waiting.strategy.value}: "
+            f"{waiting.reason}\n  rekindle approve {options.job} --incident {waiting.incident}"
+        )
+    return 0
+
+
+def incidents(options: argparse.Namespace) -> int:
+    """List a job's incidents."""
+    found = journal.incidents(read_ledger(_directory(options.job)))
+    if options.json:
+        print(msgspec.json.encode(found).decode())
+        return 0
+    rows = [
+        (
+            one.number,
+            _clock(one.detected),
+            one.cause.kind.value,
+            one.cause.blamed(),
+            " > ".join(strategy.value for strategy in one.strategies) or "-",
+            f"{(one.first_step - one.detected) * 1000:.0f} ms" if one.closed else "open",
+            one.steps_lost,
+        )
+        for one in found
+    ]
+    _table(("#", "detected", "fault", "where", "strategy", "took", "steps lost"), rows)
+    for one in found:
+        if one.reason:
+            print(f"{one.number}. {one.reason}")
+    return 0
+
+
+def nodes(options: argparse.Namespace) -> int:
+    """List the hosts that anything is known of, isolated ones first."""
+    now = time.time()
+    found = sorted(HostLog(home()).hosts().values(), key=lambda h: (not h.isolated, h.host))
+    if options.json:
+        print(msgspec.json.encode(found).decode())
+        return 0
+    rows = [(h.host, _state(h, now), len(h.faults), h.isolated_by or "-") for h in found]
+    _table(("node", "state", "faults", "isolated by"), rows)
+    for host in found:
+        if host.isolated:
+            print(f"{host.host}: {host.isolated}")
+    return 0
+
+
+def release_node(options: argparse.Namespace) -> int:
+    """Let a host be used again. Raises UsageError: nothing is known of it, or it is in use."""
+    log = HostLog(home())
+    known = log.hosts()
+    if options.node not in known:
+        raise UsageError(f"nothing is known of a node {options.node!r}; see rekindle nodes")
+    log.append(HostReleased(host=options.node, at=time.time(), by=getpass.getuser()))
+    print(f"{options.node} may be used again")
+    return 0
+
+
+def approve(options: argparse.Namespace) -> int:
+    """Answer an incident that waits for a person. Raises JobError: none does."""
+    endpoint, directory = _running(options.job)
+    waiting = journal.waits_for_approval(read_ledger(directory))
+    number = options.incident or (waiting.incident if waiting else 0)
+    if not number:
+        raise JobError(f"nothing of job {options.job} waits for approval")
+    answer = Approval(incident=number, granted=not options.deny, by=getpass.getuser())
+    JobClient(endpoint, directory.secret()).approve(answer)
+    return 0
+
+
+def stop(options: argparse.Namespace) -> int:
+    """Stop a job, as a cancelled flow run does, also while a flow steers it."""
+    endpoint, directory = _running(options.job)
+    JobClient(endpoint, directory.secret()).stop_by_hand(by=getpass.getuser())
+    return 0
+
+
+def _directory(job: str) -> JobDirectory:
+    directory = JobDirectory(job_directory(job))
+    if not directory.ledger.exists():
+        raise UsageError(f"there is no job {job!r} in {directory.path.parent}")
+    return directory
+
+
+def _running(job: str) -> tuple[Endpoint, JobDirectory]:
+    directory = _directory(job)
+    endpoint = directory.endpoint()
+    if endpoint is None or _has_ended(read_ledger(directory)):
+        raise JobError(f"job {job} does not run")
+    return endpoint, directory
+
+
+def _has_ended(events: Sequence[journal.AnyEvent]) -> bool:
+    last = [e for e in events if isinstance(e, (journal.JobStarted, journal.Ended))]
+    return bool(last) and isinstance(last[-1], journal.Ended)
+
+
+def _state(host: Host, now: float) -> str:
+    if host.isolated:
+        return "isolated"
+    return "lemon" if host.is_lemon(now) else "in use"
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows under a head, each column as wide as it must be."""
+    lines = [tuple(head), *(tuple(map(str, row)) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

@@ -1,0 +1,136 @@
+"""What is known of machines across all jobs: a fold over a log of what happened on them. Pure.
+
+A node of a job is a place in its world; a host is the machine (or pretended one) that fills it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from rekindle.errors import JobError
+from rekindle.recovery import journal
+from rekindle.recovery.fault import Kind
+
+# Machines that break jobs again and again without ever being found broken are few (1.3 % at Meta)
+# and cost much: keeping work away from them took the failures of large jobs from 14 % to 4 %
+# (Kokolis et al., "Revisiting Reliability in Large-Scale Machine Learning Research Clusters").
+LEMON_FAULTS = 3
+LEMON_JOBS = 2
+LEMON_WINDOW_S = 28 * 86_400.0
+
+
+class HostEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """One thing that happened on a host; at: seconds since the epoch.
+
+    source: what it was learned from, so that it is noted once; empty: a person said so.
+    """
+
+    host: str
+    at: float
+    source: str = ""
+
+
+class HostFault(HostEvent, frozen=True, kw_only=True, tag="fault"):
+    """A job met a fault of the host or of one of its devices (-1: of none)."""
+
+    job_id: str
+    kind: Kind
+    message: str
+    device: int = -1
+    code: str = ""
+
+
+class HostIsolated(HostEvent, frozen=True, kw_only=True, tag="isolated"):
+    """Nothing is placed there until it is released; by: the job or person."""
+
+    by: str
+    reason: str
+
+
+class HostReleased(HostEvent, frozen=True, kw_only=True, tag="released"):
+    """It may be used again, and what happened before is forgiven."""
+
+    by: str
+
+
+AnyHostEvent = HostFault | HostIsolated | HostReleased
+
+
+class Host(msgspec.Struct, kw_only=True):
+    """One host as it is now. isolated: why, or empty; faults: since it was released last."""
+
+    host: str
+    isolated: str = ""
+    isolated_by: str = ""
+    isolated_at: float = 0.0
+    faults: list[HostFault] = []
+
+    def is_lemon(self, now: float) -> bool:
+        """Whether it has broken several jobs lately."""
+        recent = [fault for fault in self.faults if now - fault.at <= LEMON_WINDOW_S]
+        jobs = {fault.job_id for fault in recent}
+        return len(recent) >= LEMON_FAULTS and len(jobs) >= LEMON_JOBS
+
+
+def fold(events: Iterable[AnyHostEvent]) -> dict[str, Host]:
+    """Return all hosts that anything is known of, by name."""
+    found: dict[str, Host] = {}
+    for event in events:
+        host = found.setdefault(event.host, Host(host=event.host, faults=[]))
+        match event:
+            case HostFault():
+                host.faults.append(event)
+            case HostIsolated():
+                host.isolated = event.reason
+                host.isolated_by, host.isolated_at = event.by, event.at
+            case HostReleased():
+                host.isolated, host.isolated_by, host.isolated_at = "", "", 0.0
+                host.faults = []
+    return found
+
+
+def in_order(names: Iterable[str], known: dict[str, Host], now: float) -> list[str]:
+    """Return the hosts that may be used: lemons last, else as they were given."""
+    usable = [name for name in names if name not in known or not known[name].isolated]
+    return sorted(usable, key=lambda name: name in known and known[name].is_lemon(now))
+
+
+def learned_from(job_id: str, event: journal.AnyEvent) -> AnyHostEvent | None:
+    """Return what an event of a job's journal says about a host, if it says anything."""
+    source = f"{job_id}#{event.seq}"
+    match event:
+        case journal.FaultSeen(fault=fault) if fault.host and fault.of_hardware:
+            return HostFault(
+                host=fault.host,
+                at=event.at,
+                source=source,
+                job_id=job_id,
+                kind=fault.kind,
+                message=fault.message,
+                device=fault.device,
+                code=fault.code,
+            )
+        case journal.Isolated(host=host, reason=reason):
+            return HostIsolated(host=host, at=event.at, source=source, by=job_id, reason=reason)
+    return None
+
+
+_DECODER: msgspec.json.Decoder[AnyHostEvent] = msgspec.json.Decoder(AnyHostEvent)
+
+
+def read(lines: Iterable[bytes]) -> list[AnyHostEvent]:
+    """Decode a log; a torn last line (its writer was killed) is left out.
+
+    Raises JobError: another line is no event that this version knows.
+    """
+    kept = [line for line in lines if line.strip()]
+    events = []
+    for index, line in enumerate(kept):
+        try:
+            events.append(_DECODER.decode(line))
+        except msgspec.DecodeError as error:
+            if index != len(kept) - 1:
+                raise JobError(f"line {index + 1} of the log of hosts: {error}") from error
+    return events

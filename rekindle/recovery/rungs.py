@@ -1,0 +1,279 @@
+"""The rungs of the ladder: what each strategy would do about a fault, and what hinders it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from rekindle.recovery import history
+from rekindle.recovery.case import Case
+from rekindle.recovery.fault import Kind
+from rekindle.recovery.policy import INNER, Policy, Strategy
+
+
+class Option(msgspec.Struct, frozen=True):
+    """What a strategy would do, in words; why it cannot, if it cannot.
+
+    isolate: it takes the place where the fault was out of use.
+    """
+
+    doing: str
+    why_not: str = ""
+    isolate: bool = False
+
+
+Rung = Callable[[Policy, Case], "Option | None"]  # None: it does not help against such a fault
+
+_AGAIN = "all ranks are regrouped and do the step again"
+_RETRY = {
+    Kind.TRANSIENT: _AGAIN,
+    Kind.LINK: _AGAIN,
+    Kind.DEVICE_MEMORY: "its device is repaired, every process stays",
+    Kind.RESTORE: "the next source of its state is tried",
+    Kind.COORDINATOR: "all ranks are regrouped with the state they have",
+}
+_IN_PLACE = (
+    Kind.TRANSIENT,
+    Kind.DEVICE_MEMORY,
+    Kind.DEVICE,
+    Kind.PROCESS,
+    Kind.STUCK,
+    Kind.HANG,
+    Kind.HOST_OOM,
+    Kind.DEVICE_OOM,
+    Kind.UNKNOWN,
+)
+_GONE = (Kind.NODE_LOST, Kind.EVICTION)  # the node is not there any more
+_SICK = (Kind.NODE, Kind.DEVICE, Kind.DEVICE_MEMORY)
+_NEEDS_NO_START = (Kind.HANG, Kind.NODE, Kind.EVICTION, Kind.SCHEDULING)
+
+
+def _retry(policy: Policy, case: Case) -> Option | None:
+    doing = _RETRY.get(case.fault.kind)
+    return Option(doing, _hinders_inner(Strategy.RETRY, policy, case)) if doing else None
+
+
+def _recover_in_place(policy: Policy, case: Case) -> Option | None:
+    fault = case.fault
+    if fault.kind not in _IN_PLACE or fault.rank < 0:
+        return None
+    doing = "the rank is started anew on its node, all others wait"
+    if history.heals(fault):
+        doing = f"its device is healed, {doing}"
+    return Option(doing, _hinders_inner(Strategy.RECOVER_IN_PLACE, policy, case))
+
+
+def _recover(policy: Policy, case: Case) -> Option | None:
+    fault = case.fault
+    if not _leaves_its_place(case) and not (fault.kind in _IN_PLACE and fault.node >= 0):
+        return None
+    if case.spares:
+        doing = "a spare takes its place, all healthy ranks wait"
+    elif case.left and Strategy.SHRINK in policy.strategies:
+        return Option("", _out_of_reach(policy, case) or "there is no spare")
+    else:
+        doing = "there is no spare: a new node takes its place, all healthy ranks wait"
+    return Option(doing, _hinders_inner(Strategy.RECOVER, policy, case), _blames(case))
+
+
+def _shrink(policy: Policy, case: Case) -> Option | None:
+    if not _leaves_its_place(case) or not case.left:
+        return None
+    doing = f"the world goes on with {case.left} nodes until one comes"
+    return Option(doing, _hinders_inner(Strategy.SHRINK, policy, case), _blames(case))
+
+
+def _hang_restart(policy: Policy, case: Case) -> Option | None:
+    if case.fault.kind is not Kind.HANG:
+        return None
+    row = history.in_row(
+        case.past,
+        Strategy.HANG_RESTART,
+        newest=case.newest,
+        progress_resets=policy.progress_resets,
+    )
+    doing = "all processes are stopped and started anew where they are"
+    if row >= policy.max_hangs_in_row:
+        return Option(doing, f"it hung {row} times in a row")
+    return Option(doing, _spent(policy, case))
+
+
+def _restart(policy: Policy, case: Case) -> Option | None:
+    fault = case.fault
+    if fault.kind in _NEEDS_NO_START:
+        return None
+    if fault.kind is Kind.NODE_LOST and policy.max_pod_reschedules:
+        return None  # its pod is placed anew
+    if history.heals(fault):
+        return Option("its device is healed, all ranks are started anew", _keeps_off(policy, case))
+    if _is_beyond_healing(case):
+        return None
+    used = history.restarts_used(case.past)
+    if used >= policy.max_restarts:
+        return Option("", f"{used} of {policy.max_restarts} restarts are used")
+    doing = f"all ranks are started anew (restart {used + 1} of {policy.max_restarts})"
+    return Option(doing, case.worn_out)
+
+
+def _reschedule_pod(policy: Policy, case: Case) -> Option | None:
+    if not _leaves_its_place(case):
+        return None
+    used = history.used(case.past, (Strategy.RESCHEDULE_POD,))
+    if case.failed_already(Strategy.RESCHEDULE_POD):
+        why_not = "placing its pod anew has failed"
+    elif history.counts(case.fault) and used >= policy.max_pod_reschedules:
+        why_not = f"{used} of {policy.max_pod_reschedules} pod reschedules are used"
+    else:
+        why_not = _not_offered(Strategy.RESCHEDULE_POD, case)
+    doing = "its pod alone is placed anew, on another node; all ranks are started anew"
+    return Option(doing, why_not, _blames(case))
+
+
+def _reschedule_job_isolated(policy: Policy, case: Case) -> Option | None:
+    if not _blames(case) or case.failed_already(Strategy.RESCHEDULE_POD):
+        return None
+    doing = "the whole job is placed anew, without that node"
+    return Option(doing, _hinders_job(Strategy.RESCHEDULE_JOB_ISOLATED, policy, case), isolate=True)
+
+
+def _reschedule_job(policy: Policy, case: Case) -> Option | None:
+    """Place the job anew: what has no other answer, and what a pod's reschedule has left over."""
+    fault = case.fault
+    degraded = case.failed_already(Strategy.RESCHEDULE_POD) or _user_wore_it_out(case)
+    if fault.kind is Kind.HANG or (fault.of_hardware and not degraded):
+        return None
+    why_not = _hinders_job(Strategy.RESCHEDULE_JOB, policy, case)
+    conditional = degraded or fault.kind in (Kind.EVICTION, Kind.SCHEDULING)
+    if not why_not and not conditional:
+        why_not = _hinders_unconditional(policy, case)
+    return Option("the whole job is placed anew", why_not)
+
+
+RUNGS: dict[Strategy, Rung] = {
+    Strategy.RETRY: _retry,
+    Strategy.RECOVER_IN_PLACE: _recover_in_place,
+    Strategy.RECOVER: _recover,
+    Strategy.SHRINK: _shrink,
+    Strategy.HANG_RESTART: _hang_restart,
+    Strategy.RESTART: _restart,
+    Strategy.RESCHEDULE_POD: _reschedule_pod,
+    Strategy.RESCHEDULE_JOB_ISOLATED: _reschedule_job_isolated,
+    Strategy.RESCHEDULE_JOB: _reschedule_job,
+}
+
+
+# ---- where the fault is, and whether that place is to blame
+
+
+def _is_beyond_healing(case: Case) -> bool:
+    """Whether a device, known by a code, cannot be used any more where it is."""
+    fault = case.fault
+    if fault.user_caused or not fault.code or fault.kind not in _SICK:
+        return False
+    return bool(case.worn_out) or (fault.kind is Kind.DEVICE and not fault.self_heal)
+
+
+def _leaves_its_place(case: Case) -> bool:
+    """Whether the ranks of the node have to go to another one."""
+    fault = case.fault
+    if fault.kind is Kind.DEVICE and not fault.code and not fault.user_caused:
+        return True  # the rank gave its device up; a new process may still be able to use it
+    return fault.kind in (*_GONE, Kind.NODE) or _is_beyond_healing(case)
+
+
+def _blames(case: Case) -> bool:
+    """Whether the place is to be isolated: never for an eviction or what the user has caused."""
+    return case.fault.of_hardware and _leaves_its_place(case)
+
+
+def _user_wore_it_out(case: Case) -> bool:
+    return case.fault.user_caused and bool(case.worn_out)
+
+
+# ---- what hinders a strategy
+
+
+def _hinders_inner(strategy: Strategy, policy: Policy, case: Case) -> str:
+    why_not = _out_of_reach(policy, case)
+    if why_not or strategy in (Strategy.RECOVER, Strategy.SHRINK):
+        return why_not
+    if case.worn_out:
+        return case.worn_out
+    if strategy is Strategy.RECOVER_IN_PLACE:
+        return "its device cannot be healed" if _is_beyond_healing(case) else ""
+    # A repair that did not last is not tried again while there is something stronger.
+    stronger = case.fault.kind in _IN_PLACE and Strategy.RECOVER_IN_PLACE in policy.strategies
+    if stronger and strategy in _same_place(case):
+        return f"{strategy.value} did not last"
+    return ""
+
+
+def _out_of_reach(policy: Policy, case: Case) -> str:
+    """Say why no inner strategy can be used at all; empty: one can."""
+    if not case.session:
+        return "without a Session no rank can wait for another"
+    if not case.formed:
+        return "the ranks have not met yet"
+    in_row = len(_same_place(case))
+    if in_row >= policy.max_in_row:
+        return f"{case.fault.blamed()} was recovered {in_row} times without a step between"
+    return _spent(policy, case)
+
+
+def _spent(policy: Policy, case: Case) -> str:
+    used = history.recoveries_used(case.past)
+    if used >= policy.max_recoveries and history.counts(case.fault):
+        return f"{used} of {policy.max_recoveries} recoveries are used"
+    return ""
+
+
+def _keeps_off(policy: Policy, case: Case) -> str:
+    """Say why a device is not healed once more."""
+    return case.worn_out or _spent(policy, case)
+
+
+def _same_place(case: Case) -> list[Strategy]:
+    """Inner recoveries of the same place, latest first, with no finished step between.
+
+    That another source of a rank's state had failed is none: there are only so many.
+    """
+    found = []
+    for past in history.since_last_step(case.past, case.newest):
+        if past.strategy not in INNER:
+            break
+        restore = Kind.RESTORE in (past.fault.kind, case.fault.kind)
+        if restore and past.fault.signature != case.fault.signature:
+            continue
+        if (past.fault.rank, past.fault.node) == (case.fault.rank, case.fault.node):
+            found.append(past.strategy)
+    return found
+
+
+def _hinders_job(strategy: Strategy, policy: Policy, case: Case) -> str:
+    both = (Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB_ISOLATED)
+    used = history.used(case.past, both)
+    if history.counts(case.fault) and used >= policy.max_reschedules:
+        return f"{used} of {policy.max_reschedules} reschedules are used"
+    return _not_offered(strategy, case)
+
+
+def _hinders_unconditional(policy: Policy, case: Case) -> str:
+    if not policy.unconditional:
+        return "no node or device is to blame, and reschedule-job is not unconditional"
+    row = history.in_row(
+        case.past,
+        Strategy.RESCHEDULE_JOB,
+        newest=case.newest,
+        progress_resets=policy.progress_resets,
+    )
+    if row >= policy.max_reschedules_in_row:
+        return (
+            f"the job was placed anew {row} times in a row with no fault of a node or device "
+            "between; the script is the likely cause"
+        )
+    return ""
+
+
+def _not_offered(strategy: Strategy, case: Case) -> str:
+    return "" if strategy in case.engine else f"the engine cannot {strategy.value}"

@@ -1,0 +1,142 @@
+"""What a coordinator serves to people and flows over HTTP.
+
+    GET  /spec     the job's description, for nodes that join
+    GET  /job      the job now, as JSON
+    GET  /events   the journal from `since` on, then live, as JSON lines
+    GET  /steer    the same, and the lease to steer the job for as long as the line is open
+    POST /control  stop the job; needs the lease's token
+    POST /approve  a person's answer to a strategy that waits for it
+    POST /stop     a person ends the job, whoever steers it
+    POST /inject   a fault that a rank is to suffer
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from rekindle import names
+from rekindle.runtime import protocol, view
+from rekindle.runtime.lease import Lease
+from rekindle.runtime.ledger import Ledger
+from rekindle.runtime.machine import Machine
+
+KEEPALIVE_S = 1.0
+
+T = TypeVar("T")
+
+
+class FrontDesk:
+    """Answers requests about one attempt.
+
+    carry_out: does what the machine has decided. metrics: the newest that ranks have shown.
+    """
+
+    def __init__(
+        self, machine: Machine, ledger: Ledger, carry_out: Callable[[], None]
+    ) -> None:
+        self._machine = machine
+        self._ledger = ledger
+        self._carry_out = carry_out
+        self._lease = Lease()
+        self.metrics: dict[str, float] = {}
+
+    def serve(self, router: web.UrlDispatcher) -> None:
+        """Take up the work."""
+        router.add_get(names.PATH_SPEC, self._description)
+        router.add_get(names.PATH_JOB, self._job)
+        router.add_get(names.PATH_EVENTS, self._events)
+        router.add_get(names.PATH_STEER, self._steer)
+        router.add_post(names.PATH_CONTROL, self._control)
+        router.add_post(names.PATH_INJECT, self._inject)
+        router.add_post(names.PATH_APPROVE, self._approve)
+        router.add_post(names.PATH_STOP, self._stop)
+
+    async def _job(self, request: web.Request) -> web.Response:
+        """Tell where the job is."""
+        body = view.job_view(self._machine, self._lease.holder, self.metrics)
+        return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+
+    async def _description(self, request: web.Request) -> web.Response:
+        """Tell a node that joins what the job is: [JobSpec, attempt]."""
+        body = msgspec.json.encode((self._machine.spec, self._machine.attempt))
+        return web.Response(body=body, content_type="application/json")
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        """Stream the journal."""
+        return await self._stream(request, None)
+
+    async def _steer(self, request: web.Request) -> web.StreamResponse:
+        """Stream the journal to the one process that steers the job."""
+        holder = request.query.get("holder", "")
+        if not holder:
+            return web.json_response({"error": "name the holder: ?holder=NAME"}, status=400)
+        token = self._lease.take(holder)
+        if token is None:
+            error = f"{self._lease.holder} steers this job"
+            body = {"error": error, "holder": self._lease.holder}
+            return web.json_response(body, status=409)
+        try:
+            return await self._stream(request, token)
+        finally:
+            self._lease.give_back(token)
+
+    async def _stream(self, request: web.Request, token: int | None) -> web.StreamResponse:
+        since = request.query.get("since", "0")
+        if not (since.isascii() and since.isdigit()):
+            return web.json_response({"error": f"since={since} is no number"}, status=400)
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        if token is not None:
+            await response.write(msgspec.json.encode({"type": "lease", "token": token}) + b"\n")
+        with contextlib.suppress(ConnectionResetError):
+            async for line in self._ledger.follow(int(since), KEEPALIVE_S):
+                await response.write(line + b"\n")
+        return response
+
+    async def _control(self, request: web.Request) -> web.Response:
+        """Do what the steering process asks for."""
+        try:
+            order = msgspec.json.decode(await request.read(), type=view.Order)
+        except msgspec.DecodeError as error:
+            return web.json_response({"error": f"not an order: {error}"}, status=400)
+        if not self._lease.is_held_by(order.token):
+            return web.json_response({"error": "the lease is held by another token"}, status=409)
+        self._machine.stop(order.reason)
+        self._carry_out()
+        return web.json_response({})
+
+    async def _inject(self, request: web.Request) -> web.Response:
+        """Pass on a fault that a rank is to suffer."""
+        return await self._for_people(request, protocol.Inject, self._machine.inject)
+
+    async def _approve(self, request: web.Request) -> web.Response:
+        """Take a person's answer to a strategy that waits for it."""
+        return await self._for_people(request, protocol.Approval, self._machine.approve)
+
+    async def _stop(self, request: web.Request) -> web.Response:
+        """Stop the job for a person, whoever steers it."""
+
+        def stop(order: view.Stop) -> str:
+            self._machine.stop(f"stopped by {order.by}")
+            return ""
+
+        return await self._for_people(request, view.Stop, stop)
+
+    async def _for_people(
+        self, request: web.Request, kind: type[T], do: Callable[[T], str]
+    ) -> web.Response:
+        """Do what somebody asks for who knows the secret; `do` returns why it cannot be done."""
+        try:
+            asked = msgspec.json.decode(await request.read(), type=kind)
+        except msgspec.DecodeError as error:
+            return web.json_response({"error": f"not understood: {error}"}, status=400)
+        refused = do(asked)
+        self._carry_out()
+        if refused:
+            return web.json_response({"error": refused}, status=400)
+        return web.json_response({})
