@@ -21,7 +21,7 @@ from rekindle.runtime.spec import Endpoint, JobDirectory, home, job_directory
 
 
 def status(options: argparse.Namespace) -> int:
-    """Tell where a job is: as its coordinator says, or, when it does not run, as its ledger does."""
+    """Tell where a job is: its coordinator says so, or its ledger, when it does not run."""
     directory = _directory(options.job)
     events = read_ledger(directory)
     endpoint = directory.endpoint()
@@ -156,4 +156,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     lines = [tuple(head), *(tuple(map(str, row)) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        )

@@ -66,10 +66,10 @@ TABLE = {
     ),
     "nothing left, but a snapshot": (
         Policy(), USER, [], {"last_words": 3}, DUMP,
-        "0 of 0 restarts are used; last words: the snapshot of step 3 is to be written",
+        "0 of 0 reschedules are used; last words: the snapshot of step 3 is to be written",
     ),
     "nothing left, last words not allowed": (
-        Policy(strategies=INNER), USER, [], {"last_words": 3}, FAIL, "0 of 0 restarts are used",
+        Policy(strategies=INNER), USER, [], {"last_words": 3}, FAIL, "restart is not allowed",
     ),
     "something left, and a snapshot": (
         FREE, USER, [], {"last_words": 3}, RESTART, "restart 1 of 1",

@@ -54,7 +54,7 @@ def run(
     return 1
 
 
-def _see_through(  # noqa: PLR0913  what there is to know of one attempt
+def _see_through(
     engine: LocalEngine,
     directory: JobDirectory,
     endpoint: Endpoint,

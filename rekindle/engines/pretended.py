@@ -84,7 +84,7 @@ class PretendedHosts:
         path = self._folder / name
         if not path.exists():
             return
-        wanted = os.stat(path)
+        wanted = path.stat()
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 for each in Path(f"/proc/{process.pid}/fd").iterdir():

@@ -107,7 +107,7 @@ def from_mindcluster(
     backoff_limit: `runPolicy.backoffLimit` of the job; none, or below 1: unlimited, as there.
     Raises UsageError: a label or annotation has a value that MindCluster does not know.
     """
-    base = base or Policy()
+    base = base or Policy(strategies=())
     process = _choice(labels, PROCESS_RECOVER, ("on", "pause", "off"), "off") == "on"
     scheduling = _choice(labels, FAULT_SCHEDULING, _SCHEDULING, "off")
     retries = _number(labels, FAULT_RETRY_TIMES, 0, 100)
@@ -172,7 +172,7 @@ def _recovering(annotations: Mapping[str, str]) -> list[Strategy]:
 
 
 def _number(given: Mapping[str, str], key: str, least: int, most: int) -> int | None:
-    """Read a whole number; None: it is not given. Raises UsageError: it is none, or out of range."""
+    """Read a whole number, if it is given. Raises UsageError: it is none, or out of range."""
     text = given.get(key)
     if text is None:
         return None

@@ -84,9 +84,7 @@ def _device(fault: Fault) -> tuple[str, int, int]:
     return fault.host, -1 if fault.host else fault.node, fault.device
 
 
-def in_row(
-    past: Sequence[Past], strategy: Strategy, *, newest: int, progress_resets: bool
-) -> int:
+def in_row(past: Sequence[Past], strategy: Strategy, *, newest: int, progress_resets: bool) -> int:
     """Return how often a strategy was chosen with nothing between that explains it.
 
     A fault of a node or device in between ends the row, for then there was a reason; so does a step
@@ -111,8 +109,6 @@ def since_last_step(past: Sequence[Past], newest: int) -> Iterator[Past]:
 def same_errors(past: Sequence[Past], fault: Fault, resumed: int) -> int:
     """Return how often this rank has met this error at this step after the same beginning."""
     return 1 + sum(
-        seen.strategy not in INNER
-        and seen.resumed == resumed
-        and seen.fault.same_as(fault)
+        seen.strategy not in INNER and seen.resumed == resumed and seen.fault.same_as(fault)
         for seen in past
     )

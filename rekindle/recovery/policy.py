@@ -57,8 +57,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     strategies: what may be used, in the order in which it is tried; `dump`, wherever it stands:
         whether a job that ends without success leaves last words.
-    max_restarts: restarts of all ranks in one job, as torchrun counts them; those that heal a device
-        or end a hang are not counted.
+    max_restarts: restarts of all ranks in one job, as torchrun counts them, without those that heal
+        a device or end a hang.
     max_recoveries: inner recoveries in one job, and restarts that heal or end a hang; a job that
         needs more is beyond repair.
     max_in_row: recoveries of one rank or node in a row without a finished step between them.
@@ -118,9 +118,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return tuple(next(named) if s in self.strategies else s for s in LADDER)
 
 
-def _check_strategies(
-    name: str, given: tuple[Strategy, ...], choice: tuple[Strategy, ...]
-) -> None:
+def _check_strategies(name: str, given: tuple[Strategy, ...], choice: tuple[Strategy, ...]) -> None:
     for index, strategy in enumerate(given):
         if strategy not in choice:
             allowed = ", ".join(s.value for s in choice)

@@ -60,27 +60,13 @@ class Agent:
         self,
         directory: JobDirectory,
         secret: str,
-        *,
-        attempt: int,
-        node: int,
-        spare: bool,
-        address: str,
+        hello: protocol.Hello,
         pretended: Path | None = None,
     ) -> None:
         self.spec = spec = directory.spec()
         self._secret = secret
         self._ledger = directory.ledger
-        self._hello = protocol.Hello(  # what it says of itself
-            job_id=spec.job_id,
-            attempt=attempt,
-            version=names.WIRE_VERSION,
-            node=node,
-            spare=spare,
-            address=address,
-            pid=os.getpid(),
-            processes=spec.processes_per_node,
-            host=pretended.name if pretended else socket.gethostname(),
-        )
+        self._hello = hello
         self.status = 1
         self._hurried = False  # what is being written is not waited for
         self._line: aiohttp.ClientWebSocketResponse[bool] | None = None
@@ -88,7 +74,7 @@ class Agent:
         self._lines = 0  # to coordinators, so far
         self._obeying = asyncio.Lock()
         self._store = DirectoryStore(Path(spec.checkpoint_directory))
-        known = Pass(spec.job_id, attempt, secret)
+        known = Pass(spec.job_id, hello.attempt, secret)
         self._depot = Depot(spec, known, self.send)
         self._snapshots = Snapshots(
             spec, self._store, self.send, depot=self._depot, neighbours=Neighbours(known)
@@ -306,20 +292,25 @@ def _cancel(task: asyncio.Task[int]) -> None:
 
 async def serve(options: argparse.Namespace) -> int:
     """Run one agent until its job is over."""
-    if options.pretended_host is not None and read_condition(options.pretended_host).broken:
-        print(f"rekindle agent: {options.pretended_host.name} is broken", file=sys.stderr)
+    pretended = options.pretended_host
+    if pretended is not None and read_condition(pretended).broken:
+        print(f"rekindle agent: {pretended.name} is broken", file=sys.stderr)
         return 1
     directory = JobDirectory(options.directory)
+    spec = directory.spec()
     secret = os.environ.pop(names.ENV_SECRET, "") or directory.secret()
-    agent = Agent(
-        directory,
-        secret,
+    hello = protocol.Hello(  # what it says of itself
+        job_id=spec.job_id,
         attempt=options.attempt,
+        version=names.WIRE_VERSION,
         node=options.node,
         spare=options.spare,
         address=options.address,
-        pretended=options.pretended_host,
+        pid=os.getpid(),
+        processes=spec.processes_per_node,
+        host=pretended.name if pretended else socket.gethostname(),
     )
+    agent = Agent(directory, secret, hello, pretended)
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()

@@ -2,15 +2,14 @@
 
     ws   /agent    agents, one websocket each
 
-What it serves to people and flows is in `rekindle.runtime.front_desk`. Every request bears the job's
-secret. The process belongs to the job, not to the flow run.
+What it serves to people and flows is in `rekindle.runtime.front_desk`. Every request bears the
+job's secret. The process belongs to the job, not to the flow run.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import gc
 import os
 import resource
@@ -20,17 +19,15 @@ import sys
 import time
 from pathlib import Path
 
-import msgspec
 from aiohttp import WSMsgType, web
 from aiohttp.typedefs import Handler
 
 from rekindle import names
 from rekindle.errors import ProtocolError, RekindleError
 from rekindle.recovery import journal
-from rekindle.recovery.suspicion import suspicions
 from rekindle.runtime import lifeline, protocol, state, wire
 from rekindle.runtime.front_desk import FrontDesk
-from rekindle.runtime.inheritance import inheritance, past_of, placements_of
+from rekindle.runtime.inheritance import earlier, inheritance
 from rekindle.runtime.ledger import Ledger
 from rekindle.runtime.lines import Line, watch
 from rekindle.runtime.machine import Machine
@@ -52,17 +49,7 @@ class Coordinator:
         self.secret = directory.secret()
         self.ledger = Ledger(directory.ledger)
         past = self.ledger.events
-        self.machine = Machine(
-            self.spec,
-            attempt=attempt,
-            generation=max(
-                (e.generation for e in past if isinstance(e, journal.Formed)), default=0
-            ),
-            suspicions=suspicions(past),
-            past=past_of(past),
-            placements=placements_of(past),
-            incident=max((getattr(e, "incident", 0) for e in past), default=0),
-        )
+        self.machine = Machine(self.spec, attempt=attempt, earlier=earlier(past))
         self._inherited = inheritance(past, attempt)
         self.desk = FrontDesk(self.machine, self.ledger, self.carry_out)
         self.ended = asyncio.Event()

@@ -13,7 +13,6 @@ def rank_environment(
     spec: JobSpec,
     spawn: Spawn,
     *,
-    node: int,
     rank: int,
     starts: int,
     error_file: str,
@@ -26,7 +25,7 @@ def rank_environment(
     Source of torchrun's names: torch/distributed/elastic/agent/server/local_elastic_agent.py.
     """
     per_node, world_size = spec.processes_per_node, spawn.world_size
-    local_rank = rank - node * per_node
+    node, local_rank = divmod(rank, per_node)
     return spec.environment | {
         "RANK": str(spawn.first + local_rank),
         "LOCAL_RANK": str(local_rank),

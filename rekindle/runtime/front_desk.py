@@ -1,13 +1,13 @@
 """What a coordinator serves to people and flows over HTTP.
 
-    GET  /spec     the job's description, for nodes that join
-    GET  /job      the job now, as JSON
-    GET  /events   the journal from `since` on, then live, as JSON lines
-    GET  /steer    the same, and the lease to steer the job for as long as the line is open
-    POST /control  stop the job; needs the lease's token
-    POST /approve  a person's answer to a strategy that waits for it
-    POST /stop     a person ends the job, whoever steers it
-    POST /inject   a fault that a rank is to suffer
+GET  /spec     the job's description, for nodes that join
+GET  /job      the job now, as JSON
+GET  /events   the journal from `since` on, then live, as JSON lines
+GET  /steer    the same, and the lease to steer the job for as long as the line is open
+POST /control  stop the job; needs the lease's token
+POST /approve  a person's answer to a strategy that waits for it
+POST /stop     a person ends the job, whoever steers it
+POST /inject   a fault that a rank is to suffer
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ class FrontDesk:
     carry_out: does what the machine has decided. metrics: the newest that ranks have shown.
     """
 
-    def __init__(
-        self, machine: Machine, ledger: Ledger, carry_out: Callable[[], None]
-    ) -> None:
+    def __init__(self, machine: Machine, ledger: Ledger, carry_out: Callable[[], None]) -> None:
         self._machine = machine
         self._ledger = ledger
         self._carry_out = carry_out

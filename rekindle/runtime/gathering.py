@@ -10,14 +10,12 @@ from rekindle.errors import ProtocolError
 from rekindle.names import SPARE
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault, Kind
-from rekindle.recovery.history import Past
 from rekindle.recovery.ladder import Decision
 from rekindle.recovery.plan import Made, Plan, Source
 from rekindle.recovery.policy import Strategy
-from rekindle.recovery.suspicion import Suspicion
 from rekindle.runtime import protocol as p
 from rekindle.runtime.assembly import Assembly
-from rekindle.runtime.inheritance import Inheritance
+from rekindle.runtime.inheritance import Earlier, Inheritance
 from rekindle.runtime.injections import Injections
 from rekindle.runtime.roster import Node, Rank, Roster, Status, by_node
 from rekindle.runtime.spec import JobSpec
@@ -37,34 +35,24 @@ from rekindle.runtime.state import (
 # started them; or, where a coordinator takes a dead one's place, they died with it.
 LATE_S = 20.0
 TAKEN_OVER_LATE_S = 5.0
+_NOTHING = Earlier()
 
 
 class Gathering(ABC):
     """Agents, the ranks' store, and the start of ranks.
 
-    generation, incident: the last ones of earlier attempts; the numbers only ever rise.
-    suspicions: what ranks have said to be wrong so far. past: what was decided so far. placements:
-    the agents (address, process) that each node has had.
+    earlier: what earlier attempts have left.
     """
 
-    def __init__(
-        self,
-        spec: JobSpec,
-        *,
-        attempt: int = 0,
-        generation: int = 0,
-        incident: int = 0,
-        suspicions: Iterable[Suspicion] = (),
-        past: Iterable[Past] = (),
-        placements: dict[int, set[tuple[str, int]]] | None = None,
-    ) -> None:
+    def __init__(self, spec: JobSpec, *, attempt: int = 0, earlier: Earlier = _NOTHING) -> None:
         self.spec = spec
         self.attempt = attempt
         self.phase = Phase.GATHERING
-        self.generation = generation
-        self._suspicions = list(suspicions)
+        self.generation = earlier.generation
+        self._suspicions = list(earlier.suspicions)
         self.roster = Roster(spec)
-        self.incidents = Incidents(spec.policy, incident, past)
+        self.incidents = Incidents(spec.policy, earlier.incident, earlier.past)
+        self._placements = {node: set(each) for node, each in earlier.placements.items()}
         self.newest = 0
         self.total = 0
         self._reached = 0  # steps that every rank had finished when the open incident began
@@ -78,7 +66,6 @@ class Gathering(ABC):
         self._resumed = 0  # the step after which all ranks last began to train together
         self._awaiting: tuple[Fault, Decision] | None = None  # a person's approval
         self._held_faults: list[Fault] = []  # seen meanwhile
-        self._placements = placements or {}
         self._to_heal: set[int] = set()  # ranks whose device is healed before they start
         self._inherits = False  # a coordinator of this attempt died before
         self._taken_over = False  # from a coordinator that died, with ranks in a Session

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -11,7 +11,34 @@ from rekindle.recovery.fault import Fault
 from rekindle.recovery.history import Past
 from rekindle.recovery.ladder import Decision
 from rekindle.recovery.policy import INNER, Strategy
+from rekindle.recovery.suspicion import Suspicion, suspicions
 from rekindle.runtime.state import RESCHEDULED
+
+
+class Earlier(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds for all attempts of a job.
+
+    generation, incident: the newest; their numbers only ever rise. suspicions: what ranks have said
+    to be wrong. past: what was decided. placements: the agents (address, process) of each node.
+    """
+
+    generation: int = 0
+    incident: int = 0
+    suspicions: tuple[Suspicion, ...] = ()
+    past: tuple[Past, ...] = ()
+    placements: dict[int, frozenset[tuple[str, int]]] = {}
+
+
+def earlier(events: Sequence[journal.Event]) -> Earlier:
+    """Fold the events of all attempts so far."""
+    formed = (event.generation for event in events if isinstance(event, journal.Formed))
+    return Earlier(
+        generation=max(formed, default=0),
+        incident=max((getattr(event, "incident", 0) for event in events), default=0),
+        suspicions=tuple(suspicions(events)),
+        past=_past(events),
+        placements=_placements(events),
+    )
 
 
 class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,8 +47,8 @@ class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
     incident: number of the open incident, 0: none; restarts: restarts of all ranks so far.
     resumed: the step after which all ranks last began to train together.
     awaiting: what a person has yet to approve.
-    left_out: nodes that the newest world went on without. stopping: why the attempt was being ended,
-    if it was; outcome: how it would have ended.
+    left_out: nodes that the newest world went on without. stopping: why the attempt was being
+    ended, if it was; outcome: how it would have ended.
     """
 
     restarts: int
@@ -98,7 +125,7 @@ def _awaiting(own: Iterable[journal.Event]) -> tuple[Fault, Decision] | None:
     return open_
 
 
-def past_of(events: Iterable[journal.Event]) -> tuple[Past, ...]:
+def _past(events: Iterable[journal.Event]) -> tuple[Past, ...]:
     """Pair each decision with the fault that it was about: the one seen last.
 
     An attempt that somebody began after the one before had ended begins with budgets of its own.
@@ -128,10 +155,9 @@ def past_of(events: Iterable[journal.Event]) -> tuple[Past, ...]:
     return tuple(past)
 
 
-def placements_of(events: Iterable[journal.Event]) -> dict[int, set[tuple[str, int]]]:
-    """Return the agents, by address and process, that each node has had in all attempts."""
+def _placements(events: Iterable[journal.Event]) -> dict[int, frozenset[tuple[str, int]]]:
     found: dict[int, set[tuple[str, int]]] = {}
     for event in events:
         if isinstance(event, journal.NodeJoined):
             found.setdefault(event.node, set()).add((event.address, event.pid))
-    return found
+    return {node: frozenset(agents) for node, agents in found.items()}

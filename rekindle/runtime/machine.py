@@ -9,13 +9,16 @@
     DUMPING     their newest snapshot is being written: last words
     ENDED
 
-It has five layers, a module each: who is there (`gathering`), forming generations (`forming`), the
-end (`ending`), nodes that come and go (`elastic`), faults (here).
+It has six layers, a module each: who is there (`gathering`), forming generations (`forming`), the
+end (`ending`), nodes that come and go (`elastic`), what is done about faults (`recovering`), and
+what counts as one (here).
 
 Untouched scripts never arrive: to the machine they stay in REGROUPING until they end.
 """
 
 from __future__ import annotations
+
+import msgspec
 
 from rekindle.errors import ProtocolError
 from rekindle.names import SPARE

@@ -187,7 +187,6 @@ class NodeRanks:
         environment = self._environment | rank_environment(
             self._spec,
             spawn,
-            node=self.node,
             rank=rank,
             starts=self._starts[rank] + 1,
             error_file=str(logs / "error.json"),

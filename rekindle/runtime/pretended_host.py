@@ -1,4 +1,4 @@
-"""A pretended host as its agent sees it: the file that it holds, and what is wrong with the host."""
+"""A pretended host as its agent sees it: the file that it holds, and what is wrong with it."""
 
 from __future__ import annotations
 

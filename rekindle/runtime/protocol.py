@@ -234,7 +234,7 @@ class Spawn(Message, frozen=True, kw_only=True, tag="spawn"):
 
     world_size, first: what they are told of their world, and of the place in it of the node's first
     rank; the generation that they arrive for may be another one. heal: those of the ranks whose
-    device is to be healed first. placements: how often the node's place was filled, in all attempts.
+    device is to be healed first. placements: how often the node's place was filled so far.
     """
 
     generation: int

@@ -9,17 +9,17 @@ from rekindle.recovery.case import Case
 from rekindle.recovery.fault import Fault, Kind
 from rekindle.recovery.history import heals
 from rekindle.recovery.ladder import Decision
-from rekindle.recovery.policy import ANEW, OUTER, Strategy
+from rekindle.recovery.policy import ANEW, Strategy
 from rekindle.recovery.suspicion import is_clean
 from rekindle.runtime import protocol as p
 from rekindle.runtime.elastic import Elastic
 from rekindle.runtime.ending import GONE
 from rekindle.runtime.roster import Status
-from rekindle.runtime.state import ENDING, RESCHEDULED, CancelTimer, Phase, Send, SetTimer
+from rekindle.runtime.state import ENDING, RESCHEDULED, CancelTimer, Phase, SetTimer
 
 
 class Recovering(Elastic):
-    """One decision at a time; one that waits for a person holds up all that would follow from it."""
+    """One decision at a time: while one waits for a person, nothing else is decided."""
 
     def _decide(self, fault: Fault) -> None:
         if self._awaiting is not None:
@@ -154,9 +154,7 @@ class Recovering(Elastic):
         clean = self._older_checkpoint()
         assert clean is not None
         self._suspicions.append((self.generation, clean))
-        self._record(
-            journal.Suspected(generation=self.generation, clean=clean, rank=fault.rank)
-        )
+        self._record(journal.Suspected(generation=self.generation, clean=clean, rank=fault.rank))
 
     def on_heal_failed(self, node: int, message: p.HealFailed) -> None:
         """A rank's device could not be healed: it is of no use any more where it is."""

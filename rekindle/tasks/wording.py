@@ -58,16 +58,11 @@ def _sentence(event: AnyEvent) -> str:
             return f"step {event.finished} of {event.total}"
         case LastWords():
             return event.in_words()
-        case Answered():
-            said = "approved" if event.granted else "not approved"
-            return f"incident {event.incident}: {event.strategy.value} was {said} by {event.by}"
-        case Isolated():
-            return f"incident {event.incident}: nothing is placed on {event.host} any more"
         case Stopping():
             return f"the job is being stopped: {event.reason}"
         case Ended():
             return f"the job {outcome(event.outcome, event.finished)}: {event.reason}"
-        case FaultSeen() | Suspected() | Decided() | Formed() | Restored() | FirstStep():
+        case _:
             return _recovery_sentence(event)
 
 
@@ -91,7 +86,7 @@ def _node_sentence(event: NodeJoined | NodeLeft | NodeWanted | SpareLost) -> str
 
 
 def _recovery_sentence(
-    event: FaultSeen | Suspected | Decided | Formed | Restored | FirstStep,
+    event: FaultSeen | Suspected | Decided | Answered | Isolated | Formed | Restored | FirstStep,
 ) -> str:
     if isinstance(event, Suspected):
         return f"rank {event.rank} says that what was made after step {event.clean} may be wrong"
@@ -101,6 +96,11 @@ def _recovery_sentence(
             return f"{prefix}{event.fault.message}"
         case Decided():
             return f"{prefix}{event.strategy.value}: {event.reason}"
+        case Answered():
+            said = "approved" if event.granted else "not approved"
+            return f"{prefix}{event.strategy.value} was {said} by {event.by}"
+        case Isolated():
+            return f"{prefix}nothing is placed on {event.host} any more"
         case Formed():
             begins = f"goes on after step {event.step}" if event.step else "begins at step 0"
             return (

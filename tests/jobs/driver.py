@@ -15,9 +15,8 @@ from rekindle.names import WIRE_VERSION
 from rekindle.recovery import journal
 from rekindle.recovery.fault import ErrorRecord, Exit, Kind
 from rekindle.recovery.policy import Policy
-from rekindle.recovery.suspicion import suspicions
 from rekindle.runtime import protocol as p
-from rekindle.runtime.inheritance import inheritance, past_of, placements_of
+from rekindle.runtime.inheritance import Earlier, earlier, inheritance
 from rekindle.runtime.machine import Machine
 from rekindle.runtime.roster import Status
 from rekindle.runtime.spec import EntryKind, JobSpec
@@ -69,7 +68,7 @@ class Driver:
             min_nodes=least,
             allow_injection=allow_injection,
         )
-        self.machine = Machine(spec, attempt=attempt, generation=generation)
+        self.machine = Machine(spec, attempt=attempt, earlier=Earlier(generation=generation))
         self.now = 1000.0
         self.commands: list[Command] = []
         started = journal.JobStarted(
@@ -106,15 +105,7 @@ class Driver:
     def lose_coordinator(self) -> None:
         """The coordinator dies; another one begins with the journal, and with no agent."""
         old, events = self.machine, self.history
-        self.machine = Machine(
-            old.spec,
-            attempt=old.attempt,
-            generation=max((e.generation for e in self.recorded(journal.Formed)), default=0),
-            suspicions=suspicions(events),
-            past=past_of(events),
-            placements=placements_of(events),
-            incident=max(getattr(event, "incident", 0) for event in events),
-        )
+        self.machine = Machine(old.spec, attempt=old.attempt, earlier=earlier(events))
         self.nodes, self.timers, self.stores, self.unstarted = {}, {}, [], []
         self._checks.forget_arrivals()
         self.machine.start(inheritance(events, old.attempt))
