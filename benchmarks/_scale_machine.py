@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rekindle.names import WIRE_VERSION
+from rekindle.recovery.codes.tables import Tables
 from rekindle.recovery.fault import Exit
 from rekindle.recovery.policy import Policy
 from rekindle.runtime import protocol as p
@@ -40,7 +41,7 @@ class _Run:
 
     def __init__(self, nodes: int) -> None:
         self.nodes = nodes
-        self.machine = Machine(_spec(nodes))
+        self.machine = Machine(_spec(nodes), Tables.load)
         self.taken: dict[str, float] = {}
         self.steps = 0
         self._pids = dict.fromkeys(range(nodes), 0)

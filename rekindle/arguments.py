@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rekindle import names
 from rekindle.errors import UsageError
+from rekindle.recovery.classification import Source
 from rekindle.recovery.policy import Policy
 from rekindle.runtime.protocol import Inject, InjectionKind
 from rekindle.runtime.spec import EntryKind, JobSpec, job_directory
@@ -84,6 +85,7 @@ def _recovery(parser: argparse.ArgumentParser) -> None:
     option(group, "checkpoint_dir", default=None, help="default: in the job directory")
     option(group, "checkpoint_every", type=int, default=0, metavar="STEPS", help="0 = never")
     option(group, "snapshot_every", type=int, default=10, metavar="STEPS", help="0 = never")
+    option(group, "fault_tables", default=None, metavar="FILE", help="entries of your own")
     option(group, "allow_injection", action="store_true", help="let `rekindle inject` break it")
 
 
@@ -118,6 +120,7 @@ def read_spec(options: argparse.Namespace) -> JobSpec:
         tee=_streams("tee", options.tee),
         allow_injection=options.allow_injection,
         policy=_policy(options.max_restarts),
+        fault_tables=str(Path(options.fault_tables).absolute()) if options.fault_tables else "",
     )
 
 
@@ -127,6 +130,13 @@ def add_people_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--json", action="store_true", help="print JSON")
     if name == "release-node":
         parser.add_argument("node", help="its name, as rekindle nodes prints it")
+    if name == "report-fault":
+        option(parser, "node", type=int, required=True, help="the node, by its rank in the job")
+        option(parser, "device", type=int, default=-1, help="its device, by its number there")
+        option(parser, "gone", action="store_true", help="it is over")
+        kinds = [source.value for source in Source]
+        option(parser, "source", choices=kinds, required=True, help="what kind of sign it is")
+        parser.add_argument("what", help="the code, number, line of the kernel's log, or condition")
     if name == "approve":
         parser.add_argument("--incident", type=int, default=0, help="the one that is meant")
         parser.add_argument("--deny", action="store_true", help="refuse it: the job ends")

@@ -46,6 +46,7 @@ PATH_CONTROL = "/control"
 PATH_INJECT = "/inject"
 PATH_APPROVE = "/approve"
 PATH_STOP = "/stop"
+PATH_SIGNS = "/signs"
 
 WIRE_VERSION = 3
 OFFERS = 32  # checkpoints, newest first, that a node offers; a restore tries no older ones

@@ -15,6 +15,7 @@ from rekindle.engines.foreground import read_ledger
 from rekindle.engines.host_log import HostLog
 from rekindle.errors import JobError, UsageError
 from rekindle.recovery import journal
+from rekindle.recovery.classification import Sign, Source
 from rekindle.recovery.hosts import Host, HostReleased
 from rekindle.runtime.protocol import Approval
 from rekindle.runtime.spec import Endpoint, JobDirectory, home, job_directory
@@ -111,6 +112,21 @@ def approve(options: argparse.Namespace) -> int:
         raise JobError(f"nothing of job {options.job} waits for approval")
     answer = Approval(incident=number, granted=not options.deny, by=getpass.getuser())
     JobClient(endpoint, directory.secret()).approve(answer)
+    return 0
+
+
+def report_fault(options: argparse.Namespace) -> int:
+    """Tell a job of a fault code, XID, kernel line or condition of one of its nodes."""
+    endpoint, directory = _running(options.job)
+    sign = Sign(
+        source=Source(options.source),
+        what=options.what,
+        node=options.node,
+        device=options.device,
+        gone=options.gone,
+        by=getpass.getuser(),
+    )
+    JobClient(endpoint, directory.secret()).report(sign)
     return 0
 
 

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.recovery.case import Case
-from rekindle.recovery.fault import ErrorRecord, Exit, Fault, Kind, fault_of_exit, root_cause
+from rekindle.recovery.classification import fault_of_exit
+from rekindle.recovery.codes.tables import Tables
+from rekindle.recovery.fault import ErrorRecord, Exit, Fault, Kind, root_cause
 from rekindle.recovery.history import Past, counts, heals, recoveries_used
 from rekindle.recovery.ladder import Decision, decide
 from rekindle.recovery.policy import ALLOWABLE, INNER, LADDER, OUTER, Policy, Strategy
@@ -18,6 +20,7 @@ RETRY, IN_PLACE, RECOVER, SHRINK = INNER
 HANG_RESTART, RESTART = Strategy.HANG_RESTART, Strategy.RESTART
 POD, ISOLATED, JOB = OUTER
 DUMP, FAIL = Strategy.DUMP, Strategy.FAIL
+TABLES = Tables.load()
 RUNTIME = (
     Kind.PROCESS,
     Kind.STUCK,
@@ -377,7 +380,7 @@ def test_how_an_exit_is_judged(
     exit_: Exit, error: ErrorRecord | None, kind: Kind, words: str
 ) -> None:
     """A signal is a fault of the process; a status or an exception is the script's doing."""
-    found = fault_of_exit(exit_, error, rank=2, node=1, finished=7, at=50.0)
+    found = fault_of_exit(TABLES, exit_, error, rank=2, node=1, finished=7, at=50.0)
     assert (found.kind, found.rank, found.finished, found.at) == (kind, 2, 7, 50.0)
     assert words in found.message
     assert found.blamed() == "rank 2 on node 1"
@@ -386,7 +389,9 @@ def test_how_an_exit_is_judged(
 def test_the_time_of_an_exception_is_the_ranks_own() -> None:
     """Who failed first is told by when it raised, not by when its end was seen."""
     record = ErrorRecord(message="E", at=49.0)
-    assert fault_of_exit(Exit(code=1), record, rank=0, node=0, finished=0, at=50.0).at == 49.0
+    assert (
+        fault_of_exit(TABLES, Exit(code=1), record, rank=0, node=0, finished=0, at=50.0).at == 49.0
+    )
 
 
 @given(st.permutations([fault(kind) for kind in (Kind.USER_CODE, *RUNTIME, Kind.STORAGE)]))

@@ -16,6 +16,7 @@ import msgspec
 from rekindle import names
 from rekindle.errors import JobError, LeaseHeldError
 from rekindle.recovery import journal
+from rekindle.recovery.classification import Sign
 from rekindle.runtime.protocol import Approval, Inject
 from rekindle.runtime.spec import Endpoint, bearer
 from rekindle.runtime.view import JobView
@@ -56,6 +57,10 @@ class JobClient:
     def approve(self, answer: Approval) -> None:
         """Answer an incident that waits for a person. Raises JobError: it does not wait."""
         self._post(names.PATH_APPROVE, msgspec.json.encode(answer))
+
+    def report(self, sign: Sign) -> None:
+        """Tell the job of trouble with a node. Raises JobError: it is not understood."""
+        self._post(names.PATH_SIGNS, msgspec.json.encode(sign))
 
     def stop_by_hand(self, *, by: str) -> None:
         """Stop the job for a person, whoever steers it."""

@@ -24,6 +24,7 @@ from rekindle.engines.client import JobClient
 from rekindle.engines.host_log import HostLog
 from rekindle.engines.pretended import PretendedHosts
 from rekindle.errors import JobError, UsageError
+from rekindle.recovery.codes.tables import Tables
 from rekindle.recovery.hosts import learned_from
 from rekindle.recovery.journal import AnyEvent
 from rekindle.runtime.spec import Endpoint, JobDirectory, home
@@ -67,9 +68,12 @@ class LocalEngine:
     def launch(self, *, attempt: int) -> Endpoint:
         """Start the coordinator, one agent per node, and the spares.
 
-        Raises UsageError: the coordinator's port is taken, or there are too few hosts.
+        Raises UsageError: the coordinator's port is taken, there are too few hosts, or the user's
+        own table of faults has a bad entry.
         """
         spec = self._directory.spec()
+        if spec.fault_tables:
+            Tables.load(Path(spec.fault_tables))
         if self._hosts is not None:
             self._hosts.require(spec.nodes, self._log_of_hosts.hosts())
         self._endpoint = self._start_coordinator(self._listen, attempt)

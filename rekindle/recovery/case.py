@@ -14,6 +14,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     session: every rank of the broken generation trains through a Session.
     formed: a generation of this job has been formed since the last restart.
+    dead: the process of the fault's rank has ended.
     newest: most steps finished by any rank of the job.
     resumed: the step after which all ranks had last begun to train together.
     older: a checkpoint of an earlier step than `resumed` could be restored.
@@ -29,6 +30,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     session: bool
     formed: bool
     newest: int
+    dead: bool = False
     resumed: int = 0
     older: bool = False
     spares: int = 0

@@ -132,28 +132,3 @@ _CAUSES = (
 def root_cause(faults: list[Fault]) -> Fault:
     """Return the fault that most likely caused the others: by kind, then the earliest."""
     return min(faults, key=lambda fault: (_CAUSES.index(fault.kind), fault.at))
-
-
-def fault_of_exit(
-    exit_: Exit, error: ErrorRecord | None, *, rank: int, node: int, finished: int, at: float
-) -> Fault:
-    """Classify the end of a rank that should have gone on.
-
-    A signal is a fault of the process; a status of its own is the script's doing.
-    """
-    if exit_.signal is not None and error is None:
-        kind, message = Kind.PROCESS, f"rank {rank} was ended by {exit_}"
-    elif error is not None:
-        kind, message = Kind.USER_CODE, f"rank {rank} raised {error.message}"
-    else:
-        kind, message = Kind.USER_CODE, f"rank {rank} ended with {exit_}"
-    return Fault(
-        kind=kind,
-        message=message,
-        rank=rank,
-        node=node,
-        finished=finished,
-        signature=error.message if error else str(exit_),
-        traceback=error.traceback if error else "",
-        at=error.at if error and error.at else at,
-    )

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 import msgspec
 
 from rekindle.errors import JobError
+from rekindle.recovery.classification import Sign
+from rekindle.recovery.codes.verdict import Urgency
 from rekindle.recovery.fault import Fault, root_cause
 from rekindle.recovery.policy import Strategy
 
@@ -115,8 +117,17 @@ class Answered(Event, frozen=True, kw_only=True, tag="answered"):
     by: str
 
 
+class SignSeen(Event, frozen=True, kw_only=True, tag="sign-seen"):
+    """Somebody has reported a sign of trouble; urgency, explanation: what the tables say of it."""
+
+    sign: Sign
+    host: str
+    urgency: Urgency
+    explanation: str
+
+
 class Isolated(Event, frozen=True, kw_only=True, tag="isolated"):
-    """The engine is asked to place nothing more on this host."""
+    """The engine is asked to place nothing more on this host. incident 0: no rank has suffered."""
 
     incident: int
     node: int
@@ -233,6 +244,7 @@ AnyEvent = (
     | Suspected
     | Decided
     | Answered
+    | SignSeen
     | Isolated
     | Formed
     | Restored

@@ -50,13 +50,13 @@ _NEEDS_NO_START = (Kind.HANG, Kind.NODE, Kind.EVICTION, Kind.SCHEDULING)
 
 
 def _retry(policy: Policy, case: Case) -> Option | None:
-    doing = _RETRY.get(case.fault.kind)
+    doing = None if case.dead else _RETRY.get(case.fault.kind)
     return Option(doing, _hinders_inner(Strategy.RETRY, policy, case)) if doing else None
 
 
 def _recover_in_place(policy: Policy, case: Case) -> Option | None:
     fault = case.fault
-    if fault.kind not in _IN_PLACE or fault.rank < 0:
+    if not _is_bound_to_a_rank(case):
         return None
     doing = "the rank is started anew on its node, all others wait"
     if history.heals(fault):
@@ -65,8 +65,7 @@ def _recover_in_place(policy: Policy, case: Case) -> Option | None:
 
 
 def _recover(policy: Policy, case: Case) -> Option | None:
-    fault = case.fault
-    if not _leaves_its_place(case) and not (fault.kind in _IN_PLACE and fault.node >= 0):
+    if not _leaves_its_place(case) and not _is_bound_to_a_rank(case):
         return None
     if case.spares:
         doing = "a spare takes its place, all healthy ranks wait"
@@ -164,6 +163,13 @@ RUNGS: dict[Strategy, Rung] = {
 
 
 # ---- where the fault is, and whether that place is to blame
+
+
+def _is_bound_to_a_rank(case: Case) -> bool:
+    """Whether one process is broken, or has to be ended, and can be started again."""
+    fault = case.fault
+    broken = fault.kind in _IN_PLACE or (case.dead and fault.kind is Kind.LINK)
+    return broken and fault.rank >= 0
 
 
 def _is_beyond_healing(case: Case) -> bool:

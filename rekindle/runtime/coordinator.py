@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import gc
 import os
 import resource
@@ -25,6 +26,7 @@ from aiohttp.typedefs import Handler
 from rekindle import names
 from rekindle.errors import ProtocolError, RekindleError
 from rekindle.recovery import journal
+from rekindle.recovery.classification import Judge
 from rekindle.runtime import lifeline, protocol, state, wire
 from rekindle.runtime.front_desk import FrontDesk
 from rekindle.runtime.inheritance import earlier, inheritance
@@ -35,9 +37,18 @@ from rekindle.runtime.spec import Endpoint, JobDirectory, is_authorized
 
 FAREWELL_S = 15.0  # how long agents may take to end after Bye
 PROGRESS_S = 0.5
+TABLES_AFTER_S = 3.0  # from the start, which has more urgent things to do
 BACKLOG = 4096  # agents that knock at the same moment; one that is turned away tries again late
 GARBAGE_AFTER = 50_000  # new objects between two searches for cycles; usual are 700 or 2,000
 OTHER_FILES = 64  # open beside the lines of agents: the ledger, followers, what Python needs
+
+
+@functools.cache
+def _tables(user_file: str) -> Judge:
+    """Read the tables of faults, once: before they are needed, if there is time."""
+    from rekindle.recovery.codes.tables import Tables
+
+    return Tables.load(Path(user_file) if user_file else None)
 
 
 class Coordinator:
@@ -49,7 +60,8 @@ class Coordinator:
         self.secret = directory.secret()
         self.ledger = Ledger(directory.ledger)
         past = self.ledger.events
-        self.machine = Machine(self.spec, attempt=attempt, earlier=earlier(past))
+        self.tables = functools.partial(_tables, self.spec.fault_tables)
+        self.machine = Machine(self.spec, self.tables, attempt=attempt, earlier=earlier(past))
         self._inherited = inheritance(past, attempt)
         self.desk = FrontDesk(self.machine, self.ledger, self.carry_out)
         self.ended = asyncio.Event()
@@ -189,6 +201,8 @@ class Coordinator:
 
     async def run(self, listener: socket.socket) -> int:
         """Serve until the job is over; return the exit status."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(TABLES_AFTER_S, loop.run_in_executor, None, self.tables)
         app = web.Application(middlewares=[self.authorize])
         app.router.add_get(names.PATH_AGENT, self.agent)
         self.desk.serve(app.router)

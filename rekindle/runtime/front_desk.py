@@ -13,6 +13,7 @@ POST /inject   a fault that a rank is to suffer
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -20,6 +21,7 @@ import msgspec
 from aiohttp import web
 
 from rekindle import names
+from rekindle.recovery.classification import Sign
 from rekindle.runtime import protocol, view
 from rekindle.runtime.lease import Lease
 from rekindle.runtime.ledger import Ledger
@@ -53,6 +55,7 @@ class FrontDesk:
         router.add_post(names.PATH_INJECT, self._inject)
         router.add_post(names.PATH_APPROVE, self._approve)
         router.add_post(names.PATH_STOP, self._stop)
+        router.add_post(names.PATH_SIGNS, self._sign)
 
     async def _job(self, request: web.Request) -> web.Response:
         """Tell where the job is."""
@@ -124,6 +127,12 @@ class FrontDesk:
             return ""
 
         return await self._for_people(request, view.Stop, stop)
+
+    async def _sign(self, request: web.Request) -> web.Response:
+        """Take a sign of trouble that a monitor, an engine or a person has seen."""
+        return await self._for_people(
+            request, Sign, lambda sign: self._machine.on_sign(sign, time.time())
+        )
 
     async def _for_people(
         self, request: web.Request, kind: type[T], do: Callable[[T], str]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rekindle.errors import ProtocolError
 from rekindle.names import SPARE
 from rekindle.recovery import journal
+from rekindle.recovery.classification import Judge
 from rekindle.recovery.fault import Fault, Kind
 from rekindle.recovery.ladder import Decision
 from rekindle.recovery.plan import Made, Plan, Source
 from rekindle.recovery.policy import Strategy
+from rekindle.recovery.sign_book import SignBook
 from rekindle.runtime import protocol as p
 from rekindle.runtime.assembly import Assembly
 from rekindle.runtime.inheritance import Earlier, Inheritance
@@ -41,11 +43,20 @@ _NOTHING = Earlier()
 class Gathering(ABC):
     """Agents, the ranks' store, and the start of ranks.
 
-    earlier: what earlier attempts have left.
+    tables: gives the tables of faults. earlier: what earlier attempts have left.
     """
 
-    def __init__(self, spec: JobSpec, *, attempt: int = 0, earlier: Earlier = _NOTHING) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        tables: Callable[[], Judge],
+        *,
+        attempt: int = 0,
+        earlier: Earlier = _NOTHING,
+    ) -> None:
         self.spec = spec
+        self._tables = tables
+        self._signs = SignBook(earlier.signs)
         self.attempt = attempt
         self.phase = Phase.GATHERING
         self.generation = earlier.generation

@@ -19,12 +19,14 @@ class Earlier(msgspec.Struct, frozen=True, kw_only=True):
     """What holds for all attempts of a job.
 
     generation, incident: the newest; their numbers only ever rise. suspicions: what ranks have said
-    to be wrong. past: what was decided. placements: the agents (address, process) of each node.
+    to be wrong. signs: what was reported of devices. past: what was decided. placements: the agents
+    (address, process) of each node.
     """
 
     generation: int = 0
     incident: int = 0
     suspicions: tuple[Suspicion, ...] = ()
+    signs: tuple[journal.SignSeen, ...] = ()
     past: tuple[Past, ...] = ()
     placements: dict[int, frozenset[tuple[str, int]]] = {}
 
@@ -36,6 +38,7 @@ def earlier(events: Sequence[journal.Event]) -> Earlier:
         generation=max(formed, default=0),
         incident=max((getattr(event, "incident", 0) for event in events), default=0),
         suspicions=tuple(suspicions(events)),
+        signs=tuple(event for event in events if isinstance(event, journal.SignSeen)),
         past=_past(events),
         placements=_placements(events),
     )

@@ -9,9 +9,9 @@
     DUMPING     their newest snapshot is being written: last words
     ENDED
 
-It has six layers, a module each: who is there (`gathering`), forming generations (`forming`), the
-end (`ending`), nodes that come and go (`elastic`), what is done about faults (`recovering`), and
-what counts as one (here).
+It has seven layers, a module each: who is there (`gathering`), forming generations (`forming`), the
+end (`ending`), nodes that come and go (`elastic`), what is done about faults (`recovering`), signs
+of them that are seen from outside (`watching`), and what ranks and nodes show themselves (here).
 
 Untouched scripts never arrive: to the machine they stay in REGROUPING until they end.
 """
@@ -23,12 +23,13 @@ import msgspec
 from rekindle.errors import ProtocolError
 from rekindle.names import SPARE
 from rekindle.recovery import journal
-from rekindle.recovery.fault import Fault, Kind, fault_of_exit
+from rekindle.recovery.classification import fault_of_exit
+from rekindle.recovery.fault import Fault, Kind
 from rekindle.runtime import protocol as p
 from rekindle.runtime.gathering import LATE_S
-from rekindle.runtime.recovering import Recovering
 from rekindle.runtime.roster import Status
 from rekindle.runtime.state import ENDING, Phase, Send, SetTimer
+from rekindle.runtime.watching import Watching
 
 _FAILED = {
     Kind.LINK: "a collective of rank {rank} failed: {error}",
@@ -38,7 +39,7 @@ _FAILED = {
 }
 
 
-class Machine(Recovering):
+class Machine(Watching):
     """The state of one attempt of a job: `on_...` methods take events, `drain` gives commands."""
 
     def on_message(self, node: int, message: p.Message, now: float) -> None:
@@ -159,6 +160,7 @@ class Machine(Recovering):
         was, rank.pid, rank.arrived = rank.status, 0, None
         self.newest = max(self.newest, message.finished)
         fault = fault_of_exit(
+            self._tables(),
             message.exit,
             message.error,
             rank=rank.rank,
@@ -251,7 +253,8 @@ class Machine(Recovering):
             return
         self._declare_over()
         # A failed link has a cause most of the time; what it is shows itself while ranks arrive.
-        if fault.kind is not Kind.LINK:
+        dead = fault.rank >= 0 and not self.roster.ranks[fault.rank].pid
+        if dead or fault.kind is not Kind.LINK:
             self._decide(fault)
         self._miss_exited()
         self._try_form()
@@ -263,6 +266,8 @@ class Machine(Recovering):
             self._on_ending_timer(name)
         elif name == "approval":
             self._on_approval_late()
+        elif name == "signs":
+            self._look_at_signs(now)
         elif name == "late":
             self._on_late()
         elif name == "come":

@@ -42,6 +42,7 @@ class Recovering(Elastic):
             newest=self.newest,
             resumed=self._resumed,
             older=self._older_checkpoint() is not None,
+            dead=fault.rank >= 0 and not self.roster.ranks[fault.rank].pid,
             spares=len(self.roster.free_spares),
             left=self.roster.may_be_left_out(),
             engine=self.spec.engine,
@@ -85,7 +86,7 @@ class Recovering(Elastic):
     def _carry_out(self, fault: Fault, decision: Decision) -> None:
         strategy = decision.strategy
         if decision.isolate:
-            self._isolate(fault)
+            self._isolate(fault.node, fault.message, fault.host)
         if heals(fault) and strategy in (Strategy.RECOVER_IN_PLACE, Strategy.RESTART):
             self._to_heal.add(fault.rank)
         if decision.roll_back:
@@ -126,16 +127,13 @@ class Recovering(Elastic):
         self._fill(node)
         self._do(SetTimer("node", self.spec.policy.node_timeout_s))
 
-    def _isolate(self, fault: Fault) -> None:
-        """Have the engine place nothing more where the fault was."""
-        if fault.host:
+    def _isolate(self, node: int, reason: str, host: str = "") -> None:
+        """Have the engine place nothing more on a node's host."""
+        agent = self.roster.nodes.get(node)
+        host = host or (agent.host if agent else "")
+        if host:
             self._record(
-                journal.Isolated(
-                    incident=self.incidents.open,
-                    node=fault.node,
-                    host=fault.host,
-                    reason=fault.message,
-                )
+                journal.Isolated(incident=self.incidents.open, node=node, host=host, reason=reason)
             )
 
     def _older_checkpoint(self) -> int | None:

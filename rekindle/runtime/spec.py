@@ -34,6 +34,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     checkpoint_directory: absolute; shared by all nodes or private to each.
     master_port: port of the ranks' store; 0 = any free one.
     allow_injection: whether faults may be injected (`rekindle inject`).
+    fault_tables: a file of the user's own entries (docs/faults.md); absolute.
     engine: the outer strategies that whoever steers the job can carry out.
     redirects, tee: torchrun's -r and -t: 0 none, 1 stdout, 2 stderr, 3 both (see docs/running.md).
     """
@@ -60,6 +61,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tee: int = 0
     allow_injection: bool = False
     policy: Policy = Policy()
+    fault_tables: str = ""
     engine: tuple[Strategy, ...] = OUTER
 
     @property

@@ -27,6 +27,7 @@ from rekindle.recovery.journal import (
     Progress,
     RanksStarted,
     Restored,
+    SignSeen,
     SpareLost,
     Stopping,
     Suspected,
@@ -86,8 +87,19 @@ def _node_sentence(event: NodeJoined | NodeLeft | NodeWanted | SpareLost) -> str
 
 
 def _recovery_sentence(
-    event: FaultSeen | Suspected | Decided | Answered | Isolated | Formed | Restored | FirstStep,
+    event: FaultSeen
+    | Suspected
+    | Decided
+    | Answered
+    | SignSeen
+    | Isolated
+    | Formed
+    | Restored
+    | FirstStep,
 ) -> str:
+    if isinstance(event, SignSeen):
+        gone = " is over" if event.sign.gone else ""
+        return f"{event.sign.in_words()}{gone}: {event.explanation}"
     if isinstance(event, Suspected):
         return f"rank {event.rank} says that what was made after step {event.clean} may be wrong"
     prefix = f"incident {event.incident}: " if event.incident else ""

@@ -5,6 +5,7 @@ Every command is held against what no machine may ever do, in whatever test it c
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ import msgspec
 from jobs.checks import Checks, check_counts
 from rekindle.names import WIRE_VERSION
 from rekindle.recovery import journal
+from rekindle.recovery.codes.tables import Tables
 from rekindle.recovery.fault import ErrorRecord, Exit, Kind
 from rekindle.recovery.policy import Policy
 from rekindle.runtime import protocol as p
@@ -24,6 +26,8 @@ from rekindle.runtime.state import CancelTimer, Command, End, Phase, Record, Sen
 
 M = TypeVar("M", bound=p.Message)
 E = TypeVar("E", bound=journal.Event)
+
+tables = functools.cache(Tables.load)
 
 
 def spec_of(*, nodes: int, processes: int, **settings: object) -> JobSpec:
@@ -68,7 +72,9 @@ class Driver:
             min_nodes=least,
             allow_injection=allow_injection,
         )
-        self.machine = Machine(spec, attempt=attempt, earlier=Earlier(generation=generation))
+        self.machine = Machine(
+            spec, tables, attempt=attempt, earlier=Earlier(generation=generation)
+        )
         self.now = 1000.0
         self.commands: list[Command] = []
         started = journal.JobStarted(
@@ -105,7 +111,7 @@ class Driver:
     def lose_coordinator(self) -> None:
         """The coordinator dies; another one begins with the journal, and with no agent."""
         old, events = self.machine, self.history
-        self.machine = Machine(old.spec, attempt=old.attempt, earlier=earlier(events))
+        self.machine = Machine(old.spec, tables, attempt=old.attempt, earlier=earlier(events))
         self.nodes, self.timers, self.stores, self.unstarted = {}, {}, [], []
         self._checks.forget_arrivals()
         self.machine.start(inheritance(events, old.attempt))

@@ -1,0 +1,142 @@
+"""How what was seen becomes a fault: the end of a process, or a sign of trouble. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import Protocol
+
+import msgspec
+
+from rekindle.errors import UsageError
+from rekindle.recovery.codes.escalation import Change
+from rekindle.recovery.codes.verdict import Urgency, Verdict
+from rekindle.recovery.fault import ErrorRecord, Exit, Fault, Kind
+
+
+class Judge(Protocol):
+    """What the tables of faults are asked here (`recovery.codes.tables.Tables`)."""
+
+    def exit(self, exit_: Exit) -> Verdict: ...
+    def text(self, message: str) -> Verdict: ...
+    def kernel_line(self, line: str) -> Verdict: ...
+    def xid(self, number: int) -> Verdict: ...
+    def ascend(self, code: str) -> Verdict: ...
+    def escalated(self, changes: Iterable[Change], now: float) -> list[Verdict]: ...
+    def node_condition(self, condition: str, status: str) -> Verdict: ...
+    def pod_reason(self, reason: str) -> Verdict: ...
+
+
+def fault_of_exit(  # noqa: PLR0913  what there is to know of it
+    judge: Judge,
+    exit_: Exit,
+    error: ErrorRecord | None,
+    *,
+    rank: int,
+    node: int,
+    finished: int,
+    at: float,
+) -> Fault:
+    """Classify the end of a rank that should have gone on.
+
+    Its exception speaks for it, if it left one; one that no table knows is the script's own.
+    """
+    if error is not None:
+        verdict = judge.text(error.message)
+        message = f"rank {rank} raised {error.message}"
+        kind = verdict.kind if verdict.listed else Kind.USER_CODE
+    else:
+        verdict = judge.exit(exit_)
+        ended = "was ended by" if exit_.signal is not None else "ended with"
+        message, kind = f"rank {rank} {ended} {exit_}", verdict.kind
+    if kind not in (Kind.PROCESS, Kind.USER_CODE):
+        message = f"{message} ({verdict.explanation})"
+    return Fault(
+        kind=kind,
+        message=message,
+        rank=rank,
+        node=node,
+        finished=finished,
+        signature=error.message if error else str(exit_),
+        traceback=error.traceback if error else "",
+        at=error.at if error and error.at else at,
+        code=verdict.code,
+        user_caused=verdict.user_caused or kind is Kind.USER_CODE,
+        self_heal=verdict.self_heal,
+        counts=verdict.counts,
+    )
+
+
+class Source(str, enum.Enum):
+    """Who knows the meaning of a sign."""
+
+    ASCEND = "ascend"  # a fault code of an Ascend chip
+    XID = "xid"  # the number of an XID of NVIDIA's driver
+    KERNEL = "kernel"  # a line of the kernel's log
+    NODE_CONDITION = "node-condition"  # Type=Status of a Kubernetes node
+    POD_REASON = "pod-reason"  # why Kubernetes does not run a pod
+
+
+class Sign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a monitor, an engine or a person has seen of a node.
+
+    what: the code, number, line, condition or reason. device: its local number; -1: none is named.
+    gone: it is over. by: who says so.
+    """
+
+    source: Source
+    what: str
+    node: int
+    device: int = -1
+    gone: bool = False
+    by: str = ""
+
+    def in_words(self) -> str:
+        """Name it in a few words."""
+        where = f"device {self.device} of node {self.node}" if self.device >= 0 else ""
+        return f"{self.source.value} {self.what} on {where or f'node {self.node}'}"
+
+
+def verdict_of(judge: Judge, sign: Sign) -> Verdict:
+    """Look a sign up. Raises UsageError: it cannot be read."""
+    what = sign.what.strip()
+    match sign.source:
+        case Source.ASCEND:
+            return judge.ascend(what)
+        case Source.XID:
+            if not (what.isascii() and what.isdigit() and len(what) < 6):
+                raise UsageError(f"XID {what!r} is no number")
+            return judge.xid(int(what))
+        case Source.KERNEL:
+            return judge.kernel_line(what)
+        case Source.NODE_CONDITION:
+            condition, separator, status = what.partition("=")
+            if not separator or status not in ("True", "False", "Unknown"):
+                raise UsageError(f"{what!r} is no condition; say Type=True, =False or =Unknown")
+            return judge.node_condition(condition, status)
+        case Source.POD_REASON:
+            return judge.pod_reason(what)
+
+
+def gravest(verdicts: Iterable[Verdict]) -> Verdict:
+    """Return the verdict that asks for the most; the first of equals."""
+    order = list(Urgency)
+    return max(verdicts, key=lambda verdict: order.index(verdict.urgency))
+
+
+def fault_of_sign(sign: Sign, verdict: Verdict, *, rank: int, finished: int, at: float) -> Fault:
+    """Make a fault of a sign. rank: whose device it is, -1: nobody's."""
+    return Fault(
+        kind=verdict.kind,
+        message=f"{sign.in_words()}: {verdict.explanation}",
+        rank=rank,
+        node=sign.node,
+        finished=finished,
+        signature=f"{sign.source.value} {verdict.code or sign.what}",
+        at=at,
+        device=sign.device,
+        code=verdict.code,
+        user_caused=verdict.user_caused,
+        self_heal=verdict.self_heal,
+        counts=verdict.counts,
+    )
