@@ -10,6 +10,7 @@ import msgspec
 
 from rekindle.errors import UsageError
 from rekindle.recovery.codes.escalation import Change
+from rekindle.recovery.codes.spelling import ascend_key
 from rekindle.recovery.codes.verdict import Urgency, Verdict
 from rekindle.recovery.fault import ErrorRecord, Exit, Fault, Kind
 
@@ -102,6 +103,8 @@ def verdict_of(judge: Judge, sign: Sign) -> Verdict:
     what = sign.what.strip()
     match sign.source:
         case Source.ASCEND:
+            if ascend_key(what) is None:
+                raise UsageError(f"{what!r} is no fault code: write 8 or 9 digits, as 80E01801")
             return judge.ascend(what)
         case Source.XID:
             if not (what.isascii() and what.isdigit() and len(what) < 6):
@@ -139,4 +142,25 @@ def fault_of_sign(sign: Sign, verdict: Verdict, *, rank: int, finished: int, at:
         user_caused=verdict.user_caused,
         self_heal=verdict.self_heal,
         counts=verdict.counts,
+    )
+
+
+def explains(sign: Fault, fault: Fault) -> bool:
+    """Whether a sign tells what it was that a rank has met: the same, or what it died of."""
+    kinds = (sign.kind, Kind.PROCESS, Kind.UNKNOWN)
+    nameless = bool(sign.code) and not fault.code
+    return nameless and sign.rank == fault.rank >= 0 and fault.kind in kinds
+
+
+def explained(fault: Fault, sign: Fault) -> Fault:
+    """Return the fault with what its sign knows of it."""
+    return msgspec.structs.replace(
+        fault,
+        kind=sign.kind,
+        message=f"{fault.message} ({sign.message})",
+        device=sign.device,
+        code=sign.code,
+        user_caused=sign.user_caused,
+        self_heal=sign.self_heal,
+        counts=sign.counts,
     )

@@ -8,16 +8,21 @@ from rekindle.recovery import journal
 from rekindle.recovery.classification import Judge, Sign, Source, gravest
 from rekindle.recovery.codes.escalation import Change
 from rekindle.recovery.codes.verdict import Verdict
+from rekindle.recovery.fault import Fault
 
 _Place = tuple[str, int]  # a host and the number of its device
 
 
 class SignBook:
-    """The signs of all devices, as the journal has them."""
+    """The signs of all devices, as the journal has them.
+
+    unmet: faults that signs have told of, and no rank yet.
+    """
 
     def __init__(self, seen: Iterable[journal.SignSeen] = ()) -> None:
         self._present: dict[_Place, set[tuple[Source, str]]] = {}
         self._changes: dict[_Place, list[Change]] = {}  # of Ascend codes
+        self.unmet: list[Fault] = []
         self._answered: dict[_Place, set[tuple[str, str]]] = {}
         for event in seen:
             self.note(event.sign, event.host, event.at)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from rekindle.recovery import journal
+from rekindle.recovery.classification import explains
 from rekindle.recovery.fault import Fault
 from rekindle.recovery.history import Past
 from rekindle.recovery.ladder import Decision
@@ -145,6 +146,8 @@ def _past(events: Iterable[journal.Event]) -> tuple[Past, ...]:
                 ended = ""
             case journal.FaultSeen():
                 fault = event.fault
+                if past and explains(fault, past[-1].fault):  # what it was is known only now
+                    past[-1] = msgspec.structs.replace(past[-1], fault=fault)
             case journal.Decided() if fault is not None:
                 decided = Past(
                     fault=fault,

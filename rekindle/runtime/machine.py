@@ -247,6 +247,7 @@ class Machine(Watching):
         agent = self.roster.nodes.get(fault.node)
         if agent is not None and not fault.host:
             fault = msgspec.structs.replace(fault, host=agent.host)
+        fault = self._explained(fault)
         self._record(self.incidents.note(fault))
         if self.phase is Phase.RESTARTING:
             self._go_on_ending()

@@ -9,6 +9,7 @@ import msgspec
 
 from rekindle.recovery import journal
 from rekindle.recovery.case import Case
+from rekindle.recovery.classification import explained, explains
 from rekindle.recovery.fault import Fault
 from rekindle.recovery.history import Past
 from rekindle.recovery.ladder import Decision, decide
@@ -175,6 +176,19 @@ class Incidents:
             approval=decision.approval,
         )
         return decision, [event]
+
+    def explain(self, sign: Fault, within_s: float) -> journal.Event | None:
+        """Give the code of a sign to the fault that a rank has told of before; None: to none."""
+        for index in reversed(range(len(self.past))):
+            past = self.past[index]
+            if sign.at - past.fault.at > within_s:
+                break
+            if explains(sign, past.fault):
+                fault = explained(past.fault, sign)
+                self.past[index] = msgspec.structs.replace(past, fault=fault)
+                self.faults = [fault if seen is past.fault else seen for seen in self.faults]
+                return journal.FaultSeen(incident=past.incident, fault=fault)
+        return None
 
     def close(self) -> None:
         """Training goes on."""

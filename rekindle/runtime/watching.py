@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+import msgspec
+
 from rekindle.errors import UsageError
 from rekindle.recovery import journal
-from rekindle.recovery.classification import Sign, Source, fault_of_sign, verdict_of
+from rekindle.recovery.classification import (
+    Sign,
+    Source,
+    explained,
+    explains,
+    fault_of_sign,
+    verdict_of,
+)
 from rekindle.recovery.codes.verdict import Blame, Urgency, Verdict
-from rekindle.recovery.fault import Fault
+from rekindle.recovery.fault import Fault, Kind, root_cause
 from rekindle.runtime.recovering import Recovering
 from rekindle.runtime.state import ENDING, SetTimer
 
-# How often codes that are present are looked at again: the shortest rule about codes that stay
-# too long is of 20 s (MindCluster's faultDuration).
+# How often codes that are present are looked at again (the shortest rule about codes that stay too
+# long is of 20 s, MindCluster's faultDuration), and how long a rank may take to meet the fault.
 LOOK_S = 5.0
+
+# A rank that suffers from any other kind ends, or says so itself.
+_CERTAIN = (Kind.DEVICE, Kind.NODE, Kind.NODE_LOST, Kind.EVICTION)
 
 
 class Watching(Recovering):
@@ -50,19 +62,47 @@ class Watching(Recovering):
         return ""
 
     def _look_at_signs(self, now: float) -> None:
-        """Answer codes that came too often or stay too long."""
+        """Answer codes that came too often or stay too long, and faults that no rank has met."""
         for host, device, verdict in self._signs.worse(self._tables(), now):
             for agent in [one for one in self.roster.members if one.host == host]:
                 sign = Sign(source=Source.ASCEND, what=verdict.code, node=agent.node, device=device)
                 self._answer_sign(sign, verdict, now)
-        if self._signs.waits and self.phase not in ENDING:
+        unmet, self._signs.unmet = self._signs.unmet, []
+        for fault in unmet:
+            if now - fault.at < LOOK_S:
+                self._signs.unmet.append(fault)
+            elif fault.kind is Kind.DEVICE_MEMORY:
+                # Its rank goes on with what may be damaged: only a new process can do without.
+                self._strike(msgspec.structs.replace(fault, kind=Kind.DEVICE))
+        if (self._signs.waits or self._signs.unmet) and self.phase not in ENDING:
             self._do(SetTimer("signs", LOOK_S))
 
     def _answer_sign(self, sign: Sign, verdict: Verdict, now: float) -> None:
         if verdict.urgency is Urgency.LATER and verdict.at_fault is not Blame.NOTHING:
             self._isolate(sign.node, f"{sign.in_words()}: {verdict.explanation}")
-        elif verdict.urgency is Urgency.NOW and self.phase not in ENDING:
-            self._on_fault(self._fault_of(sign, verdict, now))
+        if verdict.urgency is not Urgency.NOW:
+            return
+        fault = self._fault_of(sign, verdict, now)
+        if told := self.incidents.explain(fault, LOOK_S):
+            self._record(told)
+        elif fault.rank >= 0 and fault.kind not in _CERTAIN:
+            self._signs.unmet.append(fault)
+        else:
+            self._strike(fault)
+
+    def _strike(self, fault: Fault) -> None:
+        """Answer a fault, unless a rank has told of the same before."""
+        known = [seen for seen in self.incidents.faults if seen.rank == fault.rank >= 0]
+        if not known or root_cause([*known, fault]) is fault:
+            self._on_fault(fault)
+
+    def _explained(self, fault: Fault) -> Fault:
+        """Return what a rank has met with the code of the sign that came before it."""
+        for sign in self._signs.unmet:
+            if explains(sign, fault):
+                self._signs.unmet.remove(sign)
+                return explained(fault, sign)
+        return fault
 
     def _fault_of(self, sign: Sign, verdict: Verdict, now: float) -> Fault:
         first = sign.node * self.spec.processes_per_node
