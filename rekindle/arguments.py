@@ -12,6 +12,8 @@ import secrets
 import time
 from pathlib import Path
 
+import msgspec
+
 from rekindle import names
 from rekindle.errors import UsageError
 from rekindle.recovery.classification import Source
@@ -81,7 +83,8 @@ def _output(parser: argparse.ArgumentParser) -> None:
 
 def _recovery(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("recovery")
-    option(group, "max_restarts", type=int, default=0, help="restarts of all ranks; 0 = none")
+    option(group, "policy", default=None, metavar="FILE", help="what may be done, and how often")
+    option(group, "max_restarts", type=int, default=None, help="restarts of all ranks; default: 0")
     option(group, "checkpoint_dir", default=None, help="default: in the job directory")
     option(group, "checkpoint_every", type=int, default=0, metavar="STEPS", help="0 = never")
     option(group, "snapshot_every", type=int, default=10, metavar="STEPS", help="0 = never")
@@ -119,7 +122,7 @@ def read_spec(options: argparse.Namespace) -> JobSpec:
         redirects=_streams("redirects", options.redirects),
         tee=_streams("tee", options.tee),
         allow_injection=options.allow_injection,
-        policy=_policy(options.max_restarts),
+        policy=_policy(options),
         fault_tables=str(Path(options.fault_tables).absolute()) if options.fault_tables else "",
     )
 
@@ -183,9 +186,16 @@ def host_and_port(text: str, option_name: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _policy(max_restarts: int) -> Policy:
+def _policy(options: argparse.Namespace) -> Policy:
+    policy = Policy()
+    if options.policy:
+        from rekindle.recovery.policy_file import read_policy
+
+        policy = read_policy(Path(options.policy))
+    if options.max_restarts is None:
+        return policy
     try:
-        return Policy(max_restarts=max_restarts)
+        return msgspec.structs.replace(policy, max_restarts=options.max_restarts)
     except ValueError as error:
         raise UsageError(str(error)) from error
 

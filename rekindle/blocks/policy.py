@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rekindle.recovery.policy import Policy, Strategy
+from rekindle.recovery.policy import ALLOWABLE, LADDER, Policy, Strategy
+
+
+def _one_of(strategies: Iterable[Strategy]) -> str:
+    """Make a pattern of names: a form lets people order such a list, and none of choices."""
+    return f"^({'|'.join(strategy.value for strategy in strategies)})$"
+
+
+StrategyName = Annotated[str, Field(pattern=_one_of(ALLOWABLE))]
+AskedName = Annotated[str, Field(pattern=_one_of(LADDER))]
 
 
 class RecoveryPolicy(BaseModel):
@@ -14,14 +24,15 @@ class RecoveryPolicy(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    strategies: list[Literal["retry", "recover-in-place", "recover", "shrink", "dump"]] = Field(
-        default=["retry", "recover-in-place", "recover", "shrink", "dump"],
-        description="What may be done besides restarts: retry (all ranks do the step "
-        "again), recover-in-place (a broken rank is started anew on its node) and recover (a new "
-        "node takes the place of a lost one), shrink (training goes on without the lost node, "
-        "where min_nodes allows it); and dump: a job that fails or is stopped has its "
-        "newest snapshot written as a checkpoint. Without the first four every fault restarts all "
-        "ranks.",
+    strategies: list[StrategyName] = Field(
+        default=[strategy.value for strategy in ALLOWABLE],
+        description="What may be done, in the order in which it is tried. Inside the running job: "
+        "retry (all ranks do the step again), recover-in-place (a broken rank is started anew on "
+        "its node), recover (a new node takes the place of a lost one), shrink (training goes on "
+        "without the lost node, where min_nodes allows it). Of all ranks: hang-restart and "
+        "restart. Of places: reschedule-pod, reschedule-job-isolated and reschedule-job, which "
+        "have limits of their own below. dump, wherever it stands: a job that ends without success "
+        "has its newest snapshot written as a checkpoint.",
     )
     max_restarts: int = Field(
         default=3,
@@ -32,14 +43,52 @@ class RecoveryPolicy(BaseModel):
     max_recoveries: int = Field(
         default=128,
         ge=0,
-        description="How often the first four may be used in one job; after that every fault "
-        "restarts all ranks.",
+        description="How often the strategies inside the running job may be used, and restarts "
+        "that end a hang or heal a device; after that every fault restarts all ranks.",
     )
     max_in_row: int = Field(
         default=3,
         ge=0,
         description="How often the same rank or node may be recovered without a finished step in "
         "between.",
+    )
+    max_reschedules: int = Field(
+        default=0,
+        ge=0,
+        description="How often the whole job may be placed anew (ModelArts: job-retry-num).",
+    )
+    max_pod_reschedules: int = Field(
+        default=0,
+        ge=0,
+        description="How often one node alone may be placed anew (ModelArts: pod-retry-num).",
+    )
+    unconditional: bool = Field(
+        default=True,
+        description="Whether the whole job may also be placed anew when no node or device is to "
+        "blame (ModelArts: job-unconditional-retry).",
+    )
+    max_reschedules_in_row: int = Field(
+        default=3,
+        ge=0,
+        description="How often that may happen in a row; then the script is taken for the cause.",
+    )
+    max_hangs_in_row: int = Field(
+        default=3,
+        ge=0,
+        description="Restarts in a row because of a hang; then the job ends.",
+    )
+    progress_resets: bool = Field(
+        default=True,
+        description="Whether a new step ends such a row. ModelArts knows of no steps.",
+    )
+    approve: list[AskedName] = Field(
+        default=[],
+        description="What a person has to approve first: the run pauses and shows a form.",
+    )
+    approval_timeout_s: float = Field(
+        default=86_400.0,
+        gt=0,
+        description="Seconds that the job waits for that person; then it ends.",
     )
     leave_timeout_s: float = Field(
         default=300.0,
@@ -72,7 +121,16 @@ class RecoveryPolicy(BaseModel):
         description="Seconds that a node may take to write the last snapshot of a job that ends.",
     )
 
+    @model_validator(mode="after")
+    def _check(self) -> RecoveryPolicy:
+        self.to_policy()
+        return self
+
     def to_policy(self) -> Policy:
         """Return the policy as coordinator and flow read it."""
-        fields = self.model_dump(exclude={"strategies"})
-        return Policy(strategies=tuple(Strategy(name) for name in self.strategies), **fields)
+        fields = self.model_dump(exclude={"strategies", "approve"})
+        return Policy(
+            strategies=tuple(map(Strategy, self.strategies)),
+            approve=tuple(map(Strategy, self.approve)),
+            **fields,
+        )

@@ -1,0 +1,90 @@
+"""A policy in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rekindle.errors import UsageError
+from rekindle.recovery.policy import Policy, Strategy
+from rekindle.recovery.policy_file import read_policy
+
+MODELARTS = """
+kind: Job
+metadata:
+  annotations:
+    fault-tolerance/job-retry-num: "3"
+    fault-tolerance/job-unconditional-retry: "true"
+    other: "kept apart"
+"""
+MINDCLUSTER = """
+kind: AscendJob
+metadata:
+  labels: {process-recover-enable: "on", fault-scheduling: force}
+  annotations: {recover-strategy: "retry,dump"}
+spec: {runPolicy: {backoffLimit: 3}}
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "policy.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_fields_of_its_own(tmp_path: Path) -> None:
+    """What is left out is as by default; strategies keep their order."""
+    text = "strategies: [restart, retry]\nmax_restarts: 2\napprove: [restart]"
+    expected = Policy(
+        strategies=(Strategy.RESTART, Strategy.RETRY), max_restarts=2, approve=(Strategy.RESTART,)
+    )
+    assert read_policy(written(tmp_path, text)) == expected
+
+
+def test_a_job_of_modelarts(tmp_path: Path) -> None:
+    """Its annotations are read."""
+    policy = read_policy(written(tmp_path, MODELARTS))
+    assert (policy.max_reschedules, policy.unconditional) == (3, True)
+
+
+def test_a_job_of_mindcluster(tmp_path: Path) -> None:
+    """Labels, annotations and the back-off limit."""
+    policy = read_policy(written(tmp_path, MINDCLUSTER))
+    assert policy.max_reschedules == 3
+    assert {Strategy.RETRY, Strategy.DUMP} <= set(policy.strategies)
+    assert Strategy.RECOVER not in policy.strategies
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "write fields"),
+        ("- retry", "write fields"),
+        ("a: [", "is no YAML"),
+        ("max_restart: 3", "max_restart"),
+        ("max_restarts: many", r"\$.max_restarts"),
+        ("max_restarts: -1", "0 is the least"),
+        ("strategies: [hope]", "hope"),
+        ("strategies: [retry, retry]", "twice"),
+        ("metadata: 3", "metadata is 3"),
+        ("metadata: {labels: {process-recover-enable: on}}", "write it in quotes"),
+        ("{metadata: {}, spec: {runPolicy: {backoffLimit: yes}}}", "backoffLimit is True"),
+        (MODELARTS.replace('"3"', '"129"'), "from 1 to 128"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    """The message names the file and the field."""
+    path = written(tmp_path, text)
+    with pytest.raises(UsageError, match=words) as error:
+        read_policy(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    """Or that is no text."""
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_policy(tmp_path / "none.yaml")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_policy(tmp_path / "bytes")
