@@ -50,7 +50,10 @@ def _hopeless(case: Case) -> Decision | None:
 def _crash_loop(policy: Policy, case: Case) -> Decision | None:
     """The same error twice after the same beginning: another restart alone cannot help."""
     fault = case.fault
-    if fault.kind is not Kind.USER_CODE or same_errors(case.past, fault, case.resumed) < 2:
+    stepwise = (case.session or case.newest > 0) and policy.progress_resets
+    if not stepwise or fault.kind is not Kind.USER_CODE:
+        return None
+    if same_errors(case.past, fault, case.resumed) < 2:
         return None
     begun = f"the state of step {case.resumed}" if case.resumed else "the beginning"
     told = f"{fault.message}, after step {fault.finished}, again when it was begun from {begun}"

@@ -67,8 +67,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     unconditional: `reschedule-job` may answer what is no fault of a node or device, too.
     max_reschedules_in_row: such answers in a row; after that the script is taken for the cause.
     max_hangs_in_row: restarts in a row because of a hang.
-    progress_resets: a step that was not done before ends such a row, as a fault of a node or device
-        does. ModelArts knows of no steps.
+    progress_resets: steps count: one that was not done before ends such a row, as a fault of a node
+        or device does, and the same error at the same step twice is the script's. ModelArts knows
+        of no steps.
     approve: strategies that wait for a person's approval.
     leave_timeout_s: how long a healthy rank may take to leave its step before it is replaced; more
         than the longest stretch of a step without a collective.
