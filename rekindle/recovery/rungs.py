@@ -73,14 +73,14 @@ def _recover(policy: Policy, case: Case) -> Option | None:
         return Option("", _out_of_reach(policy, case) or "there is no spare")
     else:
         doing = "there is no spare: a new node takes its place, all healthy ranks wait"
-    return Option(doing, _hinders_inner(Strategy.RECOVER, policy, case), _blames(case))
+    return Option(doing, _hinders_inner(Strategy.RECOVER, policy, case), _is_sick(case))
 
 
 def _shrink(policy: Policy, case: Case) -> Option | None:
     if not _leaves_its_place(case) or not case.left:
         return None
     doing = f"the world goes on with {case.left} nodes until one comes"
-    return Option(doing, _hinders_inner(Strategy.SHRINK, policy, case), _blames(case))
+    return Option(doing, _hinders_inner(Strategy.SHRINK, policy, case), _is_sick(case))
 
 
 def _hang_restart(policy: Policy, case: Case) -> Option | None:
@@ -191,6 +191,15 @@ def _leaves_its_place(case: Case) -> bool:
 def _blames(case: Case) -> bool:
     """Whether the place is to be isolated: never for an eviction or what the user has caused."""
     return case.fault.of_hardware and _leaves_its_place(case)
+
+
+def _is_sick(case: Case) -> bool:
+    """Whether the place is known to be bad: why an agent was lost, nobody knows.
+
+    ModelArts isolates nodes when it reschedules, and knows of nothing cheaper; hosts that are lost
+    again and again are lemons.
+    """
+    return _blames(case) and case.fault.kind is not Kind.NODE_LOST
 
 
 def _user_wore_it_out(case: Case) -> bool:
