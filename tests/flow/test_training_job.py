@@ -29,7 +29,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"script": "a.py", "snapshot_every": -1}, "greater than or equal to 0"),
         ({"script": "a.py", "node": 2}, "Extra inputs are not permitted"),
         ({"script": "a.py", "checkpoint": {"evry": 5}}, "Extra inputs are not permitted"),
-        ({"script": "a.py", "policy": {"strategies": ["restart"]}}, "'recover-in-place'"),
+        ({"script": "a.py", "policy": {"strategies": ["restarts"]}}, "recover-in-place"),
         ({"script": "a.py", "policy": {"node_timeout_s": 0}}, "greater than 0"),
         ({"script": "a.py", "environment": {"A=B": "1"}}, "'A=B' cannot be set"),
         ({"script": "a.py", "environment": {"REKINDLE_JOB_ID": "x"}}, "set by Rekindle itself"),
