@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 
 from rekindle import __version__, arguments
 from rekindle.errors import RekindleError, UsageError
@@ -55,6 +56,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     arguments.add_inject_arguments(inject)
     inject.set_defaults(command=_inject)
+    policy = commands.add_parser(
+        "policy",
+        help="check a policy, and print it as ModelArts or MindCluster write theirs",
+        description="Read a policy, or a job of ModelArts or MindCluster, and print it.",
+    )
+    policy.add_argument("file", help="YAML or JSON")
+    policy.add_argument("--to", choices=("own", "modelarts", "mindcluster"), default="own")
+    policy.set_defaults(command=_policy)
     for name, about, job in _PEOPLE:
         command = commands.add_parser(name, help=about, description=f"{about.capitalize()}.")
         if job:
@@ -87,6 +96,13 @@ def _run(options: argparse.Namespace) -> int:
     from rekindle import launcher  # imports follow the command: --help must not wait for them
 
     return launcher.join(options) if options.coordinator else launcher.launch(options)
+
+
+def _policy(options: argparse.Namespace) -> int:
+    from rekindle.recovery.policy_file import Form, read_policy, write_policy
+
+    print(write_policy(read_policy(Path(options.file)), Form(options.to)), end="")
+    return 0
 
 
 def _inject(options: argparse.Namespace) -> int:

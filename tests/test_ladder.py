@@ -69,7 +69,7 @@ TABLE = {
     ),
     "nothing left, but a snapshot": (
         Policy(), USER, [], {"last_words": 3}, DUMP,
-        "0 of 0 reschedules are used; last words: the snapshot of step 3 is to be written",
+        "0 of 0 restarts are used; last words: the snapshot of step 3 is to be written",
     ),
     "nothing left, last words not allowed": (
         Policy(strategies=INNER), USER, [], {"last_words": 3}, FAIL, "restart is not allowed",
@@ -115,7 +115,7 @@ TABLE = {
     ),
     "cannot be chosen at all": (
         Policy(strategies=()), LINK, [], {}, FAIL,
-        "retry is not allowed; restart is not allowed; reschedule-job is not allowed",
+        "retry is not allowed; restart is not allowed",
     ),
     "two that are not allowed": (
         Policy(strategies=()), MEMORY, [], {}, FAIL,

@@ -101,7 +101,7 @@ TABLE = {
         HANG, HUNG, (), HANG_RESTART, False, "started anew where they are",
     ),
     "enabling: a job without annotations is not restarted": (
-        NONE, crash(), (), FAIL, False, "reschedule-job is not allowed",
+        NONE, crash(), (), FAIL, False, "restart is not allowed",
     ),
     "enabling: in-place recovery does not use up the most restarts": (
         policy(job_retry_num="1"), chip("80E01802"),

@@ -8,7 +8,7 @@ import pytest
 
 from rekindle.errors import UsageError
 from rekindle.recovery.policy import Policy, Strategy
-from rekindle.recovery.policy_file import read_policy
+from rekindle.recovery.policy_file import Form, read_policy, write_policy
 
 MODELARTS = """
 kind: Job
@@ -88,3 +88,15 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="cannot be read"):
         read_policy(tmp_path / "bytes")
+
+
+@pytest.mark.parametrize("form", Form)
+@pytest.mark.parametrize("text", ["max_restarts: 2", MODELARTS, MINDCLUSTER])
+def test_what_is_written_can_be_read_again(tmp_path: Path, text: str, form: Form) -> None:
+    """And says the same, as far as the form has words for it."""
+    policy = read_policy(written(tmp_path, text))
+    again = read_policy(written(tmp_path, write_policy(policy, form)))
+    if form is Form.OWN:
+        assert again == policy
+    else:
+        assert write_policy(again, form) == write_policy(policy, form)

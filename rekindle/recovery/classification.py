@@ -58,7 +58,7 @@ def fault_of_exit(  # noqa: PLR0913  what there is to know of it
         rank=rank,
         node=node,
         finished=finished,
-        signature=error.message if error else str(exit_),
+        signature=_signature(exit_, error),
         traceback=error.traceback if error else "",
         at=error.at if error and error.at else at,
         code=verdict.code,
@@ -66,6 +66,12 @@ def fault_of_exit(  # noqa: PLR0913  what there is to know of it
         self_heal=verdict.self_heal,
         counts=verdict.counts,
     )
+
+
+def _signature(exit_: Exit, error: ErrorRecord | None) -> str:
+    if error is not None:
+        return error.message
+    return str(exit_) if exit_.signal is not None else ""  # a status may stand for any error
 
 
 class Source(str, enum.Enum):

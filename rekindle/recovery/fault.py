@@ -60,7 +60,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that went wrong.
 
     `rank` and `node` say where (-1: not bound to one); `finished` is the number of steps the rank
-    had finished; `signature` is equal for two faults that look the same to a person.
+    had finished; `signature` is equal for two faults that look the same to a person, and empty
+    where nothing tells what it was.
 
     host: the machine, by a name that it keeps from job to job; empty: nobody said. device: its
     number there. code: as the tables spell it. user_caused: the user's code or input made it, so

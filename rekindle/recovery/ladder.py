@@ -50,8 +50,9 @@ def _hopeless(case: Case) -> Decision | None:
 def _crash_loop(policy: Policy, case: Case) -> Decision | None:
     """The same error twice after the same beginning: another restart alone cannot help."""
     fault = case.fault
-    stepwise = (case.session or case.newest > 0) and policy.progress_resets
-    if not stepwise or fault.kind is not Kind.USER_CODE:
+    # An exit status alone, of a script whose steps nobody knows, says too little.
+    known = case.session or case.newest > 0 or bool(fault.signature)
+    if not (known and policy.progress_resets) or fault.kind is not Kind.USER_CODE:
         return None
     if same_errors(case.past, fault, case.resumed) < 2:
         return None
@@ -82,5 +83,4 @@ def _climb(policy: Policy, case: Case) -> Decision:
             return Decision(strategy=strategy, reason=said, isolate=option.isolate)
         if why_not not in passed_over:
             passed_over.append(why_not)
-    said = "; ".join((case.fault.message, *(passed_over or ["nothing can be done about it"])))
-    return Decision(strategy=Strategy.FAIL, reason=said)
+    return Decision(strategy=Strategy.FAIL, reason="; ".join((case.fault.message, *passed_over)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,13 @@ import msgspec
 import yaml
 
 from rekindle.errors import UsageError
-from rekindle.recovery.annotations import MODELARTS_PREFIX, from_mindcluster, from_modelarts
+from rekindle.recovery.annotations import (
+    MODELARTS_PREFIX,
+    from_mindcluster,
+    from_modelarts,
+    to_mindcluster,
+    to_modelarts,
+)
 from rekindle.recovery.policy import Policy
 
 
@@ -63,3 +70,23 @@ def _texts(found: Mapping[str, Any]) -> dict[str, str]:
         if not isinstance(value, str):
             raise UsageError(f"{key} is {value!r}, no text: write it in quotes")
     return dict(found)
+
+
+class Form(str, enum.Enum):
+    """Whose way of writing a policy."""
+
+    OWN = "own"
+    MODELARTS = "modelarts"
+    MINDCLUSTER = "mindcluster"
+
+
+def write_policy(policy: Policy, form: Form) -> str:
+    """Return a policy as YAML: its own fields, or an object that says the most that others can."""
+    if form is Form.OWN:
+        return yaml.safe_dump(msgspec.to_builtins(policy), sort_keys=False)
+    if form is Form.MODELARTS:
+        metadata = {"annotations": to_modelarts(policy)}
+    else:
+        labels, annotations = to_mindcluster(policy)
+        metadata = {"labels": labels, "annotations": annotations}
+    return yaml.safe_dump({"metadata": metadata}, sort_keys=False)

@@ -132,6 +132,8 @@ def _reschedule_pod(policy: Policy, case: Case) -> Option | None:
 def _reschedule_job_isolated(policy: Policy, case: Case) -> Option | None:
     if not _blames(case) or case.failed_already(Strategy.RESCHEDULE_POD):
         return None
+    if not policy.max_reschedules:
+        return None  # it was not asked for
     doing = "the whole job is placed anew, without that node"
     return Option(doing, _hinders_job(Strategy.RESCHEDULE_JOB_ISOLATED, policy, case), isolate=True)
 
@@ -142,6 +144,8 @@ def _reschedule_job(policy: Policy, case: Case) -> Option | None:
     degraded = case.failed_already(Strategy.RESCHEDULE_POD) or _user_wore_it_out(case)
     if fault.kind is Kind.HANG or (fault.of_hardware and not degraded):
         return None
+    if not policy.max_reschedules and history.counts(fault):
+        return None  # it was not asked for
     why_not = _hinders_job(Strategy.RESCHEDULE_JOB, policy, case)
     conditional = degraded or fault.kind in (Kind.EVICTION, Kind.SCHEDULING)
     if not why_not and not conditional:

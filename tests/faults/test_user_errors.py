@@ -88,14 +88,17 @@ def test_transient_error_is_restarted(
     assert abs(steps_lost(run)[0] - lost) <= 1
 
 
-def test_lasting_error_ends_the_job_the_second_time(job: Callable[..., Job]) -> None:
-    """An error that comes again in the same step ends the job, whatever restarts are left."""
+def test_lasting_error_ends_the_job(job: Callable[..., Job]) -> None:
+    """One that comes twice at a step after the same beginning, whatever restarts are left.
+
+    The first time the job has begun anew, then twice from its snapshot.
+    """
     lasting = Fault(1, "forward", 9, life=0, do="raise", again=True)
     run = job(lasting, policy=Policy(max_restarts=5))
     ended = run.end()
     assert ended.outcome == "failed"
-    assert "again after step 9 as before the restart" in ended.reason
-    assert len(run.record.lives(1)) == 2
+    assert "after step 9, again when it was begun from the state of step 5" in ended.reason
+    assert len(run.record.lives(1)) == 3
     assert run.leftovers() == []
 
 

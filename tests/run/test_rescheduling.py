@@ -26,8 +26,15 @@ rank = os.environ["RANK"]
 with open("counts", "a") as file:
     file.write(f"{rank} {placed} {started}\\n")
 failures = int(sys.argv[1])
-if rank == "1" and os.path.getsize("counts") and len(open("counts").readlines()) <= 2 * failures:
-    sys.exit(3)
+if rank == "1" and failures:
+    count = 0, 1
+    while count[0] < count[1]:  # until the other one has said so as often
+        time.sleep(0.02)
+        with open("counts") as file:
+            ranks = [line[0] for line in file]
+        count = ranks.count("0"), ranks.count("1")
+    if sum(count) <= 2 * failures:
+        sys.exit(3)
 while failures == 0 and not os.path.exists("go"):
     time.sleep(0.02)
 """
