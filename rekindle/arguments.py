@@ -17,6 +17,7 @@ import msgspec
 from rekindle import names
 from rekindle.errors import UsageError
 from rekindle.recovery.classification import Source
+from rekindle.recovery.codes.verdict import Origin, Severity
 from rekindle.recovery.policy import Policy
 from rekindle.runtime.protocol import Inject, InjectionKind
 from rekindle.runtime.spec import EntryKind, JobSpec, job_directory
@@ -92,6 +93,10 @@ def _recovery(parser: argparse.ArgumentParser) -> None:
     option(group, "allow_injection", action="store_true", help="let `rekindle inject` break it")
 
 
+# The ranks inherit the whole environment; the coordinator needs these.
+_KEPT = (names.ENV_FAILOVER_GRACE,)
+
+
 def read_spec(options: argparse.Namespace) -> JobSpec:
     """Make the job's description from parsed options. Raises UsageError: one cannot be meant so."""
     if not options.script:
@@ -108,6 +113,7 @@ def read_spec(options: argparse.Namespace) -> JobSpec:
         min_nodes=least,
         processes_per_node=_processes(options.nproc_per_node),
         spares=options.spares,
+        environment={name: os.environ[name] for name in _KEPT if name in os.environ},
         working_directory=str(Path.cwd()),
         directory=str(directory),
         log_directory=str(Path(options.log_dir or directory / names.LOGS_DIRECTORY).absolute()),
@@ -139,6 +145,11 @@ def add_people_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         option(parser, "gone", action="store_true", help="it is over")
         kinds = [source.value for source in Source]
         option(parser, "source", choices=kinds, required=True, help="what kind of sign it is")
+        ranks = [severity.name.lower() for severity in Severity]
+        option(parser, "severity", choices=ranks, help="how Ascend's driver ranks the code")
+        origins = [origin.value for origin in Origin]
+        said = "what reported the Ascend code; default: the chip, or without --device the node"
+        option(parser, "origin", choices=origins, help=said)
         parser.add_argument("what", help="the code, number, line of the kernel's log, or condition")
     if name == "approve":
         parser.add_argument("--incident", type=int, default=0, help="the one that is meant")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rekindle import __version__, arguments
 from rekindle.errors import RekindleError, UsageError
+from rekindle.simulation.options import add_arguments as add_simulate_arguments
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -64,6 +65,13 @@ def _parser() -> argparse.ArgumentParser:
     policy.add_argument("file", help="YAML or JSON")
     policy.add_argument("--to", choices=("own", "modelarts", "mindcluster"), default="own")
     policy.set_defaults(command=_policy)
+    simulate = commands.add_parser(
+        "simulate",
+        help="tell what a recovery policy would be worth",
+        description="Run a recovery policy against faults drawn from published statistics.",
+    )
+    add_simulate_arguments(simulate)
+    simulate.set_defaults(command=_simulate)
     for name, about, job in _PEOPLE:
         command = commands.add_parser(name, help=about, description=f"{about.capitalize()}.")
         if job:
@@ -103,6 +111,12 @@ def _policy(options: argparse.Namespace) -> int:
 
     print(write_policy(read_policy(Path(options.file)), Form(options.to)), end="")
     return 0
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from rekindle.simulation import command
+
+    return command.simulate(options)
 
 
 def _inject(options: argparse.Namespace) -> int:

@@ -4,7 +4,8 @@
     ├── UsageError            a command line, a job description or a call that cannot work
     ├── JobError              a job that ended without success, or cannot be steered
     │   ├── LeaseHeldError    another process steers this job
-    │   └── JobFailedError    the job ended in failure; carries the reason shown to people
+    │   ├── JobFailedError    the job ended in failure; carries the reason shown to people
+    │   └── RejectedError     what was trained is not good enough to be published
     ├── ProtocolError         a message that no Rekindle process would send
     │   └── StaleError        a message of an earlier generation or attempt (fencing)
     ├── CheckpointError       a checkpoint that cannot be written or used
@@ -33,6 +34,10 @@ class LeaseHeldError(JobError):
 
 class JobFailedError(JobError):
     """The job ended in failure."""
+
+
+class RejectedError(JobError):
+    """What was trained is not good enough to be published."""
 
 
 class ProtocolError(RekindleError):

@@ -41,6 +41,8 @@ def launch(options: argparse.Namespace) -> int:
             "spares of other machines join with --coordinator HOST:PORT --spare; --spares starts "
             "some on this machine, with all nodes"
         )
+    if options.node_rank is not None:
+        spec = msgspec.structs.replace(spec, engine=())  # we cannot place what is elsewhere anew
     directory = JobDirectory(spec.directory)
     with _only_launcher(directory, spec):
         nodes = None if options.node_rank is None else (options.node_rank,)

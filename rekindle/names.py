@@ -12,10 +12,14 @@ ENV_SLOT = "REKINDLE_SLOT"  # the rank's number in the full world; RANK counts t
 ENV_FULL_WORLD = "REKINDLE_FULL_WORLD"  # ranks of the full world
 ENV_CHANNEL_FD = "REKINDLE_CHANNEL_FD"  # unix socket to the agent (SOCK_SEQPACKET)
 ENV_HEARTBEAT_FD = "REKINDLE_HEARTBEAT_FD"  # the rank's heartbeat page (memfd)
+ENV_STACK_FILE = "REKINDLE_STACK_FILE"  # where the rank writes its stacks when it is asked to
 ENV_METRICS_FILE = "REKINDLE_METRICS_FILE"  # where the rank appends its step records
 ENV_SNAPSHOT_EVERY = "REKINDLE_SNAPSHOT_EVERY"  # steps between snapshots; 0 = never
 ENV_CHECKPOINT_EVERY = "REKINDLE_CHECKPOINT_EVERY"  # steps between checkpoints; 0 = never
 ENV_CHECKPOINT_DIRECTORY = "REKINDLE_CHECKPOINT_DIRECTORY"  # the job's checkpoint store
+
+# ModelArts, set by the user: seconds that the end of the old placement may hold up a reschedule.
+ENV_FAILOVER_GRACE = "MA_FAILOVER_TERMINATION_GRACE_PERIOD_SECONDS"
 
 # Read by the command line and the engine.
 ENV_HOME = "REKINDLE_HOME"  # where job directories live; default ~/.rekindle
@@ -28,6 +32,8 @@ LEDGER_FILE = "ledger.jsonl"
 ENDPOINT_FILE = "coordinator.json"
 LAUNCH_LOCK_FILE = "launch.lock"
 LOGS_DIRECTORY = "logs"
+ERROR_FILE = "error.json"  # of a rank, beside its output, as torchrun has it
+STACK_FILE = "stacks.log"  # of a rank: where it was when it was asked
 METRICS_DIRECTORY = "metrics"
 CHECKPOINT_DIRECTORY = "checkpoints"
 
@@ -48,7 +54,8 @@ PATH_APPROVE = "/approve"
 PATH_STOP = "/stop"
 PATH_SIGNS = "/signs"
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 OFFERS = 32  # checkpoints, newest first, that a node offers; a restore tries no older ones
+KILLED_S = 30.0  # how long after SIGKILL a process may live; the kernel can hold one for ever
 SPARE = -1  # in the place of a node rank: an agent that waits to take a lost one's place
 LOOPBACK = "127.0.0.1"

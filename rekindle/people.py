@@ -16,6 +16,7 @@ from rekindle.engines.host_log import HostLog
 from rekindle.errors import JobError, UsageError
 from rekindle.recovery import journal
 from rekindle.recovery.classification import Sign, Source
+from rekindle.recovery.codes.verdict import Origin, Severity
 from rekindle.recovery.hosts import Host, HostReleased
 from rekindle.runtime.protocol import Approval
 from rekindle.runtime.spec import Endpoint, JobDirectory, home, job_directory
@@ -110,7 +111,9 @@ def approve(options: argparse.Namespace) -> int:
     number = options.incident or (waiting.incident if waiting else 0)
     if not number:
         raise JobError(f"nothing of job {options.job} waits for approval")
-    answer = Approval(incident=number, granted=not options.deny, by=getpass.getuser())
+    about = waiting.fault.at if waiting and waiting.fault else 0.0
+    by = getpass.getuser()
+    answer = Approval(incident=number, granted=not options.deny, by=by, about=about)
     JobClient(endpoint, directory.secret()).approve(answer)
     return 0
 
@@ -125,6 +128,8 @@ def report_fault(options: argparse.Namespace) -> int:
         device=options.device,
         gone=options.gone,
         by=getpass.getuser(),
+        severity=Severity[options.severity.upper()] if options.severity else None,
+        origin=Origin(options.origin) if options.origin else None,
     )
     JobClient(endpoint, directory.secret()).report(sign)
     return 0

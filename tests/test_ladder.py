@@ -4,33 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.recovery.case import Case
-from rekindle.recovery.classification import fault_of_exit
-from rekindle.recovery.codes.tables import Tables
-from rekindle.recovery.fault import ErrorRecord, Exit, Fault, Kind, root_cause
+from rekindle.recovery.fault import Fault, Kind
 from rekindle.recovery.history import Past, counts, heals, recoveries_used
 from rekindle.recovery.ladder import Decision, decide
-from rekindle.recovery.policy import ALLOWABLE, INNER, LADDER, OUTER, Policy, Strategy
+from rekindle.recovery.policy import ALLOWABLE, INNER, OUTER, Policy, Strategy
 
 RETRY, IN_PLACE, RECOVER, SHRINK = INNER
 HANG_RESTART, RESTART = Strategy.HANG_RESTART, Strategy.RESTART
 POD, ISOLATED, JOB = OUTER
 DUMP, FAIL = Strategy.DUMP, Strategy.FAIL
-TABLES = Tables.load()
-RUNTIME = (
-    Kind.PROCESS,
-    Kind.STUCK,
-    Kind.RESTORE,
-    Kind.NODE_LOST,
-    Kind.LINK,
-    Kind.TRANSIENT,
-    Kind.DEVICE_MEMORY,
-    Kind.DEVICE,
-)
 
 
 def fault(kind: Kind, rank: int = 0, finished: int = 5, signature: str = "E") -> Fault:
@@ -48,6 +36,11 @@ def judge(what: Fault, past: list[tuple[Fault, Strategy]], policy: Policy, **mor
 USER, DEAD, LINK = fault(Kind.USER_CODE), fault(Kind.PROCESS), fault(Kind.LINK)
 MEMORY = fault(Kind.DEVICE_MEMORY)
 FREE = Policy(max_restarts=1)
+XID_13 = [
+    Fault(kind=Kind.PROCESS, message="XID 13", rank=0, node=0, device=0, code="13", at=float(at))
+    for at in range(3)
+]
+UNHEALED = Fault(kind=Kind.DEVICE, message="no use", rank=0, node=0, heal_failed=True)
 
 TABLE = {
     # name: (policy, fault, past, what is special about the case, strategy, words of the reason)
@@ -140,8 +133,17 @@ TABLE = {
     ),
     "a hang with its culprit": (FREE, fault(Kind.HANG), [], {}, IN_PLACE, "started anew on its"),
     "the same rank hangs again at once": (
-        FREE, fault(Kind.HANG), [(fault(Kind.HANG), IN_PLACE)] * 3, {}, HANG_RESTART,
-        "recovered 3 times without a step between; all processes are stopped",
+        FREE, fault(Kind.HANG),
+        [*[(fault(Kind.HANG), IN_PLACE)] * 3, (fault(Kind.HANG), RECOVER)], {}, HANG_RESTART,
+        "on another node without a step between; all processes are stopped",
+    ),
+    "what did not last in its place": (
+        FREE, DEAD, [(DEAD, IN_PLACE)] * 3, {"spares": 1},
+        RECOVER, "recovered 3 times without a step between; a spare takes its place",
+    ),
+    "nor on another node": (
+        FREE, DEAD, [*[(DEAD, IN_PLACE)] * 3, (DEAD, RECOVER)], {"spares": 1},
+        RESTART, "on another node without a step between; all ranks are started anew",
     ),
     "an eviction": (FREE, fault(Kind.EVICTION), [], {}, RECOVER, "a new node takes its place"),
     "an eviction, when all budgets are used": (
@@ -163,7 +165,10 @@ TABLE = {
         RESTART, "restart 2 of 9",
     ),
     "the same signal after a restart": (FREE, DEAD, [(DEAD, RESTART)], {}, IN_PLACE, "anew"),
-    "three times in a row": (FREE, DEAD, [(DEAD, IN_PLACE)] * 3, {}, RESTART, "recovered 3 times"),
+    "three times in a row": (FREE, DEAD, [(DEAD, IN_PLACE)] * 3, {}, RECOVER, "recovered 3 times"),
+    "three times in a row, and once elsewhere": (
+        FREE, DEAD, [*[(DEAD, IN_PLACE)] * 3, (DEAD, RECOVER)], {}, RESTART, "on another node",
+    ),
     "three times with a step between": (
         FREE, DEAD, [(fault(Kind.PROCESS, finished=4), IN_PLACE)] * 3, {}, IN_PLACE, "anew",
     ),
@@ -182,6 +187,49 @@ TABLE = {
         Policy(max_recoveries=2, max_restarts=1), DEAD,
         [(fault(Kind.PROCESS, finished=1), IN_PLACE), (fault(Kind.LINK, finished=2), RETRY)], {},
         RESTART, "2 of 2 recoveries are used; all ranks are started anew",
+    ),
+    "the same error, and an older checkpoint, but no restart is allowed": (
+        Policy(strategies=(JOB,), max_restarts=9, max_reschedules=9), USER, [(USER, JOB)],
+        {"older": True}, FAIL, "the script is the likely cause",
+    ),
+    "a lost node, and the whole job may be placed anew, no more": (
+        Policy(strategies=(JOB,), max_reschedules=2), fault(Kind.NODE_LOST), [], {}, JOB,
+        "the whole job is placed anew",
+    ),
+    "a sick node, when a job is placed anew only without it": (
+        Policy(strategies=(JOB, ISOLATED), max_reschedules=2), fault(Kind.NODE), [], {}, ISOLATED,
+        "without that node",
+    ),
+    "damaged memory again, and only another node is stronger": (
+        Policy(strategies=(RETRY, RECOVER)), MEMORY, [(MEMORY, RETRY)], {}, RECOVER,
+        "retry did not last; ",
+    ),
+    "damaged memory again, and only a restart is stronger": (
+        Policy(strategies=(RETRY, RESTART), max_restarts=1), MEMORY, [(MEMORY, RETRY)], {},
+        RESTART, "retry did not last; ",
+    ),
+    "damaged memory again, and the stronger are used up": (
+        Policy(strategies=(RETRY, RESTART), max_restarts=1), MEMORY,
+        [(fault(Kind.USER_CODE, 1), RESTART), (MEMORY, RETRY)], {}, RETRY, "device is repaired",
+    ),
+    "evicted again and again, and only inner strategies are allowed": (
+        Policy(strategies=INNER), fault(Kind.EVICTION), [(fault(Kind.EVICTION), RECOVER)] * 9, {},
+        RECOVER, "a new node takes its place",
+    ),
+    "a crash after evictions of its node": (
+        Policy(strategies=INNER), DEAD, [(fault(Kind.EVICTION), RECOVER)] * 9, {}, IN_PLACE, "anew",
+    ),
+    "an XID that a program causes, again and again": (
+        Policy(max_restarts=10), XID_13[2], [(seen, RESTART) for seen in XID_13[:2]],
+        {"session": False}, RESTART, "restart 3 of 10",
+    ),
+    "hangs and crashes in turn": (
+        Policy(max_restarts=9, strategies=(HANG_RESTART, RESTART)), fault(Kind.HANG),
+        [(fault(Kind.HANG), HANG_RESTART), (fault(Kind.USER_CODE, 1), RESTART)] * 3, {},
+        HANG_RESTART, "all processes are stopped",
+    ),
+    "a device that could not be healed, of which no code is known": (
+        Policy(max_restarts=9), UNHEALED, [], {}, RECOVER, "its device cannot be healed; ",
     ),
     "nothing could be started": (FREE, fault(Kind.LAUNCH), [], {}, FAIL, "launch of rank 0"),
 }  # fmt: skip
@@ -220,15 +268,6 @@ def test_the_same_error_from_the_same_checkpoint_rolls_back_once() -> None:
     assert "after an older checkpoint was tried; the script is the likely cause" in last.reason
 
 
-def test_a_policy_keeps_its_order() -> None:
-    """What is not named keeps its place, so that the reasons name it where it would have come."""
-    assert Policy().ladder == LADDER
-    ladder = Policy(strategies=(RESTART, DUMP, RECOVER, RETRY)).ladder
-    assert ladder[:4] == (RESTART, IN_PLACE, RECOVER, SHRINK)
-    assert ladder[4:6] == (HANG_RESTART, RETRY)
-    assert sorted(ladder) == sorted(LADDER)
-
-
 def test_a_strategy_that_a_person_must_approve() -> None:
     """The decision says so; what needs no approval is not held up."""
     policy = Policy(max_restarts=1, approve=(RESTART,))
@@ -242,7 +281,7 @@ def test_a_rank_that_lags_and_dies_at_its_start_is_not_started_for_ever() -> Non
     past: tuple[Past, ...] = ()
     while (decision := decide(Policy(), lag(lagging, past))).strategy in INNER:
         past = (*past, Past(fault=lagging, strategy=decision.strategy, newest=5))
-        assert len(past) <= Policy().max_in_row
+        assert len(past) <= Policy().max_in_row + 1  # once on another node
     assert decision.strategy is FAIL
 
 
@@ -289,9 +328,21 @@ policies = st.builds(
 engines = st.lists(st.sampled_from(OUTER), unique=True).map(tuple)
 
 
-@given(policies, engines, st.lists(faults, min_size=60, max_size=80), st.booleans(), st.booleans())
+@given(
+    policies,
+    engines,
+    st.lists(faults, min_size=60, max_size=80),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
 def test_any_sequence_of_faults_ends_within_the_budgets(
-    policy: Policy, engine: tuple[Strategy, ...], coming: list[Fault], session: bool, formed: bool
+    policy: Policy,
+    engine: tuple[Strategy, ...],
+    coming: list[Fault],
+    session: bool,
+    formed: bool,
+    older: bool,
 ) -> None:
     """No budget is exceeded, nothing is done that may or can not be; in the end the job fails."""
     past: list[Past] = []
@@ -299,7 +350,7 @@ def test_any_sequence_of_faults_ends_within_the_budgets(
         newest = max([what.finished, *(seen.fault.finished for seen in past)])
         case = Case(
             fault=what, session=session, formed=formed, newest=newest, engine=engine,
-            incident=number // 2, past=tuple(past),
+            incident=number // 2, older=older, past=tuple(past),
         )  # fmt: skip
         decision = decide(policy, case)
         assert decision.reason
@@ -307,8 +358,11 @@ def test_any_sequence_of_faults_ends_within_the_budgets(
         if decision.strategy is FAIL:
             break
         past.append(
-            Past(fault=what, strategy=decision.strategy, newest=newest, incident=number // 2)
-        )
+            Past(
+                fault=what, strategy=decision.strategy, newest=newest, incident=number // 2,
+                rolled_back=decision.roll_back,
+            )
+        )  # fmt: skip
     assert len(past) <= 8 + 4 + 4 + 4
     chosen = [seen.strategy for seen in past]
     assert set(chosen) <= set(policy.strategies)
@@ -319,6 +373,46 @@ def test_any_sequence_of_faults_ends_within_the_budgets(
     assert chosen.count(POD) <= policy.max_pod_reschedules
     assert chosen.count(JOB) + chosen.count(ISOLATED) <= policy.max_reschedules
     assert not set(chosen) & set(INNER) or (session and formed)
+
+
+@given(
+    st.integers(0, 4),
+    st.integers(0, 4),
+    st.booleans(),
+    st.lists(st.integers(-1, 7), min_size=12, max_size=12),
+    st.integers(0, 2),
+)
+def test_hangs_without_progress_have_an_end(
+    in_row: int, hangs_in_row: int, resets: bool, ranks: list[int], spares: int
+) -> None:
+    """Whoever is blamed, and whether some state is lost each time: all ranks are started anew."""
+    policy = Policy(max_in_row=in_row, max_hangs_in_row=hangs_in_row, progress_resets=resets)
+    past: list[Past] = []
+    for number, rank in enumerate(ranks):
+        what = msgspec.structs.replace(fault(Kind.HANG, rank), at=1000.0 + number)
+        case = Case(
+            fault=what, session=True, formed=True, newest=5, spares=spares, past=tuple(past)
+        )
+        decision = decide(policy, case)
+        past.append(Past(fault=what, strategy=decision.strategy, newest=5))
+        if decision.strategy is FAIL:
+            break
+    chosen = [seen.strategy for seen in past]
+    assert chosen[-1] is FAIL
+    assert len(chosen) <= in_row + hangs_in_row + 1
+    assert chosen.count(HANG_RESTART) == hangs_in_row
+
+
+def test_ranks_that_hang_at_the_same_time_are_one_hang() -> None:
+    """All that are stopped are started anew in their places, however many they are."""
+    hangs = [msgspec.structs.replace(fault(Kind.HANG, rank), at=7.0) for rank in range(8)]
+    past: list[tuple[Fault, Strategy]] = []
+    for what in hangs:
+        assert judge(what, past, FREE).strategy is IN_PLACE
+        past.append((what, IN_PLACE))
+    later = msgspec.structs.replace(fault(Kind.HANG, 8), at=8.0)
+    assert judge(later, past, Policy(max_in_row=2)).strategy is IN_PLACE
+    assert judge(later, past, Policy(max_in_row=1)).strategy is HANG_RESTART
 
 
 @given(policies, st.lists(ranks, max_size=12), st.integers(0, 6))
@@ -340,63 +434,3 @@ def test_a_decision_depends_on_nothing_else(
 ) -> None:
     """The same case is decided the same way: a coordinator that died decides no other."""
     assert judge(what, past, policy) == judge(what, past, policy)
-
-
-@pytest.mark.parametrize(
-    ("settings", "word"),
-    [
-        ({"strategies": (FAIL,)}, "cannot be chosen"),
-        ({"strategies": (RETRY, RETRY)}, "names retry twice"),
-        ({"approve": (DUMP,)}, "cannot be chosen"),
-        ({"max_reschedules": -1}, "max_reschedules"),
-        ({"max_restarts": -1}, "max_restarts"),
-        ({"max_recoveries": -1}, "max_recoveries"),
-        ({"max_in_row": -1}, "max_in_row"),
-        ({"leave_timeout_s": 0.0}, "leave_timeout_s"),
-        ({"join_timeout_s": -1.0}, "join_timeout_s"),
-        ({"node_timeout_s": float("nan")}, "node_timeout_s"),
-    ],
-)
-def test_a_policy_that_cannot_work_is_refused(settings: dict[str, Any], word: str) -> None:
-    """The error names the value that is wrong."""
-    with pytest.raises(ValueError, match=word):
-        Policy(**settings)
-
-
-# ---- how exits become faults, and which fault is to blame
-
-
-@pytest.mark.parametrize(
-    ("exit_", "error", "kind", "words"),
-    [
-        (Exit(signal=9), None, Kind.PROCESS, "ended by signal 9 (SIGKILL)"),
-        (Exit(signal=40), None, Kind.PROCESS, "ended by signal 40"),
-        (Exit(code=3), None, Kind.USER_CODE, "ended with exit status 3"),
-        (Exit(code=1), ErrorRecord(message="KeyError: 1"), Kind.USER_CODE, "raised KeyError: 1"),
-        (Exit(signal=6), ErrorRecord(message="Abort: x"), Kind.USER_CODE, "raised Abort: x"),
-    ],
-)
-def test_how_an_exit_is_judged(
-    exit_: Exit, error: ErrorRecord | None, kind: Kind, words: str
-) -> None:
-    """A signal is a fault of the process; a status or an exception is the script's doing."""
-    found = fault_of_exit(TABLES, exit_, error, rank=2, node=1, finished=7, at=50.0)
-    assert (found.kind, found.rank, found.finished, found.at) == (kind, 2, 7, 50.0)
-    assert words in found.message
-    assert found.blamed() == "rank 2 on node 1"
-
-
-def test_the_time_of_an_exception_is_the_ranks_own() -> None:
-    """Who failed first is told by when it raised, not by when its end was seen."""
-    record = ErrorRecord(message="E", at=49.0)
-    assert (
-        fault_of_exit(TABLES, Exit(code=1), record, rank=0, node=0, finished=0, at=50.0).at == 49.0
-    )
-
-
-@given(st.permutations([fault(kind) for kind in (Kind.USER_CODE, *RUNTIME, Kind.STORAGE)]))
-def test_the_cause_is_found_in_any_order(seen: list[Fault]) -> None:
-    """A broken link is never blamed while anything that breaks links is known."""
-    assert root_cause(seen).kind is Kind.USER_CODE
-    without = [one for one in seen if one.kind not in (Kind.USER_CODE, Kind.NODE_LOST)]
-    assert root_cause(without).kind is Kind.DEVICE

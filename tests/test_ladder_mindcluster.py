@@ -10,6 +10,7 @@ from rekindle.errors import UsageError
 from rekindle.recovery import annotations as a
 from rekindle.recovery.case import Case
 from rekindle.recovery.fault import Fault, Kind
+from rekindle.recovery.history import Past
 from rekindle.recovery.ladder import decide
 from rekindle.recovery.policy import Policy, Strategy
 
@@ -41,6 +42,26 @@ def test_any_combination_of_strategies(words: tuple[str, ...], kind: Kind) -> No
     helpful = [word for word in ANSWERS[kind] if word in words]
     last = "dump" if "dump" in words else "fail"
     assert chosen.strategy.value == (helpful[0] if helpful else last)
+
+
+# What is stronger where a strategy has failed: for the memory of a device, a process of its own or
+# another node. What has nothing stronger above it is tried again.
+@pytest.mark.parametrize("failed", ["retry", "recover-in-place"])
+@pytest.mark.parametrize("words", COMBINATIONS, ids=",".join)
+def test_a_strategy_that_failed_gives_way_to_the_next(words: tuple[str, ...], failed: str) -> None:
+    """The next of those that are named is taken; a rank is started three times in its place."""
+    if failed not in words:
+        return
+    fault = Fault(kind=Kind.DEVICE_MEMORY, message="it broke", rank=2, node=1, finished=5)
+    times = 3 if failed == "recover-in-place" else 1
+    past = (Past(fault=fault, strategy=Strategy(failed), newest=5),) * times
+    case = Case(fault=fault, session=True, formed=True, newest=5, spares=1, last_words=3, past=past)
+    chosen = decide(mindcluster(words), case)
+    order = ANSWERS[Kind.DEVICE_MEMORY]
+    stronger = [word for word in order[order.index(failed) + 1 :] if word in words]
+    last = "dump" if "dump" in words else "fail"
+    again = "retry" if failed == "retry" else last
+    assert chosen.strategy.value == (stronger[0] if stronger else again)
 
 
 def test_elastic_training_goes_on_with_fewer_nodes() -> None:
@@ -105,8 +126,8 @@ def test_labels_and_annotations_are_read_as_they_were_written(words: tuple[str, 
     before = mindcluster(
         words, fault_scheduling="force", fault_retry_times="7", pod_rescheduling="on"
     )
-    labels, annotations = a.to_mindcluster(before)
-    after = a.from_mindcluster(labels, annotations)
+    labels, annotations, limit = a.to_mindcluster(before)
+    after = a.from_mindcluster(labels, annotations, backoff_limit=limit)
     assert after.strategies == before.strategies
     assert after.max_reschedules == before.max_reschedules == 7
     assert after.max_pod_reschedules == before.max_pod_reschedules == 7

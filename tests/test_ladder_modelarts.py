@@ -7,12 +7,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from rekindle.errors import UsageError
 from rekindle.recovery import annotations as a
 from rekindle.recovery.case import Case
-from rekindle.recovery.fault import Fault, Kind
+from rekindle.recovery.classification import (
+    Sign,
+    Source,
+    explained,
+    fault_of_exit,
+    fault_of_sign,
+    verdict_of,
+)
+from rekindle.recovery.codes.tables import Tables
+from rekindle.recovery.fault import ErrorRecord, Exit, Fault, Kind
 from rekindle.recovery.history import Past
 from rekindle.recovery.ladder import Decision, decide
 from rekindle.recovery.policy import Policy, Strategy
@@ -20,7 +30,9 @@ from rekindle.recovery.policy import Policy, Strategy
 HOUR_S = 3600.0
 NOW = 100 * HOUR_S
 HBM = "80E01801"  # HBM multi-bit ECC
+OTHER, THIRD = "80E18005", "80E18000"  # other chip faults that can heal
 USER_CODES = ("80C98002", "80CB8002")
+TABLES = Tables.load()
 
 RESTART, HANG_RESTART = Strategy.RESTART, Strategy.HANG_RESTART
 POD, ISOLATED = Strategy.RESCHEDULE_POD, Strategy.RESCHEDULE_JOB_ISOLATED
@@ -38,35 +50,42 @@ AUTO = policy(**RETRY_8)
 UNCONDITIONAL = policy(**RETRY_8, job_unconditional_retry="true")
 HANG = policy(**RETRY_8, hang_retry="true")
 PODS = policy(**RETRY_8, pod_retry_num="3")
+ALL = policy(**RETRY_8, job_unconditional_retry="true", hang_retry="true", pod_retry_num="3")
 NONE = policy()
 
 
-def chip(code: str = HBM, hours_ago: float = 0.0, **more: Any) -> Fault:
-    """A chip's fault; by default one that the chip can heal."""
-    where = {"node": 1, "host": "host-1", "device": 3} | more
-    settings = {"self_heal": True, "user_caused": code in USER_CODES} | where
+def chip(code: str = HBM, hours_ago: float = 0.0, device: int = 3, **more: Any) -> Fault:
+    """A chip's fault, as the tables judge its code when somebody reports it."""
+    sign = Sign(source=Source.ASCEND, what=code, node=1, device=device)
     at = NOW - hours_ago * HOUR_S
-    return Fault(kind=Kind.DEVICE, message=f"chip fault {code}", code=code, at=at, **settings)
+    fault = fault_of_sign(sign, verdict_of(TABLES, sign), rank=8 + device, finished=5, at=at)
+    return msgspec.structs.replace(fault, **({"host": "host-1"} | more))
 
 
-def crash(hours_ago: float = 0.0, step: int = 5) -> Fault:
-    """All that is known: the script ended with a status other than 0."""
-    text = "rank 2 ended with exit status 1"
+def crash(hours_ago: float = 0.0, step: int = 5, code: int = 1, error: str = "") -> Fault:
+    """The script ended with a status other than 0; error: what it raised, if that is known."""
     at = NOW - hours_ago * HOUR_S
-    return Fault(kind=Kind.USER_CODE, message=text, rank=2, finished=step, at=at, signature=str(at))
+    raised = ErrorRecord(message=error) if error else None
+    place = {"rank": 11, "node": 1, "finished": step}
+    return fault_of_exit(TABLES, Exit(code=code), raised, at=at, **place)
 
 
 LOST = Fault(kind=Kind.NODE_LOST, message="node 1 was lost", node=1, host="host-1", at=NOW)
-SICK = Fault(kind=Kind.NODE, message="node 1 is sick", node=1, host="host-1", at=NOW)
-URGENT = chip(self_heal=False)
+DEADLOCK = Sign(source=Source.NODE_CONDITION, what="KernelDeadlock=True", node=1)
+SICK = fault_of_sign(DEADLOCK, verdict_of(TABLES, DEADLOCK), rank=-1, finished=5, at=NOW)
+URGENT = chip("80E18402")  # SeparateNPU
+UNHEALED = chip(self_heal=False, heal_failed=True)  # as when the agent says that it is not
+ECC = "RuntimeError: HBM MULTI BIT ECC ERROR.time us= 1743054421339124."
 HUNG = Fault(kind=Kind.HANG, message="the job hangs", at=NOW)
 NO_NODE = Fault(kind=Kind.SCHEDULING, message="no node came", at=NOW)
 
 
-def past(*seen: tuple[Fault, Strategy], newest: int = 5) -> tuple[Past, ...]:
-    """Earlier faults, each with an incident of its own."""
+def past(
+    *seen: tuple[Fault, Strategy], newest: int = 5, incident: int | None = None
+) -> tuple[Past, ...]:
+    """Earlier faults, each with an incident of its own if nothing else is said."""
     return tuple(
-        Past(fault=fault, strategy=strategy, newest=newest, incident=number)
+        Past(fault=fault, strategy=strategy, newest=newest, incident=incident or number)
         for number, (fault, strategy) in enumerate(seen, 1)
     )
 
@@ -104,12 +123,12 @@ TABLE = {
         NONE, crash(), (), FAIL, False, "restart is not allowed",
     ),
     "enabling: in-place recovery does not use up the most restarts": (
-        policy(job_retry_num="1"), chip("80E01802"),
-        past((LOST, ISOLATED), (chip("80E01803"), RESTART)), RESTART, False, "healed",
+        policy(job_retry_num="1"), chip(OTHER),
+        past((LOST, ISOLATED), (chip(THIRD), RESTART)), RESTART, False, "healed",
     ),
     "enabling: in-place recoveries leave the restarts to others": (
         policy(job_retry_num="1"), SICK,
-        past((chip("80E01803"), RESTART), (chip("80E01804"), RESTART)), ISOLATED, True, "",
+        past((chip(OTHER), RESTART), (chip(THIRD), RESTART)), ISOLATED, True, "",
     ),
     "enabling: isolated reschedules use them up": (
         policy(job_retry_num="1"), SICK, past((LOST, ISOLATED)), FAIL, False,
@@ -132,11 +151,30 @@ TABLE = {
     "enabling: without a number for pods no pod is placed anew alone": (
         AUTO, LOST, (), ISOLATED, True, "reschedule-pod is not allowed",
     ),
+    "in place: HBM multi-bit ECC, the example, when the rank says it": (
+        ALL, crash(error=ECC), (), RESTART, False, "its device is healed",
+    ),
+    "in place: and when the chip says it as well": (
+        ALL, explained(crash(error=ECC), chip()), (), RESTART, False, "its device is healed",
+    ),
+    "in place: a rank that ended with an error, and the chip says why": (
+        AUTO, explained(crash(), chip(OTHER)), (), RESTART, False, "its device is healed",
+    ),
+    "in place: or of what its chip's memory has met": (
+        AUTO, explained(crash(), chip()), (), RESTART, False, "its device is healed",
+    ),
+    "in place, degraded: no code is known, and the chip did not heal": (
+        AUTO, msgspec.structs.replace(crash(code=201), self_heal=False, heal_failed=True), (),
+        ISOLATED, True, "without that node",
+    ),
+    "in place, degraded: what users cause and does not heal isolates nothing": (
+        AUTO, chip(USER_CODES[0], self_heal=False, heal_failed=True), (), JOB, False, "",
+    ),
     "in place, degraded: the chip did not heal, so the node is isolated": (
-        AUTO, URGENT, past((chip(), RESTART)), ISOLATED, True, "without that node",
+        AUTO, UNHEALED, past((chip(), RESTART)), ISOLATED, True, "without that node",
     ),
     "in place, degraded: or only its pod is placed anew": (
-        PODS, URGENT, past((chip(), RESTART)), POD, True, "its pod alone",
+        PODS, UNHEALED, past((chip(), RESTART)), POD, True, "its pod alone",
     ),
     "in place, degraded: the third time in 24 hours isolates the node": (
         AUTO, chip(), past((chip(hours_ago=23), RESTART), (chip(hours_ago=2), RESTART)),
@@ -149,14 +187,23 @@ TABLE = {
         AUTO, chip(), past((chip(hours_ago=25), RESTART), (chip(hours_ago=2), RESTART)),
         RESTART, False, "healed",
     ),
+    "in place, degraded: three times in one incident are three times": (
+        AUTO, chip(),
+        past((chip(hours_ago=2), RESTART), (chip(hours_ago=1), RESTART), incident=99),
+        ISOLATED, True, "3 times in a row",
+    ),
+    "in place, degraded: nor if two decisions were about one of them": (
+        AUTO, chip(), past((chip(hours_ago=2), RESTART), (chip(hours_ago=2), RESTART)),
+        RESTART, False, "healed",
+    ),
     "in place, degraded: nor another code": (
         AUTO, chip(),
-        past((chip("80E01802", 3), RESTART), (chip("80E01802", 2), RESTART)),
+        past((chip(OTHER, 3), RESTART), (chip(OTHER, 2), RESTART)),
         RESTART, False, "healed",
     ),
     "in place, degraded: nor codes in turn, for then they are not in a row": (
         AUTO, chip(),
-        past((chip(hours_ago=3), RESTART), (chip("80E01802", 2), RESTART), (chip(), RESTART)),
+        past((chip(hours_ago=3), RESTART), (chip(OTHER, 2), RESTART), (chip(), RESTART)),
         RESTART, False, "healed",
     ),
     "in place, degraded: nor another chip of the node": (
@@ -206,8 +253,29 @@ TABLE = {
     ),
     "unconditional, degraded: what a user caused is no such fault": (
         UNCONDITIONAL, crash(),
-        past((crash(4), JOB), (crash(3), JOB), (chip(USER_CODES[0]), RESTART), (crash(1), JOB)),
+        past(
+            (crash(4), JOB), (crash(3), JOB), (crash(2), JOB),
+            (chip(USER_CODES[0], 1), Strategy.RECOVER_IN_PLACE),
+        ),
         FAIL, False, "in a row",
+    ),
+    "unconditional, degraded: but healing it in place ends the row": (
+        UNCONDITIONAL, crash(),
+        past(
+            (crash(4), JOB), (crash(3), JOB), (crash(2), JOB), (chip(USER_CODES[0], 1), RESTART),
+        ),
+        JOB, False, "",
+    ),
+    "unconditional, degraded: another problem is not the same problem": (
+        UNCONDITIONAL, crash(error="KeyError: 7"), past(*[(crash(error="OSError: 5"), JOB)] * 3),
+        JOB, False, "",
+    ),
+    "unconditional, degraded: the same problem need not say the same": (
+        UNCONDITIONAL, crash(error="KeyError: 7"), past(*[(crash(error="KeyError: 8"), JOB)] * 3),
+        FAIL, False, "in a row",
+    ),
+    "unconditional, degraded: that no place was found is no problem of the script": (
+        UNCONDITIONAL, crash(), past(*[(NO_NODE, JOB)] * 3), JOB, False, "",
     ),
     "unconditional: the most restarts hold here too": (
         policy(job_retry_num="2", job_unconditional_retry="true"), crash(),
@@ -218,11 +286,15 @@ TABLE = {
         ISOLATED, True, "",
     ),
     "pod, degraded: no node came, so the whole job is placed anew, unconditionally": (
-        PODS, NO_NODE, (Past(fault=LOST, strategy=POD, newest=5, incident=99),),
+        PODS, NO_NODE, past((LOST, POD), incident=99),
         JOB, False, "the whole job is placed anew",
     ),
     "pod, degraded: its node is isolated already": (
-        PODS, NO_NODE, (Past(fault=LOST, strategy=POD, newest=5, incident=99),), JOB, False, "",
+        PODS, NO_NODE, past((LOST, POD), incident=99), JOB, False, "",
+    ),
+    "pod: another node that breaks in the meantime is isolated as well": (
+        PODS, msgspec.structs.replace(LOST, node=2, message="node 2 was lost"),
+        past((LOST, POD), incident=99), POD, True, "its pod alone is placed anew",
     ),
     "pod: its own number bounds it": (
         policy(**RETRY_8, pod_retry_num="1"), LOST, past((SICK, POD)), ISOLATED, True,
@@ -234,11 +306,21 @@ TABLE = {
     "hang, degraded: then the job has failed": (
         HANG, HUNG, past(*[(HUNG, HANG_RESTART)] * 3), FAIL, False, "it hung 3 times in a row",
     ),
+    "hang: other problems in between end the row": (
+        HANG, HUNG, past(*[(HUNG, HANG_RESTART), (crash(), RESTART)] * 3), HANG_RESTART, False, "",
+    ),
+    "hang: a fault of a chip in between ends it": (
+        HANG, HUNG, past(*[(HUNG, HANG_RESTART)] * 2, (chip(), RESTART), (HUNG, HANG_RESTART)),
+        HANG_RESTART, False, "",
+    ),
+    "hang: only without a fault of the hardware; with one, that is answered": (
+        ALL, chip(OTHER), past((HUNG, HANG_RESTART), incident=99), RESTART, False, "healed",
+    ),
+    "hang: the job cannot be placed anew for it": (
+        UNCONDITIONAL, HUNG, (), FAIL, False, "hang-restart is not allowed",
+    ),
     "hang: a job with all switches on fails after three, too": (
-        policy(
-            **RETRY_8, hang_retry="true", job_unconditional_retry="true", pod_retry_num="3",
-        ),
-        HUNG, past(*[(HUNG, HANG_RESTART)] * 3), FAIL, False, "it hung 3 times in a row",
+        ALL, HUNG, past(*[(HUNG, HANG_RESTART)] * 3), FAIL, False, "it hung 3 times in a row",
     ),
 }  # fmt: skip
 
@@ -286,7 +368,6 @@ def test_annotations_of_others_are_no_business_of_ours() -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {},
         {"job-retry-num": "1"},
         {"job-retry-num": "128", "job-unconditional-retry": "true"},
         {"job-retry-num": "8", "hang-retry": "true", "pod-retry-num": "3"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from jobs.driver import Driver
-from jobs.trained import SIGKILL, sources, strategies, trained
+from jobs.trained import SIGKILL, sources, strategies, take_over, trained
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
@@ -60,11 +60,18 @@ def test_a_second_rank_dies_while_restoring() -> None:
 
 
 def test_a_recovery_that_never_gets_to_a_step_ends_the_job() -> None:
-    """A rank that dies each time before its step is not started for ever."""
+    """A rank that dies each time before its step is tried once elsewhere, and not for ever."""
     job = trained(5)
-    for _ in range(4):
+    for _ in range(3):
         job.exits(0, signal=SIGKILL, finished=5)
         job.spawned()
+    job.exits(0, signal=SIGKILL, finished=5)
+    assert strategies(job) == [*[Strategy.RECOVER_IN_PLACE] * 3, Strategy.RECOVER]
+    job.killed()
+    job.hello(0)
+    job.store_up()
+    job.spawned()
+    job.exits(0, signal=SIGKILL, finished=5)
     assert strategies(job)[-1] is Strategy.FAIL
     assert job.phase is Phase.STOPPING
 
@@ -162,17 +169,6 @@ def test_no_node_comes_at_the_start() -> None:
 
 
 # ---- another coordinator
-
-
-def take_over(job: Driver, *, dead: tuple[int, ...] = (), ended: tuple[int, ...] = ()) -> None:
-    """The coordinator dies; all agents come to the next one, without these ranks."""
-    generation, restart = job.machine.generation, job.machine.restarts
-    job.lose_coordinator()
-    for node in range(job.machine.spec.nodes):
-        ranks = [r for r in job.ranks if job.node_of(r) == node and r not in (*dead, *ended)]
-        live = tuple(p.LiveRank(rank=r, pid=job.pids[r], training=True) for r in ranks)
-        mine = tuple(r for r in ended if job.node_of(r) == node)
-        job.hello(node, generation=generation, restart=restart, ranks=live, ended=mine)
 
 
 def test_another_coordinator_has_all_ranks_meet_again_with_what_they_have() -> None:

@@ -4,37 +4,19 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from jobs.driver import Driver
-from jobs.trained import SIGKILL, strategies, trained
+from jobs.trained import SIGKILL, report, strategies, trained, untouched
 
 from rekindle.recovery import journal
 from rekindle.recovery.classification import Sign, Source
 from rekindle.recovery.fault import Kind
 from rekindle.recovery.policy import ALLOWABLE, INNER, Policy, Strategy
 from rekindle.runtime import protocol as p
+from rekindle.runtime.recovering import LOOK_S
 from rekindle.runtime.state import Phase
-from rekindle.runtime.watching import LOOK_S
 
 OUTER_ONLY = Policy(
     strategies=tuple(s for s in ALLOWABLE if s not in INNER), max_restarts=1, max_reschedules=2
 )
-
-
-def untouched(policy: Policy, **world: object) -> Driver:
-    """A job of a script without a Session: its ranks run, and say nothing."""
-    job = Driver(policy=policy, **world)
-    for node in range(job.machine.spec.nodes):
-        job.hello(node)
-    job.store_up()
-    job.spawned()
-    return job
-
-
-def report(job: Driver, source: Source, what: str, *, node: int = 0, **more: object) -> str:
-    """Somebody reports a sign; return why it is refused."""
-    refused = job.machine.on_sign(Sign(source=source, what=what, node=node, **more), job.now)
-    job.collect()
-    return refused
 
 
 # ---- the job is placed anew
@@ -153,6 +135,18 @@ def test_a_fault_that_comes_while_a_person_is_asked_is_decided_after() -> None:
     job.spawned()
     assert set(job.pids) == {0, 1, 2}
     assert len(job.recorded(journal.FaultSeen)) == 2
+
+
+def test_a_late_answer_is_not_taken_for_one_to_the_next_question() -> None:
+    """Two faults of one incident wait one after the other; each is answered by itself."""
+    job = trained(5, policy=ASKS, processes=3)
+    job.exits(0, signal=SIGKILL, finished=5, at=1.0)
+    job.exits(1, signal=SIGKILL, finished=5, at=2.0)
+    first = p.Approval(incident=1, granted=True, by="ann", about=1.0)
+    assert job.machine.approve(first) == ""
+    job.collect()
+    assert "something else waits now" in job.machine.approve(first)
+    assert job.machine.approve(msgspec.structs.replace(first, about=2.0)) == ""
 
 
 def test_another_coordinator_goes_on_waiting_for_the_person() -> None:
@@ -279,3 +273,31 @@ def test_what_the_user_has_caused_isolates_nothing() -> None:
         report(job, Source.XID, "43", device=0)
         report(job, Source.XID, "43", device=0, gone=True)
     assert job.recorded(journal.Isolated) == []
+
+
+def test_a_code_that_comes_too_often_takes_the_host_out() -> None:
+    """Twice within a day, by MindCluster's rule: it is not healed again, and isolated."""
+    job = trained(5, nodes=2)
+    report(job, Source.ASCEND, "80C98008", node=1, device=1)
+    assert strategies(job) == [Strategy.RECOVER_IN_PLACE]
+    report(job, Source.ASCEND, "80C98008", node=1, device=1, gone=True)
+    job.killed()
+    job.spawned()
+    job.form(5)
+    job.step(6)
+    job.now += 3600
+    report(job, Source.ASCEND, "80C98008", node=1, device=1)
+    assert strategies(job) == [Strategy.RECOVER_IN_PLACE, Strategy.RECOVER]
+    assert [event.host for event in job.recorded(journal.Isolated)] == ["host-2"]
+
+
+def test_a_code_that_stays_too_long_keeps_new_work_away() -> None:
+    """A port that is down for more than 20 s; training goes on meanwhile."""
+    job = trained(5)
+    report(job, Source.ASCEND, "81078603", device=1)
+    assert job.recorded(journal.Isolated) == []
+    job.fire("signs")
+    assert [event.host for event in job.recorded(journal.Isolated)] == ["host-1"]
+    assert job.phase is Phase.TRAINING
+    job.fire("signs")
+    assert len(job.recorded(journal.Isolated)) == 1

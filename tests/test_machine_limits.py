@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from jobs.driver import Driver
-from jobs.trained import SIGKILL, sources, strategies, trained
+from jobs.trained import SIGKILL, sources, trained
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Exit, Kind
@@ -106,7 +106,8 @@ def test_a_snapshot_that_cannot_be_used_is_passed_over_for_the_checkpoint() -> N
     assert sources(job)[0] is Source.SNAPSHOT
     job.ready([0], error="snapshot of step 10: checksum is wrong")
     assert job.told(p.Over)
-    assert strategies(job)[-1] is Strategy.RECOVER_IN_PLACE  # the retry is the lighter one
+    assert job.last(journal.Decided).lighter
+    assert journal.incidents(job.history)[-1].strategies[-1] is Strategy.RECOVER_IN_PLACE
     job.arrive(job.ranks)
     assert sources(job) == {0: Source.CHECKPOINT, 1: Source.CHECKPOINT}
     assert job.last(journal.Formed).step == 8

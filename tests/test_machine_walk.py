@@ -12,7 +12,7 @@ from jobs.trained import SIGKILL
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import ErrorRecord
-from rekindle.recovery.policy import Policy
+from rekindle.recovery.policy import Policy, Strategy
 from rekindle.runtime import protocol as p
 from rekindle.runtime.state import Phase
 
@@ -38,10 +38,13 @@ class Walk(RuleBasedStateMachine):
         max_restarts=st.integers(0, 2),
         max_recoveries=st.integers(0, 6),
         max_in_row=st.integers(1, 3),
+        asked=st.sets(st.sampled_from([Strategy.RECOVER_IN_PLACE, Strategy.RESTART]), max_size=1),
     )
-    def begin(self, nodes: int, least: int, processes: int, **limits: int) -> None:
+    def begin(
+        self, nodes: int, least: int, processes: int, asked: set[Strategy], **limits: int
+    ) -> None:
         """A world of some size, that may shrink or not, with some budgets."""
-        policy = Policy(**limits)
+        policy = Policy(approve=tuple(asked), **limits)
         least = min(least, nodes)
         self.world = World(nodes=nodes, least=least, processes=processes, policy=policy)
 
@@ -122,6 +125,15 @@ class Walk(RuleBasedStateMachine):
         names = sorted(self.world.timers)
         if names:
             self.world.fire(names[pick % len(names)])
+
+    @precondition(alive)
+    @rule(granted=st.integers(0, 9))
+    def answer(self, granted: int) -> None:
+        """A person answers what waits; seldom that it may not be."""
+        machine = self.world.machine
+        said = p.Approval(incident=machine.incidents.open, granted=granted > 0, by="ann")
+        machine.approve(said)
+        self.world.collect()
 
     @precondition(alive)
     @rule()

@@ -69,8 +69,26 @@ def test_a_job_of_mindcluster(tmp_path: Path) -> None:
         ("strategies: [retry, retry]", "twice"),
         ("metadata: 3", "metadata is 3"),
         ("metadata: {labels: {process-recover-enable: on}}", "write it in quotes"),
-        ("{metadata: {}, spec: {runPolicy: {backoffLimit: yes}}}", "backoffLimit is True"),
-        (MODELARTS.replace('"3"', '"129"'), "from 1 to 128"),
+        ("{metadata: {labels: {fault-scheduling: force}}, spec: 3}", "spec is 3"),
+        (MINDCLUSTER.replace("Limit: 3", "Limit: yes"), "yaml:6: .*backoffLimit is True"),
+        (MODELARTS.replace('"3"', '"129"'), "yaml:5: .*from 1 to 128"),
+        ("retry: 1\nmax_restarts: " + "9" * 5000, "yaml:2: '9{40}' cannot be read as a value"),
+        ("max_restarts: 9999999999", "yaml:1: .*far too much; 2147483647 is the most"),
+        ("node_timeout_s: .inf", "give seconds above 0"),
+        ("kind: a\nmax_restarts: 2024-13-45", "yaml:2: '2024-13-45' cannot be read"),
+        ("[" * 3000, "nested too deeply"),
+        ("a:\n  - b: " + "[" * 3000, "nested too deeply"),
+        ("max_restarts: 1\n1: x", "yaml:2: '1' is no text"),
+        ("max_restarts: 1\nmax_in_row: 2\nmax_restarts: 3", "yaml:3: max_restarts is given twice"),
+        ("metadata: {annotations: {1: x}}", "yaml:1: '1' is no text"),
+        ("metadata:\n  annotations:\n    on: x", "yaml:3: 'on' is no text"),
+        ("{[a]: x}", "stands before the colon is no text"),
+        ("metadata:", "no label or annotation that says what may be done"),
+        ("metadata: []", r"metadata is \[\]"),
+        ("metadata: {annotations: {prefect.io/x: y}}", "no label or annotation"),
+        (MODELARTS.replace("tolerance/job-r", "tolerence/job-r"), "yaml:5: .*retry-num meant"),
+        (MINDCLUSTER.replace("recover-strategy", "recover-stratgy"), "is recover-strategy meant"),
+        (MODELARTS + "max_restarts: 3", "yaml:8: max_restarts cannot stand beside metadata"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(tmp_path: Path, text: str, words: str) -> None:
@@ -95,6 +113,10 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_what_is_written_can_be_read_again(tmp_path: Path, text: str, form: Form) -> None:
     """And says the same, as far as the form has words for it."""
     policy = read_policy(written(tmp_path, text))
+    if form is Form.MODELARTS and not policy.max_reschedules:
+        with pytest.raises(UsageError, match="give max_reschedules"):
+            write_policy(policy, form)
+        return
     again = read_policy(written(tmp_path, write_policy(policy, form)))
     if form is Form.OWN:
         assert again == policy

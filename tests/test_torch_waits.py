@@ -15,6 +15,7 @@ from ranks import Rank, formed, seconds_until, started
 from torch import nn
 
 from rekindle.errors import StaleError
+from rekindle.runtime.heartbeat import Page
 from rekindle.training.torch_ddp import wrap_ddp
 
 SOON_S = 5.0  # some 100 ms are expected; a busy machine may need more
@@ -98,3 +99,65 @@ def test_a_forgotten_operation_is_given_up_when_the_generation_ends(operation: s
         ranks.kill(1)
         ranks.tell(0, "sever")
         assert ranks.result(0) < SOON_S
+
+
+def _shows_its_waits(rank: Rank) -> tuple[list[int], tuple[int, ...]]:
+    fd = Page.create("test")
+    page = Page(fd)
+    group = formed(rank, page=page)
+    waits = [page.waiting_since_ns]
+    if rank.rank == 1:
+        rank.hear()  # when rank 0 is seen to wait
+    value = torch.ones(4)
+    work = dist.all_reduce(value, async_op=True)
+    if rank.rank == 0:
+        threading.Thread(target=_tell_when_waiting, args=(rank, page), daemon=True).start()
+    work.wait()
+    waits.append(page.waiting_since_ns)
+    dist.broadcast(value, 0)
+    model = wrap_ddp(nn.Linear(1, 1), existing=None)
+    model(value[:1]).sum().backward()
+    recent = page.recent
+    group.leave()
+    waits.append(page.waiting_since_ns)
+    return waits, recent
+
+
+def _tell_when_waiting(rank: Rank, page: Page) -> None:
+    while not page.waiting_since_ns:
+        time.sleep(0.001)
+    rank.tell("waits")
+
+
+def test_an_agent_sees_who_waits_and_in_which_collectives():
+    """A rank that waits shows it until the others have come; all have the same marks."""
+    with started(_shows_its_waits, 2) as ranks:
+        assert ranks.hear(0) == "waits"
+        ranks.tell(1, "go on")
+        (waits, recent), (_, others) = ranks.results()
+    assert waits == [0, 0, 0]
+    assert recent == others
+    assert len(set(recent)) == 3  # an all-reduce, a broadcast, a bucket of gradients
+
+
+def _marks_of_groups(rank: Rank) -> tuple[int, int]:
+    page = Page(Page.create("test"))
+    group = formed(rank, page=page)
+    value = torch.ones(4)
+    dist.all_reduce(value)
+    pair = dist.new_group([0, 1])
+    before = page.operations
+    if rank.rank < 2:
+        dist.all_reduce(value, group=pair)
+        dist.all_reduce(value, group=pair, async_op=True).wait()
+    own = page.operations - before
+    dist.all_reduce(value)
+    dist.broadcast(value, 0, group=dist.group.WORLD)
+    group.leave()
+    return own, page.operations - before
+
+
+def test_collectives_of_some_ranks_are_not_everybodys():
+    """They would tell apart ranks that are all where they should be."""
+    with started(_marks_of_groups, 3) as ranks:
+        assert set(ranks.results()) == {(0, 2)}

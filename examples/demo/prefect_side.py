@@ -17,7 +17,6 @@ from place import OUTPUT, PORT, UI
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Scheduled
 
 from rekindle.blocks.job import TrainingJob
 
@@ -60,11 +59,6 @@ class Served:
         return self._client.create_flow_run_from_deployment(
             self._deployment, parameters={"job": job.model_dump()}, name=name
         ).id
-
-    def retry(self, flow_run_id: UUID) -> None:
-        """Do what the Retry button of the UI does."""
-        state: State[None] = Scheduled(name="AwaitingRetry", message="Retry from the UI")
-        self._client.set_flow_run_state(flow_run_id, state, force=True)
 
     def state(self, flow_run_id: UUID) -> State[object]:
         """The flow run's state now."""

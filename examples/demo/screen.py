@@ -91,7 +91,7 @@ def show_verdict(verdict: Verdict, flow_reruns: int) -> None:
         (verdict.loss_identical, f"final parameters of all ranks of both runs: {digest}"),
         (not verdict.samples_lost, f"{verdict.samples_lost} of {verdict.samples} samples lost"),
         (not verdict.samples_repeated, f"{verdict.samples_repeated} samples trained on twice"),
-        (flow_reruns == 1, f"the flow process was killed and its run retried: {flow_reruns} time"),
+        (flow_reruns == 1, f"the flow's process was killed, and run again: {flow_reruns} time"),
         (not verdict.leftover, f"{len(verdict.leftover)} processes or memory segments left over"),
     ]
     console.print("\n[bold]Compared with the undisturbed run[/bold]")

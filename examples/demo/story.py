@@ -115,23 +115,23 @@ def disturbed(plan: Plan, prefect: Served) -> tuple[Run, list[Mark]]:
 
 
 def kill_flow(run: Run, steps: screen.Steps) -> list[Mark]:
-    """Kill the process of the flow run, and retry the run as the UI's button does."""
+    """Kill the process of the flow run; its hooks have the run run again."""
     pid = until(run.target.steered_by, "a flow process steers the job", _RUN_S)
     killed = Mark(time.time(), "kill -9 the flow")
     os.kill(pid, signal.SIGKILL)
     screen.say(f"  [red]kill -9[/red] the flow's process after step {steps.show()}")
-    state = until(lambda: _crashed(run, steps), "Prefect has noticed", _RUN_S)
+    state = until(lambda: _noticed(run, steps), "Prefect has noticed", _RUN_S)
     screen.say(f"  Prefect calls the flow run {state}; the job goes on, at step {steps.show()}")
-    run.prefect.retry(run.flow_run_id)
     new = until(lambda: _taken_up(run, pid, steps), "the job is adopted", _RUN_S)
     screen.say(f"  [green]taken up[/green] by the rerun, {new}, at step {steps.show()}")
     return [killed, Mark(time.time(), "adopted by its rerun")]
 
 
-def _crashed(run: Run, steps: screen.Steps) -> str:
+def _noticed(run: Run, steps: screen.Steps) -> str:
+    """Return the state's name once the run is to be run again."""
     steps.show()
     state = run.prefect.state(run.flow_run_id)
-    return state.name or "" if state.is_crashed() else ""
+    return state.name or "" if state.is_scheduled() or state.is_pending() else ""
 
 
 def _taken_up(run: Run, before: int, steps: screen.Steps) -> str:

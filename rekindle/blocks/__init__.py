@@ -1,5 +1,5 @@
 """What a user configures in the Prefect UI: cluster, checkpoint store, recovery policy.
 
-The place for pydantic models. Prefect's server imports it when it starts, so it may import neither
-flows, tasks and engines nor a training framework.
+The place for pydantic models. Prefect's server imports the blocks when it starts, so they may
+import neither flows, tasks and engines nor a training framework.
 """

@@ -5,21 +5,32 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from rekindle import names
+from rekindle.blocks.cluster import MinNodes, Nodes, ProcessesPerNode, Spares
 from rekindle.blocks.policy import RecoveryPolicy
 from rekindle.blocks.store import CheckpointDirectory
+from rekindle.errors import UsageError
 from rekindle.runtime.spec import EntryKind, JobSpec, check, job_directory
 
 DEFAULT_NAME = "train"
+_OF_CLUSTER = ("nodes", "processes_per_node", "min_nodes", "spares")
 _VARIABLE = re.compile(r"[^=\0]+")
 
 
 class TrainingJob(BaseModel):
     """One distributed training run: what is started, on how many ranks, and what protects it."""
 
-    model_config = ConfigDict(extra="forbid")
+    # An environment may hold secrets, which no error is to show.
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     name: str = Field(
         default=DEFAULT_NAME,
@@ -41,27 +52,10 @@ class TrainingJob(BaseModel):
         default=[],
         description="Command-line arguments of the script or module.",
     )
-    nodes: int = Field(
-        default=1,
-        ge=1,
-        description="Number of nodes.",
-    )
-    processes_per_node: int = Field(
-        default=1,
-        ge=1,
-        description="Ranks on each node, usually one per accelerator.",
-    )
-    min_nodes: int = Field(
-        default=0,
-        ge=0,
-        description="Least number of nodes that training may go on with when some are lost; 0: all "
-        "of them are needed.",
-    )
-    spares: int = Field(
-        default=0,
-        ge=0,
-        description="Nodes in reserve, each ready to take the place of a lost one at once.",
-    )
+    nodes: Nodes = 1
+    processes_per_node: ProcessesPerNode = 1
+    min_nodes: MinNodes = 0
+    spares: Spares = 0
     environment: dict[str, str] = Field(
         default={},
         description="Environment variables that each rank gets besides those of its node.",
@@ -83,6 +77,26 @@ class TrainingJob(BaseModel):
     allow_injection: bool = Field(
         default=False,
         description="Whether faults may be injected with `rekindle inject`, to see it recover.",
+    )
+    saved_cluster: str = Field(
+        default="",
+        description="Name of a block of type Rekindle Cluster, which then takes the place of the "
+        "numbers of nodes, ranks and spares. Empty: none.",
+    )
+    saved_store: str = Field(
+        default="",
+        description="Name of a block of type Rekindle Checkpoint Store, which then takes the place "
+        "of the checkpoint settings. Empty: none.",
+    )
+    saved_policy: str = Field(
+        default="",
+        description="Name of a block of type Rekindle Policy, which then takes the place of the "
+        "policy below. Empty: none.",
+    )
+    fault_tables: str = Field(
+        default="",
+        description="File with your own entries about fault codes, exits and error texts, relative "
+        "to the working directory. Empty: none.",
     )
     policy: RecoveryPolicy = Field(
         default=RecoveryPolicy(),
@@ -106,11 +120,38 @@ class TrainingJob(BaseModel):
             raise ValueError(f"give a script or a module; {given}")
         return self
 
+    def filled_in(self) -> TrainingJob:
+        """Return the job with what its blocks say.
+
+        Raises UsageError: there is no such block, or the job cannot be what it says.
+        """
+        if not (self.saved_cluster or self.saved_store or self.saved_policy):
+            return self
+        from rekindle.blocks import saved  # Prefect, which a job needs not
+
+        said: dict[str, object] = {}
+        if self.saved_cluster:
+            cluster = saved.load(saved.SavedCluster, self.saved_cluster)
+            said |= {name: getattr(cluster, name) for name in _OF_CLUSTER}
+            said["environment"] = cluster.environment.get_secret_value() | self.environment
+        if self.saved_store:
+            said["checkpoint"] = saved.load(saved.SavedStore, self.saved_store).checkpoint
+        if self.saved_policy:
+            said["policy"] = saved.load(saved.SavedPolicy, self.saved_policy).policy
+        none = {"saved_cluster": "", "saved_store": "", "saved_policy": ""}
+        try:
+            return TrainingJob.model_validate(self.model_dump() | none | said)
+        except ValidationError as error:
+            raise UsageError(f"the blocks of job {self.name} do not fit: {error}") from error
+
     def to_spec(self, job_id: str) -> JobSpec:
         """Return the job as the runtime reads it, all paths absolute.
 
-        Raises UsageError: the script or the working directory does not exist.
+        Raises UsageError: the script, the working directory or a saved block does not exist.
         """
+        return self.filled_in()._to_spec(job_id)
+
+    def _to_spec(self, job_id: str) -> JobSpec:
         directory = job_directory(job_id)
         work = Path(self.working_directory).expanduser().absolute()
         checkpoints = self.checkpoint.path
@@ -128,7 +169,7 @@ class TrainingJob(BaseModel):
             directory=str(directory),
             log_directory=str(directory / names.LOGS_DIRECTORY),
             checkpoint_directory=str(
-                work / Path(checkpoints).expanduser()
+                work / Path(checkpoints).expanduser() / job_id
                 if checkpoints
                 else directory / names.CHECKPOINT_DIRECTORY
             ),
@@ -136,5 +177,8 @@ class TrainingJob(BaseModel):
             checkpoint_every=self.checkpoint.every,
             allow_injection=self.allow_injection,
             policy=self.policy.to_policy(),
+            fault_tables=str(work / Path(self.fault_tables).expanduser())
+            if self.fault_tables
+            else "",
         )
         return check(spec)

@@ -22,7 +22,7 @@ AskedName = Annotated[str, Field(pattern=_one_of(LADDER))]
 class RecoveryPolicy(BaseModel):
     """What may be done about faults, and how often."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", title="Policy")
 
     strategies: list[StrategyName] = Field(
         default=[strategy.value for strategy in ALLOWABLE],
@@ -89,6 +89,18 @@ class RecoveryPolicy(BaseModel):
         default=86_400.0,
         gt=0,
         description="Seconds that the job waits for that person; then it ends.",
+    )
+    hang_timeout_s: float = Field(
+        default=10.0,
+        gt=0,
+        description="Seconds that a rank may make no progress in a step before the job is looked "
+        "at as hanging, even if all steps so far were short.",
+    )
+    idle_timeout_s: float = Field(
+        default=Policy().idle_timeout_s,
+        gt=0,
+        description="Seconds after which a script without a Session hangs when none of its "
+        "processes has done anything.",
     )
     leave_timeout_s: float = Field(
         default=300.0,

@@ -8,12 +8,12 @@ from pydantic import BaseModel, ConfigDict, Field
 class CheckpointDirectory(BaseModel):
     """A folder for checkpoints and how often one is written to it."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", title="Checkpoint")
 
     path: str = Field(
         default="",
         description="Folder for checkpoints, best on storage that all nodes share; relative to the "
-        "working directory. Empty: a folder in the job's own directory.",
+        "working directory. Each job has a folder below it. Empty: one in the job's own directory.",
     )
     every: int = Field(
         default=0,

@@ -32,7 +32,8 @@ class Engine(Protocol):
     def learn(self, event: AnyEvent) -> None:
         """Note what an event of the job's journal says about hosts.
 
-        Nothing is placed any more where a host was isolated. Telling it twice does no harm.
+        Nothing is placed any more where a host was isolated. Telling it twice does no harm. Raises
+        JobError: it cannot be noted.
         """
 
     def revive(self) -> Endpoint:

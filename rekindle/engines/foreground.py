@@ -82,9 +82,17 @@ def _follow(client: JobClient, engine: LocalEngine, seen: list[journal.Event], s
         for event in events:
             seen.append(event)
             _tell(event)
-            engine.learn(event)
+            _learn(engine, event)
             if isinstance(event, journal.NodeWanted):
                 _bring(engine, event.node)
+
+
+def _learn(engine: LocalEngine, event: journal.AnyEvent) -> None:
+    """Note what it says of hosts; where that cannot be written, training goes on all the same."""
+    try:
+        engine.learn(event)
+    except JobError as error:
+        say(f"rekindle: {error}")
 
 
 def _bring(engine: LocalEngine, node: int) -> None:
@@ -169,7 +177,7 @@ def _saying(event: journal.Event) -> str:
     match event:
         case journal.FaultSeen(incident=number, fault=fault):
             return f"incident {number}: {fault.message}"
-        case journal.Decided(incident=number, strategy=strategy, reason=reason):
+        case journal.Decided(incident=number, strategy=strategy, reason=reason, lighter=False):
             return f"incident {number}: {strategy.value}: {reason}"
         case journal.Isolated(incident=number, host=host):
             return f"incident {number}: nothing is placed on {host} any more"

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from rekindle import names
+from rekindle.errors import JobError
 from rekindle.recovery.hosts import AnyHostEvent, Host, fold, read
 
 
@@ -23,8 +24,14 @@ class HostLog:
     def append(self, event: AnyHostEvent) -> None:
         """Add an event, unless one of the same source is there; it is on disk when this returns.
 
-        Raises JobError: the file is damaged.
+        Raises JobError: the file is damaged, or cannot be written.
         """
+        try:
+            self._append(event)
+        except OSError as error:
+            raise JobError(f"{self._path} cannot be written: {error}") from error
+
+    def _append(self, event: AnyHostEvent) -> None:
         with self._locked() as handle:
             if event.source and any(each.source == event.source for each in self._events()):
                 return
@@ -36,7 +43,10 @@ class HostLog:
             os.fsync(handle)
 
     def hosts(self) -> dict[str, Host]:
-        """Return all hosts that anything is known of. Raises JobError: the file is damaged."""
+        """Return all hosts that anything is known of.
+
+        Raises JobError: the file is damaged, or cannot be read.
+        """
         return fold(self._events())
 
     def _events(self) -> list[AnyHostEvent]:
@@ -44,6 +54,8 @@ class HostLog:
             return read(self._path.read_bytes().splitlines())
         except FileNotFoundError:
             return []
+        except (OSError, JobError) as error:
+            raise JobError(f"{self._path} cannot be read: {error}; mend or remove it") from error
 
     @contextmanager
     def _locked(self) -> Iterator[int]:

@@ -4,21 +4,28 @@
 # a flow by its entrypoint it cannot resolve their names.
 
 from typing import Any
-from uuid import UUID
 
-from prefect import flow, runtime
+from prefect import flow, get_run_logger
+from prefect.exceptions import Abort
 
 from rekindle.blocks.job import TrainingJob
+from rekindle.errors import LeaseHeldError
 from rekindle.runtime.state import RESCHEDULED
-from rekindle.tasks.hooks import stop_job
-from rekindle.tasks.jobs import job_id_of
+from rekindle.tasks.hooks import OF_FLOW_PROCESS, stop_job
+from rekindle.tasks.jobs import job_of_this_run
 from rekindle.tasks.launch import How, launch
+from rekindle.tasks.recovery_hooks import recovery_hooks
 from rekindle.tasks.report import raise_if_failed, report
 from rekindle.tasks.supervise import supervise
 
 
 # Nothing is persisted: the ledger is the record, and Prefect would pickle.
-@flow(name="train", persist_result=False, on_cancellation=[stop_job])
+@flow(
+    name="train",
+    persist_result=False,
+    on_cancellation=[stop_job],
+    **recovery_hooks(OF_FLOW_PROCESS),
+)
 def train(job: TrainingJob) -> dict[str, Any]:
     """Train on all ranks of the job, recover from faults, and report.
 
@@ -26,12 +33,24 @@ def train(job: TrainingJob) -> dict[str, Any]:
     that has succeeded is not run again; one that failed or was stopped resumes from its newest
     checkpoint.
     """
-    job_id = job_id_of(UUID(runtime.flow_run.id), job.name)
+    return train_to_the_end(job, job_of_this_run(job.name))
+
+
+def train_to_the_end(job: TrainingJob, job_id: str) -> dict[str, Any]:
+    """Do the work of the train flow in any flow run. Raises JobFailedError: the job has failed.
+
+    Raises Abort where another process of the same flow run steers the job: the run is that one's,
+    and so is its state.
+    """
     while True:
         launched = launch(job, job_id)
         if launched.how is How.FINISHED:
             break
-        end = supervise(job_id, adopted=launched.how is How.ADOPTED)
+        try:
+            end = supervise(job_id, adopted=launched.how is How.ADOPTED)
+        except LeaseHeldError as error:
+            get_run_logger().error("%s. This process leaves it alone", error)
+            raise Abort(str(error)) from error
         if end.outcome != RESCHEDULED:
             break
     result = report(job_id)

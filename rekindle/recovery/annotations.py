@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from rekindle.errors import UsageError
-from rekindle.recovery.policy import ALLOWABLE, INNER, Policy, Strategy
+from rekindle.recovery.policy import ALLOWABLE, INNER, MOST, Policy, Strategy
 
-UNLIMITED = 2**31 - 1  # MindCluster counts on without an end where no limit is given
+UNLIMITED = MOST  # MindCluster counts on without an end where no limit is given
 
 MODELARTS_PREFIX = "fault-tolerance/"
 JOB_RETRY_NUM = f"{MODELARTS_PREFIX}job-retry-num"
@@ -28,7 +28,11 @@ FAULT_RETRY_TIMES = "fault-retry-times"
 POD_RESCHEDULING = "pod-rescheduling"
 RECOVER_STRATEGY = "recover-strategy"
 WAIT_RESCHEDULE = "wait-reschedule-timeout"
+_LABELS = (PROCESS_RECOVER, FAULT_SCHEDULING, FAULT_RETRY_TIMES, POD_RESCHEDULING)
 
+KNOWN = (*_MODELARTS, *_LABELS, RECOVER_STRATEGY, WAIT_RESCHEDULE)
+
+_MOST_RETRIES = 100
 _SCHEDULING = ("grace", "force", "off", "external-grace", "external-force")
 _RECOVERING = {
     "retry": Strategy.RETRY,
@@ -82,9 +86,16 @@ def from_modelarts(annotations: Mapping[str, str], base: Policy | None = None) -
 
 
 def to_modelarts(policy: Policy) -> dict[str, str]:
-    """Return the annotations that say the most that ModelArts can of this policy."""
-    if not policy.max_reschedules:
-        return {}
+    """Return the annotations that say the most that ModelArts can of this policy.
+
+    All of them need `job-retry-num`, which lets the job be placed anew. Raises UsageError: the
+    policy does not.
+    """
+    if not _places_jobs(policy):
+        raise UsageError(
+            "ModelArts recovers only what may be placed anew: give max_reschedules, and have "
+            "reschedule-job or reschedule-job-isolated among the strategies"
+        )
     found = {JOB_RETRY_NUM: str(min(policy.max_reschedules, 128))}
     if policy.unconditional and Strategy.RESCHEDULE_JOB in policy.strategies:
         found[UNCONDITIONAL_RETRY] = "true"
@@ -104,20 +115,22 @@ def from_mindcluster(
 ) -> Policy:
     """Return `base` as MindCluster's labels and annotations would have it.
 
-    backoff_limit: `runPolicy.backoffLimit` of the job; none, or below 1: unlimited, as there.
+    backoff_limit: `runPolicy.backoffLimit` of the job; none, or below 1: unlimited, as there. It
+    and `fault-retry-times` bound the reschedules together: whichever is reached first.
     Raises UsageError: a label or annotation has a value that MindCluster does not know.
     """
     base = base or Policy(strategies=())
     process = _choice(labels, PROCESS_RECOVER, ("on", "pause", "off"), "off") == "on"
     scheduling = _choice(labels, FAULT_SCHEDULING, _SCHEDULING, "off")
-    retries = _number(labels, FAULT_RETRY_TIMES, 0, 100)
+    retries = _number(labels, FAULT_RETRY_TIMES, 0, _MOST_RETRIES)
     inner = _recovering(annotations)
     chosen = set(inner) if process else set()
     if scheduling != "off":
         chosen |= {Strategy.RESCHEDULE_JOB_ISOLATED, Strategy.RESCHEDULE_JOB}
         if labels.get(POD_RESCHEDULING) == "on":
             chosen.add(Strategy.RESCHEDULE_POD)
-    limit = backoff_limit if backoff_limit and backoff_limit > 0 else retries or UNLIMITED
+    backoff = backoff_limit if backoff_limit and backoff_limit > 0 else UNLIMITED
+    limit = min(backoff, retries or UNLIMITED)
     wait_s = _number(annotations, WAIT_RESCHEDULE, 30, 270)
     own = (*INNER, *_OWN_OF_MODELARTS[2:], Strategy.DUMP)
     return msgspec.structs.replace(
@@ -126,30 +139,42 @@ def from_mindcluster(
         max_reschedules=limit if scheduling != "off" else 0,
         max_pod_reschedules=limit if Strategy.RESCHEDULE_POD in chosen else 0,
         unconditional=bool(retries),
+        max_reschedules_in_row=limit if retries else base.max_reschedules_in_row,
         node_timeout_s=float(wait_s) if wait_s else base.node_timeout_s,
     )
 
 
-def to_mindcluster(policy: Policy) -> tuple[dict[str, str], dict[str, str]]:
-    """Return labels and annotations that say the most that MindCluster can of this policy."""
+def to_mindcluster(policy: Policy) -> tuple[dict[str, str], dict[str, str], int | None]:
+    """Return labels, annotations and `runPolicy.backoffLimit`: the most that MindCluster can say.
+
+    It recovers processes only where it may place the job anew as well: once, if the policy does not
+    say so. One limit is for all reschedules.
+    """
     written = [word for word, strategy in _RECOVERING.items() if strategy in policy.strategies]
     wait_s = min(max(policy.node_timeout_s, 30), 270)
     annotations = {WAIT_RESCHEDULE: f"{wait_s:.0f}"}
     if written:
         annotations[RECOVER_STRATEGY] = ",".join(written)
-    outer = bool(policy.max_reschedules) and any(
-        strategy in policy.strategies
-        for strategy in (Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB_ISOLATED)
-    )
+    jobs = _places_jobs(policy)
+    pods = bool(policy.max_pod_reschedules) and Strategy.RESCHEDULE_POD in policy.strategies
+    on = bool(written) or jobs or pods
     labels = {
         PROCESS_RECOVER: "on" if written else "off",
-        FAULT_SCHEDULING: "force" if outer else "off",
+        FAULT_SCHEDULING: "force" if on else "off",
     }
-    if outer and policy.unconditional:
-        labels[FAULT_RETRY_TIMES] = str(min(policy.max_reschedules, 100))
-    if Strategy.RESCHEDULE_POD in policy.strategies and policy.max_pod_reschedules:
+    limit = policy.max_reschedules if jobs else policy.max_pod_reschedules if pods else 1
+    if jobs and policy.unconditional and Strategy.RESCHEDULE_JOB in policy.strategies:
+        limit = min(limit, _MOST_RETRIES)
+        labels[FAULT_RETRY_TIMES] = str(limit)
+    if pods:
         labels[POD_RESCHEDULING] = "on"
-    return labels, annotations
+    return labels, annotations, limit if on and limit < UNLIMITED else None
+
+
+def _places_jobs(policy: Policy) -> bool:
+    """Whether the whole job may be placed anew."""
+    rungs = (Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB_ISOLATED)
+    return policy.max_reschedules > 0 and any(rung in policy.strategies for rung in rungs)
 
 
 def _merge(

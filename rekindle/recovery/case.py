@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rekindle.recovery.fault import Fault
+from rekindle.recovery.fault import SICK, Fault, Kind
 from rekindle.recovery.history import SAME_CODE_TIMES, Past, same_code
 from rekindle.recovery.policy import OUTER, Strategy
 
@@ -42,12 +42,24 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def worn_out(self) -> str:
-        """Say how often the device has shown this code, if that is too often; else nothing."""
-        times = same_code(self.past, self.fault, self.incident)
+        """Say how often the device has shown this code, if that is too often; else nothing.
+
+        A code of what is no fault of a device or node wears nothing out.
+        """
+        times = same_code(self.past, self.fault) if self.fault.kind in SICK else 0
         if times < SAME_CODE_TIMES:
             return ""
         return f"code {self.fault.code} came {times} times in a row within 24 h on this device"
 
     def failed_already(self, strategy: Strategy) -> bool:
-        """Whether this strategy was tried in this incident."""
-        return any(p.strategy is strategy and p.incident == self.incident for p in self.past)
+        """Whether this strategy was tried in this incident, for this node, and did not help.
+
+        Where no place was found, it is not told for which of the nodes.
+        """
+        fault = self.fault
+        return any(
+            p.strategy is strategy
+            and p.incident == self.incident
+            and (fault.kind is Kind.SCHEDULING or p.fault.node == fault.node)
+            for p in self.past
+        )

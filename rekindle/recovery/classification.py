@@ -11,8 +11,11 @@ import msgspec
 from rekindle.errors import UsageError
 from rekindle.recovery.codes.escalation import Change
 from rekindle.recovery.codes.spelling import ascend_key
-from rekindle.recovery.codes.verdict import Urgency, Verdict
+from rekindle.recovery.codes.verdict import Blame, Origin, Severity, Urgency, Verdict
 from rekindle.recovery.fault import ErrorRecord, Exit, Fault, Kind
+
+# A rank that suffers from any other kind of fault ends, or says so itself.
+CERTAIN = (Kind.DEVICE, Kind.NODE, Kind.NODE_LOST, Kind.EVICTION)
 
 
 class Judge(Protocol):
@@ -22,7 +25,7 @@ class Judge(Protocol):
     def text(self, message: str) -> Verdict: ...
     def kernel_line(self, line: str) -> Verdict: ...
     def xid(self, number: int) -> Verdict: ...
-    def ascend(self, code: str) -> Verdict: ...
+    def ascend(self, code: str, severity: Severity | None, origin: Origin) -> Verdict: ...
     def escalated(self, changes: Iterable[Change], now: float) -> list[Verdict]: ...
     def node_condition(self, condition: str, status: str) -> Verdict: ...
     def pod_reason(self, reason: str) -> Verdict: ...
@@ -37,10 +40,12 @@ def fault_of_exit(  # noqa: PLR0913  what there is to know of it
     node: int,
     finished: int,
     at: float,
+    no_memory: bool = False,
 ) -> Fault:
     """Classify the end of a rank that should have gone on.
 
     Its exception speaks for it, if it left one; one that no table knows is the script's own.
+    no_memory: the kernel has killed for want of memory; a rank that it has killed was the one.
     """
     if error is not None:
         verdict = judge.text(error.message)
@@ -50,7 +55,9 @@ def fault_of_exit(  # noqa: PLR0913  what there is to know of it
         verdict = judge.exit(exit_)
         ended = "was ended by" if exit_.signal is not None else "ended with"
         message, kind = f"rank {rank} {ended} {exit_}", verdict.kind
-    if kind not in (Kind.PROCESS, Kind.USER_CODE):
+        if no_memory:
+            kind, message = Kind.HOST_OOM, f"{message}, for the node had no memory left"
+    if kind not in (Kind.PROCESS, Kind.USER_CODE) and not no_memory:
         message = f"{message} ({verdict.explanation})"
     return Fault(
         kind=kind,
@@ -88,7 +95,8 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What a monitor, an engine or a person has seen of a node.
 
     what: the code, number, line, condition or reason. device: its local number; -1: none is named.
-    gone: it is over. by: who says so.
+    gone: it is over. by: who says so. severity, origin: of an Ascend code that no table may list;
+    origin None: the chip that `device` names, the node's board where it names none.
     """
 
     source: Source
@@ -97,6 +105,8 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     device: int = -1
     gone: bool = False
     by: str = ""
+    severity: Severity | None = None
+    origin: Origin | None = None
 
     def in_words(self) -> str:
         """Name it in a few words."""
@@ -107,11 +117,14 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 def verdict_of(judge: Judge, sign: Sign) -> Verdict:
     """Look a sign up. Raises UsageError: it cannot be read."""
     what = sign.what.strip()
+    if sign.source is not Source.ASCEND and (sign.severity, sign.origin) != (None, None):
+        raise UsageError(f"severity and origin are those of Ascend codes; {what!r} is none")
     match sign.source:
         case Source.ASCEND:
             if ascend_key(what) is None:
                 raise UsageError(f"{what!r} is no fault code: write 8 or 9 digits, as 80E01801")
-            return judge.ascend(what)
+            origin = sign.origin or (Origin.CHIP if sign.device >= 0 else Origin.NODE)
+            return judge.ascend(what, sign.severity, origin)
         case Source.XID:
             if not (what.isascii() and what.isdigit() and len(what) < 6):
                 raise UsageError(f"XID {what!r} is no number")
@@ -136,7 +149,7 @@ def gravest(verdicts: Iterable[Verdict]) -> Verdict:
 def fault_of_sign(sign: Sign, verdict: Verdict, *, rank: int, finished: int, at: float) -> Fault:
     """Make a fault of a sign. rank: whose device it is, -1: nobody's."""
     return Fault(
-        kind=verdict.kind,
+        kind=_kind_of(verdict),
         message=f"{sign.in_words()}: {verdict.explanation}",
         rank=rank,
         node=sign.node,
@@ -151,18 +164,39 @@ def fault_of_sign(sign: Sign, verdict: Verdict, *, rank: int, finished: int, at:
     )
 
 
+def _kind_of(verdict: Verdict) -> Kind:
+    """Say what a sign is a fault of: a node that is at fault is sick, whatever it has broken.
+
+    Memory that nothing can heal is the end of its device: a rank's own repair is no answer to it.
+    """
+    kind = verdict.kind
+    if verdict.urgency is not Urgency.NOW:
+        return kind
+    if verdict.at_fault is Blame.NODE and kind not in CERTAIN:
+        return Kind.NODE
+    separate = verdict.at_fault is Blame.DEVICE and not verdict.self_heal
+    return Kind.DEVICE if separate and kind is Kind.DEVICE_MEMORY else kind
+
+
+def is_vague(fault: Fault) -> bool:
+    """Whether it is told that a rank has ended, but not of what."""
+    bare_status = fault.kind is Kind.USER_CODE and not fault.signature
+    return not fault.code and (bare_status or fault.kind in (Kind.PROCESS, Kind.UNKNOWN))
+
+
 def explains(sign: Fault, fault: Fault) -> bool:
     """Whether a sign tells what it was that a rank has met: the same, or what it died of."""
-    kinds = (sign.kind, Kind.PROCESS, Kind.UNKNOWN)
-    nameless = bool(sign.code) and not fault.code
-    return nameless and sign.rank == fault.rank >= 0 and fault.kind in kinds
+    told = is_vague(fault) or (fault.kind is sign.kind and not fault.code)
+    return told and bool(sign.code) and sign.rank == fault.rank >= 0
 
 
 def explained(fault: Fault, sign: Fault) -> Fault:
     """Return the fault with what its sign knows of it."""
+    # A rank that has died of its device's memory cannot repair it any more: the device is healed.
+    dead = sign.kind is Kind.DEVICE_MEMORY and fault.kind is not Kind.DEVICE_MEMORY
     return msgspec.structs.replace(
         fault,
-        kind=sign.kind,
+        kind=Kind.DEVICE if dead else sign.kind,
         message=f"{fault.message} ({sign.message})",
         device=sign.device,
         code=sign.code,

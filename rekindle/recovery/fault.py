@@ -65,8 +65,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
     host: the machine, by a name that it keeps from job to job; empty: nobody said. device: its
     number there. code: as the tables spell it. user_caused: the user's code or input made it, so
-    no place is to blame. self_heal: healing the device may help. counts: recovering from it uses up
-    a budget.
+    no place is to blame. self_heal: healing the device may help; heal_failed: it was tried in vain.
+    counts: recovering from it uses up a budget.
     """
 
     kind: Kind
@@ -82,6 +82,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     code: str = ""
     user_caused: bool = False
     self_heal: bool = False
+    heal_failed: bool = False
     counts: bool = True
 
     @property
@@ -94,6 +95,14 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
         mine = (self.rank, self.finished, self.signature)
         return mine == (other.rank, other.finished, other.signature)
 
+    def looks_like(self, other: Fault) -> bool:
+        """Whether a person would call it the same problem: one kind, and one sort of exception.
+
+        What an exception says besides, as addresses and times, differs from time to time.
+        """
+        sorts = (fault.signature.partition(":")[0] for fault in (self, other))
+        return self.kind is other.kind and len(set(sorts)) == 1
+
     def blamed(self) -> str:
         """Say in words where the fault is."""
         if self.rank >= 0:
@@ -101,7 +110,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
         return f"node {self.node}" if self.node >= 0 else "the job"
 
 
-_HARDWARE = (Kind.NODE_LOST, Kind.NODE, Kind.DEVICE, Kind.DEVICE_MEMORY)
+SICK = (Kind.NODE, Kind.DEVICE, Kind.DEVICE_MEMORY)  # a place that is there, and known to be bad
+_HARDWARE = (Kind.NODE_LOST, *SICK)
 
 # How likely a fault is the cause of the others seen with it, most likely first: a dead process
 # breaks its peers' links, never the other way round. An eviction ends processes and takes nodes; a

@@ -31,6 +31,11 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     rolled_back: bool = False
 
 
+def besides(past: Iterable[Past], fault: Fault) -> list[Past]:
+    """Return what was decided about other faults: a sign may tell of one after it was decided."""
+    return [seen for seen in past if not (fault.code and seen.fault == fault)]
+
+
 def used(past: Iterable[Past], strategies: Sequence[Strategy]) -> int:
     """Return how often these were chosen for faults that use up a budget."""
     return sum(seen.strategy in strategies and counts(seen.fault) for seen in past)
@@ -52,8 +57,8 @@ def recoveries_used(past: Iterable[Past]) -> int:
 
 
 def heals(fault: Fault) -> bool:
-    """Whether a device can be healed once no process uses it."""
-    return fault.kind is Kind.DEVICE and fault.self_heal
+    """Whether a device, or its memory, can be healed once no process uses it."""
+    return fault.kind in (Kind.DEVICE, Kind.DEVICE_MEMORY) and fault.self_heal
 
 
 def counts(fault: Fault) -> bool:
@@ -61,22 +66,23 @@ def counts(fault: Fault) -> bool:
     return fault.counts and fault.kind is not Kind.EVICTION
 
 
-def same_code(past: Sequence[Past], fault: Fault, incident: int) -> int:
+def same_code(past: Sequence[Past], fault: Fault) -> int:
     """Return how often a device has shown this code in a row within 24 hours, this time included.
 
-    Another code of the same device ends the row; what belongs to one incident is one time.
+    Another code of the same device ends the row. What was decided twice about one fault, for its
+    device could not be healed or a sign has told more of it, is one time.
     """
     if not fault.code:
         return 0
-    incidents = {incident}
+    times = {fault.at}
     for seen in reversed(past):
         before = seen.fault
         if not before.code or _device(before) != _device(fault):
             continue
         if before.code != fault.code or fault.at - before.at > SAME_CODE_WINDOW_S:
             break
-        incidents.add(seen.incident)
-    return len(incidents)
+        times.add(before.at)
+    return len(times)
 
 
 def _device(fault: Fault) -> tuple[str, int, int]:
@@ -84,17 +90,24 @@ def _device(fault: Fault) -> tuple[str, int, int]:
     return fault.host, -1 if fault.host else fault.node, fault.device
 
 
-def in_row(past: Sequence[Past], strategy: Strategy, *, newest: int, progress_resets: bool) -> int:
-    """Return how often a strategy was chosen with nothing between that explains it.
+def in_row(
+    past: Sequence[Past], strategy: Strategy, fault: Fault, *, newest: int, progress_resets: bool
+) -> int:
+    """Return how often a strategy was chosen for this problem with nothing between it.
 
-    A fault of a node or device in between ends the row, for then there was a reason; so does a step
-    that had not been done before, if `progress_resets`.
+    A fault of a node or device in between ends the row, for then there was a reason; so does
+    another problem, another strategy that starts ranks anew, or, if `progress_resets`, a step that
+    had not been done before. What the platform does with its places is no part of it.
     """
     count = 0
     for seen in reversed(past):
         if seen.fault.of_hardware or (progress_resets and seen.newest < newest):
             break
-        count += seen.strategy is strategy and counts(seen.fault)
+        if seen.strategy in INNER or seen.fault.kind is Kind.SCHEDULING or not counts(seen.fault):
+            continue
+        if seen.strategy is not strategy or not seen.fault.looks_like(fault):
+            break
+        count += 1
     return count
 
 
@@ -104,6 +117,19 @@ def since_last_step(past: Sequence[Past], newest: int) -> Iterator[Past]:
         if seen.newest < newest:
             return
         yield seen
+
+
+def hangs_in_row(past: Sequence[Past], fault: Fault, newest: int) -> int:
+    """Return how often the job has hung since its last progress, whoever was to blame.
+
+    Several ranks that were found at the same time are one hang.
+    """
+    at = [
+        seen.fault.at
+        for seen in since_last_step(past, newest)
+        if seen.fault.kind is Kind.HANG and (not seen.fault.at or seen.fault.at != fault.at)
+    ]
+    return len({each for each in at if each}) + at.count(0.0)
 
 
 def same_errors(past: Sequence[Past], fault: Fault, resumed: int) -> int:

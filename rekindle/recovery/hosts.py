@@ -33,13 +33,23 @@ class HostEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class HostFault(HostEvent, frozen=True, kw_only=True, tag="fault"):
-    """A job met a fault of the host or of one of its devices (-1: of none)."""
+    """A job met a fault of the host or of one of its devices (-1: of none).
+
+    incident: its number in the job; 0: in logs of before. What is seen of one host in one incident
+    is one fault.
+    """
 
     job_id: str
     kind: Kind
     message: str
     device: int = -1
     code: str = ""
+    incident: int = 0
+
+    def is_same_as(self, other: HostFault) -> bool:
+        """Whether more is said of the same fault, as what it was, or that healing has failed."""
+        ours, theirs = (self.job_id, self.incident), (other.job_id, other.incident)
+        return self.incident > 0 and ours == theirs
 
 
 class HostIsolated(HostEvent, frozen=True, kw_only=True, tag="isolated"):
@@ -81,7 +91,8 @@ def fold(events: Iterable[AnyHostEvent]) -> dict[str, Host]:
         host = found.setdefault(event.host, Host(host=event.host, faults=[]))
         match event:
             case HostFault():
-                host.faults.append(event)
+                others = [fault for fault in host.faults if not event.is_same_as(fault)]
+                host.faults = [*others, event]
             case HostIsolated():
                 host.isolated = event.reason
                 host.isolated_by, host.isolated_at = event.by, event.at
@@ -101,7 +112,7 @@ def learned_from(job_id: str, event: journal.AnyEvent) -> AnyHostEvent | None:
     """Return what an event of a job's journal says about a host, if it says anything."""
     source = f"{job_id}#{event.seq}"
     match event:
-        case journal.FaultSeen(fault=fault) if fault.host and fault.of_hardware:
+        case journal.FaultSeen(fault=fault, incident=number) if fault.host and fault.of_hardware:
             return HostFault(
                 host=fault.host,
                 at=event.at,
@@ -111,6 +122,7 @@ def learned_from(job_id: str, event: journal.AnyEvent) -> AnyHostEvent | None:
                 message=fault.message,
                 device=fault.device,
                 code=fault.code,
+                incident=number,
             )
         case journal.Isolated(host=host, reason=reason):
             return HostIsolated(host=host, at=event.at, source=source, by=job_id, reason=reason)

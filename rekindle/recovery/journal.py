@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from rekindle.errors import JobError
-from rekindle.recovery.classification import Sign
+from rekindle.recovery.classification import Sign, explains
 from rekindle.recovery.codes.verdict import Urgency
 from rekindle.recovery.fault import Fault, root_cause
 from rekindle.recovery.policy import Strategy
@@ -76,10 +76,14 @@ class RanksStarted(Event, frozen=True, kw_only=True, tag="ranks-started"):
 
 
 class FaultSeen(Event, frozen=True, kw_only=True, tag="fault"):
-    """A fault; it opens an incident, or belongs to the one that is open."""
+    """A fault; it opens an incident, or belongs to the one that is open.
+
+    known: it was seen before, and only now it is known what it was.
+    """
 
     incident: int
     fault: Fault
+    known: bool = False
 
 
 class Suspected(Event, frozen=True, kw_only=True, tag="suspected"):
@@ -94,17 +98,21 @@ class Suspected(Event, frozen=True, kw_only=True, tag="suspected"):
 
 
 class Decided(Event, frozen=True, kw_only=True, tag="decided"):
-    """What is to be done; newest, resumed, roll_back: as in `recovery.history.Past`.
+    """What is to be done about a fault; newest, resumed, roll_back: as in `recovery.history.Past`.
 
-    approval: a person has to agree first.
+    isolate, approval: as in `recovery.ladder.Decision`. fault: None: that seen last, as in ledgers
+    of before. lighter: it is counted, but what was decided before tells more of the incident.
     """
 
     incident: int
     strategy: Strategy
     reason: str
+    fault: Fault | None = None
+    lighter: bool = False
     newest: int = 0
     resumed: int = 0
     roll_back: bool = False
+    isolate: bool = False
     approval: bool = False
 
 
@@ -219,7 +227,10 @@ class LastWords(Event, frozen=True, kw_only=True, tag="last-words"):
 
 
 class Stopping(Event, frozen=True, kw_only=True, tag="stopping"):
+    """The ranks are being ended; outcome: as in `Ended`. A later one says how else it will end."""
+
     reason: str
+    outcome: str = "stopped"
 
 
 class Ended(Event, frozen=True, kw_only=True, tag="ended"):
@@ -306,10 +317,13 @@ def incidents(events: Iterable[Event]) -> list[Incident]:
 
 def _apply(incident: Incident, event: Event) -> None:
     match event:
+        case FaultSeen(fault=fault, known=True):
+            seen = incident.faults
+            incident.faults = [fault if explains(fault, each) else each for each in seen]
         case FaultSeen(fault=fault):
             incident.faults.append(fault)
             incident.detected = incident.detected or event.at
-        case Decided(strategy=strategy, reason=reason):
+        case Decided(strategy=strategy, reason=reason, lighter=False):
             incident.strategies.append(strategy)
             incident.reason = reason
             incident.decided = event.at

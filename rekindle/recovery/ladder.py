@@ -59,7 +59,7 @@ def _crash_loop(policy: Policy, case: Case) -> Decision | None:
     begun = f"the state of step {case.resumed}" if case.resumed else "the beginning"
     told = f"{fault.message}, after step {fault.finished}, again when it was begun from {begun}"
     rolled_back = any(past.rolled_back and past.fault.same_as(fault) for past in case.past)
-    if case.older and not rolled_back:
+    if case.older and not rolled_back and Strategy.RESTART in policy.strategies:
         option = RUNGS[Strategy.RESTART](policy, case)
         if option is not None and not option.why_not:
             text = f"{told}; the newest checkpoint is passed over, {option.doing}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 
 import msgspec
 
@@ -33,6 +34,10 @@ OUTER = (
 LADDER = (*INNER, *ANEW, *OUTER)
 ALLOWABLE = (*LADDER, Strategy.DUMP)
 
+# Agents that have not come by then are asked for: their launcher may have died before it had
+# started them. Where that may be, the job begins without them.
+LATE_S = 20.0
+
 _COUNTS = (
     "max_restarts",
     "max_recoveries",
@@ -49,7 +54,12 @@ _TIMEOUTS = (
     "coordinator_timeout_s",
     "dump_timeout_s",
     "approval_timeout_s",
+    "hang_timeout_s",
+    "idle_timeout_s",
 )
+
+
+MOST = 2**31 - 1  # of whatever is counted; what has no limit has this one
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,7 +71,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         a device or end a hang.
     max_recoveries: inner recoveries in one job, and restarts that heal or end a hang; a job that
         needs more is beyond repair.
-    max_in_row: recoveries of one rank or node in a row without a finished step between them.
+    max_in_row: recoveries of one rank or node in a row without a finished step between them; after
+        hangs, of any.
     max_reschedules: how often the whole job may be placed anew (ModelArts: job-retry-num).
     max_pod_reschedules: how often one node's pod may be (ModelArts: pod-retry-num).
     unconditional: `reschedule-job` may answer what is no fault of a node or device, too.
@@ -78,6 +89,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     coordinator_timeout_s: how long ranks train on without a coordinator.
     dump_timeout_s: how long a node may take to write last words.
     approval_timeout_s: how long the job waits for the person.
+    hang_timeout_s: how long a rank may make no progress in a step before the job is looked at as
+        hanging, even if all steps so far were short; see rekindle.runtime.patience.
+    idle_timeout_s: how long all processes of a script without a Session may do nothing.
     """
 
     strategies: tuple[Strategy, ...] = ALLOWABLE
@@ -97,6 +111,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     coordinator_timeout_s: float = 600.0
     dump_timeout_s: float = 600.0
     approval_timeout_s: float = 86_400.0
+    hang_timeout_s: float = 10.0
+    idle_timeout_s: float = 1800.0
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work.
@@ -108,8 +124,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for name in _COUNTS:
             if getattr(self, name) < 0:
                 raise ValueError(f"policy: {name} is {getattr(self, name)}; 0 is the least")
+            if getattr(self, name) > MOST:
+                raise ValueError(f"policy: {name} is far too much; {MOST} is the most")
         for name in _TIMEOUTS:
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"policy: {name} is {getattr(self, name)}; give seconds above 0")
 
     @property

@@ -8,7 +8,7 @@ import msgspec
 
 from rekindle.recovery import history
 from rekindle.recovery.case import Case
-from rekindle.recovery.fault import Kind
+from rekindle.recovery.fault import SICK, Kind
 from rekindle.recovery.policy import INNER, Policy, Strategy
 
 
@@ -44,8 +44,9 @@ _IN_PLACE = (
     Kind.DEVICE_OOM,
     Kind.UNKNOWN,
 )
+_STAYS = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE)
+_MOVES = (Strategy.RECOVER, Strategy.SHRINK)
 _GONE = (Kind.NODE_LOST, Kind.EVICTION)  # the node is not there any more
-_SICK = (Kind.NODE, Kind.DEVICE, Kind.DEVICE_MEMORY)
 _NEEDS_NO_START = (Kind.HANG, Kind.NODE, Kind.EVICTION, Kind.SCHEDULING)
 
 
@@ -69,8 +70,8 @@ def _recover(policy: Policy, case: Case) -> Option | None:
         return None
     if case.spares:
         doing = "a spare takes its place, all healthy ranks wait"
-    elif case.left and Strategy.SHRINK in policy.strategies:
-        return Option("", _out_of_reach(policy, case) or "there is no spare")
+    elif case.left and _leaves_its_place(case) and Strategy.SHRINK in policy.strategies:
+        return Option("", _hinders_inner(Strategy.RECOVER, policy, case) or "there is no spare")
     else:
         doing = "there is no spare: a new node takes its place, all healthy ranks wait"
     return Option(doing, _hinders_inner(Strategy.RECOVER, policy, case), _is_sick(case))
@@ -89,6 +90,7 @@ def _hang_restart(policy: Policy, case: Case) -> Option | None:
     row = history.in_row(
         case.past,
         Strategy.HANG_RESTART,
+        case.fault,
         newest=case.newest,
         progress_resets=policy.progress_resets,
     )
@@ -106,13 +108,18 @@ def _restart(policy: Policy, case: Case) -> Option | None:
         return None  # its pod is placed anew
     if history.heals(fault):
         return Option("its device is healed, all ranks are started anew", _keeps_off(policy, case))
-    if _is_beyond_healing(case):
+    if fault.heal_failed or _is_beyond_healing(case):
         return None
     used = history.restarts_used(case.past)
     if used >= policy.max_restarts:
         return Option("", f"{used} of {policy.max_restarts} restarts are used")
     doing = f"all ranks are started anew (restart {used + 1} of {policy.max_restarts})"
     return Option(doing, case.worn_out)
+
+
+def is_met_by_restart(policy: Policy, case: Case) -> bool:
+    """Whether a restart of all ranks that is under way anyway is all that this fault needs."""
+    return _restart(policy, case) is not None and not history.heals(case.fault)
 
 
 def _reschedule_pod(policy: Policy, case: Case) -> Option | None:
@@ -142,7 +149,8 @@ def _reschedule_job(policy: Policy, case: Case) -> Option | None:
     """Place the job anew: what has no other answer, and what a pod's reschedule has left over."""
     fault = case.fault
     degraded = case.failed_already(Strategy.RESCHEDULE_POD) or _user_wore_it_out(case)
-    if fault.kind is Kind.HANG or (fault.of_hardware and not degraded):
+    isolates = _blames(case) and Strategy.RESCHEDULE_JOB_ISOLATED in policy.strategies
+    if fault.kind is Kind.HANG or (isolates and not degraded):
         return None
     if not policy.max_reschedules and history.counts(fault):
         return None  # it was not asked for
@@ -177,11 +185,12 @@ def _is_bound_to_a_rank(case: Case) -> bool:
 
 
 def _is_beyond_healing(case: Case) -> bool:
-    """Whether a device, known by a code, cannot be used any more where it is."""
+    """Whether a device cannot be used any more where it is: its code says so, or it was tried."""
     fault = case.fault
-    if fault.user_caused or not fault.code or fault.kind not in _SICK:
+    if fault.user_caused or fault.kind not in SICK:
         return False
-    return bool(case.worn_out) or (fault.kind is Kind.DEVICE and not fault.self_heal)
+    hopeless = fault.kind is Kind.DEVICE and not fault.self_heal and bool(fault.code)
+    return fault.heal_failed or hopeless or bool(case.worn_out)
 
 
 def _leaves_its_place(case: Case) -> bool:
@@ -207,36 +216,54 @@ def _is_sick(case: Case) -> bool:
 
 
 def _user_wore_it_out(case: Case) -> bool:
-    return case.fault.user_caused and bool(case.worn_out)
+    return case.fault.user_caused and (case.fault.heal_failed or bool(case.worn_out))
 
 
 # ---- what hinders a strategy
 
 
 def _hinders_inner(strategy: Strategy, policy: Policy, case: Case) -> str:
-    why_not = _out_of_reach(policy, case)
-    if why_not or strategy in (Strategy.RECOVER, Strategy.SHRINK):
+    moves = strategy in _MOVES
+    why_not = _out_of_reach(policy, case, _MOVES if moves else _STAYS)
+    if why_not or moves:
         return why_not
     if case.worn_out:
         return case.worn_out
     if strategy is Strategy.RECOVER_IN_PLACE:
-        return "its device cannot be healed" if _is_beyond_healing(case) else ""
+        hopeless = case.fault.heal_failed or _is_beyond_healing(case)
+        return "its device cannot be healed" if hopeless else ""
     # A repair that did not last is not tried again while there is something stronger.
-    stronger = case.fault.kind in _IN_PLACE and Strategy.RECOVER_IN_PLACE in policy.strategies
-    if stronger and strategy in _same_place(case):
+    repaired = case.fault.kind in _IN_PLACE and strategy in _same_place(case)
+    if repaired and _is_outdone(strategy, policy, case):
         return f"{strategy.value} did not last"
     return ""
 
 
-def _out_of_reach(policy: Policy, case: Case) -> str:
-    """Say why no inner strategy can be used at all; empty: one can."""
+def _is_outdone(strategy: Strategy, policy: Policy, case: Case) -> bool:
+    """Whether a later strategy of the policy can be taken as well."""
+    later = policy.ladder[policy.ladder.index(strategy) + 1 :]
+    options = (RUNGS[other](policy, case) for other in later if other in policy.strategies)
+    return any(option is not None and not option.why_not for option in options)
+
+
+def _out_of_reach(policy: Policy, case: Case, strategies: tuple[Strategy, ...]) -> str:
+    """Say why none of these inner strategies can be used at all; empty: one can.
+
+    What did not last where it was is tried once more elsewhere.
+    """
     if not case.session:
         return "without a Session no rank can wait for another"
     if not case.formed:
         return "the ranks have not met yet"
-    in_row = len(_same_place(case))
-    if in_row >= policy.max_in_row:
+    in_row = sum(strategy in strategies for strategy in _same_place(case))
+    elsewhere = strategies is _MOVES and not _leaves_its_place(case)
+    if elsewhere and in_row and Strategy.RECOVER_IN_PLACE in policy.strategies:
+        return f"{case.fault.blamed()} was recovered on another node without a step between"
+    if in_row >= policy.max_in_row and history.counts(case.fault):
         return f"{case.fault.blamed()} was recovered {in_row} times without a step between"
+    hangs = history.hangs_in_row(case.past, case.fault, case.newest)
+    if case.fault.kind is Kind.HANG and hangs >= policy.max_in_row:
+        return f"the job hung {hangs} times without a step between, whoever was to blame"
     return _spent(policy, case)
 
 
@@ -255,10 +282,13 @@ def _keeps_off(policy: Policy, case: Case) -> str:
 def _same_place(case: Case) -> list[Strategy]:
     """Inner recoveries of the same place, latest first, with no finished step between.
 
-    That another source of a rank's state had failed is none: there are only so many.
+    That another source of a rank's state had failed is none: there are only so many; nor is an
+    eviction.
     """
     found = []
     for past in history.since_last_step(case.past, case.newest):
+        if not history.counts(past.fault):
+            continue
         if past.strategy not in INNER:
             break
         restore = Kind.RESTORE in (past.fault.kind, case.fault.kind)
@@ -283,6 +313,7 @@ def _hinders_unconditional(policy: Policy, case: Case) -> str:
     row = history.in_row(
         case.past,
         Strategy.RESCHEDULE_JOB,
+        case.fault,
         newest=case.newest,
         progress_resets=policy.progress_resets,
     )

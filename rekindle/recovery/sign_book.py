@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 
 from rekindle.recovery import journal
-from rekindle.recovery.classification import Judge, Sign, Source, gravest
+from rekindle.recovery.classification import Judge, Sign, Source, gravest, verdict_of
 from rekindle.recovery.codes.escalation import Change
 from rekindle.recovery.codes.verdict import Verdict
 from rekindle.recovery.fault import Fault
@@ -16,10 +16,12 @@ _Place = tuple[str, int]  # a host and the number of its device
 class SignBook:
     """The signs of all devices, as the journal has them.
 
-    unmet: faults that signs have told of, and no rank yet.
+    unmet: faults that signs have told of, and no rank yet. seen, until: what earlier coordinators
+    have written down, and until when they lived.
     """
 
-    def __init__(self, seen: Iterable[journal.SignSeen] = ()) -> None:
+    def __init__(self, seen: Sequence[journal.SignSeen] = (), until: float = 0.0) -> None:
+        self._earlier = seen, until
         self._present: dict[_Place, set[tuple[Source, str]]] = {}
         self._changes: dict[_Place, list[Change]] = {}  # of Ascend codes
         self.unmet: list[Fault] = []
@@ -41,6 +43,19 @@ class SignBook:
             self._answered.pop(place, None)
         return True
 
+    def recall(self, judge: Callable[[], Judge]) -> None:
+        """Take what earlier coordinators have answered for answered.
+
+        judge: reads the tables, which takes a moment, so not where nothing was ever reported.
+        """
+        seen, until = self._earlier
+        if not seen:
+            return
+        newest = {(e.host, e.sign.device): e.sign for e in seen if not e.sign.gone}
+        for (host, device), sign in newest.items():
+            self.answer(host, device, verdict_of(judge(), sign))
+        self.worse(judge(), until)
+
     def worse(self, judge: Judge, now: float) -> list[tuple[str, int, Verdict]]:
         """Return devices (host, number) whose codes come too often or stay too long, once each."""
         found = []
@@ -58,6 +73,15 @@ class SignBook:
             return False
         answered.add(name)
         return True
+
+    def present(self, host: str, device: int) -> list[tuple[Source, str]]:
+        """Return what is known of a device, and not yet gone."""
+        return sorted(self._present.get((host, device), ()))
+
+    @property
+    def told(self) -> bool:
+        """Whether anything was ever reported."""
+        return bool(self._present)
 
     @property
     def waits(self) -> bool:

@@ -26,7 +26,7 @@ from rekindle import names
 from rekindle.checkpoints.directory import DirectoryStore, Found
 from rekindle.checkpoints.place import Key
 from rekindle.errors import JobError, RekindleError
-from rekindle.runtime import lifeline, protocol, wire
+from rekindle.runtime import device_tools, lifeline, protocol, wire
 from rekindle.runtime.depot import Depot
 from rekindle.runtime.depot_line import Pass
 from rekindle.runtime.environment import agent_environment
@@ -99,6 +99,7 @@ class Agent:
         self._hello = msgspec.structs.replace(self._hello, depot=port)
         self._learn(self._store.newest())  # while the zygote imports
         beats = asyncio.create_task(self._beat())
+        watching = asyncio.create_task(self.ranks.lookout.watch())
         orders: Orders = asyncio.Queue()
         worker = asyncio.create_task(self._obey(orders))
         worker.add_done_callback(functools.partial(_end_with, asyncio.current_task()))
@@ -114,6 +115,7 @@ class Agent:
                     limit_s = self.spec.policy.coordinator_timeout_s
         finally:
             beats.cancel()
+            watching.cancel()
             failed = worker.done() and not worker.cancelled()
             worker.cancel()
             await self._end()
@@ -309,6 +311,7 @@ async def serve(options: argparse.Namespace) -> int:
         pid=os.getpid(),
         processes=spec.processes_per_node,
         host=pretended.name if pretended else socket.gethostname(),
+        devices=device_tools.are_there(),
     )
     agent = Agent(directory, secret, hello, pretended)
     task = asyncio.current_task()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from rekindle.names import OFFERS
+from rekindle.names import KILLED_S, OFFERS
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault, Kind, root_cause
-from rekindle.recovery.policy import Strategy
+from rekindle.recovery.policy import LATE_S, Strategy
 from rekindle.recovery.suspicion import is_clean
 from rekindle.runtime import protocol as p
 from rekindle.runtime.forming import Forming
-from rekindle.runtime.gathering import LATE_S
 from rekindle.runtime.roster import Kept, Rank, Status, by_node
 from rekindle.runtime.state import (
     ENDING,
@@ -31,12 +30,13 @@ class Ending(Forming):
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
         """Stop the job; `at_once` kills without grace (the second Ctrl-C)."""
+        if self._outcome == RESCHEDULED and self.phase is not Phase.ENDED:
+            self._outcome, self._stop_reason = "stopped", reason  # no further attempt is wanted
+            self._record(journal.Stopping(reason=reason))
         if self.phase is Phase.DUMPING and at_once:
             self._at_once = True
             self._said = "the job was ended before they were written"
             self._finish()
-        if self._outcome == RESCHEDULED and self.phase is not Phase.ENDED:
-            self._outcome, self._stop_reason = "stopped", reason  # no further attempt is wanted
         if self.phase in ENDING and not (self.phase is Phase.STOPPING and at_once):
             return
         self._at_once = at_once
@@ -45,7 +45,7 @@ class Ending(Forming):
     def _end_ranks(self, phase: Phase, reason: str, grace_s: float = STOP_GRACE_S) -> None:
         if phase is Phase.STOPPING and not self._stop_reason:
             self._stop_reason = reason
-            self._record(journal.Stopping(reason=reason))
+            self._record(journal.Stopping(reason=reason, outcome=self._outcome))
         self.phase = phase
         self._do(CancelTimer("leave"))
         self._do(CancelTimer("join"))
@@ -60,6 +60,8 @@ class Ending(Forming):
             self._do(Send(nodes[number].connection, p.Kill(ranks=numbers, grace_s=grace_s)))
             for rank in doomed:
                 rank.status = Status.ENDING
+        if alive:
+            self._do(SetTimer("end", grace_s + KILLED_S))
 
     def _go_on_ending(self) -> None:
         """Take the next step once the ranks that had to end have ended."""
@@ -78,6 +80,7 @@ class Ending(Forming):
             rank.status = Status.ABSENT
         self.roster.take_in(*self.roster.outside)
         self._newcomers = set()
+        self._doubted = ()  # their ranks are started with all others
         self.restarts += 1
         self._store.drop()
         self._session = self._formed = False
@@ -192,6 +195,11 @@ class Ending(Forming):
     def _on_ending_timer(self, name: str) -> None:
         """A time limit has passed while the job ends."""
         if name == "late" and self.phase is Phase.STOPPING:
+            self._go_on_ending()
+        elif name == "end" and self.phase is Phase.STOPPING:
+            for rank in self.roster.ranks:
+                if rank.status is Status.ENDING:  # its agent can still write last words
+                    rank.status, rank.pid = Status.ABSENT, 0
             self._go_on_ending()
         elif name == "dump" and self.phase is Phase.DUMPING:
             limit_s = self.spec.policy.dump_timeout_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from rekindle import names
 from rekindle.runtime.protocol import Spawn
@@ -15,12 +16,12 @@ def rank_environment(
     *,
     rank: int,
     starts: int,
-    error_file: str,
+    logs: Path,
     metrics_file: str,
 ) -> dict[str, str]:
     """Return what is set for `rank` besides the environment of its agent.
 
-    starts: how often the rank was started by this agent, this time included.
+    starts: how often the rank was started by this agent, this time included. logs: its directory.
 
     Source of torchrun's names: torch/distributed/elastic/agent/server/local_elastic_agent.py.
     """
@@ -43,7 +44,7 @@ def rank_environment(
         "TORCHELASTIC_RUN_ID": spec.job_id,
         # The ranks' store is ours, also for rank 0; a program that is not Python hosts its own.
         "TORCHELASTIC_USE_AGENT_STORE": str(spec.entry is not EntryKind.PROGRAM),
-        "TORCHELASTIC_ERROR_FILE": error_file,
+        "TORCHELASTIC_ERROR_FILE": str(logs / names.ERROR_FILE),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         names.ENV_SCHEDULE_COUNT: str(spawn.placements),
         names.ENV_START_COUNT: str(starts),
@@ -51,6 +52,7 @@ def rank_environment(
         names.ENV_NODE_RANK: str(node),
         names.ENV_SLOT: str(rank),
         names.ENV_FULL_WORLD: str(spec.world_size),
+        names.ENV_STACK_FILE: str(logs / names.STACK_FILE),
         names.ENV_METRICS_FILE: metrics_file,
         names.ENV_SNAPSHOT_EVERY: str(spec.snapshot_every),
         names.ENV_CHECKPOINT_EVERY: str(spec.checkpoint_every),

@@ -13,7 +13,7 @@ from rekindle.recovery.classification import Judge
 from rekindle.recovery.fault import Fault, Kind
 from rekindle.recovery.ladder import Decision
 from rekindle.recovery.plan import Made, Plan, Source
-from rekindle.recovery.policy import Strategy
+from rekindle.recovery.policy import LATE_S, Strategy
 from rekindle.recovery.sign_book import SignBook
 from rekindle.runtime import protocol as p
 from rekindle.runtime.assembly import Assembly
@@ -33,9 +33,7 @@ from rekindle.runtime.state import (
     Store,
 )
 
-# Agents that have not come by then are asked for: their launcher may have died before it had
-# started them; or, where a coordinator takes a dead one's place, they died with it.
-LATE_S = 20.0
+# As `LATE_S`, where a coordinator takes a dead one's place: some agents may have died with it.
 TAKEN_OVER_LATE_S = 5.0
 _NOTHING = Earlier()
 
@@ -45,6 +43,10 @@ class Gathering(ABC):
 
     tables: gives the tables of faults. earlier: what earlier attempts have left.
     """
+
+    _doubted: tuple[Fault, ...] = ()  # not decided yet: a sign may tell more of them
+    _devices = False  # a node has devices of which signs may tell
+    _healing: frozenset[int] = frozenset()  # ranks that were told to start with a healed device
 
     def __init__(
         self,
@@ -56,7 +58,7 @@ class Gathering(ABC):
     ) -> None:
         self.spec = spec
         self._tables = tables
-        self._signs = SignBook(earlier.signs)
+        self._signs = SignBook(earlier.signs, earlier.at)
         self.attempt = attempt
         self.phase = Phase.GATHERING
         self.generation = earlier.generation
@@ -112,16 +114,18 @@ class Gathering(ABC):
             self._inherits = True
             self.restarts = inherited.restarts
             self._resumed = inherited.resumed
-            self.incidents.inherit(inherited.incident, inherited.faults)
-            self._awaiting = inherited.awaiting
+            if inherited.incident is not None:
+                self.incidents.inherit(inherited.incident)
+            self._to_heal = set(inherited.to_heal)
+            self._awaiting, self._held_faults = inherited.awaiting, list(inherited.held)
             if self._awaiting is not None:
                 self._do(SetTimer("approval", self.spec.policy.approval_timeout_s))
             for node in inherited.left_out:
                 self.roster.leave_out(node)
-            if inherited.stopping:
+            if inherited.stopping is not None:
                 # Agents that come now are refused, and end their ranks; late ones do so later.
-                self.phase, self._stop_reason = Phase.STOPPING, inherited.stopping
-                self._outcome = inherited.outcome
+                self.phase, self._stop_reason = Phase.STOPPING, inherited.stopping.reason
+                self._outcome = inherited.stopping.outcome
         self._do(SetTimer("node", self.spec.policy.node_timeout_s))
 
     def on_hello(self, connection: int, hello: p.Hello) -> None:
@@ -145,11 +149,13 @@ class Gathering(ABC):
             depot=hello.depot,
             host=hello.host,
         )
+        self._devices = self._devices or hello.devices
         for rank, shard in hello.shards.items():
             self.roster.ranks[rank].shard = shard
         self.roster.sit(agent)
         self._do(Send(connection, p.Welcome(node=seat)))
-        self._placements.setdefault(seat, set()).add((hello.address, hello.pid))
+        agents = self._placements.setdefault(seat, set())
+        agents.add((self.attempt, hello.address, hello.pid))
         self._record(
             journal.NodeJoined(node=seat, address=hello.address, pid=hello.pid, host=hello.host)
         )
@@ -295,7 +301,8 @@ class Gathering(ABC):
 
     def _start_missing(self) -> None:
         """Start every rank that has no process, once the store is there (at first: all nodes)."""
-        if self._awaiting is not None or not self.roster.any_is(Status.ABSENT):
+        undecided = self._awaiting is not None or self._doubted
+        if undecided or not self.roster.any_is(Status.ABSENT):
             return
         self._ask_for_store()
         if not self._store.is_up or not (self.roster.is_full or self._formed):
@@ -323,6 +330,7 @@ class Gathering(ABC):
             placements=max(1, len(self._placements.get(node, ()))),
         )
         self._to_heal -= set(spawn.heal)
+        self._healing |= set(spawn.heal)
         self._do(Send(self.roster.nodes[node].connection, spawn))
 
     def on_spawn_failed(self, node: int, message: p.SpawnFailed) -> None:

@@ -9,11 +9,14 @@ import msgspec
 from rekindle.recovery import journal
 from rekindle.recovery.classification import explains
 from rekindle.recovery.fault import Fault
-from rekindle.recovery.history import Past
+from rekindle.recovery.history import Past, besides
 from rekindle.recovery.ladder import Decision
-from rekindle.recovery.policy import INNER, Strategy
+from rekindle.recovery.policy import INNER
 from rekindle.recovery.suspicion import Suspicion, suspicions
+from rekindle.runtime import left_open
 from rekindle.runtime.state import RESCHEDULED
+
+Placement = tuple[int, str, int]  # an agent: attempt, address and process; numbers come again
 
 
 class Earlier(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +24,7 @@ class Earlier(msgspec.Struct, frozen=True, kw_only=True):
 
     generation, incident: the newest; their numbers only ever rise. suspicions: what ranks have said
     to be wrong. signs: what was reported of devices. past: what was decided. placements: the agents
-    (address, process) of each node.
+    of each node. at: when the last of it happened.
     """
 
     generation: int = 0
@@ -29,7 +32,8 @@ class Earlier(msgspec.Struct, frozen=True, kw_only=True):
     suspicions: tuple[Suspicion, ...] = ()
     signs: tuple[journal.SignSeen, ...] = ()
     past: tuple[Past, ...] = ()
-    placements: dict[int, frozenset[tuple[str, int]]] = {}
+    placements: dict[int, frozenset[Placement]] = {}
+    at: float = 0.0
 
 
 def earlier(events: Sequence[journal.Event]) -> Earlier:
@@ -42,27 +46,30 @@ def earlier(events: Sequence[journal.Event]) -> Earlier:
         signs=tuple(event for event in events if isinstance(event, journal.SignSeen)),
         past=_past(events),
         placements=_placements(events),
+        at=max((event.at for event in events), default=0.0),
     )
 
 
 class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
     """What the coordinator that died in this attempt had decided, and what it left open.
 
-    incident: number of the open incident, 0: none; restarts: restarts of all ranks so far.
+    incident: the open one; restarts: restarts of all ranks so far.
     resumed: the step after which all ranks last began to train together.
-    awaiting: what a person has yet to approve.
-    left_out: nodes that the newest world went on without. stopping: why the attempt was being
-    ended, if it was; outcome: how it would have ended.
+    awaiting: what a person has yet to approve; held: faults that nothing is decided about before.
+    to_heal: ranks whose device is healed before they start. unmet: signs that no rank has met.
+    left_out: nodes that the newest world went on without. stopping: how and why the attempt was
+    being ended, if it was.
     """
 
     restarts: int
-    incident: int
-    faults: tuple[Fault, ...]
+    incident: journal.Incident | None = None
     resumed: int = 0
     awaiting: tuple[Fault, Decision] | None = None
+    held: tuple[Fault, ...] = ()
+    to_heal: frozenset[int] = frozenset()
+    unmet: tuple[journal.SignSeen, ...] = ()
     left_out: tuple[int, ...] = ()
-    stopping: str = ""
-    outcome: str = "stopped"
+    stopping: journal.Stopping | None = None
 
 
 def inheritance(events: Iterable[journal.Event], attempt: int) -> Inheritance | None:
@@ -75,26 +82,20 @@ def inheritance(events: Iterable[journal.Event], attempt: int) -> Inheritance | 
     if not own or not isinstance(own[0], journal.JobStarted) or own[0].attempt != attempt:
         return None
     formed = [event for event in own if isinstance(event, journal.Formed)]
-    left_open = [i for i in journal.incidents(own) if not i.closed]
-    decided = [event for event in own if isinstance(event, journal.Decided)]
+    stopping = [event for event in own if isinstance(event, journal.Stopping)]
+    unfinished = [incident for incident in journal.incidents(own) if not incident.closed]
+    awaiting = _awaiting(own)
     return Inheritance(
         restarts=max((e.restart for e in own if isinstance(e, journal.RanksStarted)), default=0),
-        incident=left_open[-1].number if left_open else 0,
-        faults=tuple(left_open[-1].faults) if left_open else (),
+        incident=unfinished[-1] if unfinished else None,
         resumed=_resumed(own),
-        awaiting=_awaiting(own),
+        awaiting=awaiting,
+        held=left_open.held(own) if awaiting else (),
+        to_heal=left_open.to_heal(own),
+        unmet=left_open.unmet(own),
         left_out=formed[-1].left_out if formed else (),
-        stopping=next((e.reason for e in own if isinstance(e, journal.Stopping)), ""),
-        outcome=_OUTCOMES.get(decided[-1].strategy, "stopped") if decided else "stopped",
+        stopping=stopping[-1] if stopping else None,
     )
-
-
-_OUTCOMES = {
-    Strategy.DUMP: "failed",
-    Strategy.FAIL: "failed",
-    Strategy.RESCHEDULE_JOB: RESCHEDULED,
-    Strategy.RESCHEDULE_JOB_ISOLATED: RESCHEDULED,
-}
 
 
 def _resumed(own: Iterable[journal.Event]) -> int:
@@ -108,34 +109,28 @@ def _resumed(own: Iterable[journal.Event]) -> int:
     return step
 
 
-def _awaiting(own: Iterable[journal.Event]) -> tuple[Fault, Decision] | None:
-    """Return the newest decision if it needs an approval that nobody has given or refused."""
-    fault: Fault | None = None
-    open_: tuple[Fault, Decision] | None = None
-    for event in own:
-        match event:
-            case journal.FaultSeen():
-                fault = event.fault
-            case journal.Decided(approval=True) if fault is not None:
-                asked = Decision(
-                    strategy=event.strategy,
-                    reason=event.reason,
-                    roll_back=event.roll_back,
-                    approval=True,
-                )
-                open_ = fault, asked
-            case journal.Answered() | journal.Decided():
-                open_ = None
-    return open_
+def _awaiting(own: Sequence[journal.Event]) -> tuple[Fault, Decision] | None:
+    """Return the decision that needs an approval that nobody has given or refused."""
+    asked, past = journal.waits_for_approval(own), _past(own)
+    if asked is None or not past:
+        return None
+    decision = Decision(
+        strategy=asked.strategy,
+        reason=asked.reason,
+        isolate=asked.isolate,
+        roll_back=asked.roll_back,
+        approval=True,
+    )
+    return past[-1].fault, decision
 
 
 def _past(events: Iterable[journal.Event]) -> tuple[Past, ...]:
-    """Pair each decision with the fault that it was about: the one seen last.
+    """Return all decisions, each with the fault that it was about.
 
     An attempt that somebody began after the one before had ended begins with budgets of its own.
     """
     past: list[Past] = []
-    fault: Fault | None = None
+    last: Fault | None = None
     ended = ""
     for event in events:
         match event:
@@ -144,11 +139,11 @@ def _past(events: Iterable[journal.Event]) -> tuple[Past, ...]:
             case journal.JobStarted():
                 past = past if ended in ("", RESCHEDULED) else []
                 ended = ""
+            case journal.FaultSeen(known=True):
+                _explain(past, event)
             case journal.FaultSeen():
-                fault = event.fault
-                if past and explains(fault, past[-1].fault):  # what it was is known only now
-                    past[-1] = msgspec.structs.replace(past[-1], fault=fault)
-            case journal.Decided() if fault is not None:
+                last = event.fault
+            case journal.Decided() if fault := event.fault or last:
                 decided = Past(
                     fault=fault,
                     strategy=event.strategy,
@@ -157,13 +152,25 @@ def _past(events: Iterable[journal.Event]) -> tuple[Past, ...]:
                     resumed=event.resumed,
                     rolled_back=event.roll_back,
                 )
-                past.append(decided)
+                past = [*besides(past, fault), decided]
     return tuple(past)
 
 
-def _placements(events: Iterable[journal.Event]) -> dict[int, frozenset[tuple[str, int]]]:
-    found: dict[int, set[tuple[str, int]]] = {}
+def _explain(past: list[Past], told: journal.FaultSeen) -> None:
+    """Say of the newest that this can be about what it was."""
+    for index in reversed(range(len(past))):
+        of = past[index]
+        if of.incident == told.incident and explains(told.fault, of.fault):
+            past[index] = msgspec.structs.replace(of, fault=told.fault)
+            return
+
+
+def _placements(events: Iterable[journal.Event]) -> dict[int, frozenset[Placement]]:
+    found: dict[int, set[Placement]] = {}
+    attempt = 0
     for event in events:
-        if isinstance(event, journal.NodeJoined):
-            found.setdefault(event.node, set()).add((event.address, event.pid))
+        if isinstance(event, journal.JobStarted):
+            attempt = event.attempt
+        elif isinstance(event, journal.NodeJoined):
+            found.setdefault(event.node, set()).add((attempt, event.address, event.pid))
     return {node: frozenset(agents) for node, agents in found.items()}

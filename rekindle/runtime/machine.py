@@ -9,9 +9,10 @@
     DUMPING     their newest snapshot is being written: last words
     ENDED
 
-It has seven layers, a module each: who is there (`gathering`), forming generations (`forming`), the
-end (`ending`), nodes that come and go (`elastic`), what is done about faults (`recovering`), signs
-of them that are seen from outside (`watching`), and what ranks and nodes show themselves (here).
+It has eight layers, a module each: who is there (`gathering`), forming generations (`forming`), the
+end (`ending`), nodes that come and go (`elastic`), what is done about faults (`recovering`), ranks
+that make no progress (`stalling`), signs that are seen from outside (`watching`), and what else
+counts as a fault (here).
 
 Untouched scripts never arrive: to the machine they stay in REGROUPING until they end.
 """
@@ -21,13 +22,13 @@ from __future__ import annotations
 import msgspec
 
 from rekindle.errors import ProtocolError
-from rekindle.names import SPARE
+from rekindle.names import KILLED_S, SPARE
 from rekindle.recovery import journal
 from rekindle.recovery.classification import fault_of_exit
 from rekindle.recovery.fault import Fault, Kind
+from rekindle.recovery.policy import LATE_S
 from rekindle.runtime import protocol as p
-from rekindle.runtime.gathering import LATE_S
-from rekindle.runtime.roster import Status
+from rekindle.runtime.roster import Node, Status, by_node
 from rekindle.runtime.state import ENDING, Phase, Send, SetTimer
 from rekindle.runtime.watching import Watching
 
@@ -45,8 +46,8 @@ class Machine(Watching):
     def on_message(self, node: int, message: p.Message, now: float) -> None:
         """An agent that was taken in as `node` says something (also for its ranks)."""
         match message:
-            case p.Exited() | p.StepFailed():
-                self._on_bad_news(message, now)
+            case p.Exited() | p.StepFailed() | p.Stalled() | p.Looked():
+                self._on_bad_news(node, message, now)
             case p.Arrived():
                 self.on_arrived(message)
                 self._miss_exited()
@@ -69,18 +70,24 @@ class Machine(Watching):
             case p.Snapshots() | p.Copies():
                 self.on_snapshots(node, message)
             case _:
-                self._on_start_news(node, message)
+                self._on_start_news(node, message, now)
 
-    def _on_bad_news(self, message: p.Exited | p.StepFailed, now: float) -> None:
-        if isinstance(message, p.Exited):
-            self.on_exited(message, now)
-        else:
-            self.on_step_failed(message, now)
+    def _on_bad_news(self, node: int, message: p.Message, now: float) -> None:
+        match message:
+            case p.Exited():
+                self.on_exited(message, now)
+            case p.StepFailed():
+                self.on_step_failed(message, now)
+            case p.Stalled():
+                self.on_stalled(message, now)
+            case p.Looked():
+                self.on_looked(node, message, now)
 
-    def _on_start_news(self, node: int, message: p.Message) -> None:
+    def _on_start_news(self, node: int, message: p.Message, now: float) -> None:
         match message:
             case p.Spawned():
                 self.on_spawned(message)
+                self._on_healed(message, now)
             case p.SpawnFailed():
                 self.on_spawn_failed(node, message)
             case p.HealFailed():
@@ -97,6 +104,22 @@ class Machine(Watching):
         if lost is None:
             self._on_spare_lost(connection)
             return
+        text = f"node {lost.node} ({lost.address}) was lost with its agent and all its ranks"
+        self._on_node_lost(lost, text, now)
+
+    def _on_unkillable(self, now: float) -> None:
+        """Give up the nodes that have ranks which SIGKILL did not end: the kernel holds them."""
+        ending = [rank for rank in self.roster.ranks if rank.status is Status.ENDING]
+        for number, ranks in by_node(ending).items():
+            lost = self.roster.nodes.get(number)
+            if lost is None or ranks[0].status is not Status.ENDING:
+                continue  # given up because of another one
+            self._do(Send(lost.connection, p.Bye(status=1)))
+            self.sent_home.add(lost.connection)
+            text = f"rank {ranks[0].rank} has not ended within {KILLED_S:g} s of SIGKILL"
+            self._on_node_lost(lost, f"{text}; node {number} ({lost.address}) is given up", now)
+
+    def _on_node_lost(self, lost: Node, text: str, now: float) -> None:
         self._injections.lost(self.roster.ranks_of(lost.node))
         self._committing.discard(lost.node)
         finished = self.roster.lose(lost)
@@ -110,7 +133,6 @@ class Machine(Watching):
         if self.phase in ENDING:
             self._go_on_ending()
             return
-        text = f"node {lost.node} ({lost.address}) was lost with its agent and all its ranks"
         fault = Fault(
             kind=Kind.NODE_LOST,
             message=text,
@@ -163,6 +185,7 @@ class Machine(Watching):
             self._tables(),
             message.exit,
             message.error,
+            no_memory=message.no_memory,
             rank=rank.rank,
             node=rank.node,
             finished=rank.finished,
@@ -209,10 +232,13 @@ class Machine(Watching):
             return
         regrouping = self.phase is Phase.REGROUPING and self._formed
         if regrouping or self.roster.all_are(Status.EXITED, Status.WAITING):
-            gone = self.roster.those(Status.EXITED)[0]
-            gone.status = Status.ABSENT
-            text = f"rank {gone.rank} ended with exit status 0 before the others had finished"
-            self._on_fault(self._fault(Kind.USER_CODE, gone, text))
+            self._blame_exited()
+
+    def _blame_exited(self) -> None:
+        gone = self.roster.those(Status.EXITED)[0]
+        gone.status = Status.ABSENT
+        text = f"rank {gone.rank} ended with exit status 0 before the others had finished"
+        self._on_fault(self._fault(Kind.USER_CODE, gone, text))
 
     def on_step_failed(self, message: p.StepFailed, now: float) -> None:
         """A rank could not do its step, and is no worse off than that, or says how much."""
@@ -248,33 +274,41 @@ class Machine(Watching):
         if agent is not None and not fault.host:
             fault = msgspec.structs.replace(fault, host=agent.host)
         fault = self._explained(fault)
-        self._record(self.incidents.note(fault))
-        if self.phase is Phase.RESTARTING:
-            self._go_on_ending()
-            return
+        if fault not in self.incidents.faults or not fault.code:  # else a sign has told more of it
+            self._record(self.incidents.note(fault))
         self._declare_over()
         # A failed link has a cause most of the time; what it is shows itself while ranks arrive.
         dead = fault.rank >= 0 and not self.roster.ranks[fault.rank].pid
         if dead or fault.kind is not Kind.LINK:
             self._decide(fault)
+        if self.phase is Phase.RESTARTING:
+            self._go_on_ending()
         self._miss_exited()
         self._try_form()
 
     def on_timer(self, name: str, now: float) -> None:
         """A time limit has passed."""
-        policy = self.spec.policy
         if self.phase in ENDING:
             self._on_ending_timer(name)
         elif name == "approval":
             self._on_approval_late()
-        elif name == "signs":
-            self._look_at_signs(now)
+        elif name in ("signs", "doubt"):
+            self._look_at_signs(name, now)
         elif name == "late":
             self._on_late()
+        elif name in ("look", "again"):
+            self._on_look_timer(name, now)
         elif name == "come":
             self._on_outside_late()
         elif name == "node":
             self._on_nodes_missed(now)
+        else:
+            self._on_ranks_late(name, now)
+
+    def _on_ranks_late(self, name: str, now: float) -> None:
+        policy = self.spec.policy
+        if name == "end":
+            self._on_unkillable(now)
         elif name == "leave":
             did = f"leave its step within {policy.leave_timeout_s:g} s"
             self._replace_late((Status.LEAVING,), did, now)
@@ -334,6 +368,8 @@ class Machine(Watching):
             return f"rank {order.rank} takes no part in the world now"
         if order.step is not None and order.step < rank.finished:
             return f"step {order.step} is past: rank {order.rank} has finished {rank.finished}"
+        if order.kind is p.InjectionKind.HANG_COLLECTIVE and self.roster.world_size == 1:
+            return "a world of one rank has no collective to hang in"
         if self.phase in ENDING:
             return "the job is ending"
         if rank.status is Status.TRAINING:

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -24,6 +25,7 @@ from rekindle.runtime.environment import rank_environment
 from rekindle.runtime.forkserver import ForkServer
 from rekindle.runtime.healing import heal
 from rekindle.runtime.heartbeat import Page
+from rekindle.runtime.lookout import Lookout
 from rekindle.runtime.output import Console, Stream
 from rekindle.runtime.rank_process import RankProcess, clear
 from rekindle.runtime.snapshots import Snapshots
@@ -56,6 +58,7 @@ class NodeRanks:
         self._host = host
         self._starts: Counter[int] = Counter()  # of each rank, so far
         self._ranks: dict[int, RankProcess] = {}
+        self.lookout = Lookout(self._ranks, spec, send)
         self._pages: dict[int, tuple[int, Page]] = {}
         self._streams: dict[int, list[Stream]] = {}
         self._zygote: ForkServer | None = None
@@ -93,8 +96,10 @@ class NodeRanks:
                 self._snapshots.dump(message)
             case protocol.Commit():
                 self._snapshots.commit(message)
+            case protocol.Look():
+                self._in_background(self.lookout.look(message))
             case protocol.Form():
-                self._generation = message.generation
+                self._generation = self.lookout.generation = message.generation
                 self._waiting.clear()
                 self._snapshots.formed(message)
                 for rank in self._ranks.values():
@@ -178,18 +183,19 @@ class NodeRanks:
 
     async def _start(self, rank: int, spawn: protocol.Spawn) -> RankProcess:
         logs = Path(self._spec.log_directory, f"attempt_{spawn.restart}", str(rank))
-        clear(logs / "error.json")
+        clear(logs)
         Path(self._metrics_file(rank)).parent.mkdir(parents=True, exist_ok=True)
         page_fd, page = self._page(rank)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        process = RankProcess(rank, ours, page, logs / "error.json")
+        page.new_life()
+        process = RankProcess(rank, ours, page, logs)
         streams = [self._stream(rank, logs, fd) for fd in (1, 2)]
         environment = self._environment | rank_environment(
             self._spec,
             spawn,
             rank=rank,
             starts=self._starts[rank] + 1,
-            error_file=str(logs / "error.json"),
+            logs=logs,
             metrics_file=self._metrics_file(rank),
         )
         request = RunRank(
@@ -314,6 +320,8 @@ class NodeRanks:
             exit=exit_,
             finished=rank.page.finished or 0,
             error=rank.error() if exit_.code != 0 else None,
+            no_memory=exit_.signal == signal.SIGKILL
+            and self.lookout.oom.killed_lately(time.monotonic()),
             at=time.time(),
         )
         if exit_.code == 0:
@@ -356,11 +364,12 @@ class NodeRanks:
                 rank.signal(signal.SIGKILL)
 
     async def end(self) -> None:
-        """End all that is left, at once."""
+        """End all that is left, at once; a process that the kernel holds is left to it."""
         self._kill_now(list(self._ranks.values()))
-        while self._ranks:
-            self._gone.clear()
-            await self._gone.wait()
+        try:
+            await asyncio.wait_for(self._all_gone(), names.KILLED_S)
+        except asyncio.TimeoutError:
+            print(f"rekindle agent: ranks {sorted(self._ranks)} outlive SIGKILL", file=sys.stderr)
         if self._store is not None:
             self._store.end()
         if self._zygote is not None:
@@ -369,6 +378,11 @@ class NodeRanks:
             page.close()
             os.close(fd)
         self._console.close(CONSOLE_S)
+
+    async def _all_gone(self) -> None:
+        while self._ranks:
+            self._gone.clear()
+            await self._gone.wait()
 
 
 def _numbers(record: bytes) -> dict[str, float]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rekindle import names
+from rekindle.runtime import stacks
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
@@ -59,6 +60,7 @@ def run(
     reseed()
     if kind == "program":
         execute(target, arguments, working_directory)
+    stacks.answer_signals(Path(environment[names.ENV_STACK_FILE]))
     try:
         os.chdir(working_directory)
         sys.argv = [target, *arguments]

@@ -33,8 +33,9 @@ from rekindle.runtime.rank_messages import (
     StepFailed,
     ToRank,
 )
+from rekindle.runtime.watch_messages import Look, Looked, RankLook, Stalled
 
-__all__ = [  # what is said to and by ranks, for this is the whole protocol
+__all__ = [  # what is said elsewhere too, for this is the whole protocol
     "Arrived",
     "Depot",
     "Dismiss",
@@ -44,11 +45,15 @@ __all__ = [  # what is said to and by ranks, for this is the whole protocol
     "Hold",
     "Inject",
     "InjectionKind",
+    "Look",
+    "Looked",
     "Message",
     "Over",
+    "RankLook",
     "SnapshotBuffers",
     "SnapshotRoom",
     "SnapshotTaken",
+    "Stalled",
     "StateReady",
     "StepDone",
     "StepFailed",
@@ -75,7 +80,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     checkpoints: those that its node finds; whoever loads one proves it.
     copies: the snapshots of other nodes' ranks that it keeps; depot: the port where.
     shards: which piece of the state ranks have, where not all have the same.
-    host: the machine's name, which it keeps from job to job.
+    host: the machine's name, which it keeps from job to job. devices: it has accelerators.
     restart: the newest one that it has started ranks for.
 
     To a new coordinator that takes a dead one's place it tells what the dead one knew: the newest
@@ -96,6 +101,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     copies: dict[int, tuple[Made, ...]] = msgspec.field(default_factory=dict)
     depot: int = 0
     host: str = ""
+    devices: bool = False
     generation: int = 0
     restart: int = 0
     ranks: tuple[LiveRank, ...] = ()
@@ -110,13 +116,17 @@ class Spawned(Message, frozen=True, kw_only=True, tag="spawned"):
 
 
 class Exited(Message, frozen=True, kw_only=True, tag="exited"):
-    """A rank's process ended. finished: as its heartbeat page said."""
+    """A rank's process ended. finished: as its heartbeat page said.
+
+    no_memory: the kernel has killed a process of this node for want of memory.
+    """
 
     rank: int
     pid: int
     exit: Exit
     finished: int
     error: ErrorRecord | None = None
+    no_memory: bool = False
     at: float = 0.0
 
 
@@ -301,11 +311,16 @@ class Bye(Message, frozen=True, kw_only=True, tag="bye"):
 
 
 class Approval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A person's answer to an incident whose strategy waits for it; by: who it is."""
+    """A person's answer to an incident whose strategy waits for it; by: who it is.
+
+    about: when the fault was seen that the person has read of; 0: whichever waits now. A question
+    that was answered elsewhere meanwhile may have been followed by another one.
+    """
 
     incident: int
     granted: bool
     by: str
+    about: float = 0.0
 
 
 FromAgent = (
@@ -322,6 +337,8 @@ FromAgent = (
     | PartWritten
     | CheckpointPassedOver
     | Beat
+    | Stalled
+    | Looked
     | Arrived
     | StepFailed
     | Held
@@ -338,6 +355,7 @@ ToAgent = (
     | Dump
     | Commit
     | Bye
+    | Look
     | Over
     | Hold
     | Form
@@ -353,5 +371,7 @@ def ranks_named(message: Message) -> tuple[int, ...]:
             return tuple(rank.rank for rank in live)
         case Beat(finished=by_rank) | Snapshots(kept=by_rank):
             return tuple(by_rank)
+        case Looked(looks=looks):
+            return tuple(look.rank for look in looks)
     rank = getattr(message, "rank", None)
     return () if rank is None else (rank,)

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from rekindle import names
 from rekindle.errors import ProtocolError, UsageError
 from rekindle.recovery.fault import ErrorRecord, Exit
 from rekindle.runtime import protocol, wire
@@ -21,15 +22,19 @@ _REAP_S = 1.0
 
 
 class RankProcess:
-    """A live rank. `on_message(rank, message)` and `on_exit(rank, exit)` are called by the loop."""
+    """A live rank. `on_message(rank, message)` and `on_exit(rank, exit)` are called by the loop.
 
-    def __init__(self, rank: int, line: socket.socket, page: Page, error_file: Path) -> None:
+    logs: where its output is, and what it writes of its end and of its stacks.
+    """
+
+    def __init__(self, rank: int, line: socket.socket, page: Page, logs: Path) -> None:
         self.rank = rank
         self.pid = 0
         self.page = page
         self.ending = False
         self._line = line
-        self._error_file = error_file
+        self.stack_file = logs / names.STACK_FILE
+        self._error_file = logs / names.ERROR_FILE
         self._pidfd = -1
         self._on_message: Callable[[RankProcess, protocol.Message], None] | None = None
         line.setblocking(False)
@@ -132,13 +137,13 @@ def _number(text: object) -> float:
         return 0.0
 
 
-def clear(error_file: Path) -> None:
+def clear(logs: Path) -> None:
     """Remove the error file of an earlier process of the rank.
 
     Raises UsageError: the log directory cannot be written.
     """
     try:
-        error_file.parent.mkdir(parents=True, exist_ok=True)
-        error_file.unlink(missing_ok=True)
+        logs.mkdir(parents=True, exist_ok=True)
+        (logs / names.ERROR_FILE).unlink(missing_ok=True)
     except OSError as error:
-        raise UsageError(f"log directory {error_file.parent}: {error.strerror}") from error
+        raise UsageError(f"log directory {logs}: {error.strerror}") from error

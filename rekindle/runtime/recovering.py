@@ -6,33 +6,69 @@ import msgspec
 
 from rekindle.recovery import journal
 from rekindle.recovery.case import Case
+from rekindle.recovery.classification import is_vague
 from rekindle.recovery.fault import Fault, Kind
-from rekindle.recovery.history import heals
-from rekindle.recovery.ladder import Decision
+from rekindle.recovery.history import besides, heals
+from rekindle.recovery.ladder import Decision, decide
 from rekindle.recovery.policy import ANEW, Strategy
+from rekindle.recovery.rungs import is_met_by_restart
 from rekindle.recovery.suspicion import is_clean
 from rekindle.runtime import protocol as p
 from rekindle.runtime.elastic import Elastic
-from rekindle.runtime.ending import GONE
+from rekindle.runtime.ending import GONE, STOP_GRACE_S
 from rekindle.runtime.roster import Status
 from rekindle.runtime.state import ENDING, RESCHEDULED, CancelTimer, Phase, SetTimer
 
+# How often codes that are present are looked at again (the shortest rule about codes that stay too
+# long is of 20 s, MindCluster's faultDuration), and how long a rank may take to meet the fault that
+# a sign tells of, or a sign to tell of what a rank has met.
+LOOK_S = 5.0
+
+HEALED_BY = (Strategy.RECOVER_IN_PLACE, Strategy.RESTART)
+_ENDS = (Strategy.FAIL, Strategy.DUMP, Strategy.RESCHEDULE_JOB)  # nothing told later is heard
+
 
 class Recovering(Elastic):
-    """One decision at a time: while one waits for a person, nothing else is decided."""
+    """One decision at a time: while one waits for a person, nothing else is decided.
 
-    def _decide(self, fault: Fault) -> None:
+    Where a decision would end the attempt, and nobody knows of what a rank has died, it waits for a
+    sign that may tell, if signs may come at all.
+    """
+
+    def _decide(self, fault: Fault, *, told_all: bool = False) -> None:
         if self._awaiting is not None:
             self._held_faults.append(fault)
             return
-        decision, events = self.incidents.decide(self._case(fault))
-        for event in events:
-            self._record(event)
+        case = self._case(fault)
+        if self.phase is Phase.RESTARTING and is_met_by_restart(self.spec.policy, case):
+            return
+        if not told_all and self._may_be_told_more(case):
+            self._doubted += (fault,)
+            self._do(SetTimer("doubt", LOOK_S))
+            return
+        if fault.of_hardware:
+            self._doubted = ()  # that is what they have died of
+        decision, event = self.incidents.decide(case)
+        self._record(event)
         if decision.approval:
             self._awaiting = fault, decision
             self._do(SetTimer("approval", self.spec.policy.approval_timeout_s))
         else:
             self._carry_out(fault, decision)
+
+    def _may_be_told_more(self, case: Case) -> bool:
+        signs_come = self._devices or self._signs.told
+        nameless = is_vague(case.fault) or (case.fault.kind is Kind.LINK and not case.fault.code)
+        if not (signs_come and nameless and case.dead):
+            return False
+        return decide(self.spec.policy, case).strategy in _ENDS
+
+    def _on_told_all(self) -> None:
+        """No sign has told more in time."""
+        doubted, self._doubted = self._doubted, ()
+        for fault in doubted:
+            if self.phase not in (Phase.RESTARTING, *ENDING):
+                self._decide(fault, told_all=True)
 
     def _case(self, fault: Fault) -> Case:
         return Case(
@@ -44,11 +80,11 @@ class Recovering(Elastic):
             older=self._older_checkpoint() is not None,
             dead=fault.rank >= 0 and not self.roster.ranks[fault.rank].pid,
             spares=len(self.roster.free_spares),
-            left=self.roster.may_be_left_out(),
+            left=self.roster.may_be_left_out(fault.node),
             engine=self.spec.engine,
             last_words=self._step_of_last_words(),
             incident=self.incidents.open,
-            past=tuple(self.incidents.past),
+            past=tuple(besides(self.incidents.past, fault)),
         )
 
     def approve(self, answer: p.Approval) -> str:
@@ -57,6 +93,8 @@ class Recovering(Elastic):
             return "nothing waits for approval"
         if answer.incident != self.incidents.open:
             return f"it is incident {self.incidents.open} that waits, not {answer.incident}"
+        if answer.about not in (0.0, self._awaiting[0].at):
+            return "that was answered meanwhile, and something else waits now: look at it first"
         self._on_answer(answer.granted, answer.by)
         return ""
 
@@ -75,7 +113,7 @@ class Recovering(Elastic):
             decision = Decision(strategy=Strategy.FAIL, reason=reason)
         self._carry_out(fault, decision)
         for other in held:
-            if self.phase not in (Phase.RESTARTING, *ENDING):
+            if self.phase not in ENDING:
                 self._decide(other)
         self._try_form()
 
@@ -87,7 +125,7 @@ class Recovering(Elastic):
         strategy = decision.strategy
         if decision.isolate:
             self._isolate(fault.node, fault.message, fault.host)
-        if heals(fault) and strategy in (Strategy.RECOVER_IN_PLACE, Strategy.RESTART):
+        if heals(fault) and strategy in HEALED_BY:
             self._to_heal.add(fault.rank)
         if decision.roll_back:
             self._roll_back(fault)
@@ -96,19 +134,28 @@ class Recovering(Elastic):
             self._end_ranks(Phase.STOPPING, decision.reason)
         elif strategy in (Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB_ISOLATED):
             self._outcome = RESCHEDULED
-            self._end_ranks(Phase.STOPPING, decision.reason)
+            self._end_ranks(Phase.STOPPING, decision.reason, self._failover_grace_s)
         elif strategy in (*ANEW, Strategy.RESCHEDULE_POD):
-            if strategy is Strategy.RESCHEDULE_POD:
+            placed_anew = strategy is Strategy.RESCHEDULE_POD
+            if placed_anew or fault.kind is Kind.NODE_LOST:
                 self._give_up(fault.node, decision.reason)
-            self._end_ranks(Phase.RESTARTING, decision.reason)
+            if self.phase is not Phase.RESTARTING:  # else all ranks are being ended
+                grace_s = self._failover_grace_s if placed_anew else STOP_GRACE_S
+                self._end_ranks(Phase.RESTARTING, decision.reason, grace_s)
         else:
             self._go_on(fault, decision)
+
+    @property
+    def _failover_grace_s(self) -> float:
+        return self.spec.failover_grace_s or STOP_GRACE_S
 
     def _go_on(self, fault: Fault, decision: Decision) -> None:
         """Carry out an inner strategy: all healthy ranks wait meanwhile."""
         strategy = decision.strategy
         if strategy in (Strategy.RECOVER, Strategy.SHRINK):
             self._give_up(fault.node, decision.reason)
+        if self.phase is Phase.RESTARTING:
+            return  # all ranks are being ended, and are started anew where there is a place
         if strategy is Strategy.SHRINK:
             self.roster.leave_out(fault.node)
         if fault.node not in self.roster.nodes:
@@ -158,7 +205,10 @@ class Recovering(Elastic):
         """A rank's device could not be healed: it is of no use any more where it is."""
         rank = self.roster.ranks[message.rank]
         rank.status = Status.ABSENT
+        self._healing -= {message.rank}
         text = f"the device of rank {message.rank} could not be healed: {message.error}"
         healed = (f for f in reversed(self.incidents.faults) if f.rank == message.rank and heals(f))
         before = next(healed, self._fault(Kind.DEVICE, rank, text))
-        self._on_fault(msgspec.structs.replace(before, message=text, self_heal=False))
+        self._on_fault(
+            msgspec.structs.replace(before, message=text, self_heal=False, heal_failed=True)
+        )

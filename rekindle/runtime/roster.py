@@ -228,12 +228,14 @@ class Roster:
             rank.inside = True
             rank.finished = finished
 
-    def may_be_left_out(self) -> int:
+    def may_be_left_out(self, sick: int = SPARE) -> int:
         """Return how many nodes the world would go on with if all missing were left out; or 0.
 
         Places that a spare was asked to take are not missing, and those at the door count.
+        sick: a node that would be left out as well, though its agent is there.
         """
         left = len(self.members) + len(self.promised.keys() - self.outside) + len(self.standby)
+        left -= any(member.node == sick for member in self.members)
         return left if self.spec.least_nodes <= left < self.spec.nodes else 0
 
     def ranks_of(self, node: int) -> list[Rank]:

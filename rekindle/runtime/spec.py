@@ -74,7 +74,19 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Nodes that the smallest world has."""
         return self.min_nodes or self.nodes
 
+    @property
+    def failover_grace_s(self) -> float | None:
+        """How long ranks may take to end when their place is filled anew; None: as ever.
 
+        ModelArts goes on without waiting for what else the end of a container takes; here ranks
+        that have not ended by themselves are killed.
+        """
+        text = self.environment.get(names.ENV_FAILOVER_GRACE, _NO_GRACE)
+        return None if text == _NO_GRACE else float(text)
+
+
+_NO_GRACE = "-1"
+_SECONDS = re.compile(r"[1-9][0-9]{0,8}")
 _JOB_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
@@ -91,6 +103,12 @@ def check(spec: JobSpec) -> JobSpec:
     for name in ("snapshot_every", "checkpoint_every"):
         if getattr(spec, name) < 0:
             raise UsageError(f"{name} is {getattr(spec, name)}; give steps, or 0 for never")
+    grace = spec.environment.get(names.ENV_FAILOVER_GRACE, _NO_GRACE)
+    if grace != _NO_GRACE and not _SECONDS.fullmatch(grace):
+        raise UsageError(
+            f"{names.ENV_FAILOVER_GRACE} is {grace!r}; give a whole number of seconds from 1 on, "
+            f"or {_NO_GRACE} for none"
+        )
     if not 0 <= spec.master_port < 65536:
         raise UsageError(f"master port {spec.master_port} is no port; use 0 for any free one")
     if not Path(spec.working_directory).is_dir():

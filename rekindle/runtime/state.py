@@ -11,7 +11,7 @@ from rekindle.recovery import journal
 from rekindle.recovery.case import Case
 from rekindle.recovery.classification import explained, explains
 from rekindle.recovery.fault import Fault
-from rekindle.recovery.history import Past
+from rekindle.recovery.history import Past, besides
 from rekindle.recovery.ladder import Decision, decide
 from rekindle.recovery.policy import Policy, Strategy
 from rekindle.runtime import protocol as p
@@ -109,6 +109,14 @@ class Store:
             self.drop()
 
 
+class Told(msgspec.Struct, frozen=True):
+    """What a sign has told of a fault. before: how it was known; strategy: the answer to that."""
+
+    event: journal.FaultSeen
+    before: Fault
+    strategy: Strategy | None = None  # None: nothing was decided yet
+
+
 class Incidents:
     """The open incident and the job's history of decisions."""
 
@@ -130,11 +138,12 @@ class Incidents:
         """A generation was formed: what comes now is news."""
         self._answered = len(self.faults)
 
-    def inherit(self, open_: int, faults: Iterable[Fault]) -> None:
+    def inherit(self, open_: journal.Incident) -> None:
         """Go on where a coordinator that died left off."""
-        self.open, self.faults = open_, list(faults)
+        self.open, self.faults = open_.number, list(open_.faults)
+        self._heaviest = open_.strategy or Strategy.RETRY
 
-    def note(self, fault: Fault) -> journal.Event:
+    def note(self, fault: Fault) -> journal.FaultSeen:
         """Add a fault to the open incident, or open one with it."""
         if not self.open:
             self.number += 1
@@ -147,9 +156,10 @@ class Incidents:
         self.number += 1
         return journal.CheckpointFailed(incident=self.number, fault=fault)
 
-    def decide(self, case: Case) -> tuple[Decision, list[journal.Event]]:
-        """Decide about a fault; the events say so if it is the incident's heaviest strategy."""
+    def decide(self, case: Case) -> tuple[Decision, journal.Decided]:
+        """Decide about a fault. Each decision is told, for it counts against the budgets."""
         decision = decide(self._policy, case)
+        self.past = besides(self.past, case.fault)
         self.past.append(
             Past(
                 fault=case.fault,
@@ -161,33 +171,41 @@ class Incidents:
             )
         )
         ladder = list(Strategy)
-        lighter = ladder.index(decision.strategy) < ladder.index(self._heaviest)
-        # What becomes of a lost node is told of each.
-        if lighter and decision.strategy not in (Strategy.RECOVER, Strategy.SHRINK):
-            return decision, []
-        self._heaviest = decision.strategy
+        # What becomes of a lost node is shown of each, and what a person has to answer.
+        shown = decision.approval or decision.strategy in (Strategy.RECOVER, Strategy.SHRINK)
+        lighter = ladder.index(decision.strategy) < ladder.index(self._heaviest) and not shown
+        if not lighter:
+            self._heaviest = decision.strategy
         event = journal.Decided(
             incident=self.open,
             strategy=decision.strategy,
             reason=decision.reason,
+            fault=case.fault,
+            lighter=lighter,
             newest=case.newest,
             resumed=case.resumed,
             roll_back=decision.roll_back,
+            isolate=decision.isolate,
             approval=decision.approval,
         )
-        return decision, [event]
+        return decision, event
 
-    def explain(self, sign: Fault, within_s: float) -> journal.Event | None:
+    def explain(self, sign: Fault, within_s: float) -> Told | None:
         """Give the code of a sign to the fault that a rank has told of before; None: to none."""
-        for index in reversed(range(len(self.past))):
-            past = self.past[index]
-            if sign.at - past.fault.at > within_s:
-                break
-            if explains(sign, past.fault):
-                fault = explained(past.fault, sign)
-                self.past[index] = msgspec.structs.replace(past, fault=fault)
-                self.faults = [fault if seen is past.fault else seen for seen in self.faults]
-                return journal.FaultSeen(incident=past.incident, fault=fault)
+        decided = [(past.fault, past.incident, past.strategy) for past in self.past]
+        undecided = [(f, self.open, None) for f in self.faults if f not in [d[0] for d in decided]]
+        for before, incident, strategy in reversed([*decided, *undecided]):
+            if sign.at - before.at > within_s or not explains(sign, before):
+                continue
+            fault = explained(before, sign)
+            self.past = [
+                msgspec.structs.replace(past, fault=fault) if past.fault == before else past
+                for past in self.past
+            ]
+            self.faults = [fault if seen == before else seen for seen in self.faults]
+            return Told(
+                journal.FaultSeen(incident=incident, fault=fault, known=True), before, strategy
+            )
         return None
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The sixth layer of the coordinator's mind: signs of trouble that somebody outside has seen."""
+"""The seventh layer of the coordinator's mind: signs of trouble that somebody outside has seen."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 from rekindle.errors import UsageError
 from rekindle.recovery import journal
 from rekindle.recovery.classification import (
+    CERTAIN,
     Sign,
     Source,
     explained,
@@ -17,20 +18,40 @@ from rekindle.recovery.classification import (
     verdict_of,
 )
 from rekindle.recovery.codes.verdict import Blame, Urgency, Verdict
-from rekindle.recovery.fault import Fault, Kind, root_cause
-from rekindle.runtime.recovering import Recovering
-from rekindle.runtime.state import ENDING, SetTimer
+from rekindle.recovery.fault import SICK, Fault, Kind, root_cause
+from rekindle.recovery.history import heals
+from rekindle.recovery.ladder import decide
+from rekindle.recovery.policy import Strategy
+from rekindle.runtime import protocol as p
+from rekindle.runtime.inheritance import Inheritance
+from rekindle.runtime.recovering import HEALED_BY, LOOK_S
+from rekindle.runtime.stalling import Stalling
+from rekindle.runtime.state import ENDING, SetTimer, Told
 
-# How often codes that are present are looked at again (the shortest rule about codes that stay too
-# long is of 20 s, MindCluster's faultDuration), and how long a rank may take to meet the fault.
-LOOK_S = 5.0
 
-# A rank that suffers from any other kind ends, or says so itself.
-_CERTAIN = (Kind.DEVICE, Kind.NODE, Kind.NODE_LOST, Kind.EVICTION)
-
-
-class Watching(Recovering):
+class Watching(Stalling):
     """Each sign is written down; what it asks for is done once."""
+
+    def start(self, inherited: Inheritance | None = None) -> None:
+        """Go on looking at what was reported before."""
+        super().start(inherited)
+        self._signs.recall(self._tables)
+        self._signs_unmet = inherited.unmet if inherited else ()
+        self._look_again()
+
+    def _take_over(self, connection: int, hello: p.Hello) -> None:
+        """Ranks that live on may still meet what was reported of their devices."""
+        live, others = {rank.rank for rank in hello.ranks}, []
+        for seen in self._signs_unmet:
+            verdict = verdict_of(self._tables(), seen.sign)
+            fault = self._fault_of(seen.sign, verdict, seen.at)
+            if fault.rank not in live:
+                others.append(seen)
+            elif fault.kind is Kind.DEVICE_MEMORY:  # other kinds tell of themselves
+                self._signs.unmet.append(fault)
+        self._signs_unmet = tuple(others)
+        super()._take_over(connection, hello)
+        self._look_again()
 
     def on_sign(self, sign: Sign, now: float) -> str:
         """Take a sign; return why it cannot be taken, if it cannot."""
@@ -46,27 +67,64 @@ class Watching(Recovering):
             verdict = verdict_of(self._tables(), sign)
         except UsageError as error:
             return str(error)
-        if not self._signs.note(sign, agent.host, now):
+        if not self._write_down(sign, agent.host, verdict, now):
             return ""
-        self._record(
-            journal.SignSeen(
-                sign=sign,
-                host=agent.host,
-                urgency=verdict.urgency,
-                explanation=verdict.explanation,
-            )
-        )
-        if not sign.gone and self._signs.answer(agent.host, sign.device, verdict):
+        worse = self._answer_worse(now)  # says more than the code itself
+        news = not sign.gone and self._signs.answer(agent.host, sign.device, verdict)
+        if news and (agent.host, sign.device) not in worse:
             self._answer_sign(sign, verdict, now)
-        self._look_at_signs(now)
+        self._look_again()
         return ""
 
-    def _look_at_signs(self, now: float) -> None:
-        """Answer codes that came too often or stay too long, and faults that no rank has met."""
+    def _write_down(self, sign: Sign, host: str, verdict: Verdict, now: float) -> bool:
+        """Write a sign down, if it is news."""
+        news = self._signs.note(sign, host, now)
+        if news:
+            self._record(
+                journal.SignSeen(
+                    sign=sign, host=host, urgency=verdict.urgency, explanation=verdict.explanation
+                )
+            )
+        return news
+
+    def _on_healed(self, message: p.Spawned, now: float) -> None:
+        """Ranks were started after their devices were healed: what comes of these now is news."""
+        healed = self._healing & {live.rank for live in message.ranks}
+        self._healing -= healed
+        for number in sorted(healed):
+            node, device = divmod(number, self.spec.processes_per_node)
+            host = self.roster.nodes[node].host
+            for source, what in self._signs.present(host, device):
+                gone = Sign(
+                    source=source, what=what, node=node, device=device, gone=True, by="its healing"
+                )
+                self._write_down(gone, host, verdict_of(self._tables(), gone), now)
+
+    def _look_at_signs(self, name: str, now: float) -> None:
+        """Answer what has become of signs since, or of faults of which none has told more."""
+        if name == "doubt":
+            self._on_told_all()
+            return
+        self._answer_worse(now)
+        self._answer_unmet(now)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        if (self._signs.waits or self._signs.unmet) and self.phase not in ENDING:
+            self._do(SetTimer("signs", LOOK_S))
+
+    def _answer_worse(self, now: float) -> set[tuple[str, int]]:
+        """Answer codes that came too often or stay too long; return their devices."""
+        devices = set()
         for host, device, verdict in self._signs.worse(self._tables(), now):
+            devices.add((host, device))
             for agent in [one for one in self.roster.members if one.host == host]:
                 sign = Sign(source=Source.ASCEND, what=verdict.code, node=agent.node, device=device)
                 self._answer_sign(sign, verdict, now)
+        return devices
+
+    def _answer_unmet(self, now: float) -> None:
+        """Answer faults that no rank has met in time."""
         unmet, self._signs.unmet = self._signs.unmet, []
         for fault in unmet:
             if now - fault.at < LOOK_S:
@@ -74,8 +132,6 @@ class Watching(Recovering):
             elif fault.kind is Kind.DEVICE_MEMORY:
                 # Its rank goes on with what may be damaged: only a new process can do without.
                 self._strike(msgspec.structs.replace(fault, kind=Kind.DEVICE))
-        if (self._signs.waits or self._signs.unmet) and self.phase not in ENDING:
-            self._do(SetTimer("signs", LOOK_S))
 
     def _answer_sign(self, sign: Sign, verdict: Verdict, now: float) -> None:
         if verdict.urgency is Urgency.LATER and verdict.at_fault is not Blame.NOTHING:
@@ -84,11 +140,29 @@ class Watching(Recovering):
             return
         fault = self._fault_of(sign, verdict, now)
         if told := self.incidents.explain(fault, LOOK_S):
-            self._record(told)
-        elif fault.rank >= 0 and fault.kind not in _CERTAIN:
-            self._signs.unmet.append(fault)
-        else:
+            self._record(told.event)
+            self._on_told(told)
+        elif fault.kind in CERTAIN:
             self._strike(fault)
+        elif fault.rank >= 0:
+            self._signs.unmet.append(fault)
+        # Else nobody knows whom it has struck, if any rank at all: that one ends, or says so.
+
+    def _on_told(self, told: Told) -> None:
+        """Decide about a fault of which a sign has told more, unless that changes nothing."""
+        self._doubted = tuple(fault for fault in self._doubted if fault != told.before)
+        self._held_faults = [fault for fault in self._held_faults if fault != told.before]
+        if told.strategy is None or not self._is_answered(told, told.strategy):
+            self._on_fault(told.event.fault)
+
+    def _is_answered(self, told: Told, strategy: Strategy) -> bool:
+        """Whether what was decided before is the right answer to what is known now."""
+        fault = told.event.fault
+        if fault.kind not in SICK:
+            return True
+        decision = decide(self.spec.policy, self._case(fault))
+        healing = heals(fault) and not heals(told.before) and decision.strategy in HEALED_BY
+        return decision.strategy is strategy and not decision.isolate and not healing
 
     def _strike(self, fault: Fault) -> None:
         """Answer a fault, unless a rank has told of the same before."""

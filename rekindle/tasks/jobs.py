@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from uuid import UUID
 
+from prefect.client.schemas.objects import FlowRun
+from prefect.context import FlowRunContext
+
 from rekindle import names
 from rekindle.engines.local import LocalEngine
 from rekindle.engines.pretended import PretendedHosts
+from rekindle.errors import JobError
 from rekindle.recovery import journal
 from rekindle.recovery.journal import (
     AnyEvent,
@@ -30,6 +34,23 @@ def job_id_of(flow_run_id: UUID, name: str) -> str:
     A UUID may begin with the time (version 7), so it is the end that tells two flow runs apart.
     """
     return f"{name}-{flow_run_id.hex[-12:]}"
+
+
+def lasting_id(flow_run: FlowRun) -> UUID:
+    """Return what stays the same however often a flow run is run.
+
+    A subflow is another flow run each time its parent is run; the task run that stands for it in
+    the parent is the same.
+    """
+    return flow_run.parent_task_run_id or flow_run.id
+
+
+def job_of_this_run(name: str) -> str:
+    """Return the job of the flow run that this process is in."""
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        raise JobError(f"job {name!r} belongs to a flow run; this is outside of one")
+    return job_id_of(lasting_id(context.flow_run), name)
 
 
 def directory_of(job_id: str) -> JobDirectory:

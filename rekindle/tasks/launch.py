@@ -17,6 +17,7 @@ from rekindle import names
 from rekindle.blocks.job import TrainingJob
 from rekindle.errors import JobError
 from rekindle.runtime.spec import JobDirectory
+from rekindle.runtime.state import RESCHEDULED
 from rekindle.tasks import jobs
 
 # A coordinator that has ended its job exits a moment later.
@@ -70,14 +71,16 @@ def _launch_or_adopt(job: TrainingJob, directory: JobDirectory, job_id: str) -> 
     alive = jobs.coordinator_of(job_id)
     if alive is not None and end is None and jobs.is_stopping(history):
         # It was stopped, and may still be writing its last words.
-        _wait_until_gone(job_id, _EXIT_TIMEOUT_S + job.policy.dump_timeout_s)
+        _wait_until_gone(job_id, _EXIT_TIMEOUT_S + directory.spec().policy.dump_timeout_s)
     elif alive is not None and end is None:
         return Launched(job_id, How.ADOPTED, alive.attempt)
     elif attempt and end is None:
         # The coordinator died while nobody steered the job; its agents wait for another one.
         return Launched(job_id, How.ADOPTED, jobs.engine_of(job_id).revive().attempt)
     _wait_until_gone(job_id, _EXIT_TIMEOUT_S)
-    directory.create(job.to_spec(job_id))
+    # What is placed anew is the same job, whatever has become of a saved policy since.
+    placed_anew = end is not None and end.outcome == RESCHEDULED
+    directory.create(directory.spec() if placed_anew else job.to_spec(job_id))
     endpoint = jobs.engine_of(job_id).launch(attempt=attempt + 1)
     return Launched(job_id, How.LAUNCHED, endpoint.attempt)
 

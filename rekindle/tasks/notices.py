@@ -13,7 +13,8 @@ import uuid
 from collections import deque
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -27,7 +28,7 @@ from prefect.client.schemas.filters import (
     TaskRunFilterState,
     TaskRunFilterStateType,
 )
-from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.objects import Artifact, State, StateType
 from prefect.context import SettingsContext, get_settings_context
 from prefect.events import emit_event
 from prefect.exceptions import PrefectException
@@ -35,13 +36,14 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES
 from prefect.states import Crashed, Running
 
 from rekindle.recovery.journal import AnyEvent, Progress
+from rekindle.tasks.approval import Question
+from rekindle.tasks.log import Log
 from rekindle.tasks.wording import percent, progress_in_words
-
-Log: TypeAlias = "logging.Logger | logging.LoggerAdapter[logging.Logger]"
 
 _PROGRESS_PAUSE_S = 1.0
 _RETRY_PAUSE_S = 1.0
 _FLUSH_S = 10.0
+_ARRIVES_S = 5.0  # Prefect's own queue of events is lost with the process
 _MOST_KEPT = 2000
 
 
@@ -49,6 +51,7 @@ _MOST_KEPT = 2000
 class _StateChange:
     name: str
     message: str
+    question: Question | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,11 @@ _Notice = _StateChange | _IncidentStep | _Survivor
 
 
 class Notices:
-    """What one flow run tells Prefect about its job; use it as a context manager."""
+    """What one flow run tells Prefect about its job; use it as a context manager.
+
+    told: a file with the number of the last event of the job that Prefect was told of. Automations
+    act on each event again that is told again.
+    """
 
     def __init__(
         self,
@@ -75,11 +82,15 @@ class Notices:
         job_id: str,
         flow_run_id: uuid.UUID,
         flow_run_name: str,
+        told: Path,
         log: Log,
     ) -> None:
         self._job_id = job_id
         self._flow_run_id = flow_run_id
         self._flow_run_name = flow_run_name
+        self._told_file = told
+        self._told = _read_number(told)
+        self._emitted: deque[tuple[float, int]] = deque()  # when, and the event's number
         self._log = log
         self._queue: deque[_Notice] = deque(maxlen=_MOST_KEPT)
         self._progress: Progress | None = None
@@ -105,6 +116,8 @@ class Notices:
             self._closing = True
             self._changed.notify()
         self._thread.join(_FLUSH_S)
+        if not self._thread.is_alive():
+            self._note_told(time.monotonic())
         if self._queue:
             self._log.warning("Prefect was not told %d notices of this job", len(self._queue))
 
@@ -116,13 +129,14 @@ class Notices:
             self._progress = event
             self._changed.notify()
 
-    def state(self, name: str, message: str) -> None:
-        """Name the flow run's state; its type stays Running."""
-        self._put(_StateChange(name, message))
+    def state(self, name: str, message: str, question: Question | None = None) -> None:
+        """Name the flow run's state; its type stays Running, or is Paused with a question."""
+        self._put(_StateChange(name, message, question))
 
     def incident(self, step: str, event: AnyEvent, payload: dict[str, Any]) -> None:
-        """Emit a Prefect event for one step of an incident; telling it again does no harm."""
-        self._put(_IncidentStep(step, event, payload))
+        """Emit a Prefect event for one step of an incident, unless Prefect was told before."""
+        if event.seq > self._told:
+            self._put(_IncidentStep(step, event, payload))
 
     def survivor(self, task_run_id: uuid.UUID) -> None:
         """Close the task runs of the flow run that a killed process has left open, all but this."""
@@ -175,10 +189,19 @@ class Notices:
             self._progress_told_at = time.monotonic()
         elif self._telling is not None:
             self._deliver(client, self._telling)
+        self._note_told(time.monotonic() - _ARRIVES_S)
         self._take_off()
         if self._failing:
             self._failing = False
             self._log.info("Prefect's API answers again")
+
+    def _note_told(self, until: float) -> None:
+        """Write down of which events Prefect was told, of those that were emitted until then."""
+        number = 0
+        while self._emitted and self._emitted[0][0] <= until:
+            number = self._emitted.popleft()[1]
+        if number:
+            self._told_file.write_text(str(number))
 
     def _take_off(self) -> None:
         """Forget what was being told, unless newer news have taken its place already."""
@@ -194,6 +217,7 @@ class Notices:
                 self._set_state(client, notice)
             case _IncidentStep():
                 self._emit(client, notice)
+                self._emitted.append((time.monotonic(), notice.event.seq))
             case _Survivor():
                 self._close_others(client, notice.task_run_id)
 
@@ -218,6 +242,9 @@ class Notices:
     def _set_state(self, client: SyncPrefectClient, change: _StateChange) -> None:
         # Not forced: a flow run that is being cancelled stays so.
         state: State[Any] = Running(name=change.name, message=change.message)
+        if change.question is not None:
+            change.question.put()  # before the pause: a form that is not there cannot be filled in
+            state = change.question.state(change.name, change.message)
         result = client.set_flow_run_state(self._flow_run_id, state)
         self._log.debug("State %s: %s", change.name, result.status.value)
 
@@ -258,9 +285,10 @@ class Notices:
 
     def _show(self, client: SyncPrefectClient, progress: Progress) -> None:
         done, words = percent(progress), progress_in_words(progress)
-        key = f"{self._job_id}-progress"
+        key = progress_key(self._job_id)
         if self._artifact is None:
-            self._artifact = self._find_artifact(client, key)
+            found = find_artifact(client, key)
+            self._artifact = found.id if found else None
         if self._artifact is not None:
             client.update_artifact(self._artifact, ArtifactUpdate(data=done, description=words))
             return
@@ -269,11 +297,25 @@ class Notices:
         )
         self._artifact = client.create_artifact(create).id
 
-    def _find_artifact(self, client: SyncPrefectClient, key: str) -> uuid.UUID | None:
-        """Return the artifact that an earlier process of this flow run has made."""
-        named = ArtifactFilter(key=ArtifactFilterKey(any_=[key]))
-        found = client.read_artifacts(artifact_filter=named, limit=1)
-        return found[0].id if found else None
+
+def progress_key(job_id: str) -> str:
+    """Return the key of the artifact that shows a job's progress."""
+    return f"{job_id}-progress"
+
+
+def find_artifact(client: SyncPrefectClient, key: str) -> Artifact | None:
+    """Return the artifact of this key that a process of the flow run has made; None: none has."""
+    named = ArtifactFilter(key=ArtifactFilterKey(any_=[key]))
+    found = client.read_artifacts(artifact_filter=named, limit=1)
+    return found[0] if found else None
+
+
+def _read_number(path: Path) -> int:
+    """Return the number in a file; 0: there is none, or its writer was killed."""
+    try:
+        return int(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return 0
 
 
 def _may_pass(error: Exception) -> bool:

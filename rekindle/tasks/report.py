@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import base64
+import time
 from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import ArtifactUpdate
 
 from rekindle.errors import JobFailedError
 from rekindle.tasks import jobs
+from rekindle.tasks.log import Log
 from rekindle.tasks.markdown import markdown_report
 from rekindle.tasks.metrics import sample_records
+from rekindle.tasks.notices import find_artifact, progress_key
 from rekindle.tasks.restore import describe
 from rekindle.tasks.summary import summarize
 from rekindle.tasks.wording import incident_row, outcome
 
 REPORT_FILE = "report.md"
 TIMELINE_FILE = "timeline.png"
+_PAUSE_S = 1.0
 
 
 @task(name="report", cache_policy=NO_CACHE)
@@ -28,9 +34,13 @@ def report(job_id: str) -> dict[str, Any]:
     from rekindle.tasks.timeline import draw
     from rekindle.tasks.timeline_rows import MOST_RANKS
 
+    with get_client(sync_client=True) as client:
+        _wait_for_prefect(client, get_run_logger())
+        history = jobs.history_of(job_id)
+        summary = summarize(job_id, history)
+        if summary.outcome == jobs.SUCCEEDED:
+            _complete_progress(client, job_id, summary.finished)
     directory = jobs.directory_of(job_id)
-    history = jobs.history_of(job_id)
-    summary = summarize(job_id, history)
     picture = directory.path / TIMELINE_FILE
     draw(history, sample_records(directory.path, ranks=MOST_RANKS), picture)
     rows = [incident_row(incident) for incident in summary.incidents]
@@ -58,6 +68,24 @@ def report(job_id: str) -> dict[str, Any]:
         "report": str(directory.path / REPORT_FILE),
         "timeline": str(picture),
     }
+
+
+def _wait_for_prefect(client: SyncPrefectClient, log: Log) -> None:
+    """Wait until Prefect's API answers: it could not even be told how the flow run ends."""
+    failing = False
+    while (error := client.api_healthcheck()) is not None:
+        if not failing:
+            log.warning("Prefect's API fails; the report waits for it: %r", error)
+        failing = True
+        time.sleep(_PAUSE_S)
+
+
+def _complete_progress(client: SyncPrefectClient, job_id: str, finished: int) -> None:
+    """Show that all is done: the process that should have may have been killed before."""
+    artifact = find_artifact(client, progress_key(job_id))
+    if artifact is not None and artifact.data != 100:
+        done = ArtifactUpdate(data=100.0, description=f"all {finished} steps are done")
+        client.update_artifact(artifact.id, done)
 
 
 def raise_if_failed(result: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ The stream of the job's events is never kept waiting for Prefect: what concerns 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -21,9 +22,10 @@ from prefect.context import FlowRunContext
 from rekindle import names
 from rekindle.engines.base import MOST_REVIVALS, Engine
 from rekindle.engines.client import JobClient, Lease
-from rekindle.errors import JobError, LeaseHeldError
+from rekindle.errors import JobError, LeaseHeldError, UsageError
 from rekindle.recovery import journal
 from rekindle.recovery.journal import (
+    Answered,
     AnyEvent,
     CheckpointFailed,
     CheckpointSkipped,
@@ -32,18 +34,19 @@ from rekindle.recovery.journal import (
     FaultSeen,
     FirstStep,
     Formed,
+    Isolated,
     NodeWanted,
     Progress,
     Restored,
 )
 from rekindle.runtime.spec import Endpoint
 from rekindle.tasks import jobs
-from rekindle.tasks.notices import Log, Notices
+from rekindle.tasks.approval import Question
+from rekindle.tasks.log import Log
+from rekindle.tasks.notices import Notices
 from rekindle.tasks.restore import restore, resumes
+from rekindle.tasks.state_names import AWAITING_APPROVAL, RUNNING, shown
 from rekindle.tasks.wording import incident_row, sentence
-
-RECOVERING = "Recovering"
-RUNNING = "Running"
 
 
 @task(name="supervise", cache_policy=NO_CACHE)
@@ -59,8 +62,9 @@ def supervise(job_id: str, *, adopted: bool) -> Ended:
     if endpoint is None:
         return _end(job_id)
     engine = jobs.engine_of(job_id)
-    with _notices(job_id) as notices:
-        supervisor = Supervisor(history, engine=engine, notices=notices, log=log)
+    with _notices(job_id) as notices, contextlib.ExitStack() as closing:
+        supervisor = Supervisor(job_id, history, engine=engine, notices=notices, log=log)
+        closing.callback(supervisor.close)
         for revivals in itertools.count():
             try:
                 _steer(supervisor, endpoint, job_id, adopting=adopted and not revivals)
@@ -71,9 +75,24 @@ def supervise(job_id: str, *, adopted: bool) -> Ended:
                 log.warning("The job's events broke off: %s", error)
                 if jobs.end_of(jobs.history_of(job_id)) or revivals == MOST_REVIVALS:
                     break
-            log.warning("The coordinator of job %s died; another one takes its place", job_id)
-            endpoint = engine.revive()
+            endpoint = _next_coordinator(job_id, engine, log)
     return _end(job_id)
+
+
+def _next_coordinator(job_id: str, engine: Engine, log: Log) -> Endpoint:
+    """Put another coordinator in the place of one that died; one that was only slow goes on.
+
+    Raises JobError: it neither answers nor ends.
+    """
+    try:
+        endpoint = engine.revive()
+    except UsageError as error:  # it has its port still
+        slow = jobs.coordinator_of(job_id)
+        if slow is None:
+            raise JobError(f"the coordinator of job {job_id} does not answer: {error}") from error
+        return slow
+    log.warning("The coordinator of job %s died; another one takes its place", job_id)
+    return endpoint
 
 
 def _steer(supervisor: Supervisor, endpoint: Endpoint, job_id: str, *, adopting: bool) -> None:
@@ -83,6 +102,7 @@ def _steer(supervisor: Supervisor, endpoint: Endpoint, job_id: str, *, adopting:
     with client.steer(holder=holder_name(), since=since) as lease:
         if adopting:
             supervisor.adopt()
+        supervisor.name_state()
         _follow(supervisor, lease, job_id)
 
 
@@ -91,7 +111,13 @@ def _notices(job_id: str) -> Notices:
     if context is None or context.flow_run is None:
         raise JobError(f"job {job_id} can be supervised inside a flow run only")
     run = context.flow_run
-    return Notices(job_id=job_id, flow_run_id=run.id, flow_run_name=run.name, log=get_run_logger())
+    return Notices(
+        job_id=job_id,
+        flow_run_id=run.id,
+        flow_run_name=run.name,
+        told=jobs.directory_of(job_id).path / TOLD_FILE,
+        log=get_run_logger(),
+    )
 
 
 def holder_name() -> str:
@@ -109,6 +135,7 @@ class Supervisor:
 
     def __init__(
         self,
+        job_id: str,
         history: list[AnyEvent],
         *,
         engine: Engine,
@@ -116,22 +143,36 @@ class Supervisor:
         log: Log,
     ) -> None:
         self.history: list[AnyEvent] = []
+        self._job_id = job_id
         self._engine = engine
         self._notices = notices
         self._log = log
         self._state = RUNNING
+        self._question: Question | None = None
         self._progress: Progress | None = None
         for event in history:
             self._remember(event)
-        self._name_state()
+
+    def close(self) -> None:
+        """Wait for no answer any more."""
+        if self._question is not None:
+            self._question.close()
+            self._question = None
 
     def adopt(self) -> None:
         """Take the place of a flow process that was killed, once the lease is held."""
         self._notices.survivor(UUID(runtime.task_run.id))
         # It may have been killed before it had noted what it heard, or brought all nodes.
         for event in self.history:
-            self._engine.learn(event)
+            self._learn(event)
         self.bring(jobs.nodes_missing(self.history))
+
+    def _learn(self, event: AnyEvent) -> None:
+        """Note what it says of hosts; where that cannot be written, training goes on."""
+        try:
+            self._engine.learn(event)
+        except JobError as error:
+            self._log.error("%s", error)
 
     def take(self, event: AnyEvent) -> None:
         """Act on a new event of the job."""
@@ -139,7 +180,7 @@ class Supervisor:
             self._progress = event
             self._notices.progress(event)
             return
-        self._engine.learn(event)
+        self._learn(event)
         if isinstance(event, NodeWanted):
             self.bring([event.node])
         if isinstance(event, Ended) and self._progress is not None:
@@ -147,7 +188,7 @@ class Supervisor:
             self._notices.progress(last)
         self._log.log(_level(event), "%s", sentence(event))
         self._remember(event)
-        self._name_state()
+        self.name_state()
 
     def bring(self, nodes: list[int]) -> None:
         """Start an agent for each of these nodes, or spares."""
@@ -169,17 +210,25 @@ class Supervisor:
         incident = next(i for i in journal.incidents(self.history) if i.number == number)
         return {**incident_row(incident), "message": sentence(event)}
 
-    def _name_state(self) -> None:
-        open_now = [
-            incident
-            for incident in journal.incidents(jobs.newest_attempt(self.history))
-            if not incident.closed
-        ]
-        name = RECOVERING if open_now else RUNNING
-        if name != self._state:
-            self._state = name
-            message = open_now[-1].cause.message if open_now else ""
-            self._notices.state(name, message)
+    def name_state(self) -> None:
+        """Have Prefect show where the job is, if that is news."""
+        name, message = shown(self.history)
+        if name == self._state:
+            return
+        self._state = name
+        self.close()
+        if name == AWAITING_APPROVAL:
+            self._question = self._ask()
+        self._notices.state(name, message, self._question)
+
+    def _ask(self) -> Question:
+        """Look for a person's answer from now on; the form itself is a notice like others."""
+        waiting = journal.waits_for_approval(self.history)
+        assert waiting is not None
+        run = UUID(runtime.flow_run.id)
+        question = Question(waiting, job_id=self._job_id, flow_run_id=run, log=self._log)
+        question.open()
+        return question
 
 
 def incident_steps(event: AnyEvent, history: list[AnyEvent]) -> tuple[str, ...]:
@@ -191,14 +240,19 @@ def incident_steps(event: AnyEvent, history: list[AnyEvent]) -> tuple[str, ...]:
             return ("detected",) if first else ()
         case CheckpointFailed():
             return ("detected", "closed")
-        case Decided():
-            return ("decided",)
+        case Decided(approval=asked, lighter=False):
+            return ("decided", "awaiting-approval") if asked else ("decided",)
+        case Answered():
+            return ("answered",)
+        case Isolated():
+            return ("isolated",)
         case Formed(incident=number) | Restored(incident=number) | FirstStep(incident=number):
             return (_STEPS[type(event)],) if number else ()
         case _:
             return ()
 
 
+TOLD_FILE = "told"
 _STEPS = {Formed: "regrouped", Restored: "restored", FirstStep: "closed"}
 
 

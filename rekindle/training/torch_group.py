@@ -28,6 +28,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore  # torch.distribute
 from torch.distributed.constants import default_pg_timeout
 
 from rekindle.errors import StaleError
+from rekindle.runtime.heartbeat import Page
 from rekindle.training import torch_waits
 from rekindle.training.sockets import connected_to, new_sockets, shut, socket_inodes
 
@@ -51,16 +52,17 @@ class Group:
     """The default process group of one generation; the next generation takes a new object.
 
     The main thread forms and leaves it; any thread may sever it at any time.
+    page: where it shows that this rank waits for others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, page: Page | None = None) -> None:
         self._lock = threading.Lock()
         self._severed = False
         self._sockets: list[socket.socket] = []  # duplicates: an fd number may come to mean another
         self._forming: _Forming | None = None
         self._group: dist.ProcessGroup | None = None
         self._groups: list[dist.ProcessGroup] = []  # with those that the script has made
-        self._waits = torch_waits.Waits()
+        self._waits = torch_waits.Waits(page)
         self._hooks: tuple[Callable[..., object], Callable[..., object]] | None = None
 
     @property
@@ -151,6 +153,7 @@ class Group:
         """Sever, and give up the default process group. For the main thread; does not block."""
         self.sever()
         torch_waits.use(None)
+        self._waits.hide()
         if self._group is not None:
             if dist.is_initialized():  # else the script destroyed it itself
                 dist.destroy_process_group()

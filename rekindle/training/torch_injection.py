@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 
 from rekindle.runtime.protocol import Inject, InjectionKind
 
@@ -49,15 +50,62 @@ def _suffer(
         case InjectionKind.NODE_LOST:
             os.kill(os.getppid(), signal.SIGKILL)  # the agent; its ranks die with it
             signal.pause()
-        case InjectionKind.HANG:
-            while True:
-                time.sleep(3600)
+        case InjectionKind.HANG_COLLECTIVE:
+            _wait_for_nobody(next((p.device for p in model.parameters()), torch.device("cpu")))
+        case kind if kind in _HANGS:
+            _HANGS[kind]()
         case InjectionKind.SLOW:
             time.sleep(fault.seconds)
         case InjectionKind.TORN_UPDATE:
             _once(optimizer.register_step_post_hook, _RAISED[fault.kind](told))
         case _:
             _once(model.register_forward_pre_hook, _RAISED[fault.kind](told))
+
+
+def _sleep() -> None:
+    while True:
+        time.sleep(3600)
+
+
+def _wait_for_nobody(device: torch.device) -> None:
+    """Receive what the next rank does not send; it waits for this one in another collective."""
+    received = torch.empty(1, device=device)
+    dist.recv(received, src=(dist.get_rank() + 1) % dist.get_world_size())
+    received.item()  # a GPU has only been asked to receive until now
+
+
+class _Dry:
+    """A dataset whose source gives nothing."""
+
+    def __getitem__(self, index: int) -> int:
+        os.read(os.pipe()[0], 1)
+        return index
+
+    def __len__(self) -> int:
+        return 1
+
+
+def _wait_for_data() -> None:
+    from torch.utils.data import DataLoader
+
+    next(iter(DataLoader(_Dry(), num_workers=1)))  # type: ignore[arg-type]  # it is as good as one
+
+
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+_HANGS = {
+    InjectionKind.HANG: _sleep,
+    InjectionKind.HANG_DATA: _wait_for_data,
+    InjectionKind.STOP: _stop,
+    InjectionKind.LIVELOCK: _spin,
+}
 
 
 def _once(register: Callable[..., torch.utils.hooks.RemovableHandle], error: Exception) -> None:

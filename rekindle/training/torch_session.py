@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
@@ -19,11 +20,12 @@ from torch.nn.parallel import DistributedDataParallel
 from rekindle import names
 from rekindle.errors import CheckpointError
 from rekindle.recovery.fault import Kind
-from rekindle.recovery.plan import Made, RankPlan, Source
 from rekindle.runtime import protocol
 from rekindle.runtime.channel import Channel
+from rekindle.runtime.heartbeat import Doing
 from rekindle.training import rank_environment, rng
 from rekindle.training.place import Place
+from rekindle.training.progress import Progress, phase_of
 from rekindle.training.records import Records
 from rekindle.training.sampler import StepSampler
 from rekindle.training.step_under_way import StepUnderWay
@@ -37,10 +39,8 @@ from rekindle.training.torch_keeper import StateKeeper
 from rekindle.training.torch_placeholder import in_placeholder, leave_placeholder
 from rekindle.training.torch_remains import drop_gradients, free_frames
 from rekindle.training.torch_repairs import Repairs
-from rekindle.training.torch_restore import fetch_state
-from rekindle.training.torch_state import capture
+from rekindle.training.torch_standing import Standing
 from rekindle.training.torch_step import Step
-from rekindle.training.torch_transfer import send_state
 from rekindle.training.torch_updates import Updates
 from rekindle.training.torch_zero import is_zero, local_optimizer
 
@@ -102,7 +102,6 @@ class Session:
         self.world_size = rank_environment.number("WORLD_SIZE", 1)
         self.slot = rank_environment.number(names.ENV_SLOT, self.rank)
         self.full_world = rank_environment.number(names.ENV_FULL_WORLD, self.world_size)
-        self.finished = 0
         self.generation = 0
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._transient = transient
@@ -111,15 +110,15 @@ class Session:
         self._ddp = dict(ddp) if isinstance(ddp, Mapping) else ({} if ddp else None)
         self._backend = backend or _BACKENDS.get(self.device.type, "gloo")
         self._total = 0
-        self._has_state = False  # whether this process's state is that of `finished` steps
-        self._made = 0  # the generation that did the last of them
-        self._torn = False  # its state is of no step, nor as the script built it
         self._reported = True  # the first step of this generation
+        self.page = rank_environment.page()
+        self._progress = Progress(self.page)
         self._group = Group()
         self._channel = Channel.from_environment()
-        self.page = rank_environment.page()
         self.records = Records(rank_environment.path(names.ENV_METRICS_FILE), self.page, self.slot)
         self._groups = ScriptGroups(model, optimizer, make_groups, timeout_s=timeout_s)
+        fresh = model if self._ddp is not None else None
+        self._standing = Standing(self.named, self._groups, fresh=fresh)
         if shard is None:
             shard = self._groups.shard(self.slot, self.full_world)
         check_shard(shard, ddp=bool(ddp) and not is_zero(optimizer), parts=keep_global_batch)
@@ -132,6 +131,11 @@ class Session:
         self._updates.watch(self.named)
         self._dismissed = False
         self._passed = 0  # steps after which all ranks were let go
+
+    @property
+    def finished(self) -> int:
+        """Steps finished, of the whole run."""
+        return self._standing.finished
 
     def __enter__(self) -> Session:
         """Meet the other ranks and take the state that training goes on from."""
@@ -152,6 +156,7 @@ class Session:
             self._group.leave()
         elif dist.is_initialized():
             leave_for_good()
+        self._progress.leave()
         self._keeper.close()
         self.records.close()
 
@@ -161,8 +166,7 @@ class Session:
         total: steps of the whole run, also of those done before a restart.
         """
         self._total, channel = total, self._channel
-        if self.page is not None:
-            self.page.total = total
+        self._progress.asked_for(total)
         while True:
             if channel is not None and self._is_left():
                 if not self._regroup():
@@ -175,6 +179,15 @@ class Session:
                 continue
             elif self._keep_buffers():
                 yield Step(self)
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Say what the script does that takes longer than a step: `with session.phase("evaluate"):`
+
+        name: evaluate, checkpoint or compile. Whoever hangs in it is found later than in a step,
+        and ranks that wait meanwhile are not taken for hanging.
+        Raises SessionError: another name.
+        """
+        return self._progress.at(phase_of(name))
 
     def _keep_buffers(self) -> bool:
         """Keep what the step's forward pass will change; False: a fault showed itself instead."""
@@ -200,6 +213,7 @@ class Session:
 
     def begin_step(self, step: int) -> None:
         """The step's body begins, for the first time or again."""
+        self._progress.begin_step()
         self._step.begin()
         rng.begin_step(self.seed, self.rank, step)
         if self._channel is not None and self._channel.injected:
@@ -209,11 +223,10 @@ class Session:
         """The step's body ended well: the state is that of one more step."""
         self._repairs.device.wait()  # until the update is done, and not merely asked for
         self._repairs.times.at(self.finished + 1)  # maybe no optimizer was asked
-        self.finished, self._made = self.finished + 1, self.generation
+        self._standing.step_done(self.generation)
         if self.sampler is not None:
             self.sampler.advance()
-        if self.page is not None:
-            self.page.beat(self.finished)
+        self._progress.end_step(self.finished)
         self._step.end(self.finished)
         if self._channel is None:
             return
@@ -225,13 +238,14 @@ class Session:
                 )
             )
         self._groups.step_done()
-        self._keeper.keep(
-            self.named,
-            place=self._place,
-            step=self.finished,
-            total=self._total,
-            sampler=self.sampler,
-        )
+        with self._progress.at(Doing.CHECKPOINT):
+            self._keeper.keep(
+                self.named,
+                place=self._place,
+                step=self.finished,
+                total=self._total,
+                sampler=self.sampler,
+            )
 
     def leave_step(self, error: BaseException) -> bool:
         """The step's body raised; say whether a regroup follows (else the error is the script's).
@@ -246,7 +260,7 @@ class Session:
         if kind is None and not channel.is_over(self.generation):
             return False
         if self.page is not None and self.page.in_update:
-            self._has_state, self._torn = False, True
+            self._standing.tear()
         self._end_generation(channel, kind or Kind.LINK, error)
         return True
 
@@ -264,9 +278,9 @@ class Session:
         if not channel.is_over(self.generation):
             return
         channel.wait_over(self.generation)
-        keep, place = not self._torn, (self.generation, self.finished)
+        keep, place = not self._standing.torn, (self.generation, self.finished)
         if not self._repairs.repair(channel, self.named, *place, restores=keep):
-            self._has_state, self._torn = False, True
+            self._standing.tear()
 
     # ---- generations
 
@@ -276,16 +290,17 @@ class Session:
         assert channel is not None
         while True:
             self._repair()
+            self._progress.meet()
             channel.send(
                 protocol.Arrived(
                     rank=self.slot,
                     generation=self.generation,
                     shard=self._place.shard,
-                    finished=self.finished if self._has_state or self._torn else None,
-                    torn=self._torn,
-                    made=self._made,
+                    finished=self._standing.told,
+                    torn=self._standing.torn,
+                    made=self._standing.made,
                     clean=self._repairs.clean,
-                    done=self._has_state and 0 < self._total <= self.finished,
+                    done=self._standing.whole and 0 < self._total <= self.finished,
                     passed=self._passed,
                 )
             )
@@ -293,6 +308,7 @@ class Session:
             self._dismissed = isinstance(message, protocol.Dismiss)
             if isinstance(message, protocol.Dismiss):
                 self._passed = message.finished
+                self._progress.leave()
                 return False
             self._repair()  # the device may have been stopped once more, for a peer's sake
             if self._form(message):
@@ -309,7 +325,7 @@ class Session:
         self.rank, self.world_size = form.ranks[self.slot], form.world_size
         rank_environment.move(self.rank, self.world_size)
         self._passed = max(self._passed, form.passed)
-        group = self._group = self._updates.group = Group()
+        group = self._group = self._updates.group = Group(self.page)
         channel.on_over = functools.partial(self._stop, group)
         if channel.is_over(form.generation):
             return False
@@ -324,7 +340,10 @@ class Session:
                 device_id=self.device if self.device.type in _BACKENDS else None,
                 make_more=self._groups.make,
             )
-            self._take_state(form.plan[self.slot], (form.step, form.made))
+            plan = form.plan[self.slot]
+            self._standing.take(plan, (form.step, form.made), self._place, channel)
+            self._repairs.took_state(self.finished)
+            self._standing.send(plan)
             self._begin()
         except CheckpointError as error:
             ready = protocol.StateReady(
@@ -362,33 +381,7 @@ class Session:
             shares = self.full_world if self.keep_global_batch else None
             self.sampler.bind(self.rank, self.world_size, shares)
         self._reported = False
-        if self.page is not None:
-            self.page.beat(self.finished)
-
-    def _take_state(self, plan: RankPlan, made: Made) -> None:
-        """Bring this rank to the planned state, and send that to whom the plan names.
-
-        Raises CheckpointError or CorruptError: the source has not what the plan expects of it.
-        """
-        source = plan.source
-        if source is not Source.SELF:
-            self._has_state = False
-            self._torn = self._torn or source is not Source.FRESH  # a part may be loaded
-            assert self._channel is not None
-            fetch_state(
-                plan,
-                made,
-                place=self._place,
-                named=self.named,
-                channel=self._channel,
-                fresh=self._module if self._ddp is not None else None,
-            )
-            self._groups.loaded(source)
-        self.finished, self._made = made
-        self._has_state, self._torn = True, False
-        self._repairs.took_state(self.finished)
-        if plan.sends_to:
-            send_state(capture(self.named), plan.sends_to)
+        self._progress.formed(self.finished)
 
     def _form_alone(self) -> None:
         """Form the group as torchrun's environment says, for a rank without an agent."""
@@ -396,5 +389,5 @@ class Session:
             self._groups.form_by_hand(self._backend)
             if self._ddp is not None:
                 broadcast_module_state(self._module)
-        self._has_state = True
+        self._standing.whole = True
         self._begin()

@@ -9,9 +9,12 @@ waits.
 
 from __future__ import annotations
 
+import sys
 import threading
+import zlib
 from collections.abc import Callable
 from datetime import timedelta
+from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
@@ -19,6 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket, Work  # torch.distributed's; typed here
 
 from rekindle.errors import StaleError
+from rekindle.runtime.heartbeat import Page
 
 # Operations that gloo does end when it is severed end within milliseconds, and until then may write
 # to their tensors: those that it has forgotten are given up a while later.
@@ -34,37 +38,61 @@ def _same(value: Any) -> Any:
 
 
 class Waits:
-    """The waits of one process group: entered by any thread, all ended by release()."""
+    """The waits of one process group: entered by any thread, all ended by release().
 
-    def __init__(self) -> None:
+    page: shows the agent whether this rank waits for others, and which collectives it has begun.
+    """
+
+    def __init__(self, page: Page | None = None) -> None:
+        self._page = page
+        if page is not None:
+            page.form()
         self._lock = threading.Lock()
         self._futures: set[_Future] = set()
         self._released = False
 
-    def follow(self, future: _Future, pick: Callable[[Any], Any] = _same) -> _Future:
+    def follow(
+        self, future: _Future, pick: Callable[[Any], Any] = _same, mark: int | None = None
+    ) -> _Future:
         """A future that is done when `future` is, or fails when the waits are released.
 
         pick: its value, of that of `future` (a `then` would bury the exception's text).
+        mark: tells the collective from others; None: it is none that all ranks take part in.
         """
         ours: _Future = torch.futures.Future()
         with self._lock:
             if self._released:
                 ours.set_exception(_over())
                 return ours
+            if self._page is not None:
+                if mark is not None:
+                    self._page.begin_operation(mark)
+                if not self._futures:
+                    self._page.wait(True)
             self._futures.add(ours)
         future.add_done_callback(lambda done: self._pass_on(done, ours, pick))
         return ours
 
-    def wait(self, work: Work) -> bool:
-        """Wait for `work`; raises StaleError when the waits are released, else what it raises."""
+    def wait(self, work: Work, mark: int | None = None) -> bool:
+        """Wait for `work`; raises StaleError when the waits are released, else what it raises.
+
+        mark: as of `follow`.
+        """
         try:
             future = work.get_future()
         except RuntimeError:  # a send or a receive has none
             future = _future_of(work)
             self.follow(future).wait()
             return True  # and never twice: each wait takes one completion
-        self.follow(future).wait()
+        self.follow(future, mark=mark).wait()
         return _native_wait(work)
+
+    def hide(self) -> None:
+        """Show nothing any more: the page is the next group's."""
+        with self._lock:
+            if self._page is not None:
+                self._page.wait(False)
+            self._page = None
 
     def release_soon(self) -> None:
         """Release what gloo does not end by itself; for any thread, does not block."""
@@ -77,6 +105,7 @@ class Waits:
         with self._lock:
             self._released = True
             futures, self._futures = self._futures, set()
+            self._show_end()
         for future in futures:
             future.set_exception(_over())
 
@@ -85,12 +114,17 @@ class Waits:
             if ours not in self._futures:
                 return  # released
             self._futures.discard(ours)
+            self._show_end()
         try:
             value = pick(done.value())
         except Exception as error:
             ours.set_exception(error)
         else:
             ours.set_result(value)
+
+    def _show_end(self) -> None:
+        if self._page is not None and not self._futures:
+            self._page.wait(False)
 
 
 def _future_of(work: Work) -> _Future:
@@ -136,7 +170,26 @@ def in_use() -> bool:
 def _wait(work: Work, timeout: timedelta | None = None) -> bool:
     if timeout is not None:
         return _native_wait(work, timeout)
-    return _native_wait(work) if _current is None else _current.wait(work)
+    if _current is None:
+        return _native_wait(work)
+    caller = sys._getframe(1)  # in torch, a function named as the collective is
+    place = f"{caller.f_code.co_name}:{caller.f_lineno}"
+    return _current.wait(work, _mark(place) if _is_everybodys(caller) else None)
+
+
+def _is_everybodys(caller: FrameType) -> bool:
+    """Whether all ranks take part in the collective that is waited for there.
+
+    Whoever waits by itself for one that it has begun before does not show of which group it is.
+    """
+    if caller.f_code.co_filename != dist.distributed_c10d.__file__:
+        return len(dist.distributed_c10d._world.pg_map) == 1
+    return caller.f_locals.get("group") in (None, dist.group.WORLD)
+
+
+def _mark(place: str) -> int:
+    """A number for a place in the code that is the same on all ranks."""
+    return zlib.crc32(place.encode())
 
 
 Hook = Callable[[Any, GradBucket], _Future]
@@ -156,4 +209,4 @@ def reduce_bucket(chosen: list[tuple[Hook, Any]], bucket: GradBucket) -> _Future
         assert work is not None  # None: this rank is not of the group
         future = work.get_future()
     following = _current or Waits()
-    return following.follow(future, _only_tensor)
+    return following.follow(future, _only_tensor, _mark(f"bucket {bucket.index()}"))

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.recovery.codes.ascend import Origin, Severity
 from rekindle.recovery.codes.loading import load
 from rekindle.recovery.codes.tables import Tables
-from rekindle.recovery.codes.verdict import Blame, Urgency
+from rekindle.recovery.codes.verdict import Blame, Origin, Severity, Urgency
 from rekindle.recovery.fault import Kind
 
 TABLES = Tables.load()

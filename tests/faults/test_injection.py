@@ -30,6 +30,7 @@ def held(job: Callable[..., Job], **settings: object) -> Job:
     ("kind", "strategy", "cause", "replaced"),
     [
         ("kill", Strategy.RECOVER_IN_PLACE, Kind.PROCESS, {2}),
+        ("oom", Strategy.RECOVER_IN_PLACE, Kind.DEVICE_OOM, {2}),
         ("uce", Strategy.RETRY, Kind.DEVICE_MEMORY, ()),
         ("torn-update", Strategy.RETRY, Kind.DEVICE_MEMORY, ()),
         ("node-lost", Strategy.RECOVER, Kind.NODE_LOST, {2, 3}),
@@ -56,11 +57,10 @@ def test_fault_that_costs_no_step(
         assert f"{kind} injected into step {'' if step is None else step}" in run.stderr(2)
 
 
-@pytest.mark.parametrize("kind", ["exception", "oom"])
-def test_error_that_looks_like_the_scripts_own(kind: str, job: Callable[..., Job]) -> None:
+def test_error_that_looks_like_the_scripts_own(job: Callable[..., Job]) -> None:
     """The job fails with it, where no restart is allowed."""
     run = held(job)
-    run.inject(1, kind, step=5)
+    run.inject(1, "exception", step=5)
     run.release(0)
     ended = run.end()
     assert ended.outcome == "failed"

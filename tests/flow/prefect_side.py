@@ -18,7 +18,12 @@ from uuid import UUID
 import httpx
 import psutil
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterId,
+    LogFilter,
+    LogFilterFlowRunId,
+)
 from prefect.client.schemas.objects import Artifact, State
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling, Scheduled
@@ -90,7 +95,11 @@ def server(home: Path, port: int) -> Iterator[str]:
     command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "WARNING"]
     with process(command, home / "server.log", PREFECT_HOME=str(home)) as running:
         api = f"http://127.0.0.1:{port}/api"
-        until(lambda: running.poll() is not None or _is_healthy(api), "the server answers")
+        until(
+            lambda: running.poll() is not None or _is_healthy(api),
+            "the server answers",
+            2 * WAIT_S,
+        )
         assert running.poll() is None, (home / "server.log").read_text()
         yield api
 
@@ -127,6 +136,10 @@ class FlowRun:
         state: State[None] = Scheduled(name="AwaitingRetry", message="Retry from the UI")
         self.client.set_flow_run_state(self.id, state, force=True)
 
+    def until_rerun(self, pid: int) -> None:
+        """Wait until another process than this one, which died, steers the job."""
+        until(lambda: self.process().pid != pid, "the rerun has adopted the job")
+
     def cancel(self) -> None:
         """Do what the Cancel button of the UI does."""
         self.client.set_flow_run_state(self.id, Cancelling())
@@ -150,6 +163,11 @@ class FlowRun:
             flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[self.id]))
         )
         return max((a for a in found if a.key == key), key=lambda a: str(a.created))
+
+    def logs(self) -> str:
+        """What the flow run and its tasks have logged."""
+        found = self.client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[self.id])))
+        return "\n".join(each.message for each in found)
 
     def events(self) -> list[tuple[str, int]]:
         """Name and incident of the job's Prefect events, oldest first."""
@@ -186,7 +204,7 @@ class FlowRun:
 
 
 class Served:
-    """The train flow's deployment, served by a process."""
+    """The train flow's deployment, served by a process (the runner)."""
 
     def __init__(self, client: SyncPrefectClient, home: Path, pid: int, name: str) -> None:
         self.client = client
@@ -199,6 +217,24 @@ class Served:
             return self.client.read_deployment_by_name(f"train/{name}").id
         except ObjectNotFound:
             return None
+
+    @contextlib.contextmanager
+    def unaware(self) -> Iterator[None]:
+        """Let the runner see nothing, and start nothing, until the block is left."""
+        runner = psutil.Process(self.pid)
+        runner.suspend()
+        try:
+            yield
+        finally:
+            runner.resume()
+
+    def flow_process(self) -> psutil.Process | None:
+        """The process in which the runner runs its one flow run now, whatever it has come to."""
+        for child in psutil.Process(self.pid).children():
+            with contextlib.suppress(psutil.Error):
+                if any("spawn_main" in word for word in child.cmdline()):
+                    return child
+        return None
 
     def start(self, **job: Any) -> FlowRun:
         """Schedule a flow run for now."""

@@ -9,12 +9,13 @@ import time
 import uuid
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from servers import serving
 
-from rekindle.recovery.journal import Progress
+from rekindle.recovery.journal import FirstStep, Progress
 from rekindle.tasks import notices
 from rekindle.tasks.notices import Notices
 
@@ -22,33 +23,33 @@ FLUSH_S = 1.0
 
 
 def test_a_server_that_never_answers_keeps_nobody_waiting(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """Notices are taken at once while Prefect hangs, and closing waits no longer than it may."""
     monkeypatch.setattr(notices, "_FLUSH_S", FLUSH_S)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/api"
         with temporary_settings({PREFECT_API_URL: url}), caplog.at_level(logging.WARNING):
-            closing = _tell_much(logging.getLogger("test.silent"))
+            closing = _tell_much(logging.getLogger("test.silent"), tmp_path / "told")
     assert closing < FLUSH_S + 1.0
     assert "Prefect was not told" in caplog.text
 
 
 def test_a_server_that_is_gone_is_mentioned_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """A refused connection is one warning, however much there was to tell."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/api"
     with temporary_settings({PREFECT_API_URL: url}), caplog.at_level(logging.WARNING):
-        _tell_much(logging.getLogger("test.gone"))
+        _tell_much(logging.getLogger("test.gone"), tmp_path / "told")
     # The thread of another test may still be about.
     said = [record.getMessage() for record in caplog.records if record.name == "test.gone"]
     assert sum("Prefect's API fails; the job goes on without it" in text for text in said) == 1
 
 
 def test_a_notice_that_prefect_refuses_does_not_stop_the_others(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """What the API answers with an error of ours is left out, and all the rest is told."""
     with (
@@ -56,11 +57,35 @@ def test_a_notice_that_prefect_refuses_does_not_stop_the_others(
         temporary_settings({PREFECT_API_URL: url}),
         caplog.at_level(logging.WARNING),
     ):
-        _tell_much(logging.getLogger("test.refused"), count=3)
+        _tell_much(logging.getLogger("test.refused"), tmp_path / "told", count=3)
     assert asked.count("POST") >= 3
     said = [record.getMessage() for record in caplog.records if record.name == "test.refused"]
     assert sum("Prefect refuses a notice" in text for text in said) == 1
     assert not any("Prefect was not told" in text for text in said)
+
+
+def test_what_was_told_is_not_told_again(
+    monkeypatch: pytest.MonkeyPatch, prefect_api: str, tmp_path: Path
+) -> None:
+    """An adopting process tells the rest: an automation would notify people of old incidents."""
+    emitted: list[dict[str, int]] = []
+    monkeypatch.setattr(notices, "emit_event", lambda *_, payload, **__: emitted.append(payload))
+    with temporary_settings({PREFECT_API_URL: prefect_api}):
+        for first, last in ((1, 3), (1, 5)):
+            with Notices(
+                job_id="train-1",
+                flow_run_id=uuid.uuid4(),
+                flow_run_name="calm-owl",
+                told=tmp_path / "told",
+                log=logging.getLogger("test.told"),
+            ) as told:
+                for number in range(first, last + 1):
+                    told.incident(
+                        "closed",
+                        FirstStep(generation=1, step=1, incident=1, seq=number),
+                        {"n": number},
+                    )
+    assert [payload["n"] for payload in emitted] == [1, 2, 3, 4, 5]
 
 
 @contextlib.contextmanager
@@ -76,11 +101,15 @@ def refusing_server() -> Iterator[tuple[str, list[str]]]:
         yield f"http://127.0.0.1:{port}/api", asked
 
 
-def _tell_much(log: logging.Logger, count: int = 1000) -> float:
+def _tell_much(log: logging.Logger, told_file: Path, count: int = 1000) -> float:
     """Tell as much as a lively hour brings; return how long closing took."""
     begun = time.monotonic()
     with Notices(
-        job_id="train-1", flow_run_id=uuid.uuid4(), flow_run_name="calm-owl", log=log
+        job_id="train-1",
+        flow_run_id=uuid.uuid4(),
+        flow_run_name="calm-owl",
+        told=told_file,
+        log=log,
     ) as told:
         for step in range(count):
             told.state("Recovering", f"incident {step}")

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from rekindle.tasks.hooks import stop_job
 
 pytestmark = pytest.mark.timeout(240)
 
+ENDS = ("Crashed", "Failed", "Cancelled", "Rescheduling")
 SCRIPTS = Path(__file__).with_name("scripts")
 
 
@@ -67,21 +69,24 @@ def test_a_failing_script_fails_the_flow_run(served: Served, tmp_path: Path) -> 
     assert 'raise ValueError("shard 7 is damaged")' in report
 
 
-def test_a_killed_flow_process_leaves_the_job_and_its_rerun_adopts_it(
-    served: Served, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_flow_process_that_is_ended_leaves_the_job_and_its_rerun_adopts_it(
+    served: Served, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """After kill -9 of the flow's process the same ranks go on, and the rerun reports them."""
+    """Whatever signal ends the flow's process, the same ranks go on, and a rerun reports them."""
     run = start_gated(served, tmp_path / "gate")
     before = until(lambda: run.status().holder and run.status(), "the flow steers the job")
-    run.process().kill()
-    until(lambda: run.state().name == "Crashed", "Prefect has noticed")
-    assert [rank.pid for rank in run.status().ranks] == [rank.pid for rank in before.ranks]
-    run.retry()
-    until(lambda: run.status().holder not in ("", before.holder), "the rerun has adopted the job")
+    flow = run.process()
+    with served.unaware():
+        flow.send_signal(number)
+        until(lambda: run.status().holder == "", "the lease is free")
+        assert [rank.pid for rank in run.status().ranks] == [rank.pid for rank in before.ranks]
+    run.until_rerun(flow.pid)
     assert [rank.pid for rank in run.status().ranks] == [rank.pid for rank in before.ranks]
     (tmp_path / "gate").touch()
-    assert run.until_final().name == "Completed"
+    until(lambda: run.state().name == "Completed", "the job has succeeded")
     assert run.count(JobStarted) == 1
+    assert [name for name in run.states() if name in ENDS] == ["Crashed", "Rescheduling"]
 
 
 def test_incidents_with_and_without_a_flow_process_are_told_whole(
@@ -98,14 +103,13 @@ def test_incidents_with_and_without_a_flow_process_are_told_whole(
     until(lambda: run.count(FirstStep) == 1, "training has begun")
     os.kill(run.status().ranks[1].pid, signal.SIGKILL)
     until(lambda: run.count(FirstStep) == 2, "training goes on without the rank that was killed")
-    run.process().kill()
-    until(lambda: run.state().name == "Crashed", "Prefect has noticed")
-    kill_tree(run.status().nodes[1].pid)
-    until(lambda: run.count(NodeWanted) == 1, "the coordinator wants a node")
-    run.retry()
+    with served.unaware():
+        run.process().kill()
+        kill_tree(run.status().nodes[1].pid)
+        until(lambda: run.count(NodeWanted) == 1, "the coordinator wants a node")
     until(lambda: run.count(FirstStep) == 3, "training goes on with a new node")
     gate.touch()
-    assert run.until_final().name == "Completed"
+    until(lambda: run.state().name == "Completed", "the job has succeeded")
     assert run.count(JobStarted) == 1
     steps = ("detected", "decided", "regrouped", "restored", "closed")
     told = [(f"rekindle.incident.{step}", number) for number in (1, 2) for step in steps]
@@ -120,11 +124,11 @@ def test_incidents_with_and_without_a_flow_process_are_told_whole(
     assert sorted(run.task_states("supervise")) == ["Completed", "Crashed"]
 
 
-def start_steps(served: Served, gate: Path, **more: Any) -> FlowRun:
+def start_steps(served: Served, gate: Path, steps: int = 600, **more: Any) -> FlowRun:
     """Start a job of one rank with a Session that writes checkpoints, until there is one."""
     run = served.start(
         script=str(SCRIPTS / "steps.py"),
-        arguments=[str(gate), "600"],
+        arguments=[str(gate), str(steps)],
         environment={"OMP_NUM_THREADS": "1"},
         checkpoint={"every": 5},
         **more,
@@ -149,14 +153,13 @@ def test_a_coordinator_that_dies_is_an_incident(served: Served, tmp_path: Path) 
 def test_a_job_of_which_nothing_is_left_resumes_from_its_checkpoint(
     served: Served, tmp_path: Path
 ) -> None:
-    """After the end of flow, coordinator, agent and rank a retry goes on from the checkpoint."""
+    """After the end of flow, coordinator, agent and rank a rerun goes on from the checkpoint."""
     run = start_steps(served, tmp_path / "gate")
-    run.process().kill()
-    kill_tree(next(event.pid for event in run.history() if isinstance(event, JobStarted)))
-    kill_tree(next(event.pid for event in run.history() if isinstance(event, NodeJoined)))
-    until(lambda: run.state().name == "Crashed", "Prefect has noticed")
-    (tmp_path / "gate").touch()
-    run.retry()
+    with served.unaware():
+        run.process().kill()
+        kill_tree(next(event.pid for event in run.history() if isinstance(event, JobStarted)))
+        kill_tree(next(event.pid for event in run.history() if isinstance(event, NodeJoined)))
+        (tmp_path / "gate").touch()
     until(lambda: run.state().name == "Completed", "the job has succeeded")
     formed = [event for event in run.history() if isinstance(event, Formed)]
     assert formed[-1].step >= 5
@@ -184,18 +187,18 @@ def test_a_succeeded_job_is_not_run_again(served: Served, tmp_path: Path) -> Non
 def test_a_second_process_of_the_same_flow_run_is_refused(
     served: Served, prefect_api: str, tmp_path: Path
 ) -> None:
-    """While one process steers the job another fails, names it, and leaves the job as it is."""
+    """While one process steers the job another says so, and leaves job and flow run as they are."""
     run = start_gated(served, tmp_path / "gate")
     before = until(lambda: run.status().holder and run.status(), "the flow steers the job")
     first = run.process()
     with serve(prefect_api, served.home, "tests"):
         run.retry()
-        until(lambda: run.state().name == "Failed", "the second process has failed")
-    message = run.state().message or ""
-    assert "LeaseHeldError" in message
-    assert f"process {first.pid} on" in message
+        until(lambda: "Failed" in run.task_states("supervise"), "the second process was refused")
+        until(lambda: f"process {first.pid} on" in run.logs(), "its log names the first one")
+        until(lambda: "This process leaves it alone" in run.logs(), "it says that it leaves")
     assert run.status() == before
-    until(lambda: sorted(run.task_states("supervise")) == ["Failed", "Running"], "both are shown")
+    assert run.state().name == "Running"
+    assert sorted(run.task_states("supervise")) == ["Failed", "Running"]
     (tmp_path / "gate").touch()
     until(lambda: run.state().name == "Completed", "the first process completes the flow run")
 
@@ -209,7 +212,7 @@ def test_cancelling_the_flow_run_stops_the_job(served: Served, tmp_path: Path) -
     until(lambda: run.count(Ended) == 1, "the job has ended")
     ended = run.history()[-1]
     assert ended.outcome == "stopped"
-    assert "was cancelled" in ended.reason
+    assert ended.reason.startswith("stopped by the cancellation of flow run")
     (tmp_path / "gate").touch()
     run.retry()
     until(lambda: run.state().name == "Completed", "the next attempt has succeeded")
@@ -252,7 +255,7 @@ def test_a_runner_that_shuts_down_keeps_the_job(
         run = start_gated(other, tmp_path / "gate")
         before = until(lambda: run.status().holder and run.status(), "the flow steers the job")
         os.kill(other.pid, signal.SIGTERM)
-        run.until_final()
+        until(lambda: set(ENDS) & set(run.states()), "the flow run's process has ended")
     until(lambda: run.status().holder == "", "the lease is free")
     # Some runners crash their flow runs when they shut down, some cancel them with these words.
     monkeypatch.setenv("REKINDLE_HOME", str(served.home))
@@ -263,6 +266,63 @@ def test_a_runner_that_shuts_down_keeps_the_job(
     (tmp_path / "gate").touch()
     until(lambda: run.count(Ended) == 1, "the job has ended")
     assert run.history()[-1].outcome == "succeeded"
+
+
+def lose_worker(served: Served, api: str, start: Callable[[Served], FlowRun]) -> FlowRun:
+    """Start a flow run, and kill its runner and its process, in this order; its job goes on."""
+    with serve(api, served.home, "lost") as other:
+        run = start(other)
+        flow = run.process()
+        psutil.Process(other.pid).kill()
+        flow.kill()
+    run.client = served.client
+    until(lambda: run.status().holder == "", "the lease is free")
+    return run
+
+
+def test_a_lost_worker_keeps_the_job(served: Served, prefect_api: str, tmp_path: Path) -> None:
+    """Where runner and flow die at once nobody tells Prefect; whoever reruns the run adopts."""
+    run = lose_worker(served, prefect_api, lambda other: start_gated(other, tmp_path / "gate"))
+    assert run.state().name == "Running"
+    before = run.status()
+    with serve(prefect_api, served.home, "lost"):
+        run.retry()
+        until(lambda: run.status().holder, "the job is adopted")
+        assert run.status().ranks == before.ranks
+        (tmp_path / "gate").touch()
+        until(lambda: run.count(Ended) == 1, "the job has ended")
+        until(lambda: run.state().name == "Completed", "the flow run has completed")
+    assert run.count(JobStarted) == 1
+
+
+_CANCELLED = """
+import sys
+from prefect.client.orchestration import get_client
+from prefect.states import Cancelling
+from rekindle.flows.train import train
+from rekindle.tasks.hooks import stop_job
+with get_client(sync_client=True) as client:
+    stop_job(train, client.read_flow_run(sys.argv[1]), Cancelling())
+"""
+
+
+def test_cancelling_ends_a_job_that_has_lost_its_coordinator_too(
+    served: Served, prefect_api: str, tmp_path: Path
+) -> None:
+    """Ranks that train on without flow and coordinator are stopped as well, by another one."""
+    gate = tmp_path / "gate"
+    run = lose_worker(served, prefect_api, lambda other: start_steps(other, gate, steps=6000))
+    rank = run.status().ranks[0].pid
+    os.kill(next(e.pid for e in run.history() if isinstance(e, JobStarted)), signal.SIGKILL)
+    env = {"PREFECT_API_URL": prefect_api, "PREFECT_HOME": str(served.home)}
+    env["REKINDLE_HOME"] = str(served.home)
+    command = [sys.executable, "-c", _CANCELLED, str(run.id)]
+    with process(command, tmp_path / "hook.log", **env) as hook:
+        until(lambda: hook.poll() is not None, "the hook has run")
+        assert hook.returncode == 0, (tmp_path / "hook.log").read_text()
+        until(lambda: run.count(Ended) == 1, "the job has ended")
+    assert run.history()[-1].outcome == "stopped"
+    until(lambda: not psutil.pid_exists(rank), "its rank has ended")
 
 
 def test_a_server_that_is_down_does_not_disturb_the_job(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from rekindle.blocks.job import TrainingJob
+from rekindle.blocks.policy import RecoveryPolicy
 from rekindle.errors import UsageError
 from rekindle.recovery.policy import Policy, Strategy
 from rekindle.runtime.spec import EntryKind
@@ -80,7 +81,7 @@ def test_the_spec_says_what_the_description_says(tmp_path: Path) -> None:
     assert (spec.min_nodes, spec.spares) == (1, 4)
     assert spec.environment == {"A": "1"}
     assert spec.working_directory == str(tmp_path)
-    assert spec.checkpoint_directory == str(tmp_path / "saved")
+    assert spec.checkpoint_directory == str(tmp_path / "saved" / spec.job_id)
     assert (spec.checkpoint_every, spec.snapshot_every) == (7, 4)
     assert spec.policy == Policy(strategies=(Strategy.RETRY,), max_restarts=1, max_in_row=2)
     assert spec.directory == str(tmp_path / "jobs" / "train-1")
@@ -104,3 +105,9 @@ def test_the_description_survives_the_api(tmp_path: Path) -> None:
     """What Prefect stores as a flow run's parameter is the same job again."""
     job = TrainingJob(script="a.py", nodes=2, name="charlm")
     assert TrainingJob.model_validate(job.model_dump(mode="json")) == job
+
+
+def test_the_form_has_every_field_of_the_policy() -> None:
+    """None of them can be set in files alone."""
+    assert set(RecoveryPolicy.model_fields) == set(Policy.__struct_fields__)
+    assert RecoveryPolicy(max_restarts=0).to_policy() == Policy()

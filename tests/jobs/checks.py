@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rekindle.recovery.fault import Kind
 from rekindle.runtime import protocol as p
+from rekindle.runtime.inheritance import Earlier, Inheritance
+from rekindle.runtime.machine import Machine
 from rekindle.runtime.roster import Roster
-from rekindle.runtime.state import Command, End, Send
+from rekindle.runtime.state import Command, End, Phase, Send
 
 
 def check_counts(roster: Roster) -> None:
@@ -22,6 +25,22 @@ def check_counts(roster: Roster) -> None:
     lines = {node.connection: node for node in roster.nodes.values()}
     found = {connection: roster.by_connection(connection) for connection in connections}
     assert {line: node for line, node in found.items() if node is not None} == lines
+
+
+def check_inherited(old: Machine, past: Earlier, left: Inheritance | None) -> None:
+    """A coordinator that takes over knows what the dead one knew, by the journal alone."""
+    assert list(past.past) == old.incidents.past, "a decision is lost, or about another fault"
+    if left is None:
+        return
+    if left.stopping is not None:
+        assert old.phase in (Phase.STOPPING, Phase.DUMPING)
+        assert left.stopping.outcome == old._outcome
+        return
+    assert old.phase not in (Phase.STOPPING, Phase.DUMPING)
+    assert left.awaiting == old._awaiting
+    held = [fault for fault in old._held_faults if fault.kind not in (Kind.COORDINATOR, Kind.LINK)]
+    assert list(left.held) == held
+    assert left.to_heal >= old._to_heal
 
 
 class Checks:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from jobs.checks import Checks, check_counts
+from jobs.checks import Checks, check_counts, check_inherited
 from rekindle.names import WIRE_VERSION
 from rekindle.recovery import journal
 from rekindle.recovery.codes.tables import Tables
@@ -111,10 +111,12 @@ class Driver:
     def lose_coordinator(self) -> None:
         """The coordinator dies; another one begins with the journal, and with no agent."""
         old, events = self.machine, self.history
-        self.machine = Machine(old.spec, tables, attempt=old.attempt, earlier=earlier(events))
+        before, left = earlier(events), inheritance(events, old.attempt)
+        check_inherited(old, before, left)
+        self.machine = Machine(old.spec, tables, attempt=old.attempt, earlier=before)
         self.nodes, self.timers, self.stores, self.unstarted = {}, {}, [], []
         self._checks.forget_arrivals()
-        self.machine.start(inheritance(events, old.attempt))
+        self.machine.start(left)
         self.collect()
 
     # ---- what came out

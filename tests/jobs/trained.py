@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from jobs.driver import Driver
+from rekindle.recovery import classification as c
 from rekindle.recovery import journal
 from rekindle.recovery.plan import Source
-from rekindle.recovery.policy import Strategy
+from rekindle.recovery.policy import Policy, Strategy
 from rekindle.runtime import protocol as p
 from rekindle.runtime.state import Phase
 
@@ -29,3 +30,33 @@ def sources(job: Driver) -> dict[int, Source]:
 def strategies(job: Driver) -> list[Strategy]:
     """What was decided so far."""
     return [decided.strategy for decided in job.recorded(journal.Decided)]
+
+
+def untouched(policy: Policy, *, devices: bool = False, **world: object) -> Driver:
+    """A job of a script without a Session: its ranks run, and say nothing."""
+    job = Driver(policy=policy, **world)
+    for node in range(job.machine.spec.nodes):
+        job.hello(node, devices=devices)
+    job.store_up()
+    job.spawned()
+    return job
+
+
+def report(job: Driver, source: c.Source, what: str, *, node: int = 0, **more: object) -> str:
+    """Somebody reports a sign; return why it is refused."""
+    refused = job.machine.on_sign(c.Sign(source=source, what=what, node=node, **more), job.now)
+    job.collect()
+    return refused
+
+
+def take_over(job: Driver, *, dead: tuple[int, ...] = (), ended: tuple[int, ...] = ()) -> None:
+    """The coordinator dies; all agents come to the next one, without these ranks."""
+    generation, restart = job.machine.generation, job.machine.restarts
+    hosts = {node.node: node.host for node in job.machine.roster.nodes.values()}
+    job.lose_coordinator()
+    for node in range(job.machine.spec.nodes):
+        ranks = [r for r in job.ranks if job.node_of(r) == node and r not in (*dead, *ended)]
+        live = tuple(p.LiveRank(rank=r, pid=job.pids[r], training=True) for r in ranks)
+        mine = tuple(r for r in ended if job.node_of(r) == node)
+        more = {"host": hosts[node]} if node in hosts else {}
+        job.hello(node, generation=generation, restart=restart, ranks=live, ended=mine, **more)

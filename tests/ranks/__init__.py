@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rekindle.runtime.heartbeat import Page
 from rekindle.training.torch_group import Group
 
 LIMIT_S = 60.0
@@ -138,9 +139,11 @@ def run(body: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
         return ranks.results()
 
 
-def formed(rank: Rank, generation: int = 1, timeout_s: float = LIMIT_S) -> Group:
+def formed(
+    rank: Rank, generation: int = 1, timeout_s: float = LIMIT_S, page: Page | None = None
+) -> Group:
     """The default process group of a generation, with all ranks in it."""
-    group = Group()
+    group = Group(page)
     group.form(
         store=rank.store,
         generation=generation,

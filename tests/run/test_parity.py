@@ -210,7 +210,10 @@ def test_how_a_script_may_end_badly(tmp_path: Path, line: str) -> None:
     status, last, message = BAD_ENDS[line]
     script, error_file = tmp_path / "bad.py", tmp_path / "error.json"
     script.write_text(f"import os, sys\n{line}\n")
-    environment = {"TORCHELASTIC_ERROR_FILE": str(error_file)}
+    environment = {
+        "TORCHELASTIC_ERROR_FILE": str(error_file),
+        "REKINDLE_STACK_FILE": str(tmp_path / "stacks.log"),
+    }
     become = "import os, sys; from rekindle.runtime import program; program.run"
     become += f"('script', 'bad.py', (), os.environ | {environment}, {str(tmp_path)!r})"
     ended = subprocess.run(

@@ -48,8 +48,8 @@ def policy(place: Place, text: str) -> tuple[str, str]:
 
 def counted(place: Place) -> list[tuple[int, int, int]]:
     """(rank, placed, started) of every process that ran the script, in order of rank."""
-    lines = (place.folder / "counts").read_text().splitlines()
-    return sorted(tuple(map(int, line.split())) for line in lines)  # type: ignore[misc]
+    lines = [line.split() for line in (place.folder / "counts").read_text().splitlines()]
+    return sorted((int(rank), int(placed), int(started)) for rank, placed, started in lines)
 
 
 def hosts_of(run: Run) -> dict[int, list[str]]:
@@ -196,3 +196,41 @@ def test_a_job_can_be_stopped_from_the_shell(place: Place) -> None:
     shell(place, "stop", run.job_id)
     run.end(1)
     assert run.recorded(journal.Ended)[-1].outcome == "stopped"
+
+
+def test_a_log_of_hosts_that_cannot_be_written_stops_nothing(place: Place) -> None:
+    """It is said; training goes on."""
+    run = waiting(place)
+    (place.home / "hosts.jsonl").mkdir()
+    shell(
+        place, "report-fault", run.job_id, "--node", "1", "--device", "0", "--source", "xid", "63"
+    )
+    run.wait_for(journal.Isolated)
+    (place.folder / "go").touch()
+    run.end(0)
+    assert "hosts.jsonl cannot be written" in run.stderr
+    assert "another one takes its place" not in run.stderr
+
+
+OWN_TABLE = """
+[[exit]]
+codes = [3]
+kind = "host-out-of-memory"
+says = "our scripts say so when memory runs short"
+"""
+
+
+def test_a_file_of_the_users_own_says_what_an_exit_means(place: Place) -> None:
+    """Its words are in the reason."""
+    (place.folder / "own.toml").write_text(OWN_TABLE)
+    arguments = ("--no-python", sys.executable, "-u", place.script(COUNTS), "5")
+    run = place.start("--nnodes", "2", "--fault-tables", "own.toml", *arguments).end(1)
+    assert "our scripts say so when memory runs short" in run.recorded(journal.Decided)[0].reason
+
+
+def test_a_bad_entry_is_refused_before_anything_runs(place: Place) -> None:
+    """With file and line."""
+    (place.folder / "own.toml").write_text(OWN_TABLE.replace("host-out-of-memory", "bad luck"))
+    run = place.start("--fault-tables", "own.toml", place.script(COUNTS)).end(2)
+    assert "own.toml:4: " in run.stderr
+    assert run.events() == []

@@ -34,8 +34,8 @@ class Fault:
         hiccup, one that the script calls transient; uce, uce-temporary, uce-fatal, an error of the
         device's memory that damaged the state, nothing that lasts, or the device for good; flip,
         after which what the rank computes is wrong; ecc, the error that tells of it late; pause,
-        which waits until the test lets it go on; or hold, which waits until the rank was asked to
-        stand still for a world that grows.
+        which waits until the test lets it go on, and compute, which computes until then; or hold,
+        which waits until the rank was asked to stand still for a world that grows.
     """
 
     rank: int
@@ -122,9 +122,10 @@ class Injector:
                     time.sleep(1)
             case "exit":
                 os._exit(3)
-            case "pause":
+            case "pause" | "compute":
                 release = self._folder / f"release-fault-{number}"
-                _wait(release.exists, f"nobody released fault {number}")
+                computes = what == "compute"
+                _wait(release.exists, f"nobody released fault {number}", computes=computes)
             case "hold":
                 _wait(lambda: self._channel._held >= 0, "nobody asked the rank to hold")
             case _:
@@ -147,7 +148,7 @@ class Injector:
 
     def _watch_runtime(self) -> None:
         from rekindle.runtime.snapshot import SnapshotBuffer
-        from rekindle.training import torch_restore, torch_session
+        from rekindle.training import torch_restore, torch_standing
         from rekindle.training.torch_buffers import BufferGuard
         from rekindle.training.torch_keeper import StateKeeper
 
@@ -157,7 +158,7 @@ class Injector:
             (BufferGuard, "keep", "keep buffers"),
             (CpuDevice, "wait", "wait"),
             (StateKeeper, "keep", "keep state"),
-            (torch_session, "send_state", "send"),
+            (torch_standing, "send_state", "send"),
         ):
             setattr(owner, name, self._before(place, getattr(owner, name)))
         _have_snapshots_sealed()
@@ -187,12 +188,15 @@ def _have_snapshots_sealed() -> None:
     SnapshotWriter.take = patient
 
 
-def _wait(true: Callable[[], bool], else_say: str) -> None:
+def _wait(true: Callable[[], bool], else_say: str, *, computes: bool = False) -> None:
     deadline = time.monotonic() + PAUSE_LIMIT_S
     while not true():
         if time.monotonic() > deadline:
             raise TimeoutError(else_say)
-        time.sleep(0.002)
+        if computes:
+            sum(range(100_000))
+        else:
+            time.sleep(0.002)
 
 
 def _die(how: str) -> None:

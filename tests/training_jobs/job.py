@@ -31,7 +31,8 @@ from training_jobs.waiting import LIMIT_S, wait_until
 SCRIPT = Path(__file__).with_name("train.py")
 STEPS = 24
 MARK = "TRAINING_JOB_TEST"  # in the environment of every process of a job
-_POLICY = Policy()
+# Ranks that are paused by a test look as if they hung.
+_POLICY = Policy(hang_timeout_s=LIMIT_S)
 
 E = TypeVar("E", bound=journal.Event)
 T = TypeVar("T")
@@ -47,6 +48,7 @@ class Job:
 
     nodes: pretended nodes, of all processes together.
     replaces: whether nodes that are wanted are brought. misfit: more environment for the ranks.
+    script: another one than the training script.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Job:
         policy: Policy = _POLICY,
         replaces: bool = True,
         misfit: dict[str, str] | None = None,
+        script: Path | None = None,
     ) -> None:
         self.folder = folder
         self.mark = uuid.uuid4().hex
@@ -73,7 +76,7 @@ class Job:
         self.spec = JobSpec(
             job_id="job",
             entry=EntryKind.SCRIPT,
-            target=str(SCRIPT),
+            target=str(script or SCRIPT),
             arguments=(str(folder), "--variant", variant, "--steps", str(steps)),
             nodes=nodes,
             processes_per_node=processes // nodes,

@@ -16,6 +16,7 @@ import json
 import os
 import random
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +135,17 @@ class Run:
                         self.one_step_in_parts(session, step)
                     else:
                         self.one_step(session, step)
+                with session.phase("evaluate"):
+                    self.faults.at("evaluate")
             self.faults.at("dismissed")
         self.faults.at("end")
         self.leave_result()
+
+    def vary_step(self) -> None:
+        """Let steps take between once and ten times as long, if that is asked for."""
+        shortest_s = float(os.environ.get("SHORTEST_STEP_S", "0"))
+        if shortest_s:
+            time.sleep(shortest_s * 10 ** random.random())
 
     def loss_of(self, session: Session, chosen: list[int]) -> torch.Tensor:
         noise = 0.01 * torch.randn(len(chosen), FEATURES) + 0.001 * random.random()
@@ -160,6 +169,7 @@ class Run:
 
     def one_step(self, session: Session, step) -> None:
         self.faults.at("forward")
+        self.vary_step()
         chosen = step.indices
         loss = self.loss_of(session, chosen)
         step.log(loss=loss, samples=chosen, pid=os.getpid())

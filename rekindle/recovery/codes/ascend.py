@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -14,25 +13,8 @@ from rekindle.recovery.codes.loading import Rows
 from rekindle.recovery.codes.rows import AscendRow, Row
 from rekindle.recovery.codes.rules import DurationRow, FrequencyRow
 from rekindle.recovery.codes.spelling import ascend_key, is_chip_code, shown
-from rekindle.recovery.codes.verdict import Urgency, Verdict
+from rekindle.recovery.codes.verdict import Origin, Severity, Urgency, Verdict
 from rekindle.recovery.fault import Kind
-
-
-class Severity(enum.IntEnum):
-    """How the Ascend driver (DCMI) ranks an event."""
-
-    NOTICE = 0
-    MINOR = 1
-    MAJOR = 2
-    CRITICAL = 3
-
-
-class Origin(enum.Enum):
-    """Who reported a code of 8 digits; it matters where no table lists the code."""
-
-    CHIP = "chip"
-    NETWORK = "network"  # the chip's port to the parameter plane
-    NODE = "node"  # NodeD, which asks the board's management controller
 
 
 class AscendCodes:

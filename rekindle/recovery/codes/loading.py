@@ -8,7 +8,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 
@@ -24,8 +24,6 @@ from rekindle.recovery.codes.rows import (
     XidRow,
 )
 from rekindle.recovery.codes.rules import DurationRow, FrequencyRow, LevelRow
-from rekindle.recovery.codes.verdict import Blame, Urgency
-from rekindle.recovery.fault import Kind
 
 _TYPES: Final[dict[str, Any]] = {
     "ascend": AscendRow,
@@ -39,11 +37,6 @@ _TYPES: Final[dict[str, Any]] = {
     "duration": DurationRow,
 }
 _LEVEL_SOURCES = {"ascend": "ascend", "frequency": "ascend", "duration": "ascend", "xid": "xid"}
-_CHOICES: Final[dict[str, type[enum.Enum]]] = {
-    "kind": Kind,
-    "urgency": Urgency,
-    "at_fault": Blame,
-}
 _LEVELS = ("ascend_levels.toml", "xid_levels.toml")
 _SHIPPED = (
     "ascend.toml",
@@ -112,7 +105,7 @@ def _entries(path: Path, types: dict[str, Any], levels: Levels) -> Iterator[tupl
         table = entry.table
         if table not in types:
             raise entry.error(f"unknown table [[{table}]]; choose of {', '.join(types)}")
-        row = _row_of(entry, types[table])
+        row = row_of(entry, types[table])
         if source := _LEVEL_SOURCES.get(table):
             names = [name for of, name in levels if of == source]
             if row.level not in names:
@@ -131,7 +124,7 @@ def _twice(entry: Entry, key: Key, first: Entry, first_key: Key) -> UsageError:
     return entry.error(f"{value!r} is already in line {line}; keep one", key.field, key.element)
 
 
-def _row_of(entry: Entry, row_type: Any) -> Any:
+def row_of(entry: Entry, row_type: Any) -> Any:
     """Make the row that the entry describes. Raises UsageError: the entry is wrong."""
     fields = {field.name: field for field in msgspec.structs.fields(row_type)}
     for key, value in entry.values.items():
@@ -152,10 +145,11 @@ def _row_of(entry: Entry, row_type: Any) -> Any:
 
 
 def _check_type(entry: Entry, key: str, value: Any, expected: Any) -> None:
-    if key in _CHOICES and isinstance(value, str):
-        choices = [choice.value for choice in _CHOICES[key]]
-        if value not in choices:
-            raise entry.error(f"{key} '{value}' is none of {', '.join(choices)}", key)
+    types = (expected, *get_args(expected))
+    enums = [type_ for type_ in types if isinstance(type_, type) and issubclass(type_, enum.Enum)]
+    choices = [choice.value for choice in (enums[0] if enums else ())]
+    if choices and isinstance(value, str) and value not in choices:
+        raise entry.error(f"{key} '{value}' is none of {', '.join(choices)}", key)
     try:
         msgspec.convert(value, expected)
     except msgspec.ValidationError as error:

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rekindle.recovery.codes.ascend import AscendCodes, Origin, Severity
+from rekindle.recovery.codes.ascend import AscendCodes
 from rekindle.recovery.codes.escalation import Change
 from rekindle.recovery.codes.judging import judge, unlisted
 from rekindle.recovery.codes.loading import Rows, load
 from rekindle.recovery.codes.rows import PatternRow, XidRow, compiled
-from rekindle.recovery.codes.verdict import Urgency, Verdict
+from rekindle.recovery.codes.verdict import Origin, Severity, Urgency, Verdict
 from rekindle.recovery.fault import Exit, Kind
 
 # Characters of a text that are searched: half of them from its beginning, half from its end. What

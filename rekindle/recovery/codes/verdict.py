@@ -26,6 +26,23 @@ class Blame(str, enum.Enum):
     NODE = "node"
 
 
+class Severity(enum.IntEnum):
+    """How the Ascend driver (DCMI) ranks an event; it matters where no table lists the code."""
+
+    NOTICE = 0
+    MINOR = 1
+    MAJOR = 2
+    CRITICAL = 3
+
+
+class Origin(str, enum.Enum):
+    """Who reported a code of 8 digits; it matters where no table lists the code."""
+
+    CHIP = "chip"
+    NETWORK = "network"  # the chip's port to the parameter plane
+    NODE = "node"  # NodeD, which asks the board's management controller
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What is known about a fault from its code or text.
 

@@ -1,0 +1,41 @@
+"""What surrounds a nightly training run: data, evaluation, and who is told of its result."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Retraining(BaseModel):
+    """The commands before and after training, and what becomes of its checkpoint."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prepare: list[str] = Field(
+        default=[],
+        description="Command that prepares the data, as a list of words; run once, before "
+        "training. Empty: there is nothing to prepare.",
+    )
+    evaluate: list[str] = Field(
+        default=[],
+        description="Command that evaluates the checkpoint whose folder is in "
+        "REKINDLE_CHECKPOINT, and prints its metrics as one JSON object in its last line.",
+    )
+    at_least: dict[str, float] = Field(
+        default={},
+        description="Metrics below these numbers keep the checkpoint from being published.",
+    )
+    at_most: dict[str, float] = Field(
+        default={},
+        description="Metrics above these numbers keep the checkpoint from being published.",
+    )
+    publish_to: str = Field(
+        default="published",
+        min_length=1,
+        description="Folder that published checkpoints are copied to, best on shared storage; "
+        "relative to the working directory.",
+    )
+    downstream: list[str] = Field(
+        default=[],
+        description="Deployments (flow/deployment) that run once with the parameter `checkpoint`, "
+        "the reference of what was published.",
+    )

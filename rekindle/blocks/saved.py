@@ -1,0 +1,68 @@
+"""What several jobs share, saved in Prefect as blocks: a cluster, a checkpoint store, a policy."""
+
+# Annotations stay values in this module, as in `rekindle.flows.train`.
+
+from typing import TypeVar
+
+from prefect.blocks.core import Block
+from prefect.types import SecretDict
+from pydantic import Field
+
+from rekindle.blocks.cluster import MinNodes, Nodes, ProcessesPerNode, Spares
+from rekindle.blocks.policy import RecoveryPolicy
+from rekindle.blocks.store import CheckpointDirectory
+from rekindle.errors import UsageError
+
+
+class SavedCluster(Block):
+    """Where jobs train: how many nodes, with how many ranks, and what all of them are given."""
+
+    _block_type_name = "Rekindle Cluster"
+    _block_type_slug = "rekindle-cluster"
+
+    nodes: Nodes = 1
+    processes_per_node: ProcessesPerNode = 1
+    min_nodes: MinNodes = 0
+    spares: Spares = 0
+    environment: SecretDict = Field(
+        default=SecretDict({}),
+        description="Environment variables that each rank gets, as the keys of a data store or of "
+        "an experiment tracker. They are kept secret; those of the job itself win.",
+    )
+
+
+class SavedStore(Block):
+    """Where jobs keep their checkpoints, and how often."""
+
+    _block_type_name = "Rekindle Checkpoint Store"
+    _block_type_slug = "rekindle-checkpoint-store"
+
+    checkpoint: CheckpointDirectory = Field(
+        default=CheckpointDirectory(),
+        description="Where checkpoints go, and how often one is written.",
+    )
+
+
+class SavedPolicy(Block):
+    """What may be done about faults, in which order, how often, and who is asked first."""
+
+    _block_type_name = "Rekindle Policy"
+    _block_type_slug = "rekindle-policy"
+
+    policy: RecoveryPolicy = Field(
+        default=RecoveryPolicy(),
+        description="How faults are met: which strategies are used, and within which limits.",
+    )
+
+
+Saved = TypeVar("Saved", SavedCluster, SavedStore, SavedPolicy)
+
+
+def load(kind: type[Saved], name: str) -> Saved:
+    """Read a block. Raises UsageError: there is none of that name."""
+    try:
+        block = kind.load(name)
+    except ValueError as error:
+        raise UsageError(f"there is no block {name!r} of type {kind._block_type_name}") from error
+    assert isinstance(block, kind)
+    return block

@@ -1,0 +1,145 @@
+"""Automations for a Prefect server on which Rekindle's flows run.
+
+    python -m rekindle.flows.automations --rescue rescue/rescue [--notify SLUG/NAME]
+
+An automation of the same name is replaced. Flow runs tell that they live, by Prefect's default
+every 180 s. Set PREFECT_FLOWS_HEARTBEAT_FREQUENCY (30 at least) wherever they run, and give the
+same as --heartbeat, to have a dead one noticed sooner.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from datetime import timedelta
+from uuid import UUID
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import StateType
+from prefect.events.actions import ChangeFlowRunState, RunDeployment, SendNotification
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from prefect.events.schemas.events import ResourceSpecification
+
+from rekindle.errors import UsageError
+
+# A run may miss two heartbeats and a little more before it counts as dead.
+MISSED_HEARTBEATS = 2.5
+SILENT = "Crashed by Rekindle: no heartbeat"
+_PREFIX = "Rekindle: "
+_RUNS = ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"})
+_ENDS = {f"prefect.flow-run.{name}" for name in ("Completed", "Failed", "Cancelled", "Crashed")}
+_UNSEEN = {f"prefect.flow-run.{name}" for name in ("Crashed", "Cancelling", "Cancelled")}
+HEARTBEAT_S = 180.0
+
+
+def crash_silent_runs(flows: Sequence[str], heartbeat_s: float) -> AutomationCore:
+    """Mark a flow run as crashed whose process and runner have both died.
+
+    flows: names of the flows. heartbeat_s: seconds between two heartbeats of their runs.
+    """
+    return AutomationCore(
+        name=f"{_PREFIX}crash silent flow runs",
+        description="A flow run that tells nothing any more has crashed.",
+        trigger=EventTrigger(
+            after={"prefect.flow-run.heartbeat"},
+            expect={"prefect.flow-run.heartbeat", *_ENDS},
+            match=_RUNS,
+            match_related=_of(flows),
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(seconds=heartbeat_s * MISSED_HEARTBEATS),
+        ),
+        actions=[ChangeFlowRunState(state=StateType.CRASHED, message=SILENT)],
+    )
+
+
+def rescue_runs(rescue: UUID, flows: Sequence[str]) -> AutomationCore:
+    """Have the rescue flow look after a flow run that may have ended where no hook runs.
+
+    rescue: the deployment of the rescue flow. flows: names of the flows whose runs are rescued.
+    """
+    flow_run = {"__prefect_kind": "jinja", "template": "{{ event.resource.id.split('.')[-1] }}"}
+    return AutomationCore(
+        name=f"{_PREFIX}rescue flow runs",
+        description=f"Runs of {', '.join(flows)} that crashed are run again, and adopt their job; "
+        "the job of one that was cancelled is stopped.",
+        trigger=EventTrigger(
+            expect=_UNSEEN,
+            match=_RUNS,
+            match_related=_of(flows),
+            for_each={"prefect.resource.id"},
+            posture=Posture.Reactive,
+            threshold=1,
+        ),
+        actions=[RunDeployment(deployment_id=rescue, parameters={"flow_run_id": flow_run})],
+    )
+
+
+def _of(flows: Sequence[str]) -> ResourceSpecification:
+    return ResourceSpecification(
+        {"prefect.resource.role": "flow", "prefect.resource.name": list(flows)}
+    )
+
+
+def tell_of_incidents(block: UUID) -> AutomationCore:
+    """Send a notification for each incident. block: a notification block's document."""
+    return AutomationCore(
+        name=f"{_PREFIX}tell of incidents",
+        description="Each incident of a training job is told when it is detected.",
+        trigger=EventTrigger(
+            expect={"rekindle.incident.detected"},
+            for_each={"prefect.resource.id"},
+            posture=Posture.Reactive,
+            threshold=1,
+        ),
+        actions=[
+            SendNotification(
+                block_document_id=block,
+                subject="Incident of {{ event.resource.id }}",
+                body="{{ event.payload.message }}",
+            )
+        ],
+    )
+
+
+def replace(automation: AutomationCore) -> None:
+    """Create an automation in the place of all of its name."""
+    with get_client(sync_client=True) as client:
+        for known in client.read_automations_by_name(automation.name):
+            client.delete_automation(known.id)
+        client.create_automation(automation)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Create the automations. Raises UsageError: a deployment or block does not exist."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="rekindle.flows.automations")
+    parser.add_argument("--rescue", required=True, help="deployment of the rescue flow")
+    parser.add_argument(
+        "--heartbeat", type=float, default=HEARTBEAT_S, help="seconds between heartbeats"
+    )
+    parser.add_argument("--flows", nargs="+", default=["train", "retrain"])
+    parser.add_argument("--notify", default="", metavar="SLUG/NAME", help="notification block")
+    options = parser.parse_args(argv)
+    with get_client(sync_client=True) as client:
+        rescue = client.read_deployment_by_name(options.rescue).id
+        wanted = [
+            crash_silent_runs(options.flows, options.heartbeat),
+            rescue_runs(rescue, options.flows),
+        ]
+        if options.notify:
+            slug, separator, name = options.notify.partition("/")
+            if not separator:
+                raise UsageError(
+                    f"--notify {options.notify}: write SLUG/NAME, as slack-webhook/ops"
+                )
+            block = client.read_block_document_by_name(name, slug)
+            assert block.id is not None
+            wanted.append(tell_of_incidents(block.id))
+    for automation in wanted:
+        replace(automation)
+        print(automation.name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""The rescue flow: what an automation runs when a flow run may have ended without its hooks.
+
+Hooks run in the flow's process or in its runner's. Where both are dead, or a run is cancelled while
+it waits to be run again, only the server knows of it.
+"""
+
+# Annotations stay values in this module, as in `rekindle.flows.train`.
+
+from uuid import UUID
+
+import msgspec
+from prefect import flow, get_run_logger
+from prefect.client.orchestration import get_client
+from prefect.states import Cancelled
+
+from rekindle.tasks.hooks import OF_FLOW_PROCESS, stop_abandoned
+from rekindle.tasks.recovery_hooks import run_again
+
+MOST = OF_FLOW_PROCESS.max_reschedules
+
+
+@flow(name="rescue", persist_result=False)
+def rescue(flow_run_id: UUID, most: int = MOST) -> bool:
+    """Schedule a crashed flow run again, up to `most` times; return whether that was done.
+
+    Its rerun adopts the job, which has gone on. Whatever hooks have scheduled counts as well, until
+    a person begins the run again: automations themselves know no limit. The job of a cancelled flow
+    run is stopped, unless a process of that run lives and does so itself.
+    """
+    policy = msgspec.structs.replace(
+        OF_FLOW_PROCESS, max_reschedules=most, max_reschedules_in_row=most
+    )
+    log = get_run_logger()
+    with get_client(sync_client=True) as client:
+        flow_run = client.read_flow_run(flow_run_id)
+        states = sorted(client.read_flow_run_states(flow_run_id), key=lambda one: one.timestamp)
+        if states and stop_abandoned(flow_run, states[-1], log):
+            if states[-1].is_cancelling() and len(states) > 1 and states[-2].is_scheduled():
+                # It had no process, so nobody else is left to say that it is cancelled.
+                client.set_flow_run_state(flow_run_id, Cancelled(), force=True)
+            return False
+    if flow_run.state is None or not flow_run.state.is_crashed():
+        log.info("Flow run %s is %s: nothing to do", flow_run.name, flow_run.state_name)
+        return False
+    return run_again(policy, flow_run, flow_run.state, log)

@@ -1,0 +1,40 @@
+"""The retrain flow: data, training, evaluation, and one published checkpoint."""
+
+# Annotations stay values in this module, as in `rekindle.flows.train`.
+
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+
+from rekindle.blocks.job import TrainingJob
+from rekindle.blocks.retraining import Retraining
+from rekindle.flows.train import train_to_the_end
+from rekindle.tasks import jobs, retraining
+from rekindle.tasks.hooks import OF_FLOW_PROCESS, stop_job
+from rekindle.tasks.recovery_hooks import recovery_hooks
+
+
+@flow(
+    name="retrain",
+    persist_result=False,
+    on_cancellation=[stop_job],
+    **recovery_hooks(OF_FLOW_PROCESS),
+)
+def retrain(job: TrainingJob, around: Retraining = Retraining()) -> dict[str, Any]:  # noqa: B008
+    """Prepare data, train, evaluate, publish the checkpoint, and tell those who wait for it.
+
+    Run the same flow run again, and it goes on where it was: what is prepared, trained and
+    published is not done twice. Raises RejectedError: the checkpoint is not good enough.
+    """
+    job_id = jobs.job_of_this_run(job.name)
+    folder = Path(job.working_directory).expanduser().absolute()
+    retraining.prepare(around, job_id, folder)
+    result = train_to_the_end(job, job_id)
+    checkpoint = retraining.newest_checkpoint(jobs.directory_of(job_id))
+    metrics = retraining.evaluate(around, job_id, checkpoint.path, folder)
+    to = folder / Path(around.publish_to).expanduser()
+    published = retraining.publish(checkpoint, to, metrics)
+    runs = retraining.tell_downstream(around.downstream, published.reference)
+    told = {"reference": published.reference, "step": published.step, "downstream": runs}
+    return {**result, **told, "metrics": metrics}

@@ -1,0 +1,116 @@
+"""What the processes of ranks do, as the kernel counts it: a rank and all that it has started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+_FEW_TICKS = 2.5
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PROC = Path("/proc")
+_STOPPED, _RUNS, _WAITS_FOR_DISK = "T", "R", "D"
+
+
+class Activity(NamedTuple):
+    """What a process and those that it has started have done so far.
+
+    cpu_s: on all cores; io_bytes: read and written, to pipes and terminals too; so what a rank
+    prints is part of it. states: of the processes, the rank's own first, as /proc has them.
+    """
+
+    cpu_s: float
+    io_bytes: int
+    states: str
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the rank itself is stopped by a signal."""
+        return self.states.startswith(_STOPPED)
+
+    def is_busy(self, before: Activity, seconds: float) -> bool:
+        """Whether they have computed since then, or wait for a disk."""
+        if _WAITS_FOR_DISK in self.states or (_RUNS in self.states and _RUNS in before.states):
+            return True
+        return self.cpu_s - before.cpu_s >= BUSY_SHARE * seconds
+
+    def moves(self, before: Activity, seconds: float) -> bool:
+        """Whether they have read or written since then, and more than a log or a progress bar."""
+        return self.io_bytes - before.io_bytes >= MOVING_BYTES_PER_S * seconds
+
+    def rests(self, before: Activity, seconds: float) -> bool:
+        """Whether they have done nothing at all since then, but for what a timer does."""
+        # The kernel counts ticks, and one or two of a short time are no share of it.
+        idle = self.cpu_s - before.cpu_s < max(RESTING_SHARE * seconds, _FEW_TICKS / _TICKS_PER_S)
+        return idle and self.io_bytes == before.io_bytes
+
+
+BUSY_SHARE = 0.05  # of one core; on a machine without air a loop gets no more
+MOVING_BYTES_PER_S = 16_384  # a slow upload; who prints, even ten times a second, writes less
+RESTING_SHARE = 0.01  # a thread that looks at something now and then takes less
+
+
+class _Process(NamedTuple):
+    parent: int
+    session: int
+    state: str
+    ticks: int
+
+
+def activities(leaders: Iterable[int]) -> dict[int, Activity]:
+    """Return what each of these processes and their descendants have done; dead ones are left out.
+
+    leaders: ranks; each leads a session of its own. Whoever is of the session is counted too, for a
+    descendant may have lost its parent. Takes a look at every process of the machine.
+    """
+    processes = {}
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit() and (found := _process(entry)) is not None:
+            processes[int(entry.name)] = found
+    members: dict[int, list[int]] = {pid: [pid] for pid in leaders if pid in processes}
+    of = {pid: pid for pid in members}
+    for pid in sorted(processes):
+        leader = _leader(pid, processes, of)
+        if leader is not None and pid != leader:
+            members[leader].append(pid)
+    return {leader: _sum(pids, processes) for leader, pids in members.items()}
+
+
+def _leader(pid: int, processes: dict[int, _Process], of: dict[int, int]) -> int | None:
+    """Return the leader that a process descends from, or whose session it is of."""
+    way: list[int] = []
+    while pid in processes and pid not in of and pid not in way:
+        way.append(pid)
+        session = processes[pid].session
+        pid = session if session in of else processes[pid].parent
+    leader = of.get(pid)
+    if leader is not None:
+        of.update(dict.fromkeys(way, leader))
+    return leader
+
+
+def _sum(pids: list[int], processes: dict[int, _Process]) -> Activity:
+    ticks = sum(processes[pid].ticks for pid in pids)
+    states = "".join(processes[pid].state for pid in pids)
+    return Activity(ticks / _TICKS_PER_S, sum(map(_io_bytes, pids)), states)
+
+
+def _process(entry: Path) -> _Process | None:
+    """Read /proc/PID/stat (proc(5)): state, parent, session; and the time of dead children too."""
+    try:
+        # Its name is any bytes.
+        fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:  # it has ended
+        return None
+    # After the name: 0 state, 1 parent, 3 session, 11-14 user and system time, own and children's.
+    return _Process(int(fields[1]), int(fields[3]), fields[0], sum(map(int, fields[11:15])))
+
+
+def _io_bytes(pid: int) -> int:
+    """Read /proc/PID/io (proc(5)): what went through read() and write(), whatever the file."""
+    with contextlib.suppress(OSError):  # it has ended, or is of another user
+        lines = dict(line.split(":") for line in (_PROC / str(pid) / "io").read_text().splitlines())
+        return int(lines["rchar"]) + int(lines["wchar"])
+    return 0

@@ -1,0 +1,73 @@
+"""Whether the kernel has killed for want of memory: its own count, of this process's cgroup.
+
+A rank that the out-of-memory killer ends dies of SIGKILL like any other, and says nothing. So it is
+noted when the count has risen: who dies of SIGKILL then was killed for want of memory, and a helper
+of a rank that was killed so before says nothing about the rank.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_COUNT = "oom_kill"  # of a line, in both files; kills by any out-of-memory killer are counted
+
+NEAR_S = 2.0  # between a kill and the end of the process, which gives its memory back first
+
+
+class OomCounter:
+    """Counts kills in the cgroup of this process; ranks are in the same one, unless they move.
+
+    root: where the file systems of cgroups are mounted.
+    """
+
+    def __init__(
+        self, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc/self")
+    ) -> None:
+        self._file = _events_file(root, proc)
+        self._seen = self._read()
+        self._risen_at = -NEAR_S
+
+    def look(self, now: float) -> None:
+        """Note whether the kernel has killed since the last time; to be called often."""
+        before, self._seen = self._seen, self._read()
+        if self._seen > before:
+            self._risen_at = now
+
+    def killed_lately(self, now: float) -> bool:
+        """Whether whoever dies now of SIGKILL may have been killed for want of memory."""
+        self.look(now)
+        return now - self._risen_at < NEAR_S
+
+    def _read(self) -> int:
+        if self._file is None:
+            return 0
+        try:
+            lines = self._file.read_text().splitlines()
+        except OSError:  # a kernel without the controller; then nobody can tell
+            return 0
+        counts = (line.split() for line in lines)
+        return next((int(words[1]) for words in counts if words[:1] == [_COUNT]), 0)
+
+
+def _events_file(root: Path, proc: Path) -> Path | None:
+    """Find the file with the count: memory.events (cgroup v2) or memory.oom_control (v1)."""
+    try:
+        lines = (proc / "cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        below = os.path.normpath(path).lstrip("/")  # a container may see a part of it only
+        if "memory" in controllers.split(","):
+            candidates = (root / "memory" / below, root / "memory")
+            name = "memory.oom_control"
+        elif not controllers:
+            candidates = (root / below, root)
+            name = "memory.events"
+        else:
+            continue
+        for folder in candidates:
+            if (folder / name).exists():
+                return folder / name
+    return None

@@ -1,0 +1,61 @@
+"""What agent and coordinator say to each other about ranks that make no progress.
+
+A part of the protocol, see rekindle.runtime.protocol.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from rekindle.runtime.heartbeat import Doing
+from rekindle.runtime.rank_messages import Message
+
+
+class Stalled(Message, frozen=True, kw_only=True, tag="stalled"):
+    """The rank is late with what it is at; said again every few seconds while it is.
+
+    generation: the one that it is in. Whoever waits for others is late as they are.
+    """
+
+    rank: int
+    generation: int
+
+
+class Look(Message, frozen=True, kw_only=True, tag="look"):
+    """Look closely at all ranks of the node; answered by Looked of the same serial number."""
+
+    serial: int
+
+
+class RankLook(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent found when it looked closely at a rank.
+
+    doing: since elapsed_s, as far as its agent saw. late: that is too long.
+    waiting: for others, in a collective. operations: collectives begun so far in its generation;
+    recent: marks of the newest, oldest first.
+    stopped: by a signal. busy: its processes compute, or wait for a disk; outside of a step also:
+    they read or write.
+    where: its main thread, the innermost frames first; stack: all of it, as faulthandler writes it;
+    left out for a rank that waits. Both are empty where there is no Python, or none that answers.
+    """
+
+    rank: int
+    finished: int
+    doing: Doing
+    elapsed_s: float
+    late: bool
+    waiting: bool = False
+    operations: int = 0
+    recent: tuple[int, ...] = ()
+    stopped: bool = False
+    busy: bool = False
+    where: str = ""
+    stack: str = ""
+
+
+class Looked(Message, frozen=True, kw_only=True, tag="looked"):
+    """What was found. error: why the node's ranks could not be looked at, if so."""
+
+    serial: int
+    looks: tuple[RankLook, ...]
+    error: str = ""

@@ -1,0 +1,99 @@
+"""The part of a job's past that can still change a decision.
+
+`decide` folds over the whole past, which is the right thing for a job and too slow for years of
+them. Here old decisions are forgotten, and the policy's budgets shrink by what they had used: every
+decision stays what it would have been, but for the numbers in its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from rekindle.recovery import history
+from rekindle.recovery.case import Case
+from rekindle.recovery.history import Past
+from rekindle.recovery.ladder import Decision, decide
+from rekindle.recovery.policy import INNER, Policy, Strategy
+
+_JOBS = (Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB_ISOLATED)
+_PODS = (Strategy.RESCHEDULE_POD,)
+_Fold = Callable[[Iterable[Past]], int]  # of history: how much of a budget was used
+
+# Which budget is used up by what: recovery.rungs.
+_BUDGETS: dict[str, _Fold] = {
+    "max_recoveries": history.recoveries_used,
+    "max_restarts": history.restarts_used,
+    "max_reschedules": lambda past: history.used(past, _JOBS),
+    "max_pod_reschedules": lambda past: history.used(past, _PODS),
+}
+
+
+class Memory:
+    """A policy and what it has decided so far in one job.
+
+    many: nothing is forgotten before there are so many decisions; at once it costs less.
+    """
+
+    def __init__(self, policy: Policy, many: int = 16) -> None:
+        self._whole = policy
+        self._many = many
+        self.policy = policy
+        self.past: list[Past] = []
+
+    def begin_anew(self) -> None:
+        """A person has begun the job again: its budgets are its own."""
+        self.policy, self.past = self._whole, []
+
+    def decide(self, case: Case) -> Decision:
+        """Decide about a case, whose past is this one, and remember it."""
+        decision = decide(self.policy, case)
+        self.past.append(
+            Past(
+                fault=case.fault,
+                strategy=decision.strategy,
+                newest=case.newest,
+                incident=case.incident,
+                resumed=case.resumed,
+                rolled_back=decision.roll_back,
+            )
+        )
+        return decision
+
+    def forget(self, *, now: float, newest: int, oldest: int) -> None:
+        """Forget what cannot matter any more to a fault after `now`, in a later incident.
+
+        newest: as in `Case`; it never falls. oldest: no later fault will have finished fewer steps.
+        """
+        if len(self.past) < self._many:
+            return
+        row = self._row()
+        # One of these is always left: whether there are any decides about restarts, too.
+        pods = max(self.policy.max_pod_reschedules - 1, 0)
+        kept, old = list[Past](), list[Past]()
+        for number, seen in enumerate(self.past):
+            recent = seen.fault.code and now - seen.fault.at <= history.SAME_CODE_WINDOW_S
+            repeatable = seen.strategy not in INNER and seen.fault.finished >= oldest
+            pod = history.used([seen], _PODS)
+            if seen.newest >= newest or recent or repeatable or number in row or pod > pods:
+                kept.append(seen)
+            else:
+                old.append(seen)
+                pods -= pod
+        self.past = kept
+        self._settle(old)
+
+    def _row(self) -> set[int]:
+        """Return which decisions are a row that progress does not end (ModelArts)."""
+        if self.policy.progress_resets:
+            return set()
+        last = max((n for n, seen in enumerate(self.past) if seen.fault.of_hardware), default=-1)
+        late = range(last + 1, len(self.past))
+        return {last} | {n for n in late if self.past[n].strategy not in INNER}
+
+    def _settle(self, old: list[Past]) -> None:
+        """Take what these have used off the budgets."""
+        rest = {name: getattr(self.policy, name) - fold(old) for name, fold in _BUDGETS.items()}
+        least = {name: max(left, 0) for name, left in rest.items()}
+        self.policy = msgspec.structs.replace(self.policy, **least)

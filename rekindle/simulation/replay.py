@@ -1,0 +1,226 @@
+"""One run: a policy's real decisions about the faults of a trace, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rekindle.recovery.case import Case
+from rekindle.recovery.policy import INNER, LATE_S, Strategy
+from rekindle.simulation.broken import ENDS, Broken
+from rekindle.simulation.job import Job, Setting
+from rekindle.simulation.memory import Memory
+from rekindle.simulation.outcome import Loss, Outcome
+from rekindle.simulation.progress import Source
+from rekindle.simulation.repair import Repair
+from rekindle.simulation.trace import Cause, Strike
+from rekindle.simulation.upcoming import Upcoming
+
+_WEIGHT = {strategy: weight for weight, strategy in enumerate(Strategy)}
+_AGE = {source: age for age, source in enumerate(Source)}
+
+
+def replay(setting: Setting, strikes: Sequence[Strike], seconds: float) -> Outcome:
+    """Run a job for so many seconds through these strikes, the earliest first."""
+    return _Replay(setting, strikes, seconds).run()
+
+
+class _Replay:
+    def __init__(self, setting: Setting, strikes: Sequence[Strike], seconds: float) -> None:
+        self._setting = setting
+        self._memory = Memory(setting.policy)
+        self._job = Job(setting, seconds)
+        self._upcoming = Upcoming(strikes, self._job)
+        self._incident = 0
+        self._outcome = Outcome(seconds=seconds)
+
+    def run(self) -> Outcome:
+        job = self._job
+        while True:
+            at = self._upcoming.next_at()
+            job.train(min(at, job.grows_at))
+            if job.is_over:
+                break
+            if job.grows_at <= at:
+                job.grow()
+            else:
+                self._get_over(self._upcoming.take())
+        self._outcome.work = job.progress.work
+        self._outcome.lost = job.lost
+        return self._outcome
+
+    def _get_over(self, strike: Strike) -> None:
+        """Recover until nothing comes again; other faults may strike meanwhile."""
+        job = self._job
+        self._incident += 1
+        repair = Repair(until=job.now)
+        broken = self._break(strike)
+        self._answer(broken, repair)
+        begun = job.now
+        if strike.second is not None:
+            part, second = strike.second
+            self._upcoming.expect(second, job.now + part * (repair.until - job.now))
+        while True:
+            until = min(repair.until, job.end)
+            nested = None if repair.ended else self._upcoming.take_before(until)
+            if nested is not None:
+                job.now = max(job.now, nested.at)
+                also = self._break(nested)
+                broken += also
+                self._answer(also, repair)
+                continue
+            job.now = begun
+            lost = self._restore(repair)
+            due = [one for one in broken if one.again]
+            if not due or repair.ended or job.is_over:
+                break
+            if any(one.strike.cause is Cause.SCRIPT for one in due):
+                job.train(job.now + lost)  # until the script is where it breaks
+            begun = repair.until = job.now
+            self._answer(due, repair)
+        self._close(repair)
+
+    def _break(self, strike: Strike) -> list[Broken]:
+        step = self._job.progress.step
+        return [Broken(strike=strike, node=n, finished=step) for n in self._job.hit(strike)]
+
+    def _answer(self, due: list[Broken], repair: Repair) -> None:
+        """Decide about each fault, and do what was decided."""
+        pool = self._job.pool
+        before = pool.lost
+        gone = [one for one in due if one.is_gone]
+        if len(gone) + len(self._job.missing) >= self._setting.world.nodes:
+            repair.back = Source.STORE  # nobody is left who has any state
+        for one in due:
+            self._decide(one, repair, sum(other.is_gone for other in gone))
+            if repair.ended:
+                break
+        if pool.lost > before:
+            self._outcome.needed.append(pool.out(self._job.now))
+            if len(due) == 1:
+                self._outcome.alone.append(pool.out(self._job.now, alone=True))
+
+    def _decide(self, one: Broken, repair: Repair, lost: int) -> None:
+        """Decide about one fault. lost: nodes that are gone, and nothing was done about it yet."""
+        setting, job = self._setting, self._job
+        repair.nodes_at(job.now)
+        per_node = setting.world.per_node
+        fault = one.fault(at=job.now, host=job.host(one.node), per_node=per_node)
+        decision = self._memory.decide(
+            Case(
+                fault=fault,
+                session=setting.costs.job.session,
+                formed=job.now >= repair.formed_at,
+                newest=job.newest,
+                resumed=job.resumed,
+                older=job.progress.older(job.resumed) > 0,
+                spares=job.pool.free(job.now),
+                left=self._left(lost + len(repair.awaited)),
+                engine=setting.world.engine,
+                last_words=job.progress.snapshot_step(),
+                incident=self._incident,
+                past=tuple(self._memory.past),
+            )
+        )
+        strategy, people = decision.strategy, 0.0
+        if decision.approval:
+            strategy, people = self._ask(strategy)
+        detect = setting.costs.kinds[fault.kind].detect_s
+        repair.lengthen(job.now, (Loss.RECOVERING, detect), (Loss.PEOPLE, people))
+        repair.roll_back |= decision.roll_back
+        one.missed = False
+        self._carry_out(one, strategy, repair, detect + people)
+
+    def _left(self, lost: int) -> int:
+        """Return with how many nodes the world may go on, or 0."""
+        world = self._setting.world
+        left = world.nodes - len(self._job.missing) - lost
+        return left if world.least_nodes and world.least_nodes <= left < world.nodes else 0
+
+    def _ask(self, strategy: Strategy) -> tuple[Strategy, float]:
+        """Wait for a person's approval; without an answer in time the job ends."""
+        policy, answer_s = self._setting.policy, self._setting.costs.job.answer_s
+        if answer_s <= policy.approval_timeout_s:
+            return strategy, answer_s
+        snapshot = self._job.progress.snapshot_step()
+        can_dump = snapshot is not None and Strategy.DUMP in policy.strategies
+        return Strategy.DUMP if can_dump else Strategy.FAIL, policy.approval_timeout_s
+
+    def _carry_out(self, one: Broken, strategy: Strategy, repair: Repair, after: float) -> None:
+        """Do what was decided, as far as its costs go; it begins `after` so many seconds."""
+        setting, job = self._setting, self._job
+        row = setting.costs.strategies[strategy]
+        if one.is_gone or (row.moves and one.needs_to_move(strategy)):
+            self._move(one, strategy, repair)
+        one.answer(row)
+        begins = job.now + after
+        nodes = self._wait_for_nodes(one, strategy, repair, begins)
+        seconds = row.seconds_at(setting.world.devices)
+        if strategy in ENDS:
+            spans = ((Loss.PEOPLE, seconds), (Loss.NODES, max(nodes - seconds, 0.0)))
+        else:
+            spans = ((Loss.NODES, nodes), (Loss.RECOVERING, seconds))
+        repair.lengthen(begins, *spans)
+        repair.ended |= strategy in ENDS
+        repair.back = max(repair.back, row.state, key=_AGE.__getitem__)
+        repair.heaviest = max(repair.heaviest, strategy, key=_WEIGHT.__getitem__)
+        if strategy not in INNER:
+            repair.anew, repair.formed_at = True, repair.until
+        self._outcome.decisions[strategy] += 1
+
+    def _move(self, one: Broken, strategy: Strategy, repair: Repair) -> None:
+        """Have another node take the place, or go on without."""
+        row = one.strike.row
+        repair_s = row.repair_s
+        if repair_s is None:
+            repair_s = self._setting.costs.kinds[row.kind].repair_s
+        one.moved, alone = True, len(one.strike.nodes) == 1
+        if strategy is Strategy.SHRINK:
+            self._job.leave_out(one.node, repair_s, alone=alone)
+            return
+        repair.awaited[one.node] = self._job.move(one.node, repair_s, alone=alone)
+
+    def _wait_for_nodes(
+        self, one: Broken, strategy: Strategy, repair: Repair, begins: float
+    ) -> float:
+        """Return how long is waited for nodes. Those that are late the world may go on without."""
+        policy, inner = self._setting.policy, strategy in INNER
+        seconds = repair.nodes_at(begins) - begins
+        allowed = not inner or Strategy.SHRINK in policy.strategies
+        smaller = allowed and self._left(len(repair.awaited)) > 0
+        limit = LATE_S if smaller and not inner else policy.node_timeout_s
+        if seconds <= limit:
+            return seconds
+        if smaller:
+            for place, at in repair.awaited.items():
+                self._job.do_without(place, at)
+            repair.awaited = {}
+        elif strategy in ENDS:
+            return seconds  # a person begins again when they are there
+        else:
+            one.missed = one.again = True
+        return limit
+
+    def _restore(self, repair: Repair) -> float:
+        """Let the repair be done, and go on from the state it has found; return the work lost."""
+        job = self._job
+        job.wait(repair.until, repair.spent)
+        repair.spent = []
+        self._outcome.to_store += repair.back is Source.STORE or repair.roll_back
+        lost = job.fall_back(repair.back, before=job.resumed if repair.roll_back else None)
+        if repair.anew:
+            job.resumed = job.progress.step
+        repair.back, repair.anew, repair.roll_back = Source.LIVE, False, False
+        return lost
+
+    def _close(self, repair: Repair) -> None:
+        """Training goes on, or the simulated time is over."""
+        job = self._job
+        self._upcoming.expect(None, job.now)
+        self._outcome.incidents[repair.heaviest] += 1
+        if repair.ended:
+            self._outcome.ended += 1
+            self._memory.begin_anew()
+            self._upcoming.pass_over(job.now)  # nothing was running that it could have broken
+            return
+        oldest = job.progress.step_of(job.progress.checkpoints - 2)
+        self._memory.forget(now=job.now, newest=job.newest, oldest=oldest)

@@ -1,0 +1,161 @@
+"""The steps around training: prepare, evaluate, publish, and tell those who wait for the result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from prefect import get_run_logger, task
+from prefect.artifacts import create_link_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.deployments import run_deployment
+
+from rekindle.blocks.retraining import Retraining
+from rekindle.checkpoints.directory import Checkpoint, DirectoryStore
+from rekindle.checkpoints.files import locked
+from rekindle.checkpoints.publishing import Published
+from rekindle.checkpoints.publishing import publish as publish_checkpoint
+from rekindle.errors import CheckpointError, JobError, RejectedError
+from rekindle.runtime.spec import JobDirectory, replace_file
+from rekindle.tasks import jobs
+from rekindle.tasks.commands import run_command
+
+ENV_CHECKPOINT = "REKINDLE_CHECKPOINT"
+LATEST_FILE = "latest.json"
+_PREPARED_FILE = "prepared"
+
+
+@task(name="prepare", cache_policy=NO_CACHE)
+def prepare(around: Retraining, job_id: str, folder: Path) -> None:
+    """Prepare the data, unless an earlier run of this flow run has done it."""
+    directory = jobs.directory_of(job_id).path
+    directory.mkdir(parents=True, exist_ok=True)
+    done = directory / _PREPARED_FILE
+    if around.prepare and not done.exists():
+        run_command(
+            around.prepare,
+            folder=folder,
+            environment={},
+            lock=directory / "prepare.lock",
+            log=get_run_logger().info,
+        )
+    done.touch()
+
+
+@task(name="evaluate", cache_policy=NO_CACHE)
+def evaluate(around: Retraining, job_id: str, checkpoint: Path, folder: Path) -> dict[str, float]:
+    """Evaluate a checkpoint, and hold its metrics against the limits.
+
+    Raises RejectedError: a metric is outside its limit, or missing.
+    """
+    metrics: dict[str, float] = {}
+    if around.evaluate:
+        last = run_command(
+            around.evaluate,
+            folder=folder,
+            environment={ENV_CHECKPOINT: str(checkpoint)},
+            lock=jobs.directory_of(job_id).path / "evaluate.lock",
+            log=get_run_logger().info,
+        )
+        metrics = read_metrics(last)
+    judge(metrics, at_least=around.at_least, at_most=around.at_most)
+    return metrics
+
+
+def read_metrics(line: str) -> dict[str, float]:
+    """Read the last line of an evaluation. Raises JobError: it is no JSON object of numbers."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise JobError(f"the evaluation's last line is no JSON object of metrics: {line[:200]!r}")
+    for name, value in found.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise JobError(f"the evaluation's metric {name} is {value!r}, no number")
+    return {name: float(value) for name, value in found.items()}
+
+
+def judge(
+    metrics: Mapping[str, float], *, at_least: Mapping[str, float], at_most: Mapping[str, float]
+) -> None:
+    """Raise RejectedError unless all metrics are there and within their limits; nan never is."""
+    for name in (*at_least, *at_most):
+        if name not in metrics:
+            known = ", ".join(metrics) or "none"
+            raise RejectedError(f"the evaluation tells no metric {name}; it tells {known}")
+    for name, least in at_least.items():
+        if not metrics[name] >= least:
+            raise RejectedError(f"{name} is {metrics[name]:g}, and must be {least:g} at least")
+    for name, most in at_most.items():
+        if not metrics[name] <= most:
+            raise RejectedError(f"{name} is {metrics[name]:g}, and must be {most:g} at most")
+
+
+def newest_checkpoint(directory: JobDirectory) -> Checkpoint:
+    """Return the newest checkpoint of a job, verified. Raises CheckpointError: there is none."""
+    spec = directory.spec()
+    found = DirectoryStore(Path(spec.checkpoint_directory)).newest()
+    if found.checkpoint is None:
+        why = "; ".join(f"{each.path}: {each.reason}" for each in found.passed_over)
+        raise CheckpointError(
+            f"job {spec.job_id} has no checkpoint to publish: {why or 'give checkpoint.every'}"
+        )
+    return found.checkpoint
+
+
+@task(name="publish", cache_policy=NO_CACHE)
+def publish(checkpoint: Checkpoint, to: Path, metrics: Mapping[str, float]) -> Published:
+    """Publish a checkpoint once, and name it as the latest one there, unless a newer one is."""
+    published = publish_checkpoint(checkpoint, to)
+    created = checkpoint.manifest.created
+    told = {
+        "created": created,
+        "reference": published.reference,
+        "path": str(published.path),
+        "job_id": checkpoint.manifest.job_id,
+        "step": published.step,
+        "metrics": dict(metrics),
+    }
+    with locked(to):
+        if created >= _created_of_latest(to / LATEST_FILE):
+            replace_file(to / LATEST_FILE, json.dumps(told, indent=2).encode())
+    create_link_artifact(
+        link=published.path.as_uri(),
+        link_text=f"checkpoint of step {published.step}",
+        key=f"{checkpoint.manifest.job_id}-published",
+        description=f"Published as {published.reference}; metrics: {dict(metrics) or 'none'}",
+    )
+    word = "was published before" if published.existed else "is published"
+    get_run_logger().info("Step %d %s: %s", published.step, word, published.reference)
+    return published
+
+
+def _created_of_latest(path: Path) -> float:
+    """When the latest published checkpoint was made: a flow run of last week may be run again."""
+    try:
+        return float(json.loads(path.read_bytes())["created"])
+    except FileNotFoundError:
+        return 0.0
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged, remove it: {error}") from error
+
+
+@task(name="tell downstream", cache_policy=NO_CACHE)
+def tell_downstream(deployments: list[str], reference: str) -> list[str]:
+    """Start each deployment once for this reference; return the names of the flow runs."""
+    names = []
+    for name in deployments:
+        # Prefect starts no second flow run of a deployment with the same idempotency key.
+        run: Any = run_deployment(
+            name,
+            parameters={"checkpoint": reference},
+            timeout=0,
+            as_subflow=False,
+            idempotency_key=f"{name}:{reference}",
+        )
+        get_run_logger().info("%s runs with the new checkpoint: %s", name, run.name)
+        names.append(run.name)
+    return names

@@ -1,0 +1,70 @@
+"""`rekindle simulate` at the ends of the scale: hardly a fault, or more than can be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from simulated import plain_mix, prices
+
+from rekindle.errors import UsageError
+from rekindle.recovery.fault import Kind
+from rekindle.recovery.policy import Policy
+from rekindle.simulation import mix
+from rekindle.simulation.estimate import Question, judge
+from rekindle.simulation.outcome import World
+
+MIX = '[[mix]]\nsource = "ours"\nper_1000_devices_per_day = {rate}\nlemon_factor = {lemon}\n'
+FAULT = '[[fault]]\nname = "{name}"\nkind = "link"\nweight = {weight}\n'
+
+
+@pytest.mark.parametrize("runs", [5, 20, 80])
+def test_rare_faults_are_judged_alike_however_many_runs_there_are(runs: int) -> None:
+    """No more faults are assumed than the mix has: the interval is the whole run's."""
+    question = Question(
+        world=World(nodes=1, per_node=1),
+        mix=plain_mix(0.013, Kind.NODE_LOST),
+        costs=prices(checkpoint_stall_s=30.0),
+        days=3.0,
+        runs=runs,
+        seed=0,
+    )
+    found = judge(question, Policy(), question.traces())
+    assert found.to_store == 0
+    assert found.store_rate == pytest.approx(question.mix.rate(1))
+    assert found.goodput.mean == pytest.approx(1.0, abs=1e-3)
+
+
+def test_no_fewer_faults_are_assumed_than_were_seen() -> None:
+    """Where the runs show more than the mix lets expect, they are right."""
+    question = Question(
+        world=World(nodes=4, per_node=2),
+        mix=plain_mix(500.0, Kind.USER_CODE),
+        costs=prices(checkpoint_stall_s=30.0),
+        days=3.0,
+        runs=5,
+        seed=0,
+    )
+    found = judge(question, Policy(strategies=()), question.traces())
+    assert found.to_store >= 3
+    assert found.store_rate == found.to_store / (5 * 3 * 86_400.0)
+
+
+@pytest.mark.parametrize(
+    ("rate", "lemon", "weight", "says"),
+    [
+        ("1e20", "10.0", "1.0", ":3: 1e\\+20 cannot be; give 1e\\+09 at most"),
+        ("1.0", "inf", "1.0", ":4: inf cannot be; give 1e\\+09 at most"),
+        ("1.0", "nan", "1.0", ":4: nan cannot be"),
+        ("1.0", "10.0", "1e308", ":8: 1e\\+308 cannot be"),
+    ],
+)
+def test_a_mix_that_cannot_be_counted_with_is_refused(
+    tmp_path: Path, rate: str, lemon: str, weight: str, says: str
+) -> None:
+    """With file and line."""
+    path = tmp_path / "own.toml"
+    faults = "".join(FAULT.format(name=name, weight=weight) for name in "ab")
+    path.write_text(MIX.format(rate=rate, lemon=lemon) + faults)
+    with pytest.raises(UsageError, match=f"own.toml{says}"):
+        mix.load(str(path))

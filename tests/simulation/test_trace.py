@@ -1,0 +1,91 @@
+"""Traces: as many faults as the mix says, where and of which sort, the same for the same seed."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+from simulated import plain_mix
+
+from rekindle.recovery.fault import Kind
+from rekindle.simulation import mix
+from rekindle.simulation.trace import DAY_S, Cause, Strike, draw
+
+NODES = 1000
+
+
+def drawn(what: mix.Mix, days: float = 1000.0, seed: int = 1) -> list[Strike]:
+    """Faults of 8,000 devices."""
+    return draw(what, nodes=NODES, per_node=8, seconds=days * DAY_S, seed=(seed, 0))
+
+
+@pytest.mark.parametrize("name", mix.SHIPPED)
+def test_as_many_faults_as_published(name: str) -> None:
+    """The rate holds with lemons and groups in it, and the shares are those of the table."""
+    what = mix.load(name)
+    found = drawn(what)
+    expected = what.odds.per_1000_devices_per_day * 8 * 1000
+    assert len(found) == pytest.approx(expected, abs=4 * expected**0.5)
+    assert [strike.at for strike in found] == sorted(strike.at for strike in found)
+    total = sum(row.weight for row in what.faults)
+    counts = Counter(strike.row.name for strike in found)
+    for row in what.faults:
+        many = row.weight / total * len(found)
+        assert counts[row.name] == pytest.approx(many, abs=4 * many**0.5 + 0.02 * many)
+
+
+def test_gaps_are_exponential() -> None:
+    """Their standard deviation is their mean, and a third of them is longer than the mean."""
+    at = [strike.at for strike in drawn(plain_mix(2.5, Kind.PROCESS))]
+    gaps = [after - before for before, after in itertools.pairwise(at)]
+    mean = sum(gaps) / len(gaps)
+    deviation = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
+    assert deviation == pytest.approx(mean, rel=0.03)
+    assert sum(gap > mean for gap in gaps) / len(gaps) == pytest.approx(0.368, abs=0.02)
+
+
+def test_lemons_fail_ten_times_as_often() -> None:
+    """13 of 1,000 nodes have ten times the faults of the others, and not more in all."""
+    found = drawn(plain_mix(2.5, Kind.PROCESS, lemon_share=0.013, second_share=0.1), days=4000)
+    by_node = Counter(strike.nodes[0] for strike in found)
+    lemons = {strike.nodes[0] for strike in found if strike.of_lemon}
+    assert len(lemons) == 13
+    second = [strike.second[1] for strike in found if strike.second]
+    assert {strike.nodes[0] for strike in second if strike.of_lemon} == lemons
+    theirs = sum(by_node[node] for node in lemons) / 13
+    others = sum(many for node, many in by_node.items() if node not in lemons) / (NODES - 13)
+    assert theirs / others == pytest.approx(10, rel=0.05)
+    assert len(found) == pytest.approx(80_000, rel=0.02)
+
+
+def test_a_group_is_the_nodes_of_one_switch() -> None:
+    """One in a hundred takes 32 nodes at once; the last switch has fewer."""
+    found = drawn(plain_mix(2.5, Kind.PROCESS, group_share=0.01), days=4000)
+    groups = [strike for strike in found if len(strike.nodes) > 1]
+    assert len(groups) / len(found) == pytest.approx(0.01, rel=0.2)
+    assert {len(strike.nodes) for strike in groups} == {32, 8}
+    assert {strike.row.kind for strike in groups} == {Kind.NODE_LOST}
+    assert all(strike.nodes[0] % 32 == 0 for strike in groups)
+
+
+def test_causes_are_drawn_as_the_rows_say() -> None:
+    """A share needs another node, a share another script."""
+    what = mix.load("llama3")
+    found = [strike for strike in drawn(what) if strike.row.name == "network switch or cable"]
+    broken = sum(strike.cause is Cause.PLACE for strike in found) / len(found)
+    assert broken == pytest.approx(0.36, abs=0.08)
+    bugs = [strike for strike in drawn(what) if strike.row.name == "software bug"]
+    assert {strike.cause for strike in bugs} == {Cause.NOTHING, Cause.SCRIPT}
+
+
+def test_a_seed_draws_the_same_faults_again() -> None:
+    """The same seed and run: the same trace; another one: another."""
+    what = mix.load("byterobust")
+    assert drawn(what, days=10) == drawn(what, days=10)
+    assert drawn(what, days=10) != drawn(what, days=10, seed=2)
+
+
+def test_no_faults_may_come() -> None:
+    """So short a time that nothing happens."""
+    assert drawn(mix.load("rsc2"), days=1e-6) == []

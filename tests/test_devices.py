@@ -1,0 +1,165 @@
+"""Devices as an agent knows them: pretended ones, and the tools of real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from rekindle.engines.pretended import PretendedHosts
+from rekindle.runtime import device_tools, healing
+from rekindle.runtime.pretended_host import Condition
+
+# What npu-smi prints of a machine with two cards of two chips, whose logical numbers are 0 to 3.
+MAPPED = """
+	NPU ID            Chip ID            Chip Logic ID         Chip Name
+	4               0               0               Ascend
+	4               1               1               Ascend
+	4               2               -               Mcu
+	5               0               2               Ascend
+	5               1               3               Ascend
+"""
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of tools, which is all that commands are looked for in; neither device is there."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for name in ("ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(device_tools, "NPU_MANAGER", tmp_path / "no-npu")
+    monkeypatch.setattr(device_tools, "GPU_MANAGER", tmp_path / "no-gpu")
+    return tmp_path
+
+
+def tool(tools: Path, name: str, script: str) -> Path:
+    """Put a tool there that writes down how it was called."""
+    path = tools / name
+    path.write_text(f'#!/bin/sh\necho "$@" >> {tools}/calls\n{script}\n')
+    path.chmod(0o755)
+    return tools / "calls"
+
+
+def heal(device: int, host: Path | None = None) -> str:
+    return asyncio.run(healing.heal(device, host))
+
+
+def test_a_pretended_device_heals_unless_it_is_to_stay_broken(tmp_path: Path) -> None:
+    """As a test has set it."""
+    hosts = PretendedHosts(tmp_path)
+    hosts.set_condition("local-0", Condition(sick_devices=(1,)))
+    host = tmp_path / "hosts" / "local-0"
+    assert (heal(0, host), heal(1, host)) == ("", "it stays broken")
+
+
+def test_a_cpu_has_nothing_to_heal(tools: Path) -> None:
+    assert heal(0) == ""
+
+
+def test_an_npu_is_reset_by_card_and_chip(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank's local device is the one that the node's environment makes visible."""
+    (tools / "no-npu").touch()
+    (tools / "mapped").write_text(MAPPED)
+    calls = tool(tools, "npu-smi", f'[ "$1" = info ] && cat {tools}/mapped')
+    tool(tools, "npu-smi", f'if [ "$1" = info ]; then cat {tools}/mapped; fi')
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "3,2")
+    assert heal(1) == ""
+    assert calls.read_text().splitlines() == ["info -m", "set -t reset -i 5 -c 0"]
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "9")
+    assert heal(0) == "npu-smi knows no chip with the logical number 9"
+
+
+def test_a_gpu_is_reset(tools: Path) -> None:
+    (tools / "no-gpu").touch()
+    calls = tool(tools, "nvidia-smi", "")
+    assert heal(2) == ""
+    assert calls.read_text().splitlines() == ["--gpu-reset -i 2"]
+
+
+def test_what_a_tool_says_when_it_fails_is_the_reason(tools: Path) -> None:
+    """Its status and its last words."""
+    (tools / "no-gpu").touch()
+    tool(tools, "nvidia-smi", 'echo "in use by a client" >&2; exit 5')
+    said = heal(0)
+    assert "ended with status 5" in said
+    assert "in use by a client" in said
+
+
+def test_a_tool_that_is_not_there(tools: Path) -> None:
+    (tools / "no-gpu").touch()
+    assert heal(0) == "nvidia-smi cannot be run: No such file or directory"
+
+
+def test_a_tool_that_does_not_end_is_ended(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank is then not started there."""
+    (tools / "no-gpu").touch()
+    monkeypatch.setattr(device_tools, "RESET_TIMEOUT_S", 0.2)
+    tool(tools, "nvidia-smi", "exec sleep 600")
+    assert "took more than 0.2 s" in heal(0)
+
+
+USAGES = """
+	HBM Usage Rate(%)              : 3
+	Aicore Usage Rate(%)           : 57
+	Aicpu Usage Rate(%)            : 0
+"""
+
+
+def utilisations(*devices: int) -> dict[int, int]:
+    return asyncio.run(device_tools.utilisations(devices))
+
+
+def test_nobody_is_asked_where_there_is_no_device(tools: Path) -> None:
+    calls = tool(tools, "nvidia-smi", "echo 7")
+    assert utilisations(0, 1) == {}
+    assert not calls.exists()
+
+
+def test_how_busy_an_npu_is(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its AI cores; one that its tool does not know is left out."""
+    (tools / "no-npu").touch()
+    (tools / "mapped").write_text(MAPPED)
+    (tools / "usages").write_text(USAGES)
+    calls = tool(tools, "npu-smi", f'[ "$2" = -m ] && cat {tools}/mapped || cat {tools}/usages')
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "3,9")
+    assert utilisations(0, 1) == {0: 57}
+    assert "info -t usages -i 5 -c 1" in calls.read_text().splitlines()
+
+
+def test_how_busy_a_gpu_is(tools: Path) -> None:
+    """What a tool says that is no number, or says as it fails, is nothing."""
+    (tools / "no-gpu").touch()
+    tool(
+        tools, "nvidia-smi", 'case "$4" in 0) echo 97;; 1) echo "[N/A]";; *) echo no; exit 6; esac'
+    )
+    assert utilisations(0, 1, 2) == {0: 97}
+
+
+def test_a_tool_that_cannot_be_killed_is_let_be(
+    tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stuck in the driver; the next one would be, too."""
+    killed: list[int] = []
+    calls = tool(tools, "nvidia-smi", "exec sleep 60")
+    monkeypatch.setattr(device_tools, "ASK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(device_tools, "KILLED_S", 0.1)
+    monkeypatch.setattr(device_tools, "_stuck", {})
+    monkeypatch.setattr(device_tools, "GPU_MANAGER", tools)
+    monkeypatch.setattr(
+        asyncio.subprocess.Process, "kill", lambda process: killed.append(process.pid)
+    )
+
+    async def ask() -> None:
+        assert await device_tools.utilisations([0]) == {}
+        assert await device_tools.utilisations([0]) == {}
+        os.kill(killed[0], signal.SIGKILL)
+        await device_tools._stuck["nvidia-smi"].wait()
+        tool(tools, "nvidia-smi", "echo 7")
+        assert await device_tools.utilisations([0]) == {0: 7}
+
+    asyncio.run(asyncio.wait_for(ask(), 10.0))
+    assert len(killed) == 1
+    assert len(calls.read_text().splitlines()) == 2
