@@ -13,8 +13,10 @@ import pytest
 from jobs.depots import (
     CONTENT,
     KNOWN,
+    MADE_IN,
     Kept,
     buffer_of,
+    empty_buffer,
     form_of,
     memory,
     run,
@@ -25,8 +27,9 @@ from jobs.driver import spec_of
 from rekindle.errors import CheckpointError, CorruptError
 from rekindle.names import LOOPBACK
 from rekindle.runtime import depot_line, protocol
-from rekindle.runtime.depot import Depot, put
+from rekindle.runtime.depot import Depot, fetch, put
 from rekindle.runtime.depot_line import Fetch, Line, Pass, Put
+from rekindle.runtime.snapshot import SnapshotBuffer
 
 
 @pytest.mark.parametrize(
@@ -224,6 +227,43 @@ def test_a_copy_that_was_damaged() -> None:
         copy.buffer.data[1000] ^= 0x10
         with pytest.raises(CorruptError, match="copy of rank 2 after step 5: checksum is"):
             await kept.fetch(5)
+
+    run(body)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_fetch_that_is_broken_off(damaged: bool) -> None:
+    """Wherever that is: what it leaves is nothing, or a whole copy that waits for nobody."""
+    content = CONTENT * 40  # it takes many turns
+
+    async def body(kept: Kept) -> None:
+        await kept.put(5, content)
+        if damaged:
+            [copy] = kept.depot._copies[2]
+            copy.buffer.data[len(content) - 1] ^= 0x10
+        turns = 0
+        while not await broken_off(kept, len(content), turns):
+            turns += 1
+        assert turns > 10
+
+    async def broken_off(kept: Kept, size: int, turns: int) -> bool:
+        with empty_buffer(size) as buffer:
+
+            async def make_room(size: int) -> SnapshotBuffer:
+                return buffer
+
+            work = fetch(kept.at, KNOWN, make_room, rank=2, made=(5, MADE_IN))
+            task = asyncio.ensure_future(work)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+                if task.done():
+                    break
+            ended = not task.cancel()
+            await asyncio.wait([task])
+            assert buffer.made is None or (not damaged and buffer.is_settled)
+            if buffer.made is not None:
+                buffer.verify()
+            return ended
 
     run(body)
 

@@ -147,15 +147,30 @@ def read_header(buffer: Bytes) -> Header:
     return Header(metadata, tuple(specs), data_begin)
 
 
-def checksum(chunks: Iterable[Bytes]) -> str:
-    """The checksum of these bytes, however they are cut into chunks: "xxh3_128:<32 hex digits>".
+class Checksum:
+    """The checksum of bytes that come one after the other.
 
     It recognises damage; it does not prove who wrote the bytes.
     """
-    digest = xxhash.xxh3_128()
+
+    def __init__(self) -> None:
+        self._digest = xxhash.xxh3_128()
+
+    def add(self, chunk: Bytes) -> None:
+        """Add the bytes that follow; how they are cut changes nothing."""
+        self._digest.update(chunk)
+
+    def __str__(self) -> str:
+        """Of all bytes so far: "xxh3_128:<32 hex digits>"."""
+        return f"xxh3_128:{self._digest.hexdigest()}"
+
+
+def checksum(chunks: Iterable[Bytes]) -> str:
+    """The `Checksum` of these bytes."""
+    whole = Checksum()
     for chunk in chunks:
-        digest.update(chunk)
-    return f"xxh3_128:{digest.hexdigest()}"
+        whole.add(chunk)
+    return str(whole)
 
 
 def _measure(name: str, dtype: str, shape: tuple[int, ...]) -> TensorSpec:

@@ -194,11 +194,11 @@ class Depot:
         try:
             await line.say(Answer(bytes=put.bytes))
             with copy.buffer.data[: put.bytes] as content:
-                await line.receive(content)
-            copy.buffer.commit(put.made, put.bytes)
-            answer = self._judge(put, await self._in_thread(copy.buffer.seal))
+                arrived = await line.receive(content)
+            answer = self._judge(put, arrived)
         finally:
             if answer == Answer():
+                copy.buffer.commit(put.made, put.bytes, put.checksum)
                 self._keep(put, copy)
             else:
                 self._room[put.rank].append(copy)
@@ -308,15 +308,15 @@ async def fetch(
         buffer = await make_room(answer.bytes)
         buffer.begin()
         with buffer.data[: answer.bytes] as content:
-            await line.receive(content)
-        buffer.commit(made, answer.bytes)
-        arrived = await asyncio.to_thread(buffer.seal)
+            arrived = await line.receive(content)
         if arrived != answer.checksum:
-            buffer.begin()
             raise CorruptError(
                 f"copy of rank {rank} after step {made[0]}: checksum is {arrived}, "
                 f"sealed was {answer.checksum}"
             )
+        # Nothing may come between: a generation that ends meanwhile breaks this off, and its rank
+        # would then wait for ever for the seal of what nobody seals.
+        buffer.commit(made, answer.bytes, arrived)
         buffer.settle()
 
 

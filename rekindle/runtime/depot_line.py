@@ -17,6 +17,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from rekindle.checkpoints.format import Checksum
 from rekindle.errors import ProtocolError
 
 SILENCE_S = 10.0  # after which the other side is given up
@@ -134,13 +135,20 @@ class Line:
                 await self._send(piece)
             await asyncio.sleep(0)
 
-    async def receive(self, content: memoryview) -> None:
-        """Fill `content` with what is sent."""
-        done = 0
+    async def receive(self, content: memoryview) -> str:
+        """Fill `content` with what is sent; return its checksum.
+
+        It is computed on the way, while the bytes are in the processor's cache: and what has
+        arrived is never there without anybody's knowing whether it is right.
+        """
+        done, checksum = 0, Checksum()
         while done < len(content):
             with content[done : done + _PIECE] as piece:
-                done += await self._receive_some(piece)
+                count = await self._receive_some(piece)
+                checksum.add(piece[:count])
+            done += count
             await asyncio.sleep(0)
+        return str(checksum)
 
     async def _send(self, data: bytes | memoryview) -> None:
         loop = asyncio.get_running_loop()

@@ -82,9 +82,13 @@ class SnapshotBuffer:
         _WORDS.pack_into(self._map, 0, 0, 0, 0, 0)
         self._map[_CHECKSUM_AT : _SETTLED_AT + 1] = bytes(_CHECKSUM_BYTES + 1)
 
-    def commit(self, made: Made, file_bytes: int) -> None:
-        """Declare the content to be this state."""
+    def commit(self, made: Made, file_bytes: int, checksum: str = "") -> None:
+        """Declare the content to be this state.
+
+        checksum: what it is sealed with, where that is known; empty: it is not sealed yet.
+        """
         _WORDS.pack_into(self._map, 0, 0, *made, file_bytes)
+        self._map[_CHECKSUM_AT:_SETTLED_AT] = checksum.encode().ljust(_CHECKSUM_BYTES, b"\0")
         _WORDS.pack_into(self._map, 0, 1, *made, file_bytes)
 
     @property
@@ -108,12 +112,10 @@ class SnapshotBuffer:
         """Whether the content is valid and its checksum is known."""
         return self.made is not None and self._map[_CHECKSUM_AT] != 0
 
-    def seal(self) -> str:
+    def seal(self) -> None:
         """Compute the content's checksum and keep it beside the content; the agent's work."""
-        digest = checksum([self.file])
-        sealed = digest.encode().ljust(_CHECKSUM_BYTES, b"\0")
-        self._map[_CHECKSUM_AT:_SETTLED_AT] = sealed
-        return digest
+        sealed = checksum([self.file]).encode()
+        self._map[_CHECKSUM_AT:_SETTLED_AT] = sealed.ljust(_CHECKSUM_BYTES, b"\0")
 
     @property
     def checksum(self) -> str:
