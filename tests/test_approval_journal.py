@@ -32,6 +32,7 @@ def test_a_coordinator_that_takes_over_isolates_what_is_approved() -> None:
         incident=1,
         strategy=Strategy.RESCHEDULE_JOB_ISOLATED,
         reason="node 1 is sick",
+        fault=fault,
         isolate=True,
         approval=True,
     )

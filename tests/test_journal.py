@@ -57,7 +57,12 @@ def story() -> list[journal.Event]:
         journal.FirstStep(generation=1, step=1),
         journal.FaultSeen(incident=1, fault=killed(at=10.0)),
         journal.FaultSeen(incident=1, fault=killed(0, at=9.0)),
-        journal.Decided(incident=1, strategy=Strategy.RECOVER_IN_PLACE, reason="because"),
+        journal.Decided(
+            incident=1,
+            strategy=Strategy.RECOVER_IN_PLACE,
+            reason="because",
+            fault=killed(0, at=9.0),
+        ),
         journal.Formed(
             generation=2, world_size=2, step=7, sources={"snapshot": 2}, newest=9, incident=1
         ),
@@ -65,7 +70,9 @@ def story() -> list[journal.Event]:
         journal.FirstStep(generation=2, step=8, incident=1),
         journal.CheckpointFailed(incident=2, fault=Fault(kind=Kind.STORAGE, message="full")),
         journal.FaultSeen(incident=3, fault=raised),
-        journal.Decided(incident=3, strategy=Strategy.FAIL, reason="no strategy is left"),
+        journal.Decided(
+            incident=3, strategy=Strategy.FAIL, reason="no strategy is left", fault=raised
+        ),
         journal.Ended(outcome="failed", reason="no strategy is left", finished=8),
     ]
     return [

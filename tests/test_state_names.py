@@ -34,14 +34,20 @@ def formed(generation: int = 1, left_out: tuple[int, ...] = ()) -> AnyEvent:
     )
 
 
+def broken(kind: Kind = Kind.PROCESS) -> Fault:
+    return Fault(kind=kind, message="rank 1 is broken", rank=1)
+
+
 def seen(kind: Kind = Kind.PROCESS, incident: int = 1) -> AnyEvent:
     """A fault."""
-    return FaultSeen(incident=incident, fault=Fault(kind=kind, message="rank 1 is broken", rank=1))
+    return FaultSeen(incident=incident, fault=broken(kind))
 
 
 def decided(strategy: Strategy, incident: int = 1, *, approval: bool = False) -> AnyEvent:
     """What is to be done about it."""
-    return Decided(incident=incident, strategy=strategy, reason="because", approval=approval)
+    return Decided(
+        incident=incident, strategy=strategy, reason="because", fault=broken(), approval=approval
+    )
 
 
 def answered(granted: bool, incident: int = 1) -> AnyEvent:

@@ -100,14 +100,14 @@ class Suspected(Event, frozen=True, kw_only=True, tag="suspected"):
 class Decided(Event, frozen=True, kw_only=True, tag="decided"):
     """What is to be done about a fault; newest, resumed, roll_back: as in `recovery.history.Past`.
 
-    isolate, approval: as in `recovery.ladder.Decision`. fault: None: that seen last, as in ledgers
-    of before. lighter: it is counted, but what was decided before tells more of the incident.
+    isolate, approval: as in `recovery.ladder.Decision`. lighter: it is counted, but what was
+    decided before tells more of the incident.
     """
 
     incident: int
     strategy: Strategy
     reason: str
-    fault: Fault | None = None
+    fault: Fault
     lighter: bool = False
     newest: int = 0
     resumed: int = 0

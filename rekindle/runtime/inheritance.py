@@ -130,7 +130,6 @@ def _past(events: Iterable[journal.Event]) -> tuple[Past, ...]:
     An attempt that somebody began after the one before had ended begins with budgets of its own.
     """
     past: list[Past] = []
-    last: Fault | None = None
     ended = ""
     for event in events:
         match event:
@@ -141,9 +140,7 @@ def _past(events: Iterable[journal.Event]) -> tuple[Past, ...]:
                 ended = ""
             case journal.FaultSeen(known=True):
                 _explain(past, event)
-            case journal.FaultSeen():
-                last = event.fault
-            case journal.Decided() if fault := event.fault or last:
+            case journal.Decided(fault=fault):
                 decided = Past(
                     fault=fault,
                     strategy=event.strategy,

@@ -42,7 +42,7 @@ def to_heal(own: Iterable[journal.Event]) -> frozenset[int]:
     asked: set[int] = set()
     for event in own:
         match event:
-            case journal.Decided(strategy=strategy, fault=fault) if fault is not None:
+            case journal.Decided(strategy=strategy, fault=fault):
                 by_healing = strategy in (Strategy.RECOVER_IN_PLACE, Strategy.RESTART)
                 asked = set()
                 if not heals(fault) or not by_healing:

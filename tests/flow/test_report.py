@@ -60,6 +60,11 @@ def fault(kind: Kind = Kind.PROCESS, *, at: float, traceback: str = "") -> Fault
     return Fault(kind=kind, message=text, rank=1, node=1, finished=30, traceback=traceback, at=at)
 
 
+def decided(strategy: Strategy, reason: str, *, at: float) -> Decided:
+    """What is done about the fault of then."""
+    return Decided(incident=1, strategy=strategy, reason=reason, fault=fault(at=at))
+
+
 RUN = events(
     (100.0, started()),
     (100.5, RanksStarted(ranks=(0, 1), restart=0)),
@@ -67,7 +72,7 @@ RUN = events(
     (101.5, Restored(generation=1)),
     (102.0, FirstStep(generation=1, step=1)),
     (112.0, FaultSeen(incident=1, fault=fault(at=111.9))),
-    (112.0, Decided(incident=1, strategy=Strategy.RECOVER, reason="rank 1: process; others wait")),
+    (112.0, decided(Strategy.RECOVER, "rank 1: process; others wait", at=111.9)),
     (
         113.0,
         Formed(
@@ -120,7 +125,7 @@ def test_overlapping_incidents_are_counted_once() -> None:
         (1.0, FirstStep(generation=1, step=1)),
         (5.0, FaultSeen(incident=1, fault=fault(at=5.0))),
         (6.0, CheckpointFailed(incident=2, fault=fault(Kind.STORAGE, at=6.0))),
-        (7.0, Decided(incident=1, strategy=Strategy.FAIL, reason="no strategy is left")),
+        (7.0, decided(Strategy.FAIL, "no strategy is left", at=5.0)),
         (9.0, Ended(outcome="failed", reason="no strategy is left", finished=30)),
     )
     assert summarize("train-1", run).recovering_s == 4.0
@@ -133,7 +138,7 @@ def test_a_failure_shows_the_first_traceback() -> None:
         (1.0, FaultSeen(incident=1, fault=fault(Kind.LINK, at=1.0))),
         (1.1, FaultSeen(incident=1, fault=fault(Kind.USER_CODE, at=0.9, traceback="Traceback 1"))),
         (1.2, FaultSeen(incident=1, fault=fault(Kind.USER_CODE, at=1.2, traceback="Traceback 2"))),
-        (1.3, Decided(incident=1, strategy=Strategy.FAIL, reason="0 of 0 restarts are used")),
+        (1.3, decided(Strategy.FAIL, "0 of 0 restarts are used", at=1.2)),
         (2.0, Ended(outcome="failed", reason="0 of 0 restarts are used", finished=0)),
     )
     text = markdown_report(summarize("train-1", run), resumed=describe(run), logs="logs")
