@@ -1,0 +1,23 @@
+"""Faults to decide about, and decisions about them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rekindle.recovery.case import Case
+from rekindle.recovery.fault import Fault, Kind
+from rekindle.recovery.history import Past
+from rekindle.recovery.ladder import Decision, decide
+from rekindle.recovery.policy import Policy, Strategy
+
+
+def fault(kind: Kind, rank: int = 0, finished: int = 5, signature: str = "E") -> Fault:
+    text = f"{kind.value} of rank {rank}"
+    return Fault(kind=kind, message=text, rank=rank, node=0, finished=finished, signature=signature)
+
+
+def judge(what: Fault, past: list[tuple[Fault, Strategy]], policy: Policy, **more: Any) -> Decision:
+    """Decide about a fault of a job that trains through a Session, if nothing else is said."""
+    settings = {"session": True, "formed": True, "newest": 5} | more
+    before = tuple(Past(fault=seen, strategy=chosen, newest=seen.finished) for seen, chosen in past)
+    return decide(policy, Case(fault=what, past=before, **settings))
