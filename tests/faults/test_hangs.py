@@ -10,7 +10,8 @@ import psutil
 import pytest
 from training_jobs.checks import assert_recovered, steps_lost
 from training_jobs.injection import Fault
-from training_jobs.job import Job, marked_processes, pause_all
+from training_jobs.job import Job, pause_all
+from training_jobs.processes import marked_processes
 from training_jobs.record import Record
 
 from rekindle import names

@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable
 
 from training_jobs.checks import assert_recovered, steps_lost
-from training_jobs.job import MARK, Job
+from training_jobs.job import Job
+from training_jobs.processes import MARK
 from training_jobs.record import Record
 
 from rekindle.recovery import journal

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from training_jobs import RANKS
 from training_jobs.injection import write_faults
-from training_jobs.job import LIMIT_S, SCRIPT, STEPS, Job, environment
+from training_jobs.job import LIMIT_S, STEPS, Job
+from training_jobs.processes import SCRIPT, environment
 from training_jobs.record import Record
 
 from rekindle import names

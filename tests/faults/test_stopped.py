@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from training_jobs.checks import assert_same_training, assert_samples_once
 from training_jobs.injection import Fault, reached, write_faults
-from training_jobs.job import LIMIT_S, STEPS, marked_processes, rekindle_run, wait_until
+from training_jobs.job import LIMIT_S, STEPS, wait_until
+from training_jobs.processes import marked_processes, rekindle_run
 from training_jobs.record import Record
 
 from rekindle.checkpoints.directory import DirectoryStore

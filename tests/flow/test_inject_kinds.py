@@ -15,7 +15,8 @@ import pytest
 from flow.prefect_side import Served, until
 from training_jobs.checks import assert_same_training, assert_samples_once
 from training_jobs.injection import Fault, reached, release, write_faults
-from training_jobs.job import SCRIPT, STEPS, Job, environment
+from training_jobs.job import STEPS, Job
+from training_jobs.processes import SCRIPT, environment
 from training_jobs.record import Record
 
 from rekindle.runtime.protocol import InjectionKind

@@ -1,7 +1,7 @@
 """Small training runs for tests: a script that breaks where it is told to, and its jobs.
 
-`train` is the script, `injection` breaks it, `job` runs it on an engine, `record` reads what a run
-has left, `checks` compares two of them.
+`train` is the script, `injection` breaks it, `job` runs it on an engine, `processes` starts and
+finds what runs, `record` reads what a run has left, `checks` compares two of them.
 """
 
 LENGTH = 500  # samples

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,12 +24,18 @@ from rekindle.runtime.view import JobView
 from training_jobs import RANKS
 from training_jobs.injection import Fault, reached, release, write_faults
 from training_jobs.memory import wait_sealed
+from training_jobs.processes import (
+    MARK,
+    SCRIPT,
+    dead,
+    environment,
+    leads_session,
+    marked_processes,
+)
 from training_jobs.record import Record
 from training_jobs.waiting import LIMIT_S, wait_until
 
-SCRIPT = Path(__file__).with_name("train.py")
 STEPS = 24
-MARK = "TRAINING_JOB_TEST"  # in the environment of every process of a job
 # Ranks that are paused by a test look as if they hung.
 _POLICY = Policy(hang_timeout_s=LIMIT_S)
 
@@ -372,69 +377,8 @@ class Job:
         The zygotes live on for a moment, to end what the ranks have started.
         """
         agents = [psutil.Process(self.agent_pid(node)) for node in nodes]
-        doomed = [child for agent in agents for child in agent.children() if _leads(child)]
+        doomed = [child for agent in agents for child in agent.children() if leads_session(child)]
         for agent in agents:
             agent.kill()
         self._node_killed = True
-        self.wait(lambda: all(map(_dead, agents + doomed)), f"the end of nodes {nodes}")
-
-
-def _leads(process: psutil.Process) -> bool:
-    """Whether a process leads a session, as ranks do."""
-    try:
-        return os.getsid(process.pid) == process.pid
-    except ProcessLookupError:
-        return False
-
-
-def _dead(process: psutil.Process) -> bool:
-    """Whether a process has ended, be it collected or not."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-def environment(mark: str) -> dict[str, str]:
-    """Return what the ranks' environment needs: the way to the tests' packages, and a mark."""
-    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    # torch asks the name service who its store's peers are.
-    return {
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "RES_OPTIONS": "timeout:1 attempts:1",
-        "OMP_NUM_THREADS": "1",
-        MARK: mark,
-    }
-
-
-def marked_processes(mark: str) -> list[str]:
-    """List the live processes whose environment bears the mark."""
-    wanted = f"{MARK}={mark}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                found.append(f"{entry.name}: {command}")
-        except OSError:
-            continue  # it has just ended
-    return found
-
-
-def rekindle_run(
-    folder: Path, *arguments: str, mark: str, options: Sequence[str] = ()
-) -> subprocess.Popen[str]:
-    """Start `rekindle run` of the script in a process group of its own, as a shell does."""
-    command = [sys.executable, "-m", "rekindle.cli", "run", "--job-id", "job", *options]
-    command += ["--nproc-per-node", str(RANKS), str(SCRIPT), str(folder), *arguments]
-    own = {"REKINDLE_HOME": str(folder / "home")}
-    return subprocess.Popen(
-        command,
-        env={**os.environ, **environment(mark), **own},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+        self.wait(lambda: all(map(dead, agents + doomed)), f"the end of nodes {nodes}")
