@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from jobs.pretended import World
+from jobs.settling import settle
 from jobs.trained import SIGKILL
 
 from rekindle.recovery import journal
@@ -160,7 +161,7 @@ class Walk(RuleBasedStateMachine):
         """Without further faults the job comes to its end, and tells a consistent story."""
         if not hasattr(self, "world"):
             return
-        self.world.settle()
+        settle(self.world)
         assert self.world.outcome is not None, f"stays {self.world.phase.value} for ever"
         ended = self.world.last(journal.Ended)
         assert len(self.world.recorded(journal.Ended)) == 1

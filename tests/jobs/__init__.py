@@ -1,6 +1,6 @@
 """`rekindle run` under test: real processes in a home of their own, and what they leave behind.
 
-`driver` and `pretended` are for the coordinator's machine, without any process.
+`driver`, `pretended` and `settling` are for the coordinator's machine, without any process.
 """
 
 from __future__ import annotations

@@ -233,14 +233,14 @@ class World(Driver):
                 and peer.doing in (Doing.STEPPING, Doing.WAITING)
                 for peer in peers
             )
-            and not self._lacks_somebody(process)
+            and not self.lacks_somebody(process)
         )
 
     def _group(self, process: Process) -> list[Process]:
         """The living processes of its generation."""
         return [q for q in self.processes.values() if q.generation == process.generation]
 
-    def _lacks_somebody(self, process: Process) -> bool:
+    def lacks_somebody(self, process: Process) -> bool:
         """Whether a process of its generation is dead, or in another one."""
         assert process.form is not None
         return len(self._group(process)) < process.form.world_size
@@ -340,63 +340,3 @@ class World(Driver):
     def hang(self, rank: int) -> None:
         """This rank does nothing any more; only a signal ends it."""
         self.processes[rank].doing = Doing.STUCK
-
-    # ---- to the end, without further faults
-
-    def move(self) -> bool:
-        """Do one thing that can be done; False: nothing can."""
-        if self.cut_spares:
-            self.spare_comes()
-            return True
-        if self.promotions:
-            self.take_place()
-            return True
-        for node in self.absent_nodes():
-            if self.phase not in (Phase.STOPPING, Phase.ENDED):
-                self.join(node)
-                return True
-        for node, agent in list(self.agents.items()):
-            if agent.cut:
-                self.find_coordinator(node)
-                return True
-            if agent.orders:
-                self.obey(node)
-                return True
-            if agent.news:
-                self.hear(node)
-                return True
-        for rank in self.processes:
-            if self.can_go_on(rank):
-                self.go_on(rank)
-                return True
-        return self._break_the_blocked()
-
-    def _break_the_blocked(self) -> bool:
-        """A step whose peer is dead or gone fails: the network says so, sooner or later."""
-        peers = self.processes
-        for rank, process in peers.items():
-            in_group = process.doing in (Doing.STEPPING, Doing.RESTORING)
-            if in_group and self._lacks_somebody(process):
-                self.break_collective(rank)
-                return True
-        return False
-
-    def _end_the_stuck(self) -> bool:
-        """Somebody ends what hangs, where the machine itself has no time limit for it."""
-        stuck = [rank for rank, q in self.processes.items() if q.doing is Doing.STUCK]
-        for rank in stuck:
-            self.die(rank, signal=9)
-        return bool(stuck)
-
-    def settle(self) -> None:
-        """Let all go on until nothing can; then time limits pass, the shortest first."""
-        for _ in range(20_000):
-            if self.outcome is not None:
-                return
-            if self.move():
-                continue
-            if self.timers:
-                self.fire(min(self.timers, key=lambda name: self.timers[name]))
-            elif not self._end_the_stuck():
-                return
-        raise AssertionError("the job neither ends nor rests")

@@ -1,0 +1,68 @@
+"""A world of pretended processes goes on to its end, without further faults."""
+
+from __future__ import annotations
+
+from jobs.pretended import World
+from jobs.processes import Doing
+from rekindle.runtime.state import Phase
+
+
+def settle(world: World) -> None:
+    """Let all go on until nothing can; then time limits pass, the shortest first."""
+    for _ in range(20_000):
+        if world.outcome is not None:
+            return
+        if _move(world):
+            continue
+        if world.timers:
+            world.fire(min(world.timers, key=lambda name: world.timers[name]))
+        elif not _end_the_stuck(world):
+            return
+    raise AssertionError("the job neither ends nor rests")
+
+
+def _move(world: World) -> bool:
+    """Do one thing that can be done; False: nothing can."""
+    if world.cut_spares:
+        world.spare_comes()
+        return True
+    if world.promotions:
+        world.take_place()
+        return True
+    for node in world.absent_nodes():
+        if world.phase not in (Phase.STOPPING, Phase.ENDED):
+            world.join(node)
+            return True
+    for node, agent in list(world.agents.items()):
+        if agent.cut:
+            world.find_coordinator(node)
+            return True
+        if agent.orders:
+            world.obey(node)
+            return True
+        if agent.news:
+            world.hear(node)
+            return True
+    for rank in world.processes:
+        if world.can_go_on(rank):
+            world.go_on(rank)
+            return True
+    return _break_the_blocked(world)
+
+
+def _break_the_blocked(world: World) -> bool:
+    """A step whose peer is dead or gone fails: the network says so, sooner or later."""
+    for rank, process in world.processes.items():
+        in_group = process.doing in (Doing.STEPPING, Doing.RESTORING)
+        if in_group and world.lacks_somebody(process):
+            world.break_collective(rank)
+            return True
+    return False
+
+
+def _end_the_stuck(world: World) -> bool:
+    """Somebody ends what hangs, where the machine itself has no time limit for it."""
+    stuck = [rank for rank, q in world.processes.items() if q.doing is Doing.STUCK]
+    for rank in stuck:
+        world.die(rank, signal=9)
+    return bool(stuck)
