@@ -42,6 +42,22 @@ def pass_time(job: Driver, seconds: float) -> None:
     job.now += seconds
 
 
+def break_memory(job: Driver, code: str, *, times: int, sign_first: bool = False) -> None:
+    """Memory of rank 3 on node 1 breaks `times` times, an hour apart; all but the last mended."""
+    for number in range(1, times + 1):
+        if sign_first:
+            ascend(job, code, node=1)
+        job.fail_step(3, kind=Kind.DEVICE_MEMORY)
+        if not sign_first:
+            ascend(job, code, node=1)
+        if number < times:
+            ascend(job, code, node=1, gone=True)
+            assert strategies(job)[-1] is RETRY
+            job.form(5)
+            job.step(5 + number)
+            pass_time(job, 3600)
+
+
 # ---- of what a rank has died
 
 
@@ -154,18 +170,7 @@ def test_a_device_is_healed_by_the_restart_that_is_under_way() -> None:
 def test_memory_that_breaks_again_and_again_is_isolated(first: str) -> None:
     """The third time within a day, though its rank has repaired it each time."""
     job = trained(5, nodes=2)
-    for step in (6, 7, 8):
-        if first == "sign":
-            ascend(job, "80C98009", node=1)
-        job.fail_step(3, kind=Kind.DEVICE_MEMORY)
-        if first == "rank":
-            ascend(job, "80C98009", node=1)
-        if step < 8:
-            ascend(job, "80C98009", node=1, gone=True)
-            assert strategies(job)[-1] is RETRY
-            job.form(5)
-            job.step(step)
-            pass_time(job, 3600)
+    break_memory(job, "80C98009", times=3, sign_first=first == "sign")
     assert strategies(job)[-1] is RECOVER
     assert [event.host for event in job.recorded(journal.Isolated)] == ["host-2"]
 
@@ -173,14 +178,7 @@ def test_memory_that_breaks_again_and_again_is_isolated(first: str) -> None:
 def test_memory_that_mindcluster_separates_is_isolated() -> None:
     """80E01801 twice in a day; that the rank has repaired it does not matter."""
     job = trained(5, nodes=2)
-    for step in (6, 7):
-        job.fail_step(3, kind=Kind.DEVICE_MEMORY)
-        ascend(job, HBM, node=1)
-        if step == 6:
-            ascend(job, HBM, node=1, gone=True)
-            job.form(5)
-            job.step(step)
-            pass_time(job, 3600)
+    break_memory(job, HBM, times=2)
     assert strategies(job) == [RETRY, RETRY, RECOVER]
     assert [event.host for event in job.recorded(journal.Isolated)] == ["host-2"]
 
