@@ -128,8 +128,17 @@ class FlowRun:
 
     def until_final(self) -> State[Any]:
         """Wait for the flow run's end."""
-        until(lambda: self.state().is_final(), "the flow run has ended")
+        try:
+            until(lambda: self.state().is_final(), "the flow run has ended")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.story()}") from None
         return self.state()
+
+    def story(self) -> str:
+        """What is known of the flow run, for whoever waited for it in vain."""
+        events = [journal.encode(event).decode() for event in self.history()]
+        begun = [f"states: {self.states()}", "---- logs", self.logs(), "---- ledger", *events]
+        return "\n".join(begun)
 
     def retry(self) -> None:
         """Do what the Retry button of the UI does."""
