@@ -22,6 +22,8 @@ def _clean_environment(prefect_home: str) -> None:
             del os.environ[name]
     os.environ["PREFECT_HOME"] = prefect_home
     os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
+    # The server on SQLite has been seen to wait for its own lock for a minute.
+    os.environ["PREFECT_API_REQUEST_TIMEOUT"] = "150"
     os.environ["DO_NOT_TRACK"] = "1"
 
 

@@ -36,7 +36,8 @@ from rekindle.runtime.view import JobView
 from rekindle.tasks.jobs import job_id_of
 
 T = TypeVar("T")
-WAIT_S = 60.0
+# Prefect's server on SQLite has been seen to wait for its own lock for 60 s.
+WAIT_S = 150.0
 
 _SERVE = """
 import sys

@@ -15,7 +15,7 @@ from rekindle.engines.client import JobClient
 from rekindle.recovery.journal import Answered, Ended, RanksStarted
 from rekindle.runtime.protocol import Approval
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 SCRIPT = Path(__file__).with_name("scripts") / "gated.py"
 AWAITING = "AwaitingApproval"

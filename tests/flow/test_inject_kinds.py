@@ -21,7 +21,7 @@ from training_jobs.record import Record
 
 from rekindle.runtime.protocol import InjectionKind
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 RANKS = 4
 

@@ -24,7 +24,7 @@ from rekindle.flows.train import train
 from rekindle.recovery.policy import Policy
 from rekindle.tasks.recovery_hooks import recovery_hooks
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 SCRIPT = Path(__file__).with_name("scripts") / "user_flows.py"
 NAME = "hooks"

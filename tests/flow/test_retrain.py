@@ -29,7 +29,7 @@ from rekindle.errors import JobError, RejectedError
 from rekindle.recovery.journal import Ended, FirstStep, JobStarted
 from rekindle.tasks.retraining import judge, read_metrics
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 SCRIPTS = Path(__file__).with_name("scripts")
 _SERVE = """

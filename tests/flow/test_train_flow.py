@@ -34,7 +34,7 @@ from rekindle.recovery.journal import (
 )
 from rekindle.tasks.hooks import stop_job
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 ENDS = ("Crashed", "Failed", "Cancelled", "Rescheduling")
 SCRIPTS = Path(__file__).with_name("scripts")
