@@ -167,6 +167,6 @@ def _spec(nodes: int) -> JobSpec:
         working_directory="nowhere",
         directory="nowhere",
         log_directory="nowhere",
-        checkpoint_directory="nowhere",
+        checkpoint_store="nowhere",
         policy=Policy(max_recoveries=1000),
     )

@@ -197,7 +197,7 @@ class Coordinator:
             working_directory=str(folder),
             directory=str(folder / "job"),
             log_directory=str(folder / "job" / names.LOGS_DIRECTORY),
-            checkpoint_directory=str(folder / "job" / names.CHECKPOINT_DIRECTORY),
+            checkpoint_store=str(folder / "job" / names.CHECKPOINT_DIRECTORY),
             policy=Policy(max_recoveries=1000),
         )
         self.directory.create(spec)

@@ -11,13 +11,17 @@ import os
 import secrets
 import time
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from rekindle import names
+from rekindle.checkpoints.location import absolute
+from rekindle.checkpoints.retention import Retention
 from rekindle.errors import UsageError
 from rekindle.recovery.classification import Source
 from rekindle.recovery.codes.verdict import Origin, Severity
+from rekindle.recovery.interval import AUTO
 from rekindle.recovery.policy import Policy
 from rekindle.runtime.protocol import Inject, InjectionKind
 from rekindle.runtime.spec import EntryKind, JobSpec, job_directory
@@ -86,8 +90,15 @@ def _recovery(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("recovery")
     option(group, "policy", default=None, metavar="FILE", help="what may be done, and how often")
     option(group, "max_restarts", type=int, default=None, help="restarts of all ranks; default: 0")
-    option(group, "checkpoint_dir", default=None, help="default: in the job directory")
-    option(group, "checkpoint_every", type=int, default=0, metavar="STEPS", help="0 = never")
+    option(group, "checkpoint_dir", default=None, help="or s3://...; default: in the job directory")
+    said = "0 = never, auto = as often as pays off"
+    option(group, "checkpoint_every", default="0", metavar="STEPS", help=said)
+    option(group, "keep_last", type=int, default=0, metavar="N", help="keep the newest N")
+    said = "keep the first one of every N steps"
+    option(group, "keep_every", type=int, default=0, metavar="N", help=said)
+    said = "keep the N with the lowest (NAME) or highest (NAME:max) logged value"
+    option(group, "keep_best", default="", metavar="N:NAME[:max]", help=said)
+    option(group, "keep_hours", type=float, default=0.0, metavar="H", help="keep the younger ones")
     option(group, "snapshot_every", type=int, default=10, metavar="STEPS", help="0 = never")
     option(group, "fault_tables", default=None, metavar="FILE", help="entries of your own")
     option(group, "allow_injection", action="store_true", help="let `rekindle inject` break it")
@@ -117,11 +128,12 @@ def read_spec(options: argparse.Namespace) -> JobSpec:
         working_directory=str(Path.cwd()),
         directory=str(directory),
         log_directory=str(Path(options.log_dir or directory / names.LOGS_DIRECTORY).absolute()),
-        checkpoint_directory=str(
-            Path(options.checkpoint_dir or directory / names.CHECKPOINT_DIRECTORY).absolute()
+        checkpoint_store=absolute(
+            options.checkpoint_dir or str(directory / names.CHECKPOINT_DIRECTORY)
         ),
         snapshot_every=options.snapshot_every,
-        checkpoint_every=options.checkpoint_every,
+        checkpoint_every=_checkpoint_every(options.checkpoint_every),
+        keep=_retention(options),
         master_addr=options.master_addr,
         master_port=options.master_port,
         role=options.role,
@@ -195,6 +207,34 @@ def host_and_port(text: str, option_name: str) -> tuple[str, int]:
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         raise UsageError(f"{option_name} {text!r}: give HOST:PORT, such as 10.0.0.1:29400")
     return host, int(port)
+
+
+def _checkpoint_every(text: str) -> int | Literal["auto"]:
+    if text == AUTO:
+        return AUTO
+    try:
+        return int(text)
+    except ValueError as error:
+        raise UsageError(f"--checkpoint-every {text!r}: give steps, or {AUTO}") from error
+
+
+def _retention(options: argparse.Namespace) -> Retention:
+    """Read which checkpoints are kept; without an option all. Raises UsageError."""
+    best, _, metric = options.keep_best.partition(":")
+    name, _, end = metric.rpartition(":") if metric.endswith(":max") else (metric, "", "")
+    if options.keep_best and not (best.isdigit() and name):
+        raise UsageError(f"--keep-best {options.keep_best!r}: give N:NAME, or N:NAME:max")
+    try:
+        return Retention(
+            last=options.keep_last,
+            every_steps=options.keep_every,
+            best=int(best or 0),
+            metric=name,
+            highest=end == "max",
+            hours=options.keep_hours,
+        )
+    except ValueError as error:
+        raise UsageError(f"--keep-...: {error}") from error
 
 
 def _policy(options: argparse.Namespace) -> Policy:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from rekindle import __version__, arguments
+from rekindle.commands.options import add_arguments as add_checkpoint_arguments
 from rekindle.errors import RekindleError, UsageError
 from rekindle.simulation.options import add_arguments as add_simulate_arguments
 
@@ -72,6 +73,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_simulate_arguments(simulate)
     simulate.set_defaults(command=_simulate)
+    checkpoints = commands.add_parser(
+        "checkpoints",
+        help="list, verify, copy, prune, export and import checkpoints",
+        description="See to the checkpoints of a store: a folder, an s3:// location, or a job's.",
+    )
+    add_checkpoint_arguments(checkpoints)
+    checkpoints.set_defaults(command=_checkpoints)
     for name, about, job in _PEOPLE:
         command = commands.add_parser(name, help=about, description=f"{about.capitalize()}.")
         if job:
@@ -117,6 +125,12 @@ def _simulate(options: argparse.Namespace) -> int:
     from rekindle.simulation import command
 
     return command.simulate(options)
+
+
+def _checkpoints(options: argparse.Namespace) -> int:
+    from rekindle.commands import checkpoints
+
+    return checkpoints.run(options)
 
 
 def _inject(options: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@
     │   └── StaleError        a message of an earlier generation or attempt (fencing)
     ├── CheckpointError       a checkpoint that cannot be written or used
     │   └── CorruptError      bytes that are not what their writer wrote
+    │       └── MissingError  a file of a checkpoint that is not there
     └── SessionError          a training script that uses Session wrongly
 
 Faults of a training run are values (`rekindle.recovery.fault.Fault`), not exceptions.
@@ -54,6 +55,10 @@ class CheckpointError(RekindleError):
 
 class CorruptError(CheckpointError):
     """Bytes that are not what their writer wrote."""
+
+
+class MissingError(CorruptError):
+    """A file of a checkpoint that is not there."""
 
 
 class SessionError(RekindleError):

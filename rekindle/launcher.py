@@ -20,6 +20,7 @@ import msgspec
 
 from rekindle import names
 from rekindle.arguments import entry_kind, host_and_port, read_spec
+from rekindle.checkpoints.location import absolute
 from rekindle.engines import foreground
 from rekindle.engines.local import LocalEngine
 from rekindle.engines.pretended import PretendedHosts
@@ -166,7 +167,7 @@ def _ours(spec: JobSpec, options: argparse.Namespace, folder: Path) -> JobSpec:
         "log_directory": str(Path(options.log_dir or folder / names.LOGS_DIRECTORY).absolute()),
     }
     if options.checkpoint_dir:
-        changes["checkpoint_directory"] = str(Path(options.checkpoint_dir).absolute())
+        changes["checkpoint_store"] = absolute(options.checkpoint_dir)
     if options.script:
         changes |= {
             "entry": entry_kind(options),

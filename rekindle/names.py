@@ -15,8 +15,7 @@ ENV_HEARTBEAT_FD = "REKINDLE_HEARTBEAT_FD"  # the rank's heartbeat page (memfd)
 ENV_STACK_FILE = "REKINDLE_STACK_FILE"  # where the rank writes its stacks when it is asked to
 ENV_METRICS_FILE = "REKINDLE_METRICS_FILE"  # where the rank appends its step records
 ENV_SNAPSHOT_EVERY = "REKINDLE_SNAPSHOT_EVERY"  # steps between snapshots; 0 = never
-ENV_CHECKPOINT_EVERY = "REKINDLE_CHECKPOINT_EVERY"  # steps between checkpoints; 0 = never
-ENV_CHECKPOINT_DIRECTORY = "REKINDLE_CHECKPOINT_DIRECTORY"  # the job's checkpoint store
+ENV_CHECKPOINT_STORE = "REKINDLE_CHECKPOINT_STORE"  # its location
 
 # ModelArts, set by the user: seconds that the end of the old placement may hold up a reschedule.
 ENV_FAILOVER_GRACE = "MA_FAILOVER_TERMINATION_GRACE_PERIOD_SECONDS"
@@ -24,6 +23,11 @@ ENV_FAILOVER_GRACE = "MA_FAILOVER_TERMINATION_GRACE_PERIOD_SECONDS"
 # Read by the command line and the engine.
 ENV_HOME = "REKINDLE_HOME"  # where job directories live; default ~/.rekindle
 ENV_SECRET = "REKINDLE_SECRET"  # the job's secret, when it cannot be read from the job directory
+
+# Credentials of a store in S3; without them those that boto3 finds are taken.
+ENV_STORE_ACCESS_KEY_ID = "REKINDLE_STORE_ACCESS_KEY_ID"
+ENV_STORE_SECRET_ACCESS_KEY = "REKINDLE_STORE_SECRET_ACCESS_KEY"
+ENV_STORE_SESSION_TOKEN = "REKINDLE_STORE_SESSION_TOKEN"  # of temporary ones only
 
 # Files of a job directory.
 SPEC_FILE = "job.json"
@@ -54,7 +58,7 @@ PATH_APPROVE = "/approve"
 PATH_STOP = "/stop"
 PATH_SIGNS = "/signs"
 
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 OFFERS = 32  # checkpoints, newest first, that a node offers; a restore tries no older ones
 KILLED_S = 30.0  # how long after SIGKILL a process may live; the kernel can hold one for ever
 SPARE = -1  # in the place of a node rank: an agent that waits to take a lost one's place

@@ -6,7 +6,7 @@ import argparse
 import getpass
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -20,6 +20,7 @@ from rekindle.recovery.codes.verdict import Origin, Severity
 from rekindle.recovery.hosts import Host, HostReleased
 from rekindle.runtime.protocol import Approval
 from rekindle.runtime.spec import Endpoint, JobDirectory, home, job_directory
+from rekindle.table import clock, table
 
 
 def status(options: argparse.Namespace) -> int:
@@ -35,7 +36,7 @@ def status(options: argparse.Namespace) -> int:
         print(f"job {view.job_id}: {view.state}, attempt {view.attempt}")
         print(f"step {view.finished} of {view.total or '?'}; generation {view.generation}")
         rows = [(r.rank, r.node, r.pid or "-", r.finished, r.status) for r in view.ranks]
-        _table(("rank", "node", "pid", "finished", "status"), rows)
+        table(("rank", "node", "pid", "finished", "status"), rows)
     else:
         end = next((e for e in reversed(events) if isinstance(e, journal.Ended)), None)
         told = (end.outcome, end.reason, end.finished) if end else ("died", "no coordinator", 0)
@@ -62,7 +63,7 @@ def incidents(options: argparse.Namespace) -> int:
     rows = [
         (
             one.number,
-            _clock(one.detected),
+            clock(one.detected),
             one.cause.kind.value,
             one.cause.blamed(),
             " > ".join(strategy.value for strategy in one.strategies) or "-",
@@ -71,7 +72,7 @@ def incidents(options: argparse.Namespace) -> int:
         )
         for one in found
     ]
-    _table(("#", "detected", "fault", "where", "strategy", "took", "steps lost"), rows)
+    table(("#", "detected", "fault", "where", "strategy", "took", "steps lost"), rows)
     for one in found:
         if one.reason:
             print(f"{one.number}. {one.reason}")
@@ -86,7 +87,7 @@ def nodes(options: argparse.Namespace) -> int:
         print(msgspec.json.encode(found).decode())
         return 0
     rows = [(h.host, _state(h, now), len(h.faults), h.isolated_by or "-") for h in found]
-    _table(("node", "state", "faults", "isolated by"), rows)
+    table(("node", "state", "faults", "isolated by"), rows)
     for host in found:
         if host.isolated:
             print(f"{host.host}: {host.isolated}")
@@ -166,17 +167,3 @@ def _state(host: Host, now: float) -> str:
     if host.isolated:
         return "isolated"
     return "lemon" if host.is_lemon(now) else "in use"
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print rows under a head, each column as wide as it must be."""
-    lines = [tuple(head), *(tuple(map(str, row)) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print(
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        )

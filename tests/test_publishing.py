@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rekindle.checkpoints.directory import Checkpoint, DirectoryStore, Part
+from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.manifest import Manifest
 from rekindle.checkpoints.publishing import publish
+from rekindle.checkpoints.store import Checkpoint, Part
 from rekindle.errors import CorruptError
 
 

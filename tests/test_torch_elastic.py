@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -269,12 +270,12 @@ def test_whoever_writes_has_checkpoints_written(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(torch_keeper, "SnapshotWriter", Writer)
     monkeypatch.setenv(names.ENV_SNAPSHOT_EVERY, "2")
-    monkeypatch.setenv(names.ENV_CHECKPOINT_EVERY, "4")
-    keeper = StateKeeper(object(), Place(2), local_rank=0)
+    keeper = StateKeeper(SimpleNamespace(checkpoint_every=4), Place(2), local_rank=0)
     writes = {8, 9, 12, 15}
     for step in (4, 8, 9, 12, 13, 14, 15, 20):
         free = step != 12
-        keeper.keep({}, place=Place(2, writes=step in writes), step=step, total=20, sampler=None)
+        place = Place(2, writes=step in writes)
+        keeper.keep({}, place=place, step=step, total=20, position={}, metrics={})
     assert taken == [(4, False), (8, True), (12, True), (14, False), (20, False)]
 
 

@@ -24,7 +24,7 @@ class Rank:
         self.agent = [SnapshotBuffer(fd) for fd in self.fds]
         ours = [SnapshotBuffer(fd) for fd in self.fds]
         monkeypatch.setattr(torch_snapshot, "ask_for_buffers", lambda *_: ours)
-        self.writer = SnapshotWriter(self, Place(0, generation=1))
+        self.writer = SnapshotWriter(self, Place(0, generation=1), seed=0)
         self.model = torch.nn.Linear(2, 2)
 
     def send(self, message: SnapshotTaken) -> None:
@@ -35,7 +35,7 @@ class Rank:
             {"model": self.model},
             place=Place(0, generation=1, writes=True),
             step=step,
-            position={},
+            notes={},
             checkpoint=checkpoint,
             wait=False,
         )

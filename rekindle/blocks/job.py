@@ -9,6 +9,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PrivateAttr,
     ValidationError,
     field_validator,
     model_validator,
@@ -18,6 +19,7 @@ from rekindle import names
 from rekindle.blocks.cluster import MinNodes, Nodes, ProcessesPerNode, Spares
 from rekindle.blocks.policy import RecoveryPolicy
 from rekindle.blocks.store import CheckpointDirectory
+from rekindle.checkpoints.location import absolute, below
 from rekindle.errors import UsageError
 from rekindle.runtime.spec import EntryKind, JobSpec, check, job_directory
 
@@ -103,6 +105,9 @@ class TrainingJob(BaseModel):
         description="How faults are met: which strategies are used, and within which limits.",
     )
 
+    # No field: whoever looks at the job, or at a flow run's parameters, is not to see it.
+    _credentials: dict[str, str] = PrivateAttr(default_factory=dict)
+
     @field_validator("environment")
     @classmethod
     def _environment_is_settable(cls, environment: dict[str, str]) -> dict[str, str]:
@@ -134,15 +139,19 @@ class TrainingJob(BaseModel):
             cluster = saved.load(saved.SavedCluster, self.saved_cluster)
             said |= {name: getattr(cluster, name) for name in _OF_CLUSTER}
             said["environment"] = cluster.environment.get_secret_value() | self.environment
+        credentials: dict[str, str] = {}
         if self.saved_store:
-            said["checkpoint"] = saved.load(saved.SavedStore, self.saved_store).checkpoint
+            store = saved.load(saved.SavedStore, self.saved_store)
+            said["checkpoint"], credentials = store.checkpoint, store.credentials()
         if self.saved_policy:
             said["policy"] = saved.load(saved.SavedPolicy, self.saved_policy).policy
         none = {"saved_cluster": "", "saved_store": "", "saved_policy": ""}
         try:
-            return TrainingJob.model_validate(self.model_dump() | none | said)
+            job = TrainingJob.model_validate(self.model_dump() | none | said)
         except ValidationError as error:
             raise UsageError(f"the blocks of job {self.name} do not fit: {error}") from error
+        job._credentials = credentials
+        return job
 
     def to_spec(self, job_id: str) -> JobSpec:
         """Return the job as the runtime reads it, all paths absolute.
@@ -164,17 +173,16 @@ class TrainingJob(BaseModel):
             processes_per_node=self.processes_per_node,
             min_nodes=self.min_nodes,
             spares=self.spares,
-            environment=self.environment,
+            environment=self.environment | self._credentials,
             working_directory=str(work),
             directory=str(directory),
             log_directory=str(directory / names.LOGS_DIRECTORY),
-            checkpoint_directory=str(
-                work / Path(checkpoints).expanduser() / job_id
-                if checkpoints
-                else directory / names.CHECKPOINT_DIRECTORY
-            ),
+            checkpoint_store=below(absolute(checkpoints, work), job_id)
+            if checkpoints
+            else str(directory / names.CHECKPOINT_DIRECTORY),
             snapshot_every=self.snapshot_every,
-            checkpoint_every=self.checkpoint.every,
+            checkpoint_every=self.checkpoint.interval,
+            keep=self.checkpoint.keep.to_retention(),
             allow_injection=self.allow_injection,
             policy=self.policy.to_policy(),
             fault_tables=str(work / Path(self.fault_tables).expanduser())

@@ -6,8 +6,9 @@ from typing import TypeVar
 
 from prefect.blocks.core import Block
 from prefect.types import SecretDict
-from pydantic import Field
+from pydantic import Field, SecretStr
 
+from rekindle import names
 from rekindle.blocks.cluster import MinNodes, Nodes, ProcessesPerNode, Spares
 from rekindle.blocks.policy import RecoveryPolicy
 from rekindle.blocks.store import CheckpointDirectory
@@ -32,7 +33,7 @@ class SavedCluster(Block):
 
 
 class SavedStore(Block):
-    """Where jobs keep their checkpoints, and how often."""
+    """Where jobs keep their checkpoints, how often, and the key to it."""
 
     _block_type_name = "Rekindle Checkpoint Store"
     _block_type_slug = "rekindle-checkpoint-store"
@@ -41,6 +42,26 @@ class SavedStore(Block):
         default=CheckpointDirectory(),
         description="Where checkpoints go, and how often one is written.",
     )
+    access_key_id: SecretStr = Field(
+        default=SecretStr(""),
+        description="Access key of an object store. Empty: what its client finds by itself "
+        "(environment, profile, the machine's role).",
+    )
+    secret_access_key: SecretStr = Field(
+        default=SecretStr(""), description="The secret that belongs to the access key."
+    )
+    session_token: SecretStr = Field(
+        default=SecretStr(""), description="The token that belongs to a temporary access key."
+    )
+
+    def credentials(self) -> dict[str, str]:
+        """Return the key as the variables that a job's agents and ranks look for it in."""
+        given = {
+            names.ENV_STORE_ACCESS_KEY_ID: self.access_key_id,
+            names.ENV_STORE_SECRET_ACCESS_KEY: self.secret_access_key,
+            names.ENV_STORE_SESSION_TOKEN: self.session_token,
+        }
+        return {name: text for name, secret in given.items() if (text := secret.get_secret_value())}
 
 
 class SavedPolicy(Block):

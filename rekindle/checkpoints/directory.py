@@ -2,6 +2,7 @@
 
     <root>/step-<step>-g<generation>/   one checkpoint: plain safetensors files and manifest.json
     <root>/.lock                        held while a process writes, commits or prunes
+    <root>/pins/                        what keeps checkpoints from being pruned
 
 A checkpoint is written in its own place, the manifest last. Nothing is renamed, so that this holds
 on file systems where renaming is a copy; a torn manifest is recognised by its own checksum.
@@ -14,26 +15,33 @@ written one process makes them a checkpoint with commit().
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from rekindle.checkpoints import manifest as manifests
 from rekindle.checkpoints import parts as shared
+from rekindle.checkpoints import pin_files
+from rekindle.checkpoints.blocks import check_range
 from rekindle.checkpoints.files import (
     explained,
     load_file,
+    load_into,
     locked,
     make_directories,
     new_directory,
+    read_range,
     verify_file,
     write_file,
 )
-from rekindle.checkpoints.format import Bytes, checksum
+from rekindle.checkpoints.format import Bytes
 from rekindle.checkpoints.manifest import MANIFEST_FILE, FileEntry, Manifest
+from rekindle.checkpoints.pins import Pin, in_use
 from rekindle.checkpoints.place import (
     Key,
     Traces,
@@ -42,39 +50,35 @@ from rekindle.checkpoints.place import (
     is_outdated,
     is_unfinished,
     key_of,
+    look_at,
     name_of,
     read_manifest,
     traces,
 )
-from rekindle.errors import CheckpointError, CorruptError, UsageError
+from rekindle.checkpoints.retention import Kept, Retention, superfluous
+from rekindle.checkpoints.store import (
+    Found,
+    Part,
+    PassedOver,
+    Seen,
+    Written,
+    bytes_of,
+    check_writable,
+    existing,
+)
+from rekindle.errors import CheckpointError, CorruptError
 
 
-class Part(msgspec.Struct, frozen=True):
-    """What one file of a checkpoint is to hold, and the ranks whose state that is.
-
-    The chunks may not change until the write has returned.
-    """
-
-    chunks: Sequence[Bytes]
-    ranks: tuple[int, ...]
-
-
-class Written(msgspec.Struct, frozen=True):
-    """A committed checkpoint, its size in bytes without the manifest.
-
-    existed: it had been committed before; nothing was written.
-    """
-
-    path: Path
-    bytes: int
-    existed: bool
-
-
-class Checkpoint(msgspec.Struct, frozen=True):
-    """A checkpoint that was found; newest() has proved all its bytes, find() has read none."""
+class DirectoryCheckpoint(msgspec.Struct, frozen=True):
+    """A checkpoint in a directory, as `rekindle.checkpoints.store.Checkpoint` says."""
 
     path: Path
     manifest: Manifest
+
+    @property
+    def location(self) -> str:
+        """Its directory."""
+        return str(self.path)
 
     def read(self, name: str) -> memoryview:
         """The bytes of this file, in private memory; they were verified there.
@@ -82,22 +86,27 @@ class Checkpoint(msgspec.Struct, frozen=True):
         Raises CorruptError if they are not what was written, CheckpointError if unreadable.
         """
         entry = entry_of(self.path, self.manifest, name)
-        with explained("read", self.path / name):
-            return load_file(self.path / name, entry)
+        with explained("read", self.path / entry.file):
+            return load_file(self.path / entry.file, entry)
 
+    def read_into(self, name: str, begin: int, view: memoryview) -> None:
+        """Fill the view with this file's bytes from `begin` on, verified by the blocks they lie in.
 
-class PassedOver(msgspec.Struct, frozen=True):
-    """A checkpoint that cannot be used, and why."""
+        Raises CorruptError if they are not what was written, CheckpointError if unreadable.
+        """
+        entry = entry_of(self.path, self.manifest, name)
+        check_range(entry, begin, len(view))
+        with explained("read", self.path / entry.file):
+            load_into(self.path / entry.file, entry, begin, view)
 
-    path: Path
-    reason: str
+    def read_range(self, name: str, begin: int, end: int) -> memoryview:
+        """The bytes of this file from `begin` to `end` as they lie there; fewer if it ends before.
 
-
-class Found(msgspec.Struct, frozen=True):
-    """The newest valid checkpoint, if any, and the newer ones that were passed over for it."""
-
-    checkpoint: Checkpoint | None
-    passed_over: tuple[PassedOver, ...]
+        Raises MissingError, CorruptError if it is no plain file, CheckpointError if unreadable.
+        """
+        entry = entry_of(self.path, self.manifest, name)
+        with explained("read", self.path / entry.file):
+            return read_range(self.path / entry.file, begin, end)
 
 
 class DirectoryStore:
@@ -108,6 +117,11 @@ class DirectoryStore:
         # What this process wrote or verified is not read again by prune() while it is unchanged.
         self._proven: dict[Path, Traces] = {}
 
+    @property
+    def location(self) -> str:
+        """The directory."""
+        return str(self.root)
+
     def write(self, manifest: Manifest, parts: Mapping[str, Part]) -> Written:
         """Write and commit a checkpoint; manifest.files is filled in from the parts (file names).
 
@@ -116,7 +130,7 @@ class DirectoryStore:
         Raises CheckpointError, with nothing of this checkpoint left, if it cannot be written.
         """
         path = self._place((manifest.step, manifest.generation))
-        _check_writable(manifest, parts)
+        check_writable(manifest, parts)
         with explained("write the checkpoint", path):
             make_directories(self.root)
             with locked(self.root):
@@ -125,8 +139,8 @@ class DirectoryStore:
                     self._remove_unfinished()
                     there = self._write(path, manifest, parts)
                     self._remove_unfinished()
-                    return Written(path, _bytes(there), existed=False)
-        return _existing(path, there, manifest.job_id)
+                    return Written(str(path), bytes_of(there), existed=False)
+        return existing(str(path), there, manifest.job_id)
 
     def write_part(self, step: int, generation: int, name: str, part: Part) -> FileEntry:
         """Write one file of a checkpoint that counts once it is committed, with its other parts.
@@ -139,7 +153,7 @@ class DirectoryStore:
         path = self._place((step, generation))
         shared.check_part(step, generation, name, part.ranks)
         with explained("write", path / name):
-            return shared.write_part(path, name, part.chunks, part.ranks)
+            return shared.write_part(path, name, _told(part), part.ranks)
 
     def commit(self, manifest: Manifest) -> Written:
         """Make a checkpoint of the parts that manifest.files names, as write_part() returned them.
@@ -160,8 +174,8 @@ class DirectoryStore:
                     shared.write_manifest(path, manifest)
                     self._proven[path] = traces(path)
                     self._remove_unfinished()
-                    return Written(path, _bytes(manifest), existed=False)
-        return _existing(path, there, manifest.job_id)
+                    return Written(str(path), bytes_of(manifest), existed=False)
+        return existing(str(path), there, manifest.job_id)
 
     def newest(self, *, at_most: int | None = None) -> Found:
         """The newest checkpoint (highest step, then generation) that is valid in every byte.
@@ -179,7 +193,7 @@ class DirectoryStore:
                 # They were pruned while they were read, so a newer one has been committed.
                 listed = again
 
-    def find(self, step: int, generation: int) -> Checkpoint | None:
+    def find(self, step: int, generation: int) -> DirectoryCheckpoint | None:
         """The checkpoint of this step and generation, if it has all its files.
 
         Their sizes are looked at, their bytes are not: who reads a file has it verified there.
@@ -188,7 +202,7 @@ class DirectoryStore:
         path = self._place((step, generation))
         with explained("read", path):
             manifest = committed(path)
-        return Checkpoint(path, manifest) if manifest else None
+        return DirectoryCheckpoint(path, manifest) if manifest else None
 
     def keys(self, *, at_most: Key | None = None) -> list[Key]:
         """Step and generation of all finished checkpoints, newest first; nothing in them is read.
@@ -197,31 +211,55 @@ class DirectoryStore:
         Raises CheckpointError if the directory exists but cannot be read.
         """
         with explained("read", self.root):
-            keys = [key for key in self._keys() if at_most is None or key <= at_most]
-            return [key for key in keys if not is_unfinished(self._place(key))]
+            return self._finished(at_most)
 
-    def prune(self, keep: int) -> tuple[Path, ...]:
-        """Remove all that is older than the newest `keep` valid checkpoints.
+    def survey(self) -> list[Seen]:
+        """All that bears a checkpoint's name, newest first, whether it can be used or not.
 
-        Also what killed writers left, if a newer checkpoint is finished.
-        Invalid checkpoints that are newer stay as evidence until they are old. Removes no
-        checkpoint while there are fewer valid ones. Returns the checkpoints removed.
-        Raises UsageError if keep is less than 1, CheckpointError if one cannot be removed.
+        Raises CheckpointError if the directory exists but cannot be read.
         """
-        if keep < 1:
-            raise UsageError(f"keep is {keep}: at least 1 checkpoint must be kept")
+        with explained("read", self.root):
+            keys = self._keys()
+        return [_seen(self._place(key), key) for key in keys]
+
+    def at(self, manifest: Manifest) -> DirectoryCheckpoint:
+        """The checkpoint of this manifest, whatever lies in its place here; nothing is read."""
+        return DirectoryCheckpoint(self._place((manifest.step, manifest.generation)), manifest)
+
+    def prune(self, retention: Retention) -> tuple[Key, ...]:
+        """Remove what the retention does not keep, and say which, newest first.
+
+        Never the newest valid checkpoint, nor one that is pinned. What killed writers left goes
+        too, if a newer checkpoint is finished, and pins that have expired or keep nothing.
+        Raises CheckpointError if one cannot be removed.
+        """
         with explained("prune", self.root):
-            if not self._listed():
+            if not self._keys():
                 return ()
             with locked(self.root):
                 self._remove_unfinished()
-                old = self._older_than_valid(keep)
-                for path in old:
-                    # The manifest first: a checkpoint that is half removed must not count.
-                    (path / MANIFEST_FILE).unlink(missing_ok=True)
-                    shutil.rmtree(path)
-                    self._proven.pop(path, None)
-                return old
+                removed = tuple(key for key in self._superfluous(retention) if self._remove(key))
+                pin_files.sweep(self.root, self._finished(), time.time())
+                return removed
+
+    def pin(self, pin: Pin) -> bool:
+        """Keep a checkpoint from being pruned; False, and nothing is changed: it is not there.
+
+        Once this has returned True, nobody prunes the checkpoint while the pin holds, unless the
+        file system has no locks. Raises CheckpointError: the directory cannot be written.
+        """
+        with explained("pin a checkpoint in", self.root):
+            return pin_files.add(self.root, self._place(pin.key), pin)
+
+    def unpin(self, pin: Pin) -> None:
+        """Remove a pin; one that is not there is no error. Raises CheckpointError."""
+        with explained("remove a pin from", self.root):
+            pin_files.remove(self.root, pin)
+
+    def pins(self) -> list[Pin]:
+        """All pins, also those that have expired. Raises CheckpointError: it cannot be read."""
+        with explained("read the pins of", self.root):
+            return pin_files.listed(self.root)
 
     def _place(self, key: Key) -> Path:
         return self.root / name_of(*key)
@@ -236,6 +274,10 @@ class DirectoryStore:
                     keys.append(key)
         return sorted((key for key in keys if at_most is None or key[0] <= at_most), reverse=True)
 
+    def _finished(self, at_most: Key | None = None) -> list[Key]:
+        keys = [key for key in self._keys() if at_most is None or key <= at_most]
+        return [key for key in keys if not is_unfinished(self._place(key))]
+
     def _listed(self, at_most: int | None = None) -> list[Path]:
         """The directories that bear a checkpoint's name, newest first."""
         return [self._place(key) for key in self._keys(at_most)]
@@ -244,11 +286,11 @@ class DirectoryStore:
         passed_over: list[PassedOver] = []
         for path in listed:
             try:
-                return Found(Checkpoint(path, self._verified(path)), tuple(passed_over))
+                return Found(DirectoryCheckpoint(path, self._verified(path)), tuple(passed_over))
             except CorruptError as error:
-                passed_over.append(PassedOver(path, str(error)))
+                passed_over.append(PassedOver(str(path), str(error)))
             except OSError as error:
-                passed_over.append(PassedOver(path, f"it cannot be read: {error}"))
+                passed_over.append(PassedOver(str(path), f"it cannot be read: {error}"))
         return Found(None, tuple(passed_over))
 
     def _verified(self, path: Path) -> Manifest:
@@ -259,7 +301,7 @@ class DirectoryStore:
         seen = traces(path)
         manifest = read_manifest(path)
         for entry in manifest.files:
-            verify_file(path / entry.name, entry)
+            verify_file(path / entry.file, entry)
         self._proven[path] = seen
         return manifest
 
@@ -276,15 +318,38 @@ class DirectoryStore:
         except OSError:
             return False
 
-    def _older_than_valid(self, keep: int) -> tuple[Path, ...]:
-        """What comes after the newest `keep` valid checkpoints."""
-        listed = self._listed()
-        valid = 0
-        for index, path in enumerate(listed):
-            valid += self._is_valid(path)
-            if valid == keep:
-                return tuple(listed[index + 1 :])
-        return ()
+    def _superfluous(self, retention: Retention) -> tuple[Key, ...]:
+        """What may go by these rules."""
+        if retention.keeps_all:
+            return ()
+        finished = self._finished()
+        valid = (key for key in finished if self._is_valid(self._place(key)))
+        now = time.time()
+        return superfluous(
+            [self._kept(key, retention) for key in finished],
+            proven=list(itertools.islice(valid, max(1, retention.last))),
+            in_use=in_use(pin_files.listed(self.root), now),
+            retention=retention,
+            now=now,
+        )
+
+    def _kept(self, key: Key, retention: Retention) -> Kept:
+        """What the rules ask of a checkpoint; a damaged one is old, and the best by nothing."""
+        created, metrics = 0.0, {}
+        if retention.best or retention.hours:
+            with contextlib.suppress(CorruptError, OSError):
+                manifest = read_manifest(self._place(key))
+                created, metrics = manifest.created, manifest.metrics
+        return Kept(key, created, metrics)
+
+    def _remove(self, key: Key) -> bool:
+        """Remove a checkpoint; False: it was pinned in the last moment."""
+        path = self._place(key)
+        if not pin_files.revoke(self.root, path, key, time.time()):
+            return False
+        shutil.rmtree(path)
+        self._proven.pop(path, None)
+        return True
 
     def _remove_unfinished(self) -> None:
         """Remove what killed writers left, as soon as a newer checkpoint is finished.
@@ -305,33 +370,21 @@ class DirectoryStore:
         with new_directory(path) as directory:
             files = []
             for name, part in parts.items():
-                size, digest = write_file(directory, name, part.chunks)
-                files.append(FileEntry(name=name, bytes=size, checksum=digest, ranks=part.ranks))
+                files.append(write_file(directory, name, part.chunks).entry(name, part.ranks))
             manifest = msgspec.structs.replace(manifest, files=tuple(files))
             write_file(directory, MANIFEST_FILE, [manifests.encode(manifest)])
         self._proven[path] = traces(path)
         return manifest
 
 
-def _existing(path: Path, there: Manifest, job_id: str) -> Written:
-    """The checkpoint that was found in its place; CheckpointError if it is another job's."""
-    if there.job_id != job_id:
-        raise CheckpointError(
-            f"{path} is a checkpoint of job {there.job_id!r}: "
-            f"give job {job_id!r} a directory of its own"
-        )
-    return Written(path, _bytes(there), existed=True)
+def _told(part: Part) -> Iterator[Bytes]:
+    """The chunks of a part, each told of when the next one is asked for."""
+    for chunk in part.chunks:
+        yield chunk
+        part.told(memoryview(chunk).nbytes)
 
 
-def _check_writable(manifest: Manifest, parts: Mapping[str, Part]) -> None:
-    """Raise CheckpointError, before anything is written, if the manifest will be impossible."""
-    nothing = checksum([])
-    files = tuple(
-        FileEntry(name=name, bytes=0, checksum=nothing, ranks=part.ranks)
-        for name, part in parts.items()
-    )
-    manifests.encode(msgspec.structs.replace(manifest, files=files))
-
-
-def _bytes(manifest: Manifest) -> int:
-    return sum(entry.bytes for entry in manifest.files)
+def _seen(path: Path, key: Key) -> Seen:
+    """What a look at this directory tells."""
+    manifest, reason = look_at(path)
+    return Seen(str(path), *key, manifest, reason, unfinished=bool(reason) and is_unfinished(path))

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from rekindle.checkpoints.blocks import Sums, read_span, spans, summed
 from rekindle.checkpoints.format import Bytes, checksum
 from rekindle.checkpoints.manifest import FileEntry
-from rekindle.errors import CheckpointError, CorruptError
+from rekindle.errors import CheckpointError, CorruptError, MissingError
 
 LOCK_FILE: Final = ".lock"
 
@@ -128,17 +129,17 @@ def new_file(directory: int, name: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def write_file(directory: int, name: str, chunks: Iterable[Bytes]) -> tuple[int, str]:
+def write_file(directory: int, name: str, chunks: Iterable[Bytes]) -> Sums:
     """Write a new file as write_through() does."""
     with new_file(directory, name) as descriptor:
         return write_through(descriptor, chunks)
 
 
-def write_through(descriptor: int, chunks: Iterable[Bytes]) -> tuple[int, str]:
-    """Fill a new file, on the disk; its size in bytes and the checksum of what was given."""
-    digest = checksum(_pieces_written(descriptor, chunks))
+def write_through(descriptor: int, chunks: Iterable[Bytes]) -> Sums:
+    """Fill a new file, on the disk; the size and the checksums of what was given."""
+    sums = summed(_pieces_written(descriptor, chunks))
     os.fsync(descriptor)
-    return os.fstat(descriptor).st_size, digest
+    return sums
 
 
 def check_in_place(descriptor: int, path: Path) -> None:
@@ -165,12 +166,7 @@ def _pieces_written(descriptor: int, chunks: Iterable[Bytes]) -> Iterator[memory
 
 def check_size(path: Path, entry: FileEntry) -> None:
     """Raise CorruptError unless this is a plain file of the entry's size."""
-    try:
-        status = path.lstat()
-    except FileNotFoundError as error:
-        raise CorruptError(f"{entry.name} is missing") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise CorruptError(f"{entry.name} is not a plain file")
+    status = _plain(path)
     if status.st_size != entry.bytes:
         raise CorruptError(
             f"{entry.name} has {status.st_size} bytes, the manifest says {entry.bytes}"
@@ -192,7 +188,7 @@ def load_file(path: Path, entry: FileEntry) -> memoryview:
     Raises CorruptError unless they are what the manifest says, OSError if unreadable.
     """
     check_size(path, entry)
-    memory = _private_memory(entry.bytes)
+    memory = private_memory(entry.bytes)
     reached = 0
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(memory[reached : reached + _PIECE]):
@@ -201,7 +197,50 @@ def load_file(path: Path, entry: FileEntry) -> memoryview:
     return memory
 
 
-def _private_memory(size: int) -> memoryview:
+def read_range(path: Path, begin: int, end: int) -> memoryview:
+    """The file's bytes from `begin` to `end`, fewer if it ends before; nothing is verified.
+
+    Raises MissingError, CorruptError if it is no plain file, OSError if unreadable.
+    """
+    size = _plain(path).st_size
+    with path.open("rb", buffering=0) as file:
+        memory = private_memory(max(0, min(end, size) - begin))
+        file.seek(begin)
+        reached = 0
+        while count := file.readinto(memory[reached:]):
+            reached += count
+    return memory[:reached]
+
+
+def _plain(path: Path) -> os.stat_result:
+    try:
+        status = path.lstat()
+    except FileNotFoundError as error:
+        raise MissingError(f"{path.name} is missing") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise CorruptError(f"{path.name} is not a plain file")
+    return status
+
+
+def load_into(path: Path, entry: FileEntry, begin: int, view: memoryview) -> None:
+    """Fill the view with the file's bytes from `begin` on; only the blocks with them are read.
+
+    Raises CorruptError unless they are what the manifest says, OSError if unreadable.
+    """
+    check_size(path, entry)
+    with path.open("rb", buffering=0) as file:
+
+        def fetch(offset: int, target: memoryview) -> None:
+            file.seek(offset)
+            while target and (count := file.readinto(target)):
+                target = target[count:]
+
+        for span in spans(entry, begin, begin + len(view)):
+            read_span(entry, span, begin, view, fetch)
+
+
+def private_memory(size: int) -> memoryview:
+    """So many bytes, page-aligned and writable, that no other process has."""
     if not size:
         return memoryview(bytearray())
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

@@ -126,13 +126,14 @@ def write_header(layout: Layout, metadata: Mapping[str, str], buffer: memoryview
     buffer.cast("B")[: layout.header_bytes] = _PREFIX.pack(room) + text.ljust(room)
 
 
-def read_header(buffer: Bytes) -> Header:
+def read_header(buffer: Bytes, total: int | None = None) -> Header:
     """The header of a whole file, or of a buffer of exactly its size.
 
+    total: bytes of the file, where the buffer holds no more of it than the header.
     Raises CorruptError, which says what is wrong, for anything that is not safetensors.
     """
     with memoryview(buffer).cast("B") as view:
-        total = len(view)
+        total = len(view) if total is None else total
         text = _header_text(view)
     try:
         entries = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
@@ -145,6 +146,14 @@ def read_header(buffer: Bytes) -> Header:
     data_begin = _PREFIX.size + len(text)
     _check_gapless(specs, total - data_begin)
     return Header(metadata, tuple(specs), data_begin)
+
+
+def header_bytes(beginning: Bytes) -> int:
+    """Bytes of the header with its length, as the file's first bytes claim; 0: no file can."""
+    if len(beginning) < _PREFIX.size:
+        return 0
+    claimed: int = _PREFIX.unpack_from(beginning)[0]
+    return _PREFIX.size + claimed if claimed <= _MAX_JSON else 0
 
 
 class Checksum:

@@ -25,23 +25,59 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _JSON_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
-class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FileEntry(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """One file of the checkpoint: its size in bytes, its checksum, the ranks whose state it holds.
 
-    checksum: as rekindle.checkpoints.format.checksum gives it.
+    checksum: as rekindle.checkpoints.format.checksum gives it. stored: its name in the checkpoint's
+    place, if that is another one. blocks: the xxh3_64 of each block_bytes, the last may be shorter.
     """
 
     name: str
     bytes: Count
     checksum: Annotated[str, msgspec.Meta(pattern=r"\Axxh3_128:[0-9a-f]{32}\Z")]
     ranks: tuple[Count, ...] = ()
+    stored: str = ""
+    block_bytes: Count = 0
+    blocks: tuple[Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16}\Z")], ...] = ()
+
+    @property
+    def file(self) -> str:
+        """The name of the file, or object, that holds it."""
+        return self.stored or self.name
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the ranks have the state among them.
+
+    shards: pieces that it is in, each a file. mesh: the ranks' device mesh, sizes by the names of
+    its dimensions; empty: there was none. Which part of which tensor a file holds, it says itself
+    (`pieces` in its safetensors metadata): here, that would grow with shards times tensors.
+    """
+
+    shards: int = 1
+    mesh: dict[str, int] = {}
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ranks say of the state that they have.
+
+    versions: of what it was made with (torch, python), by name. rng: what the random streams of
+    each step follow from.
+    """
+
+    versions: dict[str, str] = {}
+    layout: Layout = Layout()
+    rng: dict[str, int | str] = {}
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a checkpoint holds, and who wrote it.
 
     data_position: where the data of the next step begins; values that JSON keeps unchanged.
-    created: seconds since the epoch. rekindle: version of the writer.
+    origin: what the ranks said of the state. metrics: what the step has logged, by name: finite
+    numbers. created: seconds since the epoch. rekindle: version of the writer.
     """
 
     format: int = FORMAT
@@ -50,7 +86,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     generation: Count
     world_size: Annotated[int, msgspec.Meta(ge=1)]
     framework: str
+    origin: Origin = Origin()
     data_position: dict[str, Any] = {}
+    metrics: dict[str, float] = {}
     files: tuple[FileEntry, ...] = ()
     created: float
     writer: str
@@ -109,7 +147,7 @@ def decode(data: bytes) -> Manifest:
             "use the version of Rekindle that wrote it, or a later one"
         )
     manifest = _decode(envelope.manifest, Manifest)
-    _check_names(manifest)
+    _check_files(manifest)
     return manifest
 
 
@@ -120,12 +158,17 @@ def _decode(data: bytes | msgspec.Raw, kind: type[T]) -> T:
         raise CorruptError(f"the manifest is torn or was never one: {error}") from error
 
 
-def _check_names(manifest: Manifest) -> None:
-    """Raise CorruptError unless each file has a name of its own that stays in its directory."""
-    seen = {MANIFEST_FILE}
+def _check_files(manifest: Manifest) -> None:
+    """Raise CorruptError unless each file has names of its own that stay in its directory."""
+    names, files = {MANIFEST_FILE}, {MANIFEST_FILE}
     for entry in manifest.files:
-        if not _FILE_NAME.fullmatch(entry.name):
-            raise CorruptError(f"the manifest names a file {entry.name!r}, which is not allowed")
-        if entry.name in seen:
-            raise CorruptError(f"the manifest names the file {entry.name!r} twice")
-        seen.add(entry.name)
+        for name, seen in ((entry.name, names), (entry.file, files)):
+            if not _FILE_NAME.fullmatch(name):
+                raise CorruptError(f"the manifest names a file {name!r}, which is not allowed")
+            if name in seen:
+                raise CorruptError(f"the manifest names the file {name!r} twice")
+            seen.add(name)
+        if entry.blocks and len(entry.blocks) * entry.block_bytes - entry.bytes not in range(
+            entry.block_bytes
+        ):
+            raise CorruptError(f"the blocks that the manifest names of {entry.name!r} are not all")

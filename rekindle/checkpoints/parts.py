@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rekindle.checkpoints import manifest as manifests
+from rekindle.checkpoints.blocks import Sums
 from rekindle.checkpoints.files import (
     check_in_place,
     locked,
@@ -53,8 +54,7 @@ def write_part(path: Path, name: str, chunks: Iterable[Bytes], ranks: tuple[int,
         if there and (entry := _intact(path, there, name)):
             return entry
         if written := _replace(path, there, name, chunks):
-            size, digest = written
-            return FileEntry(name=name, bytes=size, checksum=digest, ranks=ranks)
+            return written.entry(name, ranks)
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
@@ -77,16 +77,14 @@ def _intact(path: Path, manifest: Manifest, name: str) -> FileEntry | None:
     """The entry of this file of a committed checkpoint; None if it is damaged."""
     entry = entry_of(path, manifest, name)
     try:
-        verify_file(path / name, entry)
+        verify_file(path / entry.file, entry)
     except CorruptError:
         return None
     return entry
 
 
-def _replace(
-    path: Path, seen: Manifest | None, name: str, chunks: Iterable[Bytes]
-) -> tuple[int, str] | None:
-    """Write this file, its size and checksum; None if no longer `seen` is what is committed.
+def _replace(path: Path, seen: Manifest | None, name: str, chunks: Iterable[Bytes]) -> Sums | None:
+    """Write this file, its size and checksums; None if no longer `seen` is what is committed.
 
     The lock is held until the file is begun: then it is a new one, that no other writer has open,
     in a directory that is no checkpoint.

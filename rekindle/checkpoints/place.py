@@ -1,4 +1,4 @@
-"""The directory of one checkpoint: its name, and what a look at it tells.
+"""The place of one checkpoint: its name, and what a look at it tells.
 
 Whether a checkpoint is valid in every byte is asked elsewhere; here no file but a manifest is read.
 """
@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from rekindle.checkpoints import manifest as manifests
 from rekindle.checkpoints.files import check_size
@@ -17,6 +18,8 @@ from rekindle.errors import CheckpointError, CorruptError
 
 # Only as name_of() spells it, so that a step and generation have one place.
 _NAME = re.compile(r"step-([0-9]{10}|[1-9][0-9]{10,})-g([0-9]{6}|[1-9][0-9]{6,})")
+
+UNFINISHED: Final = "no manifest: the write was not finished"
 
 # A checkpoint's step and generation: the higher, the newer.
 Key = tuple[int, int]
@@ -50,13 +53,19 @@ def read_manifest(path: Path) -> Manifest:
     Raises CorruptError if there is none of this step and generation, OSError if it is unreadable.
     """
     try:
-        manifest = manifests.decode((path / MANIFEST_FILE).read_bytes())
+        data = (path / MANIFEST_FILE).read_bytes()
     except FileNotFoundError as error:
-        raise CorruptError("no manifest: the write was not finished") from error
-    if key_of(path.name) != (manifest.step, manifest.generation):
+        raise CorruptError(UNFINISHED) from error
+    return manifest_of(key_of(path.name), data)
+
+
+def manifest_of(key: Key | None, data: bytes) -> Manifest:
+    """The manifest in these bytes; CorruptError if it is none of this step and generation."""
+    manifest = manifests.decode(data)
+    if key != (manifest.step, manifest.generation):
         raise CorruptError(
             f"the manifest is of step {manifest.step}, generation {manifest.generation}, "
-            "not of this directory"
+            "not of this place"
         )
     return manifest
 
@@ -64,7 +73,20 @@ def read_manifest(path: Path) -> Manifest:
 def check_sizes(path: Path, manifest: Manifest) -> None:
     """Raise CorruptError unless each file is there with the size that the manifest says."""
     for entry in manifest.files:
-        check_size(path / entry.name, entry)
+        check_size(path / entry.file, entry)
+
+
+def look_at(path: Path) -> tuple[Manifest | None, str]:
+    """The manifest in this directory, if it can be read, and why the checkpoint cannot be used."""
+    manifest = None
+    try:
+        manifest = read_manifest(path)
+        check_sizes(path, manifest)
+    except CorruptError as error:
+        return manifest, str(error)
+    except OSError as error:
+        return manifest, f"it cannot be read: {error}"
+    return manifest, ""
 
 
 def committed(path: Path) -> Manifest | None:
@@ -80,13 +102,13 @@ def committed(path: Path) -> Manifest | None:
     return manifest
 
 
-def entry_of(path: Path, manifest: Manifest, name: str) -> FileEntry:
-    """What the manifest of this directory says of the file; CheckpointError if it has none such."""
+def entry_of(location: object, manifest: Manifest, name: str) -> FileEntry:
+    """What the manifest of this place says of the file; CheckpointError if it has none such."""
     for entry in manifest.files:
         if entry.name == name:
             return entry
     names = ", ".join(entry.name for entry in manifest.files)
-    raise CheckpointError(f"{path} has no file {name!r}; it has: {names or 'none'}")
+    raise CheckpointError(f"{location} has no file {name!r}; it has: {names or 'none'}")
 
 
 def is_unfinished(path: Path) -> bool:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import msgspec
 
-from rekindle.checkpoints.directory import Checkpoint, DirectoryStore, Part
+from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.files import explained
 from rekindle.checkpoints.format import checksum
 from rekindle.checkpoints.manifest import MANIFEST_FILE
+from rekindle.checkpoints.store import Checkpoint, Part
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -36,15 +37,20 @@ def publish(checkpoint: Checkpoint, to: Path) -> Published:
     store = DirectoryStore(to / manifest.job_id)
     place = (manifest.step, manifest.generation)
     there = store.newest(at_most=manifest.step).checkpoint
+    files = manifest.files
     if there is None or (there.manifest.step, there.manifest.generation) != place:
-        for entry in manifest.files:  # one at a time: all together may be more than the memory
+        # One at a time: all together may be more than the memory.
+        files = tuple(
             store.write_part(*place, entry.name, Part([checkpoint.read(entry.name)], entry.ranks))
-    written = store.commit(manifest)
-    with explained("read", written.path):
-        digest = checksum([(written.path / MANIFEST_FILE).read_bytes()])
+            for entry in manifest.files
+        )
+    written = store.commit(msgspec.structs.replace(manifest, files=files))
+    path = Path(written.location)
+    with explained("read", path):
+        digest = checksum([(path / MANIFEST_FILE).read_bytes()])
     return Published(
-        reference=f"{written.path}#{digest}",
-        path=written.path,
+        reference=f"{path}#{digest}",
+        path=path,
         step=manifest.step,
         bytes=written.bytes,
         existed=written.existed,

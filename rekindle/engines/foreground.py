@@ -197,10 +197,20 @@ def _saying(event: journal.Event) -> str:
             return f"node {event.node} has left: {reason}"
         case journal.LastWords(path=path):
             return event.in_words() + ("; the same --job-id goes on from it" if path else "")
+        case _:
+            return _saying_of_checkpoints(event)
+
+
+def _saying_of_checkpoints(event: journal.Event) -> str:
+    match event:
         case journal.CheckpointFailed(fault=fault):
             return f"{fault.message}; training goes on"
         case journal.CheckpointSkipped(path=path, reason=reason):
             return f"checkpoint {path} is passed over: {reason}"
+        case journal.CheckpointLeftOut() | journal.CheckpointInterval():
+            return event.in_words()
+        case journal.CheckpointsPruned(error=error):
+            return error
     return ""
 
 

@@ -31,10 +31,10 @@ def retrain(job: TrainingJob, around: Retraining = Retraining()) -> dict[str, An
     folder = Path(job.working_directory).expanduser().absolute()
     retraining.prepare(around, job_id, folder)
     result = train_to_the_end(job, job_id)
-    checkpoint = retraining.newest_checkpoint(jobs.directory_of(job_id))
-    metrics = retraining.evaluate(around, job_id, checkpoint.path, folder)
     to = folder / Path(around.publish_to).expanduser()
-    published = retraining.publish(checkpoint, to, metrics)
+    with retraining.newest_checkpoint(jobs.directory_of(job_id)) as checkpoint:
+        metrics = retraining.evaluate(around, job_id, checkpoint.location, folder)
+        published = retraining.publish(checkpoint, to, metrics)
     runs = retraining.tell_downstream(around.downstream, published.reference)
     told = {"reference": published.reference, "step": published.step, "downstream": runs}
     return {**result, **told, "metrics": metrics}

@@ -15,13 +15,25 @@ from rekindle.recovery.classification import Sign, explains
 from rekindle.recovery.codes.verdict import Urgency
 from rekindle.recovery.fault import Fault, root_cause
 from rekindle.recovery.policy import Strategy
+from rekindle.recovery.store_events import (
+    Checkpointed,
+    CheckpointFailed,
+    CheckpointInterval,
+    CheckpointLeftOut,
+    CheckpointSkipped,
+    CheckpointsPruned,
+    Event,
+)
 
-
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """One thing that happened; `seq` counts up by one, `at` is seconds since the epoch."""
-
-    seq: int = 0
-    at: float = 0.0
+__all__ = [  # what is told elsewhere too, for this is the whole journal
+    "CheckpointFailed",
+    "CheckpointInterval",
+    "CheckpointLeftOut",
+    "CheckpointSkipped",
+    "Checkpointed",
+    "CheckpointsPruned",
+    "Event",
+]
 
 
 class JobStarted(Event, frozen=True, kw_only=True, tag="job-started"):
@@ -176,27 +188,6 @@ class FirstStep(Event, frozen=True, kw_only=True, tag="first-step"):
     incident: int = 0
 
 
-class Checkpointed(Event, frozen=True, kw_only=True, tag="checkpointed"):
-    step: int
-    path: str
-    bytes: int
-    seconds: float
-
-
-class CheckpointFailed(Event, frozen=True, kw_only=True, tag="checkpoint-failed"):
-    """A checkpoint could not be written; training goes on. An incident of its own."""
-
-    incident: int
-    fault: Fault
-
-
-class CheckpointSkipped(Event, frozen=True, kw_only=True, tag="checkpoint-skipped"):
-    """A newer checkpoint was passed over on restore, because it is not valid."""
-
-    path: str
-    reason: str
-
-
 class Progress(Event, frozen=True, kw_only=True, tag="progress"):
     """Where the ranks are; streamed, not kept in the ledger."""
 
@@ -263,6 +254,9 @@ AnyEvent = (
     | Checkpointed
     | CheckpointFailed
     | CheckpointSkipped
+    | CheckpointLeftOut
+    | CheckpointInterval
+    | CheckpointsPruned
     | Progress
     | LastWords
     | Stopping

@@ -23,8 +23,9 @@ import msgspec
 import psutil
 
 from rekindle import names
-from rekindle.checkpoints.directory import DirectoryStore, Found
+from rekindle.checkpoints.opening import open_store
 from rekindle.checkpoints.place import Key
+from rekindle.checkpoints.store import Found
 from rekindle.errors import JobError, RekindleError
 from rekindle.runtime import device_tools, lifeline, protocol, wire
 from rekindle.runtime.depot import Depot
@@ -47,7 +48,9 @@ _LASTING = (
     protocol.Exited,
     protocol.Snapshots,
     protocol.CheckpointWritten,
+    protocol.CheckpointLeftOut,
     protocol.CheckpointPassedOver,
+    protocol.Pruned,
 )
 
 Orders = asyncio.Queue[tuple[int, protocol.Message]]  # with the number of the line they came on
@@ -73,7 +76,7 @@ class Agent:
         self._outbox: asyncio.Queue[protocol.Message] = asyncio.Queue()
         self._lines = 0  # to coordinators, so far
         self._obeying = asyncio.Lock()
-        self._store = DirectoryStore(Path(spec.checkpoint_directory))
+        self._store = open_store(spec.checkpoint_store, os.environ | spec.environment)
         known = Pass(spec.job_id, hello.attempt, secret)
         self._depot = Depot(spec, known, self.send)
         self._snapshots = Snapshots(
@@ -154,7 +157,7 @@ class Agent:
     def _learn(self, found: Found) -> None:
         """Know the checkpoints that this node could restore from."""
         for passed in found.passed_over:
-            self.send(protocol.CheckpointPassedOver(path=str(passed.path), reason=passed.reason))
+            self.send(protocol.CheckpointPassedOver(path=passed.location, reason=passed.reason))
         if found.checkpoint is None:
             self._offer([])
             return

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from rekindle.runtime.backlog import Backlog
 from rekindle.runtime.protocol import Commit, PartWritten
 
 
@@ -13,10 +14,12 @@ class Assembly:
     """Collects what agents tell of the shards that they have written.
 
     They are given up when the next generation is formed, and when a newer checkpoint is complete.
+    backlog: what is due, and not begun.
     """
 
     def __init__(self) -> None:
         self._generation = 0
+        self.backlog = Backlog()
         # By step, generation, and whether they are last words.
         self._parts: dict[tuple[int, int, bool], dict[int, PartWritten]] = {}
         self._failed = (0, 0)
@@ -24,6 +27,7 @@ class Assembly:
     def begin(self, generation: int) -> None:
         """Give up what earlier generations have not finished."""
         self._generation, self._parts = generation, {}
+        self.backlog.begin()
 
     def add(self, part: PartWritten, owners: Callable[[], dict[int, list[int]]]) -> Commit | None:
         """Take note of a shard; return the order to commit when it was the last one.
@@ -52,7 +56,10 @@ class Assembly:
                 if each.file is not None
             ),
             position=in_order[0].position,
+            origin=in_order[0].origin,
+            metrics=in_order[0].metrics,
             seconds=max(each.seconds for each in in_order),
+            stall_s=max(each.stall_s for each in in_order),
             last_words=part.last_words,
         )
 

@@ -14,6 +14,7 @@ from rekindle import names
 from rekindle.errors import ProtocolError
 from rekindle.runtime import wire
 from rekindle.runtime.protocol import (
+    CheckpointEvery,
     Dismiss,
     Form,
     Held,
@@ -40,6 +41,7 @@ class Channel:
         self._over = -1
         self._settled = -1  # the same, once `on_over` has done its work
         self._held = -1  # the newest generation that is to be held between two steps
+        self.checkpoint_every = 0  # steps between two checkpoints, as was said last
         self.injected: list[Inject] = []  # faults to suffer, emptied by whoever suffers them
         self.on_over: Callable[[Over], None] = lambda over: None
         threading.Thread(target=self._listen, name="rekindle-channel", daemon=True).start()
@@ -118,6 +120,11 @@ class Channel:
             if isinstance(message, Hold):
                 self._held = message.generation
                 continue
+            if isinstance(message, CheckpointEvery):
+                self.checkpoint_every = message.steps
+                continue
+            if isinstance(message, Form):
+                self.checkpoint_every = message.checkpoint_every
             if isinstance(message, Over):
                 self._over = max(self._over, message.generation)
                 self.on_over(message)

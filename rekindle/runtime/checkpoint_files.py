@@ -8,20 +8,24 @@ from __future__ import annotations
 import os
 import socket
 import time
+from typing import NamedTuple
 
 import msgspec
 
 from rekindle import __version__
-from rekindle.checkpoints.directory import DirectoryStore, Part
 from rekindle.checkpoints.format import read_header
-from rekindle.checkpoints.manifest import Manifest
+from rekindle.checkpoints.manifest import Manifest, Origin
+from rekindle.checkpoints.store import Part, Store
 from rekindle.errors import CheckpointError
 from rekindle.recovery.plan import Made
 from rekindle.runtime import protocol
 from rekindle.runtime.snapshot import SnapshotBuffer
 from rekindle.runtime.spec import JobSpec
 
-METADATA_POSITION = "data_position"  # key of the snapshot's metadata, a JSON object
+# Keys of the snapshot's metadata, each a JSON object.
+METADATA_POSITION = "data_position"
+METADATA_ORIGIN = "origin"
+METADATA_METRICS = "metrics"
 
 
 def state_file(shard: int) -> str:
@@ -32,9 +36,11 @@ def state_file(shard: int) -> str:
 class CheckpointFiles:
     """Writes what buffers hold that nobody changes meanwhile, and says how it came out."""
 
-    def __init__(self, spec: JobSpec, store: DirectoryStore) -> None:
+    def __init__(self, spec: JobSpec, store: Store) -> None:
         self._spec = spec
         self._store = store
+        self._metrics: dict[str, float] = {}  # of what was committed last
+        self._amiss = ""  # as was said last
 
     def write(self, made: Made, buffer: SnapshotBuffer) -> protocol.CheckpointWritten:
         """Write and commit a checkpoint of one file."""
@@ -44,13 +50,13 @@ class CheckpointFiles:
         done = protocol.CheckpointWritten(step=step, generation=generation)
         started = time.monotonic()
         try:
-            manifest = self._manifest(made, _position(buffer))
+            manifest = self._manifest(made, _said(buffer))
             written = self._store.write(manifest, {state_file(0): part})
         except CheckpointError as error:  # it may have been forgotten meanwhile
             return msgspec.structs.replace(done, error=str(error))
         return msgspec.structs.replace(
             done,
-            path=str(written.path),
+            path=written.location,
             bytes=written.bytes,
             seconds=time.monotonic() - started,
         )
@@ -64,12 +70,19 @@ class CheckpointFiles:
         part = Part(chunks=[buffer.file], ranks=())  # whose it is, the coordinator knows
         started = time.monotonic()
         try:
-            position = _position(buffer)
+            said = _said(buffer)
             entry = self._store.write_part(step, generation, state_file(shard), part)
         except CheckpointError as error:  # it may have been forgotten meanwhile
             return msgspec.structs.replace(done, error=str(error))
         took_s = time.monotonic() - started
-        return msgspec.structs.replace(done, file=entry, position=position, seconds=took_s)
+        return msgspec.structs.replace(
+            done,
+            file=entry,
+            position=said.position,
+            origin=said.origin,
+            metrics=said.metrics,
+            seconds=took_s,
+        )
 
     def commit(self, order: protocol.Commit) -> protocol.CheckpointWritten:
         """Make the checkpoint valid whose shards are all written."""
@@ -78,32 +91,73 @@ class CheckpointFiles:
         )
         started = time.monotonic()
         try:
-            manifest = self._manifest((order.step, order.generation), order.position)
+            made = order.step, order.generation
+            said = _Said(order.position, order.origin, order.metrics)
+            manifest = self._manifest(made, said)
             written = self._store.commit(msgspec.structs.replace(manifest, files=order.files))
         except CheckpointError as error:
             return msgspec.structs.replace(done, error=str(error))
         return msgspec.structs.replace(
             done,
-            path=str(written.path),
+            path=written.location,
             bytes=written.bytes,
             seconds=order.seconds + time.monotonic() - started,
+            stall_s=order.stall_s,
             shards=len(order.files),
         )
 
-    def _manifest(self, made: Made, position: str) -> Manifest:
+    def prune(self) -> protocol.Pruned | None:
+        """Remove what the job's retention does not keep; None: there is nothing to be told.
+
+        What is amiss is told once, not after every checkpoint.
+        """
+        keep, amiss = self._spec.keep, ""
+        removed: tuple[Made, ...] = ()
+        if keep.keeps_all:
+            return None
+        if keep.metric and keep.metric not in self._metrics:
+            known = ", ".join(sorted(self._metrics)) or "nothing"
+            amiss = (
+                f"the step of the newest checkpoint has not logged {keep.metric} (but {known}): "
+                "such checkpoints are never among the best"
+            )
+        try:
+            removed = self._store.prune(keep)
+        except CheckpointError as error:
+            amiss = f"checkpoints that need not be kept could not be removed: {error}"
+        news, self._amiss = "" if amiss == self._amiss else amiss, amiss
+        return protocol.Pruned(removed=removed, error=news) if removed or news else None
+
+    def _manifest(self, made: Made, said: _Said) -> Manifest:
         step, generation = made
+        self._metrics = said.metrics
         return Manifest(
             job_id=self._spec.job_id,
             step=step,
             generation=generation,
             world_size=self._spec.world_size,
             framework="torch",
-            data_position=msgspec.json.decode(position),
+            origin=said.origin,
+            data_position=msgspec.json.decode(said.position),
+            metrics=said.metrics,
             created=time.time(),
             writer=f"{socket.gethostname()}:{os.getpid()}",
             rekindle=__version__,
         )
 
 
-def _position(buffer: SnapshotBuffer) -> str:
-    return read_header(buffer.file).metadata.get(METADATA_POSITION, "{}")
+class _Said(NamedTuple):
+    """What a rank said of its state: the data's position as JSON, its origin, its metrics."""
+
+    position: str
+    origin: Origin
+    metrics: dict[str, float]
+
+
+def _said(buffer: SnapshotBuffer) -> _Said:
+    metadata = read_header(buffer.file).metadata
+    return _Said(
+        metadata.get(METADATA_POSITION, "{}"),
+        msgspec.json.decode(metadata.get(METADATA_ORIGIN, "{}"), type=Origin),
+        msgspec.json.decode(metadata.get(METADATA_METRICS, "{}"), type=dict[str, float]),
+    )

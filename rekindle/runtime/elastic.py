@@ -1,4 +1,4 @@
-"""The fourth layer of the coordinator's mind: nodes that the world goes on without, or takes in."""
+"""The fifth layer of the coordinator's mind: nodes that the world goes on without, or takes in."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
-"""The third layer of the coordinator's mind: ending all ranks, to start anew or for good."""
+"""The fourth layer of the coordinator's mind: ending all ranks, to start anew or for good."""
 
 from __future__ import annotations
 
-from rekindle.names import KILLED_S, OFFERS
+from rekindle.names import KILLED_S
 from rekindle.recovery import journal
-from rekindle.recovery.fault import Fault, Kind, root_cause
+from rekindle.recovery.fault import root_cause
 from rekindle.recovery.policy import LATE_S, Strategy
 from rekindle.recovery.suspicion import is_clean
 from rekindle.runtime import protocol as p
-from rekindle.runtime.forming import Forming
 from rekindle.runtime.roster import Kept, Rank, Status, by_node
 from rekindle.runtime.state import (
     ENDING,
@@ -19,13 +18,14 @@ from rekindle.runtime.state import (
     Send,
     SetTimer,
 )
+from rekindle.runtime.storing import Storing
 
 STOP_GRACE_S = 10.0  # between SIGTERM and SIGKILL
 _LAST_WORDS = "; last words: "  # as the policy's reason begins what is to be
 GONE = (Status.ABSENT, Status.EXITED)
 
 
-class Ending(Forming):
+class Ending(Storing):
     """Restarts, stops and last words."""
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
@@ -124,44 +124,6 @@ class Ending(Forming):
             )
             self._do(Send(self.roster.nodes[node].connection, order))
         self._do(SetTimer("dump", self.spec.policy.dump_timeout_s))
-
-    def on_checkpoint(self, node: int, message: p.CheckpointWritten, now: float) -> None:
-        """A checkpoint was committed, or could not be written; training goes on either way."""
-        if self.phase is Phase.ENDED:
-            return
-        if message.error:
-            text = f"the checkpoint of step {message.step} was not written: {message.error}"
-            fault = Fault(kind=Kind.STORAGE, message=text, node=node, finished=message.step, at=now)
-            self._record(self.incidents.note_storage(fault))
-            return
-        everybody = message.shards > 1
-        made = message.step, message.generation
-        for known in self.roster.nodes.values() if everybody else (self.roster.nodes[node],):
-            known.checkpoints = (made, *known.checkpoints)[:OFFERS]
-        self._record(
-            journal.Checkpointed(
-                step=message.step,
-                path=message.path,
-                bytes=message.bytes,
-                seconds=message.seconds,
-            )
-        )
-
-    def on_part(self, node: int, message: p.PartWritten, now: float) -> None:
-        """A shard of a checkpoint was written, or could not be."""
-        if self.phase is Phase.ENDED:
-            return
-        if message.error and message.last_words:
-            self._dump_failed(node, message.error)
-        elif message.error:
-            if self._assembly.fail(message):
-                failed = p.CheckpointWritten(
-                    step=message.step, generation=message.generation, error=message.error
-                )
-                self.on_checkpoint(node, failed, now)
-        elif order := self._assembly.add(message, self.roster.owners):
-            self._committing.add(node)
-            self._do(Send(self.roster.nodes[node].connection, order))
 
     def _on_dumped(self, node: int, message: p.CheckpointWritten) -> None:
         """A node has written last words, or could not."""

@@ -55,8 +55,7 @@ def rank_environment(
         names.ENV_STACK_FILE: str(logs / names.STACK_FILE),
         names.ENV_METRICS_FILE: metrics_file,
         names.ENV_SNAPSHOT_EVERY: str(spec.snapshot_every),
-        names.ENV_CHECKPOINT_EVERY: str(spec.checkpoint_every),
-        names.ENV_CHECKPOINT_DIRECTORY: spec.checkpoint_directory,
+        names.ENV_CHECKPOINT_STORE: spec.checkpoint_store,
     }
 
 

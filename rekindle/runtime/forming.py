@@ -236,6 +236,7 @@ class Forming(Gathering):
                 suspicions=tuple(self._suspicions),
                 shards=plan.shards,
                 passed=passed,
+                checkpoint_every=self._interval.steps,
                 ranks=own,
                 plan=plans,
                 depots=self._depots(plans.values()),

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from rekindle.errors import ProtocolError
 from rekindle.names import SPARE
 from rekindle.recovery import journal
 from rekindle.recovery.classification import Judge
@@ -17,7 +16,7 @@ from rekindle.recovery.policy import LATE_S, Strategy
 from rekindle.recovery.sign_book import SignBook
 from rekindle.runtime import protocol as p
 from rekindle.runtime.assembly import Assembly
-from rekindle.runtime.inheritance import Earlier, Inheritance
+from rekindle.runtime.inheritance import Earlier, Inheritance, interval_of
 from rekindle.runtime.injections import Injections
 from rekindle.runtime.roster import Node, Rank, Roster, Status, by_node
 from rekindle.runtime.spec import JobSpec
@@ -46,6 +45,7 @@ class Gathering(ABC):
 
     _doubted: tuple[Fault, ...] = ()  # not decided yet: a sign may tell more of them
     _devices = False  # a node has devices of which signs may tell
+    _planned: Plan | None = None  # of the generation formed last
     _healing: frozenset[int] = frozenset()  # ranks that were told to start with a healed device
 
     def __init__(
@@ -85,13 +85,13 @@ class Gathering(ABC):
         self._stop_reason = ""
         self._at_once = False  # the job is stopped without grace
         self._assembly = Assembly()
+        self._interval = interval_of(spec, earlier)
         self._committing: set[int] = set()  # nodes that were told to commit a checkpoint
         self._dumpers: set[int] = set()  # the nodes that write last words
         self._dumping = 0  # the step that it was asked for
         self._said = ""  # what became of last words
         self._speechless: set[int] = set()  # nodes that could not
         self._outcome = "stopped"
-        self._planned: Plan | None = None  # of the generation formed last
         self._refused: set[tuple[int, Source, Made]] = set()  # (node, source, state) that failed
         self._injections = Injections()
         self._asked = False  # for those that had not come
@@ -355,25 +355,6 @@ class Gathering(ABC):
             signature=kind.value,
             at=now,
         )
-
-    def on_beat(self, beat: p.Beat) -> None:
-        """Where the ranks of a node are."""
-        for number, finished in beat.finished.items():
-            rank = self.roster.ranks[number]
-            # The page of a rank that has no state yet still shows its dead predecessor's.
-            if rank.status is Status.TRAINING:
-                rank.finished = max(rank.finished, finished)
-                self.newest = max(self.newest, finished)
-        self.total = max(self.total, beat.total)
-
-    def on_snapshots(self, node: int, message: p.Snapshots | p.Copies) -> None:
-        """A node's newest snapshots, or copies of other nodes' ones."""
-        if isinstance(message, p.Snapshots):
-            self.roster.nodes[node].snapshots.update(message.kept)
-            return
-        if not all(0 <= rank < self.spec.world_size for rank in message.kept):
-            raise ProtocolError(f"node {node} has copies of ranks that the job has not")
-        self.roster.nodes[node].copies.update(message.kept)
 
     @abstractmethod
     def _on_good_exit(self) -> None: ...

@@ -10,10 +10,12 @@ from rekindle.recovery import journal
 from rekindle.recovery.classification import explains
 from rekindle.recovery.fault import Fault
 from rekindle.recovery.history import Past, besides
+from rekindle.recovery.interval import Interval
 from rekindle.recovery.ladder import Decision
 from rekindle.recovery.policy import INNER
 from rekindle.recovery.suspicion import Suspicion, suspicions
 from rekindle.runtime import left_open
+from rekindle.runtime.spec import JobSpec
 from rekindle.runtime.state import RESCHEDULED
 
 Placement = tuple[int, str, int]  # an agent: attempt, address and process; numbers come again
@@ -24,7 +26,8 @@ class Earlier(msgspec.Struct, frozen=True, kw_only=True):
 
     generation, incident: the newest; their numbers only ever rise. suspicions: what ranks have said
     to be wrong. signs: what was reported of devices. past: what was decided. placements: the agents
-    of each node. at: when the last of it happened.
+    of each node. at: when the last of it happened. checkpoint_every: steps, as they were chosen
+    last, 0: never. faults, seconds: how often training was broken, in how long a time.
     """
 
     generation: int = 0
@@ -34,6 +37,9 @@ class Earlier(msgspec.Struct, frozen=True, kw_only=True):
     past: tuple[Past, ...] = ()
     placements: dict[int, frozenset[Placement]] = {}
     at: float = 0.0
+    checkpoint_every: int = 0
+    faults: int = 0
+    seconds: float = 0.0
 
 
 def earlier(events: Sequence[journal.Event]) -> Earlier:
@@ -47,7 +53,33 @@ def earlier(events: Sequence[journal.Event]) -> Earlier:
         past=_past(events),
         placements=_placements(events),
         at=max((event.at for event in events), default=0.0),
+        checkpoint_every=next(
+            (e.steps for e in reversed(events) if isinstance(e, journal.CheckpointInterval)), 0
+        ),
+        faults=len({event.incident for event in events if isinstance(event, journal.FaultSeen)}),
+        seconds=_seconds(events),
     )
+
+
+def interval_of(spec: JobSpec, before: Earlier) -> Interval:
+    """Return the steps between two checkpoints of a job of which there were attempts before."""
+    return Interval(
+        spec.checkpoint_every,
+        devices=spec.world_size,
+        known=before.checkpoint_every,
+        faults=before.faults,
+        seconds=before.seconds,
+    )
+
+
+def _seconds(events: Iterable[journal.Event]) -> float:
+    """Return for how long there were attempts of the job."""
+    began, last, seconds = 0.0, 0.0, 0.0
+    for event in events:
+        if isinstance(event, journal.JobStarted):
+            seconds, began = seconds + last - began, event.at
+        last = event.at
+    return seconds + last - began
 
 
 class Inheritance(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,10 +9,10 @@
     DUMPING     their newest snapshot is being written: last words
     ENDED
 
-It has eight layers, a module each: who is there (`gathering`), forming generations (`forming`), the
-end (`ending`), nodes that come and go (`elastic`), what is done about faults (`recovering`), ranks
-that make no progress (`stalling`), signs that are seen from outside (`watching`), and what else
-counts as a fault (here).
+It has nine layers, a module each: who is there (`gathering`), forming generations (`forming`),
+checkpoints (`storing`), the end (`ending`), nodes that come and go (`elastic`), what is done about
+faults (`recovering`), ranks that make no progress (`stalling`), signs that are seen from outside
+(`watching`), and what else counts as a fault (here).
 
 Untouched scripts never arrive: to the machine they stay in REGROUPING until they end.
 """
@@ -30,6 +30,7 @@ from rekindle.recovery.policy import LATE_S
 from rekindle.runtime import protocol as p
 from rekindle.runtime.roster import Node, Status, by_node
 from rekindle.runtime.state import ENDING, Phase, Send, SetTimer
+from rekindle.runtime.storing import StoreNews
 from rekindle.runtime.watching import Watching
 
 _FAILED = {
@@ -58,15 +59,11 @@ class Machine(Watching):
             case p.StepDone():
                 self.on_step_done(message)
             case p.Beat():
-                self.on_beat(message)
-            case p.CheckpointWritten():
-                if message.last_words:
-                    self._on_dumped(node, message)
-                else:
-                    self.on_checkpoint(node, message, now)
-                self._on_committed(node)
-            case p.PartWritten():
-                self.on_part(node, message, now)
+                self.on_beat(message, now)
+            case p.CheckpointWritten() | p.PartDue() | p.PartWritten():
+                self.on_store_news(node, message, now)
+            case p.CheckpointLeftOut() | p.Pruned():
+                self.on_store_news(node, message, now)
             case p.Snapshots() | p.Copies():
                 self.on_snapshots(node, message)
             case _:
@@ -209,15 +206,16 @@ class Machine(Watching):
             rank.status = Status.ABSENT
             self._on_fault(fault)
 
-    def _on_committed(self, node: int) -> None:
-        """A node has committed a checkpoint, or could not; the job's end may wait for that."""
-        if node in self._committing:
+    def _on_stored(self, node: int, message: StoreNews) -> None:
+        """A checkpoint was committed, or will not be; the job's end may wait for that."""
+        if isinstance(message, p.CheckpointWritten):
             self._committing.discard(node)
-            if self.roster.all_are(Status.EXITED) and self.phase not in ENDING:
-                self._on_good_exit()
+        if self.roster.all_are(Status.EXITED) and self.phase not in ENDING:
+            self._on_good_exit()
 
     def _on_good_exit(self) -> None:
-        if self.roster.all_are(Status.EXITED) and self._committing:
+        stored = not self._committing and self._assembly.backlog.is_empty
+        if self.roster.all_are(Status.EXITED) and not stored:
             return
         if self.roster.all_are(Status.EXITED):
             self._outcome = "succeeded"
@@ -274,6 +272,8 @@ class Machine(Watching):
         if agent is not None and not fault.host:
             fault = msgspec.structs.replace(fault, host=agent.host)
         fault = self._explained(fault)
+        if not self.incidents.open:
+            self._interval.fault()
         if fault not in self.incidents.faults or not fault.code:  # else a sign has told more of it
             self._record(self.incidents.note(fault))
         self._declare_over()

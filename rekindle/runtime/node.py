@@ -92,10 +92,8 @@ class NodeRanks:
                 await self._host_store(message)
             case protocol.Kill():
                 self._kill(message)
-            case protocol.Dump():
-                self._snapshots.dump(message)
-            case protocol.Commit():
-                self._snapshots.commit(message)
+            case protocol.Dump() | protocol.WriteParts() | protocol.Commit():
+                self._snapshots.obey(message)
             case protocol.Look():
                 self._in_background(self.lookout.look(message))
             case protocol.Form():
@@ -106,6 +104,8 @@ class NodeRanks:
                     own = {rank.rank: message.ranks[rank.rank]}
                     plan = {rank.rank: message.plan[rank.rank]}
                     rank.send(msgspec.structs.replace(message, ranks=own, plan=plan, depots={}))
+            case protocol.CheckpointEvery():
+                self._tell_all(message)
             case protocol.Over():
                 self._snapshots.break_off()
                 self._tell_all(self._brought_up_to_date(message))

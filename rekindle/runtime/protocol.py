@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import msgspec
 
-from rekindle.checkpoints.manifest import FileEntry
 from rekindle.recovery.fault import ErrorRecord, Exit
 from rekindle.recovery.plan import Made
-from rekindle.recovery.suspicion import Suspicion
 from rekindle.runtime.rank_messages import (
     Arrived,
+    CheckpointEvery,
     Depot,
     Dismiss,
     Form,
@@ -33,12 +32,29 @@ from rekindle.runtime.rank_messages import (
     StepFailed,
     ToRank,
 )
+from rekindle.runtime.store_messages import (
+    CheckpointLeftOut,
+    CheckpointPassedOver,
+    CheckpointWritten,
+    Commit,
+    Dump,
+    PartDue,
+    PartWritten,
+    Pruned,
+    WriteParts,
+)
 from rekindle.runtime.watch_messages import Look, Looked, RankLook, Stalled
 
 __all__ = [  # what is said elsewhere too, for this is the whole protocol
     "Arrived",
+    "CheckpointEvery",
+    "CheckpointLeftOut",
+    "CheckpointPassedOver",
+    "CheckpointWritten",
+    "Commit",
     "Depot",
     "Dismiss",
+    "Dump",
     "Form",
     "FromRank",
     "Held",
@@ -49,6 +65,9 @@ __all__ = [  # what is said elsewhere too, for this is the whole protocol
     "Looked",
     "Message",
     "Over",
+    "PartDue",
+    "PartWritten",
+    "Pruned",
     "RankLook",
     "SnapshotBuffers",
     "SnapshotRoom",
@@ -58,6 +77,7 @@ __all__ = [  # what is said elsewhere too, for this is the whole protocol
     "StepDone",
     "StepFailed",
     "ToRank",
+    "WriteParts",
 ]
 
 # ---- agent -> coordinator
@@ -170,46 +190,6 @@ class Copies(Message, frozen=True, kw_only=True, tag="copies"):
     kept: dict[int, tuple[Made, ...]]
 
 
-class CheckpointWritten(Message, frozen=True, kw_only=True, tag="checkpoint-written"):
-    """A checkpoint was committed, or `error` says why not. last_words: it answers Dump.
-
-    shards: pieces that it is in; more than one, and all nodes have the store in common.
-    """
-
-    step: int
-    generation: int
-    path: str = ""
-    bytes: int = 0
-    seconds: float = 0.0
-    shards: int = 1
-    last_words: bool = False
-    error: str = ""
-
-
-class PartWritten(Message, frozen=True, kw_only=True, tag="part-written"):
-    """One shard of a checkpoint is in the store as `file`, or `error` says why not.
-
-    shards: how many there are. position: of the data, as JSON. last_words: it answers Dump.
-    """
-
-    step: int
-    generation: int
-    shard: int
-    shards: int
-    file: FileEntry | None = None
-    position: str = "{}"
-    seconds: float = 0.0
-    last_words: bool = False
-    error: str = ""
-
-
-class CheckpointPassedOver(Message, frozen=True, kw_only=True, tag="checkpoint-passed-over"):
-    """A checkpoint newer than the one that counts is not valid."""
-
-    path: str
-    reason: str
-
-
 class Beat(Message, frozen=True, kw_only=True, tag="beat"):
     """Steps finished by each rank of the node, and the newest metrics of its first one."""
 
@@ -272,31 +252,6 @@ class Kill(Message, frozen=True, kw_only=True, tag="kill"):
     grace_s: float = 0.0
 
 
-class Dump(Message, frozen=True, kw_only=True, tag="dump"):
-    """Last words: write the snapshot of `step`, which generation `made` did, or a newer clean one.
-
-    shards: where the state is in several, those that are to be written, of exactly this state, each
-    with the rank whose snapshot (or copy of one) it is; and how many there are.
-    """
-
-    step: int
-    made: int
-    suspicions: tuple[Suspicion, ...] = ()
-    shards: dict[int, int] = msgspec.field(default_factory=dict)
-    of: int = 1
-
-
-class Commit(Message, frozen=True, kw_only=True, tag="commit"):
-    """All shards of this checkpoint are written: make it valid; answered by CheckpointWritten."""
-
-    step: int
-    generation: int
-    files: tuple[FileEntry, ...]
-    position: str = "{}"
-    seconds: float = 0.0
-    last_words: bool = False
-
-
 class Bye(Message, frozen=True, kw_only=True, tag="bye"):
     """The job is over for this agent: end what is left, and yourself with this status.
 
@@ -334,7 +289,10 @@ FromAgent = (
     | Snapshots
     | Copies
     | CheckpointWritten
+    | PartDue
     | PartWritten
+    | CheckpointLeftOut
+    | Pruned
     | CheckpointPassedOver
     | Beat
     | Stalled
@@ -353,7 +311,9 @@ ToAgent = (
     | HostStore
     | Kill
     | Dump
+    | WriteParts
     | Commit
+    | CheckpointEvery
     | Bye
     | Look
     | Over

@@ -97,7 +97,8 @@ class SnapshotRoom(Message, frozen=True, kw_only=True, tag="snapshot-room"):
 class SnapshotTaken(Message, frozen=True, kw_only=True, tag="snapshot-taken"):
     """The rank has filled a buffer; `checkpoint`: the agent writes it to the store as well.
 
-    shard, shards: which piece of the state it is, and of how many.
+    shard, shards: which piece of the state it is, and of how many. stall_s: for how many seconds
+    training stood still for it.
     """
 
     rank: int
@@ -105,6 +106,7 @@ class SnapshotTaken(Message, frozen=True, kw_only=True, tag="snapshot-taken"):
     step: int
     buffer: int
     checkpoint: bool = False
+    stall_s: float = 0.0
     shard: int = 0
     shards: int = 1
 
@@ -149,6 +151,7 @@ class Form(Message, frozen=True, kw_only=True, tag="form"):
     number in the full one. plan: what each of them does, with peers by their number in this
     world. An agent passes on only the rank's own of both. shards: pieces that the state is in.
     depots: where those of the nodes are that the plan names; for the agent alone.
+    checkpoint_every: steps between two checkpoints, until CheckpointEvery; 0: none.
     """
 
     generation: int
@@ -160,9 +163,19 @@ class Form(Message, frozen=True, kw_only=True, tag="form"):
     suspicions: tuple[Suspicion, ...] = ()
     shards: int = 1
     passed: int = 0
+    checkpoint_every: int = 0
     ranks: dict[int, int]
     plan: dict[int, RankPlan]
     depots: dict[int, Depot] = msgspec.field(default_factory=dict)
+
+
+class CheckpointEvery(Message, frozen=True, kw_only=True, tag="checkpoint-every"):
+    """So many steps lie between two checkpoints from now on.
+
+    Ranks may hear of it in different steps: what is not due on all of them is not written.
+    """
+
+    steps: int
 
 
 class SnapshotBuffers(Message, frozen=True, kw_only=True, tag="snapshot-buffers"):
@@ -209,4 +222,4 @@ class Inject(Message, frozen=True, kw_only=True, tag="inject"):
 
 
 FromRank = Arrived | StepFailed | Held | StateReady | StepDone | SnapshotRoom | SnapshotTaken
-ToRank = Over | Hold | Form | SnapshotBuffers | Dismiss | Inject
+ToRank = Over | Hold | Form | CheckpointEvery | SnapshotBuffers | Dismiss | Inject

@@ -1,4 +1,4 @@
-"""The fifth layer of the coordinator's mind: what is decided about a fault, and carrying it out."""
+"""The sixth layer of the coordinator's mind: what is decided about a fault, and carrying it out."""
 
 from __future__ import annotations
 

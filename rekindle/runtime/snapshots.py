@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from rekindle.checkpoints.directory import DirectoryStore
+from rekindle.checkpoints.store import Store
 from rekindle.errors import CheckpointError, CorruptError
 from rekindle.names import OFFERS
 from rekindle.recovery.plan import Made
@@ -19,6 +19,7 @@ from rekindle.recovery.suspicion import is_clean
 from rekindle.runtime import protocol
 from rekindle.runtime.checkpoint_files import CheckpointFiles
 from rekindle.runtime.depot import Depot
+from rekindle.runtime.due_checkpoints import DueCheckpoints
 from rekindle.runtime.neighbours import Neighbours
 from rekindle.runtime.snapshot import SnapshotBuffer
 from rekindle.runtime.spec import JobSpec
@@ -35,7 +36,7 @@ class Snapshots:
     def __init__(
         self,
         spec: JobSpec,
-        store: DirectoryStore,
+        store: Store,
         send: Callable[[protocol.Message], None],
         *,
         depot: Depot,
@@ -52,6 +53,7 @@ class Snapshots:
         self.kept: dict[int, tuple[Made, ...]] = {}  # the sealed snapshots of each rank
         self.checkpoints: tuple[Made, ...] = ()  # those written here, newest first
         self._jobs: set[asyncio.Task[None]] = set()
+        self._due = DueCheckpoints(self._files, self._writes, self._tell, self._start)
 
     def room(self, wanted: protocol.SnapshotRoom) -> tuple[protocol.SnapshotBuffers, list[int]]:
         """Answer a rank: its buffers, made anew if they are too small."""
@@ -121,7 +123,7 @@ class Snapshots:
 
     def taken(self, message: protocol.SnapshotTaken) -> None:
         """Seal a snapshot that a rank has just taken and, if asked to, write it to the store."""
-        self._start(self._keep(message, self._buffers[message.rank][message.buffer][1]))
+        self._start(self._keep(message, *self._buffers[message.rank][message.buffer]))
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         job = asyncio.ensure_future(work)
@@ -132,7 +134,7 @@ class Snapshots:
         self._jobs.discard(job)
         job.result()  # an error here is a bug: let it be seen
 
-    async def _keep(self, message: protocol.SnapshotTaken, buffer: SnapshotBuffer) -> None:
+    async def _keep(self, message: protocol.SnapshotTaken, fd: int, buffer: SnapshotBuffer) -> None:
         loop = asyncio.get_running_loop()
         made = message.step, message.generation
         if not await loop.run_in_executor(self._seals, _seal, buffer, made):
@@ -141,21 +143,10 @@ class Snapshots:
             self._sealed(message.rank)
             await self._neighbours.copy(message.rank, buffer, made)
             buffer.settle()
-            if message.checkpoint:
-                # A thread of its own: a slow store must not keep snapshots from being sealed.
-                written = await loop.run_in_executor(self._writes, self._write, message, buffer)
-                if not written.error or buffer.made == made:  # else it was forgotten meanwhile
-                    self._tell(written)
+            if message.checkpoint and buffer.made == made:  # else it was forgotten meanwhile
+                self._due.due(message, fd)
         finally:
             buffer.unlock()
-
-    def _write(
-        self, message: protocol.SnapshotTaken, buffer: SnapshotBuffer
-    ) -> protocol.CheckpointWritten | protocol.PartWritten:
-        made = message.step, message.generation
-        if message.shards == 1:
-            return self._files.write(made, buffer)
-        return self._files.write_part(made, message.shard, message.shards, buffer)
 
     def _sealed(self, rank: int) -> None:
         sealed = [buffer for _, buffer in self._buffers[rank] if buffer.is_sealed]
@@ -163,11 +154,24 @@ class Snapshots:
         self.kept[rank] = tuple(made for buffer in sealed if (made := buffer.made) is not None)
         self._send(protocol.Snapshots(kept={rank: self.kept[rank]}))
 
-    def _tell(self, written: protocol.CheckpointWritten | protocol.PartWritten) -> None:
-        if isinstance(written, protocol.CheckpointWritten) and not written.error:
-            made = written.step, written.generation
-            self.checkpoints = (made, *self.checkpoints)[:OFFERS]
-        self._send(written)
+    def _tell(self, message: protocol.Message) -> None:
+        """Tell what became of checkpoints, and remember which there are."""
+        match message:
+            case protocol.CheckpointWritten(error=""):
+                self.checkpoints = ((message.step, message.generation), *self.checkpoints)[:OFFERS]
+            case protocol.Pruned(removed=removed):
+                self.checkpoints = tuple(made for made in self.checkpoints if made not in removed)
+        self._send(message)
+
+    def obey(self, order: protocol.Dump | protocol.WriteParts | protocol.Commit) -> None:
+        """Write, or make valid what was written."""
+        match order:
+            case protocol.Dump():
+                self.dump(order)
+            case protocol.WriteParts():
+                self._due.write_parts(order)
+            case protocol.Commit():
+                self.commit(order)
 
     def dump(self, order: protocol.Dump) -> None:
         """Write last words: the newest intact snapshot, or the shards that are asked for."""
@@ -190,7 +194,10 @@ class Snapshots:
 
     async def _commit(self, order: protocol.Commit) -> None:
         loop = asyncio.get_running_loop()
-        self._tell(await loop.run_in_executor(self._writes, self._files.commit, order))
+        written = await loop.run_in_executor(self._writes, self._files.commit, order)
+        self._tell(written)
+        if not order.last_words:
+            await self._due.prune(written)
 
     @property
     def copies(self) -> dict[int, tuple[Made, ...]]:
@@ -203,6 +210,7 @@ class Snapshots:
         What was found to be wrong is forgotten, and of shards what is newer than its step: that is
         made again, and must not take the room of what will be there of all of them.
         """
+        self._due.formed()
         self._forget(form)
         if form.shards == 1:
             return
@@ -287,6 +295,7 @@ class Snapshots:
         """Give the memory back, once what is under way is done."""
         self._neighbours.break_off()
         await self.finish()
+        self._due.formed()
         for rank in list(self._buffers):
             await self._close(self._buffers.pop(rank), set())
         self._seals.shutdown()

@@ -8,11 +8,15 @@ import os
 import re
 import secrets
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from rekindle import names
+from rekindle.checkpoints.opening import check_location
+from rekindle.checkpoints.retention import Retention
 from rekindle.errors import UsageError
+from rekindle.recovery.interval import AUTO
 from rekindle.recovery.policy import OUTER, Policy, Strategy
 
 
@@ -30,8 +34,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     nodes, processes_per_node: the world is nodes x processes_per_node ranks.
     min_nodes: least number of nodes that the job may go on with; 0: all of them.
     spares: agents in reserve, each ready to take a lost node's place.
-    snapshot_every, checkpoint_every: steps between two of them; 0 = never.
-    checkpoint_directory: absolute; shared by all nodes or private to each.
+    snapshot_every, checkpoint_every: steps between two of them; 0 = never; of checkpoints "auto":
+    as rekindle.recovery.interval chooses.
+    keep: which checkpoints are not removed when a newer one is written; by default all.
+    checkpoint_store: location of the checkpoints (`rekindle.checkpoints.location`): an absolute
+    path, shared by all nodes or private to each, or a URL.
     master_port: port of the ranks' store; 0 = any free one.
     allow_injection: whether faults may be injected (`rekindle inject`).
     fault_tables: a file of the user's own entries (docs/faults.md); absolute.
@@ -51,9 +58,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     working_directory: str
     directory: str
     log_directory: str
-    checkpoint_directory: str
+    checkpoint_store: str
     snapshot_every: int = 10
-    checkpoint_every: int = 0
+    checkpoint_every: int | Literal["auto"] = 0
+    keep: Retention = Retention()
     master_addr: str = ""
     master_port: int = 0
     role: str = "default"
@@ -95,14 +103,12 @@ def check(spec: JobSpec) -> JobSpec:
 
     Raises UsageError: says which field is wrong, and what would be right.
     """
-    if not _JOB_ID.fullmatch(spec.job_id):
-        raise UsageError(
-            f"job id {spec.job_id!r}: use 1 to 63 of a-z 0-9 . _ - and begin with a letter or digit"
-        )
+    check_job_id(spec.job_id)
     _check_world(spec)
     for name in ("snapshot_every", "checkpoint_every"):
-        if getattr(spec, name) < 0:
-            raise UsageError(f"{name} is {getattr(spec, name)}; give steps, or 0 for never")
+        every = getattr(spec, name)
+        if every != AUTO and every < 0:
+            raise UsageError(f"{name} is {every}; give steps, or 0 for never")
     grace = spec.environment.get(names.ENV_FAILOVER_GRACE, _NO_GRACE)
     if grace != _NO_GRACE and not _SECONDS.fullmatch(grace):
         raise UsageError(
@@ -113,14 +119,20 @@ def check(spec: JobSpec) -> JobSpec:
         raise UsageError(f"master port {spec.master_port} is no port; use 0 for any free one")
     if not Path(spec.working_directory).is_dir():
         raise UsageError(f"working directory {spec.working_directory} does not exist")
-    checkpoints = Path(spec.checkpoint_directory)
-    if checkpoints.exists() and not checkpoints.is_dir():
-        raise UsageError(f"checkpoint directory {checkpoints} is a file")
+    check_location(spec.checkpoint_store)
     if spec.entry is EntryKind.SCRIPT:
         script = Path(spec.working_directory, spec.target)
         if not script.is_file():
             raise UsageError(f"training script {script} does not exist")
     return spec
+
+
+def check_job_id(job_id: str) -> None:
+    """Raise UsageError if no job can have this id."""
+    if not _JOB_ID.fullmatch(job_id):
+        raise UsageError(
+            f"job id {job_id!r}: use 1 to 63 of a-z 0-9 . _ - and begin with a letter or digit"
+        )
 
 
 def _check_world(spec: JobSpec) -> None:

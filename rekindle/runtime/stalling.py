@@ -1,4 +1,4 @@
-"""The sixth layer of the coordinator's mind: ranks that live and make no progress.
+"""The seventh layer of the coordinator's mind: ranks that live and make no progress.
 
 An agent says that a rank of its is late. Then all agents look closely at their ranks, and what they
 see together tells whether there is a hang, and whose fault it is.

@@ -1,4 +1,4 @@
-"""The seventh layer of the coordinator's mind: signs of trouble that somebody outside has seen."""
+"""The eighth layer of the coordinator's mind: signs of trouble that somebody outside has seen."""
 
 from __future__ import annotations
 

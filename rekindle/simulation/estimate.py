@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from rekindle.recovery.interval import best_interval
 from rekindle.recovery.policy import Policy, Strategy
 from rekindle.simulation import formulas
 from rekindle.simulation.costs import Costs
@@ -114,7 +115,7 @@ class Estimate(msgspec.Struct, frozen=True):
     @property
     def best_interval(self) -> float:
         """The checkpoint interval that costs least, in seconds."""
-        return formulas.best_interval(self.store_rate, self.stall_s)
+        return best_interval(self.store_rate, self.stall_s)
 
     def lost(self, loss: Loss) -> float:
         """Return the share of time lost to one cause."""
@@ -139,7 +140,7 @@ def judge(question: Question, policy: Policy, traces: Sequence[Sequence[Strike]]
         return _judge(question, policy, traces, question.checkpoint_s)
     rate, stall = question.mix.rate(question.world.devices), question.costs.job.checkpoint_stall_s
     some = traces[: math.ceil(len(traces) / 4)]
-    first = _judge(question, policy, some, formulas.best_interval(rate, stall))
+    first = _judge(question, policy, some, best_interval(rate, stall))
     return _judge(question, policy, traces, first.best_interval)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-_HALVINGS = 200
-
 
 def goodput(*, rate: float, interval: float, stall: float, downtime: float) -> float:
     """Return the share of time in which training makes progress that lasts.
@@ -23,25 +21,6 @@ def goodput(*, rate: float, interval: float, stall: float, downtime: float) -> f
         return lasting / math.expm1(rate * (interval + stall))
     except OverflowError:
         return 0.0  # no checkpoint is ever reached
-
-
-def best_interval(rate: float, stall: float) -> float:
-    """Return the interval at which `goodput` is highest; infinite without faults.
-
-    It is where exp(rate * (interval + stall)) * (1 - rate * interval) = 1.
-    """
-    if rate == 0:
-        return math.inf
-    low, high = 0.0, 1.0  # of rate * interval
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        if math.log1p(-middle) + middle + rate * stall > 0:
-            low = middle
-        else:
-            high = middle
-        if middle in (low, high) and high - low <= low * 1e-12:
-            break
-    return low / rate
 
 
 def young(rate: float, stall: float) -> float:

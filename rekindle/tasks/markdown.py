@@ -18,6 +18,8 @@ def markdown_report(summary: Summary, *, resumed: str, logs: str) -> str:
         else "No step was finished inside a Session, so there is no goodput to tell.",
         _incidents(summary.incidents),
     ]
+    if summary.left_out:
+        parts.append(_left_out(summary.left_out))
     if summary.attempts > 1:
         parts.append(f"{summary.attempts} attempts. {resumed}.")
     if summary.failure is not None:
@@ -39,6 +41,14 @@ def _times(summary: Summary) -> str:
     lines = ["| time spent | seconds | share |", "|---|---:|---:|"]
     lines += [f"| {name} | {seconds:.2f} | {seconds / wall:.1%} |" for name, seconds in rows]
     return "\n".join(lines)
+
+
+def _left_out(steps: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, steps[:20])) + (", ..." if len(steps) > 20 else "")
+    return (
+        f"Checkpoints that were due and left out, for the store was busy: {len(steps)} "
+        f"(of steps {shown}). A longer interval or a faster store would keep what was asked for."
+    )
 
 
 def _incidents(found: list[Incident]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,22 @@ from prefect.cache_policies import NO_CACHE
 from prefect.deployments import run_deployment
 
 from rekindle.blocks.retraining import Retraining
-from rekindle.checkpoints.directory import Checkpoint, DirectoryStore
+from rekindle.checkpoints.copying import copy
+from rekindle.checkpoints.directory import DirectoryCheckpoint, DirectoryStore
 from rekindle.checkpoints.files import locked
+from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.pins import reading
 from rekindle.checkpoints.publishing import Published
 from rekindle.checkpoints.publishing import publish as publish_checkpoint
+from rekindle.checkpoints.retention import Retention
+from rekindle.checkpoints.store import Checkpoint
 from rekindle.errors import CheckpointError, JobError, RejectedError
 from rekindle.runtime.spec import JobDirectory, replace_file
 from rekindle.tasks import jobs
 from rekindle.tasks.commands import run_command
 
 ENV_CHECKPOINT = "REKINDLE_CHECKPOINT"
+BROUGHT_DIRECTORY = "brought"  # in a job's directory
 LATEST_FILE = "latest.json"
 _PREPARED_FILE = "prepared"
 
@@ -45,7 +53,7 @@ def prepare(around: Retraining, job_id: str, folder: Path) -> None:
 
 
 @task(name="evaluate", cache_policy=NO_CACHE)
-def evaluate(around: Retraining, job_id: str, checkpoint: Path, folder: Path) -> dict[str, float]:
+def evaluate(around: Retraining, job_id: str, checkpoint: str, folder: Path) -> dict[str, float]:
     """Evaluate a checkpoint, and hold its metrics against the limits.
 
     Raises RejectedError: a metric is outside its limit, or missing.
@@ -55,7 +63,7 @@ def evaluate(around: Retraining, job_id: str, checkpoint: Path, folder: Path) ->
         last = run_command(
             around.evaluate,
             folder=folder,
-            environment={ENV_CHECKPOINT: str(checkpoint)},
+            environment={ENV_CHECKPOINT: checkpoint},
             lock=jobs.directory_of(job_id).path / "evaluate.lock",
             log=get_run_logger().info,
         )
@@ -94,16 +102,35 @@ def judge(
             raise RejectedError(f"{name} is {metrics[name]:g}, and must be {most:g} at most")
 
 
-def newest_checkpoint(directory: JobDirectory) -> Checkpoint:
-    """Return the newest checkpoint of a job, verified. Raises CheckpointError: there is none."""
+@contextlib.contextmanager
+def newest_checkpoint(directory: JobDirectory) -> Iterator[Checkpoint]:
+    """Find the newest checkpoint of a job, verified, in a folder; nobody prunes it meanwhile.
+
+    Raises CheckpointError: there is none.
+    """
     spec = directory.spec()
-    found = DirectoryStore(Path(spec.checkpoint_directory)).newest()
+    store = open_store(spec.checkpoint_store, os.environ | spec.environment)
+    found = store.newest()
     if found.checkpoint is None:
-        why = "; ".join(f"{each.path}: {each.reason}" for each in found.passed_over)
+        why = "; ".join(f"{each.location}: {each.reason}" for each in found.passed_over)
         raise CheckpointError(
             f"job {spec.job_id} has no checkpoint to publish: {why or 'give checkpoint.every'}"
         )
-    return found.checkpoint
+    newest = found.checkpoint.manifest
+    with reading(store, (newest.step, newest.generation)):
+        yield _brought(found.checkpoint, directory)
+
+
+def _brought(checkpoint: Checkpoint, directory: JobDirectory) -> Checkpoint:
+    """A checkpoint in a folder, where an evaluation reads it: from an object store it is copied."""
+    if isinstance(checkpoint, DirectoryCheckpoint):
+        return checkpoint
+    here = DirectoryStore(directory.path / BROUGHT_DIRECTORY)
+    copy(checkpoint, here, lambda count: None)
+    found = here.find(checkpoint.manifest.step, checkpoint.manifest.generation)
+    assert found is not None  # it was committed
+    here.prune(Retention(last=1))
+    return found
 
 
 @task(name="publish", cache_policy=NO_CACHE)

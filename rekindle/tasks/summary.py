@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rekindle.recovery.fault import Fault
 from rekindle.recovery.journal import (
     AnyEvent,
+    CheckpointLeftOut,
     Ended,
     FirstStep,
     Incident,
@@ -23,7 +24,7 @@ class Summary:
 
     training_s: wall_s less start-up, recovery and steps done again; goodput is its share of wall_s.
     stepped: its steps are known; those of a script without a Session are not, nor is its goodput.
-    failure: the fault that ended the job, if it failed.
+    failure: the fault that ended the job, if it failed. left_out: checkpoints, by their steps.
     """
 
     job_id: str
@@ -39,6 +40,7 @@ class Summary:
     recovering_s: float
     repeating_s: float
     failure: Fault | None
+    left_out: tuple[int, ...]
 
     @property
     def training_s(self) -> float:
@@ -76,6 +78,7 @@ def summarize(job_id: str, history: list[AnyEvent]) -> Summary:
         recovering_s=recovering,
         repeating_s=moving * lost / done if done else 0.0,
         failure=_failure(end, found),
+        left_out=tuple(e.step for e in history if isinstance(e, CheckpointLeftOut)),
     )
 
 

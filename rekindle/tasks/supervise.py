@@ -28,7 +28,9 @@ from rekindle.recovery.journal import (
     Answered,
     AnyEvent,
     CheckpointFailed,
+    CheckpointLeftOut,
     CheckpointSkipped,
+    CheckpointsPruned,
     Decided,
     Ended,
     FaultSeen,
@@ -257,8 +259,9 @@ _STEPS = {Formed: "regrouped", Restored: "restored", FirstStep: "closed"}
 
 
 def _level(event: AnyEvent) -> int:
-    loud = isinstance(event, FaultSeen | CheckpointFailed | CheckpointSkipped)
-    return logging.WARNING if loud else logging.INFO
+    loud = isinstance(event, FaultSeen | CheckpointFailed | CheckpointSkipped | CheckpointLeftOut)
+    amiss = isinstance(event, CheckpointsPruned) and bool(event.error)
+    return logging.WARNING if loud or amiss else logging.INFO
 
 
 def _follow(supervisor: Supervisor, lease: Lease, job_id: str) -> None:

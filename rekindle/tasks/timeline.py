@@ -15,6 +15,7 @@ from matplotlib.patches import Patch
 from rekindle.recovery.journal import (
     AnyEvent,
     Checkpointed,
+    CheckpointLeftOut,
     Ended,
     FirstStep,
     Incident,
@@ -82,6 +83,8 @@ def _draw_steps(axes: Axes, run: Run, marks: Sequence[Mark]) -> None:
     for event in run.history:
         if isinstance(event, Checkpointed):
             axes.plot(event.at - run.begin, event.step, "D", color="#555555", markersize=4)
+        elif isinstance(event, CheckpointLeftOut):
+            axes.plot(event.at - run.begin, event.step, "x", color="#555555", markersize=5)
     for incident in run.found:
         _draw_span(axes, incident, run)
     for mark in marks:
@@ -158,5 +161,8 @@ def _steps_legend(run: Run) -> list[Handle]:
         handles.append(Patch(color=FAULT_COLOUR, alpha=0.4, label="incident"))
     if any(isinstance(event, Checkpointed) for event in run.history):
         marker = Line2D([], [], color="#555555", marker="D", linestyle="", label="checkpoint")
+        handles.append(marker)
+    if any(isinstance(event, CheckpointLeftOut) for event in run.history):
+        marker = Line2D([], [], color="#555555", marker="x", linestyle="", label="left out")
         handles.append(marker)
     return handles

@@ -11,7 +11,10 @@ from rekindle.recovery.journal import (
     AnyEvent,
     Checkpointed,
     CheckpointFailed,
+    CheckpointInterval,
+    CheckpointLeftOut,
     CheckpointSkipped,
+    CheckpointsPruned,
     Decided,
     Ended,
     FaultSeen,
@@ -48,13 +51,12 @@ def _sentence(event: AnyEvent) -> str:
             return _node_sentence(event)
         case RanksStarted():
             return f"started: {ranks_in_words(event.ranks)}"
-        case Checkpointed():
-            size = f"{event.bytes / 1e6:.1f} MB in {event.seconds:.2f} s"
-            return f"checkpoint of step {event.step} is at {event.path} ({size})"
-        case CheckpointFailed():
-            return f"incident {event.incident}: {event.fault.message}; training goes on"
-        case CheckpointSkipped():
-            return f"checkpoint {event.path} is passed over: {event.reason}"
+        case Checkpointed() | CheckpointFailed() | CheckpointSkipped() | CheckpointLeftOut():
+            return _checkpoint_sentence(event)
+        case CheckpointInterval():
+            return event.in_words()
+        case CheckpointsPruned():
+            return event.in_words()
         case Progress():
             return f"step {event.finished} of {event.total}"
         case LastWords():
@@ -65,6 +67,21 @@ def _sentence(event: AnyEvent) -> str:
             return f"the job {outcome(event.outcome, event.finished)}: {event.reason}"
         case _:
             return _recovery_sentence(event)
+
+
+def _checkpoint_sentence(
+    event: Checkpointed | CheckpointFailed | CheckpointSkipped | CheckpointLeftOut,
+) -> str:
+    match event:
+        case Checkpointed():
+            size = f"{event.bytes / 1e6:.1f} MB in {event.seconds:.2f} s"
+            return f"checkpoint of step {event.step} is at {event.path} ({size})"
+        case CheckpointFailed():
+            return f"incident {event.incident}: {event.fault.message}; training goes on"
+        case CheckpointSkipped():
+            return f"checkpoint {event.path} is passed over: {event.reason}"
+        case CheckpointLeftOut():
+            return event.in_words()
 
 
 def _node_sentence(event: NodeJoined | NodeLeft | NodeWanted | SpareLost) -> str:

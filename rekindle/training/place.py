@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from rekindle.runtime.protocol import Form
 
@@ -13,7 +14,8 @@ class Place:
 
     shard: which piece of the state it holds; None: all ranks hold the same. shards: how many pieces
     there are. writes: of those that hold the same, it is the one that writes checkpoints. copied:
-    another node keeps copies of its snapshots.
+    another node keeps copies of its snapshots. mesh: the device mesh that tells which pieces they
+    are, sizes by the names of its dimensions; None: nothing but the script knows.
     """
 
     slot: int
@@ -22,13 +24,13 @@ class Place:
     shards: int = 1
     writes: bool = False
     copied: bool = False
+    mesh: Mapping[str, int] | None = None
 
     def moved(self, form: Form) -> Place:
         """Return the place in the generation that is formed."""
         own = form.plan[self.slot]
-        return Place(
-            slot=self.slot,
-            shard=self.shard,
+        return replace(
+            self,
             generation=form.generation,
             shards=form.shards,
             writes=own.writes,

@@ -7,6 +7,7 @@ a higher generation; of several records of one step the last one counts.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -30,6 +31,7 @@ class Records:
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._page = page
         self._slot = slot
+        self._numbers: tuple[int, dict[str, float]] = (-1, {})  # of the newest step
         self._torn = False  # the last line was written in part
         self._told = False
 
@@ -51,8 +53,13 @@ class Records:
                 self._page.put_record(line)
         except (TypeError, ValueError, ProtocolError) as error:
             raise SessionError(f"step.log of step {step}: {error}") from error
+        self._numbers = step, _finite_numbers(metrics)
         if self._fd >= 0:
             self._append(line)
+
+    def numbers_of(self, step: int) -> dict[str, float]:
+        """Return the finite numbers that this step has logged; only the newest one is known."""
+        return self._numbers[1] if self._numbers[0] == step else {}
 
     def _append(self, line: bytes) -> None:
         """Append a line; a disk that is full costs records, not the training."""
@@ -70,3 +77,11 @@ class Records:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: float(value)
+        for name, value in metrics.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }

@@ -51,12 +51,12 @@ class StepSampler:
         self, length: int, batch_size: int, *, seed: int = 0, shuffle: bool = True
     ) -> None:
         """`length` samples in the data set; `batch_size` samples per rank and step."""
-        self._stream = _Stream(
-            length=_integer("length", length, 1, _MAX_LENGTH),
-            seed=_integer("seed", seed, 0, _MAX_SEED),
+        self._stream = Order(
+            length=integer("length", length, 1, _MAX_LENGTH),
+            seed=integer("seed", seed, 0, _MAX_SEED),
             shuffle=bool(shuffle),
         )
-        self._batch_size = _integer("batch_size", batch_size, 1, _MAX_SHARE)
+        self._batch_size = integer("batch_size", batch_size, 1, _MAX_SHARE)
         self._position = 0
         self._part: _Part | None = None
 
@@ -66,10 +66,10 @@ class StepSampler:
         shares: of `batch_size` samples in each step; default: one per rank.
         Raises SessionError: the rank is outside the world, or the shares are too few for it.
         """
-        world_size = _integer("world_size", world_size, 1, _MAX_SHARE)
-        rank = _integer("rank", rank, 0, world_size - 1)
+        world_size = integer("world_size", world_size, 1, _MAX_SHARE)
+        rank = integer("rank", rank, 0, world_size - 1)
         shares = world_size if shares is None else shares
-        shares = _integer("shares", shares, world_size, _MAX_SHARE)
+        shares = integer("shares", shares, world_size, _MAX_SHARE)
         self._part = _Part(self._stream, self._batch_size, rank, world_size, shares)
 
     @property
@@ -135,7 +135,7 @@ class StepSampler:
         if differing:
             details = "; ".join(f"{n} is {state[n]!r} there, {mine[n]!r} here" for n in differing)
             raise SessionError(f"the state is that of another stream of samples: {details}")
-        self._position = _integer("position", state["position"], 0, _MAX_POSITION)
+        self._position = integer("position", state["position"], 0, _MAX_POSITION)
         if self._part is not None:  # iterators see the change
             self.bind(self._part.rank, self._part.world_size, self._part.shares)
 
@@ -151,7 +151,7 @@ class _Part:
     """One rank's part of the stream in a world of one size, computed many steps at a time."""
 
     def __init__(
-        self, stream: _Stream, batch_size: int, rank: int, world_size: int, shares: int
+        self, stream: Order, batch_size: int, rank: int, world_size: int, shares: int
     ) -> None:
         self.rank, self.world_size, self.shares = rank, world_size, shares
         self.span = shares * batch_size
@@ -181,7 +181,7 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stream:
+class Order:
     """The endless order of samples, the same for every rank and every world."""
 
     length: int
@@ -244,7 +244,8 @@ def _words(value: int) -> _Words:
     return np.array([_word(value)])
 
 
-def _integer(name: str, value: int, low: int, high: int) -> int:
+def integer(name: str, value: int, low: int, high: int) -> int:
+    """Return the value; raises SessionError: it is no integer of this range."""
     try:
         number = operator.index(value)
     except TypeError:

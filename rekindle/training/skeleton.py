@@ -53,10 +53,14 @@ _TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 class Writer:
-    """Turns states into nodes and collects their tensors by name; names are paths."""
+    """Turns states into nodes and collects their tensors by name; names are paths.
+
+    distributed: those of the tensors that are pieces of a DTensor, each with that.
+    """
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
+        self.distributed: dict[str, Any] = {}
         self._names: dict[tuple[Any, ...], str] = {}
 
     def encode(self, value: Any, path: str) -> Node:
@@ -77,7 +81,9 @@ class Writer:
         if kind in _TENSOR_TYPES:
             return {"tensor": self._encode_tensor(value, path)}
         if kind.__name__ == "DTensor":  # by name: whoever has none need not import it
-            return {"shard": self._encode_tensor(value.detach().to_local(), path)}
+            body = self._encode_tensor(value.detach().to_local(), path)
+            self.distributed[body[0]] = value
+            return {"shard": body}
         if isinstance(value, np.generic) and value.dtype.kind in "biuf":
             return {"numpy": [value.dtype.name, self.encode(value.item(), path)]}
         raise SessionError(f"{path}: {kind.__qualname__} is nothing that a state can hold")
@@ -177,11 +183,13 @@ class TensorSpec(NamedTuple):
 
 def _form(tensor: torch.Tensor) -> tuple[str, list[int], str, list[int] | None]:
     form = (DTYPE_CODES[tensor.dtype], list(tensor.shape), tensor.device.type)
-    return (*form, None if tensor.is_contiguous() else _dense_stride(tensor))
+    return (*form, stride_of(tensor))
 
 
-def _dense_stride(tensor: torch.Tensor) -> list[int] | None:
-    """The stride without dimensions of size 1; None for a tensor with gaps: no copy keeps them."""
+def stride_of(tensor: torch.Tensor) -> list[int] | None:
+    """The stride as TensorSpec tells it; None also for a tensor with gaps: no copy keeps them."""
+    if tensor.is_contiguous():
+        return None
     steps = [(a, b) for a, b in zip(tensor.stride(), tensor.shape, strict=True) if b != 1]
     filled = 1
     for stride, size in sorted(steps):

@@ -8,5 +8,6 @@ from rekindle.training.torch_parts import Part
 from rekindle.training.torch_placeholder import init_placeholder_group
 from rekindle.training.torch_session import Session
 from rekindle.training.torch_step import Step
+from rekindle.training.torch_stream import ElasticStream
 
-__all__ = ["Part", "Session", "Step", "StepSampler", "init_placeholder_group"]
+__all__ = ["ElasticStream", "Part", "Session", "Step", "StepSampler", "init_placeholder_group"]

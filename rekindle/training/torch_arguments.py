@@ -34,6 +34,13 @@ def check_arguments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
         )
 
 
+def check_extra(named: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
+    """Raises SessionError: a name of `extra` is that of something else that is kept."""
+    for name in extra:
+        if named.get(name) is not None:
+            raise SessionError(f"extra: {name!r} is the Session's own name, choose another one")
+
+
 def check_shard(shard: int | None, *, ddp: bool, parts: bool) -> None:
     """Raises SessionError: a state in shards does not go with the rest."""
     if shard is None:

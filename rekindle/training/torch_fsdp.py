@@ -69,6 +69,13 @@ def shards_of(model: nn.Module, world_size: int) -> list[int]:
     return [numbers[tuple(key)] for key in coordinates]
 
 
+def mesh_of(model: nn.Module) -> dict[str, int]:
+    """The sizes of the dimensions of the ranks' mesh, by name, or number where they have none."""
+    mesh = next(p.device_mesh for p in model.parameters() if isinstance(p, DTensor))
+    named = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
+    return dict(zip(named, mesh.shape, strict=True))
+
+
 def swap_groups(model: nn.Module) -> None:
     """Put this generation's groups where FSDP holds those of an earlier one, by their names."""
     for holder in {id(each): each for each in _holders(model)}.values():

@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import HashStore  # torch.distributed's; typed o
 from torch.optim import Optimizer
 
 from rekindle.recovery.plan import Source
+from rekindle.training.place import Place
 from rekindle.training.torch_placeholder import leave_placeholder, make_noted_groups
 from rekindle.training.torch_zero import is_zero, show_loaded, show_set, swap_group
 
@@ -36,14 +37,18 @@ class ScriptGroups:
         if self._fsdp is not None:
             self._fsdp.check_optimizer(model, optimizer)
 
-    def shard(self, slot: int, world_size: int) -> int | None:
-        """Return which shard of the state this rank holds; None: all ranks hold the whole."""
-        if self._zero is not None:
-            return slot if world_size > 1 else None
-        if self._fsdp is None:
-            return None
+    def place(self, slot: int, world_size: int, shard: int | None) -> Place:
+        """Which shard of the state this rank holds, if not all ranks hold the whole.
+
+        shard: what the script says of it.
+        """
+        if shard is None and self._zero is not None:
+            return Place(slot, slot if world_size > 1 else None)
+        if shard is not None or self._fsdp is None:
+            return Place(slot, shard)
         shards = self._fsdp.shards_of(self._model, world_size)
-        return int(shards[slot]) if len(set(shards)) > 1 else None
+        own = int(shards[slot]) if len(set(shards)) > 1 else None
+        return Place(slot, own, mesh=self._fsdp.mesh_of(self._model))
 
     def form_by_hand(self, backend: str) -> None:
         """Make the default group as torchrun's environment says, and the others."""

@@ -8,22 +8,24 @@ from typing import Any
 from rekindle import names
 from rekindle.errors import CheckpointError
 from rekindle.runtime.channel import Channel
+from rekindle.runtime.checkpoint_files import METADATA_METRICS, METADATA_POSITION
 from rekindle.training import rank_environment
 from rekindle.training.place import Place
-from rekindle.training.sampler import StepSampler
 from rekindle.training.torch_snapshot import SnapshotWriter
 
 
 class StateKeeper:
     """Takes the snapshots that are due after a step; without an agent, none."""
 
-    def __init__(self, channel: Channel | None, place: Place, *, local_rank: int) -> None:
-        self._writer = SnapshotWriter(channel, place) if channel else None
+    def __init__(
+        self, channel: Channel | None, place: Place, *, local_rank: int, seed: int
+    ) -> None:
+        self._channel = channel
+        self._writer = SnapshotWriter(channel, place, seed=seed) if channel else None
         # Replicas hold the same state: one of each node keeps it, one of all has it written. Which
         # others of a node hold the same shard is not known here.
         snapshot_every = rank_environment.number(names.ENV_SNAPSHOT_EVERY)
         self._snapshot_every = snapshot_every if local_rank == 0 or place.shard is not None else 0
-        self._checkpoint_every = rank_environment.number(names.ENV_CHECKPOINT_EVERY)
         self._missed_checkpoint = False
 
     def keep(
@@ -33,16 +35,18 @@ class StateKeeper:
         place: Place,
         step: int,
         total: int,
-        sampler: StepSampler | None,
+        position: Mapping[str, Any],
+        metrics: Mapping[str, float],
     ) -> None:
-        """Take a snapshot of the state after `step` finished steps, if one is due."""
-        if self._writer is None:
+        """Take a snapshot of the state after `step` finished steps, if one is due.
+
+        position: where the next step's data begin. metrics: what the last of them has logged.
+        """
+        if self._writer is None or self._channel is None:
             return
-        last = step == total
+        last, every = step == total, self._channel.checkpoint_every
         checkpoint = place.writes and (
-            self._missed_checkpoint
-            or _is_due(step, self._checkpoint_every)
-            or (last and self._checkpoint_every > 0)
+            self._missed_checkpoint or _is_due(step, every) or (last and every > 0)
         )
         if not checkpoint and not _is_due(step, self._snapshot_every):
             return
@@ -51,14 +55,15 @@ class StateKeeper:
                 named,
                 place=place,
                 step=step,
-                position=sampler.state_dict() if sampler is not None else {},
+                notes={METADATA_POSITION: position, METADATA_METRICS: metrics},
                 checkpoint=checkpoint,
                 wait=last and checkpoint,
             )
         except CheckpointError:
             # The agent has no memory for it, and has said so: training goes on without.
-            self._snapshot_every = self._checkpoint_every = 0
-            taken = True
+            self.close()
+            self._writer = None
+            return
         self._missed_checkpoint = checkpoint and not taken
 
     def close(self) -> None:

@@ -6,8 +6,9 @@ several, one after the other, and adds up their gradients; only the last part al
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -22,17 +23,23 @@ class Part:
 
     indices: its samples. weight: what their mean loss is multiplied by before `backward`: the
     gradient, averaged over the ranks, is then the mean over all shares. 1.0 in the full world.
+    batch: of the Session's loader, if it has one.
     """
 
     indices: list[int]
     weight: float
+    batch: Any = field(default=None, compare=False)
 
 
 class Parts:
     """One rank's parts of one step; `left`: those that were not handed out yet."""
 
-    def __init__(self, model: torch.nn.Module, sampler: StepSampler) -> None:
+    def __init__(
+        self, model: torch.nn.Module, sampler: StepSampler, take: Callable[[], Any] | None = None
+    ) -> None:
+        """take: gives the loader's next batch; None: there is no loader."""
         self._model = model
+        self._take = take
         self._samples = sampler.parts()
         self._shares = sampler.shares
         self.left = len(self._samples)
@@ -47,7 +54,8 @@ class Parts:
                 rng.begin_step(seed, rank + number * world_size, step)
             self.left = len(self._samples) - number - 1
             _set_sync(self._model, self.left == 0)
-            yield Part(indices, world_size / self._shares)
+            batch = self._take() if self._take is not None else None
+            yield Part(indices, world_size / self._shares, batch)
 
     def close(self) -> None:
         """The step is left, maybe in the middle: whatever comes next is all-reduced again."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,8 +12,9 @@ from rekindle import names
 from rekindle.recovery.plan import Made, RankPlan, Source
 from rekindle.runtime.channel import Channel
 from rekindle.training.place import Place
+from rekindle.training.torch_checkpoint import load_checkpoint
 from rekindle.training.torch_ddp import broadcast_module_state
-from rekindle.training.torch_snapshot import load_checkpoint, load_snapshot
+from rekindle.training.torch_snapshot import load_snapshot
 from rekindle.training.torch_transfer import receive_state
 
 
@@ -40,7 +40,6 @@ def fetch_state(
         case Source.NEIGHBOUR:
             load_snapshot(channel, place.slot, named, made, copy=True)
         case Source.CHECKPOINT:
-            directory = Path(os.environ[names.ENV_CHECKPOINT_DIRECTORY])
-            load_checkpoint(directory, named, made, place)
+            load_checkpoint(os.environ[names.ENV_CHECKPOINT_STORE], named, made, place)
         case Source.FRESH if fresh is not None:
             broadcast_module_state(fresh)

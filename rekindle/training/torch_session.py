@@ -24,12 +24,12 @@ from rekindle.runtime import protocol
 from rekindle.runtime.channel import Channel
 from rekindle.runtime.heartbeat import Doing
 from rekindle.training import rank_environment, rng
-from rekindle.training.place import Place
 from rekindle.training.progress import Progress, phase_of
 from rekindle.training.records import Records
 from rekindle.training.sampler import StepSampler
 from rekindle.training.step_under_way import StepUnderWay
-from rekindle.training.torch_arguments import check_arguments, check_parts, check_shard
+from rekindle.training.torch_arguments import check_arguments, check_extra, check_parts, check_shard
+from rekindle.training.torch_data import Data
 from rekindle.training.torch_ddp import broadcast_module_state, wrap_ddp
 from rekindle.training.torch_faults import kind_of
 from rekindle.training.torch_group import Group, leave_for_good, store_at
@@ -52,6 +52,8 @@ class Session:
 
     model: the module itself, not a DDP wrapper. scheduler: anything with state_dict().
     sampler: decides each step's samples; its position is part of the state.
+    loader: gives each step's batch, `step.batch`; its position is part of the state. A DataLoader
+        over a StepSampler or an ElasticStream, or a loader with a state of its own.
     ddp: wrap the model in DistributedDataParallel; a mapping gives its keyword arguments. Use
         `session.model` in the loop. Without it the script all-reduces its gradients itself.
     extra: more state to keep, by name: objects with state_dict() and load_state_dict().
@@ -78,6 +80,7 @@ class Session:
         optimizer: torch.optim.Optimizer,
         scheduler: Any = None,
         sampler: StepSampler | None = None,
+        loader: Any = None,
         ddp: bool | Mapping[str, Any] = False,
         extra: Mapping[str, Any] | None = None,
         backend: str | None = None,
@@ -89,12 +92,6 @@ class Session:
         make_groups: Callable[[], None] | None = None,
     ) -> None:
         check_arguments(model, optimizer)
-        if keep_global_batch:
-            check_parts(sampler, ddp)
-        named = {"model": model, "optimizer": local_optimizer(optimizer), "scheduler": scheduler}
-        named |= {"sampler": sampler, **(extra or {})}
-        self.named = {name: thing for name, thing in named.items() if thing is not None}
-        self.sampler = sampler
         self.seed = seed
         self.keep_global_batch = keep_global_batch
         self.rank = rank_environment.number("RANK")
@@ -103,6 +100,14 @@ class Session:
         self.slot = rank_environment.number(names.ENV_SLOT, self.rank)
         self.full_world = rank_environment.number(names.ENV_FULL_WORLD, self.world_size)
         self.generation = 0
+        self.data = Data(sampler, loader, full_world=self.full_world, in_parts=keep_global_batch)
+        if keep_global_batch:
+            check_parts(self.data.sampler, ddp)
+        named = {"model": model, "optimizer": local_optimizer(optimizer), "scheduler": scheduler}
+        named |= self.data.named
+        check_extra(named, extra or {})
+        named |= extra or {}
+        self.named = {name: thing for name, thing in named.items() if thing is not None}
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._transient = transient
         self.model: torch.nn.Module = model
@@ -119,11 +124,12 @@ class Session:
         self._groups = ScriptGroups(model, optimizer, make_groups, timeout_s=timeout_s)
         fresh = model if self._ddp is not None else None
         self._standing = Standing(self.named, self._groups, fresh=fresh)
-        if shard is None:
-            shard = self._groups.shard(self.slot, self.full_world)
+        self._place = self._groups.place(self.slot, self.full_world, shard)
+        shard = self._place.shard
         check_shard(shard, ddp=bool(ddp) and not is_zero(optimizer), parts=keep_global_batch)
-        self._place = Place(self.slot, shard)
-        self._keeper = StateKeeper(self._channel, self._place, local_rank=self.local_rank)
+        self._keeper = StateKeeper(
+            self._channel, self._place, local_rank=self.local_rank, seed=seed
+        )
         self._step = StepUnderWay()
         self._repairs = Repairs(self.slot, self.device, model, self._step)
         together = shard is not None or self.device.type == "npu"
@@ -157,6 +163,7 @@ class Session:
         elif dist.is_initialized():
             leave_for_good()
         self._progress.leave()
+        self.data.close()
         self._keeper.close()
         self.records.close()
 
@@ -224,8 +231,7 @@ class Session:
         self._repairs.device.wait()  # until the update is done, and not merely asked for
         self._repairs.times.at(self.finished + 1)  # maybe no optimizer was asked
         self._standing.step_done(self.generation)
-        if self.sampler is not None:
-            self.sampler.advance()
+        self.data.advance()
         self._progress.end_step(self.finished)
         self._step.end(self.finished)
         if self._channel is None:
@@ -244,7 +250,8 @@ class Session:
                 place=self._place,
                 step=self.finished,
                 total=self._total,
-                sampler=self.sampler,
+                position=self.data.position(),
+                metrics=self.records.numbers_of(self.finished - 1),
             )
 
     def leave_step(self, error: BaseException) -> bool:
@@ -377,9 +384,8 @@ class Session:
             wrapper = self.model if isinstance(self.model, DistributedDataParallel) else None
             if self.world_size > 1 or self._channel is not None:
                 self.model = wrap_ddp(self._module, existing=wrapper, **self._ddp)
-        if self.sampler is not None:
-            shares = self.full_world if self.keep_global_batch else None
-            self.sampler.bind(self.rank, self.world_size, shares)
+        shares = self.full_world if self.keep_global_batch else None
+        self.data.bind(self.rank, self.world_size, shares)
         self._reported = False
         self._progress.formed(self.finished)
 

@@ -1,8 +1,8 @@
-"""A rank's state into its agent's memory, and back from there or from a checkpoint.
+"""A rank's state into its agent's memory, and back from there.
 
 Of a state that all ranks hold any snapshot serves all of them: one that finds no free buffer is
 left out. Of a sharded state a snapshot is worth something only with those of all other shards: none
-is left out, and what is overwritten is always the oldest.
+is left out, and what is overwritten is the oldest, or, while the store has that, the one after it.
 """
 
 from __future__ import annotations
@@ -10,40 +10,40 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 
-from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.format import Layout, plan_layout, read_header, write_header
-from rekindle.errors import CheckpointError, SessionError
+from rekindle.errors import CheckpointError
 from rekindle.recovery.plan import Made
 from rekindle.runtime import protocol
 from rekindle.runtime.channel import Channel
-from rekindle.runtime.checkpoint_files import METADATA_POSITION, state_file
 from rekindle.runtime.snapshot import BUFFERS, BUFFERS_OF_SHARD, SnapshotBuffer
 from rekindle.training.place import Place
+from rekindle.training.torch_layout import METADATA_SKELETON, metadata_of
 from rekindle.training.torch_state import DTYPE_CODES, State, capture, finish, prepare
 
-_SKELETON = "skeleton"
-_STEP = "step"
+STEP = "step"
 _TICK_S = 0.0005
+_Shape = tuple[tuple[str, torch.dtype, torch.Size], ...]  # of a state
 _ROOM = 4096  # bytes by which the skeleton (learning rates, counters) may grow between snapshots
 
 
 class SnapshotWriter:
     """Copies the state of one rank to its agent's buffers in turn."""
 
-    def __init__(self, channel: Channel, place: Place) -> None:
+    def __init__(self, channel: Channel, place: Place, *, seed: int) -> None:
         self._channel = channel
         self._slot = place.slot
         self._sharded = place.shard is not None
+        self._seed = seed
         self._count = BUFFERS_OF_SHARD if self._sharded else BUFFERS
         self._layout: Layout | None = None
         self._room = 0  # bytes for the metadata
-        self._shape: tuple[tuple[str, torch.dtype, torch.Size], ...] = ()
+        self._said: Mapping[str, str] = {}  # metadata that follow from the state's shape
+        self._shape: _Shape = ()
         self._buffers: list[SnapshotBuffer] = []
         self._views: list[list[torch.Tensor]] = []
         self._next = 0
@@ -55,23 +55,29 @@ class SnapshotWriter:
         *,
         place: Place,
         step: int,
-        position: Mapping[str, Any],
+        notes: Mapping[str, Mapping[str, Any]],
         checkpoint: bool,
         wait: bool,
     ) -> bool:
         """Copy the state after `step` finished steps; training goes on when this returns.
 
+        notes: what a checkpoint's manifest will tell, by keys of rekindle.runtime.checkpoint_files.
         False: there was no buffer to write, because the agent reads one or has not sealed the
         other yet (one sealed snapshot is always kept). With `wait`, one is waited for.
         Raises CheckpointError: the agent has no memory for the buffers.
         """
+        began = time.monotonic()
         state = capture(named)
+        shape = tuple((name, t.dtype, t.shape) for name, t in state.tensors.items())
+        if shape != self._shape:
+            self._said = metadata_of(state, place, seed=self._seed)
         metadata = {
-            _STEP: str(step),
-            _SKELETON: state.skeleton.decode(),
-            METADATA_POSITION: msgspec.json.encode(position).decode(),
+            STEP: str(step),
+            METADATA_SKELETON: state.skeleton.decode(),
+            **{name: msgspec.json.encode(note).decode() for name, note in notes.items()},
+            **self._said,
         }
-        self._fit(state, metadata)
+        self._fit(state, shape, metadata)
         index = self._choose(wait=wait, copied=place.copied)
         if index is None:
             return False
@@ -94,6 +100,7 @@ class SnapshotWriter:
                 step=step,
                 buffer=index,
                 checkpoint=checkpoint,
+                stall_s=time.monotonic() - began,
                 shard=place.shard or 0,
                 shards=place.shards,
             )
@@ -111,11 +118,23 @@ class SnapshotWriter:
         apart, and of the two that it has of each one must be there of all.
         """
         oldest, *kept = sorted(range(self._count), key=lambda i: self._buffers[i].recency)
-        for each in (self._buffers[i] for i in (kept if copied else kept[:1])):
+        self._wait_settled(*(kept if copied else kept[:1]))
+        if self._buffers[oldest].lock(write=True):
+            return oldest
+        # The store has it, for as long as it likes. What is written over instead has been settled;
+        # so must be what is then the newest.
+        after, newest = kept
+        self._wait_settled(newest)
+        while True:
+            for index in (oldest, after):
+                if self._buffers[index].lock(write=True):
+                    return index
+            time.sleep(_TICK_S)
+
+    def _wait_settled(self, *indices: int) -> None:
+        for each in (self._buffers[index] for index in indices):
             while each.made is not None and not each.is_settled:
                 time.sleep(_TICK_S)  # the agent is a whole interval behind
-        self._buffers[oldest].lock(write=True, wait=True)
-        return oldest
 
     def _lock_one(self, *, wait: bool) -> int | None:
         """Lock the older buffer, or if the agent reads it the newer one, for writing."""
@@ -130,9 +149,8 @@ class SnapshotWriter:
             return first
         return None
 
-    def _fit(self, state: State, metadata: Mapping[str, str]) -> None:
+    def _fit(self, state: State, shape: _Shape, metadata: Mapping[str, str]) -> None:
         """Have buffers that the state fits into; made once, or anew when it changes its shape."""
-        shape = tuple((name, t.dtype, t.shape) for name, t in state.tensors.items())
         room = len(msgspec.json.encode(metadata))
         if self._layout is not None and shape == self._shape and room <= self._room:
             return
@@ -155,7 +173,7 @@ class SnapshotWriter:
         begin = self._layout.header_bytes
         self._views = [
             [
-                _view(buffer.data, t.dtype, tuple(t.shape), begin + by_name[name].begin)
+                view(buffer.data, t.dtype, tuple(t.shape), begin + by_name[name].begin)
                 for name, t in state.tensors.items()
             ]
             for buffer in self._buffers
@@ -223,40 +241,19 @@ def load_snapshot(
             buffer.close()
 
 
-def load_checkpoint(directory: Path, named: Mapping[str, Any], made: Made, place: Place) -> None:
-    """Take a state from the store; of a sharded one this shard alone.
-
-    Raises CheckpointError: it is not there; CorruptError: a file is not what was written;
-    SessionError: it was written in another number of shards.
-    """
-    step, generation = made
-    found = DirectoryStore(directory).find(step, generation)
-    if found is None:
-        raise CheckpointError(
-            f"{directory} has no valid checkpoint of step {step} of generation {generation}"
-        )
-    written = len(found.manifest.files)
-    if written != place.shards:
-        raise SessionError(
-            f"{found.path} has the state in {written} pieces, this job in {place.shards}: "
-            "resume it with as many ranks and the same sharding"
-        )
-    load(named, found.read(state_file(place.shard or 0 if place.shards > 1 else 0)))
-
-
 def load(named: Mapping[str, Any], file: memoryview) -> None:
     """Fill the live objects from the bytes of a safetensors file."""
     header = read_header(file)
     specs = {spec.name: spec for spec in header.specs}
-    targets = prepare(named, header.metadata[_SKELETON].encode())
+    targets = prepare(named, header.metadata[METADATA_SKELETON].encode())
     with torch.no_grad():
         for name, target in targets.items():
             begin = header.data_begin + specs[name].begin
-            target.copy_(_view(file, target.dtype, tuple(target.shape), begin))
+            target.copy_(view(file, target.dtype, tuple(target.shape), begin))
     finish(named)
 
 
-def _view(data: memoryview, dtype: torch.dtype, shape: tuple[int, ...], begin: int) -> torch.Tensor:
+def view(data: memoryview, dtype: torch.dtype, shape: tuple[int, ...], begin: int) -> torch.Tensor:
     """Return the tensor that lies at this place of the file, without a copy."""
     count = 1
     for size in shape:

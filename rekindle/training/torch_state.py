@@ -46,10 +46,14 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A skeleton and its tensors by name: the live ones, not copies."""
+    """A skeleton and its tensors by name: the live ones, not copies.
+
+    distributed: the DTensors of which some of the tensors are this rank's pieces, by name.
+    """
 
     skeleton: bytes
     tensors: dict[str, torch.Tensor]
+    distributed: dict[str, Any]
 
 
 def _without_gc(function: Callable[P, R]) -> Callable[P, R]:
@@ -79,7 +83,7 @@ def capture(named: Mapping[str, Stateful]) -> State:
     """
     writer = Writer()
     tree = {name: writer.encode(thing.state_dict(), name) for name, thing in named.items()}
-    return State(_encode(tree), writer.tensors)
+    return State(_encode(tree), writer.tensors, writer.distributed)
 
 
 @_without_gc

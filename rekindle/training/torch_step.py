@@ -15,6 +15,11 @@ from rekindle.training.torch_parts import Part, Parts
 if TYPE_CHECKING:
     from rekindle.training.torch_session import Session
 
+_IN_PARTS = (
+    "with keep_global_batch=True a rank may have several parts to do: for part in step.parts(): ..."
+)
+_WEIGHTED = "and (loss * part.weight).backward()"
+
 
 class Step:
     """A step: `with step:` around all that it does, its collectives above all.
@@ -37,11 +42,19 @@ class Step:
         """
         sampler = self._sampler("indices")
         if self._session.keep_global_batch:
-            raise SessionError(
-                "step.indices: with keep_global_batch=True a rank may have several parts to do: "
-                "for part in step.parts(): ... part.indices, and (loss * part.weight).backward()"
-            )
+            raise SessionError(f"step.indices: {_IN_PARTS} part.indices, {_WEIGHTED}")
         return sampler.indices()
+
+    @property
+    def batch(self) -> Any:
+        """This rank's batch of this step; of the same samples when the step is done again.
+
+        Use it inside `with step:`, in each step on every rank.
+        Raises SessionError: the Session has no loader, or keeps the global batch.
+        """
+        if self._session.keep_global_batch:
+            raise SessionError(f"step.batch: {_IN_PARTS} part.batch, {_WEIGHTED}")
+        return self._session.data.batch()
 
     def parts(self) -> Iterator[Part]:
         """This rank's parts of the step, for one forward and backward pass each.
@@ -51,7 +64,8 @@ class Step:
         Raises SessionError: the Session has no sampler.
         """
         session = self._session
-        self._parts = Parts(session.model, self._sampler("parts()"))
+        take = session.data.take if session.data.has_loader else None
+        self._parts = Parts(session.model, self._sampler("parts()"), take)
         return self._parts.each(
             seed=session.seed, rank=session.rank, world_size=session.world_size, step=self.number
         )
@@ -92,6 +106,11 @@ class Step:
                     "keep_global_batch=True: the step ended before all of its parts were done; "
                     "loop over step.parts() to the end"
                 )
+            if not self._session.data.was_taken:
+                raise SessionError(
+                    "the step ended without its batch, and the loader would go on with it in the "
+                    "next one: take step.batch in each step"
+                )
             if self._late:
                 late = {name: _plain(value) for name, value in self._late.items()}
                 self._write({**self._metrics, **late})
@@ -102,9 +121,10 @@ class Step:
         return False
 
     def _sampler(self, asked: str) -> StepSampler:
-        if self._session.sampler is None:
+        sampler = self._session.data.sampler
+        if sampler is None:
             raise SessionError(f"step.{asked}: give Session a sampler, Session(sampler=...)")
-        return self._session.sampler
+        return sampler
 
     def _write(self, metrics: Mapping[str, Any]) -> None:
         self._session.records.write(self.number, self._session.generation, metrics)

@@ -23,23 +23,24 @@ from stores import (
 )
 
 from rekindle.checkpoints import parts
-from rekindle.checkpoints.directory import DirectoryStore, Part, Written
+from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.manifest import FileEntry
+from rekindle.checkpoints.retention import Retention
+from rekindle.checkpoints.store import Part, Written
 from rekindle.errors import CheckpointError
 
 # A process that stops in the middle of its part, tells so, and goes on when it is told to.
 STOPS = """
 import msgspec
 
-class Stopping(list):
-    def __iter__(self):
-        yield self[0]
-        print("middle", flush=True)
-        sys.stdin.readline()
-        yield self[1]
+def stopping(first, second):
+    yield first
+    print("middle", flush=True)
+    sys.stdin.readline()
+    yield second
 
 def write(rank, step, generation=1):
-    part = Part(Stopping([bytes([rank]) * 100_000] * 2), (rank,))
+    part = Part(stopping(*[bytes([rank]) * 100_000] * 2), (rank,))
     entry = store.write_part(step, generation, f"state-{rank}", part)
     print(msgspec.json.encode(entry).decode(), flush=True)
 """
@@ -72,10 +73,10 @@ def test_parts_written_at_the_same_time_make_a_checkpoint(
     ]
     assert store.find(7, 1) is None
     written = store.commit(with_files(7, files))
-    assert written == Written(root / "step-0000000007-g000001", 800_000, existed=False)
+    assert written == Written(str(root / "step-0000000007-g000001"), 800_000, existed=False)
     found = DirectoryStore(root).find(7, 1)
     assert found
-    assert found.path == written.path
+    assert found.path == Path(written.location)
     assert found.manifest == with_files(7, files)
     for rank in range(4):
         assert found.read(f"state-{rank}") == bytes([rank]) * 200_000
@@ -139,7 +140,7 @@ def checkpoint(step):
 
 checkpoint(1)
 for call in itertools.count():
-    store.prune(1)
+    store.prune(Retention(last=1))
     if not os.fork():
         crash_at(call)
         checkpoint(call + 2)
@@ -177,7 +178,7 @@ def test_a_crash_at_any_system_call_leaves_parts_or_a_checkpoint(root: Path) -> 
     assert missing > 30
     assert committed > missing + 5
     assert store.newest().passed_over == ()
-    assert len(list(root.iterdir())) == 3, "two checkpoints and the lock; no left-over"
+    assert len(list(root.iterdir())) == 4, "two checkpoints, the lock and the pins; no left-over"
 
 
 def test_a_commit_between_look_and_lock_is_seen(
@@ -233,7 +234,7 @@ def test_what_is_being_written_survives_the_sweep_of_what_is_old(
         put_parts(store, 5)
         assert not (root / "step-0000000003-g000001").exists()
         write_parts(store, 3)
-        assert store.prune(1) == (root / "step-0000000004-g000001",)
+        assert store.prune(Retention(last=1)) == ((4, 1),)
         assert not (root / "step-0000000003-g000001").exists()
         files = (finish(process),)
     store.commit(with_files(8, files))

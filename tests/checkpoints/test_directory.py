@@ -13,18 +13,22 @@ import safetensors.numpy
 from stores import content, manifest, newest_step, put, shard
 
 from rekindle.checkpoints import directory, files
-from rekindle.checkpoints.directory import DirectoryStore, Part, Written
-from rekindle.errors import CheckpointError, CorruptError, UsageError
+from rekindle.checkpoints.directory import DirectoryStore
+from rekindle.checkpoints.retention import Retention
+from rekindle.checkpoints.store import Part, Written
+from rekindle.errors import CheckpointError, CorruptError
 
 
 def test_a_checkpoint_is_read_back(store: DirectoryStore, root: Path) -> None:
     """What was written is found, with its manifest, its bytes and plain safetensors files."""
     written = put(store, 7, generation=3)
-    assert written == Written(root / "step-0000000007-g000003", 2 * len(shard(0)), existed=False)
+    assert written == Written(
+        str(root / "step-0000000007-g000003"), 2 * len(shard(0)), existed=False
+    )
     found = DirectoryStore(root).newest()
     assert found.passed_over == ()
     assert found.checkpoint
-    assert found.checkpoint.path == written.path
+    assert found.checkpoint.path == Path(written.location)
     assert [(e.name, e.ranks) for e in found.checkpoint.manifest.files] == [
         ("state-0.safetensors", (0,)),
         ("state-1.safetensors", (1,)),
@@ -34,9 +38,8 @@ def test_a_checkpoint_is_read_back(store: DirectoryStore, root: Path) -> None:
         "state-0.safetensors": bytes(shard(7)),
         "state-1.safetensors": bytes(shard(8)),
     }
-    assert (
-        safetensors.numpy.load_file(written.path / "state-1.safetensors")["w"].tolist() == [8] * 4
-    )
+    shard_1 = safetensors.numpy.load_file(Path(written.location, "state-1.safetensors"))
+    assert shard_1["w"].tolist() == [8] * 4
 
 
 def test_chunks_of_any_size_are_joined(
@@ -53,7 +56,7 @@ def test_chunks_of_any_size_are_joined(
 
 def test_bytes_handed_out_are_private(store: DirectoryStore, root: Path) -> None:
     """A file that shrinks after it was read changes nothing in the bytes handed out."""
-    path = put(store, 1).path / "state-0.safetensors"
+    path = Path(put(store, 1).location) / "state-0.safetensors"
     checkpoint = store.newest().checkpoint
     assert checkpoint
     data = checkpoint.read("state-0.safetensors")
@@ -68,14 +71,14 @@ def test_writing_a_committed_checkpoint_again_changes_nothing(
     first = put(store, 1)
     before = {p: p.stat().st_mtime_ns for p in root.rglob("*")}
     again = store.write(manifest(1), {"other": Part([b"other"], (0, 1))})
-    assert again == Written(first.path, first.bytes, existed=True)
+    assert again == Written(first.location, first.bytes, existed=True)
     assert {p: p.stat().st_mtime_ns for p in root.rglob("*")} == before
 
 
 def test_another_jobs_checkpoint_is_not_taken_for_ones_own(store: DirectoryStore) -> None:
     """A directory that another job has written to is refused, and stays as it is."""
     put(store, 1)
-    with pytest.raises(CheckpointError, match=r"of job 'job'.*'mine' a directory of its own"):
+    with pytest.raises(CheckpointError, match=r"of job 'job'.*'mine' a place of its own"):
         store.write(manifest(1, job="mine"), {})
     assert newest_step(store) == 1
 
@@ -119,7 +122,7 @@ DAMAGES: dict[Callable[[Path], None], str] = {
     lose_manifest: "no manifest: the write was not finished",
     empty_manifest: "the manifest is empty: the write was not finished",
     tear_manifest: "the manifest is torn",
-    swap_manifest: "the manifest is of step 1, generation 1, not of this directory",
+    swap_manifest: "the manifest is of step 1, generation 1, not of this place",
     lose_file: "state-0.safetensors is missing",
     tear_file: "state-0.safetensors has 100 bytes, the manifest says ",
     flip_bit: "checksum of state-1.safetensors differs: it has xxh3_128:",
@@ -133,13 +136,13 @@ def test_a_damaged_checkpoint_is_passed_over_with_the_reason(
 ) -> None:
     """The next older checkpoint is used, and it is said what the newer one lacks."""
     put(store, 1)
-    path = put(store, 2).path
+    path = Path(put(store, 2).location)
     damage(path)
     found = store.newest()
     assert found.checkpoint
     assert found.checkpoint.manifest.step == 1
     (passed_over,) = found.passed_over
-    assert passed_over.path == path
+    assert passed_over.location == str(path)
     assert passed_over.reason.startswith(DAMAGES[damage])
 
 
@@ -149,7 +152,7 @@ def test_a_damaged_checkpoint_is_written_over(
 ) -> None:
     """What is left of an invalid checkpoint does not stand in the way of a new one."""
     put(store, 1)
-    path = put(store, 2).path
+    path = Path(put(store, 2).location)
     damage(path)
     assert not put(store, 2).existed
     assert newest_step(store) == 2
@@ -170,7 +173,7 @@ def test_a_checkpoint_that_cannot_be_read_is_not_written_over(
         patch.setattr(directory, "verify_file", fail)
         with pytest.raises(CheckpointError, match="Input/output error"):
             put(store, 2)
-        assert DirectoryStore(store.root).prune(1) == ()
+        assert DirectoryStore(store.root).prune(Retention(last=1)) == ()
         assert {p.reason for p in store.newest().passed_over} == {
             "it cannot be read: [Errno 5] Input/output error"
         }
@@ -180,7 +183,7 @@ def test_a_checkpoint_that_cannot_be_read_is_not_written_over(
 def test_every_truncation_and_flipped_bit_is_recognised(store: DirectoryStore) -> None:
     """Whatever single bit or tail of a checkpoint is lost, the older one is found."""
     put(store, 1)
-    path = store.write(manifest(2), {"a": Part([b"state"], (0, 1))}).path
+    path = Path(store.write(manifest(2), {"a": Part([b"state"], (0, 1))}).location)
     for file in list(path.iterdir()):
         data = file.read_bytes()
         cuts = [data[:n] for n in range(len(data))]
@@ -215,7 +218,7 @@ def test_the_newest_is_the_highest_step_then_generation(store: DirectoryStore) -
 def test_nothing_is_found_where_nothing_is(store: DirectoryStore, root: Path) -> None:
     """A missing and an empty root hold no checkpoint, which is no error; nothing is made there."""
     assert store.newest() == directory.Found(None, ())
-    assert store.prune(1) == ()
+    assert store.prune(Retention(last=1)) == ()
     assert not root.exists()
     root.mkdir()
     assert store.newest() == directory.Found(None, ())
@@ -223,7 +226,7 @@ def test_nothing_is_found_where_nothing_is(store: DirectoryStore, root: Path) ->
 
 def test_foreign_files_are_left_alone(store: DirectoryStore, root: Path, tmp_path: Path) -> None:
     """What does not bear a checkpoint's exact name is neither looked at nor removed."""
-    outside = put(DirectoryStore(tmp_path / "outside"), 99).path
+    outside = Path(put(DirectoryStore(tmp_path / "outside"), 99).location)
     put(store, 1)
     for name in ("step-5", "step-0000000005", "step-0000000005-g000001.old", "xstep-1-g1"):
         (root / name).mkdir()
@@ -236,7 +239,7 @@ def test_foreign_files_are_left_alone(store: DirectoryStore, root: Path, tmp_pat
     assert found.checkpoint
     assert found.checkpoint.manifest.step == 1
     assert found.passed_over == ()
-    assert store.prune(1) == ()
+    assert store.prune(Retention(last=1)) == ()
     assert sorted(p.name for p in root.iterdir()) == before
 
 
@@ -250,7 +253,7 @@ def test_pruning_while_reading_is_met_by_looking_again(
     def prune_then_verify(*arguments: object) -> None:
         monkeypatch.setattr(directory, "verify_file", genuine)
         put(other, 2)
-        other.prune(1)
+        other.prune(Retention(last=1))
         genuine(*arguments)
 
     monkeypatch.setattr(directory, "verify_file", prune_then_verify)
@@ -259,7 +262,7 @@ def test_pruning_while_reading_is_met_by_looking_again(
 
 def test_damage_after_the_search_is_recognised(store: DirectoryStore) -> None:
     """read() verifies again what it hands out, and knows only files of the manifest."""
-    path = put(store, 1).path
+    path = Path(put(store, 1).location)
     checkpoint = store.newest().checkpoint
     assert checkpoint
     with pytest.raises(CheckpointError, match=r"no file 'manifest.json'; it has: state-0"):
@@ -277,26 +280,24 @@ def test_damage_after_the_search_is_recognised(store: DirectoryStore) -> None:
 
 def test_prune_keeps_the_newest_valid_ones(store: DirectoryStore) -> None:
     """Damaged checkpoints do not count; only what is older than the last one kept goes."""
-    paths = {step: put(store, step).path for step in range(1, 7)}
+    paths = {step: Path(put(store, step).location) for step in range(1, 7)}
     flip_bit(paths[6])
     flip_bit(paths[4])
     lose_manifest(paths[3])
-    assert store.prune(2) == (paths[2], paths[1])[1:]
+    assert store.prune(Retention(last=2)) == ((1, 1),)
     assert [step for step, path in paths.items() if path.exists()] == [2, 4, 5, 6]
-    assert store.prune(1) == (paths[4], paths[2])
+    assert store.prune(Retention(last=1)) == ((4, 1), (2, 1))
     assert newest_step(store) == 5
 
 
 def test_prune_never_removes_the_last_valid_one(store: DirectoryStore) -> None:
-    """With fewer valid checkpoints than are to be kept nothing goes, and zero is no number."""
-    paths = [put(store, step).path for step in (1, 2, 3)]
+    """With fewer valid checkpoints than are to be kept nothing goes."""
+    paths = [Path(put(store, step).location) for step in (1, 2, 3)]
     flip_bit(paths[1])
     flip_bit(paths[2])
-    assert store.prune(1) == ()
-    assert store.prune(9) == ()
+    assert store.prune(Retention(last=1)) == ()
+    assert store.prune(Retention(last=9)) == ()
     assert all(path.exists() for path in paths)
-    with pytest.raises(UsageError, match="at least 1"):
-        store.prune(0)
 
 
 def test_prune_reads_only_what_it_does_not_know(
@@ -305,10 +306,11 @@ def test_prune_reads_only_what_it_does_not_know(
     """Checkpoints that this process wrote are not read again, those it did not write are."""
     read: list[Path] = []
     monkeypatch.setattr(directory, "verify_file", lambda path, entry: read.append(path))
-    paths = [put(store, step).path for step in (1, 2, 3)]
-    assert store.prune(2) == (paths[0],)
+    for step in (1, 2, 3):
+        put(store, step)
+    assert store.prune(Retention(last=2)) == ((1, 1),)
     assert read == []
-    assert DirectoryStore(store.root).prune(2) == ()
+    assert DirectoryStore(store.root).prune(Retention(last=2)) == ()
     assert len(read) == 4
 
 
@@ -316,7 +318,7 @@ def test_a_half_pruned_checkpoint_does_not_count(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When removal fails midway the manifest is gone already, and the error says so."""
-    old, new = put(store, 1).path, put(store, 2).path
+    old, new = Path(put(store, 1).location), Path(put(store, 2).location)
 
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -324,6 +326,6 @@ def test_a_half_pruned_checkpoint_does_not_count(
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", fail)
         with pytest.raises(CheckpointError, match=r"cannot prune .*check the disk"):
-            store.prune(1)
+            store.prune(Retention(last=1))
     lose_manifest(new)
-    assert [item.path for item in store.newest().passed_over] == [new, old]
+    assert [Path(item.location) for item in store.newest().passed_over] == [new, old]

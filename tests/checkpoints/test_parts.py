@@ -12,7 +12,9 @@ import pytest
 from stores import content, manifest, newest_step, put, put_parts, tree, with_files, write_parts
 
 from rekindle.checkpoints import directory
-from rekindle.checkpoints.directory import DirectoryStore, Part, Written
+from rekindle.checkpoints.directory import DirectoryStore
+from rekindle.checkpoints.retention import Retention
+from rekindle.checkpoints.store import Part, Written
 from rekindle.errors import CheckpointError, CorruptError
 
 
@@ -67,7 +69,7 @@ def test_a_committed_part_that_is_not_whole_is_not_found(
     store: DirectoryStore, root: Path, damage: Callable[[Path], None]
 ) -> None:
     """find() goes by names and sizes, and write_part() writes such a checkpoint over."""
-    path = put_parts(store, 2).path
+    path = Path(put_parts(store, 2).location)
     damage(path / "state-1")
     assert store.find(2, 1) is None
     assert not put_parts(store, 2).existed
@@ -82,7 +84,7 @@ def test_a_manifest_that_a_killed_process_left_torn_is_written_again(
 ) -> None:
     """The parts need not be written again for it."""
     files = write_parts(store, 2)
-    path = store.commit(with_files(2, files)).path
+    path = Path(store.commit(with_files(2, files)).location)
     os.truncate(path / "manifest.json", size)
     assert store.find(2, 1) is None
     assert not store.commit(with_files(2, files)).existed
@@ -118,7 +120,7 @@ def test_the_checkpoint_of_a_step_and_generation_is_found(
     store: DirectoryStore, root: Path, damage: Callable[[Path], None]
 ) -> None:
     """find() takes exactly this one: another generation has done the step in its own way."""
-    paths = [put_parts(store, 4, generation).path for generation in (1, 2)]
+    paths = [Path(put_parts(store, 4, generation).location) for generation in (1, 2)]
     put_parts(store, 5)
     write_parts(store, 4, generation=3)
     for generation, path in enumerate(paths, start=1):
@@ -146,7 +148,7 @@ def test_what_there_is_by_step_and_generation(store: DirectoryStore) -> None:
 
 def test_each_part_is_verified_by_whoever_reads_it(store: DirectoryStore) -> None:
     """find() reads no part: a flipped bit is seen by the reader of that part, and by no other."""
-    path = put_parts(store, 1).path
+    path = Path(put_parts(store, 1).location)
     (path / "state-1").write_bytes(bytes([1, 1, 1]).ljust(200, b","))
     found = store.find(1, 1)
     assert found
@@ -164,12 +166,12 @@ def test_a_committed_checkpoint_is_left_as_it_is(store: DirectoryStore, root: Pa
     before = {p: p.stat().st_mtime_ns for p in root.rglob("*")}
     other = DirectoryStore(root)
     assert other.write_part(1, 1, "state-1", Part([b"other"], (9,))) == files[1]
-    assert other.commit(with_files(1, files[:1])) == Written(first.path, 400, existed=True)
+    assert other.commit(with_files(1, files[:1])) == Written(first.location, 400, existed=True)
     assert put(other, 1).existed
     with pytest.raises(CheckpointError, match="has no file 'state-2'; it has: state-0, state-1"):
         other.write_part(1, 1, "state-2", Part([b"other"], (9,)))
     foreign = msgspec.structs.replace(with_files(1, files), job_id="mine")
-    with pytest.raises(CheckpointError, match=r"of job 'job'.*'mine' a directory of its own"):
+    with pytest.raises(CheckpointError, match=r"of job 'job'.*'mine' a place of its own"):
         other.commit(foreign)
     assert {p: p.stat().st_mtime_ns for p in root.rglob("*")} == before
 
@@ -179,7 +181,7 @@ def test_a_committed_part_with_a_flipped_bit_is_written_over(
 ) -> None:
     """A damaged checkpoint does not count while its part is written again; others' parts stay."""
     files = write_parts(store, 1)
-    path = store.commit(with_files(1, files)).path
+    path = Path(store.commit(with_files(1, files)).location)
     (path / "state-1").write_bytes(b"," * 200)
     untouched = (path / "state-0").stat()
     assert store.write_part(1, 1, "state-0", Part([b"other"], (0,))) == files[0]
@@ -194,11 +196,11 @@ def test_a_damaged_newer_checkpoint_does_not_outdate_a_later_generation(
     store: DirectoryStore, root: Path
 ) -> None:
     """A job that goes on from before a damaged checkpoint has lower steps to write than that."""
-    damaged = put_parts(store, 9).path
+    damaged = Path(put_parts(store, 9).location)
     tear_manifest(damaged)
     files = write_parts(store, 7, generation=2)
     put_parts(store, 6, generation=2)
-    store.prune(1)
+    store.prune(Retention(last=1))
     assert not store.commit(with_files(7, files, generation=2)).existed
     assert newest_step(store) == 7
 
@@ -209,8 +211,9 @@ def test_pruning_does_not_read_what_was_committed_here(
     """The process that commits does not read the parts of all others for each prune."""
     read: list[Path] = []
     monkeypatch.setattr(directory, "verify_file", lambda path, entry: read.append(path))
-    paths = [put_parts(store, step).path for step in (1, 2, 3)]
-    assert store.prune(2) == (paths[0],)
+    for step in (1, 2, 3):
+        put_parts(store, step)
+    assert store.prune(Retention(last=2)) == ((1, 1),)
     assert read == []
 
 

@@ -82,7 +82,7 @@ def test_a_second_signal_does_not_wait(job: Callable[..., Job], baseline: Record
     """A store that does not answer holds up last words, but not whoever wants the job gone."""
     run = job(*PAUSE_ALL, nodes=2)
     run.wait_pause(12)
-    store = Path(run.spec.checkpoint_directory)
+    store = Path(run.spec.checkpoint_store)
     store.mkdir()
     with (store / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

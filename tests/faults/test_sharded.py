@@ -195,7 +195,7 @@ def test_another_number_of_shards(job: Callable[..., Job]) -> None:
     run.start(arguments=(str(run.folder), "--variant", "hybrid", "--steps", "24"))
     ended = run.end()
     assert ended.outcome == "failed"
-    assert "has the state in 4 pieces, this job in 2: resume it with as many ranks" in ended.reason
+    assert "has the state in 4 pieces, this job in 2, and what they are pieces of" in ended.reason
     assert run.checkpoints() == kept
 
 

@@ -192,6 +192,6 @@ def test_full_disk(job: Callable[..., Job], baseline: Record) -> None:
     assert {10, 24} <= {event.fault.finished for event in failed} <= {10, 15, 20, 24}
     assert all(event.fault.kind is Kind.STORAGE for event in failed)
     assert all("raise the limit on file sizes" in event.fault.message for event in failed)
-    found = DirectoryStore(Path(run.spec.checkpoint_directory)).newest()
+    found = DirectoryStore(Path(run.spec.checkpoint_store)).newest()
     assert found.checkpoint is not None
     assert (found.checkpoint.manifest.step, found.passed_over) == (5, ())

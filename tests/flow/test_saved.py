@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from rekindle import names
 from rekindle.blocks.job import TrainingJob
 
 SAVE = """
@@ -39,8 +40,9 @@ except UsageError as error:
 SEEN = """
 from prefect.client.orchestration import get_client
 with get_client(sync_client=True) as client:
-    named = {"block_type_slug": "rekindle-cluster", "name": "big", "include_secrets": False}
-    print(client.read_block_document_by_name(**named).data)
+    for kind, name in (("cluster", "big"), ("checkpoint-store", "disk")):
+        named = {"block_type_slug": f"rekindle-{kind}", "name": name, "include_secrets": False}
+        print(client.read_block_document_by_name(**named).data)
 """
 
 Python = Callable[..., str]
@@ -86,16 +88,23 @@ def test_a_job_takes_a_saved_cluster_and_store(python: Python, tmp_path: Path) -
     """Secrets reach the ranks, and nobody sees them in Prefect; the job's own variables win."""
     secrets = "environment={'TRACKER_KEY': 'geheim', 'MODE': 'all'}"
     save = f"SavedCluster(nodes=3, processes_per_node=2, spares=1, {secrets}).save('big')\n"
-    save += "SavedStore(checkpoint=CheckpointDirectory(path='kept', every=9)).save('disk')"
+    keys = "access_key_id='schluessel-1', secret_access_key='geheim-2'"
+    save += f"SavedStore(checkpoint=CheckpointDirectory(path='kept', every=9), {keys}).save('disk')"
     python("-c", SAVE + save)
     spec = tell(python, environment={"MODE": "one"}, saved_cluster="big", saved_store="disk")
     assert (spec["nodes"], spec["processes_per_node"], spec["spares"]) == (3, 2, 1)
-    assert spec["environment"] == {"TRACKER_KEY": "geheim", "MODE": "one"}
-    assert spec["checkpoint_directory"] == str(tmp_path / "kept" / "job")
+    assert spec["environment"] == {
+        "TRACKER_KEY": "geheim",
+        "MODE": "one",
+        names.ENV_STORE_ACCESS_KEY_ID: "schluessel-1",
+        names.ENV_STORE_SECRET_ACCESS_KEY: "geheim-2",
+    }
+    assert spec["checkpoint_store"] == str(tmp_path / "kept" / "job")
     assert spec["checkpoint_every"] == 9
     seen = python("-c", SEEN)
     assert "'nodes': 3" in seen
     assert "geheim" not in seen
+    assert "schluessel" not in seen
 
 
 @pytest.mark.parametrize("name", ["REKINDLE_X", "A=B"])

@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from pydantic import ValidationError
 
 from rekindle.blocks.job import TrainingJob
 from rekindle.blocks.policy import RecoveryPolicy
+from rekindle.blocks.store import CheckpointDirectory, Keep
+from rekindle.checkpoints.retention import Retention
 from rekindle.errors import UsageError
 from rekindle.recovery.policy import Policy, Strategy
-from rekindle.runtime.spec import EntryKind
+from rekindle.runtime.spec import EntryKind, JobSpec
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +72,7 @@ def test_the_spec_says_what_the_description_says(tmp_path: Path) -> None:
             "processes_per_node": 3,
             "environment": {"A": "1"},
             "working_directory": str(tmp_path),
-            "checkpoint": {"path": "saved", "every": 7},
+            "checkpoint": {"path": "saved", "every": 7, "keep": {"last": 3, "hours": 24}},
             "snapshot_every": 4,
             "policy": {"strategies": ["retry"], "max_restarts": 1, "max_in_row": 2},
         }
@@ -81,8 +84,9 @@ def test_the_spec_says_what_the_description_says(tmp_path: Path) -> None:
     assert (spec.min_nodes, spec.spares) == (1, 4)
     assert spec.environment == {"A": "1"}
     assert spec.working_directory == str(tmp_path)
-    assert spec.checkpoint_directory == str(tmp_path / "saved" / spec.job_id)
+    assert spec.checkpoint_store == str(tmp_path / "saved" / spec.job_id)
     assert (spec.checkpoint_every, spec.snapshot_every) == (7, 4)
+    assert spec.keep == Retention(last=3, hours=24.0)
     assert spec.policy == Policy(strategies=(Strategy.RETRY,), max_restarts=1, max_in_row=2)
     assert spec.directory == str(tmp_path / "jobs" / "train-1")
 
@@ -91,7 +95,23 @@ def test_a_module_needs_no_file() -> None:
     """A module is named, and nothing is looked for in the working directory."""
     spec = TrainingJob(module="my.training").to_spec("train-1")
     assert (spec.entry, spec.target) == (EntryKind.MODULE, "my.training")
-    assert spec.checkpoint_directory.startswith(spec.directory)
+    assert spec.checkpoint_store.startswith(spec.directory)
+
+
+def test_an_interval_that_is_chosen() -> None:
+    """It takes the place of the number, and the description says so as a word."""
+    store = {"every": 7, "automatic": True}
+    spec = TrainingJob.model_validate({"module": "my.training", "checkpoint": store}).to_spec("a-1")
+    assert spec.checkpoint_every == "auto"
+    assert msgspec.json.decode(msgspec.json.encode(spec), type=JobSpec) == spec
+
+
+def test_rules_that_do_not_fit() -> None:
+    """They are refused where they are entered; the form has all rules that there are."""
+    with pytest.raises(ValidationError, match="best and metric go together"):
+        CheckpointDirectory.model_validate({"keep": {"best": 2}})
+    assert set(Keep.model_fields) == set(Retention.__struct_fields__)
+    assert Keep().to_retention() == Retention()
 
 
 def test_a_missing_script_is_named(tmp_path: Path) -> None:

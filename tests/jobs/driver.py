@@ -41,7 +41,7 @@ def spec_of(*, nodes: int, processes: int, **settings: object) -> JobSpec:
         working_directory="nowhere",
         directory="nowhere",
         log_directory="nowhere",
-        checkpoint_directory="nowhere",
+        checkpoint_store="nowhere",
         **settings,
     )
 

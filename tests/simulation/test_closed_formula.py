@@ -9,6 +9,7 @@ import pytest
 from simulated import REPAIR_S, plain_mix, prices, with_strategy
 
 from rekindle.recovery.fault import Kind
+from rekindle.recovery.interval import best_interval
 from rekindle.recovery.policy import Policy, Strategy
 from rekindle.simulation import formulas
 from rekindle.simulation.estimate import Question, difference, judge
@@ -102,9 +103,7 @@ def test_the_best_interval_is_that_of_what_goes_back_to_checkpoints() -> None:
     )
     both = Policy(max_restarts=ENDLESS, max_recoveries=ENDLESS, progress_resets=False)
     found = judge(asked, both, asked.traces())
-    assert found.best_interval == pytest.approx(
-        formulas.best_interval(20.0 / 86_400, 30.0), rel=0.03
-    )
+    assert found.best_interval == pytest.approx(best_interval(20.0 / 86_400, 30.0), rel=0.03)
     assert found.checkpoint_s == pytest.approx(found.best_interval, rel=0.03)
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rekindle.recovery.interval import best_interval
 from rekindle.simulation import formulas
 
 LLAMA_16K = 0.4737 * 16.384 / 86_400  # faults per second of 16,384 devices
@@ -26,7 +27,7 @@ def test_goodput_is_as_published(stall: float, downtime: float, expected: float)
 def test_without_faults_only_the_stall_costs_anything() -> None:
     """No fault: the share of the stall is lost, and no checkpoint is ever due."""
     assert formulas.goodput(rate=0.0, interval=90.0, stall=10.0, downtime=5.0) == 0.9
-    assert formulas.best_interval(0.0, 10.0) == math.inf
+    assert best_interval(0.0, 10.0) == math.inf
 
 
 def test_a_job_that_reaches_no_checkpoint_makes_no_progress() -> None:
@@ -37,7 +38,7 @@ def test_a_job_that_reaches_no_checkpoint_makes_no_progress() -> None:
 @given(rate=st.floats(1e-9, 1e-2), stall=st.floats(1e-2, 1e3), factor=st.floats(0.3, 3.0))
 def test_no_other_interval_is_better(rate: float, stall: float, factor: float) -> None:
     """Any other interval gives less, or the same as far as numbers can tell."""
-    best = formulas.best_interval(rate, stall)
+    best = best_interval(rate, stall)
     at = {"rate": rate, "stall": stall, "downtime": 0.0}
     other = formulas.goodput(interval=best * factor, **at)
     assert other <= formulas.goodput(interval=best, **at) * (1 + 1e-9)
@@ -46,7 +47,7 @@ def test_no_other_interval_is_better(rate: float, stall: float, factor: float) -
 @given(rate=st.floats(1e-9, 1e-6), stall=st.floats(1.0, 60.0))
 def test_for_rare_faults_all_three_intervals_agree(rate: float, stall: float) -> None:
     """Young's and Daly's intervals are what the exact one comes to where faults are rare."""
-    best = formulas.best_interval(rate, stall)
+    best = best_interval(rate, stall)
     assert formulas.daly(rate, stall) == pytest.approx(best, rel=0.01)
     assert formulas.young(rate, stall) == pytest.approx(best, rel=0.01)
 

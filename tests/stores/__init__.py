@@ -11,9 +11,9 @@ import msgspec
 from hypothesis import strategies as st
 
 import rekindle
-from rekindle.checkpoints.directory import Checkpoint, DirectoryStore, Part, Written
 from rekindle.checkpoints.format import plan_layout, write_header
 from rekindle.checkpoints.manifest import FileEntry, Manifest
+from rekindle.checkpoints.store import Checkpoint, Part, Store, Written
 
 LOCK = ".lock"
 
@@ -30,11 +30,13 @@ CHILD = """
 import itertools, os, resource, signal, sys
 from pathlib import Path
 from rekindle.checkpoints import files
-from rekindle.checkpoints.directory import DirectoryStore, Part
+from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.store import Part
 from rekindle.checkpoints.manifest import Manifest
+from rekindle.checkpoints.retention import Retention
 from rekindle.errors import CheckpointError
 
-store = DirectoryStore(Path(sys.argv[1]))
+store = open_store(sys.argv[1])
 
 def manifest(step):
     return Manifest(job_id="job", step=step, generation=1, world_size=2, framework="torch",
@@ -81,14 +83,14 @@ def shard(value: int) -> memoryview:
     return buffer
 
 
-def put(store: DirectoryStore, step: int, generation: int = 1) -> Written:
+def put(store: Store, step: int, generation: int = 1) -> Written:
     """Write a checkpoint of two files whose content tells the step."""
     parts = {f"state-{i}.safetensors": Part([shard(step + i)], (i,)) for i in range(2)}
     return store.write(manifest(step, generation), parts)
 
 
 def write_parts(
-    store: DirectoryStore, step: int, generation: int = 1, size: int = 200
+    store: Store, step: int, generation: int = 1, size: int = 200
 ) -> tuple[FileEntry, ...]:
     """Two parts whose content tells step, generation and rank."""
     return tuple(
@@ -102,11 +104,11 @@ def with_files(step: int, files: tuple[FileEntry, ...], generation: int = 1) -> 
     return msgspec.structs.replace(manifest(step, generation), files=files)
 
 
-def put_parts(store: DirectoryStore, step: int, generation: int = 1) -> Written:
+def put_parts(store: Store, step: int, generation: int = 1) -> Written:
     return store.commit(with_files(step, write_parts(store, step, generation), generation))
 
 
-def newest_step(store: DirectoryStore) -> int | None:
+def newest_step(store: Store) -> int | None:
     found = store.newest().checkpoint
     return found.manifest.step if found else None
 
@@ -120,11 +122,11 @@ def tree(path: Path) -> dict[str, bytes]:
     return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
-def child(script: str, root: Path, *arguments: object) -> subprocess.Popen[str]:
+def child(script: str, location: object, *arguments: object) -> subprocess.Popen[str]:
     """A Python process that runs the script after CHILD."""
     source = str(Path(rekindle.__file__).parents[1])
     return subprocess.Popen(
-        [sys.executable, "-c", CHILD + script, str(root), *map(str, arguments)],
+        [sys.executable, "-c", CHILD + script, str(location), *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": source},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -132,8 +134,8 @@ def child(script: str, root: Path, *arguments: object) -> subprocess.Popen[str]:
     )
 
 
-def run_child(script: str, root: Path, *arguments: object) -> str:
-    process = child(script, root, *arguments)
+def run_child(script: str, location: object, *arguments: object) -> str:
+    process = child(script, location, *arguments)
     output, _ = process.communicate()
     assert process.returncode == 0
     return output

@@ -70,6 +70,7 @@ class Job:
         checkpoint_every: int = 0,
         policy: Policy = _POLICY,
         replaces: bool = True,
+        checkpoint_store: str = "",
         misfit: dict[str, str] | None = None,
         script: Path | None = None,
     ) -> None:
@@ -91,7 +92,7 @@ class Job:
             working_directory=str(folder),
             directory=str(folder / "job"),
             log_directory=str(folder / "job" / "logs"),
-            checkpoint_directory=str(folder / "job" / "checkpoints"),
+            checkpoint_store=checkpoint_store or str(folder / "job" / "checkpoints"),
             snapshot_every=snapshot_every,
             checkpoint_every=checkpoint_every,
             allow_injection=True,
@@ -313,7 +314,7 @@ class Job:
 
     def checkpoints(self) -> list[Path]:
         """List the checkpoints' directories, newest first."""
-        return sorted(Path(self.spec.checkpoint_directory).glob("step-*"), reverse=True)
+        return sorted(Path(self.spec.checkpoint_store).glob("step-*"), reverse=True)
 
     def story(self) -> str:
         """Tell what has happened, for a failed test."""

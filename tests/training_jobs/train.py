@@ -4,7 +4,8 @@ Variants: `ddp` has several buckets; `plain` all-reduces its gradients by hand; 
 and has one more collective behind the update, as a script has that logs the mean of its losses;
 `parts` keeps the global batch when the world shrinks; `sharded` and `hybrid` have their state in
 pieces, see training_jobs.sharded, `fsdp` and `hsdp` as FSDP2 has it, see training_jobs.fsdp, and
-`zero` has the optimizer's alone in pieces, see training_jobs.zero.
+`zero` has the optimizer's alone in pieces, see training_jobs.zero. `map-0`, `stream-2` and their
+like take their batches from loaders with so many workers, see training_jobs.loaders.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from training_jobs import BATCH, LENGTH
 from training_jobs.injection import HiccupError, Injector
 
 FEATURES, WIDTH = 16, 64
+LOADERS = ("map", "stream", "torchdata", "stateful")
 
 
 class Network(nn.Module):
@@ -167,10 +169,13 @@ class Run:
         self.scheduler.step()
         self.average.update()
 
+    def samples_of(self, step) -> list[int]:
+        return step.indices
+
     def one_step(self, session: Session, step) -> None:
         self.faults.at("forward")
         self.vary_step()
-        chosen = step.indices
+        chosen = self.samples_of(step)
         loss = self.loss_of(session, chosen)
         step.log(loss=loss, samples=chosen, pid=os.getpid())
         self.losses[step.number] = loss.item()
@@ -212,7 +217,7 @@ class Run:
             digest.update(own.numpy().tobytes())
         result = {
             "digest": digest.hexdigest(),
-            "position": self.sampler.position,
+            "position": self.sampler.position if self.sampler is not None else None,
             "rate": self.scheduler.get_last_lr(),
             "updates": self.average.updates,
             "pid": os.getpid(),
@@ -231,6 +236,10 @@ def run_of(options: argparse.Namespace) -> Run:
         from training_jobs.fsdp import FsdpRun
 
         return FsdpRun(options)
+    if options.variant.partition("-")[0] in LOADERS:
+        from training_jobs.loaders import LoaderRun
+
+        return LoaderRun(options)
     if options.variant == "zero":
         from training_jobs.zero import ZeroRun
 
@@ -241,7 +250,8 @@ def run_of(options: argparse.Namespace) -> Run:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    variants = ("ddp", "plain", "late", "parts", "sharded", "hybrid", "one", "fsdp", "hsdp", "zero")
+    variants = ["ddp", "plain", "late", "parts", "sharded", "hybrid", "one", "fsdp", "hsdp", "zero"]
+    variants += [f"{kind}-{workers}" for kind in LOADERS for workers in (0, 2)]
     parser.add_argument("--variant", choices=variants, default="ddp")
     parser.add_argument("--steps", type=int, default=24)
     options = parser.parse_args()

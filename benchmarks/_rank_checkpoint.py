@@ -1,0 +1,153 @@
+"""A rank that times how long each way of saving its state stops training.
+
+Arguments: folder, megabytes, rounds. The ways take turns, so that the machine's moods meet all of
+them. All ranks hold the same state, as in data-parallel training: torch.save is rank 0's, and DCP
+shares it out, while the others wait as they would before their next step. Rank 0 writes
+DIR/stalls.json.
+"""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from _progress import Progress
+
+progress = Progress(sys.argv[1], int(os.environ["RANK"]))
+progress.tell("up")  # before torch is imported
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from rekindle.checkpoints.opening import open_store
+from rekindle.names import ENV_CHECKPOINT_STORE
+from rekindle.training.torch import Session
+
+TENSOR_MEGABYTES = 4
+ADAM = 3  # a parameter and its two moments
+POLL_S = 0.01
+
+
+class Weights(torch.nn.Module):
+    """A third of so many megabytes, in tensors as a large model has them; Adam holds the rest."""
+
+    def __init__(self, megabytes: int) -> None:
+        super().__init__()
+        count = max(1, megabytes // ADAM // TENSOR_MEGABYTES)
+        numbers = megabytes * 1_000_000 // ADAM // 4 // count
+        self.tensors = torch.nn.ParameterList(torch.ones(numbers) for _ in range(count))
+
+
+def main() -> None:
+    folder, megabytes, rounds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    model = Weights(megabytes)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    with Session(model=model, optimizer=optimizer) as session:
+        saver = Saver(folder / "peers", model, optimizer)
+        seconds: dict[str, list[float]] = {}
+        for step in session.steps(rounds + 1):
+            with step:
+                dist.barrier()
+                begin = time.perf_counter()
+            took = {"rekindle": time.perf_counter() - begin}
+            wait_committed(session.finished)
+            took |= saver.peers()
+            if session.finished > 1:  # the first of each makes its buffers and imports
+                for name, second in took.items():
+                    seconds.setdefault(name, []).append(longest(second))
+        if dist.get_rank() == 0:
+            found = {"bytes": saver.bytes, "tensors": len(saver.tensors), "seconds": seconds}
+            (folder / "stalls.json").write_text(json.dumps(found))
+            shutil.rmtree(folder / "peers")
+    progress.tell("written")
+
+
+def longest(seconds: float) -> float:
+    """Of all ranks: the next step begins when the last of them is there."""
+    number = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(number, dist.ReduceOp.MAX)
+    return float(number)
+
+
+def wait_committed(step: int) -> None:
+    """Wait until the checkpoint of this step is in the store: nothing works beside the peers."""
+    find = open_store(os.environ[ENV_CHECKPOINT_STORE]).find
+    while find(step, 1) is None:  # of the first generation: there was no fault
+        time.sleep(POLL_S)
+    dist.barrier()
+
+
+class Saver:
+    """The other ways, each timed from its call until training could go on."""
+
+    def __init__(
+        self, folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self._folder = folder
+        self._model, self._optimizer = model, optimizer
+        states = [state for each in optimizer.state.values() for state in each.values()]
+        self.tensors = [*(p.detach() for p in model.parameters()), *states]
+        self.bytes = sum(tensor.nbytes for tensor in self.tensors)
+        self._copies = [torch.empty_like(tensor) for tensor in self.tensors]
+        self._group = dist.new_group(backend="gloo")  # of async_save's own thread
+
+    def peers(self) -> dict[str, float]:
+        """Seconds of each."""
+        return {
+            "memcpy": self._time(self._copy),
+            "torch_save": self._time(self._torch_save),
+            "dcp_save": self._time(self._dcp_save),
+            "dcp_async_save": self._time(self._dcp_async_save, self._end_async),
+        }
+
+    def _time(self, save: Callable[[Path], Any], end: Callable[[Any], None] | None = None) -> float:
+        dist.barrier()
+        place = self._folder / save.__name__
+        begin = time.perf_counter()
+        under_way = save(place)
+        took = time.perf_counter() - begin
+        if end is not None:
+            end(under_way)
+        dist.barrier()
+        if dist.get_rank() == 0 and place.exists():
+            shutil.rmtree(place)
+        return took
+
+    def _state(self) -> dict[str, Any]:
+        return {"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}
+
+    def _copy(self, place: Path) -> None:
+        torch._foreach_copy_(self._copies, self.tensors)
+
+    def _torch_save(self, place: Path) -> None:
+        if dist.get_rank() == 0:
+            place.mkdir(parents=True)
+            torch.save(self._state(), place / "state.pt")
+        dist.barrier()
+
+    def _dcp_save(self, place: Path) -> None:
+        dcp.save(self._state(), checkpoint_id=place)
+
+    def _dcp_async_save(self, place: Path) -> Any:
+        return dcp.async_save(self._state(), checkpoint_id=place, process_group=self._group)
+
+    def _end_async(self, under_way: Future[Any]) -> None:
+        under_way.result()
+
+
+if __name__ == "__main__":
+    main()

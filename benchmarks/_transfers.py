@@ -1,0 +1,117 @@
+"""Uploads to an S3 server and restores from it, against rclone's of the same bytes in turn.
+
+The server is rclone's own, on this machine. A restore ends in memory for both: rclone's in a file
+of a memory file system.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from _common import summary
+
+from rekindle.checkpoints.manifest import Manifest
+from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.retention import Retention
+from rekindle.checkpoints.store import Part
+from rekindle.names import ENV_STORE_ACCESS_KEY_ID, ENV_STORE_SECRET_ACCESS_KEY
+
+RCLONE = Path(sys.executable).parent / "rclone"
+BUCKET, KEY, SECRET = "checkpoints", "benchmark", secrets.token_hex(16)
+FILE = "state.safetensors"
+UP_S = 30.0
+
+
+def have_rclone() -> bool:
+    """Whether there is anything to compare with."""
+    return RCLONE.exists()
+
+
+def transfers(folder: Path, megabytes: int, rounds: int) -> dict[str, dict[str, float | int]]:
+    """Milliseconds of each way: ours and rclone's, up and down."""
+    data = memoryview(os.urandom(megabytes * 1_000_000))
+    folder.mkdir(parents=True)
+    source = folder / "source"
+    source.write_bytes(data)
+    took: dict[str, list[float]] = {}
+
+    def timed(name: str, begin: float) -> None:
+        took.setdefault(name, []).append((time.perf_counter() - begin) * 1000)
+
+    memory = tempfile.TemporaryDirectory(dir="/dev/shm")
+    with _server(folder / "served") as port, memory as restored:
+        location = f"s3://{BUCKET}/job?endpoint=http://127.0.0.1:{port}&addressing=path"
+        keys = {ENV_STORE_ACCESS_KEY_ID: KEY, ENV_STORE_SECRET_ACCESS_KEY: SECRET}
+        store = open_store(location, keys)
+        remote = f":s3,provider=Rclone,endpoint='http://127.0.0.1:{port}',access_key_id={KEY},"
+        remote += f"secret_access_key={SECRET}:{BUCKET}/peer"
+        for step in range(1, rounds + 1):
+            begin = time.perf_counter()
+            store.write(_manifest(step), {FILE: Part([data], (0,))})
+            timed("upload", begin)
+            begin = time.perf_counter()
+            _rclone("copyto", str(source), f"{remote}/{step}")
+            timed("upload_rclone", begin)
+            checkpoint = store.find(step, 1)
+            assert checkpoint is not None
+            begin = time.perf_counter()
+            checkpoint.read(FILE)
+            timed("restore", begin)
+            begin = time.perf_counter()
+            _rclone("copyto", f"{remote}/{step}", f"{restored}/state")
+            timed("restore_rclone", begin)
+            store.prune(Retention(last=1))
+            _rclone("deletefile", f"{remote}/{step}")
+    shutil.rmtree(folder)
+    return {name: summary(each) for name, each in took.items()}
+
+
+def _manifest(step: int) -> Manifest:
+    return Manifest(
+        job_id="benchmark",
+        step=step,
+        generation=1,
+        world_size=1,
+        framework="torch",
+        created=time.time(),
+        writer="benchmark",
+        rekindle="0",
+    )
+
+
+def _rclone(*arguments: str) -> None:
+    command = [str(RCLONE), "--config", "", *arguments]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+@contextlib.contextmanager
+def _server(root: Path) -> Iterator[int]:
+    """An S3 server of this folder."""
+    (root / BUCKET).mkdir(parents=True)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    command = [str(RCLONE), "serve", "s3", "--config", "", "--addr", f"127.0.0.1:{port}"]
+    command += ["--auth-key", f"{KEY},{SECRET}", str(root)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + UP_S
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            if server.poll() is not None or time.monotonic() > deadline:
+                sys.exit("rclone's server did not start")
+            time.sleep(0.05)
+        yield port
+    finally:
+        server.kill()
+        server.wait()

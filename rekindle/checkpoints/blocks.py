@@ -1,0 +1,120 @@
+"""The checksums of a file: of the whole, and of each block, so that any part can be proved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+import xxhash
+
+from rekindle.checkpoints.format import Bytes, Checksum, checksum
+from rekindle.checkpoints.manifest import FileEntry
+from rekindle.errors import CheckpointError, CorruptError
+
+# Bytes: small enough to be read for one tensor, large enough that a manifest of a terabyte names
+# them in 2.5 MB.
+BLOCK: Final = 8 << 20
+
+# Fills all of the view with the bytes of a file from this offset on.
+Fetch = Callable[[int, memoryview], None]
+
+
+class Sums(msgspec.Struct, frozen=True):
+    """What `FileEntry` tells of a file's bytes."""
+
+    bytes: int
+    checksum: str
+    blocks: tuple[str, ...]
+
+    def entry(self, name: str, ranks: tuple[int, ...], stored: str = "") -> FileEntry:
+        """The entry of a file that holds these bytes."""
+        return FileEntry(
+            name=name,
+            bytes=self.bytes,
+            checksum=self.checksum,
+            ranks=ranks,
+            stored=stored,
+            block_bytes=BLOCK,
+            blocks=self.blocks,
+        )
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Block number `index` of a file, its bytes from begin to end."""
+
+    index: int
+    begin: int
+    end: int
+
+
+def summed(chunks: Iterable[Bytes]) -> Sums:
+    """The checksums of these bytes; how they are cut changes nothing."""
+    whole, block, blocks, size = Checksum(), xxhash.xxh3_64(), [], 0
+    for chunk in chunks:
+        rest = memoryview(chunk).cast("B")
+        whole.add(rest)
+        while rest:
+            piece = rest[: BLOCK - size % BLOCK]
+            block.update(piece)
+            rest, size = rest[len(piece) :], size + len(piece)
+            if size % BLOCK == 0:
+                blocks.append(block.hexdigest())
+                block.reset()
+    if size % BLOCK:
+        blocks.append(block.hexdigest())
+    return Sums(size, str(whole), tuple(blocks))
+
+
+def spans(entry: FileEntry, begin: int, end: int) -> list[Span]:
+    """The blocks that hold these bytes; all of it is one, of a file whose blocks are not known."""
+    if begin >= end:
+        return []
+    size = granule(entry)
+    indices = range(begin // size, -(-end // size))
+    return [Span(i, i * size, min((i + 1) * size, entry.bytes)) for i in indices]
+
+
+def granule(entry: FileEntry) -> int:
+    """Bytes of what is verified at a time: a block, or all of a file whose blocks are not known."""
+    return entry.block_bytes if entry.blocks else max(entry.bytes, 1)
+
+
+def check_range(entry: FileEntry, begin: int, count: int) -> None:
+    """Raise CheckpointError unless the file has these bytes."""
+    if begin < 0 or begin + count > entry.bytes:
+        raise CheckpointError(
+            f"{entry.name} has {entry.bytes} bytes: "
+            f"{count} bytes from byte {begin} on cannot be read of it"
+        )
+
+
+def read_span(entry: FileEntry, span: Span, begin: int, view: memoryview, fetch: Fetch) -> None:
+    """Fill what this block holds of the view, which stands for the file's bytes from `begin` on.
+
+    Straight into the view where that takes all of the block. Raises CorruptError, and what fetch
+    raises.
+    """
+    target = view[max(span.begin - begin, 0) : span.end - begin]
+    if len(target) == span.end - span.begin:
+        fetch(span.begin, target)
+        _check(entry, span, target)
+        return
+    block = memoryview(bytearray(span.end - span.begin))
+    fetch(span.begin, block)
+    _check(entry, span, block)
+    first = max(begin - span.begin, 0)
+    target[:] = block[first : first + len(target)]
+
+
+def _check(entry: FileEntry, span: Span, data: memoryview) -> None:
+    """Raise CorruptError unless this block is what was written."""
+    if entry.blocks:
+        actual, written = xxhash.xxh3_64_hexdigest(data), entry.blocks[span.index]
+    else:
+        actual, written = checksum([data]), entry.checksum
+    if actual != written:
+        raise CorruptError(
+            f"checksum of {entry.name} differs: its bytes {span.begin} to {span.end} have "
+            f"{actual}, the manifest says {written}"
+        )

@@ -1,0 +1,36 @@
+"""A store of checkpoints from the one text that says where it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from rekindle.checkpoints.directory import DirectoryStore
+from rekindle.checkpoints.location import parse
+from rekindle.checkpoints.store import Store
+from rekindle.errors import UsageError
+
+
+def open_store(location: str, environment: Mapping[str, str] = os.environ) -> Store:
+    """The store at this location (`rekindle.checkpoints.location`); nothing is read of it yet.
+
+    environment: where credentials of a store are looked for.
+    Raises UsageError if the text is no location, or if what it needs is not there: boto3, the
+    file of authorities, the whole of the credentials that the environment gives a part of.
+    """
+    where = parse(location)
+    if isinstance(where, Path):
+        return DirectoryStore(where)
+    # boto3 takes its time to import, and those with a directory need not have it.
+    from rekindle.checkpoints.s3.connect import connect
+    from rekindle.checkpoints.s3.store import S3Store
+
+    return S3Store(where, connect(where, environment))
+
+
+def check_location(location: str) -> None:
+    """Raise UsageError if there can be no store, as far as a look at the text tells."""
+    where = parse(location)
+    if isinstance(where, Path) and where.exists() and not where.is_dir():
+        raise UsageError(f"checkpoint directory {where} is a file")

@@ -1,0 +1,127 @@
+"""Pins: what keeps a checkpoint from being pruned, for all who share its store.
+
+A pin is an empty file (or object) in the place `pins` beside the checkpoints, so that one listing
+tells them all:
+
+    pins/<checkpoint>.<name>            until somebody removes it
+    pins/<checkpoint>.<name>@<until>    at most until then, in seconds since the epoch
+
+Whoever reads a checkpoint pins it for a while and renews that as long as it reads. So a reader that
+was killed keeps nothing for ever. The clocks of all machines have to agree within LEASE_S / 2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from rekindle.checkpoints.place import Key, key_of, name_of
+from rekindle.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from rekindle.checkpoints.store import Store
+
+PINS: Final = "pins"
+LEASE_S: Final = 600.0  # for which a reader pins; it renews that three times as often
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_MARKER = re.compile(r"(step-[0-9]+-g[0-9]+)\.([A-Za-z0-9_-]{1,100})(?:@([0-9]{1,12}))?")
+
+
+class Pin(msgspec.Struct, frozen=True):
+    """Keeps a checkpoint. until: seconds since the epoch; None: until it is removed."""
+
+    key: Key
+    name: str
+    until: int | None = None
+
+    @property
+    def marker(self) -> str:
+        """The name of its file or object."""
+        end = "" if self.until is None else f"@{self.until}"
+        return f"{name_of(*self.key)}.{self.name}{end}"
+
+    def holds(self, now: float) -> bool:
+        """Whether it still keeps the checkpoint."""
+        return self.until is None or now <= self.until
+
+
+def pin_of(marker: str) -> Pin | None:
+    """The pin that a file or object of this name is; None: it is none."""
+    match = _MARKER.fullmatch(marker)
+    key = key_of(match[1]) if match else None
+    if match is None or key is None:
+        return None
+    return Pin(key, match[2], int(match[3]) if match[3] else None)
+
+
+def check_name(name: str) -> str:
+    """The name of a pin, if it can be one. Raises CheckpointError."""
+    if not _NAME.fullmatch(name):
+        raise CheckpointError(f"{name!r} is no name of a pin: use 1 to 100 of A-Z a-z 0-9 _ -")
+    return name
+
+
+def in_use(pins: Collection[Pin], now: float) -> set[Key]:
+    """The checkpoints that are pinned."""
+    return {pin.key for pin in pins if pin.holds(now)}
+
+
+def expired(pins: Collection[Pin], finished: Collection[Key], now: float) -> list[Pin]:
+    """The pins that nobody needs: of dead readers, and of checkpoints that are gone."""
+    return [pin for pin in pins if not pin.holds(now) or pin.key not in finished]
+
+
+@contextlib.contextmanager
+def reading(store: Store, key: Key, *, lease_s: float = LEASE_S) -> Iterator[None]:
+    """Keep a checkpoint from being pruned while it is read here.
+
+    Whoever may not write to the store reads all the same, and sees if the checkpoint goes.
+    Raises CheckpointError: it is not there (any more).
+    """
+    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:60]
+    name = f"read-{host}-{os.getpid()}-{secrets.token_hex(4)}"
+    over = threading.Event()
+    pins = [Pin(key, name, _end(lease_s))]
+
+    def renew() -> None:
+        while not over.wait(lease_s / 3):
+            longer = Pin(key, name, _end(lease_s))
+            if longer == pins[-1]:
+                continue
+            pins.append(longer)
+            # What fails now is tried again before the lease ends; who reads sees more of it.
+            with contextlib.suppress(CheckpointError):
+                store.pin(longer)
+                store.unpin(pins.pop(0))
+
+    try:
+        there = store.pin(pins[0])
+    except CheckpointError:
+        yield
+        return
+    if not there:
+        raise CheckpointError(f"{store.location} has no checkpoint {name_of(*key)}")
+    renewing = threading.Thread(target=renew, name="rekindle-reading", daemon=True)
+    renewing.start()
+    try:
+        yield
+    finally:
+        over.set()
+        renewing.join()
+        for pin in pins:
+            with contextlib.suppress(CheckpointError):  # it ends by itself
+                store.unpin(pin)
+
+
+def _end(lease_s: float) -> int:
+    return math.ceil(time.time() + lease_s)

@@ -1,0 +1,106 @@
+"""Which checkpoints may go: those that no rule of a job's retention keeps. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from rekindle.checkpoints.place import Key
+
+_COUNTS = ("last", "every_steps", "best")
+
+
+class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rules, each of which keeps some checkpoints; without any all are kept.
+
+    last: the newest ones, so many that are valid.
+    every_steps: of so many steps the first one (with 1000: of the steps 0 to 999, 1000 to 1999...).
+    best: so many with the lowest `metric`, or with `highest` the highest, of those that have it.
+    hours: those that are not older than this.
+    """
+
+    last: int = 0
+    every_steps: int = 0
+    best: int = 0
+    metric: str = ""
+    highest: bool = False
+    hours: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse rules that cannot be meant. Raises ValueError."""
+        for name in _COUNTS:
+            if getattr(self, name) < 0:
+                raise ValueError(f"retention: {name} is {getattr(self, name)}; 0 is for no rule")
+        if not 0 <= self.hours < math.inf:
+            raise ValueError(f"retention: hours is {self.hours}; 0 is for no rule")
+        if bool(self.best) != bool(self.metric):
+            raise ValueError("retention: best and metric go together: how many, and by what")
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether there is no rule."""
+        return not (self.last or self.every_steps or self.best or self.hours)
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A finished checkpoint, as its manifest tells of it. created: seconds since the epoch."""
+
+    key: Key
+    created: float
+    metrics: Mapping[str, float]
+
+
+def superfluous(
+    finished: Collection[Kept],
+    *,
+    proven: Sequence[Key],
+    in_use: Collection[Key],
+    retention: Retention,
+    now: float,
+) -> tuple[Key, ...]:
+    """The checkpoints that may go, newest first.
+
+    proven: the newest ones that are valid in every byte, newest first: as many as `last` counts,
+    and one at least. With fewer of them nothing may go. What is newer than the last of them stays
+    too: if it is damaged, it is evidence. in_use: pinned, or being read.
+    """
+    wanted = max(1, retention.last)
+    if retention.keeps_all or len(proven) < wanted:
+        return ()
+    # A job that went back from a state that it could not use makes lower steps anew.
+    by_time = sorted((each.key for each in finished), key=lambda key: key[::-1], reverse=True)
+    kept = {
+        *in_use,
+        *by_time[:wanted],
+        *_spaced(finished, retention.every_steps),
+        *_best(finished, retention),
+        *_young(finished, retention.hours, now),
+    }
+    oldest = proven[wanted - 1]
+    old = (each.key for each in finished if each.key < oldest and each.key not in kept)
+    return tuple(sorted(old, reverse=True))
+
+
+def _young(finished: Collection[Kept], hours: float, now: float) -> set[Key]:
+    return {each.key for each in finished if hours and now - each.created <= hours * 3600}
+
+
+def _spaced(finished: Collection[Kept], every: int) -> set[Key]:
+    """The first step of each stretch of so many, in the newest generation that did it."""
+    first: dict[int, Key] = {}
+    for step, generation in (each.key for each in finished) if every else ():
+        known = first.get(step // every, (step, generation))
+        newer = (step, -generation) <= (known[0], -known[1])
+        first[step // every] = (step, generation) if newer else known
+    return set(first.values())
+
+
+def _best(finished: Collection[Kept], retention: Retention) -> set[Key]:
+    """Of equals the newer one is better."""
+    sign = -1.0 if retention.highest else 1.0
+    known = [each for each in finished if retention.metric in each.metrics]
+    known.sort(key=lambda each: each.key, reverse=True)
+    known.sort(key=lambda each: sign * each.metrics[retention.metric])
+    return {each.key for each in known[: retention.best]}

@@ -1,0 +1,68 @@
+"""What is removed of a store in S3, and in which order. There is no lock, so order is all."""
+
+from __future__ import annotations
+
+from rekindle.checkpoints.manifest import MANIFEST_FILE
+from rekindle.checkpoints.s3.client import Bucket, Upload
+from rekindle.checkpoints.s3.errors import Kind, S3Error
+from rekindle.checkpoints.s3.inventory import (
+    Inventory,
+    Objects,
+    is_finished,
+    outdated,
+    step_of,
+    unreferenced,
+)
+from rekindle.checkpoints.s3.place import S3Place
+from rekindle.checkpoints.s3.threads import in_parallel
+from rekindle.errors import CorruptError
+
+
+def remove_checkpoint(bucket: Bucket, objects: Objects) -> None:
+    """Remove all of it; the manifest first: a checkpoint that is half removed must not count."""
+    keys = [found.key for name, found in objects.items() if name != MANIFEST_FILE]
+    if MANIFEST_FILE in objects:
+        bucket.delete(objects[MANIFEST_FILE].key)
+    in_parallel(bucket.delete, keys)
+
+
+def remove_left_over(bucket: Bucket, inventory: Inventory) -> None:
+    """Remove what killed writers left, as soon as a newer checkpoint is finished.
+
+    Not earlier: what looks left may be under way. Removed objects are taken out of the inventory.
+    """
+    for key in outdated(inventory, list(inventory)):
+        place, objects = S3Place(bucket, key), inventory[key]
+        try:
+            manifest = place.manifest()  # also where none was listed: it may have come since
+        except CorruptError:
+            if not is_finished(objects):
+                remove_checkpoint(bucket, inventory.pop(key))
+            continue  # a damaged one stays as evidence until it is pruned
+        spare = unreferenced(objects, manifest)
+        in_parallel(bucket.delete, [found.key for found in spare])
+        inventory[key] = {name: found for name, found in objects.items() if found not in spare}
+    _abort_uploads(bucket, inventory)
+
+
+def _abort_uploads(bucket: Bucket, inventory: Inventory) -> None:
+    root = bucket.location.root
+    try:
+        uploads = bucket.uploads(f"{root}step-")
+    except S3Error as error:
+        if error.kind is Kind.UNSUPPORTED:
+            return  # such a server drops them by itself
+        raise
+    steps = {found: of[0] for found in uploads if (of := step_of(root, found.key))}
+    old = set(outdated(inventory, steps.values()))
+    for found, step in steps.items():
+        if step in old:
+            _abort(bucket, found)
+
+
+def _abort(bucket: Bucket, found: Upload) -> None:
+    try:
+        bucket.abort(found)
+    except S3Error as error:
+        if error.kind is not Kind.NO_UPLOAD:  # another process was quicker
+            raise

@@ -1,0 +1,241 @@
+"""A bucket on an S3 server: each request tried again while its failure may pass."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from rekindle.checkpoints.location import S3Location
+from rekindle.checkpoints.s3.body import Slice
+from rekindle.checkpoints.s3.errors import Kind, S3Error, judge
+
+T = TypeVar("T")
+
+THREADS: Final = 4  # requests at a time: enough for a fast line, few beside a training process
+# Seconds for which a request is made again: a server is gone for a minute now and then.
+PATIENCE_S = 120.0
+_BODY_S: Final = 120.0  # for all of an answer: a trickle is a stalled body, too
+_PIECE: Final = 1 << 20  # bytes that urllib3 holds of an answer
+_PAUSES_S: Final = (0.2, 8.0)  # before the first repetition, and at most
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """An object as a listing tells it; modified: in seconds since the epoch."""
+
+    key: str
+    bytes: int
+    etag: str
+    modified: float
+
+
+class Upload(msgspec.Struct, frozen=True):
+    """A multipart upload that was neither completed nor aborted."""
+
+    key: str
+    id: str
+    begun: float
+
+
+class Bucket:
+    """What is done with objects. Every method raises S3Error; it may be used by many threads.
+
+    patience_s: how long a request that fails in a way that may pass is tried again.
+    """
+
+    def __init__(self, location: S3Location, client: Any, patience_s: float | None = None) -> None:
+        self.location = location
+        self._client = client
+        self.patience_s = PATIENCE_S if patience_s is None else patience_s
+
+    def at_once(self) -> Bucket:
+        """The same bucket, without any patience: for what can be done another time."""
+        return Bucket(self.location, self._client, patience_s=0)
+
+    def get(self, key: str) -> bytes:
+        """The whole object."""
+
+        def once() -> bytes:
+            data: bytes = self._do("get_object", Key=key)["Body"].read()
+            return data
+
+        return self._try("read", key, once)
+
+    def fetch(self, key: str, begin: int, view: memoryview) -> None:
+        """Fill the view with the object's bytes from `begin` on; Kind.RANGE if there are fewer."""
+        if view and not self._try("read", key, lambda: self._fetch(key, begin, view)):
+            raise S3Error(f"{self.location.url(key)} is too short", Kind.RANGE)
+
+    def put(self, key: str, body: Slice, *, new: bool = False) -> str:
+        """Make the object; its ETag. new: Kind.EXISTS if there is one, if it tells."""
+        condition = {"IfNoneMatch": "*"} if new else {}
+        return self._send("put_object", body, Key=key, **condition)
+
+    def delete(self, key: str) -> None:
+        """Remove the object, if there is one."""
+        self._try("remove", key, lambda: self._do("delete_object", Key=key))
+
+    def objects(self, prefix: str) -> list[Stored]:
+        """All objects whose key begins so."""
+        # Not version 2 of this request, which not every server knows.
+        pages = self._pages("list", prefix, "list_objects")
+        return [
+            Stored(
+                found["Key"], found["Size"], found["ETag"].strip('"'), _when(found, "LastModified")
+            )
+            for page in pages
+            for found in page.get("Contents", ())
+        ]
+
+    def size(self, key: str) -> int | None:
+        """Bytes of the object, None if there is none.
+
+        From a listing: to a HEAD request no server says what is wrong.
+        """
+        answer = self._try("list", key, lambda: self._do("list_objects", Prefix=key, MaxKeys=1))
+        sizes = [found["Size"] for found in answer.get("Contents", ()) if found["Key"] == key]
+        return sizes[0] if sizes else None
+
+    def uploads(self, prefix: str) -> list[Upload]:
+        """The multipart uploads under way, or left, of keys that begin so."""
+        pages = self._pages("list the uploads of", prefix, "list_multipart_uploads")
+        try:
+            return [
+                Upload(found["Key"], found["UploadId"], _when(found, "Initiated"))
+                for page in pages
+                for found in page.get("Uploads", ())
+            ]
+        except S3Error as error:
+            if error.kind is Kind.NO_UPLOAD:  # what some servers say of a bucket without any
+                return []
+            raise
+
+    def begin_upload(self, key: str) -> Upload:
+        """A new one."""
+
+        def once() -> str:
+            return str(self._do("create_multipart_upload", Key=key)["UploadId"])
+
+        return Upload(key, self._try("write", key, once), time.time())
+
+    def sent(self, upload: Upload) -> dict[int, tuple[int, str]]:
+        """The parts that the server has of this upload: number, bytes and ETag."""
+        pages = self._pages("write", upload.key, "list_parts", Key=upload.key, UploadId=upload.id)
+        return {
+            part["PartNumber"]: (part["Size"], part["ETag"].strip('"'))
+            for page in pages
+            for part in page.get("Parts", ())
+        }
+
+    def send(self, upload: Upload, number: int, body: Slice) -> str:
+        """Send this part; its ETag."""
+        return self._send(
+            "upload_part", body, Key=upload.key, UploadId=upload.id, PartNumber=number
+        )
+
+    def complete(self, upload: Upload, etags: list[str]) -> None:
+        """Make the object of these parts, of which the first has number 1."""
+        parts = [{"PartNumber": n, "ETag": etag} for n, etag in enumerate(etags, start=1)]
+        self._try(
+            "write",
+            upload.key,
+            lambda: self._do(
+                "complete_multipart_upload",
+                Key=upload.key,
+                UploadId=upload.id,
+                MultipartUpload={"Parts": parts},
+            ),
+        )
+
+    def abort(self, upload: Upload) -> None:
+        """Drop the upload and its parts."""
+        request = {"Key": upload.key, "UploadId": upload.id}
+        self._try("abort", upload.key, lambda: self._do("abort_multipart_upload", **request))
+
+    def _do(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = getattr(self._client, operation)(
+            Bucket=self.location.bucket, **arguments
+        )
+        return answer
+
+    def _send(self, operation: str, body: Slice, **arguments: Any) -> str:
+        digest = base64.b64encode(body.md5()).decode()
+
+        def once() -> str:
+            body.seek(0)
+            answer = self._do(operation, Body=body, ContentMD5=digest, **arguments)
+            return str(answer.get("ETag", "")).strip('"')
+
+        return self._try("write", arguments["Key"], once)
+
+    def _fetch(self, key: str, begin: int, view: memoryview) -> bool:
+        """Whether the object has all of these bytes."""
+        until = f"bytes={begin}-{begin + len(view) - 1}"
+        answer = self._do("get_object", Key=key, Range=until)
+        deadline = time.monotonic() + _BODY_S
+        with contextlib.closing(answer["Body"]) as body:
+            if answer.get("ContentLength", len(view)) != len(view):
+                return False
+            while view:
+                count = body.readinto(view[:_PIECE])
+                if not count or time.monotonic() > deadline:
+                    raise TimeoutError
+                view = view[count:]
+        return True
+
+    def _pages(self, action: str, prefix: str, operation: str, **of: Any) -> Iterator[Any]:
+        """The answers of a listing, one after the other."""
+        arguments = of or {"Prefix": prefix}
+        while True:
+            page = self._try(action, prefix, partial(self._do, operation, **arguments))
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            after = _after(operation, page)
+            if None in after.values() or after.items() <= arguments.items():
+                url = self.location.url(prefix)
+                raise S3Error(f"cannot {action} {url}: the list does not go on", Kind.REFUSED)
+            arguments |= after
+
+    def _try(self, action: str, key: str, request: Callable[[], T]) -> T:
+        """Make the request until it succeeds, or fails in a way that will not pass in time."""
+        began, pause = time.monotonic(), _PAUSES_S[0]
+        while True:
+            try:
+                return request()
+            except Exception as error:
+                judgement = judge(error)
+                if judgement is None:
+                    raise
+                judged = judgement
+            waited = time.monotonic() - began
+            if judged.kind is not Kind.PASSING or waited + pause > self.patience_s:
+                break
+            time.sleep(pause * random.uniform(0.5, 1.0))  # not all threads at the same moment
+            pause = min(2 * pause, _PAUSES_S[1])
+        for_long = f", for {waited:.0f} s" if judged.kind is Kind.PASSING and waited > 1 else ""
+        # The library's error is not shown as its cause: it repeats what the server said.
+        raise S3Error(
+            f"cannot {action} {self.location.url(key)}: {judged.reason}{for_long}; {judged.remedy}",
+            judged.kind,
+        ) from None
+
+
+def _when(found: Mapping[str, Any], field: str) -> float:
+    moment = found.get(field)
+    return moment.timestamp() if moment else 0.0
+
+
+def _after(operation: str, page: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the listing goes on after this page."""
+    if operation == "list_objects":
+        return {"Marker": page["Contents"][-1]["Key"] if page.get("Contents") else None}
+    if operation == "list_parts":
+        return {"PartNumberMarker": page.get("NextPartNumberMarker")}
+    return {name: page.get(f"Next{name}") for name in ("KeyMarker", "UploadIdMarker")}

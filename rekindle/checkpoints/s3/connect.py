@@ -1,0 +1,80 @@
+"""The bucket of a location, through boto3, which is imported here and nowhere else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from rekindle import names
+from rekindle.checkpoints.location import S3Location
+from rekindle.checkpoints.s3.client import THREADS, Bucket
+from rekindle.errors import UsageError
+
+CONNECT_TIMEOUT_S = 10.0  # also for each 256 KiB to be taken
+READ_TIMEOUT_S = 30.0  # between two bytes of an answer
+
+
+def connect(location: S3Location, environment: Mapping[str, str]) -> Bucket:
+    """The bucket of this location; no request is made yet.
+
+    Raises UsageError: boto3 is not installed, or the environment or the location lacks something.
+    """
+    try:
+        import boto3
+        import botocore.config
+        import botocore.exceptions
+        import urllib3
+    except ImportError as error:
+        raise UsageError(
+            "a store of checkpoints in S3 needs boto3: pip install 'rekindle[s3]'"
+        ) from error
+    if isinstance(location.verify, str) and not Path(location.verify).is_file():
+        raise UsageError(f"there is no file of authorities {location.verify} (verify=)")
+    config = botocore.config.Config(
+        # The MD5 of the body is signed, as it is with TLS: its SHA-256 need not be computed, too.
+        s3={"addressing_style": location.addressing, "payload_signing_enabled": False},
+        signature_version="s3v4",
+        retries={"total_max_attempts": 1},  # repeated here
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=READ_TIMEOUT_S,
+        max_pool_connections=2 * THREADS,
+        # Other checksums than MD5 are refused by servers older than they are.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    if not location.verify:
+        # It was asked for: nobody has to be told with every request.
+        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+    # Below INFO it writes requests with their tokens.
+    logger = logging.getLogger("botocore")
+    logger.setLevel(max(logger.getEffectiveLevel(), logging.INFO))
+    try:
+        session = boto3.session.Session(**_credentials(environment))
+        client = session.client(
+            "s3",
+            region_name=location.region or session.region_name or "us-east-1",
+            endpoint_url=location.endpoint,
+            verify=location.verify,
+            config=config,
+        )
+    except (botocore.exceptions.BotoCoreError, ValueError) as error:
+        raise UsageError(
+            f"boto3 cannot be set up for {location}: {type(error).__name__}; "
+            "check its configuration (the profile and region that the environment names)"
+        ) from None
+    return Bucket(location, client)
+
+
+def _credentials(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those that the environment gives for stores; none if boto3 is to look for them."""
+    wanted = {
+        "aws_access_key_id": names.ENV_STORE_ACCESS_KEY_ID,
+        "aws_secret_access_key": names.ENV_STORE_SECRET_ACCESS_KEY,
+        "aws_session_token": names.ENV_STORE_SESSION_TOKEN,
+    }
+    given = {name: environment[env] for name, env in wanted.items() if environment.get(env)}
+    missing = [env for name, env in list(wanted.items())[:2] if name not in given]
+    if given and missing:
+        raise UsageError(f"the environment has a part of the store's credentials, not {missing[0]}")
+    return given

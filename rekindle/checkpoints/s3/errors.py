@@ -1,0 +1,162 @@
+"""What an answer of an S3 server, or its absence, means: whether to try again, and what to do.
+
+No word of a server's message is repeated, nor of botocore's: either may hold a secret.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, Final
+
+import msgspec
+
+from rekindle import names
+from rekindle.errors import CheckpointError
+
+
+class Kind(Enum):
+    """What is done about it."""
+
+    PASSING = "try again"
+    MISSING = "there is no such object"
+    NO_UPLOAD = "there is no such upload"
+    EXISTS = "the object exists already, or is being made"
+    UNSUPPORTED = "the server does not know this request"
+    RANGE = "the object has no such bytes"
+    REFUSED = "it will be refused again"
+
+
+class S3Error(CheckpointError):
+    """A request that was not carried out."""
+
+    def __init__(self, text: str, kind: Kind) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """What went wrong, in words that are safe to show, and what to do about it."""
+
+    kind: Kind
+    reason: str
+    remedy: str
+
+
+_RIGHTS = "give these credentials the right to list, read, write and delete below that prefix"
+_CREDENTIALS = (
+    f"give valid credentials in {names.ENV_STORE_ACCESS_KEY_ID}, "
+    f"{names.ENV_STORE_SECRET_ACCESS_KEY} and, for temporary ones, "
+    f"{names.ENV_STORE_SESSION_TOKEN}, or where boto3 looks for them"
+)
+_FRESH = "give fresh credentials, or ones that boto3 can renew by itself"
+_SERVER = "check the endpoint in the location, the network and the storage service"
+_SETTINGS = "check the endpoint, region and addressing in the location"
+_BUCKET = "make the bucket, or correct its name in the location"
+_SPACE = "free some space, or keep fewer checkpoints"
+_TLS = (
+    "give the authority of its certificate (verify=/path/ca.pem in the location), "
+    "or check the endpoint"
+)
+
+_KINDS: Final[Mapping[str, Kind]] = {
+    "NoSuchKey": Kind.MISSING,
+    "NoSuchUpload": Kind.NO_UPLOAD,
+    "PreconditionFailed": Kind.EXISTS,
+    "ConditionalRequestConflict": Kind.EXISTS,
+    "NotImplemented": Kind.UNSUPPORTED,
+    "NotSupported": Kind.UNSUPPORTED,
+    "InvalidRange": Kind.RANGE,
+    "SlowDown": Kind.PASSING,
+    "Throttling": Kind.PASSING,
+    "ThrottlingException": Kind.PASSING,
+    "RequestLimitExceeded": Kind.PASSING,
+    "RequestTimeout": Kind.PASSING,
+    "OperationAborted": Kind.PASSING,
+    # Damaged or cut off on the way to the server.
+    "BadDigest": Kind.PASSING,
+    "IncompleteBody": Kind.PASSING,
+    "XAmzContentSHA256Mismatch": Kind.PASSING,
+}
+_REMEDIES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"), _FRESH),
+    **dict.fromkeys(("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken"), _CREDENTIALS),
+    **dict.fromkeys(("AccessDenied", "Forbidden", "AllAccessDisabled"), _RIGHTS),
+    "RequestTimeTooSkewed": "set the clock of this machine",
+    **dict.fromkeys(("NoSuchBucket", "InvalidBucketName"), _BUCKET),
+    **dict.fromkeys(("PermanentRedirect", "AuthorizationHeaderMalformed"), _SETTINGS),
+    **dict.fromkeys(("QuotaExceeded", "XMinioStorageFull", "InsufficientCapacity"), _SPACE),
+    "InvalidObjectState": "restore the object from the archive",
+}
+_STATUS_KINDS: Final[Mapping[int, Kind]] = {
+    404: Kind.MISSING,
+    405: Kind.UNSUPPORTED,
+    409: Kind.EXISTS,
+    412: Kind.EXISTS,
+    416: Kind.RANGE,
+    429: Kind.PASSING,
+    501: Kind.UNSUPPORTED,
+}
+_STATUS_REMEDIES: Final[Mapping[int, str]] = {401: _CREDENTIALS, 403: _RIGHTS, 507: _SPACE}
+
+_CODE = re.compile(r"[A-Za-z][A-Za-z0-9.]{0,63}")
+
+
+def judge(error: Exception) -> Judgement | None:
+    """What this exception means; None if it is none that a request ends with."""
+    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
+    from urllib3.exceptions import HTTPError
+
+    if isinstance(error, ClientError):
+        return judge_answer(error.response)
+    if isinstance(error, BotoCoreError | HTTPError | OSError):
+        return judge_failure(error)
+    if isinstance(error, ResponseParserError | KeyError):
+        return Judgement(Kind.PASSING, "its answer is not that of an S3 server", _SERVER)
+    return None
+
+
+def judge_answer(answer: Mapping[str, Any]) -> Judgement:
+    """What an error that a server answered means; `answer`: as botocore's ClientError has it."""
+    status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    code = str(answer.get("Error", {}).get("Code", ""))
+    if not _CODE.fullmatch(code):  # of a HEAD request it is the status
+        code = ""
+    kind = _KINDS.get(code) or (Kind.REFUSED if code in _REMEDIES else _STATUS_KINDS.get(status))
+    if kind is None:
+        kind = Kind.PASSING if status >= 500 else Kind.REFUSED
+    remedy = _REMEDIES.get(code) or _STATUS_REMEDIES.get(status)
+    remedy = remedy or (_SERVER if status >= 500 or kind is Kind.PASSING else _SETTINGS)
+    return Judgement(kind, f"the server answered {status} {code}".rstrip(), remedy)
+
+
+def judge_failure(error: Exception) -> Judgement:
+    """What an exception of botocore or urllib3 other than ClientError means, by its class."""
+    from botocore import exceptions
+
+    if isinstance(error, exceptions.SSLError) and "certificate" in str(error).lower():
+        reason = "the server's TLS certificate is not accepted"
+        return Judgement(Kind.REFUSED, reason, _TLS)
+    if isinstance(error, exceptions.SSLError) and "WRONG_VERSION_NUMBER" in str(error):
+        return Judgement(Kind.REFUSED, "the server does not speak TLS", _TLS)
+    if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
+        return Judgement(Kind.REFUSED, "there are no credentials", _CREDENTIALS)
+    if isinstance(error, exceptions.CredentialRetrievalError | exceptions.TokenRetrievalError):
+        return Judgement(Kind.PASSING, "the credentials cannot be fetched", _CREDENTIALS)
+    if isinstance(error, exceptions.ProxyConnectionError):
+        reason = "the proxy that the environment names does not answer"
+        return Judgement(Kind.PASSING, reason, _SERVER)
+    if isinstance(error, exceptions.ReadTimeoutError | exceptions.ConnectTimeoutError):
+        return Judgement(Kind.PASSING, "the server does not answer in time", _SERVER)
+    if isinstance(error, exceptions.EndpointConnectionError):
+        return Judgement(Kind.PASSING, "the server cannot be reached", _SERVER)
+    broken = (
+        exceptions.HTTPClientError,
+        exceptions.ConnectionError,
+        exceptions.IncompleteReadError,
+    )
+    if isinstance(error, broken) or not isinstance(error, exceptions.BotoCoreError):
+        return Judgement(Kind.PASSING, "the connection broke", _SERVER)
+    return Judgement(Kind.REFUSED, f"{type(error).__name__} before it was sent", _SETTINGS)

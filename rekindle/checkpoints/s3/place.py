@@ -1,0 +1,156 @@
+"""The place of one checkpoint in S3: what is there, and what can be proved of it."""
+
+from __future__ import annotations
+
+from rekindle.checkpoints.blocks import check_range
+from rekindle.checkpoints.files import private_memory
+from rekindle.checkpoints.manifest import MANIFEST_FILE, FileEntry, Manifest, encode
+from rekindle.checkpoints.place import UNFINISHED, Key, entry_of, manifest_of, name_of
+from rekindle.checkpoints.s3.body import Body
+from rekindle.checkpoints.s3.client import Bucket
+from rekindle.checkpoints.s3.errors import Kind, S3Error
+from rekindle.checkpoints.s3.inventory import Objects, check_sizes, inventory_of, is_finished
+from rekindle.checkpoints.s3.read import Source, read_into, read_range, verify
+from rekindle.checkpoints.store import Seen
+from rekindle.errors import CheckpointError, CorruptError
+
+
+class S3Place:
+    """Where one checkpoint is, or is to be."""
+
+    def __init__(self, bucket: Bucket, key: Key) -> None:
+        self.bucket = bucket
+        self.step = key
+        self._prefix = f"{bucket.location.root}{name_of(*key)}/"
+
+    @property
+    def url(self) -> str:
+        return self.bucket.location.url(self._prefix)
+
+    @property
+    def manifest_key(self) -> str:
+        return self._prefix + MANIFEST_FILE
+
+    def source(self, entry: FileEntry) -> Source:
+        return Source(self.bucket, self._prefix + entry.file, entry)
+
+    def objects(self) -> Objects:
+        """What is there now."""
+        stored = self.bucket.objects(self._prefix)
+        return inventory_of(self.bucket.location.root, stored).get(self.step, {})
+
+    def manifest(self) -> Manifest:
+        """Raises CorruptError if there is none of this step and generation."""
+        try:
+            try:
+                return manifest_of(self.step, self.bucket.get(self.manifest_key))
+            except CorruptError:
+                # Without TLS it may have been damaged on the way.
+                return manifest_of(self.step, self.bucket.get(self.manifest_key))
+        except S3Error as error:
+            if error.kind is Kind.MISSING:
+                raise CorruptError(UNFINISHED) from error
+            raise
+
+    def committed(self, objects: Objects) -> Manifest | None:
+        """The manifest, if there is one and all its files are there with their sizes."""
+        try:
+            manifest = self.manifest() if is_finished(objects) else None
+            if manifest:
+                check_sizes(manifest, objects)
+        except CorruptError:
+            return None
+        return manifest
+
+    def verified(self, objects: Objects) -> Manifest:
+        """The manifest, after all bytes of its files were read; else CorruptError."""
+        manifest = self.manifest()
+        check_sizes(manifest, objects)
+        verify(map(self.source, manifest.files))
+        return manifest
+
+    def create_manifest(self, manifest: Manifest, *, over: bool) -> Manifest:
+        """The manifest that is there once this one was to be.
+
+        over: what is there is none that counts, and is written over. Else it is created only if
+        there is none, by the server if it knows how to; all that another writer can do on one that
+        does not is to put its own, of the same step, in place of ours at this moment.
+        """
+        data = encode(manifest)
+        body = Body([data]).slice(0, len(data))
+        try:
+            self.bucket.put(self.manifest_key, body, new=not over)
+        except S3Error as error:
+            if error.kind is Kind.UNSUPPORTED and not over:
+                return self.create_manifest(manifest, over=True)
+            if error.kind is not Kind.EXISTS:
+                raise
+        # Also where ours was refused: the answer to the first try may have been lost.
+        return self.manifest()
+
+    def check_complete(self, manifest: Manifest) -> Objects:
+        """What is there, after this manifest was created; without a file of it, it goes again.
+
+        Whoever had found a newer checkpoint may have removed files as left over.
+        """
+        objects = self.objects()
+        try:
+            check_sizes(manifest, objects)
+        except CorruptError as error:
+            self.bucket.delete(self.manifest_key)
+            raise CheckpointError(
+                f"{self.url} was removed while it was committed ({error}): "
+                "a newer checkpoint was committed"
+            ) from error
+        return objects
+
+
+class S3Checkpoint:
+    """A checkpoint in S3, as `rekindle.checkpoints.store.Checkpoint` says."""
+
+    def __init__(self, place: S3Place, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self._place = place
+
+    @property
+    def location(self) -> str:
+        """What the keys of its objects begin with, as a URL."""
+        return self._place.url
+
+    def read(self, name: str) -> memoryview:
+        """The bytes of this file, in private memory; they were verified there.
+
+        Raises CorruptError if they are not what was written, CheckpointError if unreadable.
+        """
+        entry = entry_of(self.location, self.manifest, name)
+        memory = private_memory(entry.bytes)
+        read_into(self._place.source(entry), 0, memory)
+        return memory
+
+    def read_into(self, name: str, begin: int, view: memoryview) -> None:
+        """Fill the view with this file's bytes from `begin` on, verified by the blocks they lie in.
+
+        Raises CorruptError if they are not what was written, CheckpointError if unreadable.
+        """
+        entry = entry_of(self.location, self.manifest, name)
+        check_range(entry, begin, len(view))
+        read_into(self._place.source(entry), begin, view)
+
+    def read_range(self, name: str, begin: int, end: int) -> memoryview:
+        """The bytes of this file from `begin` to `end` as they lie there; fewer if it ends before.
+
+        Raises MissingError, CheckpointError if unreadable.
+        """
+        entry = entry_of(self.location, self.manifest, name)
+        return read_range(self._place.source(entry), begin, end)
+
+
+def seen_at(place: S3Place, objects: Objects) -> Seen:
+    """What these objects tell of their checkpoint; S3Error: its manifest cannot be read."""
+    manifest, reason = None, ""
+    try:
+        manifest = place.manifest()
+        check_sizes(manifest, objects)
+    except CorruptError as error:
+        reason = str(error)
+    return Seen(place.url, *place.step, manifest, reason, unfinished=not is_finished(objects))

@@ -1,0 +1,157 @@
+"""What is wrong with a checkpoint, file by file, in words that name the place.
+
+Every byte is read, a piece at a time: what is verified may be larger than the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+import xxhash
+
+from rekindle.checkpoints.format import Bytes, Checksum, Header, header_bytes, read_header
+from rekindle.checkpoints.manifest import FileEntry
+from rekindle.checkpoints.store import Checkpoint
+from rekindle.errors import CheckpointError, CorruptError, MissingError
+
+PIECE = 64 << 20  # bytes read at once: a store may fetch parts of them side by side
+_HEADER = 1 << 20  # bytes kept of a file's beginning, or more if its header is longer
+
+# Is told of bytes as they are read.
+Told = Callable[[int], None]
+
+Range = tuple[int, int]  # first byte, end
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """One file that is not what was written.
+
+    what: missing, truncated, too long, changed, or unreadable. where: the bytes and the tensors
+    that are concerned, as far as that can be told.
+    """
+
+    file: str
+    what: str
+    where: str
+
+
+def verify(checkpoint: Checkpoint, told: Told) -> tuple[Damage, ...]:
+    """Read all files; what is wrong with them, nothing if the checkpoint is as it was written."""
+    found = (check_file(checkpoint, entry, told) for entry in checkpoint.manifest.files)
+    return tuple(damage for damage in found if damage is not None)
+
+
+def check_file(checkpoint: Checkpoint, entry: FileEntry, told: Told) -> Damage | None:
+    """Read a file; None if it is what the manifest says."""
+    sums, kept = _Sums(entry), bytearray()
+    try:
+        for piece in pieces(checkpoint, entry):
+            if sums.bytes < max(_HEADER, header_bytes(kept)):
+                kept += piece
+            sums.add(piece)
+            told(len(piece))
+        more = checkpoint.read_range(entry.name, sums.bytes, sums.bytes + 1)
+    except MissingError:
+        return Damage(entry.name, "missing", f"all of its {entry.bytes} bytes")
+    except CheckpointError as error:
+        return Damage(entry.name, "unreadable", str(error))
+    if more:
+        return Damage(entry.name, "too long", f"it goes on after its {entry.bytes} bytes")
+    damaged = sums.damaged()
+    if not damaged:
+        return None
+    if sums.bytes < entry.bytes:
+        where = f"it ends after {sums.bytes} of {entry.bytes} bytes"
+        return Damage(entry.name, "truncated", where + _concerned(entry, kept, damaged))
+    told_of = [f"bytes {begin} to {end}" for begin, end in damaged[:3]]
+    more_of = [f"{len(damaged) - 3} more places"] if len(damaged) > 3 else []
+    where = ", ".join(told_of + more_of)
+    return Damage(entry.name, "changed", where + _concerned(entry, kept, damaged))
+
+
+def pieces(checkpoint: Checkpoint, entry: FileEntry) -> Iterator[memoryview]:
+    """The file's bytes as they lie there, in order; fewer than the entry says if it is cut off.
+
+    Raises CheckpointError.
+    """
+    for begin in range(0, entry.bytes, PIECE):
+        end = min(begin + PIECE, entry.bytes)
+        piece = checkpoint.read_range(entry.name, begin, end)
+        yield piece
+        if len(piece) < end - begin:
+            return
+
+
+class _Sums:
+    """The checksums of a file's bytes, those of its blocks beside what they should be.
+
+    A file whose blocks the manifest does not tell is one block.
+    """
+
+    def __init__(self, entry: FileEntry) -> None:
+        self.bytes = 0
+        self._entry = entry
+        self._size = entry.block_bytes if entry.blocks else max(entry.bytes, 1)
+        self._whole = Checksum()
+        self._block = xxhash.xxh3_64()
+        self._damaged: list[Range] = []
+
+    def add(self, piece: memoryview) -> None:
+        """Add the bytes that follow."""
+        self._whole.add(piece)
+        while piece and self._entry.blocks:
+            part = piece[: self._size - self.bytes % self._size]
+            self._block.update(part)
+            self.bytes += len(part)
+            piece = piece[len(part) :]
+            if self.bytes % self._size == 0 or self.bytes == self._entry.bytes:
+                self._end_block()
+        self.bytes += len(piece)
+
+    def damaged(self) -> list[Range]:
+        """The bytes that are not, or not surely, what was written."""
+        if self.bytes < self._entry.bytes:
+            return _joined([*self._damaged, (self.bytes, self._entry.bytes)])
+        if self._damaged or str(self._whole) == self._entry.checksum:
+            return _joined(self._damaged)
+        return [(0, self._entry.bytes)]
+
+    def _end_block(self) -> None:
+        begin = (self.bytes - 1) // self._size * self._size
+        if self._block.hexdigest() != self._entry.blocks[begin // self._size]:
+            self._damaged.append((begin, self.bytes))
+        self._block.reset()
+
+
+def _joined(ranges: Sequence[Range]) -> list[Range]:
+    """The ranges, in their order, with those made one that touch."""
+    joined: list[Range] = []
+    for begin, end in ranges:
+        first = joined.pop()[0] if joined and joined[-1][1] == begin else begin
+        joined.append((first, end))
+    return joined
+
+
+def _concerned(entry: FileEntry, beginning: Bytes, damaged: Sequence[Range]) -> str:
+    """The header and the tensors in which these bytes are, as far as the header can be read."""
+    try:
+        header = read_header(beginning, entry.bytes)
+    except CorruptError as error:
+        return f": the header cannot be read ({error}), so no tensor can be"
+    found = ["the header"] if any(begin < header.data_begin for begin, _ in damaged) else []
+    found += [f"tensor {name}" for name in _tensors_in(header, damaged)]
+    if not found:
+        return ": no tensor is concerned"
+    more = f" and {len(found) - 3} more of {len(header.specs)} tensors" if len(found) > 3 else ""
+    return f": {', '.join(found[:3])}{more}"
+
+
+def _tensors_in(header: Header, damaged: Sequence[Range]) -> list[str]:
+    """The names of the tensors with a byte in one of these ranges."""
+    inside = [(begin - header.data_begin, end - header.data_begin) for begin, end in damaged]
+    return [
+        spec.name
+        for spec in header.specs
+        if any(begin < spec.end and spec.begin < end for begin, end in inside)
+    ]

@@ -1,0 +1,71 @@
+"""`rekindle checkpoints export` and `import`: to and from what torch itself reads and writes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rekindle.commands.checkpoints import chosen, open_at
+from rekindle.errors import UsageError
+from rekindle.runtime.spec import check_job_id
+from rekindle.table import size
+
+
+def export_state(options: argparse.Namespace) -> int:
+    """Write a checkpoint's state for torch."""
+    from rekindle.training import torch_export, torch_whole
+
+    store = open_at(options.store, exists=True)
+    out = Path(options.out).absolute()
+    torch_export.check_out(out)
+    checkpoint = chosen(store, options.step)
+    step = checkpoint.manifest.step
+    states, skeleton = torch_whole.read_states(checkpoint, options.only or ())
+    if options.format == "torch":
+        torch_export.save_torch(states, step, out)
+    else:
+        torch_export.save_dcp(states, step, skeleton, out)
+    print(f"step {step}: {', '.join(states)}: {out}")
+    return 0
+
+
+def import_state(options: argparse.Namespace) -> int:
+    """Make a checkpoint of what torch has written."""
+    from rekindle.training import torch_import
+
+    check_job_id(options.job_id)
+    source = Path(options.source).absolute()
+    if not source.exists():
+        raise UsageError(f"there is no file or folder {source}")
+    store = open_at(options.store, exists=False)
+    take = dict(_pair("--take", each) for each in options.take)
+    add = {name: _json(name, text) for name, text in (_pair("--add", e) for e in options.add)}
+    imported = torch_import.read_source(source, take=take, add=add, device=options.device)
+    step = imported.step if options.step is None else options.step
+    if step is None or step < 0:
+        raise UsageError(f"{source} does not tell how many steps are finished: say --step N")
+    written = torch_import.write(imported, store, job_id=options.job_id, step=step)
+    if imported.left_out:
+        print(f"rekindle: left out: {', '.join(imported.left_out)}", file=sys.stderr)
+    verb = "was there already" if written.existed else "imported"
+    names = ", ".join(imported.tree)
+    print(f"step {step}, {size(written.bytes)}: {verb}: {names}: {written.location}")
+    return 0
+
+
+def _pair(option: str, text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals or not value:
+        raise UsageError(f"{option} {text!r}: give NAME=..., such as model=net")
+    return name, value
+
+
+def _json(name: str, text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"--add {name}={text}: that is no JSON: {error}") from error

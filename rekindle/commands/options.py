@@ -1,0 +1,69 @@
+"""The command line of `rekindle checkpoints`; it imports nothing, for --help is not to wait."""
+
+from __future__ import annotations
+
+import argparse
+
+_STORE = "a folder, an s3:// location, or a job's id"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the sub-commands."""
+    actions = parser.add_subparsers(required=True, metavar="ACTION", dest="action")
+
+    def action(name: str, about: str) -> argparse.ArgumentParser:
+        return actions.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+
+    ls = action("ls", "list the checkpoints of a store, newest first")
+    ls.add_argument("store", help=_STORE)
+    ls.add_argument("--json", action="store_true", help="print JSON")
+    verify = action("verify", "read every byte, and name what is damaged; status 1 if anything is")
+    verify.add_argument("store", help=_STORE)
+    verify.add_argument("steps", nargs="*", type=int, metavar="STEP", help="default: all of them")
+    verify.add_argument("--json", action="store_true", help="print JSON")
+    pull = action("pull", "copy a verified checkpoint from a store into a folder")
+    pull.add_argument("source", metavar="STORE", help=_STORE)
+    pull.add_argument("target", metavar="DIR", help="a folder; one that is not there is made")
+    push = action("push", "copy a verified checkpoint from a folder into a store")
+    push.add_argument("source", metavar="DIR", help="a folder of checkpoints, or a job's id")
+    push.add_argument("target", metavar="STORE", help="a folder, or an s3:// location")
+    prune = action("prune", "remove what is older than the newest valid checkpoints")
+    prune.add_argument("store", help=_STORE)
+    prune.add_argument("--keep", type=int, required=True, metavar="N", help="how many stay")
+    prune.add_argument("--dry-run", action="store_true", help="tell what would go, remove nothing")
+    export = action("export", "write a checkpoint's state for torch.load or torch's DCP")
+    export.add_argument("store", help=_STORE)
+    export.add_argument("out", help="the file (torch) or folder (dcp) to make")
+    export.add_argument("--format", choices=("torch", "dcp"), required=True)
+    export.add_argument(
+        "--only", action="append", metavar="NAME", help="these objects alone (model, optimizer)"
+    )
+    for each in (pull, push, export):
+        each.add_argument("--step", type=int, help="default: the newest that is intact")
+    _add_import(
+        action("import", "make a checkpoint of a torch.save file or a folder of torch's DCP")
+    )
+
+
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SRC", help="a file of torch.save, or a folder of DCP")
+    parser.add_argument("store", help="a folder, or an s3:// location")
+    parser.add_argument("--job-id", required=True, help="the job that will go on from it")
+    parser.add_argument("--step", type=int, help="steps finished; default: what the source says")
+    parser.add_argument(
+        "--take",
+        action="append",
+        default=[],
+        metavar="NAME=KEY",
+        help="a Session's object and where its state is, such as model=net; default: by its name",
+    )
+    parser.add_argument(
+        "--add",
+        action="append",
+        default=[],
+        metavar="NAME=JSON",
+        help="an object's state that the source lacks, such as that of the sampler",
+    )
+    parser.add_argument(
+        "--device", default="cpu", help="where the Session has its model: cpu (default), cuda, npu"
+    )

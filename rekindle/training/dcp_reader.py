@@ -1,0 +1,181 @@
+"""What a folder of torch.distributed.checkpoint holds, read so that nothing in it is executed.
+
+torch's own reader unpickles the metadata, and values that are no tensors, whatever they are: a file
+from elsewhere could run anything. Here the metadata make plain records of a few known kinds, and
+values go through torch.load(weights_only=True). Shards are put together to whole tensors.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import pickle
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rekindle.checkpoints.files import explained, read_range
+from rekindle.errors import CheckpointError, CorruptError
+
+METADATA_FILE = ".metadata"
+
+_PACKAGE = "torch.distributed.checkpoint."
+_RECORDS = {
+    *((_PACKAGE + "metadata", name) for name in ("Metadata", "MetadataIndex", "StorageMeta")),
+    *((_PACKAGE + "metadata", name) for name in ("TensorProperties", "_MEM_FORMAT_ENCODING")),
+    *((_PACKAGE + "metadata", f"{name}StorageMetadata") for name in ("Tensor", "Bytes", "Chunk")),
+    (_PACKAGE + "filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+    *(("pathlib", name) for name in ("PosixPath", "WindowsPath", "PurePosixPath")),
+    ("pathlib._local", "PosixPath"),  # as Python 3.13 has it
+}
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # where a part begins in the whole, and its shape
+
+_UNREADABLE = (
+    *(pickle.UnpicklingError, EOFError, KeyError, IndexError, TypeError, ValueError, OverflowError),
+    *(AttributeError, UnicodeError, RecursionError, MemoryError, RuntimeError),
+)
+
+
+def read_dcp(folder: Path) -> tuple[dict[str, Any], dict[str, tuple[str | int, ...]]]:
+    """The values in this folder by their flat names, and the path of each in the nested state.
+
+    Raises CorruptError: it is not what DCP writes, or holds what only a pickle could bring.
+    CheckpointError: it cannot be read.
+    """
+    metadata_file = folder / METADATA_FILE
+    with explained("read", metadata_file):
+        data = metadata_file.read_bytes()
+    try:
+        metadata = _Unpickler(io.BytesIO(data)).load()
+        stored = _stored(metadata.storage_data)
+        kinds = dict(metadata.state_dict_metadata)
+        paths = _paths(metadata, kinds)
+        values = {name: _read(folder, name, kind, stored[name]) for name, kind in kinds.items()}
+    except _UNREADABLE as error:
+        raise CorruptError(
+            f"{folder} is no checkpoint of torch.distributed.checkpoint that can be read safely: "
+            f"{str(error) or repr(error)}"
+        ) from error
+    return values, paths
+
+
+class _Record:
+    """What a pickle says of an object: its arguments and attributes, and nothing that acts."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, dict):
+            self.__dict__.update({str(key): value for key, value in state.items()})
+        else:
+            self.arguments = state
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes records; UnpicklingError for whatever else a pickle asks for."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _RECORDS:
+            return type(name, (_Record,), {})
+        if (module, name) == ("torch", "Size"):
+            return tuple
+        found = getattr(torch, name, None) if module == "torch" else None
+        if isinstance(found, torch.dtype):
+            return found
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+# By name, the places of its parts: where each is in the whole (none: it is no tensor), and in which
+# file and bytes it lies.
+_Stored = Mapping[str, dict[tuple[int, ...] | None, _Record]]
+
+
+def _stored(storage: Mapping[_Record, _Record]) -> _Stored:
+    found: dict[str, dict[tuple[int, ...] | None, _Record]] = {}
+    for index, info in storage.items():
+        where = vars(index)
+        if getattr(info, "transform_descriptors", None):
+            raise ValueError(f"{where['fqn']} is transformed (compressed): save it without")
+        found.setdefault(where["fqn"], {})[where.get("offset")] = info
+    return found
+
+
+def _paths(metadata: _Record, kinds: Mapping[str, Any]) -> dict[str, tuple[str | int, ...]]:
+    """The planner's mapping; a flat state dict that was saved without one is its own."""
+    planned = getattr(metadata, "planner_data", None)
+    planned = planned if isinstance(planned, dict) else {}
+    paths = {name: tuple(planned.get(name) or (name,)) for name in kinds}
+    for name, path in paths.items():
+        if not isinstance(name, str) or not all(type(key) in (str, int) for key in path):
+            raise ValueError(f"{name!r} is said to be at {path!r}")
+    return paths
+
+
+def _read(folder: Path, name: str, kind: Any, parts: dict[Any, _Record]) -> Any:
+    if type(kind).__name__ == "BytesStorageMetadata":
+        return _load(folder, name, parts[None])
+    dtype, shape = kind.properties.arguments[0], kind.size
+    boxes = [(chunk.offsets, chunk.sizes) for chunk in kind.chunks]
+    check_cover(name, shape, boxes)
+    for _, sizes in boxes:
+        if min(sizes, default=0) < 0:
+            raise ValueError(f"{name} has a shard of {sizes}")
+    if not boxes or not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name} has no elements of a known kind")
+    needed = sum(math.prod(sizes) for _, sizes in boxes) * dtype.itemsize
+    if needed > sum(vars(parts[offsets])["length"] for offsets, _ in boxes):
+        raise ValueError(f"{name} needs {needed} bytes, which its files have not")
+    whole = torch.empty(shape, dtype=dtype)
+    for offsets, sizes in boxes:
+        shard = _load(folder, name, parts[offsets])
+        if not torch.is_tensor(shard) or shard.dtype != dtype or tuple(shard.shape) != sizes:
+            raise ValueError(f"the shard of {name} at {offsets} is not {dtype} of {sizes}")
+        place = tuple(slice(a, a + n) for a, n in zip(offsets, sizes, strict=True))
+        whole[place].copy_(shard)
+    return whole
+
+
+def check_cover(name: str, shape: tuple[int, ...], boxes: list[Box]) -> None:
+    """Raise ValueError unless the boxes fill the whole, each element once."""
+    for offsets, sizes in boxes:
+        ends = [a + n for a, n in zip(offsets, sizes, strict=True)]
+        if any(a < 0 or end > most for a, end, most in zip(offsets, ends, shape, strict=True)):
+            raise ValueError(f"{name} of shape {shape} has a shard at {offsets} of {sizes}")
+    volume = sum(math.prod(sizes) for _, sizes in boxes)
+    if volume != math.prod(shape) or any(_overlap(*pair) for pair in _pairs(boxes)):
+        raise ValueError(f"the shards of {name} do not make one tensor of shape {shape}")
+
+
+def _pairs(boxes: list[Box]) -> Iterator[tuple[Box, Box]]:
+    return itertools.combinations([box for box in boxes if math.prod(box[1])], 2)
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    pairs = zip(*one, *other, strict=True)
+    return all(a < b + m and b < a + n for a, n, b, m in pairs)
+
+
+def _load(folder: Path, name: str, info: _Record) -> Any:
+    """One stored value. Raises what torch.load does, ValueError, CheckpointError."""
+    where = vars(info)
+    file, begin, length = where["relative_path"], where["offset"], where["length"]
+    if not isinstance(file, str) or Path(file).name != file:
+        raise ValueError(f"{name} is said to be in {file!r}, outside of the folder")
+    if type(begin) is not int or type(length) is not int or begin < 0 or length < 0:
+        raise ValueError(f"{name} is said to be at byte {begin!r} of {file}")
+    with explained("read", folder / file):
+        data = read_range(folder / file, begin, begin + length)
+    if len(data) < length:
+        raise CorruptError(f"{folder / file} ends before {name}, at byte {begin + len(data)}")
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(
+            f"{name} in {folder} holds what only a pickle could bring, and is not loaded: {reason}"
+        ) from error

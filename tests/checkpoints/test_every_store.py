@@ -1,0 +1,309 @@
+"""What holds for a store of any kind: a directory, rclone's server, moto's server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from stores import (
+    child,
+    content,
+    manifest,
+    newest_step,
+    put,
+    put_parts,
+    shard,
+    with_files,
+    write_parts,
+)
+from stores.places import DirectoryPlace, Place
+
+from rekindle.checkpoints import blocks
+from rekindle.checkpoints.format import checksum
+from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.publishing import publish
+from rekindle.checkpoints.retention import Retention
+from rekindle.checkpoints.store import Part
+from rekindle.errors import CheckpointError
+
+
+def test_a_checkpoint_is_read_back(place: Place) -> None:
+    """What was written is found by whoever opens the store, with its manifest and its bytes."""
+    store = place.open()
+    assert store.location == place.location
+    assert open_store(store.location).location == store.location
+    assert store.newest().checkpoint is None
+    written = put(store, 7, generation=3)
+    assert (written.bytes, written.existed) == (2 * len(shard(0)), False)
+    found = place.open().newest()
+    assert found.checkpoint
+    assert (found.passed_over, found.checkpoint.location) == ((), written.location)
+    assert found.checkpoint.manifest.data_position == {"seen": 7}
+    assert [(e.name, e.ranks) for e in found.checkpoint.manifest.files] == [
+        ("state-0.safetensors", (0,)),
+        ("state-1.safetensors", (1,)),
+    ]
+    assert content(found.checkpoint) == {
+        "state-0.safetensors": bytes(shard(7)),
+        "state-1.safetensors": bytes(shard(8)),
+    }
+    names = place.files(7, 3)
+    assert names[0].endswith("/manifest.json")
+    assert all(name.endswith(".safetensors") for name in names[1:])
+
+
+def test_any_bytes_of_a_file_can_be_read(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every range, within a block, across blocks or empty, is verified; none is read beyond."""
+    monkeypatch.setattr(blocks, "BLOCK", 10)
+    data = bytes(range(35))
+    parts = {"a": Part([data[:3], data[3:]], (0,)), "empty": Part([], (1,))}
+    place.open().write(manifest(1), parts)
+    checkpoint = place.open().find(1, 1)
+    assert checkpoint
+    assert [len(entry.blocks) for entry in checkpoint.manifest.files] == [4, 0]
+    for begin, end in [(0, 35), (0, 10), (9, 11), (10, 20), (13, 17), (5, 35), (34, 35), (20, 20)]:
+        view = memoryview(bytearray(end - begin))
+        checkpoint.read_into("a", begin, view)
+        assert view == data[begin:end]
+    checkpoint.read_into("empty", 0, memoryview(b""))
+    for begin, count in [(30, 6), (-1, 2), (36, 0)]:
+        with pytest.raises(CheckpointError, match="a has 35 bytes"):
+            checkpoint.read_into("a", begin, memoryview(bytearray(count)))
+    with pytest.raises(CheckpointError, match="has no file 'b'; it has: a, empty"):
+        checkpoint.read("b")
+
+
+def test_damage_is_found_by_those_who_read_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flipped bit is an error to all whose bytes are in its block, and to nobody else."""
+    monkeypatch.setattr(blocks, "BLOCK", 10)
+    place.open().write(manifest(1), {"a": Part([bytes(35)], (0,))})
+    name = place.files(1)[1]
+    place.put(name, bytes(25) + b"\1" + bytes(9))
+    checkpoint = place.open().find(1, 1)
+    assert checkpoint
+    checkpoint.read_into("a", 0, memoryview(bytearray(20)))
+    checkpoint.read_into("a", 30, memoryview(bytearray(5)))
+    for begin, count in [(19, 2), (20, 1), (0, 35)]:
+        with pytest.raises(CheckpointError, match="checksum of a differs: its bytes 20 to 30"):
+            checkpoint.read_into("a", begin, memoryview(bytearray(count)))
+
+
+def test_writing_again_changes_nothing(place: Place) -> None:
+    """The second writer of a step is told so, whatever it has to write; and other jobs refused."""
+    store = place.open()
+    first = put(store, 1)
+    before = place.tree()
+    again = store.write(manifest(1), {"other": Part([b"other"], (0, 1))})
+    assert (again.location, again.bytes, again.existed) == (first.location, first.bytes, True)
+    assert place.tree() == before
+    with pytest.raises(CheckpointError, match=r"of job 'job'.*'mine' a place of its own"):
+        store.write(manifest(1, job="mine"), {"a": Part([b"a"], (0,))})
+    assert place.tree() == before
+
+
+def test_parts_count_once_they_are_committed(place: Place) -> None:
+    """Parts alone are no checkpoint; committed they are; and doing either again is harmless."""
+    store = place.open()
+    put(store, 1)
+    files = write_parts(store, 2)
+    assert newest_step(store) == 1
+    assert store.find(2, 1) is None
+    assert place.open().commit(with_files(2, files)).existed is False
+    assert newest_step(store) == 2
+    assert put_parts(place.open(), 2).existed is True
+    other = store.write_part(2, 1, "state-0", Part([b"another attempt's"], (0,)))
+    assert other.checksum == files[0].checksum
+    with pytest.raises(CheckpointError, match="has no file 'state-9'"):
+        store.write_part(2, 1, "state-9", Part([b"x"], (9,)))
+    assert store.keys() == [(2, 1), (1, 1)]
+
+
+def test_a_commit_without_all_parts_is_refused(place: Place) -> None:
+    """A part that is missing or has another size is named, and the others stay for a better one."""
+    store = place.open()
+    files = write_parts(store, 2)
+    before = place.tree()
+    lost = msgspec.structs.replace(files[0], name="lost", stored="")
+    with pytest.raises(CheckpointError, match=r"cannot commit .*lost is missing"):
+        store.commit(with_files(2, (*files, lost)))
+    short = msgspec.structs.replace(files[1], bytes=199, blocks=())
+    with pytest.raises(CheckpointError, match="has 200 bytes, the manifest says 199"):
+        store.commit(with_files(2, (files[0], short)))
+    with pytest.raises(CheckpointError, match="the manifest names no file"):
+        store.commit(with_files(2, ()))
+    assert place.tree() == before
+    assert store.commit(with_files(2, files)).existed is False
+
+
+def test_a_commit_that_comes_too_late_is_refused(place: Place) -> None:
+    """Parts that were removed as left over, since a newer checkpoint is there, are missed."""
+    store = place.open()
+    files = write_parts(store, 1)
+    put(place.open(), 2)
+    with pytest.raises(CheckpointError, match=r"cannot commit .*state-0 is missing"):
+        store.commit(with_files(1, files))
+    assert store.keys() == [(2, 1)]
+    assert len(place.names()) == 3
+
+
+def lose(place: Place, name: str) -> None:
+    place.delete(name)
+
+
+def cut(place: Place, name: str) -> None:
+    place.put(name, place.get(name)[:-1])
+
+
+def empty(place: Place, name: str) -> None:
+    place.put(name, b"")
+
+
+def flip(place: Place, name: str) -> None:
+    data = place.get(name)
+    place.put(name, data[:-40] + bytes([data[-40] ^ 4]) + data[-39:])
+
+
+def swap(place: Place, name: str) -> None:
+    place.put(name, place.get(place.files(1)[0]))
+
+
+def renew(place: Place, name: str) -> None:
+    """As a later version of Rekindle may have written it."""
+    text = json.dumps({**json.loads(place.get(name))["manifest"], "format": 9}).encode()
+    place.put(name, b'{"checksum":"%s","manifest":%s}' % (checksum([text]).encode(), text))
+
+
+MANIFEST: dict[Callable[[Place, str], None], str] = {
+    lose: "no manifest: the write was not finished",
+    empty: "the manifest is empty: the write was not finished",
+    cut: "the manifest is torn or was never one",
+    flip: "the manifest's text has checksum",
+    swap: "the manifest is of step 1, generation 1, not of this place",
+    renew: "the manifest has format 9, this Rekindle reads 1",
+}
+FILES: dict[Callable[[Place, str], None], str] = {
+    lose: "{name} is missing",
+    empty: "{name} has 0 bytes, the manifest says 132",
+    cut: "{name} has 131 bytes, the manifest says 132",
+    flip: "checksum of {name} differs",
+}
+
+
+@pytest.mark.parametrize(
+    ("index", "damage"), [*((0, d) for d in MANIFEST), *((i, d) for i in (1, 2) for d in FILES)]
+)
+def test_what_is_damaged_is_passed_over_and_can_be_written_again(
+    place: Place, index: int, damage: Callable[[Place, str], None]
+) -> None:
+    """Any file, damaged in any way: the older one is used, it is said why, and it can be mended."""
+    store = place.open()
+    put(store, 1)
+    location = put(store, 2).location
+    damage(place, place.files(2)[index])
+    name = f"state-{index - 1}.safetensors"
+    why = MANIFEST[damage] if index == 0 else FILES[damage].format(name=name)
+    for reader in (store, place.open()):
+        found = reader.newest()
+        assert found.checkpoint
+        assert found.checkpoint.manifest.step == 1
+        (passed_over,) = found.passed_over
+        assert passed_over.location == location
+        assert passed_over.reason.startswith(why)
+    put(place.open(), 2)
+    found = place.open().newest()
+    assert found.checkpoint
+    assert (found.checkpoint.manifest.step, found.passed_over) == (2, ())
+    assert content(found.checkpoint)["state-1.safetensors"] == bytes(shard(3))
+
+
+def test_pruning_keeps_valid_ones_and_leaves_nothing_else(place: Place) -> None:
+    """The newest valid ones stay, and damaged newer ones; old ones and what was left go."""
+    store = place.open()
+    for step in range(1, 7):
+        put(store, step)
+        place.put(f"step-{step:010d}-g000000/left", b"over")
+    place.put("step-0000000009-g000001/state-0", b"under way")
+    flip(place, place.files(6)[1])
+    kept = [name for step in (4, 5, 6, 9) for name in place.files(step)]
+    assert len(place.open().prune(Retention(last=2))) == 3
+    assert place.names() == sorted(kept)
+    assert place.open().prune(Retention(last=2)) == place.open().prune(Retention(last=9)) == ()
+    assert place.unfinished_uploads() == []
+
+
+def test_the_newest_is_found_among_steps_and_generations(place: Place) -> None:
+    """Higher steps come first, then higher generations, up to the highest that is wanted."""
+    store = place.open()
+    for step, generation in [(3, 1), (12, 1), (3, 2), (200, 1)]:
+        put(store, step, generation)
+    place.put("step-3/manifest.json", b"of something else")
+    assert store.keys() == [(200, 1), (12, 1), (3, 2), (3, 1)]
+    assert store.keys(at_most=(3, 2)) == [(3, 2), (3, 1)]
+    found = store.newest(at_most=11).checkpoint
+    assert found
+    assert (found.manifest.step, found.manifest.generation) == (3, 2)
+    assert store.newest(at_most=2).checkpoint is None
+
+
+def test_a_copy_of_the_files_is_a_store_and_can_be_published(place: Place, tmp_path: Path) -> None:
+    """What any tool copies into a directory can be used there; published, it has plain names."""
+    store = place.open()
+    put(store, 1)
+    copy = DirectoryPlace(tmp_path / "copy")
+    for name, data in place.tree().items():
+        copy.put(name, data)
+    for checkpoint in (store.newest().checkpoint, copy.open().newest().checkpoint):
+        assert checkpoint
+        published = publish(checkpoint, tmp_path / "published")
+        assert content(checkpoint) == content_of(published.path)
+    assert published.existed
+
+
+def content_of(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.glob("state-*")}
+
+
+RACE = """
+byte, steps = map(int, sys.argv[2:])
+print("ready", flush=True)
+for step in range(steps):
+    sys.stdin.readline()
+    print(store.write(manifest(step), parts(byte, 30_000)).existed, flush=True)
+"""
+
+
+@pytest.mark.parametrize("contents", [(1, 2), (7, 7)], ids=["other", "same"])
+def test_two_writers_of_one_step_do_not_mix(place: Place, contents: tuple[int, int]) -> None:
+    """Of two processes that write a step at once one's is there, whole; the other is told so."""
+    steps = 8
+    writers = [child(RACE, place.location, byte, steps) for byte in contents]
+    for writer in writers:
+        assert writer.stdout
+        assert writer.stdout.readline() == "ready\n"
+    store = place.open()
+    for step in range(steps):
+        answers = []
+        for writer in writers:
+            assert writer.stdin
+            writer.stdin.write("\n")
+            writer.stdin.flush()
+        for writer in writers:
+            assert writer.stdout
+            answers.append(writer.stdout.readline().strip())
+        assert set(answers) <= {"True", "False"}
+        assert answers.count("False") == 1 or not place.creates_once
+        found = store.newest()
+        assert found.checkpoint
+        assert (found.checkpoint.manifest.step, found.passed_over) == (step, ())
+        (data,) = set(content(found.checkpoint).values())
+        assert data in [bytes([byte]) * 30_000 for byte in contents]
+    for writer in writers:
+        writer.communicate()
+        assert writer.returncode == 0
+    put(store, steps)
+    assert len(place.names()) == 3 * (steps + 1), "a manifest and two files each, nothing else"

@@ -1,0 +1,175 @@
+"""Pins and readers: what somebody needs is not pruned, and a dead reader needs nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from stores import child, manifest, put, put_parts
+from training_jobs.waiting import wait_until
+
+from rekindle.checkpoints import pin_files
+from rekindle.checkpoints.directory import DirectoryStore
+from rekindle.checkpoints.pins import Pin, check_name, pin_of, reading
+from rekindle.checkpoints.retention import Retention
+from rekindle.errors import CheckpointError
+
+LAST = Retention(last=1)
+
+
+def markers(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / "pins").glob("step-*"))
+
+
+def test_a_pinned_checkpoint_stays(store: DirectoryStore, root: Path) -> None:
+    """For all processes, until the pin is removed; a second name keeps it as well."""
+    for step in (1, 2, 3):
+        put(store, step)
+    release, audit = Pin((1, 1), "release"), Pin((1, 1), "audit_2")
+    assert store.pin(release)
+    assert store.pin(release)
+    assert DirectoryStore(root).pin(audit)
+    assert DirectoryStore(root).prune(LAST) == ((2, 1),)
+    assert DirectoryStore(root).pins() == [audit, release]
+    store.unpin(release)
+    store.unpin(release)
+    assert store.prune(LAST) == ()
+    store.unpin(audit)
+    assert store.prune(LAST) == ((1, 1),)
+    assert store.keys() == [(3, 1)]
+
+
+def test_what_is_not_there_cannot_be_pinned(store: DirectoryStore, root: Path) -> None:
+    """Nor what is not finished; nothing is made there."""
+    assert not store.pin(Pin((1, 1), "release"))
+    gone = pytest.raises(CheckpointError, match="has no checkpoint step-0000000001-g000001")
+    with gone, reading(store, (1, 1)):
+        pass
+    assert not root.exists()
+    put(store, 1)
+    assert store.pins() == []
+    assert not store.pin(Pin((2, 1), "release"))
+    assert store.pins() == []
+
+
+def test_names_of_pins() -> None:
+    """A pin is what its file's name says, and other files are none."""
+    for pin in (Pin((7, 3), "a-B_9"), Pin((10**11, 1), "read-x", 1_700_000_000)):
+        assert pin_of(pin.marker) == pin
+    for name in ("", ".lock", "step-0000000001-g000001", "step-1-g1.x", "notes.txt"):
+        assert pin_of(name) is None
+    for name in ("", "a.b", "a/b", "a@1", "ü", "x" * 101):
+        with pytest.raises(CheckpointError, match="is no name of a pin"):
+            check_name(name)
+
+
+def test_what_is_read_stays(store: DirectoryStore, root: Path) -> None:
+    """For as long as it is read, even if that is longer than the lease."""
+    put_parts(store, 1)
+    put_parts(store, 2)
+    with reading(store, (1, 1), lease_s=1.5):
+        for _ in range(8):
+            assert DirectoryStore(root).prune(LAST) == ()
+            assert len(markers(root)) in (1, 2)
+            time.sleep(0.5)
+    assert markers(root) == []
+    assert store.prune(LAST) == ((1, 1),)
+
+
+READER = """
+from rekindle.checkpoints.pins import reading
+with reading(store, (1, 1), lease_s=float(sys.argv[2])):
+    print("reads", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_killed_reader_keeps_nothing_for_ever(store: DirectoryStore, root: Path) -> None:
+    """Until its lease ends the checkpoint stays; then it goes, and the marker with it."""
+    put(store, 1)
+    put(store, 2)
+    with child(READER, root, 1.0) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "reads\n"
+        assert store.prune(LAST) == ()
+        process.kill()
+    assert markers(root)
+    wait_until(lambda: store.prune(LAST) == ((1, 1),), "the end of the lease", 10.0)
+    assert markers(root) == []
+
+
+def test_readers_and_a_pruner_at_once(store: DirectoryStore, root: Path) -> None:
+    """Whoever has begun to read can read to the end, whatever is written and pruned meanwhile."""
+    put(store, 0)
+    over = threading.Event()
+    failures: list[BaseException] = []
+    read = [0, 0]
+
+    def write() -> None:
+        own = DirectoryStore(root)
+        for step in range(1, 40):
+            put(own, step)
+            own.prune(LAST)
+        over.set()
+
+    def keep_reading(number: int) -> None:
+        own = DirectoryStore(root)
+        try:
+            while not over.is_set():
+                key = own.keys()[-1]
+                with contextlib.suppress(CheckpointError), reading(own, key):
+                    # Not suppressed: from here on it has to be there.
+                    try:
+                        found = own.find(*key)
+                        assert found is not None
+                        for entry in found.manifest.files:
+                            found.read(entry.name)
+                        assert own.find(*key) is not None
+                    except CheckpointError as error:
+                        raise AssertionError(str(error)) from error
+                    read[number] += 1
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=keep_reading, args=[number]) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    write()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert min(read) > 0
+    store.prune(LAST)
+    assert markers(root) == []
+    assert store.keys() == [(39, 1)]
+
+
+def test_best_by_what_steps_have_logged(store: DirectoryStore, root: Path) -> None:
+    """The rules are held against the manifests; a damaged one is best by nothing."""
+
+    for step, loss in ((1, 0.5), (2, 0.1), (3, 0.9), (4, 0.05), (5, 1.0)):
+        store.write(msgspec.structs.replace(manifest(step), metrics={"loss": loss}), {})
+    (root / "step-0000000004-g000001" / "manifest.json").write_text("{}")
+    assert store.prune(Retention(best=1, metric="loss")) == ((4, 1), (3, 1), (1, 1))
+
+
+def test_a_reader_that_may_not_write(
+    store: DirectoryStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads without a pin."""
+
+    def refuse(*_: object) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    put(store, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(pin_files, "add", refuse)
+        with reading(store, (1, 1)):
+            assert markers(root) == []
+        with pytest.raises(CheckpointError, match="give this user the right to it"):
+            store.pin(Pin((1, 1), "release"))

@@ -1,0 +1,267 @@
+"""The store in S3 on a server that fails: it is outlived while that may pass, else explained."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stores import content, manifest, put, servers, shard, with_files, write_parts
+from stores.places import S3Place
+from stores.proxy import Answer, Fault, Flip, Late, Proxy, Request, Reset, Rule, Stall
+from stores.servers import Server
+
+from rekindle.checkpoints.location import parse
+from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.retention import Retention
+from rekindle.checkpoints.s3 import client as s3_client
+from rekindle.checkpoints.s3 import connect as s3_connect
+from rekindle.checkpoints.store import Part, Store
+from rekindle.errors import CheckpointError
+
+
+@pytest.fixture
+def broken(proxy: Proxy, bucket: S3Place, rclone: Server, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """The store of `bucket`, through the proxy, that waits less than it would."""
+    monkeypatch.setattr(s3_client, "_PAUSES_S", (0.02, 0.2))
+    monkeypatch.setattr(s3_connect, "READ_TIMEOUT_S", 2.0)
+    where = parse(bucket.location)
+    return open_store(rclone.location(where.prefix, port=proxy.port))  # type: ignore[union-attr]
+
+
+def every(count: int, fault: Fault) -> Rule:
+    """Each request of this number, counted from the first, fails."""
+    return lambda request: fault if request.number % count == count - 1 else None
+
+
+def each_once(fault: Fault) -> Rule:
+    """Each request fails when it comes for the first time."""
+    seen: set[tuple[str, str]] = set()
+
+    def rule(request: Request) -> Fault | None:
+        same = (request.method, request.path)
+        if same in seen:
+            return None
+        seen.add(same)
+        return fault
+
+    return rule
+
+
+PASSING: dict[str, Rule] = {
+    "500": each_once(Answer(500, "InternalError")),
+    "slow-down": each_once(Answer(503, "SlowDown")),
+    "no-body": each_once(Answer(502)),
+    "reset": each_once(Reset()),
+    "lost-answer": each_once(Reset(passed_on=True)),
+    "late": every(4, Late(0.3)),
+    "damaged": each_once(Flip()),
+}
+
+
+@pytest.mark.parametrize("fault", PASSING)
+def test_what_passes_is_outlived(broken: Store, proxy: Proxy, bucket: S3Place, fault: str) -> None:
+    """Requests that fail, are cut off, damaged or answered late are made again: all goes well."""
+    proxy.rule = PASSING[fault]
+    for step in (1, 2):
+        assert put(broken, step).existed is False
+    found = broken.newest()
+    assert found.checkpoint
+    assert (found.checkpoint.manifest.step, found.passed_over) == (2, ())
+    assert content(found.checkpoint)["state-0.safetensors"] == bytes(shard(2))
+    assert len(broken.prune(Retention(last=1))) == 1
+    proxy.rule = lambda request: None
+    assert bucket.names() == bucket.files(2)
+    assert len(bucket.names()) == 3
+
+
+def test_a_body_that_stalls_is_asked_for_again(broken: Store, proxy: Proxy) -> None:
+    """A read does not wait for ever for the rest of an answer."""
+    put(broken, 1)
+    stalls = itertools.count()
+    proxy.rule = lambda request: Stall() if "state-0" in request.path and not next(stalls) else None
+    checkpoint = broken.newest().checkpoint
+    assert checkpoint
+    assert next(stalls) > 1
+    assert content(checkpoint)["state-0.safetensors"] == bytes(shard(1))
+
+
+def test_a_server_that_is_gone_for_a_while_is_outlived(credentials: None, tmp_path: Path) -> None:
+    """A write that begins while nobody listens ends well once the server is there."""
+    port = servers.free_port()
+    store = open_store(Server(port).location())
+    with servers.rclone(tmp_path / "served", port):
+        put(store, 1)
+    with servers.later(tmp_path / "served", port, 2.0):
+        assert put(store, 2).existed is False
+        found = store.newest().checkpoint
+        assert found
+        assert found.manifest.step == 2
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_a_server_that_is_gone_for_a_minute_is_outlived(credentials: None, tmp_path: Path) -> None:
+    """As long as a server takes to be restarted, with the patience that a store has."""
+    port = servers.free_port()
+    store = open_store(Server(port).location())
+    with servers.later(tmp_path / "served", port, 60.0):
+        assert put(store, 1).existed is False
+
+
+REFUSED: dict[str, tuple[Fault, str]] = {
+    "expired": (Answer(403, "ExpiredToken"), "403 ExpiredToken; give fresh credentials"),
+    "expired-400": (Answer(400, "ExpiredToken"), "400 ExpiredToken; give fresh credentials"),
+    "key": (Answer(403, "InvalidAccessKeyId"), "give valid credentials in REKINDLE_STORE_"),
+    "signature": (Answer(403, "SignatureDoesNotMatch"), "give valid credentials in"),
+    "denied": (Answer(403, "AccessDenied"), "give these credentials the right to"),
+    "bucket": (Answer(404, "NoSuchBucket"), "make the bucket, or correct its name"),
+    "clock": (Answer(403, "RequestTimeTooSkewed"), "set the clock"),
+    "region": (Answer(400, "AuthorizationHeaderMalformed"), "check the endpoint, region"),
+    "unknown": (Answer(418), "the server answered 418; check the endpoint"),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSED)
+def test_what_will_not_pass_is_explained_at_once(broken: Store, proxy: Proxy, refusal: str) -> None:
+    """A refusal ends every call, with what the server answered and what to do; it is asked once."""
+    fault, message = REFUSED[refusal]
+    put(broken, 1)
+    proxy.rule = lambda request: fault
+    for call in _calls(broken):
+        proxy.seen.clear()
+        with pytest.raises(CheckpointError, match=message) as caught:
+            call()
+        assert "s3://checkpoints/" in str(caught.value)
+        assert len(proxy.seen) == 1
+
+
+def test_what_does_not_pass_in_time_is_explained(
+    proxy: Proxy, rclone: Server, credentials: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that stays broken ends a call after the patience, not later, and says so."""
+    monkeypatch.setattr(s3_client, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(s3_client, "_PAUSES_S", (0.1, 0.2))
+    store = open_store(rclone.location(port=proxy.port))
+    proxy.rule = lambda request: Answer(503, "SlowDown")
+    for call in _calls(store):
+        with pytest.raises(CheckpointError, match=r"503 SlowDown.*; check the endpoint"):
+            call()
+        assert len(proxy.seen) > 2
+    nobody = open_store(rclone.location(port=servers.free_port()))
+    for call in _calls(nobody):
+        with pytest.raises(CheckpointError, match=r"the server cannot be reached.*; check the end"):
+            call()
+
+
+def test_one_object_that_cannot_be_read_is_passed_over(
+    broken: Store, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the server is there but not an object, the older checkpoint is taken, and it is said."""
+    monkeypatch.setattr(s3_client, "PATIENCE_S", 0.3)
+    put(broken, 1)
+    put(broken, 2)
+    again = open_store(broken.location)
+    proxy.rule = lambda request: (
+        Answer(500, "InternalError")
+        if request.method == "GET" and "step-0000000002-g000001/state-1" in request.path
+        else None
+    )
+    found = again.newest()
+    assert found.checkpoint
+    assert found.checkpoint.manifest.step == 1
+    (passed_over,) = found.passed_over
+    assert passed_over.reason.startswith("it cannot be read: cannot read s3://checkpoints/")
+    proxy.rule = lambda request: Answer(500, "InternalError")
+    with pytest.raises(CheckpointError, match="500 InternalError"):
+        again.newest()
+
+
+def test_a_server_without_conditions_and_lists_of_uploads_is_used(
+    broken: Store, proxy: Proxy
+) -> None:
+    """Where a request is not known, the store does without it."""
+
+    def rule(request: Request) -> Fault | None:
+        return Answer(501, "NotImplemented") if "uploads" in request.path else None
+
+    proxy.rule = rule
+    put(broken, 1)
+    conditions = itertools.count()
+    proxy.rule = lambda request: (
+        Answer(501, "NotImplemented")
+        if request.method == "PUT" and "manifest" in request.path and not next(conditions)
+        else None
+    )
+    assert put(broken, 2).existed is False
+    assert next(conditions) == 2
+    assert broken.keys() == [(2, 1), (1, 1)]
+
+
+def test_a_part_that_goes_while_it_is_committed_is_missed(
+    broken: Store, proxy: Proxy, bucket: S3Place
+) -> None:
+    """If another process removes parts at the very moment of the commit, nothing is committed."""
+    files = write_parts(broken, 1)
+
+    def rule(request: Request) -> None:
+        if request.method == "PUT" and "manifest" in request.path:
+            bucket.delete(bucket.files(1)[0])
+
+    proxy.rule = rule
+    with pytest.raises(CheckpointError, match=r"removed while it was committed \(state-0 is miss"):
+        broken.commit(with_files(1, files))
+    assert broken.keys() == []
+    assert broken.newest().checkpoint is None
+
+
+def test_a_long_list_is_read_to_its_end(bucket: S3Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More objects than a server tells at once are found; one that repeats itself is refused."""
+    store = bucket.open()
+    for step in range(5):
+        put(store, step)
+    do = s3_client.Bucket._do
+
+    def two_at_once(bucket: s3_client.Bucket, operation: str, **arguments: Any) -> Any:
+        if operation == "list_objects":
+            arguments.setdefault("MaxKeys", 2)
+        return do(bucket, operation, **arguments)
+
+    monkeypatch.setattr(s3_client.Bucket, "_do", two_at_once)
+    assert len(store.keys()) == 5
+    put(store, 5)
+    assert len(store.prune(Retention(last=1))) == 5
+    assert len(bucket.names()) == 3
+    answer = {"IsTruncated": True, "Contents": []}
+    monkeypatch.setattr(s3_client.Bucket, "_do", lambda *_, **__: answer)
+    with pytest.raises(CheckpointError, match="the list does not go on"):
+        store.keys()
+
+
+def test_certificates_are_verified(credentials: None, tmp_path: Path) -> None:
+    """A certificate of an unknown authority is refused, unless it is named or nobody is to care."""
+    certificate, key = servers.certificate(tmp_path)
+    more = ("--cert", str(certificate), "--key", str(key))
+    with servers.rclone(tmp_path / "served", 0, *more) as server:
+        location = server.location()
+        with pytest.raises(CheckpointError, match="TLS certificate is not accepted; give the auth"):
+            put(open_store(location), 1)
+        put(open_store(f"{location}&verify={certificate}"), 1)
+        put(open_store(f"{location}&verify=false"), 2)
+
+
+def test_a_server_without_tls_is_told(rclone: Server, credentials: None) -> None:
+    """https where the server speaks http is a mistake that is named."""
+    with pytest.raises(CheckpointError, match=r"does not speak TLS; .*check the endpoint"):
+        open_store(rclone.location().replace("http:", "https:")).newest()
+
+
+def _calls(store: Store) -> Iterator[Callable[[], object]]:
+    yield lambda: store.write(manifest(5), {"a": Part([b"a"], (0,))})
+    yield lambda: store.write_part(5, 1, "a", Part([b"a"], (0,)))
+    yield store.newest
+    yield store.keys
+    yield lambda: store.find(1, 1)
+    yield lambda: store.prune(Retention(last=1))

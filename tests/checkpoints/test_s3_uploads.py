@@ -1,0 +1,195 @@
+"""The store in S3: a writer that is killed or fails at any moment is gone on from."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+import tracemalloc
+
+import pytest
+from stores import child, content, manifest, newest_step, put, with_files
+from stores.places import S3Place
+from stores.proxy import Answer, Proxy, Reset
+from stores.servers import Server
+
+from rekindle.checkpoints.location import S3Location, parse
+from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.retention import Retention
+from rekindle.checkpoints.s3 import client as s3_client
+from rekindle.checkpoints.s3 import upload as s3_upload
+from rekindle.checkpoints.store import Part, Store
+from rekindle.errors import CheckpointError
+
+SIZE = 20 * 1000 + 7
+
+
+@pytest.fixture
+def through(
+    proxy: Proxy, bucket: S3Place, rclone: Server, monkeypatch: pytest.MonkeyPatch
+) -> Store:
+    """The store of `bucket`, through the proxy, with parts of 1,000 bytes and no patience."""
+    monkeypatch.setattr(s3_upload, "PART", 1000)
+    monkeypatch.setattr(s3_client, "PATIENCE_S", 0.0)
+    where = parse(bucket.location)
+    assert isinstance(where, S3Location)
+    return open_store(rclone.location(where.prefix, port=proxy.port))
+
+
+def part(seed: int = 0) -> Part:
+    data = random.Random(seed).randbytes(SIZE)
+    return Part([data[:1], b"", data[1:2500], data[2500:]], (0,))
+
+
+def test_an_upload_goes_on_where_it_was_broken_off(
+    through: Store, proxy: Proxy, bucket: S3Place
+) -> None:
+    """What the server has is not sent again, by whoever has the same bytes; nothing is left."""
+    proxy.rule = lambda request: (
+        Reset() if request.is_part and "partNumber=12" in request.path else None
+    )
+    with pytest.raises(CheckpointError, match="the connection broke"):
+        through.write_part(1, 1, "a", part())
+    assert proxy.parts() >= 12
+    assert len(bucket.unfinished_uploads()) == 1
+    proxy.rule = lambda request: None
+    entry = open_store(through.location).write_part(1, 1, "a", part())
+    assert proxy.parts() <= 21 - 11
+    assert bucket.unfinished_uploads() == []
+    through.commit(with_files(1, (entry,)))
+    checkpoint = through.newest().checkpoint
+    assert checkpoint
+    assert content(checkpoint) == {"a": b"".join(part().chunks)}
+    assert proxy.parts() == 0
+    assert through.write_part(1, 1, "a", part()) == entry
+    assert proxy.parts() == 0
+
+
+def test_other_bytes_do_not_go_on_with_an_upload(
+    through: Store, proxy: Proxy, bucket: S3Place
+) -> None:
+    """Another attempt with other bytes has its own object; what the first left goes when old."""
+    proxy.rule = lambda request: Reset() if "partNumber=9" in request.path else None
+    with pytest.raises(CheckpointError):
+        through.write_part(1, 1, "a", part(seed=1))
+    proxy.rule = lambda request: None
+    through.commit(with_files(1, (through.write_part(1, 1, "a", part(seed=2)),)))
+    assert len(bucket.unfinished_uploads()) == 1
+    put(through, 2)
+    assert bucket.unfinished_uploads() == []
+    found = through.find(1, 1)
+    assert found
+    assert content(found) == {"a": b"".join(part(seed=2).chunks)}
+
+
+def test_an_answer_that_is_lost_does_not_matter(through: Store, proxy: Proxy) -> None:
+    """An upload that was completed without our knowing is recognised."""
+    lost = Reset(passed_on=True)
+    proxy.rule = lambda request: (
+        lost if request.method == "POST" and "uploadId" in request.path else None
+    )
+    with pytest.raises(CheckpointError):
+        through.write_part(1, 1, "a", part())
+    proxy.rule = lambda request: None
+    proxy.parts()
+    through.write_part(1, 1, "a", part())
+    assert proxy.parts() == 0
+
+
+def test_uploads_that_cannot_be_listed_are_begun_anew(through: Store, proxy: Proxy) -> None:
+    """Without the right to list uploads, or a server that can, all is sent again."""
+    proxy.rule = lambda request: (
+        Answer(403, "AccessDenied")
+        if request.method == "GET" and "uploads" in request.path
+        else None
+    )
+    entry = through.write_part(1, 1, "a", part())
+    assert proxy.parts() == 21
+    assert through.commit(with_files(1, (entry,))).existed is False
+
+
+def test_a_big_file_is_sent_and_proved_in_little_memory(bucket: S3Place) -> None:
+    """Neither upload nor proof holds more than a few blocks of a file."""
+    store = bucket.open()
+    data = memoryview(bytes(96 << 20))
+    newest_step(store)  # so that all that is imported is
+    tracemalloc.start()
+    store.write(manifest(1), {"a": Part([data], (0,))})
+    written = tracemalloc.get_traced_memory()[1]
+    tracemalloc.reset_peak()
+    assert newest_step(bucket.open()) == 1
+    read = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert written < 64 << 20
+    assert read < 64 << 20
+
+
+# Forked each time, so that boto3 is imported once. Parts are small, so that there are many moments.
+KILLED = """
+from rekindle.checkpoints.s3 import client as s3_client
+from rekindle.checkpoints.s3 import upload as s3_upload
+s3_upload.PART = 50_000
+store.keys()
+print("ready", flush=True)
+for line in sys.stdin:
+    step = int(line)
+    process = os.fork()
+    if not process:
+        store = open_store(sys.argv[1])
+        store.write(manifest(step), parts(step % 256, 1_000_000))
+        store.prune(Retention(last=2))
+        os._exit(0)
+    print(process, flush=True)
+    print("finished" if os.wait()[1] == 0 else "killed", flush=True)
+"""
+
+
+def kill_often(bucket: S3Place, kills: int, seed: int) -> None:
+    """Kill a writer again and again; the newest is valid after each, and nothing is left."""
+    lots, newest, killed, longest = random.Random(seed), -1, 0, 1.0
+    store = bucket.open()
+    with child(KILLED, bucket.location) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        while killed < kills:
+            process.stdin.write(f"{newest + 1}\n")
+            process.stdin.flush()
+            writer, began = int(process.stdout.readline()), time.monotonic()
+            time.sleep(lots.uniform(0, longest))
+            kill(writer)
+            finished = process.stdout.readline() == "finished\n"
+            if finished:
+                longest = min(longest, time.monotonic() - began)
+            killed += not finished
+            found = store.newest()
+            step = found.checkpoint.manifest.step if found.checkpoint else -1
+            assert step in ((newest + 1,) if finished else (newest, newest + 1))
+            if found.checkpoint:
+                assert all(set(data) == {step % 256} for data in content(found.checkpoint).values())
+            newest = step
+        process.stdin.close()
+    put(store, newest + 2)  # newer than the one that was written last, perhaps in part
+    store.prune(Retention(last=1))
+    assert bucket.names() == bucket.files(newest + 2)
+    assert bucket.unfinished_uploads() == []
+
+
+def kill(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+
+
+def test_a_killed_writer_leaves_a_valid_checkpoint(bucket: S3Place) -> None:
+    """SIGKILL at 20 random moments: no checkpoint is lost or wrong, the next write works."""
+    kill_often(bucket, 20, seed=1)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_writer_killed_often_leaves_a_valid_checkpoint(bucket: S3Place, seed: int) -> None:
+    """The same at 200 moments, in five stores."""
+    kill_often(bucket, 40, seed=seed + 2)

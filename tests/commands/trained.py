@@ -1,0 +1,78 @@
+"""Training objects and the checkpoints of their states, and damage to these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch import nn
+
+from rekindle.checkpoints.directory import DirectoryStore
+from rekindle.training.torch_import import Imported, write
+from rekindle.training.torch_state import capture
+
+STATE = "state-00000.safetensors"
+
+
+class Done(NamedTuple):
+    """How the command ended, and what it said."""
+
+    status: int
+    out: str
+    err: str
+
+
+Checkpoints = Callable[..., Done]
+
+
+class Trained:
+    """Training objects after two steps, each with a state of another kind."""
+
+    def __init__(self, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+        self.model[2].to(torch.bfloat16)
+        self.model[2].bias = self.model[2].bias  # the names stay as they are
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.02)
+        self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [1, 4])
+        for _ in range(2):
+            hidden = self.model[1](self.model[0](torch.randn(4, 6)))
+            self.model[2](hidden.bfloat16()).float().square().mean().backward()
+            self.optimizer.step()
+            self.scheduler.step()
+
+    @property
+    def named(self) -> dict[str, Any]:
+        return {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+
+    def keep(self, store: DirectoryStore, step: int, **more: Any) -> Path:
+        """Write the state as a job does; returns the checkpoint's folder."""
+        state = capture(self.named | more)
+        tree = msgspec.json.decode(state.skeleton)
+        written = write(Imported(tree, state.tensors, step, {}), store, job_id="job", step=step)
+        return Path(written.location)
+
+
+def place(store: DirectoryStore, step: int) -> Path:
+    return store.root / f"step-{step:010d}-g000000"
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 0x10
+    path.write_bytes(content)
+
+
+def bits(state: Any) -> Any:
+    """A state in which equal means bit by bit, with the kind of each mapping."""
+    if torch.is_tensor(state):
+        raw = state.detach().reshape(-1).contiguous().view(torch.uint8)
+        return (state.dtype, tuple(state.shape), bytes(raw.tolist()))
+    if isinstance(state, dict):
+        return (type(state).__name__, {key: bits(value) for key, value in state.items()})
+    if isinstance(state, list | tuple):
+        return type(state)(bits(value) for value in state)
+    return state

@@ -1,0 +1,132 @@
+"""Loaders keep their position through faults: what counts is what was trained on."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable
+
+import pytest
+from training_jobs import BATCH, RANKS
+from training_jobs.checks import assert_pids_kept, assert_same_training, steps_lost
+from training_jobs.injection import Fault
+from training_jobs.job import Job, pause_all
+from training_jobs.loaders import EPOCH, SAMPLES, SIZES, numbers_of
+from training_jobs.record import Record
+
+from rekindle.recovery import journal
+
+STREAMS = ("stream", "torchdata")
+ELASTIC = ["map-0", "stream-0", "torchdata-2"]
+
+
+def worlds(run: Job) -> list[int]:
+    """The sizes of the worlds that were formed."""
+    return [event.world_size for event in run.events_of(journal.Formed)]
+
+
+def trained(record: Record) -> list[list[int]]:
+    """The samples of each step, of all ranks of the world that did it last."""
+    lines = [line for rank in range(record.ranks) for line in record.lines(rank)]
+    found = []
+    for step in range(record.total):
+        mine = [line for line in lines if line["step"] == step]
+        last = max(line["generation"] for line in mine)
+        # Of several records of a rank the last one counts.
+        by_rank = {each["rank"]: each["metrics"] for each in mine if each["generation"] == last}
+        found.append(list(itertools.chain(*(each["samples"] for each in by_rank.values()))))
+    return found
+
+
+def assert_once(run: Job) -> None:
+    """Every sample was trained on exactly once in each epoch."""
+    seen = list(itertools.chain(*trained(run.record)))
+    kind = run.spec.arguments[2].partition("-")[0]
+    if kind == "map":  # a sampler's epochs have no numbers: one is behind the other
+        seen = [place // SAMPLES * EPOCH + number for place, number in enumerate(seen)]
+    twice = [number for number, count in collections.Counter(seen).items() if count > 1]
+    assert twice == []
+    epochs = [{n % EPOCH for n in seen if n // EPOCH == e} for e in range(max(seen) // EPOCH + 1)]
+    whole = len(seen) // SAMPLES
+    whole -= 2 if kind in STREAMS else 0  # readers may be that far apart
+    assert whole > 0, "too few samples to tell"
+    for each in epochs[:whole]:
+        assert each == set(range(SAMPLES))
+    if kind in STREAMS:  # of what is still being read, nothing was left out
+        for each, part in itertools.product(epochs, range(len(SIZES))):
+            numbers = [number for number in numbers_of(part) if number in each]
+            assert numbers == list(numbers_of(part)[: len(numbers)])
+
+
+def assert_ended(run: Job) -> None:
+    """The job ended well, and left no process: none of a loader's either."""
+    ended = run.end()
+    assert ended.outcome == "succeeded", f"{ended}{run.story()}"
+    assert run.leftovers() == []
+
+
+@pytest.mark.parametrize("variant", ["map-2", "stream-2", "stateful-0", "stateful-2"])
+def test_the_world_stays(variant: str, job: Callable[..., Job]) -> None:
+    """Killed ranks, a broken link and a new attempt change no sample and no bit, in no step."""
+    settings = {"variant": variant, "processes": 2, "steps": 40, "snapshot_every": 4}
+    whole = job(**settings)
+    assert_ended(whole)
+    assert_once(whole)
+    run = job(
+        Fault(1, "forward", 0),
+        Fault(0, "backward", 9),
+        Fault(1, "backward", 22, do="link"),
+        Fault(1, "updated", 27, life=2),
+        Fault(0, "forward", 33, life=2, do="raise"),
+        checkpoint_every=10,
+        **settings,
+    )
+    assert run.end().outcome == "failed"
+    assert set(steps_lost(run)) <= {0}
+    assert [incident.closed for incident in run.incidents()] == [True, True, True, False]
+    run.plan()
+    run.start()
+    assert_ended(run)
+    assert_same_training(run.record, whole.record)
+    for rank in range(2):
+        wanted = whole.record.steps(rank)
+        for line in run.record.lines(rank):  # also of steps that were broken
+            assert line["metrics"]["samples"] == wanted[line["step"]]["samples"], f"{rank}: {line}"
+
+
+@pytest.mark.parametrize("variant", ELASTIC)
+def test_the_world_shrinks_and_grows(variant: str, job: Callable[..., Job]) -> None:
+    """Four ranks, three, and four again: each sample once per epoch."""
+    run = job(
+        *pause_all(12),
+        Fault(0, "forward", 18, do="hold"),
+        variant=variant,
+        nodes=RANKS,
+        min_nodes=2,
+        steps=40,
+        replaces=False,
+    )
+    run.wait_pause(12)
+    run.kill_node(2)
+    run.release_all()
+    run.wait_fault(4)
+    run.bring(2)
+    assert_ended(run)
+    assert worlds(run) == [4, 3, 4]
+    assert_once(run)
+    assert {len(samples) for samples in trained(run.record)} == {4 * BATCH, 3 * BATCH}
+    assert_pids_kept(run.record, replaced={2})
+    assert set(steps_lost(run)) <= {0}
+
+
+def test_another_attempt_has_another_world(job: Callable[..., Job]) -> None:
+    """A stream's position in a checkpoint of two ranks serves three."""
+    settings = {"variant": "stream-2", "processes": 2, "steps": 45, "snapshot_every": 0}
+    run = job(Fault(0, "forward", 23, do="raise"), checkpoint_every=10, **settings)
+    assert run.end().outcome == "failed"
+    run.plan()
+    run.record.ranks = 3
+    run.start(processes_per_node=3)
+    assert_ended(run)
+    assert {len(samples) for samples in trained(run.record)} == {2 * BATCH, 3 * BATCH}
+    assert_once(run)

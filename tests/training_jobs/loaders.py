@@ -1,0 +1,110 @@
+"""The training script with its batches from a DataLoader: what it trained on, it logs.
+
+`map`: over a StepSampler; `stream`: over an ElasticStream of parts of unlike sizes, one of them
+empty; `torchdata`: the same with torchdata's StatefulDataLoader; `stateful`: that over a dataset
+with a position of its own. A sample's number tells its epoch too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+from rekindle.training.torch import ElasticStream, Session, StepSampler
+from training_jobs import BATCH
+from training_jobs.train import Run
+
+EPOCH = 1000  # added to a sample's number for each epoch that went before
+SIZES = (9, 2, 14, 0, 7, 12, 1, 11, 13, 8, 13, 14)  # samples of the stream's parts
+SAMPLES = sum(SIZES)
+
+
+def numbers_of(part: int) -> range:
+    """The samples of a part of the stream."""
+    before = sum(SIZES[:part])
+    return range(before, before + SIZES[part])
+
+
+class Indexed(Dataset[Any]):
+    """Samples by their number."""
+
+    def __init__(self, run: Run) -> None:
+        self._inputs, self._targets = run.inputs, run.targets
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, number: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        place = number % EPOCH
+        return number, self._inputs[place], self._targets[place]
+
+    def read(self, part: int, epoch: int, start: int) -> Iterator[Any]:
+        """The samples of a part."""
+        for number in numbers_of(part)[start:]:
+            yield self[epoch * EPOCH + number]
+
+
+class Shard(IterableDataset[Any]):
+    """This rank's samples, cut up again for the workers; each knows where it is."""
+
+    def __init__(self, indexed: Indexed, rank: int, world_size: int) -> None:
+        self._indexed, self._rank, self._world_size = indexed, rank, world_size
+        self._epoch = self._next = self._resumed = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        at, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        mine = range(self._rank + at * self._world_size, SAMPLES, self._world_size * workers)
+        self._next, self._resumed = self._resumed, 0
+        while self._next < len(mine):  # and there it stays, behind the last
+            self._next += 1
+            yield self._indexed[self._epoch * EPOCH + mine[self._next - 1]]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self._next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._next = self._resumed = state["next"]
+
+
+class LoaderRun(Run):
+    """One rank's training on batches of a loader."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        super().__init__(options)
+        kind, _, workers = options.variant.partition("-")
+        self.sampler = None
+        self.loader = self._loader(kind, int(workers))
+
+    def _loader(self, kind: str, workers: int) -> DataLoader[Any]:
+        indexed = Indexed(self)
+        if kind == "map":
+            sampler = StepSampler(SAMPLES, BATCH, seed=3)
+            return DataLoader(indexed, batch_sampler=sampler, num_workers=workers)
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        if kind in ("stream", "torchdata"):
+            stream = ElasticStream(indexed.read, len(SIZES), seed=3)
+            maker = DataLoader if kind == "stream" else StatefulDataLoader
+            return maker(stream, batch_size=BATCH, num_workers=workers)
+        shard = Shard(indexed, self.rank, int(os.environ.get("WORLD_SIZE", "1")))
+        return StatefulDataLoader(shard, batch_size=BATCH, num_workers=workers)
+
+    def session_options(self) -> dict[str, Any]:
+        return {"ddp": True, "loader": self.loader}
+
+    def samples_of(self, step) -> list[int]:
+        numbers, self._x, self._y = step.batch
+        return numbers.tolist()
+
+    def loss_of(self, session: Session, chosen: list[int]) -> torch.Tensor:
+        noise = 0.01 * torch.randn(self._x.shape)
+        return (session.model(self._x + noise) - self._y).square().mean()
