@@ -10,11 +10,12 @@ from stores.servers import ENVIRONMENT, SECRET_KEY, Server, rclone
 from training_jobs import RANKS
 from training_jobs.checks import assert_recovered, assert_same_training, steps_lost
 from training_jobs.injection import Fault
-from training_jobs.job import Job, pause_all
+from training_jobs.job import Job, pause_all, wait_until
 from training_jobs.record import Record
 
 from rekindle.checkpoints.opening import open_store
 from rekindle.recovery import journal
+from rekindle.recovery.policy import Policy
 
 PAUSE_ALL = pause_all(12)
 
@@ -64,14 +65,14 @@ def test_next_attempt(
         checkpoint_every=5,
         checkpoint_store=bucket.location(),
         misfit=ENVIRONMENT,
+        policy=Policy(coordinator_timeout_s=0.5),
     )
     run.wait_pause(12)
     run.wait_event(journal.Checkpointed, step=10)
-    run.kill_node(0)
-    run.coordinator.kill()
-    run.coordinator.wait()
+    run.kill_coordinator()
+    wait_until(lambda: not run.leftovers(), "everything gone")
+    run.plan()
     run.start()
-    run.release_all()
     assert run.end().outcome == "succeeded", run.story()
     assert_same_training(run.record, baseline_of("ddp"))
 
