@@ -201,7 +201,7 @@ def test_a_rank_does_not_wait_for_the_store(
             sealed.seal()
             sealed.settle()
 
-    writer, model = SnapshotWriter(Line(), place), torch.nn.Linear(2, 2)
+    writer, model = SnapshotWriter(Line(), place, seed=0), torch.nn.Linear(2, 2)
 
     def take(step: int) -> list[int]:
         writer.take(

@@ -261,7 +261,7 @@ def test_whoever_writes_has_checkpoints_written(monkeypatch: pytest.MonkeyPatch)
     free = True
 
     class Writer:
-        def __init__(self, channel: object, place: Place) -> None:
+        def __init__(self, channel: object, place: Place, *, seed: int) -> None:
             assert place.slot == 2
 
         def take(self, named: object, *, step: int, checkpoint: bool, **_: object) -> bool:
@@ -270,7 +270,7 @@ def test_whoever_writes_has_checkpoints_written(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(torch_keeper, "SnapshotWriter", Writer)
     monkeypatch.setenv(names.ENV_SNAPSHOT_EVERY, "2")
-    keeper = StateKeeper(SimpleNamespace(checkpoint_every=4), Place(2), local_rank=0)
+    keeper = StateKeeper(SimpleNamespace(checkpoint_every=4), Place(2), local_rank=0, seed=0)
     writes = {8, 9, 12, 15}
     for step in (4, 8, 9, 12, 13, 14, 15, 20):
         free = step != 12
