@@ -70,6 +70,7 @@ def transfers(folder: Path, megabytes: int, rounds: int) -> dict[str, dict[str, 
             begin = time.perf_counter()
             _rclone("copyto", f"{remote}/{step}", f"{restored}/state")
             timed("restore_rclone", begin)
+            Path(restored, "state").unlink()  # what is there already it would not fetch
             store.prune(Retention(last=1))
             _rclone("deletefile", f"{remote}/{step}")
     shutil.rmtree(folder)
