@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 from stores.servers import ENVIRONMENT, SECRET_KEY, Server, rclone
 from training_jobs import RANKS
-from training_jobs.checks import assert_recovered, assert_same_training, steps_lost
+from training_jobs.checks import assert_recovered, steps_lost
 from training_jobs.injection import Fault
-from training_jobs.job import Job, pause_all, wait_until
+from training_jobs.job import Job, pause_all
 from training_jobs.record import Record
 
 from rekindle.checkpoints.opening import open_store
 from rekindle.recovery import journal
-from rekindle.recovery.policy import Policy
 
 PAUSE_ALL = pause_all(12)
 
@@ -54,27 +53,6 @@ def test_all_nodes_lost(
         if file.name != "job.json":  # which nobody else may read
             assert SECRET_KEY.encode() not in file.read_bytes(), file
     assert Path(run.spec.directory, "job.json").stat().st_mode & 0o077 == 0
-
-
-def test_next_attempt(
-    bucket: Server, job: Callable[..., Job], baseline_of: Callable[[str], Record]
-) -> None:
-    """A job that was stopped goes on from the store, on whatever machine."""
-    run = job(
-        *PAUSE_ALL,
-        checkpoint_every=5,
-        checkpoint_store=bucket.location(),
-        misfit=ENVIRONMENT,
-        policy=Policy(coordinator_timeout_s=0.5),
-    )
-    run.wait_pause(12)
-    run.wait_event(journal.Checkpointed, step=10)
-    run.kill_coordinator()
-    wait_until(lambda: not run.leftovers(), "everything gone")
-    run.plan()
-    run.start()
-    assert run.end().outcome == "succeeded", run.story()
-    assert_same_training(run.record, baseline_of("ddp"))
 
 
 def test_server_that_is_gone(tmp_path: Path, job: Callable[..., Job], baseline: Record) -> None:
