@@ -15,7 +15,6 @@ written one process makes them a checkpoint with commit().
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import shutil
 import time
@@ -41,7 +40,7 @@ from rekindle.checkpoints.files import (
 )
 from rekindle.checkpoints.format import Bytes
 from rekindle.checkpoints.manifest import MANIFEST_FILE, FileEntry, Manifest
-from rekindle.checkpoints.pins import Pin, in_use
+from rekindle.checkpoints.pins import Pin
 from rekindle.checkpoints.place import (
     Key,
     Traces,
@@ -55,7 +54,8 @@ from rekindle.checkpoints.place import (
     read_manifest,
     traces,
 )
-from rekindle.checkpoints.retention import Kept, Retention, superfluous
+from rekindle.checkpoints.pruning import may_go
+from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.store import (
     Found,
     Part,
@@ -238,7 +238,15 @@ class DirectoryStore:
                 return ()
             with locked(self.root):
                 self._remove_unfinished()
-                removed = tuple(key for key in self._superfluous(retention) if self._remove(key))
+                old = may_go(
+                    self._finished(),
+                    retention,
+                    is_valid=lambda key: self._is_valid(self._place(key)),
+                    manifest_of=lambda key: read_manifest(self._place(key)),
+                    pins=pin_files.listed(self.root),
+                    now=time.time(),
+                )
+                removed = tuple(key for key in old if self._remove(key))
                 pin_files.sweep(self.root, self._finished(), time.time())
                 return removed
 
@@ -317,30 +325,6 @@ class DirectoryStore:
             return self._proven.get(path) == traces(path) or self._valid(path) is not None
         except OSError:
             return False
-
-    def _superfluous(self, retention: Retention) -> tuple[Key, ...]:
-        """What may go by these rules."""
-        if retention.keeps_all:
-            return ()
-        finished = self._finished()
-        valid = (key for key in finished if self._is_valid(self._place(key)))
-        now = time.time()
-        return superfluous(
-            [self._kept(key, retention) for key in finished],
-            proven=list(itertools.islice(valid, max(1, retention.last))),
-            in_use=in_use(pin_files.listed(self.root), now),
-            retention=retention,
-            now=now,
-        )
-
-    def _kept(self, key: Key, retention: Retention) -> Kept:
-        """What the rules ask of a checkpoint; a damaged one is old, and the best by nothing."""
-        created, metrics = 0.0, {}
-        if retention.best or retention.hours:
-            with contextlib.suppress(CorruptError, OSError):
-                manifest = read_manifest(self._place(key))
-                created, metrics = manifest.created, manifest.metrics
-        return Kept(key, created, metrics)
 
     def _remove(self, key: Key) -> bool:
         """Remove a checkpoint; False: it was pinned in the last moment."""

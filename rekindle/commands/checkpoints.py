@@ -7,15 +7,15 @@ import json
 import os
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from rekindle.checkpoints.copying import check_intact, copy
 from rekindle.checkpoints.opening import open_store
-from rekindle.checkpoints.pins import in_use
 from rekindle.checkpoints.place import Key, key_of
+from rekindle.checkpoints.pruning import may_go
 from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.store import Checkpoint, Seen, Store, bytes_of
 from rekindle.checkpoints.verifying import Damage, verify
@@ -144,10 +144,8 @@ def _prune(options: argparse.Namespace) -> int:
         raise UsageError(f"--keep {options.keep}: at least 1 checkpoint must be kept")
     store = open_at(options.store, exists=True)
     seen = store.survey()
-    if options.dry_run:
-        going: Collection[Key] = _older_than_valid(store, seen, options.keep)
-    else:
-        going = store.prune(Retention(last=options.keep))
+    keep = Retention(last=options.keep)
+    going = _would_go(store, seen, keep) if options.dry_run else store.prune(keep)
     rows = [
         (s.step, s.generation, *_facts(s)[:2], s.location)
         for s in seen
@@ -162,18 +160,26 @@ def _prune(options: argparse.Namespace) -> int:
     return 0
 
 
-def _older_than_valid(store: Store, seen: Sequence[Seen], keep: int) -> set[Key]:
-    """What Store.prune() would remove: it counts only those that are intact."""
-    valid, pinned = 0, in_use(store.pins(), time.time())
-    for index, each in enumerate(seen):
-        if each.manifest and not each.reason:
-            checkpoint = store.at(each.manifest)
-            with progress(f"verify step {each.step}", _bytes([checkpoint])) as told:
-                valid += not verify(checkpoint, told)
-        if valid == keep:
-            old = {(one.step, one.generation) for one in seen[index + 1 :]}
-            return old - pinned
-    return set()
+def _would_go(store: Store, seen: Sequence[Seen], retention: Retention) -> tuple[Key, ...]:
+    """What Store.prune() would remove of those that are finished."""
+    manifests = {(s.step, s.generation): s.manifest for s in seen if s.manifest}
+    usable = {(s.step, s.generation) for s in seen if s.manifest and not s.reason}
+
+    def is_valid(key: Key) -> bool:
+        if key not in usable:
+            return False
+        checkpoint = store.at(manifests[key])
+        with progress(f"verify step {key[0]}", _bytes([checkpoint])) as told:
+            return not verify(checkpoint, told)
+
+    return may_go(
+        list(manifests),
+        retention,
+        is_valid=is_valid,
+        manifest_of=manifests.__getitem__,
+        pins=store.pins(),
+        now=time.time(),
+    )
 
 
 def _of_steps(seen: list[Seen], steps: Sequence[int], store: Store) -> list[Seen]:

@@ -74,21 +74,20 @@ def _wait_for_nobody(device: torch.device) -> None:
     received.item()  # a GPU has only been asked to receive until now
 
 
-class _Dry:
-    """A dataset whose source gives nothing."""
-
-    def __getitem__(self, index: int) -> int:
-        os.read(os.pipe()[0], 1)
-        return index
-
-    def __len__(self) -> int:
-        return 1
-
-
 def _wait_for_data() -> None:
-    from torch.utils.data import DataLoader
+    from torch.utils.data import DataLoader, Dataset
 
-    next(iter(DataLoader(_Dry(), num_workers=1)))  # type: ignore[arg-type]  # it is as good as one
+    class Dry(Dataset[int]):
+        """Its source gives nothing."""
+
+        def __getitem__(self, index: int) -> int:
+            os.read(os.pipe()[0], 1)
+            return index
+
+        def __len__(self) -> int:
+            return 1
+
+    next(iter(DataLoader(Dry(), num_workers=1)))
 
 
 def _stop() -> None:

@@ -194,7 +194,8 @@ def _plain(state: Any) -> Any:
     if isinstance(state, LocalShard):
         return state.tensor
     if isinstance(state, Mapping):
-        return type(state)({key: _plain(value) for key, value in state.items()})  # type: ignore[call-arg]
+        kind: Any = type(state)  # a dict, or one in order
+        return kind({key: _plain(value) for key, value in state.items()})
     if isinstance(state, list | tuple):
         return type(state)(_plain(value) for value in state)
     return state.item() if hasattr(state, "dtype") and not torch.is_tensor(state) else state

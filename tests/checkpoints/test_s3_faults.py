@@ -13,7 +13,7 @@ from stores.places import S3Place
 from stores.proxy import Answer, Fault, Flip, Late, Proxy, Request, Reset, Rule, Stall
 from stores.servers import Server
 
-from rekindle.checkpoints.location import parse
+from rekindle.checkpoints.location import S3Location, parse
 from rekindle.checkpoints.opening import open_store
 from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.s3 import client as s3_client
@@ -28,7 +28,8 @@ def broken(proxy: Proxy, bucket: S3Place, rclone: Server, monkeypatch: pytest.Mo
     monkeypatch.setattr(s3_client, "_PAUSES_S", (0.02, 0.2))
     monkeypatch.setattr(s3_connect, "READ_TIMEOUT_S", 2.0)
     where = parse(bucket.location)
-    return open_store(rclone.location(where.prefix, port=proxy.port))  # type: ignore[union-attr]
+    assert isinstance(where, S3Location)
+    return open_store(rclone.location(where.prefix, port=proxy.port))
 
 
 def every(count: int, fault: Fault) -> Rule:

@@ -9,7 +9,7 @@ import traceback
 import pytest
 from stores import manifest, put, servers
 from stores.places import S3Place
-from stores.proxy import Answer, Fault, Flip, Proxy, Reset
+from stores.proxy import Answer, Fault, Flip, Proxy, Reset, Rule
 from stores.servers import Server
 
 from rekindle.checkpoints.opening import open_store
@@ -34,6 +34,11 @@ FAULTS: list[Fault] = [
 ]
 
 
+def always(fault: Fault) -> Rule:
+    """Each request fails."""
+    return lambda request: fault
+
+
 @pytest.fixture
 def marked(monkeypatch: pytest.MonkeyPatch, credentials: None) -> None:
     monkeypatch.setenv("REKINDLE_STORE_SESSION_TOKEN", TOKEN)
@@ -51,7 +56,7 @@ def test_no_secret_is_shown(
     shown = [store.location, repr(store), repr(vars(store)), repr(store.newest())]
     last = Retention(last=1)
     for fault in FAULTS:
-        proxy.rule = lambda request, fault=fault: fault  # type: ignore[misc]
+        proxy.rule = always(fault)
         for call in (store.newest, store.keys, lambda: put(store, 2), lambda: store.prune(last)):
             try:
                 call()

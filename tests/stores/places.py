@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from stores.servers import BUCKET, Server
 LOCK = ".lock"
 
 
-class Place:
+class Place(ABC):
     """The files, or objects, of a store by name, manifests and all.
 
     creates_once: of two who commit one step at once, one alone is told that it did.
@@ -37,17 +38,17 @@ class Place:
         found = [name for name in self.names() if name.startswith(start)]
         return sorted(found, key=lambda name: (not name.endswith("manifest.json"), name))
 
-    def names(self) -> list[str]:
-        raise NotImplementedError
+    @abstractmethod
+    def names(self) -> list[str]: ...
 
-    def get(self, name: str) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def get(self, name: str) -> bytes: ...
 
-    def put(self, name: str, data: bytes) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def put(self, name: str, data: bytes) -> None: ...
 
-    def delete(self, name: str) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def delete(self, name: str) -> None: ...
 
     def unfinished_uploads(self) -> list[str]:
         return []

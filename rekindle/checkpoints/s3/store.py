@@ -10,7 +10,6 @@ manifest names is ever changed. There is no lock.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 from collections.abc import Mapping
 
@@ -20,9 +19,10 @@ from rekindle.checkpoints.blocks import summed
 from rekindle.checkpoints.location import S3Location
 from rekindle.checkpoints.manifest import MANIFEST_FILE, FileEntry, Manifest
 from rekindle.checkpoints.parts import check_part
-from rekindle.checkpoints.pins import Pin, in_use
+from rekindle.checkpoints.pins import Pin
 from rekindle.checkpoints.place import Key, entry_of
-from rekindle.checkpoints.retention import Kept, Retention, superfluous
+from rekindle.checkpoints.pruning import may_go
+from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.s3 import pins as s3_pins
 from rekindle.checkpoints.s3.body import Body
 from rekindle.checkpoints.s3.cleaning import remove_checkpoint, remove_left_over
@@ -162,7 +162,15 @@ class S3Store:
         inventory = self._inventory()
         remove_left_over(self._bucket, inventory)
         removed = []
-        for key in self._superfluous(inventory, retention):
+        old = may_go(
+            [key for key, objects in inventory.items() if is_finished(objects)],
+            retention,
+            is_valid=lambda key: self._is_valid(self._place(key), inventory[key]),
+            manifest_of=lambda key: self._place(key).manifest(),
+            pins=s3_pins.listed(self._bucket),
+            now=time.time(),
+        )
+        for key in old:
             if s3_pins.revoke(self._bucket, key, time.time()):
                 remove_checkpoint(self._bucket, inventory.pop(key))
                 self._proven.pop(key, None)
@@ -256,27 +264,3 @@ class S3Store:
     def _is_valid(self, place: S3Place, objects: Objects) -> bool:
         unchanged = self._proven.get(place.step) == objects
         return unchanged or self._valid(place, objects) is not None
-
-    def _superfluous(self, inventory: Inventory, retention: Retention) -> tuple[Key, ...]:
-        """What may go by these rules."""
-        if retention.keeps_all:
-            return ()
-        finished = [key for key, objects in inventory.items() if is_finished(objects)]
-        valid = (key for key in finished if self._is_valid(self._place(key), inventory[key]))
-        now = time.time()
-        return superfluous(
-            [self._kept(key, retention) for key in finished],
-            proven=list(itertools.islice(valid, max(1, retention.last))),
-            in_use=in_use(s3_pins.listed(self._bucket), now),
-            retention=retention,
-            now=now,
-        )
-
-    def _kept(self, key: Key, retention: Retention) -> Kept:
-        """What the rules ask of a checkpoint; a damaged one is old, and the best by nothing."""
-        created, metrics = 0.0, {}
-        if retention.best or retention.hours:
-            with contextlib.suppress(CorruptError):
-                manifest = self._place(key).manifest()
-                created, metrics = manifest.created, manifest.metrics
-        return Kept(key, created, metrics)
