@@ -32,6 +32,7 @@ import torch.distributed.checkpoint as dcp
 from rekindle.checkpoints.opening import open_store
 from rekindle.names import ENV_CHECKPOINT_STORE
 from rekindle.training.torch import Session
+from rekindle.training.torch_snapshot import load_snapshot
 
 TENSOR_MEGABYTES = 4
 ADAM = 3  # a parameter and its two moments
@@ -66,6 +67,7 @@ def main() -> None:
             took = {"rekindle": time.perf_counter() - begin}
             wait_committed(session.finished)
             took |= saver.peers()
+            took["restore_memory"] = restore(session)
             if session.finished > 1:  # the first of each makes its buffers and imports
                 for name, second in took.items():
                     seconds.setdefault(name, []).append(longest(second))
@@ -74,6 +76,20 @@ def main() -> None:
             (folder / "stalls.json").write_text(json.dumps(found))
             shutil.rmtree(folder / "peers")
     progress.tell("written")
+
+
+def restore(session: Session) -> float:
+    """Seconds in which this rank takes its state from its agent's memory; 0: it keeps none there.
+
+    Of a state that all ranks hold, one rank of each node does.
+    """
+    channel = session._channel
+    assert channel is not None
+    dist.barrier()
+    begin = time.perf_counter()
+    if session.local_rank == 0:
+        load_snapshot(channel, session.slot, session.named, (session.finished, 1))
+    return time.perf_counter() - begin
 
 
 def longest(seconds: float) -> float:

@@ -7,9 +7,11 @@ is left out, and what is overwritten is the oldest, or, while the store has that
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -233,16 +235,35 @@ def load_snapshot(
                 f"no snapshot of step {step} of generation {generation}; the buffers hold {there}"
             )
         held[0].lock(write=False, wait=True)
-        held[0].verify()
-        load(named, held[0].file)
+        with _proof_of(held[0]) as prove:
+            load(named, held[0].file, prove)
         held[0].unlock()
     finally:
         for buffer in buffers:
             buffer.close()
 
 
-def load(named: Mapping[str, Any], file: memoryview) -> None:
-    """Fill the live objects from the bytes of a safetensors file."""
+@contextlib.contextmanager
+def _proof_of(buffer: SnapshotBuffer) -> Iterator[Callable[[], None]]:
+    """Verify a snapshot beside the work on it, which takes as long; gives what waits for the proof.
+
+    Raises CorruptError, whatever else the damage has made the work raise.
+    """
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="rekindle-proof") as thread:
+        proof = thread.submit(buffer.verify)
+        try:
+            yield proof.result
+        finally:
+            proof.result()
+
+
+def load(
+    named: Mapping[str, Any], file: memoryview, prove: Callable[[], None] = lambda: None
+) -> None:
+    """Fill the live objects from the bytes of a safetensors file.
+
+    prove: raises if the bytes are not right; they are copied before, and taken for good after.
+    """
     header = read_header(file)
     specs = {spec.name: spec for spec in header.specs}
     targets = prepare(named, header.metadata[METADATA_SKELETON].encode())
@@ -250,6 +271,7 @@ def load(named: Mapping[str, Any], file: memoryview) -> None:
         for name, target in targets.items():
             begin = header.data_begin + specs[name].begin
             target.copy_(view(file, target.dtype, tuple(target.shape), begin))
+    prove()
     finish(named)
 
 
