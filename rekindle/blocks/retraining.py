@@ -31,8 +31,9 @@ class Retraining(BaseModel):
     publish_to: str = Field(
         default="published",
         min_length=1,
-        description="Folder that published checkpoints are copied to, best on shared storage; "
-        "relative to the working directory.",
+        description="Folder that published checkpoints are copied to, best on shared storage, "
+        "relative to the working directory; or s3://bucket/prefix?endpoint=https://host:port, "
+        "with the key of the job's checkpoint store.",
     )
     downstream: list[str] = Field(
         default=[],

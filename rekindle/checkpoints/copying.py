@@ -11,23 +11,28 @@ from typing import overload
 
 import msgspec
 
-from rekindle.checkpoints.manifest import FileEntry
+from rekindle.checkpoints.manifest import FileEntry, identity
 from rekindle.checkpoints.store import Checkpoint, Part, Store, Written, existing
 from rekindle.checkpoints.verifying import PIECE, Told, check_file, verify
-from rekindle.errors import CorruptError
+from rekindle.errors import CheckpointError, CorruptError
 
 
 def copy(checkpoint: Checkpoint, to: Store, told: Told) -> Written:
     """Copy a checkpoint that was verified; told of its bytes as they are copied, or found there.
 
     Raises CorruptError: it has changed since. CheckpointError: it cannot be read or written, or
-    another job's checkpoint is in its place.
+    another checkpoint is in its place.
     """
     manifest = checkpoint.manifest
     place = (manifest.step, manifest.generation)
     there = to.find(*place)
     if there is not None:
         existing(there.location, there.manifest, manifest.job_id)
+        if identity(there.manifest) != identity(manifest):
+            raise CheckpointError(
+                f"{there.location} is another checkpoint of the same step and generation than "
+                f"{checkpoint.location}: copy to another place"
+            )
     # Each store has its own names for what holds a file.
     files = [msgspec.structs.replace(entry, stored="") for entry in manifest.files]
     target = to.at(msgspec.structs.replace(manifest, files=tuple(files)))

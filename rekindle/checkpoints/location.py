@@ -161,3 +161,10 @@ def below(location: str, name: str) -> str:
         return f"{location.rstrip('/')}/{name}"
     place, mark, settings = location.partition("?")
     return f"{place.rstrip('/')}/{name}{mark}{settings}"
+
+
+def above(location: str) -> tuple[str, str]:
+    """The location and the name that below() made this of."""
+    place, mark, settings = location.partition("?") if "://" in location else (location, "", "")
+    where, _, name = place.rpartition("/")
+    return f"{where}{mark}{settings}", name

@@ -127,6 +127,13 @@ def encode(manifest: Manifest) -> bytes:
     return data
 
 
+def identity(manifest: Manifest) -> str:
+    """The checksum of what a checkpoint holds; not of how a store keeps it, nor of who wrote it."""
+    files = sorted((entry.name, entry.bytes, entry.checksum) for entry in manifest.files)
+    about = (manifest.job_id, manifest.step, manifest.generation)
+    return checksum([msgspec.json.encode((about, files))])
+
+
 def decode(data: bytes) -> Manifest:
     """The manifest in these bytes.
 

@@ -1,4 +1,4 @@
-"""A store of checkpoints from the one text that says where it is."""
+"""A store of checkpoints, or a pointer beside it, from the one text that says where it is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.location import parse
+from rekindle.checkpoints.pointer import FilePointer, Pointer
 from rekindle.checkpoints.store import Store
 from rekindle.errors import UsageError
 
@@ -27,6 +28,17 @@ def open_store(location: str, environment: Mapping[str, str] = os.environ) -> St
     from rekindle.checkpoints.s3.store import S3Store
 
     return S3Store(where, connect(where, environment))
+
+
+def open_pointer(location: str, name: str, environment: Mapping[str, str] = os.environ) -> Pointer:
+    """The pointer of this name at a location, beside the stores below it; as open_store()."""
+    where = parse(location)
+    if isinstance(where, Path):
+        return FilePointer(where / name)
+    from rekindle.checkpoints.s3.connect import connect
+    from rekindle.checkpoints.s3.pointer import S3Pointer
+
+    return S3Pointer(connect(where, environment), name)
 
 
 def check_location(location: str) -> None:

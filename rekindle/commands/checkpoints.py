@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
-from rekindle.checkpoints.copying import check_intact, copy
-from rekindle.checkpoints.opening import open_store
-from rekindle.checkpoints.place import Key, key_of
+from rekindle.checkpoints.copying import copy
+from rekindle.checkpoints.place import Key
 from rekindle.checkpoints.pruning import may_go
 from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.store import Checkpoint, Seen, Store, bytes_of
 from rekindle.checkpoints.verifying import Damage, verify
+from rekindle.commands.opening import chosen, of_steps, open_at
+from rekindle.commands.pinning import pin, pins_of, unpin
 from rekindle.commands.progress import progress
-from rekindle.errors import CheckpointError, CorruptError, UsageError
-from rekindle.runtime.spec import JobDirectory, job_directory
+from rekindle.errors import UsageError
 from rekindle.table import clock, size, table
 
 _INTERRUPTED = 130  # what a shell makes of Ctrl-C
@@ -34,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
 
         act = exchange.export_state if options.action == "export" else exchange.import_state
     else:
-        act = {"ls": _ls, "verify": _verify, "prune": _prune}.get(options.action, _copy)
+        act = _ACTIONS[options.action]
     try:
         return act(options)
     except KeyboardInterrupt:
@@ -42,58 +40,16 @@ def run(options: argparse.Namespace) -> int:
         return _INTERRUPTED
 
 
-def open_at(text: str, *, exists: bool) -> Store:
-    """The store at a folder, an s3:// location, or of the job of this id.
-
-    exists: the folder has to be there. Raises UsageError: there is nothing of that name.
-    """
-    if "://" in text:
-        return open_store(text)
-    path = Path(text).absolute()
-    job = JobDirectory(job_directory(text)) if "/" not in text and text not in (".", "..") else None
-    if job is not None and job.path.is_dir():
-        if path.exists():
-            raise UsageError(f"{text!r} is a job and a folder: write ./{text}, or {job.path}")
-        return open_store(job.spec().checkpoint_store, os.environ | job.spec().environment)
-    if exists and not path.is_dir():
-        raise UsageError(f"there is no folder {path}, and no job {text!r} on this machine")
-    if key_of(path.name):
-        raise UsageError(f"{path} is one checkpoint: give the folder that it is in, and --step")
-    return open_store(str(path))
-
-
-def chosen(store: Store, step: int | None) -> Checkpoint:
-    """The newest intact checkpoint, of all or of this step; those passed over for it are told of.
-
-    Raises CheckpointError: there is none.
-    """
-    passed: list[str] = []
-    for seen in store.survey() if step is None else _of_steps(store.survey(), [step], store):
-        try:
-            if seen.manifest is None or seen.reason:
-                raise CorruptError(f"{seen.location}: {seen.reason}")
-            checkpoint = store.at(seen.manifest)
-            with progress(f"verify step {seen.step}", _bytes([checkpoint])) as told:
-                check_intact(checkpoint, told)
-        except CorruptError as error:
-            passed.append(str(error))
-        else:
-            for each in passed:
-                print(f"rekindle: passed over {each}", file=sys.stderr)
-            return checkpoint
-    which = "" if step is None else f" of step {step}"
-    why = "".join(f"\n  {each}" for each in passed)
-    raise CheckpointError(f"{store.location} has no intact checkpoint{which}{why}")
-
-
 def _ls(options: argparse.Namespace) -> int:
     store = open_at(options.store, exists=True)
     seen = store.survey()
+    found, now = store.pins(), time.time()
+    pins = {each.location: pins_of(each, found, now) for each in seen}
     if options.json:
-        print(json.dumps([_told(each) for each in seen]))
+        print(json.dumps([_told(each) | {"pins": pins[each.location]} for each in seen]))
         return 0
     head = ("step", "generation", "when", "size", "files", "framework", "world size", "state")
-    rows = [(each.step, each.generation, *_facts(each), _state(each)) for each in seen]
+    rows = [(s.step, s.generation, *_facts(s), _state(s, pins[s.location])) for s in seen]
     if rows:
         table(head, rows)
     else:
@@ -103,7 +59,7 @@ def _ls(options: argparse.Namespace) -> int:
 
 def _verify(options: argparse.Namespace) -> int:
     store = open_at(options.store, exists=True)
-    seen = _of_steps(store.survey(), options.steps, store)
+    seen = of_steps(store.survey(), options.steps, store)
     checkpoints = [store.at(each.manifest) for each in seen if each.manifest]
     damages: dict[str, tuple[Damage, ...]] = {}
     if checkpoints:
@@ -128,9 +84,8 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _copy(options: argparse.Namespace) -> int:
-    source = open_at(options.source, exists=True)
     target = open_at(options.target, exists=False)
-    checkpoint = chosen(source, options.step)
+    checkpoint = chosen(options.source, options.step)
     step, total = checkpoint.manifest.step, _bytes([checkpoint])
     with progress(f"copy step {step}", total) as told:
         written = copy(checkpoint, target, told)
@@ -182,13 +137,6 @@ def _would_go(store: Store, seen: Sequence[Seen], retention: Retention) -> tuple
     )
 
 
-def _of_steps(seen: list[Seen], steps: Sequence[int], store: Store) -> list[Seen]:
-    missing = sorted(set(steps) - {each.step for each in seen})
-    if missing:
-        raise UsageError(f"{store.location} has no checkpoint of step {missing[0]}")
-    return [each for each in seen if not steps or each.step in steps]
-
-
 def _bytes(checkpoints: Sequence[Checkpoint]) -> int:
     return sum(bytes_of(each.manifest) for each in checkpoints)
 
@@ -202,10 +150,11 @@ def _facts(seen: Seen) -> tuple[object, ...]:
     return (clock(found.created), size(bytes_of(found)), len(found.files), *about)
 
 
-def _state(seen: Seen) -> str:
+def _state(seen: Seen, pins: Sequence[str]) -> str:
     if seen.unfinished:
         return "unfinished"
-    return f"cannot be used: {seen.reason}" if seen.reason else "complete"
+    state = f"cannot be used: {seen.reason}" if seen.reason else "complete"
+    return f"{state}, pinned ({', '.join(pins)})" if pins else state
 
 
 def _told(seen: Seen) -> dict[str, object]:
@@ -241,3 +190,14 @@ def _show_damages(bad: Sequence[Seen], damages: dict[str, tuple[Damage, ...]]) -
             rows.append((each.step, each.generation, "manifest.json", "unusable", each.reason))
     print()
     table(("step", "generation", "file", "is", "what is wrong"), rows)
+
+
+_ACTIONS = {
+    "ls": _ls,
+    "verify": _verify,
+    "pull": _copy,
+    "push": _copy,
+    "prune": _prune,
+    "pin": pin,
+    "unpin": unpin,
+}

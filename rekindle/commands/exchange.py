@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from rekindle.commands.checkpoints import chosen, open_at
+from rekindle.commands.opening import chosen, open_at
 from rekindle.errors import UsageError
 from rekindle.runtime.spec import check_job_id
 from rekindle.table import size
@@ -19,10 +19,9 @@ def export_state(options: argparse.Namespace) -> int:
     """Write a checkpoint's state for torch."""
     from rekindle.training import torch_export, torch_whole
 
-    store = open_at(options.store, exists=True)
     out = Path(options.out).absolute()
     torch_export.check_out(out)
-    checkpoint = chosen(store, options.step)
+    checkpoint = chosen(options.store, options.step)
     step = checkpoint.manifest.step
     states, skeleton = torch_whole.read_states(checkpoint, options.only or ())
     if options.format == "torch":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 _STORE = "a folder, an s3:// location, or a job's id"
+_SOURCE = f"{_STORE}, or the reference of a published one"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verify.add_argument("steps", nargs="*", type=int, metavar="STEP", help="default: all of them")
     verify.add_argument("--json", action="store_true", help="print JSON")
     pull = action("pull", "copy a verified checkpoint from a store into a folder")
-    pull.add_argument("source", metavar="STORE", help=_STORE)
+    pull.add_argument("source", metavar="STORE", help=_SOURCE)
     pull.add_argument("target", metavar="DIR", help="a folder; one that is not there is made")
     push = action("push", "copy a verified checkpoint from a folder into a store")
     push.add_argument("source", metavar="DIR", help="a folder of checkpoints, or a job's id")
@@ -31,8 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prune.add_argument("store", help=_STORE)
     prune.add_argument("--keep", type=int, required=True, metavar="N", help="how many stay")
     prune.add_argument("--dry-run", action="store_true", help="tell what would go, remove nothing")
+    pin = action("pin", "keep a step's checkpoint from being pruned")
+    pin.add_argument("--hours", type=float, metavar="H", help="so long; default: until unpin")
+    unpin = action("unpin", "remove a step's pin")
+    for each in (pin, unpin):
+        each.add_argument("store", help=_STORE)
+        each.add_argument("step", type=int, metavar="STEP")
+        each.add_argument("--name", default="user", help="of the pin; a step may have many")
     export = action("export", "write a checkpoint's state for torch.load or torch's DCP")
-    export.add_argument("store", help=_STORE)
+    export.add_argument("store", help=_SOURCE)
     export.add_argument("out", help="the file (torch) or folder (dcp) to make")
     export.add_argument("--format", choices=("torch", "dcp"), required=True)
     export.add_argument(

@@ -9,6 +9,7 @@ from prefect import flow
 
 from rekindle.blocks.job import TrainingJob
 from rekindle.blocks.retraining import Retraining
+from rekindle.checkpoints.location import absolute
 from rekindle.flows.train import train_to_the_end
 from rekindle.tasks import jobs, retraining
 from rekindle.tasks.hooks import OF_FLOW_PROCESS, stop_job
@@ -31,10 +32,11 @@ def retrain(job: TrainingJob, around: Retraining = Retraining()) -> dict[str, An
     folder = Path(job.working_directory).expanduser().absolute()
     retraining.prepare(around, job_id, folder)
     result = train_to_the_end(job, job_id)
-    to = folder / Path(around.publish_to).expanduser()
-    with retraining.newest_checkpoint(jobs.directory_of(job_id)) as checkpoint:
+    to = absolute(around.publish_to, folder)
+    directory = jobs.directory_of(job_id)
+    with retraining.newest_checkpoint(directory) as checkpoint:
         metrics = retraining.evaluate(around, job_id, checkpoint.location, folder)
-        published = retraining.publish(checkpoint, to, metrics)
+        published = retraining.publish(checkpoint, to, metrics, directory)
     runs = retraining.tell_downstream(around.downstream, published.reference)
     told = {"reference": published.reference, "step": published.step, "downstream": runs}
     return {**result, **told, "metrics": metrics}

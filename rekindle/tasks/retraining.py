@@ -17,7 +17,7 @@ from prefect.deployments import run_deployment
 from rekindle.blocks.retraining import Retraining
 from rekindle.checkpoints.copying import copy
 from rekindle.checkpoints.directory import DirectoryCheckpoint, DirectoryStore
-from rekindle.checkpoints.files import locked
+from rekindle.checkpoints.latest import Latest, announce
 from rekindle.checkpoints.opening import open_store
 from rekindle.checkpoints.pins import reading
 from rekindle.checkpoints.publishing import Published
@@ -25,13 +25,12 @@ from rekindle.checkpoints.publishing import publish as publish_checkpoint
 from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.store import Checkpoint
 from rekindle.errors import CheckpointError, JobError, RejectedError
-from rekindle.runtime.spec import JobDirectory, replace_file
+from rekindle.runtime.spec import JobDirectory
 from rekindle.tasks import jobs
 from rekindle.tasks.commands import run_command
 
 ENV_CHECKPOINT = "REKINDLE_CHECKPOINT"
 BROUGHT_DIRECTORY = "brought"  # in a job's directory
-LATEST_FILE = "latest.json"
 _PREPARED_FILE = "prepared"
 
 
@@ -134,40 +133,32 @@ def _brought(checkpoint: Checkpoint, directory: JobDirectory) -> Checkpoint:
 
 
 @task(name="publish", cache_policy=NO_CACHE)
-def publish(checkpoint: Checkpoint, to: Path, metrics: Mapping[str, float]) -> Published:
+def publish(
+    checkpoint: Checkpoint, to: str, metrics: Mapping[str, float], directory: JobDirectory
+) -> Published:
     """Publish a checkpoint once, and name it as the latest one there, unless a newer one is."""
-    published = publish_checkpoint(checkpoint, to)
-    created = checkpoint.manifest.created
-    told = {
-        "created": created,
-        "reference": published.reference,
-        "path": str(published.path),
-        "job_id": checkpoint.manifest.job_id,
-        "step": published.step,
-        "metrics": dict(metrics),
-    }
-    with locked(to):
-        if created >= _created_of_latest(to / LATEST_FILE):
-            replace_file(to / LATEST_FILE, json.dumps(told, indent=2).encode())
+    environment = os.environ | directory.spec().environment
+    published = publish_checkpoint(checkpoint, to, environment)
+    manifest = checkpoint.manifest
+    latest = Latest(
+        reference=published.reference,
+        location=published.location,
+        job_id=manifest.job_id,
+        step=manifest.step,
+        created=manifest.created,
+        metrics=dict(metrics),
+    )
+    announce(latest, to, environment)
+    where = published.location
     create_link_artifact(
-        link=published.path.as_uri(),
+        link=where if "://" in where else Path(where).as_uri(),
         link_text=f"checkpoint of step {published.step}",
-        key=f"{checkpoint.manifest.job_id}-published",
+        key=f"{manifest.job_id}-published",
         description=f"Published as {published.reference}; metrics: {dict(metrics) or 'none'}",
     )
     word = "was published before" if published.existed else "is published"
     get_run_logger().info("Step %d %s: %s", published.step, word, published.reference)
     return published
-
-
-def _created_of_latest(path: Path) -> float:
-    """When the latest published checkpoint was made: a flow run of last week may be run again."""
-    try:
-        return float(json.loads(path.read_bytes())["created"])
-    except FileNotFoundError:
-        return 0.0
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged, remove it: {error}") from error
 
 
 @task(name="tell downstream", cache_policy=NO_CACHE)

@@ -259,8 +259,8 @@ def test_a_copy_of_the_files_is_a_store_and_can_be_published(place: Place, tmp_p
         copy.put(name, data)
     for checkpoint in (store.newest().checkpoint, copy.open().newest().checkpoint):
         assert checkpoint
-        published = publish(checkpoint, tmp_path / "published")
-        assert content(checkpoint) == content_of(published.path)
+        published = publish(checkpoint, str(tmp_path / "published"))
+        assert content(checkpoint) == content_of(Path(published.location))
     assert published.existed
 
 

@@ -23,8 +23,11 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed, Scheduled
+from stores.servers import ENVIRONMENT, SECRET_KEY, rclone
 
 from rekindle.checkpoints.directory import DirectoryStore
+from rekindle.checkpoints.latest import read_latest
+from rekindle.checkpoints.publishing import resolve
 from rekindle.errors import JobError, RejectedError
 from rekindle.recovery.journal import Ended, FirstStep, JobStarted
 from rekindle.tasks.retraining import judge, read_metrics
@@ -63,8 +66,11 @@ class Nights:
 
         return until(find, f"{name} is served")
 
-    def start(self, folder: Path, *, steps: int = 8, **around: Any) -> FlowRun:
-        """Train a tiny model in two ranks; evaluation tells an accuracy of 0.9."""
+    def start(self, folder: Path, *, steps: int = 8, store: str = "", **around: Any) -> FlowRun:
+        """Train a tiny model in two ranks; evaluation tells an accuracy of 0.9.
+
+        store: the name of a block with where checkpoints go.
+        """
         calls = str(folder / "calls")
         job = {
             "name": "night",
@@ -72,6 +78,7 @@ class Nights:
             "arguments": [str(folder / "gate"), str(steps)],
             "processes_per_node": 2,
             "checkpoint": {"every": 5},
+            "saved_store": store,
             "working_directory": str(folder),
         }
         prepare = [sys.executable, "-c", "open('prepared', 'a').write('p')"]
@@ -121,12 +128,60 @@ def test_a_night(nights: Nights, tmp_path: Path) -> None:
     assert state.name == "Completed", state.message
     told = latest(tmp_path)
     assert (told["step"], told["metrics"]) == (8, {"accuracy": 0.9})
-    path = Path(told["path"])
+    path = Path(told["location"])
     found = DirectoryStore(path.parent).newest().checkpoint
     assert found is not None
     assert found.path == path
     assert told["reference"].startswith(f"{path}#")
     assert str(run.artifact("published").data).endswith(f"({path.as_uri()})")
+
+
+_SAVE = """
+import sys
+from rekindle.blocks.saved import SavedStore
+from rekindle.blocks.store import CheckpointDirectory
+where = CheckpointDirectory(path=sys.argv[1], every=5)
+SavedStore(checkpoint=where, access_key_id=sys.argv[2], secret_access_key=sys.argv[3]).save("s3")
+"""
+
+
+def test_a_night_in_an_object_store(
+    nights: Nights, tmp_path: Path, prefect_api: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Published there with the job's key, which nobody is shown."""
+    with rclone(tmp_path_factory.mktemp("s3")) as server:
+        # In a process of its own, as in test_saved.py.
+        subprocess.run(
+            [sys.executable, "-c", _SAVE, server.location(), *ENVIRONMENT.values()],
+            env={**os.environ, "PREFECT_API_URL": prefect_api},
+            check=True,
+            timeout=60,
+        )
+        out = server.location("out")
+        run = nights.start(tmp_path, store="s3", publish_to=out)
+        until(lambda: run.count(FirstStep), "training has begun")
+        shown = [line for line in command_lines() if b"rclone" not in line]
+        (tmp_path / "gate").touch()
+        state = run.until_final()
+        assert state.name == "Completed", state.message
+        told = read_latest(out, ENVIRONMENT)
+        assert told is not None
+        assert (told.step, told.metrics) == (8, {"accuracy": 0.9})
+        found = resolve(told.reference, ENVIRONMENT)
+        assert (found.location, found.manifest.step) == (told.location, 8)
+    assert str(run.artifact("published").data).endswith(f"({told.location})")
+    shown += [run.logs().encode(), str(run.artifact("published")).encode()]
+    shown += [str(nights.client.read_flow_run(run.id)).encode()]
+    assert not [each for each in shown if SECRET_KEY.encode() in each]
+
+
+def command_lines() -> list[bytes]:
+    """What `ps` shows of all processes."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            lines.append(path.read_bytes())
+    return lines
 
 
 def test_a_rerun_does_nothing_twice(nights: Nights, tmp_path: Path) -> None:

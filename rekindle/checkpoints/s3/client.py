@@ -72,9 +72,13 @@ class Bucket:
         if view and not self._try("read", key, lambda: self._fetch(key, begin, view)):
             raise S3Error(f"{self.location.url(key)} is too short", Kind.RANGE)
 
-    def put(self, key: str, body: Slice, *, new: bool = False) -> str:
-        """Make the object; its ETag. new: Kind.EXISTS if there is one, if it tells."""
-        condition = {"IfNoneMatch": "*"} if new else {}
+    def put(self, key: str, body: Slice, *, new: bool = False, over: str = "") -> str:
+        """Make the object; its ETag.
+
+        new: Kind.EXISTS if there is one, if the server tells. over: the ETag of the object that may
+        be replaced; Kind.EXISTS if there is another, or none, if the server tells.
+        """
+        condition = {"IfNoneMatch": "*"} if new else {"IfMatch": over} if over else {}
         return self._send("put_object", body, Key=key, **condition)
 
     def delete(self, key: str) -> None:

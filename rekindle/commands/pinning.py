@@ -1,0 +1,57 @@
+"""`rekindle checkpoints pin` and `unpin`: what is to stay, whatever the retention says."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+
+from rekindle.checkpoints.pins import Pin, check_name
+from rekindle.checkpoints.place import Key
+from rekindle.checkpoints.store import Seen
+from rekindle.commands.opening import of_steps, open_at
+from rekindle.errors import CheckpointError, UsageError
+from rekindle.table import clock
+
+
+def pin(options: argparse.Namespace) -> int:
+    """Keep the newest complete checkpoint of a step from being pruned."""
+    check_name(options.name)
+    if options.hours is not None and not 0 < options.hours < math.inf:
+        raise UsageError(f"--hours {options.hours}: give a positive number")
+    store = open_at(options.store, exists=True)
+    seen = of_steps(store.survey(), [options.step], store)
+    for each in seen:
+        if not each.reason and not each.unfinished:
+            until = None
+            if options.hours is not None:
+                until = math.ceil(time.time() + options.hours * 3600)
+            key = (each.step, each.generation)
+            if store.pin(Pin(key, options.name, until)):
+                end = "until it is unpinned" if until is None else f"until {clock(until)}"
+                print(f"{each.location}: pinned {end} ({options.name})")
+                return 0
+    reason = seen[0].reason or "it was pruned meanwhile"
+    raise CheckpointError(f"{seen[0].location} cannot be pinned: {reason}")
+
+
+def unpin(options: argparse.Namespace) -> int:
+    """Remove the pins of this name from a step."""
+    store = open_at(options.store, exists=True)
+    found = [
+        each for each in store.pins() if (each.key[0], each.name) == (options.step, options.name)
+    ]
+    if not found:
+        raise UsageError(
+            f"{store.location}: step {options.step} has no pin of the name {options.name!r}"
+        )
+    for each in found:
+        store.unpin(each)
+    print(f"step {options.step}: no longer pinned ({options.name})")
+    return 0
+
+
+def pins_of(seen: Seen, pins: list[Pin], now: float) -> list[str]:
+    """The names of the pins that keep a checkpoint."""
+    key: Key = (seen.step, seen.generation)
+    return sorted({each.name for each in pins if each.key == key and each.holds(now)})
