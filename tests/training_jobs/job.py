@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 import psutil
 
+from rekindle.checkpoints.retention import Retention
 from rekindle.engines.client import JobClient
 from rekindle.engines.local import LocalEngine
 from rekindle.errors import JobError
@@ -68,6 +69,7 @@ class Job:
         steps: int = STEPS,
         snapshot_every: int = 5,
         checkpoint_every: int = 0,
+        keep: Retention = Retention(),  # noqa: B008
         policy: Policy = _POLICY,
         replaces: bool = True,
         checkpoint_store: str = "",
@@ -95,6 +97,7 @@ class Job:
             checkpoint_store=checkpoint_store or str(folder / "job" / "checkpoints"),
             snapshot_every=snapshot_every,
             checkpoint_every=checkpoint_every,
+            keep=keep,
             allow_injection=True,
             policy=policy,
         )

@@ -1,0 +1,164 @@
+"""The agent is killed while it saves, and while its ranks are given what was saved.
+
+With one node nothing is left in memory then: all that there is lies in the store.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from stores.servers import ENVIRONMENT, rclone
+from training_jobs.checks import assert_same_training, assert_samples_once
+from training_jobs.job import Job
+from training_jobs.record import Record
+from training_jobs.waiting import LIMIT_S
+
+from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.retention import Retention
+from rekindle.checkpoints.store import Store
+from rekindle.checkpoints.verifying import verify
+from rekindle.recovery import journal
+from rekindle.recovery.policy import Policy
+
+PROCESSES = 2
+# A job that is killed all the time is no job whose script fails again and again.
+_POLICY = Policy(hang_timeout_s=LIMIT_S, max_recoveries=1000, max_in_row=1000)
+
+
+@pytest.fixture(scope="module")
+def long_baseline(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Record]:
+    """The uninterrupted run of a variant, of so many steps."""
+    records: dict[tuple[str, int], Record] = {}
+
+    def run(variant: str, steps: int) -> Record:
+        if (variant, steps) not in records:
+            folder = tmp_path_factory.mktemp(variant)
+            with Job(folder, variant=variant, processes=PROCESSES, steps=steps) as job:
+                assert job.end().outcome == "succeeded", job.story()
+            records[variant, steps] = job.record
+        return records[variant, steps]
+
+    return run
+
+
+@pytest.fixture(params=["directory", "s3"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """That of a store of each kind."""
+    in_s3 = request.param == "s3"
+    with rclone(tmp_path / "s3") if in_s3 else nullcontext() as server:
+        yield server.location() if server else str(tmp_path / "store")
+
+
+def assert_sound(store: Store) -> int | None:
+    """Whatever was cut off: all that is committed is intact; the newest step of it."""
+    committed = [seen for seen in store.survey() if not seen.unfinished]
+    for seen in committed:
+        assert seen.manifest, seen
+        assert not seen.reason, seen
+        assert verify(store.at(seen.manifest), lambda _: None) == ()
+    found = store.newest()
+    assert all("the write was not finished" in each.reason for each in found.passed_over)
+    newest = found.checkpoint.manifest.step if found.checkpoint else None
+    assert newest == (committed[0].step if committed else None)
+    return newest
+
+
+def kill_again_and_again(run: Job, store: Store, kills: int, chance: random.Random) -> int:
+    """Kill the agent, in turn while it saves and while its ranks restore; how often it was saving.
+
+    It saves after every step, so at any moment; what is random is the moment within it.
+    """
+    saving, known = 0, 0  # known: events before the newest kill
+    for kill in range(kills):
+        restores = kill % 2 == 1
+        wait_event(run, known, journal.NodeJoined if restores else journal.FirstStep)
+        moment = time.monotonic() + chance.uniform(0, 3.0 if restores else 0.3)
+        run.wait(
+            lambda at=moment, first=known, until=restores: (
+                time.monotonic() > at or (until and seen(run, first, journal.FirstStep))
+            ),
+            "the moment of the kill",
+        )
+        run.kill_node(0)
+        known = len(run.events())
+        assert_sound(store)
+        saving += any(each.unfinished for each in store.survey())
+    return saving
+
+
+def seen(run: Job, first: int, kind: type[journal.Event]) -> bool:
+    """Whether there was such an event after so many others."""
+    return any(isinstance(event, kind) for event in run.events()[first:])
+
+
+def wait_event(run: Job, first: int, kind: type[journal.Event]) -> None:
+    def there() -> bool:
+        assert run.coordinator.poll() is None, f"the job has ended{run.story()}"
+        return seen(run, first, kind)
+
+    run.wait(there, f"{kind.__name__} after {first} events")
+
+
+def strike_and_end(run: Job, baseline: Record, kills: int, seed: str) -> int:
+    """Kill and see the job end with the baseline's training; how often the agent was saving."""
+    store = open_store(run.spec.checkpoint_store, ENVIRONMENT)
+    saving = kill_again_and_again(run, store, kills, random.Random(seed))
+    assert run.end(300).outcome == "succeeded", run.story()
+    assert_same_training(run.record, baseline)
+    assert_samples_once(run.record)
+    assert run.leftovers() == []
+    assert assert_sound(store) == baseline.total
+    # What was cut off needs nobody to clean it up.
+    assert [seen for seen in store.survey() if seen.unfinished] == []
+    return saving
+
+
+def steps_for(kills: int) -> int:
+    """More than are done before the last kill: a step takes 5 ms at least."""
+    return 60 + 60 * kills
+
+
+@pytest.mark.timeout(300)
+def test_killed_agent(
+    location: str, job: Callable[..., Job], long_baseline: Callable[[str, int], Record]
+) -> None:
+    """While it saves, and while it restores: what is committed is intact, and no step is wrong."""
+    kills = 2
+    baseline = long_baseline("ddp", steps_for(kills))
+    strike_and_end(start(job, location, "ddp", kills), baseline, kills, location)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("variant", ["ddp", "sharded"])
+def test_agent_killed_often(
+    variant: str,
+    location: str,
+    job: Callable[..., Job],
+    long_baseline: Callable[[str, int], Record],
+) -> None:
+    """Fifty times each; many of them while it was saving."""
+    kills = 50
+    baseline = long_baseline(variant, steps_for(kills))
+    saving = strike_and_end(start(job, location, variant, kills), baseline, kills, variant)
+    print(f"{variant}, {location}: {saving} of {kills} kills left an unfinished checkpoint")
+    assert saving
+
+
+def start(job: Callable[..., Job], location: str, variant: str, kills: int) -> Job:
+    """A job of one node that saves after each step."""
+    return job(
+        variant=variant,
+        processes=PROCESSES,
+        steps=steps_for(kills),
+        checkpoint_every=1,
+        keep=Retention(last=5),
+        checkpoint_store=location,
+        misfit=ENVIRONMENT,
+        policy=_POLICY,
+    )
