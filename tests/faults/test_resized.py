@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 import safetensors
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from training_jobs import resized
 from training_jobs.job import Job
 from training_jobs.memory import wait_sealed
 
 from rekindle.checkpoints.manifest import MANIFEST_FILE, Manifest, decode
+from rekindle.cli import main
 from rekindle.engines.client import JobClient
 from rekindle.recovery import journal
 
@@ -54,6 +57,17 @@ def newest(run: Job) -> tuple[Path, Manifest]:
     return path, decode((path / MANIFEST_FILE).read_bytes())
 
 
+def export(store: Path, folder: Path, form: str) -> Any:
+    """The newest checkpoint's state as torch has it, whole."""
+    out, whole = folder / form, folder / f"{form}.pt"
+    with pytest.raises(SystemExit) as ended:
+        main(["checkpoints", "export", str(store), str(out), "--format", form])
+    assert not ended.value.code
+    if form == "dcp":
+        dcp_to_torch_save(out, whole)
+    return torch.load(whole if form == "dcp" else out, weights_only=True)
+
+
 def test_ddp_with_two_and_then_eight_ranks(job: Callable[..., Job]) -> None:
     """What is trained is that of four ranks, but for rounding."""
     settings = {"script": SCRIPT, "variant": "ddp", "snapshot_every": 0, "checkpoint_every": 6}
@@ -89,6 +103,10 @@ def test_fsdp_with_two_and_then_four_ranks(job: Callable[..., Job]) -> None:
         assert pieces["model.0.up.weight"] == [[37, 16], [10, 0]]
         assert pieces["optimizer.state.0.exp_avg"] == pieces["model.0.scale"] == [[3], [1]]
         assert file.get_slice("model.0.up.weight").get_shape() == [10, 16]
+    for form in ("torch", "dcp"):
+        exported = export(path.parent, run.folder, form)
+        done = state(run, "done", 6, 4)
+        assert {name: resized.whole(exported[name]) for name in done} == done
 
     go_on(run, 2, 100, "--hold", "8")
     run.wait((run.folder / "done-8-of-2.json").exists, "eight steps")
