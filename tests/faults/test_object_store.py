@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from stores.servers import ENVIRONMENT, SECRET_KEY, Server, rclone
 from training_jobs import RANKS
-from training_jobs.checks import assert_recovered, steps_lost
+from training_jobs.checks import (
+    assert_recovered,
+    assert_same_training,
+    assert_samples_once,
+    steps_lost,
+)
 from training_jobs.injection import Fault
 from training_jobs.job import Job, pause_all
 from training_jobs.record import Record
 
+from rekindle.checkpoints.location import S3Location, parse
 from rekindle.checkpoints.opening import open_store
 from rekindle.recovery import journal
 
@@ -53,6 +60,51 @@ def test_all_nodes_lost(
         if file.name != "job.json":  # which nobody else may read
             assert SECRET_KEY.encode() not in file.read_bytes(), file
     assert Path(run.spec.directory, "job.json").stat().st_mode & 0o077 == 0
+
+
+def test_next_attempt(bucket: Server, job: Callable[..., Job], baseline: Record) -> None:
+    """A job that has failed goes on from the store, on whatever machine; what is damaged, it says.
+
+    Of the newest checkpoint a byte differs: the one before is taken.
+    """
+    pauses = [Fault(0, "forward", step, do="pause") for step in (6, 11, 16)]
+    run = job(
+        *pauses,
+        Fault(1, "forward", 18, do="raise"),
+        checkpoint_every=5,
+        checkpoint_store=bucket.location(),
+        misfit=ENVIRONMENT,
+    )
+    for number, step in enumerate((5, 10, 15)):
+        run.wait_event(journal.Checkpointed, step=step)
+        run.release(number)
+    assert run.end().outcome == "failed"
+    store = open_store(run.spec.checkpoint_store, ENVIRONMENT)
+    [newest, *_] = store.survey()
+    assert newest.manifest
+    [entry] = newest.manifest.files
+    flip(bucket, store.location, f"step-0000000015-g000001/{entry.file}")
+    run.plan()
+    run.start()
+    assert run.end().outcome == "succeeded", run.story()
+    (skipped,) = run.events_of(journal.CheckpointSkipped)
+    assert skipped.path == newest.location
+    assert "checksum" in skipped.reason
+    assert run.events_of(journal.Formed)[-1].sources == {"checkpoint": RANKS}
+    assert run.events_of(journal.Formed)[-1].step == 10
+    assert_same_training(run.record, baseline)
+    assert_samples_once(run.record)
+
+
+def flip(server: Server, location: str, name: str) -> None:
+    """Change a byte in the middle of an object."""
+    where = parse(location)
+    assert isinstance(where, S3Location)
+    with contextlib.closing(server.client()) as client:
+        place = {"Bucket": where.bucket, "Key": where.root + name}
+        data = bytearray(client.get_object(**place)["Body"].read())
+        data[len(data) // 2] ^= 0x40
+        client.put_object(**place, Body=bytes(data))
 
 
 def test_server_that_is_gone(tmp_path: Path, job: Callable[..., Job], baseline: Record) -> None:
