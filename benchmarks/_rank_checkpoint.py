@@ -28,6 +28,7 @@ progress.tell("up")  # before torch is imported
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from _flash import Flash, is_installed
 
 from rekindle.checkpoints.opening import open_store
 from rekindle.names import ENV_CHECKPOINT_STORE
@@ -74,7 +75,7 @@ def main() -> None:
         if dist.get_rank() == 0:
             found = {"bytes": saver.bytes, "tensors": len(saver.tensors), "seconds": seconds}
             (folder / "stalls.json").write_text(json.dumps(found))
-            shutil.rmtree(folder / "peers")
+            saver.close()
     progress.tell("written")
 
 
@@ -120,15 +121,25 @@ class Saver:
         self.bytes = sum(tensor.nbytes for tensor in self.tensors)
         self._copies = [torch.empty_like(tensor) for tensor in self.tensors]
         self._group = dist.new_group(backend="gloo")  # of async_save's own thread
+        self._flash = Flash(folder / "flash") if is_installed() else None
 
     def peers(self) -> dict[str, float]:
         """Seconds of each."""
-        return {
+        took = {
             "memcpy": self._time(self._copy),
             "torch_save": self._time(self._torch_save),
             "dcp_save": self._time(self._dcp_save),
             "dcp_async_save": self._time(self._dcp_async_save, self._end_async),
         }
+        if self._flash is not None:
+            took["dlrover_flash"] = self._time(self._flash_save, self._end_flash)
+        return took
+
+    def close(self) -> None:
+        """Remove what was saved."""
+        if self._flash is not None:
+            self._flash.close()
+        shutil.rmtree(self._folder)
 
     def _time(self, save: Callable[[Path], Any], end: Callable[[Any], None] | None = None) -> float:
         dist.barrier()
@@ -160,6 +171,14 @@ class Saver:
 
     def _dcp_async_save(self, place: Path) -> Any:
         return dcp.async_save(self._state(), checkpoint_id=place, process_group=self._group)
+
+    def _flash_save(self, place: Path) -> None:
+        assert self._flash is not None
+        self._flash.save(self._state())
+
+    def _end_flash(self, _: None) -> None:
+        assert self._flash is not None
+        self._flash.wait()
 
     def _end_async(self, under_way: Future[Any]) -> None:
         under_way.result()

@@ -12,6 +12,7 @@ import fcntl
 import mmap
 import os
 import struct
+import threading
 
 from rekindle.checkpoints.format import checksum
 from rekindle.errors import CorruptError
@@ -33,13 +34,50 @@ _SETTLED_AT = _CHECKSUM_AT + _CHECKSUM_BYTES
 _FLOCK = struct.Struct("hhqqi4x")
 
 
+class _Mappings:
+    """The memory files that this process has mapped, each once however often it is opened.
+
+    To map anew what was mapped before costs as much as to copy it: its pages have to be found.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[tuple[int, int], tuple[mmap.mmap, int]] = {}  # with how many have it
+
+    def take(self, fd: int) -> mmap.mmap:
+        """The mapping of this file."""
+        with self._lock:
+            found = self._known.get(_identity(fd))
+            mapped, count = found or (mmap.mmap(fd, 0), 0)
+            self._known[_identity(fd)] = (mapped, count + 1)
+        return mapped
+
+    def give_back(self, fd: int) -> None:
+        """End the mapping with the last who has it."""
+        with self._lock:
+            mapped, count = self._known.pop(_identity(fd))
+            if count > 1:
+                self._known[_identity(fd)] = (mapped, count - 1)
+            else:
+                mapped.close()
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    """What no other file has as long as this one is open or mapped."""
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
+
+
+_mappings = _Mappings()
+
+
 class SnapshotBuffer:
     """One of a rank's two buffers, seen from either side."""
 
     def __init__(self, fd: int) -> None:
         # A description of our own, for locks that exclude the other side's.
         self._fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-        self._map = mmap.mmap(self._fd, 0)
+        self._map = _mappings.take(self._fd)
         self.data = memoryview(self._map)[CONTROL_BYTES:]
 
     @staticmethod
@@ -59,7 +97,7 @@ class SnapshotBuffer:
     def close(self) -> None:
         """Unmap the buffer; its bytes live on as long as the other side has it."""
         self.data.release()
-        self._map.close()
+        _mappings.give_back(self._fd)
         os.close(self._fd)
 
     def lock(self, *, write: bool, wait: bool = False) -> bool:

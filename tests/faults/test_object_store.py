@@ -21,6 +21,7 @@ from training_jobs.record import Record
 
 from rekindle.checkpoints.location import S3Location, parse
 from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.verifying import verify
 from rekindle.recovery import journal
 
 PAUSE_ALL = pause_all(12)
@@ -94,6 +95,24 @@ def test_next_attempt(bucket: Server, job: Callable[..., Job], baseline: Record)
     assert run.events_of(journal.Formed)[-1].step == 10
     assert_same_training(run.record, baseline)
     assert_samples_once(run.record)
+
+
+def test_two_jobs_with_one_place(
+    bucket: Server, job: Callable[..., Job], baseline_of: Callable[[str], Record]
+) -> None:
+    """By mistake, and even of one name: what one has committed the other leaves as it is."""
+    location = bucket.location()
+    settings = {"checkpoint_every": 2, "checkpoint_store": location, "misfit": ENVIRONMENT}
+    runs = {variant: job(variant=variant, processes=2, **settings) for variant in ("plain", "ddp")}
+    for variant, run in runs.items():
+        assert run.end().outcome == "succeeded", run.story()
+        assert_same_training(run.record, baseline_of(variant, 2))
+    store = open_store(location, ENVIRONMENT)
+    seen = store.survey()
+    assert seen[0].step == 24
+    for each in seen:
+        assert each.manifest, each
+        assert verify(store.at(each.manifest), lambda _: None) == ()
 
 
 def flip(server: Server, location: str, name: str) -> None:
