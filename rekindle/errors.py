@@ -57,6 +57,10 @@ class CorruptError(CheckpointError):
     """Bytes that are not what their writer wrote."""
 
 
+class NewerFormatError(CorruptError):
+    """A checkpoint that a later version of Rekindle wrote: it cannot be read, nor written over."""
+
+
 class MissingError(CorruptError):
     """A file of a checkpoint that is not there."""
 

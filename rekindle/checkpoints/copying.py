@@ -13,7 +13,7 @@ import msgspec
 
 from rekindle.checkpoints.manifest import FileEntry, identity
 from rekindle.checkpoints.store import Checkpoint, Part, Store, Written, existing
-from rekindle.checkpoints.verifying import PIECE, Told, check_file, verify
+from rekindle.checkpoints.verifying import PIECE, UNREADABLE, Told, check_file, verify
 from rekindle.errors import CheckpointError, CorruptError
 
 
@@ -51,8 +51,15 @@ def copy(checkpoint: Checkpoint, to: Store, told: Told) -> Written:
 
 
 def check_intact(checkpoint: Checkpoint, told: Told) -> None:
-    """Read all of it. Raises CorruptError, which names what is wrong."""
+    """Read all of it.
+
+    Raises CorruptError, which names what is wrong; CheckpointError if some of it cannot be read,
+    which says nothing of what is there.
+    """
     damages = verify(checkpoint, told)
+    for each in damages:
+        if each.what == UNREADABLE:
+            raise CheckpointError(f"{each.file} of {checkpoint.location}: {each.where}")
     if damages:
         found = "; ".join(f"{each.file} is {each.what}: {each.where}" for each in damages)
         raise CorruptError(f"{checkpoint.location} is damaged: {found}")

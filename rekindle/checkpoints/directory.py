@@ -46,6 +46,7 @@ from rekindle.checkpoints.place import (
     Traces,
     committed,
     entry_of,
+    is_newer,
     is_outdated,
     is_unfinished,
     key_of,
@@ -66,7 +67,7 @@ from rekindle.checkpoints.store import (
     check_writable,
     existing,
 )
-from rekindle.errors import CheckpointError, CorruptError
+from rekindle.errors import CheckpointError, CorruptError, NewerFormatError
 
 
 class DirectoryCheckpoint(msgspec.Struct, frozen=True):
@@ -158,8 +159,9 @@ class DirectoryStore:
     def commit(self, manifest: Manifest) -> Written:
         """Make a checkpoint of the parts that manifest.files names, as write_part() returned them.
 
-        Their sizes are checked; their bytes, which their writers wrote through, are not read again.
-        A checkpoint of the same step and generation that is complete is left as it is.
+        Their sizes are checked; their bytes, which their writers wrote through, are read again
+        only where one was written over. A checkpoint of the same step and generation is left as it
+        is, if it has the same files or is valid.
         Raises CheckpointError, with all parts left as they are, if one is missing or has another
         size, or if the manifest cannot be written.
         """
@@ -170,6 +172,10 @@ class DirectoryStore:
             make_directories(self.root)
             with locked(self.root):
                 there = committed(path)
+                # One with other files is what another writer made of its own: it counts if it can
+                # be read.
+                if there and there.files != manifest.files and not self._is_valid(path):
+                    there = None
                 if there is None:
                     shared.write_manifest(path, manifest)
                     self._proven[path] = traces(path)
@@ -314,22 +320,27 @@ class DirectoryStore:
         return manifest
 
     def _valid(self, path: Path) -> Manifest | None:
-        """The manifest of the valid checkpoint in this place; OSError if that cannot be told."""
+        """The manifest of the valid checkpoint in this place.
+
+        Raises OSError if that cannot be told, NewerFormatError if it is not ours to tell.
+        """
         try:
             return self._verified(path) if path.is_dir() else None
+        except NewerFormatError:
+            raise
         except CorruptError:
             return None
 
     def _is_valid(self, path: Path) -> bool:
         try:
             return self._proven.get(path) == traces(path) or self._valid(path) is not None
-        except OSError:
+        except (OSError, NewerFormatError):
             return False
 
     def _remove(self, key: Key) -> bool:
-        """Remove a checkpoint; False: it was pinned in the last moment."""
+        """Remove a checkpoint; False: it was pinned in the last moment, or is not ours."""
         path = self._place(key)
-        if not pin_files.revoke(self.root, path, key, time.time()):
+        if is_newer(path) or not pin_files.revoke(self.root, path, key, time.time()):
             return False
         shutil.rmtree(path)
         self._proven.pop(path, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Final
@@ -30,8 +31,11 @@ def announce(latest: Latest, to: str, environment: Mapping[str, str] = os.enviro
     """Make this the latest at the location `to`; False: a newer one is.
 
     Newer is what was made later: a flow run of last week may be run again.
-    Raises CheckpointError: it cannot be read or written, or it is damaged.
+    Raises CheckpointError: it cannot be read or written, or it is damaged, or a metric is not
+    finite.
     """
+    if not all(map(math.isfinite, latest.metrics.values())):
+        raise CheckpointError(f"metrics that are not finite cannot be told: {latest.metrics}")
     pointer = open_pointer(to, LATEST_FILE, environment)
     data = msgspec.json.format(msgspec.json.encode(latest), indent=2)
     for _ in range(_TRIES):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 
 from rekindle.checkpoints.format import checksum
-from rekindle.errors import CheckpointError, CorruptError
+from rekindle.errors import CheckpointError, CorruptError, NewerFormatError
 
 FORMAT: Final = 1
 MANIFEST_FILE: Final = "manifest.json"
@@ -128,16 +128,21 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def identity(manifest: Manifest) -> str:
-    """The checksum of what a checkpoint holds; not of how a store keeps it, nor of who wrote it."""
+    """The checksum of what a checkpoint holds; not of how a store keeps it, nor of who wrote it.
+
+    Of named fields alone, so that a manifest that tells more one day has the same.
+    """
     files = sorted((entry.name, entry.bytes, entry.checksum) for entry in manifest.files)
-    about = (manifest.job_id, manifest.step, manifest.generation)
-    return checksum([msgspec.json.encode((about, files))])
+    about = (manifest.job_id, manifest.step, manifest.generation, manifest.world_size)
+    more = (manifest.framework, manifest.origin.rng, manifest.data_position, manifest.metrics)
+    return checksum([msgspec.json.encode((about, more, files), order="sorted")])
 
 
 def decode(data: bytes) -> Manifest:
     """The manifest in these bytes.
 
-    Raises CorruptError, which says what is wrong, unless they hold what encode() gave.
+    Raises CorruptError, which says what is wrong, unless they hold what encode() gave;
+    NewerFormatError if a later version did.
     """
     if not data:
         raise CorruptError("the manifest is empty: the write was not finished")
@@ -149,7 +154,7 @@ def decode(data: bytes) -> Manifest:
         )
     version = _decode(envelope.manifest, _Version).format
     if version != FORMAT:
-        raise CorruptError(
+        raise (NewerFormatError if version > FORMAT else CorruptError)(
             f"the manifest has format {version}, this Rekindle reads {FORMAT}: "
             "use the version of Rekindle that wrote it, or a later one"
         )

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from rekindle.checkpoints import manifest as manifests
 from rekindle.checkpoints.blocks import Sums
@@ -42,6 +43,10 @@ def check_part(step: int, generation: int, name: str, ranks: tuple[int, ...]) ->
     manifests.encode(possible)
 
 
+# Beside parts of which one was written over: another process may count on what it held.
+REPLACED: Final = ".replaced"
+
+
 def write_part(path: Path, name: str, chunks: Iterable[Bytes], ranks: tuple[int, ...]) -> FileEntry:
     """Write this file of the checkpoint in `path`, unless it is there, committed and intact.
 
@@ -58,10 +63,18 @@ def write_part(path: Path, name: str, chunks: Iterable[Bytes], ranks: tuple[int,
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Commit the parts in `path`; under the lock. Raises CheckpointError or OSError."""
+    """Commit the parts in `path`; under the lock.
+
+    Where one was written over all of them are read: it may not be the manifest's any more.
+    Raises CheckpointError or OSError.
+    """
     data = manifests.encode(manifest)
+    replaced = path / REPLACED
     try:
         check_sizes(path, manifest)
+        if replaced.exists():
+            for entry in manifest.files:
+                verify_file(path / entry.file, entry)
     except CorruptError as error:
         raise CheckpointError(f"cannot commit {path}: {error}") from error
     (path / MANIFEST_FILE).unlink(missing_ok=True)
@@ -71,6 +84,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
             write_through(file, [data])
             os.fsync(directory)
             sync_directory(path.parent)
+    replaced.unlink(missing_ok=True)
 
 
 def _intact(path: Path, manifest: Manifest, name: str) -> FileEntry | None:
@@ -96,7 +110,9 @@ def _replace(path: Path, seen: Manifest | None, name: str, chunks: Iterable[Byte
             make_directories(path)
             # The manifest first: what is being written over must not count.
             (path / MANIFEST_FILE).unlink(missing_ok=True)
-            (path / name).unlink(missing_ok=True)
+            if (path / name).exists():
+                (path / REPLACED).touch()
+                (path / name).unlink()
             directory = stack.enter_context(opened_directory(path))
             file = stack.enter_context(new_file(directory, name))
         written = write_through(file, chunks)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PINS: Final = "pins"
 LEASE_S: Final = 600.0  # for which a reader pins; it renews that three times as often
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
-_MARKER = re.compile(r"(step-[0-9]+-g[0-9]+)\.([A-Za-z0-9_-]{1,100})(?:@([0-9]{1,12}))?")
+_MARKER = re.compile(r"(step-[0-9]+-g[0-9]+)\.([A-Za-z0-9_-]{1,100})(?:@([0-9]{1,20}))?")
 
 
 class Pin(msgspec.Struct, frozen=True):

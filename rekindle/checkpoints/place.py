@@ -14,7 +14,7 @@ from typing import Final
 from rekindle.checkpoints import manifest as manifests
 from rekindle.checkpoints.files import check_size
 from rekindle.checkpoints.manifest import MANIFEST_FILE, FileEntry, Manifest
-from rekindle.errors import CheckpointError, CorruptError
+from rekindle.errors import CheckpointError, CorruptError, NewerFormatError
 
 # Only as name_of() spells it, so that a step and generation have one place.
 _NAME = re.compile(r"step-([0-9]{10}|[1-9][0-9]{10,})-g([0-9]{6}|[1-9][0-9]{6,})")
@@ -92,14 +92,27 @@ def look_at(path: Path) -> tuple[Manifest | None, str]:
 def committed(path: Path) -> Manifest | None:
     """The manifest of the checkpoint in this place, if its files are there with their sizes.
 
-    Raises OSError if that cannot be told.
+    Raises OSError if that cannot be told, NewerFormatError if it is not ours to tell.
     """
     try:
         manifest = read_manifest(path)
         check_sizes(path, manifest)
+    except NewerFormatError:
+        raise
     except CorruptError:
         return None
     return manifest
+
+
+def is_newer(path: Path) -> bool:
+    """Whether a later version of Rekindle wrote the manifest here."""
+    try:
+        read_manifest(path)
+    except NewerFormatError:
+        return True
+    except (CorruptError, OSError):
+        pass
+    return False
 
 
 def entry_of(location: object, manifest: Manifest, name: str) -> FileEntry:

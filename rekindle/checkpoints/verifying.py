@@ -6,6 +6,7 @@ Every byte is read, a piece at a time: what is verified may be larger than the m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import msgspec
 import xxhash
@@ -17,6 +18,8 @@ from rekindle.errors import CheckpointError, CorruptError, MissingError
 
 PIECE = 64 << 20  # bytes read at once: a store may fetch parts of them side by side
 _HEADER = 1 << 20  # bytes kept of a file's beginning, or more if its header is longer
+
+UNREADABLE: Final = "unreadable"
 
 # Is told of bytes as they are read.
 Told = Callable[[int], None]
@@ -55,7 +58,7 @@ def check_file(checkpoint: Checkpoint, entry: FileEntry, told: Told) -> Damage |
     except MissingError:
         return Damage(entry.name, "missing", f"all of its {entry.bytes} bytes")
     except CheckpointError as error:
-        return Damage(entry.name, "unreadable", str(error))
+        return Damage(entry.name, UNREADABLE, str(error))
     if more:
         return Damage(entry.name, "too long", f"it goes on after its {entry.bytes} bytes")
     damaged = sums.damaged()

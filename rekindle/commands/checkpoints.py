@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from rekindle.checkpoints.copying import copy
+from rekindle.checkpoints.pins import reading
 from rekindle.checkpoints.place import Key
 from rekindle.checkpoints.pruning import may_go
 from rekindle.checkpoints.retention import Retention
@@ -64,7 +65,9 @@ def _verify(options: argparse.Namespace) -> int:
     damages: dict[str, tuple[Damage, ...]] = {}
     if checkpoints:
         with progress(f"verify {len(checkpoints)} checkpoints", _bytes(checkpoints)) as told:
-            damages = {each.location: verify(each, told) for each in checkpoints}
+            for each in checkpoints:
+                with reading(store, (each.manifest.step, each.manifest.generation)):
+                    damages[each.location] = verify(each, told)
     bad = [each for each in seen if not each.unfinished and _is_bad(each, damages)]
     if options.json:
         told_of = [_told(each) | _verdict(each, damages) for each in seen]
@@ -85,10 +88,10 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _copy(options: argparse.Namespace) -> int:
     target = open_at(options.target, exists=False)
-    checkpoint = chosen(options.source, options.step)
-    step, total = checkpoint.manifest.step, _bytes([checkpoint])
-    with progress(f"copy step {step}", total) as told:
-        written = copy(checkpoint, target, told)
+    with chosen(options.source, options.step) as checkpoint:
+        step, total = checkpoint.manifest.step, _bytes([checkpoint])
+        with progress(f"copy step {step}", total) as told:
+            written = copy(checkpoint, target, told)
     verb = "was there already" if written.existed else "copied"
     print(f"step {step}, {size(total)}: {verb}: {written.location}")
     return 0
@@ -117,6 +120,7 @@ def _prune(options: argparse.Namespace) -> int:
 
 def _would_go(store: Store, seen: Sequence[Seen], retention: Retention) -> tuple[Key, ...]:
     """What Store.prune() would remove of those that are finished."""
+    finished = [(s.step, s.generation) for s in seen if not s.unfinished]
     manifests = {(s.step, s.generation): s.manifest for s in seen if s.manifest}
     usable = {(s.step, s.generation) for s in seen if s.manifest and not s.reason}
 
@@ -128,10 +132,10 @@ def _would_go(store: Store, seen: Sequence[Seen], retention: Retention) -> tuple
             return not verify(checkpoint, told)
 
     return may_go(
-        list(manifests),
+        finished,
         retention,
         is_valid=is_valid,
-        manifest_of=manifests.__getitem__,
+        manifest_of=manifests.__getitem__,  # by --keep no manifest is asked for
         pins=store.pins(),
         now=time.time(),
     )

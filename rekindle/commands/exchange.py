@@ -21,9 +21,9 @@ def export_state(options: argparse.Namespace) -> int:
 
     out = Path(options.out).absolute()
     torch_export.check_out(out)
-    checkpoint = chosen(options.store, options.step)
-    step = checkpoint.manifest.step
-    states, skeleton = torch_whole.read_states(checkpoint, options.only or ())
+    with chosen(options.store, options.step) as checkpoint:
+        step = checkpoint.manifest.step
+        states, skeleton = torch_whole.read_states(checkpoint, options.only or ())
     if options.format == "torch":
         torch_export.save_torch(states, step, out)
     else:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rekindle.checkpoints.copying import check_intact
 from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.pins import reading
 from rekindle.checkpoints.place import key_of
 from rekindle.checkpoints.publishing import is_reference, resolve
 from rekindle.checkpoints.store import Checkpoint, Seen, Store, bytes_of
@@ -37,31 +39,37 @@ def open_at(text: str, *, exists: bool) -> Store:
     return open_store(str(path))
 
 
-def chosen(source: str, step: int | None) -> Checkpoint:
+@contextlib.contextmanager
+def chosen(source: str, step: int | None) -> Iterator[Checkpoint]:
     """The newest intact checkpoint of a store, or that of this step, or of a reference.
 
-    Those that are passed over are told of. Raises CheckpointError: there is none.
+    Nobody prunes it meanwhile. Those that are passed over are told of. Raises CheckpointError:
+    there is none, or a newer one cannot be read.
     """
     if is_reference(source):
         if step is not None:
             raise UsageError(f"{source} is one checkpoint: leave --step out")
         published = resolve(source)
         _check(published)
-        return published
+        yield published
+        return
     store = open_at(source, exists=True)
     passed: list[str] = []
     for seen in store.survey() if step is None else of_steps(store.survey(), [step], store):
-        try:
-            if seen.manifest is None or seen.reason:
-                raise CorruptError(f"{seen.location}: {seen.reason}")
-            checkpoint = store.at(seen.manifest)
-            _check(checkpoint)
-        except CorruptError as error:
-            passed.append(str(error))
-        else:
+        if seen.manifest is None or seen.reason:
+            passed.append(f"{seen.location}: {seen.reason}")
+            continue
+        checkpoint = store.at(seen.manifest)
+        with reading(store, (seen.step, seen.generation)):
+            try:
+                _check(checkpoint)
+            except CorruptError as error:
+                passed.append(str(error))
+                continue
             for each in passed:
                 print(f"rekindle: passed over {each}", file=sys.stderr)
-            return checkpoint
+            yield checkpoint
+            return
     which = "" if step is None else f" of step {step}"
     why = "".join(f"\n  {each}" for each in passed)
     raise CheckpointError(f"{store.location} has no intact checkpoint{which}{why}")

@@ -13,12 +13,14 @@ from rekindle.commands.opening import of_steps, open_at
 from rekindle.errors import CheckpointError, UsageError
 from rekindle.table import clock
 
+MOST_HOURS = 24 * 3660  # ten years; for longer there is a pin without an end
+
 
 def pin(options: argparse.Namespace) -> int:
     """Keep the newest complete checkpoint of a step from being pruned."""
     check_name(options.name)
-    if options.hours is not None and not 0 < options.hours < math.inf:
-        raise UsageError(f"--hours {options.hours}: give a positive number")
+    if options.hours is not None and not 0 < options.hours <= MOST_HOURS:
+        raise UsageError(f"--hours {options.hours}: give a number above 0, {MOST_HOURS} at most")
     store = open_at(options.store, exists=True)
     seen = of_steps(store.survey(), [options.step], store)
     for each in seen:

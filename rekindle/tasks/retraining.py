@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -72,7 +73,10 @@ def evaluate(around: Retraining, job_id: str, checkpoint: str, folder: Path) -> 
 
 
 def read_metrics(line: str) -> dict[str, float]:
-    """Read the last line of an evaluation. Raises JobError: it is no JSON object of numbers."""
+    """Read the last line of an evaluation.
+
+    Raises JobError: it is no JSON object of numbers; RejectedError: one is infinite, or none (nan).
+    """
     try:
         found = json.loads(line)
     except ValueError:
@@ -82,6 +86,8 @@ def read_metrics(line: str) -> dict[str, float]:
     for name, value in found.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise JobError(f"the evaluation's metric {name} is {value!r}, no number")
+        if not math.isfinite(value):
+            raise RejectedError(f"the evaluation's metric {name} is {value}")
     return {name: float(value) for name, value in found.items()}
 
 

@@ -12,6 +12,11 @@ from stores.proxy import Proxy, proxied
 from stores.servers import Server
 
 from rekindle.checkpoints.directory import DirectoryStore
+from rekindle.checkpoints.location import S3Location, parse
+from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.s3 import client as s3_client
+from rekindle.checkpoints.s3 import connect as s3_connect
+from rekindle.checkpoints.store import Store
 
 
 @pytest.fixture
@@ -77,3 +82,13 @@ def proxy(rclone: Server) -> Iterator[Proxy]:
     """Before rclone's server."""
     with proxied(rclone.port) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def broken(proxy: Proxy, bucket: S3Place, rclone: Server, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """The store of `bucket`, through the proxy, that waits less than it would."""
+    monkeypatch.setattr(s3_client, "_PAUSES_S", (0.02, 0.2))
+    monkeypatch.setattr(s3_connect, "READ_TIMEOUT_S", 2.0)
+    where = parse(bucket.location)
+    assert isinstance(where, S3Location)
+    return open_store(rclone.location(where.prefix, port=proxy.port))

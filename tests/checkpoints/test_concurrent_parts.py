@@ -23,6 +23,7 @@ from stores import (
 )
 
 from rekindle.checkpoints import parts
+from rekindle.checkpoints.blocks import summed
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.manifest import FileEntry
 from rekindle.checkpoints.retention import Retention
@@ -217,9 +218,37 @@ def test_a_part_removed_or_replaced_while_it_is_written_is_an_error(
     with pytest.raises(CheckpointError, match=r"step-.*2-g000001/state-0 was removed or replaced"):
         store.write_part(2, 1, "state-0", Part(Meanwhile(lambda: put(store, 3)), (0,)))
     assert sorted(p.name for p in root.iterdir()) == [".lock", "step-0000000003-g000001"]
+
     with pytest.raises(CheckpointError, match="another process wrote the same file"):
         store.write_part(4, 1, "state-0", Part(Meanwhile(lambda: write_parts(store, 4)), (0,)))
     assert (root / "step-0000000004-g000001" / "state-0").read_bytes()[:3] == bytes([4, 1, 0])
+
+
+def test_two_writers_of_one_checkpoint(store: DirectoryStore, root: Path) -> None:
+    """Whose parts another one has written over is refused; whose parts are all there is not."""
+    first = write_parts(store, 4)
+    second = [store.write_part(4, 1, "state-0", Part([b"x" * 200], (0,)))]
+    with pytest.raises(CheckpointError, match="checksum of state-0 differs"):
+        store.commit(with_files(4, first))
+    second.append(store.write_part(4, 1, "state-1", Part([b"y" * 200], (1,))))
+    assert not store.commit(with_files(4, tuple(second))).existed
+    found = store.newest()
+    assert found.checkpoint
+    assert (found.passed_over, found.checkpoint.manifest.files) == ((), tuple(second))
+    assert store.commit(with_files(4, first)).existed
+    names = {path.name for path in (root / "step-0000000004-g000001").iterdir()}
+    assert names == {"manifest.json", "state-0", "state-1"}
+
+
+def test_a_commit_over_one_that_is_damaged(store: DirectoryStore, root: Path) -> None:
+    """It is another writer's, and cannot be read: ours takes its place."""
+    put_parts(store, 4)
+    path = root / "step-0000000004-g000001"
+    (path / "state-0").write_bytes(bytes(200))
+    (path / "mine").write_bytes(b"mine")
+    entry = summed([b"mine"]).entry("mine", (0,))
+    assert not store.commit(with_files(4, (entry,))).existed
+    assert newest_step(store) == 4
 
 
 def test_what_is_being_written_survives_the_sweep_of_what_is_old(

@@ -27,7 +27,7 @@ from rekindle.checkpoints.opening import open_store
 from rekindle.checkpoints.publishing import publish
 from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.store import Part
-from rekindle.errors import CheckpointError
+from rekindle.errors import CheckpointError, NewerFormatError
 
 
 def test_a_checkpoint_is_read_back(place: Place) -> None:
@@ -184,7 +184,6 @@ MANIFEST: dict[Callable[[Place, str], None], str] = {
     cut: "the manifest is torn or was never one",
     flip: "the manifest's text has checksum",
     swap: "the manifest is of step 1, generation 1, not of this place",
-    renew: "the manifest has format 9, this Rekindle reads 1",
 }
 FILES: dict[Callable[[Place, str], None], str] = {
     lose: "{name} is missing",
@@ -219,6 +218,27 @@ def test_what_is_damaged_is_passed_over_and_can_be_written_again(
     assert found.checkpoint
     assert (found.checkpoint.manifest.step, found.passed_over) == (2, ())
     assert content(found.checkpoint)["state-1.safetensors"] == bytes(shard(3))
+
+
+def test_what_a_later_version_wrote_is_left_alone(place: Place) -> None:
+    """It is passed over; nobody who cannot read it writes over it, commits there or prunes it."""
+    store = place.open()
+    put(store, 1)
+    put(store, 2)
+    renew(place, place.files(2)[0])
+    before = {name: place.get(name) for name in place.files(2)}
+    for reader in (store, place.open()):
+        found = reader.newest()
+        assert found.checkpoint
+        assert found.checkpoint.manifest.step == 1
+        assert "has format 9, this Rekindle reads 1" in found.passed_over[0].reason
+        for write in (put, put_parts):
+            with pytest.raises(NewerFormatError, match="use the version of Rekindle that wrote it"):
+                write(reader, 2)
+    put(store, 3)
+    put(store, 4)
+    assert store.prune(Retention(last=1)) == ((3, 1), (1, 1))
+    assert {name: place.get(name) for name in place.files(2)} == before
 
 
 def test_pruning_keeps_valid_ones_and_leaves_nothing_else(place: Place) -> None:

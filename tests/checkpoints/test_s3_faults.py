@@ -13,23 +13,11 @@ from stores.places import S3Place
 from stores.proxy import Answer, Fault, Flip, Late, Proxy, Request, Reset, Rule, Stall
 from stores.servers import Server
 
-from rekindle.checkpoints.location import S3Location, parse
 from rekindle.checkpoints.opening import open_store
 from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.s3 import client as s3_client
-from rekindle.checkpoints.s3 import connect as s3_connect
 from rekindle.checkpoints.store import Part, Store
 from rekindle.errors import CheckpointError
-
-
-@pytest.fixture
-def broken(proxy: Proxy, bucket: S3Place, rclone: Server, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """The store of `bucket`, through the proxy, that waits less than it would."""
-    monkeypatch.setattr(s3_client, "_PAUSES_S", (0.02, 0.2))
-    monkeypatch.setattr(s3_connect, "READ_TIMEOUT_S", 2.0)
-    where = parse(bucket.location)
-    assert isinstance(where, S3Location)
-    return open_store(rclone.location(where.prefix, port=proxy.port))
 
 
 def every(count: int, fault: Fault) -> Rule:
@@ -178,6 +166,22 @@ def test_one_object_that_cannot_be_read_is_passed_over(
     proxy.rule = lambda request: Answer(500, "InternalError")
     with pytest.raises(CheckpointError, match="500 InternalError"):
         again.newest()
+
+
+def test_an_archived_object_is_passed_over(broken: Store, proxy: Proxy) -> None:
+    """A lifecycle rule has taken it away; the older checkpoint is there."""
+    put(broken, 1)
+    put(broken, 2)
+    again = open_store(broken.location)
+    proxy.rule = lambda request: (
+        Answer(403, "InvalidObjectState")
+        if request.method == "GET" and "step-0000000002-g000001/state-1" in request.path
+        else None
+    )
+    found = again.newest()
+    assert found.checkpoint
+    assert found.checkpoint.manifest.step == 1
+    assert "restore the object from the archive" in found.passed_over[0].reason
 
 
 def test_a_server_without_conditions_and_lists_of_uploads_is_used(

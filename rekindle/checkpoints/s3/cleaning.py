@@ -13,7 +13,7 @@ from rekindle.checkpoints.s3.inventory import (
     step_of,
     unreferenced,
 )
-from rekindle.checkpoints.s3.place import S3Place
+from rekindle.checkpoints.s3.place import ABANDONED, S3Place
 from rekindle.checkpoints.s3.threads import in_parallel
 from rekindle.errors import CorruptError
 
@@ -26,22 +26,30 @@ def remove_checkpoint(bucket: Bucket, objects: Objects) -> None:
     in_parallel(bucket.delete, keys)
 
 
-def remove_left_over(bucket: Bucket, inventory: Inventory) -> None:
+def remove_left_over(bucket: Bucket, inventory: Inventory, tidy: Inventory) -> None:
     """Remove what killed writers left, as soon as a newer checkpoint is finished.
 
     Not earlier: what looks left may be under way. Removed objects are taken out of the inventory.
+    tidy: what was looked at before is not looked at again; kept up here.
     """
     for key in outdated(inventory, list(inventory)):
         place, objects = S3Place(bucket, key), inventory[key]
-        try:
-            manifest = place.manifest()  # also where none was listed: it may have come since
-        except CorruptError:
-            if not is_finished(objects):
-                remove_checkpoint(bucket, inventory.pop(key))
-            continue  # a damaged one stays as evidence until it is pruned
-        spare = unreferenced(objects, manifest)
-        in_parallel(bucket.delete, [found.key for found in spare])
-        inventory[key] = {name: found for name, found in objects.items() if found not in spare}
+        if not is_finished(objects):
+            if left := place.abandon():
+                mark = left.pop(ABANDONED)
+                remove_checkpoint(bucket, left)
+                bucket.delete(mark.key)  # last: until then nobody takes what is left for whole
+                del inventory[key]
+        elif tidy.get(key) != objects:
+            try:
+                spare = unreferenced(objects, place.manifest())
+            except CorruptError:
+                continue  # a damaged one stays as evidence until it is pruned
+            in_parallel(bucket.delete, [found.key for found in spare])
+            inventory[key] = {name: found for name, found in objects.items() if found not in spare}
+            tidy[key] = inventory[key]
+    for key in set(tidy).difference(inventory):
+        del tidy[key]
     _abort_uploads(bucket, inventory)
 
 

@@ -25,6 +25,7 @@ class Kind(Enum):
     EXISTS = "the object exists already, or is being made"
     UNSUPPORTED = "the server does not know this request"
     RANGE = "the object has no such bytes"
+    ARCHIVED = "the object has to be restored before it can be read"
     REFUSED = "it will be refused again"
 
 
@@ -68,6 +69,7 @@ _KINDS: Final[Mapping[str, Kind]] = {
     "NotImplemented": Kind.UNSUPPORTED,
     "NotSupported": Kind.UNSUPPORTED,
     "InvalidRange": Kind.RANGE,
+    "InvalidObjectState": Kind.ARCHIVED,
     "SlowDown": Kind.PASSING,
     "Throttling": Kind.PASSING,
     "ThrottlingException": Kind.PASSING,

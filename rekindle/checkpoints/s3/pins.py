@@ -6,7 +6,7 @@ first and looks for pins then, and puts it back where one has come. So one of th
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from rekindle.checkpoints.pins import PINS, Pin, expired, in_use, pin_of
 from rekindle.checkpoints.place import Key
@@ -44,6 +44,8 @@ def revoke(bucket: Bucket, key: Key, now: float) -> bool:
     manifest = S3Place(bucket, key).manifest_key
     if not bucket.size(manifest):
         return True
+    if key in in_use(listed(bucket), now):
+        return False
     data = bucket.get(manifest)
     bucket.delete(manifest)
     if key not in in_use(listed(bucket), now):
@@ -52,10 +54,15 @@ def revoke(bucket: Bucket, key: Key, now: float) -> bool:
     return False
 
 
-def sweep(bucket: Bucket, finished: Collection[Key], now: float) -> None:
-    """Remove the pins that nobody needs."""
-    for pin in expired(listed(bucket), finished, now):
-        remove(bucket, pin)
+def sweep(bucket: Bucket, finished: Callable[[], Collection[Key]], now: float) -> None:
+    """Remove the pins that nobody needs.
+
+    finished: asked after the pins were listed: what was pinned by then was finished by then.
+    """
+    pins = listed(bucket)
+    if pins:
+        for pin in expired(pins, finished(), now):
+            remove(bucket, pin)
 
 
 def _root(bucket: Bucket) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from rekindle.checkpoints.blocks import check_range
 from rekindle.checkpoints.files import private_memory
 from rekindle.checkpoints.manifest import MANIFEST_FILE, FileEntry, Manifest, encode
@@ -12,7 +14,10 @@ from rekindle.checkpoints.s3.errors import Kind, S3Error
 from rekindle.checkpoints.s3.inventory import Objects, check_sizes, inventory_of, is_finished
 from rekindle.checkpoints.s3.read import Source, read_into, read_range, verify
 from rekindle.checkpoints.store import Seen
-from rekindle.errors import CheckpointError, CorruptError
+from rekindle.errors import CheckpointError, CorruptError, NewerFormatError
+
+# The object that says that an unfinished checkpoint is being removed.
+ABANDONED: Final = ".abandoned"
 
 
 class S3Place:
@@ -30,6 +35,19 @@ class S3Place:
     @property
     def manifest_key(self) -> str:
         return self._prefix + MANIFEST_FILE
+
+    def abandon(self) -> Objects:
+        """Say that nobody goes on with it, and what is there then; none: it has been committed.
+
+        Whoever commits puts the manifest first and looks then (check_complete); here it is the
+        other way round. So one of both sees the other.
+        """
+        self.bucket.put(self._prefix + ABANDONED, Body([]).slice(0, 0))
+        objects = self.objects()
+        if not is_finished(objects):
+            return objects
+        self.bucket.delete(self._prefix + ABANDONED)
+        return {}
 
     def source(self, entry: FileEntry) -> Source:
         return Source(self.bucket, self._prefix + entry.file, entry)
@@ -53,14 +71,29 @@ class S3Place:
             raise
 
     def committed(self, objects: Objects) -> Manifest | None:
-        """The manifest, if there is one and all its files are there with their sizes."""
+        """The manifest, if there is one and all its files are there with their sizes.
+
+        Raises NewerFormatError if it is not ours to tell.
+        """
         try:
             manifest = self.manifest() if is_finished(objects) else None
             if manifest:
                 check_sizes(manifest, objects)
+        except NewerFormatError:
+            raise
         except CorruptError:
             return None
         return manifest
+
+    def is_newer(self) -> bool:
+        """Whether a later version of Rekindle wrote the manifest here."""
+        try:
+            self.manifest()
+        except NewerFormatError:
+            return True
+        except CorruptError:
+            pass
+        return False
 
     def verified(self, objects: Objects) -> Manifest:
         """The manifest, after all bytes of its files were read; else CorruptError."""
@@ -95,6 +128,8 @@ class S3Place:
         """
         objects = self.objects()
         try:
+            if ABANDONED in objects:
+                raise CorruptError("another process is removing it")
             check_sizes(manifest, objects)
         except CorruptError as error:
             self.bucket.delete(self.manifest_key)

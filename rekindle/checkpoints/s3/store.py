@@ -49,7 +49,7 @@ from rekindle.checkpoints.store import (
     check_writable,
     existing,
 )
-from rekindle.errors import CheckpointError, CorruptError
+from rekindle.errors import CheckpointError, CorruptError, NewerFormatError
 
 
 class S3Store:
@@ -60,6 +60,8 @@ class S3Store:
         self._bucket = bucket
         # What this process wrote or verified is not read again by prune() while it is unchanged.
         self._proven: dict[Key, Objects] = {}
+        # Checkpoints that had nothing left over beside their files, as long as they are unchanged.
+        self._tidy: Inventory = {}
 
     @property
     def location(self) -> str:
@@ -160,7 +162,7 @@ class S3Store:
         Raises CheckpointError if one cannot be removed.
         """
         inventory = self._inventory()
-        remove_left_over(self._bucket, inventory)
+        remove_left_over(self._bucket, inventory, self._tidy)
         removed = []
         old = may_go(
             [key for key, objects in inventory.items() if is_finished(objects)],
@@ -171,12 +173,13 @@ class S3Store:
             now=time.time(),
         )
         for key in old:
+            if self._place(key).is_newer():
+                continue
             if s3_pins.revoke(self._bucket, key, time.time()):
                 remove_checkpoint(self._bucket, inventory.pop(key))
                 self._proven.pop(key, None)
                 removed.append(key)
-        finished = [key for key, objects in inventory.items() if is_finished(objects)]
-        s3_pins.sweep(self._bucket, finished, time.time())
+        s3_pins.sweep(self._bucket, self.keys, time.time())
         return tuple(removed)
 
     def pin(self, pin: Pin) -> bool:
@@ -206,11 +209,13 @@ class S3Store:
         return {key: inventory[key] for key in sorted(wanted, reverse=True)}
 
     def _put(self, place: S3Place, name: str, part: Part) -> FileEntry:
-        # Read once before it is sent: its name tells the checksum.
-        sums = summed(part.chunks)
+        # Summed before it is sent, for its name tells the checksum; and not asked for again then:
+        # what makes chunks by reading them may read something else the second time.
+        chunks = list(part.chunks)
+        sums = summed(chunks)
         entry = sums.entry(name, part.ranks, stored_name(name, sums.checksum))
         source = place.source(entry)
-        upload(source, Body(part.chunks), part.told)
+        upload(source, Body(chunks), part.told)
         return entry
 
     def _commit(self, place: S3Place, manifest: Manifest) -> Written:
@@ -229,7 +234,7 @@ class S3Store:
         self._proven[place.step] = place.check_complete(manifest)
         # The checkpoint is there: what cannot be removed now is left for the next time.
         with contextlib.suppress(CheckpointError):
-            remove_left_over(self._bucket.at_once(), self._inventory())
+            remove_left_over(self._bucket.at_once(), self._inventory(), self._tidy)
         return Written(place.url, bytes_of(manifest), existed=False)
 
     def _first_valid(self, inventory: Inventory) -> Found:
@@ -242,7 +247,7 @@ class S3Store:
             except CorruptError as error:
                 passed_over.append(PassedOver(place.url, str(error)))
             except S3Error as error:
-                if error.kind is not Kind.PASSING:
+                if error.kind not in (Kind.PASSING, Kind.ARCHIVED):
                     raise
                 place.objects()  # else it is not this checkpoint, but the server
                 passed_over.append(PassedOver(place.url, f"it cannot be read: {error}"))
@@ -255,12 +260,17 @@ class S3Store:
         return manifest
 
     def _valid(self, place: S3Place, objects: Objects) -> Manifest | None:
-        """The manifest of the valid checkpoint in this place."""
+        """The manifest of the valid checkpoint in this place; NewerFormatError."""
         try:
             return self._verified(place, objects) if is_finished(objects) else None
+        except NewerFormatError:
+            raise
         except CorruptError:
             return None
 
     def _is_valid(self, place: S3Place, objects: Objects) -> bool:
         unchanged = self._proven.get(place.step) == objects
-        return unchanged or self._valid(place, objects) is not None
+        try:
+            return unchanged or self._valid(place, objects) is not None
+        except NewerFormatError:
+            return False

@@ -1,0 +1,140 @@
+"""The store in S3 between two requests of one process: what another one does there meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from stores import content, newest_step, put, with_files, write_parts
+from stores.places import S3Place
+from stores.proxy import Proxy, Request
+
+from rekindle.checkpoints.pins import Pin
+from rekindle.checkpoints.retention import Retention
+from rekindle.checkpoints.store import Part, Store
+from rekindle.errors import CheckpointError
+
+
+def before_request(
+    proxy: Proxy, wanted: Callable[[Request], bool], act: Callable[[], None]
+) -> None:
+    """Do something else before the first request of this kind reaches the server."""
+
+    def rule(request: Request) -> None:
+        if wanted(request):
+            proxy.rule = lambda _: None
+            act()
+
+    proxy.rule = rule
+
+
+def is_mark(method: str) -> Callable[[Request], bool]:
+    return lambda request: request.method == method and ".abandoned" in request.path
+
+
+def test_a_commit_before_what_is_left_over_is_abandoned(
+    broken: Store, proxy: Proxy, bucket: S3Place
+) -> None:
+    """It is seen, and stays whole."""
+    other = bucket.open()
+    files = write_parts(other, 4)
+    put(other, 9)
+    files = write_parts(other, 4)  # the first ones went with the commit of step 9
+    before_request(proxy, is_mark("PUT"), lambda: told.append(other.commit(with_files(4, files))))
+    told: list[object] = []
+    broken.prune(Retention(last=5))
+    assert len(told) == 1
+    assert broken.keys() == [(9, 1), (4, 1)]
+    found = other.find(4, 1)
+    assert found
+    assert len(content(found)) == 2
+    broken.prune(Retention(last=5))
+    assert not [name for name in bucket.names() if "abandoned" in name]
+
+
+def test_a_commit_while_what_is_left_over_is_removed(
+    broken: Store, proxy: Proxy, bucket: S3Place
+) -> None:
+    """It is refused: what it names is going."""
+    other = bucket.open()
+    put(other, 9)
+    files = write_parts(other, 4)
+
+    def commit() -> None:
+        with pytest.raises(CheckpointError, match="another process is removing it"):
+            other.commit(with_files(4, files))
+        refused.append(True)
+
+    refused: list[bool] = []
+    before_request(proxy, lambda request: request.method == "DELETE", commit)
+    broken.prune(Retention(last=5))
+    assert refused
+    assert bucket.files(4) == []
+    assert newest_step(other) == 9
+
+
+def test_a_checkpoint_pinned_while_another_prunes(
+    broken: Store, proxy: Proxy, bucket: S3Place
+) -> None:
+    """Its pin stays, though the pruner had not known of the checkpoint when it began."""
+    other = bucket.open()
+    for step in (1, 2):
+        put(other, step)
+
+    def write_and_pin() -> None:
+        put(other, 3)
+        assert other.pin(Pin((3, 1), "user"))
+
+    before_request(proxy, lambda request: "state-1" in request.path, write_and_pin)
+    assert broken.prune(Retention(last=1)) == ((1, 1),)
+    assert other.pins() == [Pin((3, 1), "user")]
+
+
+def test_a_pin_is_seen_before_the_manifest_goes(
+    broken: Store, proxy: Proxy, bucket: S3Place
+) -> None:
+    """A pruner that is killed between two requests has not unmade a pinned checkpoint."""
+    for step in (1, 2):
+        put(broken, step)
+    other = bucket.open()
+    # Once it has seen that nothing is pinned, and looked at what is to go.
+    before_request(
+        proxy,
+        lambda request: "GET" in request.method and "step-0000000001" in request.path,
+        lambda: told.append(other.pin(Pin((1, 1), "user"))),
+    )
+    told: list[bool] = []
+    assert broken.prune(Retention(last=1)) == ()
+    assert told == [True]
+    deleted = [seen.path for seen in proxy.seen if seen.method == "DELETE"]
+    assert not [path for path in deleted if "manifest" in path]
+
+
+class Rereading(list[bytes]):
+    """Chunks that are others when they are asked for again."""
+
+    def __init__(self) -> None:
+        super().__init__([b"good" * 100])
+        self.asked = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.asked += 1
+        yield b"good" * 100 if self.asked == 1 else b"baaD" * 100
+
+
+def test_chunks_are_asked_for_once(bucket: S3Place) -> None:
+    """What is sent is what was summed."""
+    store = bucket.open()
+    entry = store.write_part(5, 1, "state", Part(Rereading(), (0,)))
+    store.commit(with_files(5, (entry,)))
+    assert newest_step(bucket.open()) == 5
+
+
+def test_a_save_costs_the_same_after_many(broken: Store, proxy: Proxy) -> None:
+    """Older checkpoints are not looked at again."""
+    counts = []
+    for step in range(1, 9):
+        before = len(proxy.seen)
+        put(broken, step)
+        counts.append(len(proxy.seen) - before)
+    assert len(set(counts[2:])) == 1, counts
