@@ -9,6 +9,7 @@ from training_jobs.checks import assert_recovered, steps_lost
 from training_jobs.injection import Fault
 from training_jobs.job import Job, pause_all
 from training_jobs.record import Record
+from training_jobs.selection import soak_but
 
 RANKS = 8
 PAUSE_ALL = pause_all(12, RANKS)
@@ -16,13 +17,17 @@ PAUSE_ALL = pause_all(12, RANKS)
 
 @pytest.mark.parametrize(
     ("variant", "rank", "place"),
-    [
+    soak_but(
+        [
+            ("ddp", 5, "backward"),
+            ("ddp", 0, "update"),
+            ("plain", 7, "collective"),
+            ("hsdp", 6, "backward 1"),
+            ("hsdp", 1, "updated"),
+        ],
         ("ddp", 5, "backward"),
-        ("ddp", 0, "update"),
-        ("plain", 7, "collective"),
         ("hsdp", 6, "backward 1"),
-        ("hsdp", 1, "updated"),
-    ],
+    ),
 )
 def test_killed_rank(
     variant: str, rank: int, place: str, job: Callable[..., Job], baseline_of: Callable[..., Record]
@@ -33,7 +38,7 @@ def test_killed_rank(
     assert steps_lost(run) == [0]
 
 
-@pytest.mark.parametrize("variant", ["ddp", "hsdp"])
+@pytest.mark.parametrize("variant", soak_but(["ddp", "hsdp"], "hsdp"))
 def test_half_of_the_ranks_killed(
     variant: str, job: Callable[..., Job], baseline_of: Callable[..., Record]
 ) -> None:
@@ -47,7 +52,7 @@ def test_half_of_the_ranks_killed(
     assert set(steps_lost(run)) == {0}
 
 
-@pytest.mark.parametrize("variant", ["ddp", "hsdp"])
+@pytest.mark.parametrize("variant", soak_but(["ddp", "hsdp"], "ddp"))
 def test_lost_node(
     variant: str, job: Callable[..., Job], baseline_of: Callable[..., Record]
 ) -> None:

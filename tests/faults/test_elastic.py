@@ -12,6 +12,7 @@ from training_jobs.checks import assert_pids_kept, steps_lost
 from training_jobs.injection import Fault
 from training_jobs.job import Job, pause_all
 from training_jobs.record import Record
+from training_jobs.selection import soak_but
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
@@ -70,7 +71,7 @@ def assert_went_on(run: Job, *, replaced: set[int]) -> None:
     assert all(incident.closed for incident in run.incidents()), run.story()
 
 
-@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("node", soak_but([0, 1], 0))
 def test_the_world_shrinks(node: int, job: Callable[..., Job], baseline: Record) -> None:
     """Without its node the world goes on at once, from the very step, with half the ranks."""
     run = job(*PAUSE_ALL, nodes=2, min_nodes=1, replaces=False)
@@ -92,7 +93,7 @@ def test_the_world_shrinks(node: int, job: Callable[..., Job], baseline: Record)
     assert run.leftovers() == []
 
 
-@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("node", soak_but([0, 1], 1))
 def test_the_world_grows_again(node: int, job: Callable[..., Job]) -> None:
     """A node that comes while the others train is taken in between two steps."""
     held = 1 - node
@@ -148,7 +149,7 @@ def test_start_with_fewer_nodes_is_resumed_with_more(job: Callable[..., Job]) ->
     assert_stream(run.record)
 
 
-@pytest.mark.parametrize("node", [0, 3])
+@pytest.mark.parametrize("node", soak_but([0, 3], 3))
 def test_the_global_batch_is_kept(node: int, job: Callable[..., Job], baseline_of) -> None:
     """Three ranks do the shares of four, with their samples and random streams: the same training.
 

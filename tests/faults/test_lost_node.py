@@ -10,6 +10,7 @@ from training_jobs.checks import assert_recovered, steps_lost
 from training_jobs.injection import Fault
 from training_jobs.job import Job, pause_all
 from training_jobs.record import Record
+from training_jobs.selection import soak_but
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
@@ -18,7 +19,7 @@ from rekindle.recovery.policy import Policy, Strategy
 PAUSE_ALL = pause_all(12)
 
 
-@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("node", soak_but([0, 1], 0))
 def test_node_lost(node: int, job: Callable[..., Job], baseline: Record) -> None:
     """A lost node is replaced by a new one, and the ranks of the other node keep every step."""
     run = job(*PAUSE_ALL, nodes=2)
@@ -31,7 +32,7 @@ def test_node_lost(node: int, job: Callable[..., Job], baseline: Record) -> None
     assert (incident.cause.kind, incident.strategy) == (Kind.NODE_LOST, Strategy.RECOVER)
 
 
-@pytest.mark.parametrize("second", [0, 1])
+@pytest.mark.parametrize("second", soak_but([0, 1], 1))
 def test_node_lost_twice(second: int, job: Callable[..., Job], baseline: Record) -> None:
     """Two nodes lost one after the other, the same or each in turn, lose no step."""
     run = job(nodes=2)

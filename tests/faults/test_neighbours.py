@@ -11,6 +11,7 @@ from training_jobs.injection import Fault
 from training_jobs.job import Job, pause_all
 from training_jobs.memory import COPIES, buffers, damage_snapshots
 from training_jobs.record import Record
+from training_jobs.selection import soak_but
 
 from rekindle.recovery import journal
 from rekindle.recovery.policy import Policy
@@ -30,7 +31,7 @@ def lose(run: Job, *nodes: int) -> None:
     run.release_all()
 
 
-@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("node", soak_but([0, 1], 0))
 def test_lost_node(node: int, job: Callable[..., Job], baseline_of: Callable[[str], Record]):
     """Its ranks' states come from its neighbour, those of the others from their own snapshots."""
     run = job(*PAUSE_ALL, **SNAPSHOTS)
@@ -81,7 +82,7 @@ def test_both_nodes_lost(
     assert sources(run)[-1] == {"checkpoint" if checkpoint_every else "fresh": RANKS}
 
 
-@pytest.mark.parametrize("second", [0, 1])
+@pytest.mark.parametrize("second", soak_but([0, 1], 1))
 def test_two_nodes_lost_one_after_the_other(
     second: int, job: Callable[..., Job], baseline_of: Callable[[str], Record]
 ) -> None:

@@ -15,6 +15,7 @@ from training_jobs.checks import (
 from training_jobs.injection import Fault, held
 from training_jobs.job import Job, pause_all
 from training_jobs.record import Record
+from training_jobs.selection import soak_but
 
 from rekindle.recovery import journal
 from rekindle.recovery.policy import Policy, Strategy
@@ -58,7 +59,7 @@ def test_shards_differ_and_replicas_do_not(baseline_of: Callable[[str], Record])
     assert hybrid.losses(3) == pytest.approx(sharded.losses(3), rel=1e-4)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", soak_but(PLACES, PLACES[0], "update", "snapshot"))
 def test_killed_rank_with_a_replica(
     place: str, job: Callable[..., Job], baseline_of: Callable[[str], Record]
 ) -> None:
@@ -72,7 +73,9 @@ def test_killed_rank_with_a_replica(
     assert sources(run) == [{"self": RANKS - 1, "peer": 1}]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "place", soak_but(PLACES, PLACES[1], "updated", "last line", "before SnapshotTaken")
+)
 def test_killed_rank_without_a_replica(
     place: str, job: Callable[..., Job], baseline_of: Callable[[str], Record]
 ) -> None:

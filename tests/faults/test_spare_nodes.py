@@ -9,6 +9,7 @@ from training_jobs import RANKS
 from training_jobs.checks import assert_recovered, steps_lost
 from training_jobs.job import LIMIT_S, Job, pause_all
 from training_jobs.record import Record
+from training_jobs.selection import soak_but
 
 from rekindle.names import SPARE
 from rekindle.recovery import journal
@@ -22,7 +23,7 @@ def wait_spares(run: Job, count: int) -> None:
     run.wait_event(journal.NodeJoined, count, node=SPARE)
 
 
-@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("node", soak_but([0, 1], 0))
 def test_spare_takes_over(node: int, job: Callable[..., Job], baseline: Record) -> None:
     """The spare's agent becomes the node; no step is lost, and another spare is asked for."""
     run = job(*PAUSE_ALL, nodes=2, spares=1)

@@ -16,6 +16,7 @@ from training_jobs.injection import Fault, reached, write_faults
 from training_jobs.job import LIMIT_S, STEPS, wait_until
 from training_jobs.processes import marked_processes, rekindle_run
 from training_jobs.record import Record
+from training_jobs.selection import soak_but
 
 from rekindle.checkpoints.directory import DirectoryStore
 
@@ -80,13 +81,18 @@ def assert_resumes(command: Command, baseline: Record) -> None:
 
 @pytest.mark.parametrize(
     ("moment", "number"),
-    [
+    soak_but(
+        [
+            ("job-started", signal.SIGINT),
+            ("ranks-started", signal.SIGTERM),
+            ("formed", signal.SIGINT),
+            ("fault", signal.SIGTERM),
+            ("decided", signal.SIGINT),
+        ],
         ("job-started", signal.SIGINT),
-        ("ranks-started", signal.SIGTERM),
         ("formed", signal.SIGINT),
         ("fault", signal.SIGTERM),
-        ("decided", signal.SIGINT),
-    ],
+    ),
 )
 def test_stopped_at_a_moment(
     moment: str, number: signal.Signals, command: Command, baseline: Record

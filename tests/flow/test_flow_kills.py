@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from flow.prefect_side import FlowRun, Served, serve, until
+from training_jobs.selection import soak_but
 
 from rekindle.errors import JobError
 from rekindle.recovery import journal
@@ -150,7 +151,7 @@ def alone(served: Served, prefect_api: str) -> Iterator[Served]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", soak_but([1, 2], 1))
 def test_a_flow_process_killed_at_some_moments(alone: Served, tmp_path: Path, seed: int) -> None:
     """Four moments, from launch to release."""
     kill_at_random(alone, tmp_path / "gate", 4, seed)

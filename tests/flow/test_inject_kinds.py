@@ -18,6 +18,7 @@ from training_jobs.injection import Fault, reached, release, write_faults
 from training_jobs.job import STEPS, Job
 from training_jobs.processes import SCRIPT, environment
 from training_jobs.record import Record
+from training_jobs.selection import soak_but
 
 from rekindle.runtime.protocol import InjectionKind
 
@@ -63,14 +64,8 @@ def test_the_table_has_every_kind() -> None:
     assert set(TABLE) == {kind.value for kind in InjectionKind}
 
 
-# The job itself is tested with these in tests/faults/test_hangs.py; to the flow a hang is a hang.
-OTHER_HANGS = ("hang-collective", "hang-data", "stop", "livelock")
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=[pytest.mark.soak] * (kind in OTHER_HANGS)) for kind in TABLE],
-)
+# The job itself is tested with the others in tests/faults; to the flow a hang is a hang.
+@pytest.mark.parametrize("kind", soak_but(TABLE, "node-lost", "hang", "exception", "uce"))
 def test_a_kind_ends_as_its_row_says(
     kind: str, served: Served, baseline: Record, tmp_path: Path
 ) -> None:

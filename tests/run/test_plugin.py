@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from training_jobs.selection import soak_but
 
 from rekindle.recovery.policy import Strategy
 from rekindle.testing.runs import KINDS, Report, Run, RunError
@@ -54,7 +55,7 @@ def losses() -> dict[int, list[float]]:
     return {}
 
 
-@pytest.mark.parametrize("kind", MET)
+@pytest.mark.parametrize("kind", soak_but(MET, "kill", "slow", "torn-update"))
 def test_a_kind(
     kind: str,
     script: Path,
