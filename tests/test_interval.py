@@ -100,6 +100,11 @@ def test_a_busy_store() -> None:
     interval = automatic()
     found = [interval.left_out() for _ in range(3)]
     assert [chosen.steps for chosen in found if chosen] == [20, 40, 80]
+    interval.at(0.0, 0)
+    interval.at(100.0, 10)
+    for _ in range(100):
+        interval.left_out()
+    assert interval.steps <= 360  # an hour
 
 
 def test_it_goes_on_where_an_earlier_attempt_was() -> None:

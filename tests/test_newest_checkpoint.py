@@ -35,7 +35,7 @@ def test_in_an_object_store(tmp_path: Path) -> None:
         for step in (1, 2):
             put(store, step)
             for _ in range(2):
-                with newest_checkpoint(job) as found:
+                with newest_checkpoint(job, step=step) as found:
                     folder = Path(found.location)
                     kept = {pin.key for pin in store.pins()}
             assert kept == {(step, 1)}
@@ -47,7 +47,7 @@ def test_in_an_object_store(tmp_path: Path) -> None:
 def test_in_a_folder(tmp_path: Path) -> None:
     """It is read where it is."""
     put(DirectoryStore(tmp_path / "kept"), 1)
-    with newest_checkpoint(directory_of(tmp_path, str(tmp_path / "kept"), {})) as found:
+    with newest_checkpoint(directory_of(tmp_path, str(tmp_path / "kept"), {}), step=1) as found:
         assert Path(found.location).parent == tmp_path / "kept"
 
 
@@ -55,6 +55,16 @@ def test_there_is_none(tmp_path: Path) -> None:
     """The error says what to do."""
     with (
         pytest.raises(CheckpointError, match=r"give checkpoint\.every"),
-        newest_checkpoint(directory_of(tmp_path, str(tmp_path / "kept"), {})),
+        newest_checkpoint(directory_of(tmp_path, str(tmp_path / "kept"), {}), step=1),
+    ):
+        pass
+
+
+def test_it_is_older_than_what_was_trained(tmp_path: Path) -> None:
+    """The last one could not be written: what is there is not what was asked for."""
+    put(DirectoryStore(tmp_path / "kept"), 1)
+    with (
+        pytest.raises(CheckpointError, match="has finished step 2, and its newest"),
+        newest_checkpoint(directory_of(tmp_path, str(tmp_path / "kept"), {}), step=2),
     ):
         pass

@@ -38,6 +38,9 @@ class Network(nn.Module):
         super().__init__()
         self.one, self.two = nn.Linear(6, 13), nn.Linear(6, 13, bias=False)
         self.two.weight = self.one.weight
+        # Tied where most ranks have nothing of them.
+        self.three, self.four = nn.Linear(4, 2, bias=False), nn.Linear(4, 2, bias=False)
+        self.four.weight = self.three.weight
         self.few = nn.Parameter(torch.randn(3, 2, 2))
         self.fine = nn.Parameter(torch.randn(7, 5).to(torch.bfloat16))
         self.register_buffer("mean", torch.randn(4))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from rekindle.errors import CorruptError
 from rekindle.runtime.protocol import SnapshotTaken
 from rekindle.runtime.snapshot import SnapshotBuffer
 from rekindle.training import torch_snapshot
 from rekindle.training.place import Place
-from rekindle.training.torch_snapshot import SnapshotWriter
+from rekindle.training.torch_snapshot import SnapshotWriter, load_snapshot
 
 
 class Rank:
@@ -51,6 +54,7 @@ class Rank:
         for buffer, fd in zip(self.agent, self.fds, strict=True):
             buffer.close()
             os.close(fd)
+        self.agent, self.fds = [], []
 
 
 @pytest.fixture
@@ -86,3 +90,56 @@ def test_a_checkpoint_that_is_overwritten_before_the_agent_comes(rank: Rank) -> 
     rank.seal(15)
     rank.take(18)
     assert [t.checkpoint for t in rank.taken[3:]] == [False, False]
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize("byte", [9, 400, -1])
+def test_a_damaged_snapshot_leaves_nothing_behind(
+    byte: int, rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever of it is damaged: it is refused, unlocked, and its memory goes with the error."""
+    rank.take(1)
+    rank.seal(1)
+    held = rank.agent[0]
+    held.file[byte] ^= 0x40
+    fds = [os.dup(fd) for fd in rank.fds]
+    # As in a process that has just begun: nobody else has the memory mapped.
+    rank.close()
+    before = descriptors()
+    monkeypatch.setattr(
+        torch_snapshot, "ask_for_buffers", lambda *_, **__: [SnapshotBuffer(fd) for fd in fds]
+    )
+    with pytest.raises(CorruptError):
+        load_snapshot(rank, 0, {"model": rank.model}, (1, 1))
+    other = [SnapshotBuffer(fd) for fd in fds]
+    assert all(buffer.lock(write=True) for buffer in other)
+    for buffer in other:
+        buffer.close()
+        buffer.close()  # twice is once
+    gc.collect()
+    assert descriptors() == before
+    for fd in fds:
+        os.close(fd)
+
+
+def test_a_snapshot_that_fails_is_not_in_the_way(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its buffer holds nothing, and is free; the next one is taken."""
+    rank.take(1)
+    rank.seal(1)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a device was lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "_foreach_copy_", fail)
+        with pytest.raises(RuntimeError, match="a device was lost"):
+            rank.take(2)
+    assert [buffer.made for buffer in rank.agent] == [(1, 1), None]
+    assert rank.agent[1].lock(write=True)
+    rank.agent[1].unlock()
+    assert rank.take(3)

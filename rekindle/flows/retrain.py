@@ -34,7 +34,7 @@ def retrain(job: TrainingJob, around: Retraining = Retraining()) -> dict[str, An
     result = train_to_the_end(job, job_id)
     to = absolute(around.publish_to, folder)
     directory = jobs.directory_of(job_id)
-    with retraining.newest_checkpoint(directory) as checkpoint:
+    with retraining.newest_checkpoint(directory, step=result["finished"]) as checkpoint:
         metrics = retraining.evaluate(around, job_id, checkpoint.location, folder)
         published = retraining.publish(checkpoint, to, metrics, directory)
     runs = retraining.tell_downstream(around.downstream, published.reference)

@@ -95,7 +95,11 @@ class Interval:
         """A checkpoint was left out, for the store was busy: make them rarer."""
         if not self._automatic:
             return None
-        return self._choose(2 * self.steps, "the store was not done with one when the next was due")
+        # Not for ever: a store that hangs answers again one day.
+        longest = max(MOST_S, 2 * max(self._writes, default=0.0) / BUSY_SHARE)
+        most = max(self.steps, round(longest / self._step_s)) if self._step_s else 2 * self.steps
+        steps = min(2 * self.steps, most)
+        return self._choose(steps, "the store was not done with one when the next was due")
 
     def _choose(self, steps: int, reason: str) -> Chosen | None:
         if abs(steps - self.steps) <= CHANGE * self.steps:

@@ -149,6 +149,18 @@ class DueCheckpoints:
             written = await self._in_thread(self._write_shard, snapshot)
             if not written.error or snapshot.is_there:
                 self._tell(msgspec.structs.replace(written, stall_s=snapshot.taken.stall_s))
+        except Exception as error:  # a bug of ours, which is seen; the coordinator does not wait
+            taken = snapshot.taken
+            self._tell(
+                protocol.PartWritten(
+                    step=taken.step,
+                    generation=taken.generation,
+                    shard=taken.shard,
+                    shards=taken.shards,
+                    error=f"{type(error).__name__}: {error}",
+                )
+            )
+            raise
         finally:
             del self._busy[snapshot.taken.rank]
             snapshot.close()

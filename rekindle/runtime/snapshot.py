@@ -8,6 +8,7 @@ rank killed in the middle of a write leaves an invalid buffer, never a locked on
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -48,18 +49,31 @@ class _Mappings:
         """The mapping of this file."""
         with self._lock:
             found = self._known.get(_identity(fd))
-            mapped, count = found or (mmap.mmap(fd, 0), 0)
+            mapped, count = found or (_map(fd), 0)
             self._known[_identity(fd)] = (mapped, count + 1)
         return mapped
 
     def give_back(self, fd: int) -> None:
-        """End the mapping with the last who has it."""
+        """End the mapping with the last who has it.
+
+        An error that is under way may hold a view of it; then it ends with that view.
+        """
         with self._lock:
             mapped, count = self._known.pop(_identity(fd))
             if count > 1:
                 self._known[_identity(fd)] = (mapped, count - 1)
             else:
-                mapped.close()
+                with contextlib.suppress(BufferError):
+                    mapped.close()
+
+
+def _map(fd: int) -> mmap.mmap:
+    # The mapping keeps its descriptor: one without the locks of whoever asked first.
+    own = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(own, 0)
+    finally:
+        os.close(own)
 
 
 def _identity(fd: int) -> tuple[int, int]:
@@ -95,10 +109,16 @@ class SnapshotBuffer:
         return fd
 
     def close(self) -> None:
-        """Unmap the buffer; its bytes live on as long as the other side has it."""
-        self.data.release()
-        _mappings.give_back(self._fd)
-        os.close(self._fd)
+        """Unmap the buffer; its bytes live on as long as the other side has it. Twice is once."""
+        if self._fd < 0:
+            return
+        fd, self._fd = self._fd, -1
+        try:
+            with contextlib.suppress(BufferError):  # as in give_back()
+                self.data.release()
+            _mappings.give_back(fd)
+        finally:
+            os.close(fd)  # and with it the locks
 
     def lock(self, *, write: bool, wait: bool = False) -> bool:
         """Take the buffer; False: the other side has it."""

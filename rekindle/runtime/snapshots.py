@@ -142,10 +142,10 @@ class Snapshots:
         try:
             self._sealed(message.rank)
             await self._neighbours.copy(message.rank, buffer, made)
-            buffer.settle()
             if message.checkpoint and buffer.made == made:  # else it was forgotten meanwhile
                 self._due.due(message, fd)
         finally:
+            buffer.settle()  # also after a bug of ours: the rank waits for it
             buffer.unlock()
 
     def _sealed(self, rank: int) -> None:

@@ -108,10 +108,11 @@ def judge(
 
 
 @contextlib.contextmanager
-def newest_checkpoint(directory: JobDirectory) -> Iterator[Checkpoint]:
+def newest_checkpoint(directory: JobDirectory, *, step: int) -> Iterator[Checkpoint]:
     """Find the newest checkpoint of a job, verified, in a folder; nobody prunes it meanwhile.
 
-    Raises CheckpointError: there is none.
+    step: what the job has finished; an older state is not what was trained.
+    Raises CheckpointError: there is none of that step.
     """
     spec = directory.spec()
     store = open_store(spec.checkpoint_store, os.environ | spec.environment)
@@ -122,6 +123,12 @@ def newest_checkpoint(directory: JobDirectory) -> Iterator[Checkpoint]:
             f"job {spec.job_id} has no checkpoint to publish: {why or 'give checkpoint.every'}"
         )
     newest = found.checkpoint.manifest
+    if newest.step != step:
+        why = "; ".join(f"{each.location}: {each.reason}" for each in found.passed_over)
+        raise CheckpointError(
+            f"job {spec.job_id} has finished step {step}, and its newest checkpoint is of step "
+            f"{newest.step}: {why or 'the last one could not be written, see the report'}"
+        )
     with reading(store, (newest.step, newest.generation)):
         yield _brought(found.checkpoint, directory)
 

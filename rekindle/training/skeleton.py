@@ -101,9 +101,11 @@ class Writer:
         if tensor.dtype not in DTYPE_CODES or tensor.layout is not torch.strided or tensor.is_meta:
             what = "meta" if tensor.is_meta else f"{tensor.layout}, {tensor.dtype}"
             raise SessionError(f"{path}: a tensor ({what}) that a state cannot hold")
-        # One memory, one name: tied weights are kept once, and are still tied afterwards.
-        memory = (tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape, tensor.stride())
-        name = self._names.get(memory) if tensor.numel() else None
+        # One memory, one name: tied weights are kept once, and are still tied afterwards. Pieces
+        # without elements have no memory, but those of tied weights have one storage.
+        at = tensor.data_ptr() or (tensor.untyped_storage()._cdata, tensor.storage_offset())
+        memory = (at, tensor.dtype, tensor.device, tensor.shape, tensor.stride())
+        name = self._names.get(memory)
         if name is None:
             name = path
             while name in self.tensors:

@@ -6,6 +6,8 @@ on to the nearest others until it has all of its pieces. What is not cut up is t
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,6 +18,7 @@ from rekindle.checkpoints.excerpts import Excerpts
 from rekindle.checkpoints.format import Header
 from rekindle.checkpoints.opening import open_store
 from rekindle.checkpoints.pieces import Box, nearest, overlap, takes, without
+from rekindle.checkpoints.pins import reading
 from rekindle.checkpoints.store import Checkpoint
 from rekindle.errors import CheckpointError, CorruptError, SessionError
 from rekindle.recovery.plan import Made
@@ -55,11 +58,19 @@ def load_checkpoint(location: str, named: Mapping[str, Any], made: Made, place: 
     SessionError: it is of another model, or in pieces that cannot be put together anew.
     """
     step, generation = made
-    found = open_store(location).find(step, generation)
+    store = open_store(location)
+    found = store.find(step, generation)
     if found is None:
         raise CheckpointError(
             f"{location} has no valid checkpoint of step {step} of generation {generation}"
         )
+    # One of each node is enough: they read at the same time, and a thousand pins take theirs.
+    one = os.environ.get("LOCAL_RANK", "0") == "0"
+    with reading(store, made) if one else contextlib.nullcontext():
+        _load(found, named, place)
+
+
+def _load(found: Checkpoint, named: Mapping[str, Any], place: Place) -> None:
     written, own = len(found.manifest.files), (place.shard or 0) if place.shards > 1 else 0
     first = own if written == place.shards else own * written // place.shards
     source = _open(found, first)

@@ -156,14 +156,12 @@ class Refit:
                 f"the state is of another model: {path} has shape {list(there.shape)} in it, "
                 f"{list(mine.shape)} here"
             )
-        # Tied tensors have one name, but not where they are empty: then each has its own.
-        name = path if not mine.box.size else spec.name
-        self.wanted[name] = mine
+        self.wanted[spec.name] = mine
         kind = "shard" if hasattr(live, "device_mesh") else "tensor"
         stride = spec.stride
         if mine.box != there.box:
             stride = stride_of(live.to_local() if kind == "shard" else live)
-        return {kind: [name, spec.code, list(mine.box.shape), spec.device, stride]}
+        return {kind: [spec.name, spec.code, list(mine.box.shape), spec.device, stride]}
 
     def _mine(self, kind: str, there: Piece, live: Any, path: str) -> Piece | None:
         """The piece that belongs in the live tensor's place; None: what is there, as it is."""

@@ -30,7 +30,9 @@ from rekindle.training.torch_state import DTYPE_CODES, State, capture, finish, p
 STEP = "step"
 _TICK_S = 0.0005
 _Shape = tuple[tuple[str, torch.dtype, torch.Size], ...]  # of a state
-_ROOM = 4096  # bytes by which the skeleton (learning rates, counters) may grow between snapshots
+# Bytes by which the skeleton (learning rates, counters) may grow between snapshots, at least; new
+# buffers have nothing in them, so they are to be rare.
+_ROOM = 16_384
 
 
 class SnapshotWriter:
@@ -89,12 +91,14 @@ class SnapshotWriter:
         unwritten = index == self._to_write and buffer.made is not None and not buffer.is_sealed
         checkpoint = checkpoint or (unwritten and place.writes)
         self._to_write = index if checkpoint else None
-        buffer.begin()
-        write_header(self._layout, metadata, buffer.data[: self._layout.total_bytes])
-        if state.tensors:  # one call: small tensors cost a call each more than their bytes
-            torch._foreach_copy_(self._views[index], list(state.tensors.values()))
-        buffer.commit((step, place.generation), self._layout.total_bytes)
-        buffer.unlock()
+        try:
+            buffer.begin()
+            write_header(self._layout, metadata, buffer.data[: self._layout.total_bytes])
+            if state.tensors:  # one call: small tensors cost a call each more than their bytes
+                torch._foreach_copy_(self._views[index], list(state.tensors.values()))
+            buffer.commit((step, place.generation), self._layout.total_bytes)
+        finally:
+            buffer.unlock()
         self._channel.send(
             protocol.SnapshotTaken(
                 rank=self._slot,
@@ -157,7 +161,7 @@ class SnapshotWriter:
         if self._layout is not None and shape == self._shape and room <= self._room:
             return
         self.close()
-        self._room = room + _ROOM
+        self._room = 2 * room + _ROOM
         self._layout = plan_layout(
             ((name, DTYPE_CODES[t.dtype], tuple(t.shape)) for name, t in state.tensors.items()),
             metadata_room=self._room,

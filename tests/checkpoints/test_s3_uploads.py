@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import signal
 import time
 import tracemalloc
+import weakref
 
 import pytest
 from stores import child, content, manifest, newest_step, put, with_files
@@ -20,6 +22,7 @@ from rekindle.checkpoints.opening import open_store
 from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.s3 import client as s3_client
 from rekindle.checkpoints.s3 import upload as s3_upload
+from rekindle.checkpoints.s3.threads import in_parallel
 from rekindle.checkpoints.store import Part, Store
 from rekindle.errors import CheckpointError
 
@@ -193,3 +196,25 @@ def test_a_killed_writer_leaves_a_valid_checkpoint(bucket: S3Place) -> None:
 def test_a_writer_killed_often_leaves_a_valid_checkpoint(bucket: S3Place, seed: int) -> None:
     """The same at 200 moments, in five stores."""
     kill_often(bucket, 40, seed=seed + 2)
+
+
+class Item:
+    """What a request is made with."""
+
+
+def test_a_failure_holds_nothing() -> None:
+    """What was to be sent is memory of the state: it is given back without a collection."""
+    item = Item()
+    gone = weakref.ref(item)
+
+    def fail(_: Item) -> None:
+        raise CheckpointError("broken")
+
+    gc.disable()
+    try:
+        with contextlib.suppress(CheckpointError):
+            in_parallel(fail, [item])
+        del item
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -15,9 +16,15 @@ B = TypeVar("B")
 def in_parallel(work: Callable[[A], B], items: Iterable[A]) -> list[B]:
     """What work gives for each item, begun in their order; the first failure ends it all."""
     with ThreadPoolExecutor(s3_client.THREADS, thread_name_prefix="rekindle-s3") as pool:
-        futures = [pool.submit(work, item) for item in items]
+        futures = deque(pool.submit(work, item) for item in items)
+        found = []
         try:
-            return [future.result() for future in futures]
+            # No name for the one that is waited for: it holds its failure, whose frames would hold
+            # it, and with it the bytes that were to be sent.
+            while futures:
+                found.append(futures.popleft().result())
         except BaseException:
+            futures.clear()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+        return found
