@@ -7,10 +7,10 @@ is left out, and what is overwritten is the oldest, or, while the store has that
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -239,43 +239,80 @@ def load_snapshot(
                 f"no snapshot of step {step} of generation {generation}; the buffers hold {there}"
             )
         held[0].lock(write=False, wait=True)
-        with _proof_of(held[0]) as prove:
-            load(named, held[0].file, prove)
+        with _Proof(held[0]) as proof:
+            load(named, held[0].file, proof.copy)
         held[0].unlock()
     finally:
         for buffer in buffers:
             buffer.close()
 
 
-@contextlib.contextmanager
-def _proof_of(buffer: SnapshotBuffer) -> Iterator[Callable[[], None]]:
-    """Verify a snapshot beside the work on it, which takes as long; gives what waits for the proof.
+class _Proof:
+    """Verifies a snapshot on a thread beside the work on it, and then helps to copy it.
 
-    Raises CorruptError, whatever else the damage has made the work raise.
+    Where it ends it raises CorruptError, whatever else the damage has made the work raise.
     """
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="rekindle-proof") as thread:
-        proof = thread.submit(buffer.verify)
-        try:
-            yield proof.result
-        finally:
-            proof.result()
+
+    def __init__(self, buffer: SnapshotBuffer) -> None:
+        self._left: deque[_Copy] = deque()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rekindle-proof")
+        self._done = self._thread.submit(self._prove, buffer)
+
+    def __enter__(self) -> _Proof:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
+        self._done.result()
+
+    def copy(self, copies: Iterable[_Copy]) -> None:
+        """Copy, and wait for the proof: what was copied before is not to be used without it."""
+        there = list(copies)
+        # To a device only the thread that trains copies: in the order of its stream.
+        self._left.extend(each for each in there if each[0].device.type == "cpu")
+        _copy_all(each for each in there if each[0].device.type != "cpu")
+        self._copy_left()
+        self._done.result()
+
+    def _prove(self, buffer: SnapshotBuffer) -> None:
+        buffer.verify()
+        self._copy_left()
+
+    def _copy_left(self) -> None:
+        while self._left:
+            try:
+                each = self._left.popleft()
+            except IndexError:
+                return  # the other one was quicker
+            _copy_all([each])
+
+
+_Copy = tuple[torch.Tensor, torch.Tensor]  # to, and from
+
+
+def _copy_all(copies: Iterable[_Copy]) -> None:
+    with torch.no_grad():
+        for target, source in copies:
+            target.copy_(source)
 
 
 def load(
-    named: Mapping[str, Any], file: memoryview, prove: Callable[[], None] = lambda: None
+    named: Mapping[str, Any],
+    file: memoryview,
+    copy: Callable[[Iterable[_Copy]], None] = _copy_all,
 ) -> None:
     """Fill the live objects from the bytes of a safetensors file.
 
-    prove: raises if the bytes are not right; they are copied before, and taken for good after.
+    copy: returns when all is copied and may be used.
     """
     header = read_header(file)
     specs = {spec.name: spec for spec in header.specs}
     targets = prepare(named, header.metadata[METADATA_SKELETON].encode())
-    with torch.no_grad():
-        for name, target in targets.items():
-            begin = header.data_begin + specs[name].begin
-            target.copy_(view(file, target.dtype, tuple(target.shape), begin))
-    prove()
+    begins = {name: header.data_begin + specs[name].begin for name in targets}
+    copy(
+        (target, view(file, target.dtype, tuple(target.shape), begins[name]))
+        for name, target in targets.items()
+    )
     finish(named)
 
 
