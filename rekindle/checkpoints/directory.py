@@ -160,8 +160,8 @@ class DirectoryStore:
         """Make a checkpoint of the parts that manifest.files names, as write_part() returned them.
 
         Their sizes are checked; their bytes, which their writers wrote through, are read again
-        only where one was written over. A checkpoint of the same step and generation is left as it
-        is, if it has the same files or is valid.
+        only of one that was written over. A checkpoint of the same step and generation is left as
+        it is, if it has the same files or is valid.
         Raises CheckpointError, with all parts left as they are, if one is missing or has another
         size, or if the manifest cannot be written.
         """

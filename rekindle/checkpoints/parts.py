@@ -43,8 +43,8 @@ def check_part(step: int, generation: int, name: str, ranks: tuple[int, ...]) ->
     manifests.encode(possible)
 
 
-# Beside parts of which one was written over: another process may count on what it held.
-REPLACED: Final = ".replaced"
+# Beside a part that was written over: another process may count on what it held.
+REPLACED: Final = ".replaced-"
 
 
 def write_part(path: Path, name: str, chunks: Iterable[Bytes], ranks: tuple[int, ...]) -> FileEntry:
@@ -65,15 +65,15 @@ def write_part(path: Path, name: str, chunks: Iterable[Bytes], ranks: tuple[int,
 def write_manifest(path: Path, manifest: Manifest) -> None:
     """Commit the parts in `path`; under the lock.
 
-    Where one was written over all of them are read: it may not be the manifest's any more.
+    One that was written over is read: it may not be the manifest's any more.
     Raises CheckpointError or OSError.
     """
     data = manifests.encode(manifest)
-    replaced = path / REPLACED
+    marks = {entry.file: path / f"{REPLACED}{entry.file}" for entry in manifest.files}
     try:
         check_sizes(path, manifest)
-        if replaced.exists():
-            for entry in manifest.files:
+        for entry in manifest.files:
+            if marks[entry.file].exists():
                 verify_file(path / entry.file, entry)
     except CorruptError as error:
         raise CheckpointError(f"cannot commit {path}: {error}") from error
@@ -84,7 +84,8 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
             write_through(file, [data])
             os.fsync(directory)
             sync_directory(path.parent)
-    replaced.unlink(missing_ok=True)
+    for mark in marks.values():
+        mark.unlink(missing_ok=True)
 
 
 def _intact(path: Path, manifest: Manifest, name: str) -> FileEntry | None:
@@ -111,7 +112,7 @@ def _replace(path: Path, seen: Manifest | None, name: str, chunks: Iterable[Byte
             # The manifest first: what is being written over must not count.
             (path / MANIFEST_FILE).unlink(missing_ok=True)
             if (path / name).exists():
-                (path / REPLACED).touch()
+                (path / f"{REPLACED}{name}").touch()
                 (path / name).unlink()
             directory = stack.enter_context(opened_directory(path))
             file = stack.enter_context(new_file(directory, name))

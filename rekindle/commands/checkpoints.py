@@ -20,7 +20,7 @@ from rekindle.checkpoints.verifying import Damage, verify
 from rekindle.commands.opening import chosen, of_steps, open_at
 from rekindle.commands.pinning import pin, pins_of, unpin
 from rekindle.commands.progress import progress
-from rekindle.errors import UsageError
+from rekindle.errors import CheckpointError, UsageError
 from rekindle.table import clock, size, table
 
 _INTERRUPTED = 130  # what a shell makes of Ctrl-C
@@ -66,8 +66,12 @@ def _verify(options: argparse.Namespace) -> int:
     if checkpoints:
         with progress(f"verify {len(checkpoints)} checkpoints", _bytes(checkpoints)) as told:
             for each in checkpoints:
-                with reading(store, (each.manifest.step, each.manifest.generation)):
-                    damages[each.location] = verify(each, told)
+                try:
+                    with reading(store, (each.manifest.step, each.manifest.generation)):
+                        damages[each.location] = verify(each, told)
+                except CheckpointError as error:
+                    print(f"rekindle: not verified: {error}", file=sys.stderr)
+                    seen = [one for one in seen if one.location != each.location]
     bad = [each for each in seen if not each.unfinished and _is_bad(each, damages)]
     if options.json:
         told_of = [_told(each) | _verdict(each, damages) for each in seen]

@@ -29,7 +29,11 @@ def pin(options: argparse.Namespace) -> int:
             if options.hours is not None:
                 until = math.ceil(time.time() + options.hours * 3600)
             key = (each.step, each.generation)
-            if store.pin(Pin(key, options.name, until)):
+            new = Pin(key, options.name, until)
+            if store.pin(new):
+                for old in store.pins():
+                    if (old.key, old.name) == (key, options.name) and old != new:
+                        store.unpin(old)
                 end = "until it is unpinned" if until is None else f"until {clock(until)}"
                 print(f"{each.location}: pinned {end} ({options.name})")
                 return 0

@@ -111,8 +111,8 @@ def judge(
 def newest_checkpoint(directory: JobDirectory, *, step: int) -> Iterator[Checkpoint]:
     """Find the newest checkpoint of a job, verified, in a folder; nobody prunes it meanwhile.
 
-    step: what the job has finished; an older state is not what was trained.
-    Raises CheckpointError: there is none of that step.
+    step: what the job has finished; that an older one is taken is told.
+    Raises CheckpointError: there is none.
     """
     spec = directory.spec()
     store = open_store(spec.checkpoint_store, os.environ | spec.environment)
@@ -125,9 +125,12 @@ def newest_checkpoint(directory: JobDirectory, *, step: int) -> Iterator[Checkpo
     newest = found.checkpoint.manifest
     if newest.step != step:
         why = "; ".join(f"{each.location}: {each.reason}" for each in found.passed_over)
-        raise CheckpointError(
-            f"job {spec.job_id} has finished step {step}, and its newest checkpoint is of step "
-            f"{newest.step}: {why or 'the last one could not be written, see the report'}"
+        get_run_logger().warning(
+            "Job %s has finished step %d, and its newest checkpoint is of step %d: %s",
+            spec.job_id,
+            step,
+            newest.step,
+            why or "training ended early, or the last one could not be written",
         )
     with reading(store, (newest.step, newest.generation)):
         yield _brought(found.checkpoint, directory)

@@ -81,7 +81,7 @@ class Writer:
         if kind in _TENSOR_TYPES:
             return {"tensor": self._encode_tensor(value, path)}
         if kind.__name__ == "DTensor":  # by name: whoever has none need not import it
-            body = self._encode_tensor(value.detach().to_local(), path)
+            body = self._encode_tensor(value.detach().to_local(), path, piece=True)
             self.distributed[body[0]] = value
             return {"shard": body}
         if isinstance(value, np.generic) and value.dtype.kind in "biuf":
@@ -97,15 +97,15 @@ class Writer:
             for key, each in value.items()
         ]
 
-    def _encode_tensor(self, tensor: torch.Tensor, path: str) -> Node:
+    def _encode_tensor(self, tensor: torch.Tensor, path: str, *, piece: bool = False) -> Node:
         if tensor.dtype not in DTYPE_CODES or tensor.layout is not torch.strided or tensor.is_meta:
             what = "meta" if tensor.is_meta else f"{tensor.layout}, {tensor.dtype}"
             raise SessionError(f"{path}: a tensor ({what}) that a state cannot hold")
         # One memory, one name: tied weights are kept once, and are still tied afterwards. Pieces
         # without elements have no memory, but those of tied weights have one storage.
-        at = tensor.data_ptr() or (tensor.untyped_storage()._cdata, tensor.storage_offset())
+        at = tensor.data_ptr() if tensor.numel() else tensor.untyped_storage()._cdata
         memory = (at, tensor.dtype, tensor.device, tensor.shape, tensor.stride())
-        name = self._names.get(memory)
+        name = self._names.get(memory) if tensor.numel() or piece else None
         if name is None:
             name = path
             while name in self.tensors:

@@ -11,6 +11,7 @@ from stores.proxy import Proxy, Request
 
 from rekindle.checkpoints.pins import Pin
 from rekindle.checkpoints.retention import Retention
+from rekindle.checkpoints.s3 import place
 from rekindle.checkpoints.store import Part, Store
 from rekindle.errors import CheckpointError
 
@@ -71,6 +72,41 @@ def test_a_commit_while_what_is_left_over_is_removed(
     assert refused
     assert bucket.files(4) == []
     assert newest_step(other) == 9
+
+
+def test_two_that_remove_what_is_left_over(broken: Store, proxy: Proxy, bucket: S3Place) -> None:
+    """The mark of one is taken away by the other: it leaves alone what is there then."""
+    other = bucket.open()
+    put(other, 9)
+    write_parts(other, 4)
+    marked = []
+
+    def rule(request: Request) -> None:
+        if marked and request.method == "GET":
+            bucket.delete(marked.pop())
+            proxy.rule = lambda _: None
+        elif request.method == "PUT" and ".abandoned" in request.path:
+            marked.append("step-0000000004-g000001/.abandoned")
+
+    proxy.rule = rule
+    broken.prune(Retention(last=5))
+    assert len(bucket.files(4)) == 2
+    broken.prune(Retention(last=5))
+    assert bucket.files(4) == []
+
+
+def test_a_mark_that_somebody_has_left(bucket: S3Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever put it was killed: after a while nobody minds it, and it goes."""
+    store = bucket.open()
+    files = write_parts(store, 4)
+    bucket.put("step-0000000004-g000001/.abandoned", b"")
+    with pytest.raises(CheckpointError, match="another process is removing it"):
+        store.commit(with_files(4, files))
+    monkeypatch.setattr(place, "ABANDONED_S", 0.0)
+    store.commit(with_files(4, files))
+    assert newest_step(bucket.open()) == 4
+    put(store, 9)
+    assert not [name for name in bucket.names() if "abandoned" in name]
 
 
 def test_a_checkpoint_pinned_while_another_prunes(

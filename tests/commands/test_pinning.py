@@ -36,6 +36,9 @@ def test_for_some_hours(store: DirectoryStore, checkpoints: Checkpoints) -> None
     assert (one.name, other) == ("eval", Pin((10, 0), "paper"))
     assert one.until is not None
     assert before + 5400 <= one.until <= time.time() + 5401
+    checkpoints("pin", "store", 10, "--name", "eval")
+    one = Pin((10, 0), "eval")
+    assert sorted(store.pins(), key=lambda pin: pin.name) == [one, other]
     assert "no longer pinned (paper)" in checkpoints("unpin", "store", 10, "--name", "paper").out
     assert store.pins() == [one]
 

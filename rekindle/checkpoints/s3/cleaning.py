@@ -35,11 +35,13 @@ def remove_left_over(bucket: Bucket, inventory: Inventory, tidy: Inventory) -> N
     for key in outdated(inventory, list(inventory)):
         place, objects = S3Place(bucket, key), inventory[key]
         if not is_finished(objects):
-            if left := place.abandon():
-                mark = left.pop(ABANDONED)
-                remove_checkpoint(bucket, left)
-                bucket.delete(mark.key)  # last: until then nobody takes what is left for whole
-                del inventory[key]
+            left = place.abandon()
+            mark = left.pop(ABANDONED, None)
+            if mark is None:
+                continue  # it was committed, or another process is about to remove it
+            remove_checkpoint(bucket, left)
+            bucket.delete(mark.key)  # last: until then nobody takes what is left for whole
+            del inventory[key]
         elif tidy.get(key) != objects:
             try:
                 spare = unreferenced(objects, place.manifest())

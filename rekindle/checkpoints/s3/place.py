@@ -18,6 +18,8 @@ from rekindle.errors import CheckpointError, CorruptError, NewerFormatError
 
 # The object that says that an unfinished checkpoint is being removed.
 ABANDONED: Final = ".abandoned"
+# Whoever has put it that long ago, by the server's clock, was killed.
+ABANDONED_S: Final = 600.0
 
 
 class S3Place:
@@ -128,7 +130,8 @@ class S3Place:
         """
         objects = self.objects()
         try:
-            if ABANDONED in objects:
+            mark, own = objects.get(ABANDONED), objects.get(MANIFEST_FILE)
+            if mark and own and own.modified - mark.modified < ABANDONED_S:
                 raise CorruptError("another process is removing it")
             check_sizes(manifest, objects)
         except CorruptError as error:
