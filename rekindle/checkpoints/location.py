@@ -70,8 +70,11 @@ def parse(location: str) -> Path | S3Location:
     if location.startswith(_SCHEME):
         return _parse_s3(location)
     if not location.startswith("/") or "\0" in location:
-        # What looks like a URL may have a password in it.
-        shown = "" if re.search(r"[:@]", location) else f", not {location.partition('?')[0]!r}"
+        # What looks like a URL may have a password in it: of that its scheme alone is shown.
+        scheme, url, _ = location.partition("://")
+        shown = f", not {location.partition('?')[0]!r}"
+        if url or re.search(r"[:@]", location):
+            shown = f", not {scheme}://" if url and scheme.isalnum() else ""
         raise UsageError(f"a store of checkpoints is an absolute path or s3://bucket/prefix{shown}")
     return Path(location)
 
