@@ -111,7 +111,7 @@ def _replace(path: Path, seen: Manifest | None, name: str, chunks: Iterable[Byte
             make_directories(path)
             # The manifest first: what is being written over must not count.
             (path / MANIFEST_FILE).unlink(missing_ok=True)
-            if (path / name).exists():
+            if os.path.lexists(path / name):
                 (path / f"{REPLACED}{name}").touch()
                 (path / name).unlink()
             directory = stack.enter_context(opened_directory(path))

@@ -145,6 +145,16 @@ def test_what_does_not_pass_in_time_is_explained(
             call()
 
 
+def reading_step_2(fault: Fault) -> Rule:
+    """One file of this step cannot be read."""
+
+    def rule(request: Request) -> Fault | None:
+        wanted = "step-0000000002-g000001/state-1" in request.path
+        return fault if request.method == "GET" and wanted else None
+
+    return rule
+
+
 def test_one_object_that_cannot_be_read_is_passed_over(
     broken: Store, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,11 +163,7 @@ def test_one_object_that_cannot_be_read_is_passed_over(
     put(broken, 1)
     put(broken, 2)
     again = open_store(broken.location)
-    proxy.rule = lambda request: (
-        Answer(500, "InternalError")
-        if request.method == "GET" and "step-0000000002-g000001/state-1" in request.path
-        else None
-    )
+    proxy.rule = reading_step_2(Answer(500, "InternalError"))
     found = again.newest()
     assert found.checkpoint
     assert found.checkpoint.manifest.step == 1
@@ -173,11 +179,7 @@ def test_an_archived_object_is_passed_over(broken: Store, proxy: Proxy) -> None:
     put(broken, 1)
     put(broken, 2)
     again = open_store(broken.location)
-    proxy.rule = lambda request: (
-        Answer(403, "InvalidObjectState")
-        if request.method == "GET" and "step-0000000002-g000001/state-1" in request.path
-        else None
-    )
+    proxy.rule = reading_step_2(Answer(403, "InvalidObjectState"))
     found = again.newest()
     assert found.checkpoint
     assert found.checkpoint.manifest.step == 1

@@ -7,23 +7,23 @@ import pytest
 from training_jobs import RANKS
 from training_jobs.checks import assert_samples_once
 from training_jobs.injection import Fault
-from training_jobs.job import Job
+from training_jobs.job import STEPS, Job
 from training_jobs.record import Record
 
 
 @pytest.fixture(scope="session")
 def baseline_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Record]:
-    """Return the record of the uninterrupted run of a variant, of so many ranks."""
-    records: dict[tuple[str, int], Record] = {}
+    """Return the record of the uninterrupted run of a variant, of so many ranks and steps."""
+    records: dict[tuple[str, int, int], Record] = {}
 
-    def run(variant: str, ranks: int = RANKS) -> Record:
-        if (variant, ranks) not in records:
+    def run(variant: str, ranks: int = RANKS, steps: int = STEPS) -> Record:
+        if (variant, ranks, steps) not in records:
             folder = tmp_path_factory.mktemp(variant)
-            with Job(folder, variant=variant, processes=ranks) as job:
+            with Job(folder, variant=variant, processes=ranks, steps=steps) as job:
                 assert job.end().outcome == "succeeded", job.story()
             assert_samples_once(job.record)
-            records[variant, ranks] = job.record
-        return records[variant, ranks]
+            records[variant, ranks, steps] = job.record
+        return records[variant, ranks, steps]
 
     return run
 

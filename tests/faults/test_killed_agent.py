@@ -30,22 +30,6 @@ PROCESSES = 2
 _POLICY = Policy(hang_timeout_s=LIMIT_S, max_recoveries=1000, max_in_row=1000)
 
 
-@pytest.fixture(scope="module")
-def long_baseline(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Record]:
-    """The uninterrupted run of a variant, of so many steps."""
-    records: dict[tuple[str, int], Record] = {}
-
-    def run(variant: str, steps: int) -> Record:
-        if (variant, steps) not in records:
-            folder = tmp_path_factory.mktemp(variant)
-            with Job(folder, variant=variant, processes=PROCESSES, steps=steps) as job:
-                assert job.end().outcome == "succeeded", job.story()
-            records[variant, steps] = job.record
-        return records[variant, steps]
-
-    return run
-
-
 @pytest.fixture(params=["directory", "s3"])
 def location(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """That of a store of each kind."""
@@ -125,11 +109,11 @@ def steps_for(kills: int) -> int:
 
 @pytest.mark.timeout(300)
 def test_killed_agent(
-    location: str, job: Callable[..., Job], long_baseline: Callable[[str, int], Record]
+    location: str, job: Callable[..., Job], baseline_of: Callable[..., Record]
 ) -> None:
     """While it saves, and while it restores: what is committed is intact, and no step is wrong."""
     kills = 2
-    baseline = long_baseline("ddp", steps_for(kills))
+    baseline = baseline_of("ddp", PROCESSES, steps_for(kills))
     strike_and_end(start(job, location, "ddp", kills), baseline, kills, location)
 
 
@@ -140,11 +124,11 @@ def test_agent_killed_often(
     variant: str,
     location: str,
     job: Callable[..., Job],
-    long_baseline: Callable[[str, int], Record],
+    baseline_of: Callable[..., Record],
 ) -> None:
     """Fifty times each; many of them while it was saving."""
     kills = 50
-    baseline = long_baseline(variant, steps_for(kills))
+    baseline = baseline_of(variant, PROCESSES, steps_for(kills))
     saving = strike_and_end(start(job, location, variant, kills), baseline, kills, variant)
     print(f"{variant}, {location}: {saving} of {kills} kills left an unfinished checkpoint")
     assert saving

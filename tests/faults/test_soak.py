@@ -28,20 +28,10 @@ KILLS = 8
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(scope="module")
-def long_baseline(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Record]:
+@pytest.fixture
+def long_baseline(baseline_of: Callable[..., Record]) -> Callable[[str], Record]:
     """The uninterrupted long run of a variant."""
-    records: dict[str, Record] = {}
-
-    def run(variant: str) -> Record:
-        if variant not in records:
-            folder = tmp_path_factory.mktemp(variant)
-            with Job(folder, variant=variant, steps=STEPS) as job:
-                assert job.end().outcome == "succeeded", job.story()
-            records[variant] = job.record
-        return records[variant]
-
-    return run
+    return lambda variant: baseline_of(variant, steps=STEPS)
 
 
 def strike(run: Job, chance: random.Random) -> int:
