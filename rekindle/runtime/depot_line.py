@@ -17,8 +17,8 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from rekindle.checkpoints.format import Checksum
 from rekindle.errors import ProtocolError
+from rekindle.runtime.seal import Sealer
 
 SILENCE_S = 10.0  # after which the other side is given up
 LONGEST = 4096  # bytes of a message
@@ -136,19 +136,19 @@ class Line:
             await asyncio.sleep(0)
 
     async def receive(self, content: memoryview) -> str:
-        """Fill `content` with what is sent; return its checksum.
+        """Fill `content` with what is sent; return its seal.
 
         It is computed on the way, while the bytes are in the processor's cache: and what has
         arrived is never there without anybody's knowing whether it is right.
         """
-        done, checksum = 0, Checksum()
+        done, sealer = 0, Sealer()
         while done < len(content):
             with content[done : done + _PIECE] as piece:
                 count = await self._receive_some(piece)
-                checksum.add(piece[:count])
+                sealer.add(piece[:count])
             done += count
             await asyncio.sleep(0)
-        return str(checksum)
+        return str(sealer)
 
     async def _send(self, data: bytes | memoryview) -> None:
         loop = asyncio.get_running_loop()

@@ -14,10 +14,11 @@ import mmap
 import os
 import struct
 import threading
+from collections.abc import Sequence
 
-from rekindle.checkpoints.format import checksum
 from rekindle.errors import CorruptError
 from rekindle.recovery.plan import Made
+from rekindle.runtime.seal import seal, seal_of
 
 CONTROL_BYTES = 4096
 BUFFERS = 2  # one is written while the other is kept
@@ -172,7 +173,7 @@ class SnapshotBuffer:
 
     def seal(self) -> None:
         """Compute the content's checksum and keep it beside the content; the agent's work."""
-        sealed = checksum([self.file]).encode()
+        sealed = seal(self.file).encode()
         self._map[_CHECKSUM_AT:_SETTLED_AT] = sealed.ljust(_CHECKSUM_BYTES, b"\0")
 
     @property
@@ -189,9 +190,13 @@ class SnapshotBuffer:
         """Whether the agent has done with the content what protects it."""
         return self.made is not None and self._map[_SETTLED_AT] == 1
 
-    def verify(self) -> None:
-        """Hold the content against its seal. Raises CorruptError: it is not what was sealed."""
-        sealed, found = self.checksum or "none", checksum([self.file])
+    def verify(self, digests: Sequence[bytes] | None = None) -> None:
+        """Hold the content against its seal. Raises CorruptError: it is not what was sealed.
+
+        digests: of its blocks, where they are known.
+        """
+        sealed = self.checksum or "none"
+        found = seal(self.file) if digests is None else seal_of(digests)
         if sealed != found:
             raise CorruptError(
                 f"snapshot of step {self.recency[0]}: checksum is {found}, sealed was {sealed}"

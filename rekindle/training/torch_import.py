@@ -29,7 +29,7 @@ from rekindle.training.skeleton import DTYPE_CODES, Node, Reader, Writer, tensor
 from rekindle.training.torch_export import REKINDLE, STEP
 from rekindle.training.torch_layout import METADATA_SKELETON
 from rekindle.training.torch_snapshot import STEP as METADATA_STEP
-from rekindle.training.torch_snapshot import view
+from rekindle.training.torch_state import view
 
 # As scripts name their entries, besides what a Session calls them.
 _ALIASES = {

@@ -27,6 +27,7 @@ class StateKeeper:
         snapshot_every = rank_environment.number(names.ENV_SNAPSHOT_EVERY)
         self._snapshot_every = snapshot_every if local_rank == 0 or place.shard is not None else 0
         self._missed_checkpoint = False
+        self._checkpointed = 0  # the step of the newest
 
     def keep(
         self,
@@ -34,20 +35,23 @@ class StateKeeper:
         *,
         place: Place,
         step: int,
-        total: int,
+        last: bool,
         position: Mapping[str, Any],
         metrics: Mapping[str, float],
     ) -> None:
         """Take a snapshot of the state after `step` finished steps, if one is due.
 
-        position: where the next step's data begin. metrics: what the last of them has logged.
+        last: training ends with it. position: where the next step's data begin. metrics: what the
+        last of them has logged.
         """
         if self._writer is None or self._channel is None:
             return
-        last, every = step == total, self._channel.checkpoint_every
+        every = self._channel.checkpoint_every
         checkpoint = place.writes and (
             self._missed_checkpoint or _is_due(step, every) or (last and every > 0)
         )
+        if last and step == self._checkpointed:
+            return  # the script has left its loop early, after a step whose checkpoint was due
         if not checkpoint and not _is_due(step, self._snapshot_every):
             return
         try:
@@ -65,6 +69,8 @@ class StateKeeper:
             self._writer = None
             return
         self._missed_checkpoint = checkpoint and not taken
+        if checkpoint and taken:
+            self._checkpointed = step
 
     def close(self) -> None:
         """Let go of the buffers; the agent keeps what they hold."""

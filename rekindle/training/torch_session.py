@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -151,14 +150,11 @@ class Session:
             self._regroup()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Leave the process group; an exception of the script goes its way."""
         if self._channel is not None:
+            if kind is None and 0 < self.finished < self._total and not self._is_left():
+                self._keep(last=True)  # the script has left its loop early
             self._group.leave()
         elif dist.is_initialized():
             leave_for_good()
@@ -244,12 +240,16 @@ class Session:
                 )
             )
         self._groups.step_done()
+        self._keep(last=self.finished == self._total)
+
+    def _keep(self, *, last: bool) -> None:
+        """Take a snapshot if one is due; of the last step of all a checkpoint is."""
         with self._progress.at(Doing.CHECKPOINT):
             self._keeper.keep(
                 self.named,
                 place=self._place,
                 step=self.finished,
-                total=self._total,
+                last=last,
                 position=self.data.position(),
                 metrics=self.records.numbers_of(self.finished - 1),
             )

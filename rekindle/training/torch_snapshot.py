@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -25,7 +23,8 @@ from rekindle.runtime.channel import Channel
 from rekindle.runtime.snapshot import BUFFERS, BUFFERS_OF_SHARD, SnapshotBuffer
 from rekindle.training.place import Place
 from rekindle.training.torch_layout import METADATA_SKELETON, metadata_of
-from rekindle.training.torch_state import DTYPE_CODES, State, capture, finish, prepare
+from rekindle.training.torch_state import DTYPE_CODES, State, capture, finish, prepare, view
+from rekindle.training.torch_verified import copy_verified
 
 STEP = "step"
 _TICK_S = 0.0005
@@ -239,88 +238,26 @@ def load_snapshot(
                 f"no snapshot of step {step} of generation {generation}; the buffers hold {there}"
             )
         held[0].lock(write=False, wait=True)
-        with _Proof(held[0]) as proof:
-            load(named, held[0].file, proof.copy)
+        load(named, held[0])
         held[0].unlock()
     finally:
         for buffer in buffers:
             buffer.close()
 
 
-class _Proof:
-    """Verifies a snapshot on a thread beside the work on it, and then helps to copy it.
+def load(named: Mapping[str, Any], buffer: SnapshotBuffer) -> None:
+    """Fill the live objects from the file in the buffer; what is used of it has been verified.
 
-    Where it ends it raises CorruptError, whatever else the damage has made the work raise.
+    Raises CorruptError: it is not what was sealed; SessionError: it is another model's.
     """
-
-    def __init__(self, buffer: SnapshotBuffer) -> None:
-        self._left: deque[_Copy] = deque()
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rekindle-proof")
-        self._done = self._thread.submit(self._prove, buffer)
-
-    def __enter__(self) -> _Proof:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.shutdown()
-        self._done.result()
-
-    def copy(self, copies: Iterable[_Copy]) -> None:
-        """Copy, and wait for the proof: what was copied before is not to be used without it."""
-        there = list(copies)
-        # To a device only the thread that trains copies: in the order of its stream.
-        self._left.extend(each for each in there if each[0].device.type == "cpu")
-        _copy_all(each for each in there if each[0].device.type != "cpu")
-        self._copy_left()
-        self._done.result()
-
-    def _prove(self, buffer: SnapshotBuffer) -> None:
-        buffer.verify()
-        self._copy_left()
-
-    def _copy_left(self) -> None:
-        while self._left:
-            try:
-                each = self._left.popleft()
-            except IndexError:
-                return  # the other one was quicker
-            _copy_all([each])
-
-
-_Copy = tuple[torch.Tensor, torch.Tensor]  # to, and from
-
-
-def _copy_all(copies: Iterable[_Copy]) -> None:
-    with torch.no_grad():
-        for target, source in copies:
-            target.copy_(source)
-
-
-def load(
-    named: Mapping[str, Any],
-    file: memoryview,
-    copy: Callable[[Iterable[_Copy]], None] = _copy_all,
-) -> None:
-    """Fill the live objects from the bytes of a safetensors file.
-
-    copy: returns when all is copied and may be used.
-    """
-    header = read_header(file)
-    specs = {spec.name: spec for spec in header.specs}
-    targets = prepare(named, header.metadata[METADATA_SKELETON].encode())
-    begins = {name: header.data_begin + specs[name].begin for name in targets}
-    copy(
-        (target, view(file, target.dtype, tuple(target.shape), begins[name]))
-        for name, target in targets.items()
-    )
+    file = buffer.file
+    try:
+        header = read_header(file)
+        begins = {spec.name: header.data_begin + spec.begin for spec in header.specs}
+        targets = prepare(named, header.metadata[METADATA_SKELETON].encode())
+        filled = [(target, begins[name]) for name, target in targets.items()]
+    except Exception:
+        buffer.verify()  # what is damaged may raise anything: then that is the error
+        raise
+    copy_verified(buffer, filled)
     finish(named)
-
-
-def view(data: memoryview, dtype: torch.dtype, shape: tuple[int, ...], begin: int) -> torch.Tensor:
-    """Return the tensor that lies at this place of the file, without a copy."""
-    count = 1
-    for size in shape:
-        count *= size
-    if count == 0:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(data, dtype=dtype, count=count, offset=begin).view(shape)

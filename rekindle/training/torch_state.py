@@ -138,6 +138,16 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
+def view(data: memoryview, dtype: torch.dtype, shape: tuple[int, ...], begin: int) -> torch.Tensor:
+    """Return the tensor that lies at this place of the file, without a copy."""
+    count = 1
+    for size in shape:
+        count *= size
+    if count == 0:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(data, dtype=dtype, count=count, offset=begin).view(shape)
+
+
 @dataclass(slots=True)
 class _Pending:
     """What prepare() leaves for finish()."""

@@ -26,7 +26,7 @@ from rekindle.training.skeleton import (
     tensor_specs,
 )
 from rekindle.training.torch_layout import METADATA_PIECES, METADATA_SKELETON
-from rekindle.training.torch_snapshot import view
+from rekindle.training.torch_state import view
 
 _Shape = tuple[int, ...]
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from commands.trained import STATE, Checkpoints, Trained, bits, flip, place
+from states import sealed
 from torch import nn
 from torch.distributed.checkpoint import format_utils
 
@@ -55,7 +56,7 @@ def taken_up(store: DirectoryStore, named: dict[str, Any]) -> dict[str, Any]:
     """What live objects are after they have loaded the newest checkpoint, as a Session does."""
     found = store.newest().checkpoint
     assert found
-    load(named, found.read(STATE))
+    load(named, sealed(found.read(STATE)))
     return {name: bits(thing.state_dict()) for name, thing in named.items()}
 
 

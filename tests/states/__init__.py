@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from rekindle.runtime.snapshot import SnapshotBuffer
 from rekindle.training.torch_state import State, finish, prepare
 
 
@@ -18,3 +20,16 @@ def move(state: State, named: Mapping[str, Any]) -> None:
         for name, target in targets.items():
             target.copy_(state.tensors[name].clone())
     finish(named)
+
+
+def sealed(content: bytes) -> SnapshotBuffer:
+    """A snapshot with this content, as a rank finds it in its agent's memory."""
+    fd = SnapshotBuffer.create("test", max(1, len(content)))
+    try:
+        buffer = SnapshotBuffer(fd)
+    finally:
+        os.close(fd)
+    buffer.data[: len(content)] = content
+    buffer.commit((1, 1), len(content))
+    buffer.seal()
+    return buffer

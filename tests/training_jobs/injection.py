@@ -34,8 +34,9 @@ class Fault:
         hiccup, one that the script calls transient; uce, uce-temporary, uce-fatal, an error of the
         device's memory that damaged the state, nothing that lasts, or the device for good; flip,
         after which what the rank computes is wrong; ecc, the error that tells of it late; pause,
-        which waits until the test lets it go on, and compute, which computes until then; or hold,
-        which waits until the rank was asked to stand still for a world that grows.
+        which waits until the test lets it go on, and compute, which computes until then; hold,
+        which waits until the rank was asked to stand still for a world that grows; or leave, after
+        which the script leaves its loop as if it had stopped early.
     """
 
     rank: int
@@ -78,6 +79,7 @@ class Injector:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.step: int | None = None
+        self.leaves = False
         self.flaw = 0.0  # what is wrong in the model's outputs
         self._flipped_us = 0
         self._channel: Any = None
@@ -103,15 +105,16 @@ class Injector:
 
     def _strike(self, number: int, what: str) -> None:
         match what:
-            case "raise":
-                raise ValueError(f"injected into step {self.step}")
+            case "raise" | "hiccup":
+                kind = ValueError if what == "raise" else HiccupError
+                raise kind(f"injected into step {self.step}")
             case "link":
                 raise RuntimeError("the sample names no ProcessGroup")
-            case "hiccup":
-                raise HiccupError(f"injected into step {self.step}")
             case "uce" | "uce-temporary" | "uce-fatal":
                 CpuDevice.pretended = _DAMAGE[what]
                 raise RuntimeError("UCE ERROR: injected")
+            case "leave":
+                self.leaves = True
             case "flip":
                 self.flaw, self._flipped_us = 5.0, time.time_ns() // 1000
             case "ecc":

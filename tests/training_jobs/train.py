@@ -139,6 +139,8 @@ class Run:
                         self.one_step(session, step)
                 with session.phase("evaluate"):
                     self.faults.at("evaluate")
+                if self.faults.leaves:
+                    break
             self.faults.at("dismissed")
         self.faults.at("end")
         self.leave_result()
