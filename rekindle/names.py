@@ -22,6 +22,7 @@ ENV_FAILOVER_GRACE = "MA_FAILOVER_TERMINATION_GRACE_PERIOD_SECONDS"
 
 # Read by the command line and the engine.
 ENV_HOME = "REKINDLE_HOME"  # where job directories live; default ~/.rekindle
+ENV_HOST = "REKINDLE_HOST_NAME"  # how an agent's host is called, if not by its hostname
 ENV_SECRET = "REKINDLE_SECRET"  # the job's secret, when it cannot be read from the job directory
 
 # Credentials of a store in S3; without them those that boto3 finds are taken.
@@ -46,7 +47,9 @@ HOSTS_FILE = "hosts.jsonl"  # what happened on hosts
 HOSTS_DIRECTORY = "hosts"  # the pretended ones
 CONDITION_SUFFIX = ".condition"  # beside a pretended host's file: what is wrong with it
 
-# HTTP paths of the coordinator.
+# HTTP paths of the coordinator, and where the job's secret is said again: Kubernetes' API server
+# keeps an Authorization header to itself when it passes a request on.
+HEADER_SECRET = "X-Rekindle-Authorization"
 PATH_AGENT = "/agent"
 PATH_SPEC = "/spec"
 PATH_JOB = "/job"
@@ -57,6 +60,7 @@ PATH_INJECT = "/inject"
 PATH_APPROVE = "/approve"
 PATH_STOP = "/stop"
 PATH_SIGNS = "/signs"
+PATH_ATTEMPT = "/attempt"  # of a coordinator in a pod, between attempts
 
 WIRE_VERSION = 5
 OFFERS = 32  # checkpoints, newest first, that a node offers; a restore tries no older ones

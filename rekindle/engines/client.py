@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
@@ -25,17 +26,51 @@ from rekindle.runtime.view import JobView
 SILENCE_S = 20.0
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a coordinator is reached: straight, or through what passes requests on.
+
+    connect: a new connection, not yet open. prefix: goes before each path. headers: for whoever is
+    on the way. where: the coordinator in a few words.
+    """
+
+    connect: Callable[[], http.client.HTTPConnection]
+    where: str
+    prefix: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def straight(endpoint: Endpoint) -> Way:
+    """The way to a coordinator whose address we can reach."""
+    return Way(
+        connect=lambda: http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=SILENCE_S),
+        where=f"the job's coordinator (process {endpoint.pid})",
+    )
+
+
 class JobClient:
     """Requests to one coordinator. Each raises JobError when it does not answer or refuses."""
 
-    def __init__(self, endpoint: Endpoint, secret: str) -> None:
-        self._endpoint = endpoint
-        self._headers = {"Authorization": bearer(secret)}
+    def __init__(self, endpoint: Endpoint, secret: str, way: Way | None = None) -> None:
+        self._way = way or straight(endpoint)
+        self._headers = {"Authorization": bearer(secret), names.HEADER_SECRET: bearer(secret)}
+        self._headers |= self._way.headers
 
     def status(self) -> JobView:
         """Ask where the job is."""
-        with _Call(self._endpoint, "GET", names.PATH_JOB, self._headers) as call:
-            return msgspec.json.decode(call.response.read(), type=JobView)
+        with self._call("GET", names.PATH_JOB) as call:
+            return msgspec.json.decode(call.read(), type=JobView)
+
+    def history(self, *, since: int = 0) -> list[journal.AnyEvent]:
+        """Fetch the events with a sequence number above `since` that there are now."""
+        target = f"{names.PATH_EVENTS}?{urlencode({'since': since, 'follow': 0})}"
+        with self._call("GET", target) as call:
+            return journal.read(call.read().splitlines())
+
+    def begin(self, attempt: int, history: Sequence[journal.AnyEvent]) -> None:
+        """Have a coordinator in a pod begin an attempt of a job with this history."""
+        order = {"attempt": attempt, "ledger": journal.encode_all(history).decode()}
+        self._post(names.PATH_ATTEMPT, json.dumps(order).encode())
 
     def events(self, *, since: int = 0) -> EventStream:
         """Follow the job's events with a sequence number above `since`, without steering it."""
@@ -71,13 +106,17 @@ class JobClient:
         self._post(names.PATH_INJECT, msgspec.json.encode(fault))
 
     def _post(self, path: str, body: bytes) -> None:
-        headers = {**self._headers, "Content-Type": "application/json"}
-        with _Call(self._endpoint, "POST", path, headers, body) as call:
-            call.response.read()
+        with self._call("POST", path, body) as call:
+            call.read()
 
     def _stream(self, path: str, query: dict[str, Any]) -> EventStream:
-        target = f"{path}?{urlencode(query)}"
-        return EventStream(_Call(self._endpoint, "GET", target, self._headers))
+        return EventStream(self._call("GET", f"{path}?{urlencode(query)}"))
+
+    def _call(self, method: str, target: str, body: bytes | None = None) -> _Call:
+        headers = dict(self._headers)
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        return _Call(self._way, method, target, headers, body)
 
 
 class EventStream:
@@ -137,18 +176,16 @@ class _Call:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        way: Way,
         method: str,
         target: str,
         headers: dict[str, str],
         body: bytes | None = None,
     ) -> None:
-        self.where = f"the job's coordinator (process {endpoint.pid})"
-        self._connection = http.client.HTTPConnection(
-            endpoint.host, endpoint.port, timeout=SILENCE_S
-        )
+        self.where = way.where
+        self._connection = way.connect()
         try:
-            self._connection.request(method, target, body, headers)
+            self._connection.request(method, way.prefix + target, body, headers)
             self.response = self._connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             self.close()
@@ -158,6 +195,13 @@ class _Call:
 
     def __enter__(self) -> _Call:
         return self
+
+    def read(self) -> bytes:
+        """Read the whole answer. Raises JobError: it broke off."""
+        try:
+            return self.response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise JobError(f"{self.where} died: its answer broke off: {error!r}") from error
 
     def __exit__(self, *_: object) -> None:
         self.close()

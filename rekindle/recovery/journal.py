@@ -364,6 +364,11 @@ def decode(line: bytes | str) -> AnyEvent:
     return _DECODER.decode(line)
 
 
+def encode_all(events: Iterable[Event]) -> bytes:
+    """Encode events as the lines of a ledger."""
+    return b"".join(encode(event) + b"\n" for event in events)
+
+
 def read(lines: Iterable[bytes]) -> list[AnyEvent]:
     """Decode a ledger; a torn last line (its writer was killed) is left out.
 

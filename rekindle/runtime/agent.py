@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+from http import HTTPStatus
 from pathlib import Path
 
 import aiohttp
@@ -181,7 +182,11 @@ class Agent:
                         f"the coordinator at {url} refuses this job secret; "
                         f"give the one of job {self.spec.job_id} in {names.ENV_SECRET}"
                     ) from error
-                raise JobError(f"{url} is no Rekindle coordinator: {error.message}") from error
+                if error.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                    raise JobError(f"{url} is no Rekindle coordinator: {error.message}") from error
+                if time.monotonic() > deadline:
+                    raise JobError(f"the coordinator at {url} begins no attempt") from error
+                await asyncio.sleep(0.2)
             except aiohttp.ClientError as error:
                 if is_over(self._ledger):
                     raise JobError("the job has ended") from error
@@ -274,6 +279,11 @@ class Agent:
             os._exit(self.status)  # there is no other way to leave a thread behind that writes
 
 
+def host_name() -> str:
+    """Return how this agent's host is called: in a pod that is not the hostname."""
+    return os.environ.get(names.ENV_HOST) or socket.gethostname()
+
+
 def outlives_coordinator(message: protocol.Message) -> bool:
     """Whether another coordinator must hear what this one may not have heard."""
     suspects = isinstance(message, protocol.StepFailed) and message.clean is not None
@@ -313,7 +323,7 @@ async def serve(options: argparse.Namespace) -> int:
         address=options.address,
         pid=os.getpid(),
         processes=spec.processes_per_node,
-        host=pretended.name if pretended else socket.gethostname(),
+        host=pretended.name if pretended else host_name(),
         devices=device_tools.are_there(),
     )
     agent = Agent(directory, secret, hello, pretended)

@@ -172,7 +172,7 @@ class Coordinator:
     @web.middleware
     async def authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse whoever does not know the job's secret."""
-        if not is_authorized(request.headers.get("Authorization"), self.secret):
+        if not knows_secret(request, self.secret):
             return web.json_response(
                 {"error": f"wrong or missing secret for job {self.spec.job_id}"}, status=401
             )
@@ -249,6 +249,12 @@ class Coordinator:
         deadline = time.monotonic() + FAREWELL_S
         while self._lines and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
+
+
+def knows_secret(request: web.Request, secret: str) -> bool:
+    """Whether a request bears the job's secret, in either header."""
+    said = request.headers.get(names.HEADER_SECRET) or request.headers.get("Authorization")
+    return is_authorized(said, secret)
 
 
 def allow_files(needed: int) -> None:

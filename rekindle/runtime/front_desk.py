@@ -2,7 +2,7 @@
 
 GET  /spec     the job's description, for nodes that join
 GET  /job      the job now, as JSON
-GET  /events   the journal from `since` on, then live, as JSON lines
+GET  /events   the journal from `since` on, then live, as JSON lines; follow=0: without the latter
 GET  /steer    the same, and the lease to steer the job for as long as the line is open
 POST /control  stop the job; needs the lease's token
 POST /approve  a person's answer to a strategy that waits for it
@@ -21,6 +21,7 @@ import msgspec
 from aiohttp import web
 
 from rekindle import names
+from rekindle.recovery import journal
 from rekindle.recovery.classification import Sign
 from rekindle.runtime import protocol, view
 from rekindle.runtime.lease import Lease
@@ -90,6 +91,9 @@ class FrontDesk:
         since = request.query.get("since", "0")
         if not (since.isascii() and since.isdigit()):
             return web.json_response({"error": f"since={since} is no number"}, status=400)
+        if request.query.get("follow") == "0":
+            lines = journal.encode_all(self._ledger.events[int(since) :])
+            return web.Response(body=lines, content_type="application/x-ndjson")
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
         if token is not None:

@@ -1,0 +1,210 @@
+"""The coordinator of a pod: it outlives attempts, signals, and the loss of its volume."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rekindle import names
+from rekindle.engines.client import JobClient
+from rekindle.errors import JobError, LeaseHeldError
+from rekindle.recovery import journal
+from rekindle.runtime.spec import Endpoint, EntryKind, JobDirectory, JobSpec
+
+SECRET = "s" * 64
+LIMIT_S = 30.0
+
+
+def free_port() -> int:
+    with socket.create_server((names.LOOPBACK, 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+class Pod:
+    """A coordinator as Kubernetes would run it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, free_port()
+        self.directory = JobDirectory(folder / "volume")
+        described = folder / "described"
+        described.mkdir()
+        spec = JobSpec(
+            job_id="job",
+            entry=EntryKind.SCRIPT,
+            target="/in/the/image.py",
+            working_directory="/in/the",
+            directory="/elsewhere",
+            log_directory="/elsewhere/logs",
+            checkpoint_store="/elsewhere/checkpoints",
+        )
+        (described / names.SPEC_FILE).write_bytes(msgspec.json.encode(spec))
+        (described / names.SECRET_FILE).write_text(SECRET)
+        endpoint = Endpoint(host=names.LOOPBACK, port=self.port, pid=0, attempt=0)
+        self.client = JobClient(endpoint, SECRET)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Pod:
+        command = [sys.executable, "-m", "rekindle.runtime.pod_coordinator"]
+        command += ["--directory", str(self.directory.path)]
+        command += ["--described", str(self.folder / "described"), "--port", str(self.port)]
+        self.process = subprocess.Popen(command)
+        self.wait(lambda: self.client.history() is not None)
+        return self
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while True:
+            with contextlib.suppress(JobError):
+                if done():
+                    return
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def wait_attempt(self, attempt: int) -> None:
+        self.wait(lambda: self.client.status().attempt == attempt)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        assert self.process is not None
+        process, self.process = self.process, None
+        process.send_signal(number)
+        return process.wait(LIMIT_S)
+
+    def begin(self, attempt: int, history: list[journal.AnyEvent] | None = None) -> None:
+        self.client.begin(attempt, history or [])
+        self.wait_attempt(attempt)
+
+    def stop(self) -> list[journal.AnyEvent]:
+        self.client.stop_by_hand(by="somebody")
+        self.wait(lambda: isinstance(self.client.history()[-1], journal.Ended))
+        self.wait(self.is_between)
+        return self.client.history()
+
+    def is_between(self) -> bool:
+        try:
+            self.client.status()
+        except JobError as error:
+            return "503" in str(error)
+        return False
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Iterator[Pod]:
+    made = Pod(tmp_path)
+    yield made
+    if made.process is not None:
+        made.end(signal.SIGKILL)
+
+
+def test_attempts_one_after_the_other(pod: Pod) -> None:
+    """The journal is served between them, and goes on in the next."""
+    pod.start()
+    assert pod.is_between()
+    pod.begin(1)
+    first = pod.stop()
+    pod.begin(2)
+    second = pod.stop()
+    assert second[: len(first)] == first
+    assert [e.attempt for e in second if isinstance(e, journal.JobStarted)] == [1, 2]
+    assert pod.client.history(since=len(first)) == second[len(first) :]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_its_end_is_not_the_end_of_the_job(number: int, pod: Pod) -> None:
+    """Another process in the pod goes on with the attempt, by itself."""
+    pod.start().begin(1)
+    before = pod.client.history()
+    pod.end(number)
+    pod.start()
+    pod.wait_attempt(1)
+    assert pod.client.history()[: len(before)] == before
+    assert not any(isinstance(e, journal.Ended) for e in pod.client.history())
+
+
+def test_a_lost_volume(pod: Pod) -> None:
+    """Whoever has a copy of the journal gives it, and the same attempt goes on."""
+    pod.start().begin(1)
+    copy = pod.client.history()
+    pod.end(signal.SIGKILL)
+    pod.directory.ledger.unlink()
+    pod.start()
+    assert pod.is_between()
+    pod.begin(1, copy)
+    assert pod.client.history()[: len(copy)] == copy
+    assert len([e for e in pod.client.history() if isinstance(e, journal.JobStarted)]) == 1
+
+
+def test_an_attempt_that_is_over(pod: Pod) -> None:
+    pod.start().begin(1)
+    pod.stop()
+    for attempt in (0, 1):
+        with pytest.raises(LeaseHeldError, match=f"attempt {attempt} is over; the next one is 2"):
+            pod.client.begin(attempt, [])
+    assert pod.is_between()
+
+
+def test_a_copy_that_is_older_than_the_journal(pod: Pod) -> None:
+    """What the coordinator has itself counts."""
+    pod.start().begin(1)
+    known = pod.stop()
+    pod.begin(2, known[:1])
+    assert pod.client.history()[: len(known)] == known
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "not an order"),
+        (b'{"attempt": "x"}', "Expected `int`"),
+        (b'{"attempt": 1, "ledger": "a\\nb\\n"}', "line 1 of the job's ledger"),
+        (b'{"attempt": 1, "more": 2}', "unknown field `more`"),
+    ],
+)
+def test_orders_that_are_none(body: bytes, said: str, pod: Pod) -> None:
+    pod.start()
+    status, text = ask(pod, "POST", names.PATH_ATTEMPT, body)
+    assert (status, said in text) == (400, True), text
+    assert pod.is_between()
+
+
+@pytest.mark.parametrize("path", [names.PATH_EVENTS + "?follow=0", names.PATH_JOB, "/"])
+def test_the_secret_is_asked_for(path: str, pod: Pod) -> None:
+    """Also through a proxy that keeps the Authorization header to itself."""
+    pod.start()
+    assert ask(pod, "GET", path, secret="")[0] == 401
+    assert ask(pod, "GET", path, secret="wrong")[0] == 401
+    assert ask(pod, "GET", path, header=names.HEADER_SECRET)[0] in (200, 503)
+
+
+def ask(
+    pod: Pod,
+    method: str,
+    path: str,
+    body: bytes = b"",
+    secret: str = SECRET,
+    header: str = "Authorization",
+) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(names.LOOPBACK, pod.port, timeout=LIMIT_S)
+    try:
+        connection.request(method, path, body, {header: f"Bearer {secret}"} if secret else {})
+        response = connection.getresponse()
+        return response.status, json.loads(response.read() or b'{"error": ""}').get("error", "")
+    finally:
+        connection.close()
+
+
+def test_nothing_is_mounted(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rekindle.runtime.pod_coordinator", "--port", "0"]
+    command += ["--directory", str(tmp_path / "a"), "--described", str(tmp_path / "b")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, "no job in" in done.stderr) == (2, True), done.stderr
