@@ -64,6 +64,14 @@ def _world(parser: argparse.ArgumentParser) -> None:
     option(group, "node_rank", type=int, default=None, help="run this node only, others join")
     option(group, "coordinator", default=None, metavar="HOST:PORT", help="join this job")
     option(group, "listen", default=f"{names.LOOPBACK}:0", metavar="HOST:PORT")
+    option(
+        group,
+        "join_timeout",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long to wait for the coordinator to join; default: it must be there",
+    )
     option(group, "local_addr", default=None, help="address of this machine for other nodes")
     option(group, "master_addr", default="", help="address of the ranks' store")
     option(group, "master_port", type=int, default=0, help="its port; 0 = any free one")

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,8 @@ from rekindle.engines.pretended import PretendedHosts
 from rekindle.errors import JobError, LeaseHeldError, UsageError
 from rekindle.recovery import journal
 from rekindle.runtime.spec import Endpoint, JobDirectory, JobSpec, bearer, check, home
+
+ASK_EVERY_S = 0.5  # of a node that waits for its coordinator
 
 
 def launch(options: argparse.Namespace) -> int:
@@ -108,7 +111,7 @@ def join(options: argparse.Namespace) -> int:
     if options.spare and options.node_rank is not None:
         raise UsageError("a spare has no node rank: give --spare or --node-rank")
     host, port = host_and_port(options.coordinator, "--coordinator")
-    spec, attempt = _ask_for_spec(host, port, secret)
+    spec, attempt = _wait_for_spec(host, port, secret, limit_s=options.join_timeout)
     with tempfile.TemporaryDirectory(prefix="rekindle-node-") as folder:
         spec = check(_ours(spec, options, Path(folder)))
         directory = JobDirectory(folder)
@@ -142,22 +145,38 @@ def _run_agent(command: list[str]) -> int:
     return 128 + stopped_by[0] if stopped_by else status
 
 
-def _ask_for_spec(host: str, port: int, secret: str) -> tuple[JobSpec, int]:
+def _wait_for_spec(host: str, port: int, secret: str, *, limit_s: float) -> tuple[JobSpec, int]:
+    """Ask for the job until there is an attempt to join.
+
+    Raises JobError: there is none within the limit, or we are refused.
+    """
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            status, body = _ask_for_spec(host, port, secret)
+        except (OSError, http.client.HTTPException) as error:
+            if time.monotonic() > deadline:
+                raise JobError(f"no coordinator answers at {host}:{port}: {error}") from error
+        else:
+            if status != http.client.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
+                break
+        time.sleep(ASK_EVERY_S)
+    if status == http.client.UNAUTHORIZED:
+        raise JobError(f"the coordinator at {host}:{port} refuses the secret in {names.ENV_SECRET}")
+    if status != http.client.OK:
+        raise JobError(f"{host}:{port} is no Rekindle coordinator: HTTP {status}")
+    answer = msgspec.json.decode(body, type=tuple[JobSpec, int])
+    return answer
+
+
+def _ask_for_spec(host: str, port: int, secret: str) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(host, port, timeout=10)
     try:
         connection.request("GET", names.PATH_SPEC, headers={"Authorization": bearer(secret)})
         response = connection.getresponse()
-        body = response.read()
-    except (OSError, http.client.HTTPException) as error:
-        raise JobError(f"no coordinator answers at {host}:{port}: {error}") from error
+        return response.status, response.read()
     finally:
         connection.close()
-    if response.status == http.client.UNAUTHORIZED:
-        raise JobError(f"the coordinator at {host}:{port} refuses the secret in {names.ENV_SECRET}")
-    if response.status != http.client.OK:
-        raise JobError(f"{host}:{port} is no Rekindle coordinator: HTTP {response.status}")
-    answer = msgspec.json.decode(body, type=tuple[JobSpec, int])
-    return answer
 
 
 def _ours(spec: JobSpec, options: argparse.Namespace, folder: Path) -> JobSpec:

@@ -363,3 +363,35 @@ def test_what_a_job_may_be_told_of_is_no_more_than_its_own() -> None:
     assert job.machine.on_sign(Sign(source=Source.XID, what="92", node=4), job.now)
     job.exits(0, code=1)
     assert strategies(job) == [Strategy.FAIL]
+
+
+# ---- of what a node was lost
+
+
+def seen(job: Driver) -> list[journal.FaultSeen]:
+    return [event for event in job.history if isinstance(event, journal.FaultSeen)]
+
+
+@pytest.mark.parametrize(
+    ("what", "kind"),
+    [("EvictionByEvictionAPI", Kind.EVICTION), ("OOMKilled", Kind.HOST_OOM)],
+)
+def test_a_sign_tells_why_a_node_was_lost(what: str, kind: Kind) -> None:
+    """It comes after the line was cut; the incident then says it, and nothing else is done."""
+    job = trained(5, nodes=2)
+    job.lose(1)
+    assert seen(job)[-1].fault.kind is Kind.NODE_LOST
+    before = strategies(job)
+    assert report(job, Source.POD_REASON, what, node=1) == ""
+    told = seen(job)[-1]
+    assert (told.known, told.fault.kind) == (True, kind)
+    assert what in told.fault.message
+    assert strategies(job) == before
+    assert report(job, Source.POD_REASON, what, node=1) == ""  # twice is once
+    assert len([e for e in seen(job) if e.known]) == 1
+
+
+def test_a_sign_of_a_node_that_never_was() -> None:
+    job = trained(5, nodes=2)
+    job.lose(1)
+    assert "has no node 2" in report(job, Source.POD_REASON, "OOMKilled", node=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from rekindle.engines.client import JobClient
 from rekindle.recovery.journal import AnyEvent
 from rekindle.runtime.spec import Endpoint
 
@@ -21,6 +22,21 @@ class Engine(Protocol):
 
     def alive(self) -> Endpoint | None:
         """Return where the job's coordinator listens, if it lives and answers."""
+
+    def history(self) -> list[AnyEvent]:
+        """Read all that happened to the job, through all its attempts; nothing if there is no job.
+
+        Raises JobError: it cannot be read.
+        """
+
+    def client(self, endpoint: Endpoint) -> JobClient:
+        """Return what talks to the job's coordinator."""
+
+    def release(self) -> None:
+        """Remove what an ended job has left where it ran; its history stays readable.
+
+        Raises JobError: something cannot be removed.
+        """
 
     def replace(self, node: int) -> None:
         """Bring an agent for this node rank, or one more spare (names.SPARE).

@@ -22,6 +22,7 @@ import msgspec
 from rekindle import names
 from rekindle.engines.client import JobClient
 from rekindle.engines.host_log import HostLog
+from rekindle.engines.mirror import Mirror
 from rekindle.engines.pretended import PretendedHosts
 from rekindle.errors import JobError, UsageError
 from rekindle.recovery.codes.tables import Tables
@@ -123,10 +124,21 @@ class LocalEngine:
         if endpoint is None:
             return None
         try:
-            status = JobClient(endpoint, self._directory.secret()).status()
+            status = self.client(endpoint).status()
         except JobError:
             return None
         return endpoint if status.job_id == self._directory.spec().job_id else None
+
+    def history(self) -> list[AnyEvent]:
+        """Read the ledger, which the coordinator writes on this machine."""
+        return Mirror(self._directory.ledger).events()
+
+    def client(self, endpoint: Endpoint) -> JobClient:
+        """Return what talks to the job's coordinator."""
+        return JobClient(endpoint, self._directory.secret())
+
+    def release(self) -> None:
+        """Remove nothing: processes end by themselves, and the job's directory is its record."""
 
     def replace(self, node: int) -> None:
         """Start an agent for this node rank (names.SPARE: a spare), if that is placed here.

@@ -185,7 +185,9 @@ def is_vague(fault: Fault) -> bool:
 
 
 def explains(sign: Fault, fault: Fault) -> bool:
-    """Whether a sign tells what it was that a rank has met: the same, or what it died of."""
+    """Whether a sign tells what a rank has met, or what it died of, or why a node was lost."""
+    if fault.kind is Kind.NODE_LOST:
+        return sign.rank < 0 and sign.node == fault.node
     told = is_vague(fault) or (fault.kind is sign.kind and not fault.code)
     return told and bool(sign.code) and sign.rank == fault.rank >= 0
 

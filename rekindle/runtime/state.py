@@ -208,6 +208,12 @@ class Incidents:
             )
         return None
 
+    def host_lost_with(self, node: int) -> str | None:
+        """Return the host that this node was lost with last; None: it never was."""
+        seen = [*(past.fault for past in self.past), *self.faults]
+        lost = (f.host for f in reversed(seen) if f.node == node and f.rank < 0)
+        return next(lost, None)
+
     def close(self) -> None:
         """Training goes on."""
         self.open = 0

@@ -58,7 +58,8 @@ class Watching(Stalling):
         if self.phase in ENDING:
             return "the job is ending"
         agent = self.roster.nodes.get(sign.node)
-        if agent is None:
+        host = agent.host if agent else self.incidents.host_lost_with(sign.node)
+        if host is None:
             return f"the job has no node {sign.node} now"
         per_node = self.spec.processes_per_node
         if not -1 <= sign.device < per_node:
@@ -67,7 +68,10 @@ class Watching(Stalling):
             verdict = verdict_of(self._tables(), sign)
         except UsageError as error:
             return str(error)
-        if not self._write_down(sign, agent.host, verdict, now):
+        if not self._write_down(sign, host, verdict, now):
+            return ""
+        if agent is None:
+            self._tell(self._fault_of(sign, verdict, now))  # why it was lost, if that is known now
             return ""
         worse = self._answer_worse(now)  # says more than the code itself
         news = not sign.gone and self._signs.answer(agent.host, sign.device, verdict)
@@ -139,14 +143,22 @@ class Watching(Stalling):
         if verdict.urgency is not Urgency.NOW:
             return
         fault = self._fault_of(sign, verdict, now)
-        if told := self.incidents.explain(fault, LOOK_S):
-            self._record(told.event)
-            self._on_told(told)
-        elif fault.kind in CERTAIN:
+        if self._tell(fault):
+            return
+        if fault.kind in CERTAIN:
             self._strike(fault)
         elif fault.rank >= 0:
             self._signs.unmet.append(fault)
         # Else nobody knows whom it has struck, if any rank at all: that one ends, or says so.
+
+    def _tell(self, sign: Fault) -> bool:
+        """Give what a sign knows to the fault that it explains; say whether there is one."""
+        told = self.incidents.explain(sign, LOOK_S)
+        if told is None:
+            return False
+        self._record(told.event)
+        self._on_told(told)
+        return True
 
     def _on_told(self, told: Told) -> None:
         """Decide about a fault of which a sign has told more, unless that changes nothing."""

@@ -22,7 +22,6 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES
 from prefect.states import Paused
 from pydantic import Field, ValidationError
 
-from rekindle.engines.client import JobClient
 from rekindle.errors import JobError
 from rekindle.recovery.journal import Decided
 from rekindle.runtime.protocol import Approval
@@ -133,6 +132,6 @@ class Question:
             by=form.name.strip() or _UNNAMED,
             about=self._decided.fault.at if self._decided.fault else 0.0,
         )
-        JobClient(endpoint, jobs.directory_of(self._job_id).secret()).approve(answer)
+        jobs.client_of(self._job_id, endpoint).approve(answer)
         self._log.info("Incident %d: %s by %s", answer.incident, form.answer, answer.by)
         self.close()

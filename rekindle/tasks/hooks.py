@@ -21,7 +21,6 @@ from prefect.flows import Flow
 from prefect.logging.loggers import flow_run_logger
 
 from rekindle.blocks.job import DEFAULT_NAME
-from rekindle.engines.client import JobClient
 from rekindle.errors import RekindleError
 from rekindle.recovery.policy import Policy, Strategy
 from rekindle.runtime.spec import Endpoint
@@ -57,7 +56,7 @@ def stop_abandoned(flow_run: FlowRun, state: State[Any], log: Log) -> bool:
         return False
     job_id = _job_of(flow_run)
     endpoint = jobs.coordinator_of(job_id)
-    client = JobClient(endpoint, jobs.directory_of(job_id).secret()) if endpoint else None
+    client = jobs.client_of(job_id, endpoint) if endpoint else None
     if client is not None and (holder := client.status().holder):
         log.info("%s steers job %s, and stops it", holder, job_id)
         return False
@@ -82,7 +81,7 @@ def _stop(flow_run: FlowRun, state: State[Any], log: Log) -> None:
             return
         # Not under the lease: the process that holds it may not be quite dead yet, and a person who
         # cancels does not ask who steers.
-        client = JobClient(endpoint, jobs.directory_of(job_id).secret())
+        client = jobs.client_of(job_id, endpoint)
         client.stop_by_hand(by=f"the cancellation of flow run {flow_run.name} ({flow_run.id})")
     except RekindleError:
         log.exception("Job %s could not be stopped", job_id)
@@ -97,8 +96,7 @@ def _coordinator(job_id: str) -> Endpoint | None:
     if alive is not None or not jobs.attempts(history) or jobs.end_of(history) is not None:
         return alive
     endpoint = jobs.engine_of(job_id).revive()
-    directory = jobs.directory_of(job_id)
-    client, nodes = JobClient(endpoint, directory.secret()), directory.spec().nodes
+    client, nodes = jobs.client_of(job_id, endpoint), jobs.directory_of(job_id).spec().nodes
     deadline = time.monotonic() + _GATHER_S
     while sum(node.node >= 0 for node in client.status().nodes) < nodes:
         if time.monotonic() > deadline:

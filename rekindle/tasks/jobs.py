@@ -9,10 +9,10 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
 
 from rekindle import names
+from rekindle.engines.client import JobClient
 from rekindle.engines.local import LocalEngine
 from rekindle.engines.pretended import PretendedHosts
 from rekindle.errors import JobError
-from rekindle.recovery import journal
 from rekindle.recovery.journal import (
     AnyEvent,
     Ended,
@@ -65,18 +65,22 @@ def engine_of(job_id: str) -> LocalEngine:
 
 def coordinator_of(job_id: str) -> Endpoint | None:
     """Return the job's coordinator if it lives and answers."""
-    if directory_of(job_id).endpoint() is None:
-        return None
-    return engine_of(job_id).alive()
+    return engine_of(job_id).alive() if exists(job_id) else None
+
+
+def client_of(job_id: str, endpoint: Endpoint) -> JobClient:
+    """Return what talks to the job's coordinator."""
+    return engine_of(job_id).client(endpoint)
 
 
 def history_of(job_id: str) -> list[AnyEvent]:
     """Read all that happened to the job, through all its attempts; nothing if there is no job."""
-    try:
-        content = directory_of(job_id).ledger.read_bytes()
-    except FileNotFoundError:
-        return []
-    return journal.read(content.splitlines())
+    return engine_of(job_id).history() if exists(job_id) else []
+
+
+def exists(job_id: str) -> bool:
+    """Whether a job of this id was described on this machine."""
+    return (directory_of(job_id).path / names.SPEC_FILE).exists()
 
 
 def newest_attempt(history: Iterable[AnyEvent]) -> list[AnyEvent]:

@@ -21,7 +21,7 @@ from prefect.context import FlowRunContext
 
 from rekindle import names
 from rekindle.engines.base import MOST_REVIVALS, Engine
-from rekindle.engines.client import JobClient, Lease
+from rekindle.engines.client import Lease
 from rekindle.errors import JobError, LeaseHeldError, UsageError
 from rekindle.recovery import journal
 from rekindle.recovery.journal import (
@@ -99,7 +99,7 @@ def _next_coordinator(job_id: str, engine: Engine, log: Log) -> Endpoint:
 
 def _steer(supervisor: Supervisor, endpoint: Endpoint, job_id: str, *, adopting: bool) -> None:
     """Hold the lease and follow the job to its end. Raises JobError: its coordinator died."""
-    client = JobClient(endpoint, jobs.directory_of(job_id).secret())
+    client = jobs.client_of(job_id, endpoint)
     since = supervisor.history[-1].seq if supervisor.history else 0
     with client.steer(holder=holder_name(), since=since) as lease:
         if adopting:

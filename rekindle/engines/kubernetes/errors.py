@@ -1,0 +1,59 @@
+"""What the API server answers where it does not do what was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rekindle.errors import JobError
+
+
+class ApiError(JobError):
+    """A request that the API server refused, or did not answer in time.
+
+    status: HTTP's; 0: there was no answer. reason: the API's own word (AlreadyExists, Expired).
+    """
+
+    def __init__(self, message: str, *, status: int = 0, reason: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+
+
+class MissingObjectError(ApiError):
+    """There is no such object, or no such kind."""
+
+
+class ConflictError(ApiError):
+    """It exists already, or is another one, or newer, than was named."""
+
+
+class ForbiddenError(ApiError):
+    """Whoever we are may not do this."""
+
+
+class InvalidError(ApiError):
+    """The object cannot be as it was sent."""
+
+
+class ExpiredError(ApiError):
+    """What was asked for is older, or newer, than what the server remembers."""
+
+
+_KINDS: Mapping[int, type[ApiError]] = {
+    401: ForbiddenError,
+    403: ForbiddenError,
+    404: MissingObjectError,
+    409: ConflictError,
+    410: ExpiredError,
+    422: InvalidError,
+}
+
+
+def refusal(asked: str, status: int, said: Mapping[str, Any]) -> ApiError:
+    """Make an error of a Status object. asked: the request in a few words."""
+    reason, message = str(said.get("reason", "")), str(said.get("message", ""))
+    kind = _KINDS.get(status, ApiError)
+    if status == 504 and "Too large resource version" in message:
+        kind = ExpiredError  # of a server that lags behind, or was restored from a backup
+    return kind(f"{asked}: {message or reason or f'HTTP {status}'}", status=status, reason=reason)

@@ -1,0 +1,94 @@
+"""What a pod's object tells of the pod: pure.
+
+The names of reasons are those that `recovery/codes/data/kubernetes_pods.toml` has entries for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from rekindle.engines.kubernetes.api import Object
+
+# They say no more than the exit status, or nothing at all.
+_SAY_NOTHING = {"", "Error", "Completed", "ContainerCreating", "PodInitializing"}
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """Why a pod does not run, in Kubernetes' word and in its sentence."""
+
+    word: str
+    sentence: str = ""
+
+
+class PodSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """One pod.
+
+    ip, host: "": it has none yet. waits: it is placed nowhere, or cannot start. exit_code: of its
+    container, if it has ended. ending: it was told to end.
+    """
+
+    name: str
+    uid: str
+    phase: str
+    ip: str = ""
+    host: str = ""
+    waits: bool = False
+    ending: bool = False
+    exit_code: int | None = None
+    reasons: tuple[Reason, ...] = ()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it runs any more, and nothing will."""
+        return self.phase in ("Succeeded", "Failed")
+
+    def in_words(self) -> str:
+        """Say what holds it up, or ended it."""
+        told = "; ".join(f"{r.word}: {r.sentence}" if r.sentence else r.word for r in self.reasons)
+        if not told and self.exit_code is not None:
+            told = f"its container ended with status {self.exit_code}"
+        return f"pod {self.name} is {self.phase}" + (f" ({told})" if told else "")
+
+
+def look_at(pod: Object) -> PodSeen:
+    """Read a pod's object."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    containers = status.get("containerStatuses") or []
+    ended = [
+        c["state"]["terminated"] for c in containers if (c.get("state") or {}).get("terminated")
+    ]
+    reasons = tuple(dict.fromkeys(_reasons(status)))
+    return PodSeen(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        phase=status.get("phase", "Pending"),
+        ip=status.get("podIP") or "",
+        host=(pod.get("spec") or {}).get("nodeName") or "",
+        waits=status.get("phase", "Pending") == "Pending" and bool(reasons),
+        ending=bool(metadata.get("deletionTimestamp")),
+        exit_code=ended[0].get("exitCode") if ended else None,
+        reasons=reasons,
+    )
+
+
+def _reasons(status: Object) -> Iterator[Reason]:
+    """Every reason that is given, the most telling first."""
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            yield from _said(condition)
+    yield from _said(status)
+    every = (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
+    for container in every:
+        state = container.get("state") or {}
+        yield from _said(state.get("terminated") or state.get("waiting") or {})
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            yield from _said(condition)
+
+
+def _said(where: Object) -> Iterator[Reason]:
+    word = where.get("reason") or ""
+    if word not in _SAY_NOTHING:
+        yield Reason(word, " ".join((where.get("message") or "").split())[:300])
