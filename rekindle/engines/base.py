@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from rekindle.engines.client import JobClient
+from rekindle.recovery.classification import Sign
 from rekindle.recovery.journal import AnyEvent
 from rekindle.runtime.spec import Endpoint
 
@@ -31,6 +34,14 @@ class Engine(Protocol):
 
     def client(self, endpoint: Endpoint) -> JobClient:
         """Return what talks to the job's coordinator."""
+
+    def watch(
+        self, report: Callable[[Sign], None], tell: Callable[[str], None]
+    ) -> AbstractContextManager[None]:
+        """Look, meanwhile, at what becomes of the nodes.
+
+        report: takes what is seen of a node of the job; may raise JobError. tell: takes it in words.
+        """
 
     def release(self) -> None:
         """Remove what an ended job has left where it ran; its history stays readable.

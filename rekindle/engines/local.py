@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -25,6 +25,7 @@ from rekindle.engines.host_log import HostLog
 from rekindle.engines.mirror import Mirror
 from rekindle.engines.pretended import PretendedHosts
 from rekindle.errors import JobError, UsageError
+from rekindle.recovery.classification import Sign
 from rekindle.recovery.codes.tables import Tables
 from rekindle.recovery.hosts import learned_from
 from rekindle.recovery.journal import AnyEvent
@@ -136,6 +137,12 @@ class LocalEngine:
     def client(self, endpoint: Endpoint) -> JobClient:
         """Return what talks to the job's coordinator."""
         return JobClient(endpoint, self._directory.secret())
+
+    def watch(
+        self, report: Callable[[Sign], None], tell: Callable[[str], None]
+    ) -> contextlib.AbstractContextManager[None]:
+        """See nothing: the agents' lines and the kernel tell all that there is to tell."""
+        return contextlib.nullcontext()
 
     def release(self) -> None:
         """Remove nothing: processes end by themselves, and the job's directory is its record."""

@@ -67,6 +67,7 @@ def supervise(job_id: str, *, adopted: bool) -> Ended:
     with _notices(job_id) as notices, contextlib.ExitStack() as closing:
         supervisor = Supervisor(job_id, history, engine=engine, notices=notices, log=log)
         closing.callback(supervisor.close)
+        closing.enter_context(engine.watch(jobs.client_of(job_id, endpoint).report, log.warning))
         for revivals in itertools.count():
             try:
                 _steer(supervisor, endpoint, job_id, adopting=adopted and not revivals)

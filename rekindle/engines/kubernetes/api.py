@@ -84,15 +84,25 @@ class Api:
         query = {"fieldManager": MANAGER, "force": "true", **query}
         return self._request("PATCH", path, query, body, _PATCHES["apply"])
 
-    def delete(self, path: str, *, uid: str = "", propagation: str = "Background") -> Object:
+    def delete(
+        self,
+        path: str,
+        *,
+        uid: str = "",
+        propagation: str = "Background",
+        grace_s: int | None = None,
+    ) -> Object:
         """Delete an object, and what it owns; with `uid` only if it is that one.
 
-        All in the body: beside one, the query's propagationPolicy is not looked at.
+        grace_s: of a pod, 0 where its host will not answer. All in the body: beside one, the
+        query's propagationPolicy is not looked at.
         """
         body: Object = {"kind": "DeleteOptions", "apiVersion": "v1"}
         body["propagationPolicy"] = propagation
         if uid:
             body["preconditions"] = {"uid": uid}
+        if grace_s is not None:
+            body["gracePeriodSeconds"] = grace_s
         return self._request("DELETE", path, {}, body)
 
     # ---- streams

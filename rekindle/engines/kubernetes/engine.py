@@ -1,0 +1,304 @@
+"""The Kubernetes engine: a job's coordinator and nodes as pods of a cluster.
+
+Whoever launches may die at any moment, and the next one finds the same names. The coordinator's
+journal is fetched from it and kept in the job's directory; it goes on there when the pods are gone.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from rekindle import names
+from rekindle.engines.client import JobClient, straight
+from rekindle.engines.host_log import HostLog
+from rekindle.engines.kubernetes.api import Api, Object
+from rekindle.engines.kubernetes.coordinator import owned
+from rekindle.engines.kubernetes.errors import ApiError, MissingObjectError
+from rekindle.engines.kubernetes.eyes import Eyes
+from rekindle.engines.kubernetes.kinds.base import Phase
+from rekindle.engines.kubernetes.labels import Names, selector
+from rekindle.engines.kubernetes.manifests import Manifests, adapter, render
+from rekindle.engines.kubernetes.objects import (
+    GONE_S,
+    collection,
+    ensure,
+    find,
+    path_of,
+    wait_gone,
+    wait_until,
+)
+from rekindle.engines.kubernetes.pods import Pods, grace_s
+from rekindle.engines.mirror import Mirror
+from rekindle.errors import JobError
+from rekindle.recovery.classification import Sign
+from rekindle.recovery.hosts import learned_from
+from rekindle.recovery.journal import AnyEvent, NodeJoined
+from rekindle.runtime.spec import Endpoint, JobDirectory, home, replace_file
+
+READY_S = 300.0  # for a coordinator's pod: its image may have to be pulled
+_IN_A_POD = "KUBERNETES_SERVICE_HOST"
+
+
+class KubernetesEngine:
+    """Places a job in a cluster.
+
+    directory: the job's on this machine: its description, its secret, the copy of its journal.
+    """
+
+    def __init__(self, directory: JobDirectory, pods: Pods, api: Api) -> None:
+        self._directory = directory
+        self._pods = pods
+        self._api = api
+        self._kind = adapter(pods.kind)
+        self._job_id = directory.spec().job_id
+        self._names = Names.of(self._job_id)
+        self._mirror = Mirror(directory.ledger)
+        self._hosts = HostLog(home())
+        self._addresses: dict[int, str] = {}  # of the pods that are nodes, or were
+        self._secret = ""
+
+    # ---- what an engine does
+
+    def launch(self, *, attempt: int) -> Endpoint:
+        """Put the job's objects in place, or those of the next attempt, and begin it."""
+        manifests = self._around(attempt)
+        self._place(manifests)
+        return self._begin(attempt)
+
+    def alive(self) -> Endpoint | None:
+        """Return where the job's coordinator listens, if it lives and answers."""
+        try:
+            view = self.client(self._endpoint(0)).status()
+        except JobError:
+            return None
+        endpoint = self._endpoint(view.attempt)
+        self._directory.announce(endpoint)
+        return endpoint if view.job_id == self._job_id else None
+
+    def revive(self) -> Endpoint:
+        """Wait for the coordinator that Kubernetes starts in the place of the dead one.
+
+        Raises JobError: there is none in time.
+        """
+        endpoint = self._directory.endpoint()
+        if endpoint is None:
+            raise JobError(f"job {self._job_id} was never launched")
+        self._around(endpoint.attempt)
+        return self._begin(endpoint.attempt)
+
+    def history(self) -> list[AnyEvent]:
+        """Fetch what is new from the coordinator, if there is one, and return all.
+
+        Raises JobError: there should be one, and it does not answer in time.
+        """
+        known = self._mirror.events()
+        if find(self._api, self._path("v1", "configmaps", self._names.root)) is None:
+            return known
+        since = known[-1].seq if known else 0
+        fetched: list[AnyEvent] = []
+
+        def fetch() -> bool:
+            with contextlib.suppress(JobError):
+                fetched.extend(self.client(self._endpoint(0)).history(since=since))
+                return True
+            return find(self._api, self._path("v1", "configmaps", self._names.root)) is None
+
+        wait_until(fetch, f"the journal of job {self._job_id}", READY_S)
+        return self._mirror.extend(fetched)
+
+    def client(self, endpoint: Endpoint) -> JobClient:
+        """Return what talks to the coordinator: straight from a pod, else through the API server."""
+        secret = self._known_secret()
+        if _IN_A_POD in os.environ:
+            return JobClient(endpoint, secret, straight(endpoint))
+        service = f"http:{self._names.coordinator}:{names.POD_PORT}"
+        path = self._path("v1", "services", service, "proxy")
+        return JobClient(endpoint, secret, self._api.way_to(path))
+
+    def replace(self, node: int) -> None:
+        """Have the kind's controller make the pod of a lost node anew.
+
+        It does so by itself once the pod is over; one whose host does not answer is never over.
+        """
+        self._place_missing()
+        address = self._addresses.pop(node, "")
+        for pod in self._our_pods() if address else []:
+            over = pod["status"].get("phase") in ("Succeeded", "Failed")
+            if pod["status"].get("podIP") == address and not over:
+                path = self._path("v1", "pods", pod["metadata"]["name"])
+                with contextlib.suppress(MissingObjectError):
+                    self._api.delete(path, uid=pod["metadata"]["uid"], grace_s=0)
+
+    def learn(self, event: AnyEvent) -> None:
+        """Note which pod is which node, and what is said about hosts."""
+        if isinstance(event, NodeJoined) and event.node >= 0:
+            self._addresses[event.node] = event.address
+        said = learned_from(self._job_id, event)
+        if said is not None:
+            self._hosts.append(said)
+
+    def release(self) -> None:
+        """Remove all objects of the job, and wait until its pods are gone."""
+        self.history()  # the last that can be fetched
+        workload = self._workload_path()
+        found = find(self._api, workload)
+        if found is not None:
+            self._delete(workload, found)
+        root = self._path("v1", "configmaps", self._names.root)
+        with contextlib.suppress(MissingObjectError):
+            self._api.delete(root, propagation="Background")
+        limit_s = GONE_S + grace_s(self._directory.spec(), self._pods)
+        wait_until(lambda: not self._our_pods(), f"the pods of job {self._job_id} to go", limit_s)
+
+    @contextmanager
+    def watch(self, report: Callable[[Sign], None], tell: Callable[[str], None]) -> Iterator[None]:
+        """Follow the job's pods meanwhile: what becomes of them is reported, and told."""
+        pods = collection("v1", "pods", self._pods.namespace)
+        eyes = Eyes(self._api, pods, selector(self._job_id), self._node_at, report, tell)
+        with eyes.open():
+            yield
+
+    # ---- placing
+
+    def _around(self, attempt: int) -> Manifests:
+        """Put in place all but the workload, as it was or is to be; return the manifests."""
+        spec = self._directory.spec()
+        wanted = self._render(attempt)
+        root = ensure(self._api, wanted.root)
+        uid = root["metadata"]["uid"]
+        secret, *others = wanted.around
+        self._keep_secret(ensure(self._api, owned(secret, uid)))
+        # With the secret that counts, which may be another process's.
+        wanted = self._render(attempt)
+        for each in (*others, *wanted.beside):
+            self._api.apply(path_of(each), owned(each, uid))
+        workload = owned(wanted.workload, uid)
+        return msgspec.structs.replace(wanted, root=root, workload=workload)
+
+    def _render(self, attempt: int) -> Manifests:
+        return render(
+            self._directory.spec(),
+            self._pods,
+            secret=self._known_secret(),
+            attempt=attempt,
+            avoid=self._isolated(),
+        )
+
+    def _isolated(self) -> tuple[str, ...]:
+        hosts = self._hosts.hosts().values()
+        return tuple(sorted(host.host for host in hosts if host.isolated))
+
+    def _place(self, wanted: Manifests) -> None:
+        """Have the workload run as wanted: a new one, or the one that is there placed anew."""
+        path = self._workload_path()
+        found = find(self._api, path)
+        if found is None:
+            ensure(self._api, wanted.workload)
+            return
+        suspend = self._kind.suspend_patch()
+        over = self._kind.status(found).phase in (Phase.SUCCEEDED, Phase.FAILED)
+        if suspend is None or over:
+            self._delete(path, found)
+            ensure(self._api, wanted.workload)
+            return
+        self._api.patch(path, suspend)
+        self._wait_pods_gone()
+        resume = self._kind.resume_patch(wanted.workload, self._isolated())
+        if resume is None:
+            self._delete(path, found)
+            ensure(self._api, wanted.workload)
+        else:
+            self._api.patch(path, resume)
+
+    def _place_missing(self) -> None:
+        """Make the workload anew if somebody has removed it."""
+        endpoint = self._directory.endpoint()
+        if endpoint is not None and find(self._api, self._workload_path()) is None:
+            ensure(self._api, self._around(endpoint.attempt).workload)
+
+    def _delete(self, path: str, found: Object) -> None:
+        with contextlib.suppress(MissingObjectError):
+            self._api.delete(path, uid=found["metadata"]["uid"], propagation="Foreground")
+        limit_s = GONE_S + grace_s(self._directory.spec(), self._pods)
+        wait_gone(self._api, path, what=f"the workload of job {self._job_id}", limit_s=limit_s)
+        self._wait_pods_gone()
+
+    def _wait_pods_gone(self) -> None:
+        """Wait until no node of the job runs: what it holds is needed by those that come."""
+        limit_s = GONE_S + grace_s(self._directory.spec(), self._pods)
+        wait_until(
+            lambda: all(_is_over(pod) for pod in self._our_pods(self._workers())),
+            f"the nodes of job {self._job_id} to end",
+            limit_s,
+        )
+
+    def _begin(self, attempt: int) -> Endpoint:
+        """Wait for the coordinator, and have it begin the attempt if it has not."""
+        endpoint = self._endpoint(attempt)
+        client, known = self.client(endpoint), self._mirror.events()
+        last: list[JobError] = []
+
+        def begun() -> bool:
+            with contextlib.suppress(JobError):
+                if client.status().attempt == attempt:
+                    return True
+            try:
+                client.begin(attempt, known)
+            except JobError as error:
+                last[:] = [error]
+            return False
+
+        try:
+            wait_until(begun, f"the coordinator of job {self._job_id}", READY_S)
+        except ApiError as error:
+            raise JobError(f"{error}: {last[0] if last else 'no answer'}") from error
+        self._directory.announce(endpoint)
+        return endpoint
+
+    # ---- what is there
+
+    def _known_secret(self) -> str:
+        """Return the job's secret: that of the cluster, else the one that was made here."""
+        if not self._secret:
+            found = find(self._api, self._path("v1", "secrets", self._names.secret))
+            if found is None:
+                return self._directory.secret()
+            self._keep_secret(found)
+        return self._secret
+
+    def _keep_secret(self, found: Object) -> None:
+        self._secret = base64.b64decode(found["data"][names.SECRET_FILE]).decode().strip()
+        replace_file(self._directory.path / names.SECRET_FILE, self._secret.encode())
+
+    def _our_pods(self, labels: str = "") -> list[dict[str, Any]]:
+        pods = collection("v1", "pods", self._pods.namespace)
+        items = self._api.get(pods, labelSelector=labels or selector(self._job_id)).get("items")
+        return list(items or ())
+
+    def _workers(self) -> str:
+        return self._kind.pods_selector(self._names.workload)
+
+    def _node_at(self, address: str) -> int | None:
+        return next((n for n, known in self._addresses.items() if known == address), None)
+
+    def _endpoint(self, attempt: int) -> Endpoint:
+        host = f"{self._names.coordinator}.{self._pods.namespace}.svc"
+        return Endpoint(host=host, port=names.POD_PORT, pid=0, attempt=attempt)
+
+    def _workload_path(self) -> str:
+        gvk = self._kind.gvk
+        return self._path(gvk.api_version, gvk.plural, self._names.workload)
+
+    def _path(self, version: str, plural: str, *rest: str) -> str:
+        return "/".join((collection(version, plural, self._pods.namespace), *rest))
+
+
+def _is_over(pod: Object) -> bool:
+    return pod["status"].get("phase") in ("Succeeded", "Failed")

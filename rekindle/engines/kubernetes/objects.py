@@ -1,0 +1,110 @@
+"""A job's objects in the cluster: made once, found again, and removed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+from rekindle.engines.kubernetes import labels
+from rekindle.engines.kubernetes.api import Api, Object
+from rekindle.engines.kubernetes.errors import ApiError, ConflictError, MissingObjectError
+from rekindle.errors import UsageError
+
+GONE_S = 120.0  # longer than pods may take to end by themselves, in most jobs
+_POLL_S = 0.1
+_PLURALS = {
+    "ConfigMap": "configmaps",
+    "Secret": "secrets",
+    "Service": "services",
+    "Deployment": "deployments",
+    "NetworkPolicy": "networkpolicies",
+    "Job": "jobs",
+    "JobSet": "jobsets",
+    "AscendJob": "ascendjobs",
+    "PyTorchJob": "pytorchjobs",
+    "TrainJob": "trainjobs",
+    "TrainingRuntime": "trainingruntimes",
+}
+
+
+def collection(api_version: str, plural: str, namespace: str) -> str:
+    """Return the path of all objects of a kind in a namespace."""
+    root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+    return f"{root}/namespaces/{namespace}/{plural}"
+
+
+def collection_of(obj: Object) -> str:
+    """Return the path of the collection that an object belongs to."""
+    plural = _PLURALS[obj["kind"]]
+    return collection(obj["apiVersion"], plural, obj["metadata"]["namespace"])
+
+
+def path_of(obj: Object) -> str:
+    """Return the path of an object."""
+    return f"{collection_of(obj)}/{obj['metadata']['name']}"
+
+
+def find(api: Api, path: str) -> Object | None:
+    """Read an object; None: there is none, or it is about to go."""
+    try:
+        found = api.get(path)
+    except MissingObjectError as error:
+        if error.reason and error.reason != "NotFound":
+            raise
+        return None
+    return None if found["metadata"].get("deletionTimestamp") else found
+
+
+def ensure(api: Api, obj: Object, *, limit_s: float = GONE_S) -> Object:
+    """Create an object, or find the one that was created before, by whomever for the same job.
+
+    One that is being deleted is waited for. Raises UsageError: the name is another's; ApiError.
+    """
+    deadline = time.monotonic() + limit_s
+    while True:
+        with contextlib.suppress(ConflictError):
+            return api.create(collection_of(obj), obj, fieldManager="rekindle")
+        found = find(api, path_of(obj))
+        if found is not None:
+            _must_be_ours(found, obj)
+            return found
+        if time.monotonic() > deadline:
+            name = f"{obj['kind']} {obj['metadata']['name']}"
+            raise ApiError(f"{name} is being deleted, and is still there after {limit_s:g} s")
+        time.sleep(_POLL_S)
+
+
+def _must_be_ours(found: Object, wanted: Object) -> None:
+    theirs = (found["metadata"].get("labels") or {}).get(labels.JOB)
+    ours = wanted["metadata"]["labels"][labels.JOB]
+    if theirs != ours:
+        name = (
+            f"{found['kind'] if 'kind' in found else wanted['kind']} {wanted['metadata']['name']}"
+        )
+        raise UsageError(
+            f"{name} in namespace {wanted['metadata']['namespace']} is there already, and is not of "
+            f"this job; give the job another name, or remove it"
+        )
+
+
+def wait_gone(api: Api, path: str, *, what: str, limit_s: float = GONE_S) -> None:
+    """Wait until an object is gone. Raises ApiError: it stays."""
+    wait_until(lambda: _is_gone(api, path), f"{what} to go", limit_s)
+
+
+def _is_gone(api: Api, path: str) -> bool:
+    try:
+        api.get(path)
+    except MissingObjectError:
+        return True
+    return False
+
+
+def wait_until(done: Callable[[], bool], what: str, limit_s: float) -> None:
+    """Look again and again. Raises ApiError: not within the limit."""
+    deadline = time.monotonic() + limit_s
+    while not done():
+        if time.monotonic() > deadline:
+            raise ApiError(f"waited {limit_s:g} s for {what}")
+        time.sleep(_POLL_S)
