@@ -295,6 +295,11 @@ def _cancel(task: asyncio.Task[int]) -> None:
     task.cancel()
 
 
+def _host_name() -> str:
+    """Return what people call this machine; a pod, whose hostname is its own, is told."""
+    return os.environ.get(names.ENV_HOST_NAME) or socket.gethostname()
+
+
 async def serve(options: argparse.Namespace) -> int:
     """Run one agent until its job is over."""
     pretended = options.pretended_host
@@ -313,7 +318,7 @@ async def serve(options: argparse.Namespace) -> int:
         address=options.address,
         pid=os.getpid(),
         processes=spec.processes_per_node,
-        host=pretended.name if pretended else socket.gethostname(),
+        host=pretended.name if pretended else _host_name(),
         devices=device_tools.are_there(),
     )
     agent = Agent(directory, secret, hello, pretended)
