@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rekindle import __version__, arguments
 from rekindle.commands.options import add_arguments as add_checkpoint_arguments
+from rekindle.commands.options import add_kubernetes_arguments
 from rekindle.errors import RekindleError, UsageError
 from rekindle.simulation.options import add_arguments as add_simulate_arguments
 
@@ -80,6 +81,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_checkpoint_arguments(checkpoints)
     checkpoints.set_defaults(command=_checkpoints)
+    kubernetes = commands.add_parser(
+        "kubernetes",
+        help="print a job as the manifests of a cluster",
+        description="See what a job would be in a cluster, without one.",
+    )
+    add_kubernetes_arguments(kubernetes)
+    kubernetes.set_defaults(command=_kubernetes)
     for name, about, job in _PEOPLE:
         command = commands.add_parser(name, help=about, description=f"{about.capitalize()}.")
         if job:
@@ -131,6 +139,12 @@ def _checkpoints(options: argparse.Namespace) -> int:
     from rekindle.commands import checkpoints
 
     return checkpoints.run(options)
+
+
+def _kubernetes(options: argparse.Namespace) -> int:
+    from rekindle.commands import kubernetes
+
+    return kubernetes.run(options)
 
 
 def _inject(options: argparse.Namespace) -> int:

@@ -22,8 +22,11 @@ ENV_FAILOVER_GRACE = "MA_FAILOVER_TERMINATION_GRACE_PERIOD_SECONDS"
 
 # Read by the command line and the engine.
 ENV_HOME = "REKINDLE_HOME"  # where job directories live; default ~/.rekindle
-ENV_HOST = "REKINDLE_HOST_NAME"  # how an agent's host is called, if not by its hostname
 ENV_SECRET = "REKINDLE_SECRET"  # the job's secret, when it cannot be read from the job directory
+
+# Set in the containers of a job's pods.
+ENV_POD_IP = "REKINDLE_POD_IP"
+ENV_HOST_NAME = "REKINDLE_HOST_NAME"  # what the agent calls its host; without it: the hostname
 
 # Credentials of a store in S3; without them those that boto3 finds are taken.
 ENV_STORE_ACCESS_KEY_ID = "REKINDLE_STORE_ACCESS_KEY_ID"
@@ -46,6 +49,11 @@ CHECKPOINT_DIRECTORY = "checkpoints"
 HOSTS_FILE = "hosts.jsonl"  # what happened on hosts
 HOSTS_DIRECTORY = "hosts"  # the pretended ones
 CONDITION_SUFFIX = ".condition"  # beside a pretended host's file: what is wrong with it
+
+# In the coordinator's container of a job in pods.
+POD_HOME = "/var/lib/rekindle"  # its REKINDLE_HOME
+POD_DESCRIBED = "/etc/rekindle/job"  # a folder with SPEC_FILE and SECRET_FILE
+POD_PORT = 29600
 
 # HTTP paths of the coordinator, and where the job's secret is said again: Kubernetes' API server
 # keeps an Authorization header to itself when it passes a request on.

@@ -17,11 +17,12 @@ from pydantic import (
 
 from rekindle import names
 from rekindle.blocks.cluster import MinNodes, Nodes, ProcessesPerNode, Spares
+from rekindle.blocks.kubernetes import KubernetesPods
 from rekindle.blocks.policy import RecoveryPolicy
 from rekindle.blocks.store import CheckpointDirectory
 from rekindle.checkpoints.location import absolute, below
 from rekindle.errors import UsageError
-from rekindle.runtime.spec import EntryKind, JobSpec, check, job_directory
+from rekindle.runtime.spec import EntryKind, JobSpec, check, check_elsewhere, job_directory
 
 DEFAULT_NAME = "train"
 _OF_CLUSTER = ("nodes", "processes_per_node", "min_nodes", "spares")
@@ -104,6 +105,11 @@ class TrainingJob(BaseModel):
         default=RecoveryPolicy(),
         description="How faults are met: which strategies are used, and within which limits.",
     )
+    kubernetes: KubernetesPods | None = Field(
+        default=None,
+        description="How its nodes become pods of a cluster; all paths are those in their image "
+        "then. Empty: they are processes of this machine.",
+    )
 
     # No field: whoever looks at the job, or at a flow run's parameters, is not to see it.
     _credentials: dict[str, str] = PrivateAttr(default_factory=dict)
@@ -161,8 +167,12 @@ class TrainingJob(BaseModel):
         return self.filled_in()._to_spec(job_id)
 
     def _to_spec(self, job_id: str) -> JobSpec:
-        directory = job_directory(job_id)
-        work = Path(self.working_directory).expanduser().absolute()
+        if self.kubernetes is None:
+            directory = job_directory(job_id)
+            work = Path(self.working_directory).expanduser().absolute()
+        else:
+            directory = job_directory(job_id, Path(names.POD_HOME))
+            work = self._work_in_image()
         checkpoints = self.checkpoint.path
         spec = JobSpec(
             job_id=job_id,
@@ -189,4 +199,17 @@ class TrainingJob(BaseModel):
             if self.fault_tables
             else "",
         )
-        return check(spec)
+        return check(spec) if self.kubernetes is None else check_elsewhere(spec)
+
+    def _work_in_image(self) -> Path:
+        """Return the working directory in the pods' image. Raises UsageError: it is not known."""
+        for name in ("working_directory", "fault_tables"):
+            path = getattr(self, name)
+            if path.startswith("~"):
+                raise UsageError(f"{name} is {path}: in an image nobody's home is known; write it")
+        if not self.working_directory.startswith("/"):
+            raise UsageError(
+                f"working_directory is {self.working_directory!r}; give an absolute path in the "
+                "image of the pods"
+            )
+        return Path(self.working_directory)

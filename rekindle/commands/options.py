@@ -1,4 +1,7 @@
-"""The command line of `rekindle checkpoints`; it imports nothing, for --help is not to wait."""
+"""The command lines of `rekindle checkpoints` and `rekindle kubernetes`.
+
+They import nothing, for --help is not to wait.
+"""
 
 from __future__ import annotations
 
@@ -75,3 +78,19 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", default="cpu", help="where the Session has its model: cpu (default), cuda, npu"
     )
+
+
+# As rekindle.engines.kubernetes.pods.Kind has them.
+KINDS = ("indexed-job", "jobset", "ascendjob", "volcano-job", "trainjob", "pytorchjob")
+
+
+def add_kubernetes_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the sub-commands of `rekindle kubernetes`."""
+    actions = parser.add_subparsers(required=True, metavar="ACTION", dest="action")
+    about = "print all objects that a job would be in a cluster, secrets hidden"
+    render = actions.add_parser("render", help=about, description=f"{about.capitalize()}.")
+    render.add_argument("file", help="YAML: the fields of a training job, kubernetes among them")
+    render.add_argument("--kind", choices=KINDS, help="instead of the file's")
+    render.add_argument("--job-id", help="default: the job's name")
+    said = "a node that its pods keep off; may be given several times"
+    render.add_argument("--avoid", action="append", default=[], metavar="NODE", help=said)

@@ -40,7 +40,7 @@ class Engine(Protocol):
     ) -> AbstractContextManager[None]:
         """Look, meanwhile, at what becomes of the nodes.
 
-        report: takes what is seen of a node of the job; may raise JobError. tell: takes it in words.
+        report: takes what is seen of a node; may raise JobError. tell: takes it in words.
         """
 
     def release(self) -> None:

@@ -279,11 +279,6 @@ class Agent:
             os._exit(self.status)  # there is no other way to leave a thread behind that writes
 
 
-def host_name() -> str:
-    """Return how this agent's host is called: in a pod that is not the hostname."""
-    return os.environ.get(names.ENV_HOST) or socket.gethostname()
-
-
 def outlives_coordinator(message: protocol.Message) -> bool:
     """Whether another coordinator must hear what this one may not have heard."""
     suspects = isinstance(message, protocol.StepFailed) and message.clean is not None
@@ -305,6 +300,11 @@ def _cancel(task: asyncio.Task[int]) -> None:
     task.cancel()
 
 
+def _host_name() -> str:
+    """Return what people call this machine; a pod, whose hostname is its own, is told."""
+    return os.environ.get(names.ENV_HOST_NAME) or socket.gethostname()
+
+
 async def serve(options: argparse.Namespace) -> int:
     """Run one agent until its job is over."""
     pretended = options.pretended_host
@@ -323,7 +323,7 @@ async def serve(options: argparse.Namespace) -> int:
         address=options.address,
         pid=os.getpid(),
         processes=spec.processes_per_node,
-        host=pretended.name if pretended else host_name(),
+        host=pretended.name if pretended else _host_name(),
         devices=device_tools.are_there(),
     )
     agent = Agent(directory, secret, hello, pretended)

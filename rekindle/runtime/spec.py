@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from rekindle import names
+from rekindle.checkpoints.location import parse
 from rekindle.checkpoints.opening import check_location
 from rekindle.checkpoints.retention import Retention
 from rekindle.errors import UsageError
@@ -103,6 +104,22 @@ def check(spec: JobSpec) -> JobSpec:
 
     Raises UsageError: says which field is wrong, and what would be right.
     """
+    check_elsewhere(spec)
+    if not Path(spec.working_directory).is_dir():
+        raise UsageError(f"working directory {spec.working_directory} does not exist")
+    check_location(spec.checkpoint_store)
+    if spec.entry is EntryKind.SCRIPT:
+        script = Path(spec.working_directory, spec.target)
+        if not script.is_file():
+            raise UsageError(f"training script {script} does not exist")
+    return spec
+
+
+def check_elsewhere(spec: JobSpec) -> JobSpec:
+    """Return `spec` if a job can be made of it where its paths are: on other machines than this.
+
+    Raises UsageError as check() does.
+    """
     check_job_id(spec.job_id)
     _check_world(spec)
     for name in ("snapshot_every", "checkpoint_every"):
@@ -117,13 +134,7 @@ def check(spec: JobSpec) -> JobSpec:
         )
     if not 0 <= spec.master_port < 65536:
         raise UsageError(f"master port {spec.master_port} is no port; use 0 for any free one")
-    if not Path(spec.working_directory).is_dir():
-        raise UsageError(f"working directory {spec.working_directory} does not exist")
-    check_location(spec.checkpoint_store)
-    if spec.entry is EntryKind.SCRIPT:
-        script = Path(spec.working_directory, spec.target)
-        if not script.is_file():
-            raise UsageError(f"training script {script} does not exist")
+    parse(spec.checkpoint_store)
     return spec
 
 
@@ -152,9 +163,9 @@ def home() -> Path:
     return Path(os.environ.get(names.ENV_HOME) or Path.home() / ".rekindle").absolute()
 
 
-def job_directory(job_id: str) -> Path:
-    """Return where the job of this id keeps its record."""
-    return home() / "jobs" / job_id
+def job_directory(job_id: str, at: Path | None = None) -> Path:
+    """Return where the job of this id keeps its record; at: another home than ours."""
+    return (at or home()) / "jobs" / job_id
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):

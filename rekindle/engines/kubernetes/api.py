@@ -146,7 +146,8 @@ class Api:
 
     def _headers(self) -> dict[str, str]:
         headers = {"Accept": "application/json"}
-        for proof in self._configuration.auth_settings().values():
+        proofs: dict[str, Any] = dict(self._configuration.auth_settings())
+        for proof in proofs.values():
             if proof["in"] == "header" and proof["value"]:
                 headers[proof["key"]] = proof["value"]
         return headers

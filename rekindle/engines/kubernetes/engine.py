@@ -114,7 +114,7 @@ class KubernetesEngine:
         return self._mirror.extend(fetched)
 
     def client(self, endpoint: Endpoint) -> JobClient:
-        """Return what talks to the coordinator: straight from a pod, else through the API server."""
+        """Return what talks to the coordinator: from a pod straight, else through the API server."""
         secret = self._known_secret()
         if _IN_A_POD in os.environ:
             return JobClient(endpoint, secret, straight(endpoint))
@@ -169,7 +169,6 @@ class KubernetesEngine:
 
     def _around(self, attempt: int) -> Manifests:
         """Put in place all but the workload, as it was or is to be; return the manifests."""
-        spec = self._directory.spec()
         wanted = self._render(attempt)
         root = ensure(self._api, wanted.root)
         uid = root["metadata"]["uid"]

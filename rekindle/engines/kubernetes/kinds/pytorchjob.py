@@ -1,0 +1,79 @@
+"""PyTorchJob (Kubeflow v1), for clusters that still have its operator."""
+
+from __future__ import annotations
+
+from rekindle.engines.kubernetes.kinds.base import (
+    FOREVER,
+    Avoid,
+    Caps,
+    Gvk,
+    Manifest,
+    Observed,
+    Rendered,
+    RestartAll,
+    workload,
+)
+from rekindle.engines.kubernetes.kinds.kubeflow import (
+    last_condition,
+    replica_specs,
+    replica_templates,
+)
+from rekindle.engines.kubernetes.pods import Pods
+
+
+class PyTorchJob:
+    """The kubelet starts a container anew that has ended; the operator a pod that is gone."""
+
+    gvk = Gvk("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
+    caps = Caps(
+        restart_rank=True,
+        restart_all=RestartAll.SUSPEND,
+        avoid=(Avoid.RECREATE, Avoid.TAINT),
+        suspend=True,
+        gang=True,
+        keeps_uid=True,
+    )
+
+    def restart(self, pods: Pods) -> str:
+        """Return nothing: it stands beside the template."""
+        return ""
+
+    def render(self, job: Rendered) -> Manifest:
+        """Return the PyTorchJob."""
+        run: Manifest = {"backoffLimit": FOREVER, "cleanPodPolicy": "Running"}
+        if job.pods.gang:
+            policy: Manifest = {"minAvailable": job.least}
+            if job.pods.queue:
+                policy["queue"] = job.pods.queue
+            if job.pods.priority_class:
+                policy["priorityClass"] = job.pods.priority_class
+            run["schedulingPolicy"] = policy
+        roles = replica_specs(job, "Master", "OnFailure")
+        return workload(self.gvk, job, {"runPolicy": run, "pytorchReplicaSpecs": roles})
+
+    def beside(self, job: Rendered) -> list[Manifest]:
+        """Return nothing: it needs nothing."""
+        return []
+
+    def check(self, workload: Manifest) -> None:
+        """Refuse nothing: its webhook does."""
+
+    def templates(self, manifest: Manifest) -> list[tuple[Manifest, str]]:
+        """Return where its roles have theirs."""
+        return replica_templates(manifest["spec"]["pytorchReplicaSpecs"])
+
+    def status(self, obj: Manifest) -> Observed:
+        """Return what its last condition says."""
+        return last_condition(obj)
+
+    def suspend_patch(self) -> Manifest:
+        """Return the patch that ends all pods."""
+        return {"spec": {"runPolicy": {"suspend": True}}}
+
+    def resume_patch(self, workload: Manifest, avoid: tuple[str, ...]) -> Manifest | None:
+        """Return the patch that lets it go on, where nodes are to be avoided none."""
+        return None if avoid else {"spec": {"runPolicy": {"suspend": False}}}
+
+    def pods_selector(self, name: str) -> str:
+        """Return the selector of its pods."""
+        return f"training.kubeflow.org/job-name={name}"

@@ -1,0 +1,115 @@
+"""What the objects of a job are called, and the labels by which they are found again. Pure."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+import re
+
+import msgspec
+
+PREFIX = "rekindle.dev/"
+JOB = f"{PREFIX}job"  # the slug of the job's id
+ROLE = f"{PREFIX}role"
+ATTEMPT = f"{PREFIX}attempt"
+DESCRIBED = f"{PREFIX}described"  # says whether two descriptions are the same
+OWNER = f"{PREFIX}owner"  # fencing: who placed the job
+JOB_ID = f"{PREFIX}job-id"  # annotation: no label may be like every id
+
+HOSTNAME = "kubernetes.io/hostname"
+KUEUE = "kueue.x-k8s.io/queue-name"
+
+LONGEST_SLUG = 40  # leaves room for what controllers append to the names of pods: 63 in all
+_DIGITS = 8
+_LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
+_SUFFIXED = re.compile(rf".*-[0-9a-f]{{{_DIGITS}}}")
+
+
+class Role(str, enum.Enum):
+    """What a pod is to its job."""
+
+    WORKER = "worker"
+    COORDINATOR = "coordinator"
+    FLOW = "flow"  # a flow run's own pod, which people label so: it may ask coordinators
+
+
+def slug(job_id: str) -> str:
+    """Return the name of a job's objects: a DNS-1035 label that no other id has.
+
+    An id that is none, or is too long, is changed, and gets a hash; so does one that already ends
+    as if it had one.
+    """
+    fits = len(job_id) <= LONGEST_SLUG and _LABEL.fullmatch(job_id)
+    if fits and not _SUFFIXED.fullmatch(job_id):
+        return job_id
+    digest = hashlib.sha256(job_id.encode()).hexdigest()[:_DIGITS]
+    text = re.sub(r"[^a-z0-9]+", "-", job_id.lower()).strip("-") or "job"
+    if not text[0].isalpha():
+        text = f"job-{text}"
+    return f"{text[: LONGEST_SLUG - _DIGITS - 1].rstrip('-')}-{digest}"
+
+
+class Names(msgspec.Struct, frozen=True):
+    """The names of a job's objects. The ConfigMap is the root: all others go when it does."""
+
+    slug: str
+
+    @classmethod
+    def of(cls, job_id: str) -> Names:
+        """Return the names for a job."""
+        return cls(slug(job_id))
+
+    @property
+    def root(self) -> str:
+        """The ConfigMap that owns all others."""
+        return self.slug
+
+    @property
+    def workload(self) -> str:
+        """The Job, JobSet and so on; also the TrainingRuntime of a TrainJob."""
+        return self.slug
+
+    @property
+    def secret(self) -> str:
+        """The Secret with the job's secret and its description."""
+        return f"{self.slug}-secret"
+
+    @property
+    def coordinator(self) -> str:
+        """The coordinator's Deployment, Service and NetworkPolicy."""
+        return f"{self.slug}-coordinator"
+
+    @property
+    def nodes(self) -> str:
+        """The headless Service of the job's pods, and their NetworkPolicy."""
+        return f"{self.slug}-nodes"
+
+
+def labels(
+    job_id: str, role: Role | None = None, *, attempt: int | None = None, owner: str = ""
+) -> dict[str, str]:
+    """Return the labels of one of the job's objects."""
+    found = {JOB: slug(job_id)}
+    if role is not None:
+        found[ROLE] = role.value
+    if attempt is not None:
+        found[ATTEMPT] = str(attempt)
+    if owner:
+        found[OWNER] = owner
+    return found
+
+
+def selector(job_id: str, role: Role | None = None) -> str:
+    """Return the label selector that finds the job's objects."""
+    return ",".join(f"{key}={value}" for key, value in labels(job_id, role).items())
+
+
+def described(secret: str, *parts: object) -> str:
+    """Return what tells one description from another.
+
+    It is keyed with the job's secret: nobody who may read labels can try out what the description's
+    environment could be.
+    """
+    content = msgspec.json.encode(parts, order="deterministic")
+    return hmac.new(secret.encode(), content, hashlib.sha256).hexdigest()[:32]

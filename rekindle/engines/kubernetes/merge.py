@@ -1,0 +1,145 @@
+"""Strategic merge patches: maps are merged, lists of named things by their key, others replaced."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from rekindle.errors import UsageError
+
+Manifest = dict[str, Any]
+
+PATCH = "$patch"
+_DELETE, _REPLACE = "delete", "replace"
+
+# Field -> what tells its items apart. Where two are named (ports of a container, of a Service), the
+# first that an item has counts.
+_KEYS: dict[str, tuple[str, ...]] = {
+    "containers": ("name",),
+    "initContainers": ("name",),
+    "env": ("name",),
+    "volumes": ("name",),
+    "volumeMounts": ("mountPath",),
+    "volumeDevices": ("devicePath",),
+    "ports": ("containerPort", "port"),
+    "imagePullSecrets": ("name",),
+    "hostAliases": ("ip",),
+    "topologySpreadConstraints": ("topologyKey",),
+    "ownerReferences": ("uid",),
+    "replicatedJobs": ("name",),  # JobSet
+    "tasks": ("name",),  # Volcano
+    "runtimePatches": ("manager",),  # TrainJob
+}
+
+
+def merge(manifest: Manifest, patch: Manifest) -> Manifest:
+    """Return `manifest` with `patch` in it; neither is changed.
+
+    A value of null removes a field. `$patch: delete` in an item of a list removes the item that
+    has its key, in a map the map; `$patch: replace` has a map, or a list that it is an item of,
+    take the place of what is there. Raises UsageError: the patch does not fit; it names where.
+    """
+    return _map(manifest, patch, "")
+
+
+def _map(old: Manifest, patch: Manifest, where: str) -> Manifest:
+    directive = _directive(patch, where)
+    if directive == _REPLACE:
+        return _map({}, {key: value for key, value in patch.items() if key != PATCH}, where)
+    if directive == _DELETE:
+        if not where:
+            raise UsageError(f"{PATCH}: {_DELETE} at the top would leave nothing; name a field")
+        return {}
+    new = copy.deepcopy(old)
+    for key, value in patch.items():
+        at = f"{where}.{key}" if where else str(key)
+        if value is None or _is_deletion(value, at):
+            new.pop(key, None)
+        elif key in old and old[key] is not None:
+            new[key] = _value(key, old[key], value, at)
+        else:
+            new[key] = _fresh(key, value, at)
+    return new
+
+
+def _value(key: str, old: Any, value: Any, where: str) -> Any:
+    if isinstance(old, dict) != isinstance(value, dict) or (
+        isinstance(old, list) != isinstance(value, list)
+    ):
+        raise UsageError(
+            f"the patch has {_kind(value)} at {where}, where {_kind(old)} is; write {_kind(old)}"
+        )
+    if isinstance(old, dict):
+        return _map(old, value, where)
+    if isinstance(old, list):
+        return _list(key, old, value, where)
+    return value
+
+
+def _list(key: str, old: list[Any], patch: list[Any], where: str) -> list[Any]:
+    given = [item for item in patch if not _says(item, _REPLACE)]
+    if key not in _KEYS or len(given) < len(patch):
+        return [_clean(item, f"{where}[{n}]") for n, item in enumerate(given)]
+    new = [copy.deepcopy(item) for item in old]
+    for number, item in enumerate(patch):
+        at = f"{where}[{number}]"
+        name, mark = _mark(key, item, at)
+        found = [n for n, one in enumerate(new) if isinstance(one, dict) and one.get(name) == mark]
+        if _is_deletion(item, at):
+            new = [one for n, one in enumerate(new) if n not in found]
+        elif found:
+            new[found[0]] = _map(new[found[0]], item, f"{where}[{name}={mark}]")
+        else:
+            new.append(_clean(item, at))
+    return new
+
+
+def _fresh(key: str, value: Any, where: str) -> Any:
+    """Return what a patch puts where nothing is: as if there were an empty one."""
+    if isinstance(value, dict):
+        return _map({}, value, where)
+    if isinstance(value, list):
+        return _list(key, [], value, where)
+    return value
+
+
+def _clean(value: Any, where: str) -> Any:
+    """Return what is taken over whole, without nulls and directives."""
+    if isinstance(value, dict):
+        return _map({}, value, where or "patch")
+    if isinstance(value, list):
+        return [_clean(item, f"{where}[{n}]") for n, item in enumerate(value)]
+    return value
+
+
+def _mark(key: str, item: Any, where: str) -> tuple[str, Any]:
+    names = _KEYS[key]
+    if not isinstance(item, dict):
+        raise UsageError(f"the patch has {_kind(item)} at {where}; write a map with {names[0]}")
+    for name in names:
+        if item.get(name) is not None:
+            return name, item[name]
+    raise UsageError(f"the patch has no {names[0]} at {where}, so nobody knows which item is meant")
+
+
+def _directive(patch: Manifest, where: str) -> str | None:
+    word = patch.get(PATCH)
+    if word not in (None, _DELETE, _REPLACE):
+        at = f" at {where}" if where else ""
+        raise UsageError(f"{PATCH}: {word}{at} is not known; write {_DELETE} or {_REPLACE}")
+    return word
+
+
+def _is_deletion(value: Any, where: str) -> bool:
+    return isinstance(value, dict) and _directive(value, where) == _DELETE
+
+
+def _says(item: Any, word: str) -> bool:
+    """Whether an item of a list is no item, but says what is to be done with the list."""
+    return isinstance(item, dict) and item == {PATCH: word}
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, dict):
+        return "a map"
+    return "a list" if isinstance(value, list) else f"the value {value!r}"

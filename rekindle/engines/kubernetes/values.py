@@ -1,0 +1,80 @@
+"""What Kubernetes takes for a name, a key, an amount; refusals say what would be right. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from rekindle.errors import UsageError
+
+_QUANTITY = re.compile(r"(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[munkMGTPE]|[eE][+-]?\d+)?")
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+_KEY_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
+_CIDR = re.compile(r"[0-9a-fA-F.:]+/\d{1,3}")
+
+
+def is_label(text: str) -> bool:
+    """Whether this is a DNS label."""
+    return bool(_LABEL.fullmatch(text))
+
+
+def is_cidr(text: str) -> bool:
+    """Whether this looks like a range of addresses."""
+    return bool(_CIDR.fullmatch(text))
+
+
+def quantity(where: str, text: str) -> None:
+    """Raise UsageError if this is no amount of a resource; none at all is fine."""
+    number = _QUANTITY.fullmatch(text)
+    if text and not (number and float(number[1]) > 0):
+        raise UsageError(f"{where} is {text!r}; give a quantity, as 4, 500m or 64Gi")
+
+
+def label(where: str, text: str) -> None:
+    """Raise UsageError if this is no DNS label."""
+    if not _LABEL.fullmatch(text):
+        raise UsageError(
+            f"{where} is {text!r}; use at most 63 of a-z 0-9 -, a letter or digit at both ends"
+        )
+
+
+def subdomain(where: str, text: str) -> None:
+    """Raise UsageError if no object can be named so."""
+    if not _SUBDOMAIN.fullmatch(text):
+        raise UsageError(
+            f"{where} is {text!r}; use at most 253 of a-z 0-9 - . , a letter or digit at both ends"
+        )
+
+
+def key(where: str, text: str) -> None:
+    """Raise UsageError if this is no key of a label or annotation."""
+    prefix, slash, name = text.rpartition("/")
+    if (slash and not _SUBDOMAIN.fullmatch(prefix)) or not _KEY_NAME.fullmatch(name):
+        raise UsageError(
+            f"{where}: {text!r} is no key; give at most 63 of A-Z a-z 0-9 - _ . , if need be after "
+            "a domain and /"
+        )
+
+
+def value(where: str, text: str) -> None:
+    """Raise UsageError if this is no value of a label."""
+    if not _VALUE.fullmatch(text):
+        raise UsageError(f"{where} is {text!r}; give at most 63 of A-Z a-z 0-9 - _ .")
+
+
+def device(name: str) -> None:
+    """Raise UsageError if this is no extended resource."""
+    key("device", name)
+    if "/" not in name:
+        raise UsageError(f"device is {name!r}; give a resource with its domain, as nvidia.com/gpu")
+
+
+def no_choice(where: str, given: str, choice: Iterable[str]) -> UsageError:
+    """Return the error about a word that is none of those that are known."""
+    known = tuple(choice)
+    like = difflib.get_close_matches(given, known, n=1)
+    meant = f"; is {like[0]} meant?" if like else ""
+    return UsageError(f"{where} is {given!r}; give one of {', '.join(known)}{meant}")
