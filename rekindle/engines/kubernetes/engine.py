@@ -114,7 +114,7 @@ class KubernetesEngine:
         return self._mirror.extend(fetched)
 
     def client(self, endpoint: Endpoint) -> JobClient:
-        """Return what talks to the coordinator: from a pod straight, else through the API server."""
+        """Return what talks to the coordinator: straight, or through the API server."""
         secret = self._known_secret()
         if _IN_A_POD in os.environ:
             return JobClient(endpoint, secret, straight(endpoint))

@@ -83,8 +83,8 @@ def _must_be_ours(found: Object, wanted: Object) -> None:
             f"{found['kind'] if 'kind' in found else wanted['kind']} {wanted['metadata']['name']}"
         )
         raise UsageError(
-            f"{name} in namespace {wanted['metadata']['namespace']} is there already, and is not of "
-            f"this job; give the job another name, or remove it"
+            f"{name} in namespace {wanted['metadata']['namespace']} is there already, and is not "
+            f"of this job; give the job another name, or remove it"
         )
 
 
