@@ -36,6 +36,7 @@ ENV_STORE_SESSION_TOKEN = "REKINDLE_STORE_SESSION_TOKEN"  # of temporary ones on
 # Files of a job directory.
 SPEC_FILE = "job.json"
 SECRET_FILE = "secret"
+PODS_FILE = "pods.json"
 LEDGER_FILE = "ledger.jsonl"
 ENDPOINT_FILE = "coordinator.json"
 LAUNCH_LOCK_FILE = "launch.lock"

@@ -275,7 +275,7 @@ def test_whoever_writes_has_checkpoints_written(monkeypatch: pytest.MonkeyPatch)
     for step in (4, 8, 9, 12, 13, 14, 15, 20):
         free = step != 12
         place = Place(2, writes=step in writes)
-        keeper.keep({}, place=place, step=step, total=20, position={}, metrics={})
+        keeper.keep({}, place=place, step=step, last=step == 20, position={}, metrics={})
     assert taken == [(4, False), (8, True), (12, True), (14, False), (20, False)]
 
 

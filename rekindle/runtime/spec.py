@@ -183,16 +183,18 @@ class JobDirectory:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
 
-    def create(self, spec: JobSpec) -> None:
+    def create(self, spec: JobSpec, *, logs: bool = True) -> None:
         """Lay out the directory and make the job's secret; existing ones are kept.
 
+        logs: whether the ranks' output goes to this machine, where its folder is made.
         Raises UsageError: the directory belongs to a job described otherwise, or cannot be made.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"job directory {self.path} cannot be made: {error}") from error
-        Path(spec.log_directory).mkdir(parents=True, exist_ok=True)
+        if logs:
+            Path(spec.log_directory).mkdir(parents=True, exist_ok=True)
         secret = self.path / names.SECRET_FILE
         try:
             handle = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -234,6 +236,11 @@ class JobDirectory:
     def announce(self, endpoint: Endpoint) -> None:
         """Say where the coordinator listens."""
         replace_file(self.path / names.ENDPOINT_FILE, msgspec.json.encode(endpoint))
+
+    @property
+    def pods(self) -> Path:
+        """What its pods are to be, of a job in a cluster; it is for the engine to read."""
+        return self.path / names.PODS_FILE
 
     @property
     def ledger(self) -> Path:

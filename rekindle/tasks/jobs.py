@@ -9,6 +9,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
 
 from rekindle import names
+from rekindle.engines.base import Engine
 from rekindle.engines.client import JobClient
 from rekindle.engines.local import LocalEngine
 from rekindle.engines.pretended import PretendedHosts
@@ -58,9 +59,17 @@ def directory_of(job_id: str) -> JobDirectory:
     return JobDirectory(job_directory(job_id))
 
 
-def engine_of(job_id: str) -> LocalEngine:
-    """Return what places this job's attempts. Raises UsageError: there is no such job."""
-    return LocalEngine(directory_of(job_id), hosts=PretendedHosts(home()))
+def engine_of(job_id: str) -> Engine:
+    """Return what places this job's attempts.
+
+    Raises UsageError: there is no such job, or no cluster for it.
+    """
+    directory = directory_of(job_id)
+    if directory.pods.exists():
+        from rekindle.engines.kubernetes.engine import engine_for  # the client, where it is used
+
+        return engine_for(directory)
+    return LocalEngine(directory, hosts=PretendedHosts(home()))
 
 
 def coordinator_of(job_id: str) -> Endpoint | None:

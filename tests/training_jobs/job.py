@@ -238,8 +238,8 @@ class Job:
         paused = self.faults[number].rank
 
         def abreast() -> bool:
-            ranks = self.status().ranks
-            return all(rank.finished >= finished for rank in ranks if rank.rank != paused)
+            others = [rank for rank in self.status().ranks if rank.rank != paused]
+            return all(r.finished >= finished and r.status == "training" for r in others)
 
         self.wait(abreast, f"{finished} steps of all ranks but {paused}")
         self.release(number)

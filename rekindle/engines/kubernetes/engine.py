@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ import msgspec
 from rekindle import names
 from rekindle.engines.client import JobClient, straight
 from rekindle.engines.host_log import HostLog
-from rekindle.engines.kubernetes.api import Api, Object
+from rekindle.engines.kubernetes.api import Api, Object, load
 from rekindle.engines.kubernetes.coordinator import owned
 from rekindle.engines.kubernetes.errors import ApiError, MissingObjectError
 from rekindle.engines.kubernetes.eyes import Eyes
@@ -44,6 +45,21 @@ from rekindle.runtime.spec import Endpoint, JobDirectory, home, replace_file
 
 READY_S = 300.0  # for a coordinator's pod: its image may have to be pulled
 _IN_A_POD = "KUBERNETES_SERVICE_HOST"
+
+
+def engine_for(directory: JobDirectory) -> KubernetesEngine:
+    """Return the engine of a job that is described in this directory.
+
+    Raises UsageError: there is no cluster.
+    """
+    pods = msgspec.json.decode(directory.pods.read_bytes(), type=Pods)
+    return KubernetesEngine(directory, pods, _api())
+
+
+@functools.cache
+def _api() -> Api:
+    """The cluster that the usual settings name: one set of connections in a process."""
+    return load()
 
 
 class KubernetesEngine:
