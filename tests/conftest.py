@@ -14,10 +14,13 @@ settings.load_profile("rekindle")
 # What a surrounding torchrun, job or Prefect run would tell the processes that tests start.
 _INHERITED = ("REKINDLE_", "PREFECT_", "TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_")
 _INHERITED_NAMES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
+_MEANT_FOR_TESTS = "REKINDLE_TEST_"
 
 
 def _clean_environment(prefect_home: str) -> None:
     for name in list(os.environ):
+        if name.startswith(_MEANT_FOR_TESTS):
+            continue
         if name.startswith(_INHERITED) or name in _INHERITED_NAMES:
             del os.environ[name]
     os.environ["PREFECT_HOME"] = prefect_home

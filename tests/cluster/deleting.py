@@ -1,0 +1,153 @@
+"""Deleting: preconditions, grace periods of pods, and what happens to dependents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cluster import kinds, refusals
+from cluster.kinds import Kind
+from cluster.operations import Operations, ends
+from cluster.refusals import Object
+from cluster.store import fresh
+
+_HOLDERS = {"Orphan": "orphan", "Foreground": "foregroundDeletion"}
+
+
+class DeleteOptions(msgspec.Struct, frozen=True):
+    """As they are in a body, or in a query."""
+
+    grace: int | None = None
+    policy: str = ""
+    uid: str = ""
+    version: str = ""
+    dry_run: bool = False
+
+    @classmethod
+    def read(cls, body: Object, query: Any) -> DeleteOptions:
+        """A body takes all from the query: what that says is not heard."""
+        if body:
+            conditions = body.get("preconditions") or {}
+            return cls(
+                grace=body.get("gracePeriodSeconds"),
+                policy=_policy(body.get("propagationPolicy"), body.get("orphanDependents")),
+                uid=conditions.get("uid") or "",
+                version=conditions.get("resourceVersion") or "",
+                dry_run=bool(body.get("dryRun")),
+            )
+        grace, orphan = query.get("gracePeriodSeconds"), query.get("orphanDependents")
+        return cls(
+            grace=None if grace is None else int(grace),
+            policy=_policy(query.get("propagationPolicy"), orphan and orphan == "true"),
+            dry_run="dryRun" in query,
+        )
+
+
+BACKGROUND = DeleteOptions(policy="Background")
+
+
+def delete(
+    operations: Operations,
+    kind: Kind,
+    namespace: str,
+    name: str,
+    options: DeleteOptions = BACKGROUND,
+) -> Object:
+    """The object, as long as something holds it, else that it is gone."""
+    thing = operations.get(kind, namespace, name)
+    metadata = thing["metadata"]
+    if options.uid and options.uid != metadata["uid"]:
+        raise refusals.conflict(
+            kind,
+            name,
+            f"the UID in the precondition ({options.uid}) does not match the UID in record"
+            f" ({metadata['uid']}). The object might have been deleted and then recreated",
+        )
+    if options.version and options.version != metadata["resourceVersion"]:
+        raise refusals.conflict(
+            kind,
+            name,
+            f"the ResourceVersion in the precondition ({options.version}) does not match the"
+            f" ResourceVersion in record ({metadata['resourceVersion']}). The object might have"
+            " been modified",
+        )
+    if options.dry_run:
+        return _done(kind, thing)
+    before = fresh(thing)
+    _hold(kind, metadata, options.policy)
+    if kind is kinds.PODS:
+        _grace(thing, options.grace)
+    elif kind is kinds.NAMESPACES:
+        thing["status"] = {"phase": "Terminating"}
+        metadata.setdefault("deletionTimestamp", ends(0))
+    else:
+        metadata.setdefault("deletionTimestamp", ends(0))
+        metadata.setdefault("deletionGracePeriodSeconds", 0)
+    held = metadata.get("finalizers") or metadata.get("deletionGracePeriodSeconds")
+    if kind is kinds.NAMESPACES:
+        held = held or thing["spec"].get("finalizers")
+    if held:
+        if thing == before:
+            return thing
+        if kind.counts_generations and "deletionTimestamp" not in before["metadata"]:
+            metadata["generation"] = metadata.get("generation", 0) + 1
+        return operations.store.put(kind, thing)
+    last = operations.store.remove(kind, namespace, name)
+    assert last is not None
+    return last if kind is kinds.PODS else _done(kind, thing)
+
+
+def _hold(kind: Kind, metadata: Object, policy: str) -> None:
+    """Finalizers that have the collector see to the dependents first."""
+    if not policy:
+        policy = "Orphan" if kind is kinds.JOBS else "Background"
+        finalizers = metadata.get("finalizers") or []
+        if any(each in finalizers for each in _HOLDERS.values()):
+            return
+    finalizers = [
+        each for each in metadata.get("finalizers") or [] if each not in _HOLDERS.values()
+    ]
+    if policy in _HOLDERS:
+        finalizers.append(_HOLDERS[policy])
+    if finalizers:
+        metadata["finalizers"] = finalizers
+    else:
+        metadata.pop("finalizers", None)
+
+
+def _grace(pod: Object, asked: int | None) -> None:
+    metadata, spec = pod["metadata"], pod["spec"]
+    grace = spec.get("terminationGracePeriodSeconds", 30) if asked is None else asked
+    idle = not spec.get("nodeName") or pod["status"].get("phase") in ("Succeeded", "Failed")
+    if idle:
+        grace = 0
+    if "deletionTimestamp" in metadata:
+        if grace >= metadata.get("deletionGracePeriodSeconds", 0):
+            return
+    metadata["deletionTimestamp"] = ends(grace)
+    metadata["deletionGracePeriodSeconds"] = max(0, grace)
+
+
+def _done(kind: Kind, thing: Object) -> Object:
+    details = {"name": thing["metadata"]["name"], "kind": kind.plural}
+    if kind.group:
+        details["group"] = kind.group
+    details["uid"] = thing["metadata"]["uid"]
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Success",
+        "details": details,
+    }
+
+
+def _policy(told: str | None, orphan: object) -> str:
+    if told is None:
+        return {True: "Orphan", False: "Background"}.get(orphan, "")  # type: ignore[call-overload]
+    if told not in ("Orphan", "Background", "Foreground"):
+        raise refusals.bad_request(
+            f'invalid DeleteOptions: propagationPolicy: Unsupported value: "{told}"'
+        )
+    return told

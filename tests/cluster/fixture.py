@@ -1,0 +1,76 @@
+"""Fixtures: a cluster, and a namespace in one.
+
+`from cluster.fixture import cluster, namespace` in a conftest.py makes them known there. With
+REKINDLE_TEST_KUBECONFIG they are those of the cluster that it names; tests marked `simulated` are
+then left out.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.launch import Cluster, Simulated, start
+
+__all__ = ["Cluster", "Simulated", "cluster", "namespace", "shared_cluster"]
+
+
+def _is_simulated_only(request: pytest.FixtureRequest) -> bool:
+    return request.node.get_closest_marker("simulated") is not None
+
+
+def _real() -> str:
+    return os.environ.get("REKINDLE_TEST_KUBECONFIG", "")
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
+    """One for this test alone, which may break it; options of `start` by indirect parameters."""
+    if _real():
+        if _is_simulated_only(request):
+            pytest.skip("only the simulated cluster can do that")
+        yield from _named()
+        return
+    options: dict[str, Any] = getattr(request, "param", {})
+    with start(tmp_path / "cluster", **options) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One for all tests that leave it as it is, each in a namespace of its own."""
+    if _real():
+        yield from _named()
+        return
+    folder = tmp_path_factory.mktemp("cluster")
+    capacity = "example.com/npu=8"
+    with start(folder, capacity=capacity, gates="RestartJob") as found:
+        yield found
+
+
+@pytest.fixture
+def namespace(request: pytest.FixtureRequest, shared_cluster: Cluster) -> Iterator[str]:
+    """The name of a new namespace in the shared cluster."""
+    if _is_simulated_only(request) and not shared_cluster.simulated:
+        pytest.skip("only the simulated cluster can do that")
+    name = f"test-{secrets.token_hex(4)}"
+    shared_cluster.create("/api/v1/namespaces", {"metadata": {"name": name}})
+    account = f"/api/v1/namespaces/{name}/serviceaccounts"
+    shared_cluster.until(account, lambda found: "default" in found)
+    yield name
+    if isinstance(shared_cluster, Simulated):
+        shared_cluster.clear_faults()
+    shared_cluster.delete(f"/api/v1/namespaces/{name}")
+
+
+def _named() -> Iterator[Cluster]:
+    found = Cluster(Path(_real()))
+    try:
+        yield found
+    finally:
+        found.close()

@@ -1,0 +1,95 @@
+"""What a Job must be like, and what of it may change."""
+
+from __future__ import annotations
+
+from cluster.pod_rules import Cause, brief, check
+from cluster.refusals import Object
+from cluster.store import fresh
+
+_IMMUTABLE = "field is immutable"
+
+
+def rules(name: str, spec: Object) -> list[Cause]:
+    causes = check(spec["template"].get("spec") or {}, "spec.template.spec")
+    restart = spec["template"].get("spec", {}).get("restartPolicy")
+    where = "spec.template.spec.restartPolicy"
+    if restart not in ("OnFailure", "Never"):
+        told = f'"{restart}": supported values: "OnFailure", "Never"'
+        causes.append((where, "NotSupported", told))
+    if spec.get("completionMode") == "Indexed":
+        if "completions" not in spec:
+            told = "when completion mode is Indexed"
+            causes.append(("spec.completions", "Required", told))
+        elif len(f"{name}-{max(spec['completions'], 1) - 1}") > 63:
+            told = f'"{name}": will not able to create pod with valid DNS subdomain'
+            causes.append(("metadata.name", "Invalid", f"{told}: must be no more than 63 bytes"))
+    elif "backoffLimitPerIndex" in spec:
+        told = f"{spec['backoffLimitPerIndex']}: requires indexed completion mode"
+        causes.append(("spec.backoffLimitPerIndex", "Invalid", told))
+    for field in ("parallelism", "completions", "backoffLimit"):
+        if spec.get(field, 0) < 0:
+            told = f"{spec[field]}: must be greater than or equal to 0"
+            causes.append((f"spec.{field}", "Invalid", told))
+    return causes + _policy_rules(spec, restart)
+
+
+def _policy_rules(spec: Object, restart: str) -> list[Cause]:
+    causes: list[Cause] = []
+    if policy := spec.get("podFailurePolicy"):
+        where = "spec.template.spec.restartPolicy"
+        if restart != "Never":
+            told = f'"{restart}": only "Never" is supported when podFailurePolicy is specified'
+            causes.append((where, "Invalid", told))
+        if spec.get("podReplacementPolicy") != "Failed":
+            told = f'"{spec.get("podReplacementPolicy")}": supported values: "Failed"'
+            causes.append(("spec.podReplacementPolicy", "NotSupported", told))
+        for place, rule in enumerate(policy.get("rules") or []):
+            if rule.get("action") == "FailIndex" and "backoffLimitPerIndex" not in spec:
+                told = '"FailIndex": requires the backoffLimitPerIndex to be set'
+                field = f"spec.podFailurePolicy.rules[{place}].action"
+                causes.append((field, "Invalid", told))
+    return causes
+
+
+def changes(before: Object, after: Object) -> list[Cause]:
+    old, new = before["spec"], after["spec"]
+    causes: list[Cause] = []
+    for field in ("selector", "completionMode", "podFailurePolicy", "backoffLimitPerIndex"):
+        if old.get(field) != new.get(field):
+            causes.append((f"spec.{field}", "Invalid", f"{brief(new.get(field))}: {_IMMUTABLE}"))
+    if old.get("managedBy") != new.get("managedBy"):
+        causes.append(("spec.managedBy", "Invalid", f"{brief(new.get('managedBy'))}: {_IMMUTABLE}"))
+    if old.get("completions") != new.get("completions"):
+        elastic = new.get("completionMode") == "Indexed" and (
+            new.get("completions") == new.get("parallelism")
+            and old.get("completions") == old.get("parallelism")
+        )
+        if new.get("completionMode") != "Indexed":
+            causes.append(
+                ("spec.completions", "Invalid", f"{new.get('completions')}: {_IMMUTABLE}")
+            )
+        elif not elastic:
+            told = f"{new.get('completions')}: can only be modified in tandem with spec.parallelism"
+            causes.append(("spec.completions", "Invalid", told))
+    status = before.get("status") or {}
+    idle = old.get("suspend") and not status.get("active")
+    first, second = old["template"], new["template"]
+    if idle:
+        first, second = _without_directives(first), _without_directives(second)
+    if first != second:
+        causes.append(("spec.template", "Invalid", f"{brief(new['template'])}: {_IMMUTABLE}"))
+    return causes
+
+
+def _without_directives(template: Object) -> Object:
+    """A template without what a suspended Job may change in it."""
+    template = fresh(template)
+    metadata = template.get("metadata") or {}
+    metadata.pop("labels", None)
+    metadata.pop("annotations", None)
+    spec = template["spec"]
+    for name in ("affinity", "nodeSelector", "tolerations", "schedulingGates"):
+        spec.pop(name, None)
+    for container in (spec.get("containers") or []) + (spec.get("initContainers") or []):
+        container.pop("resources", None)
+    return {**template, "metadata": metadata}

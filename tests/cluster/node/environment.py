@@ -1,0 +1,112 @@
+"""What a container's process is given: its variables and its command line."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+Object = dict[str, Any]
+# Kind (configmaps, secrets) and name to the object, if there is one.
+Lookup = Callable[[str, str], Awaitable[Object | None]]
+
+_REFERENCE = re.compile(r"\$\$|\$\(([^)\s]+)\)")
+_KEYED = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
+
+
+class CannotConfigure(Exception):
+    """Something that the container needs is not there."""
+
+
+def expand(text: str, values: dict[str, str]) -> str:
+    """Replace $(NAME) where NAME is known."""
+
+    def replacement(found: re.Match[str]) -> str:
+        if found.group() == "$$":
+            return "$"
+        return values.get(found.group(1), found.group())
+
+    return _REFERENCE.sub(replacement, text)
+
+
+def command(container: Object, values: dict[str, str]) -> list[str]:
+    words = [*(container.get("command") or []), *(container.get("args") or [])]
+    return [expand(word, values) for word in words]
+
+
+def field(pod: Object, path: str) -> str:
+    """Of a fieldRef."""
+    metadata, spec, status = pod["metadata"], pod["spec"], pod["status"]
+    if found := _KEYED.fullmatch(path):
+        return str((metadata.get(found.group(1)) or {}).get(found.group(2), ""))
+    values = {
+        "metadata.name": metadata["name"],
+        "metadata.namespace": metadata["namespace"],
+        "metadata.uid": metadata["uid"],
+        "spec.nodeName": spec.get("nodeName", ""),
+        "spec.serviceAccountName": spec.get("serviceAccountName", ""),
+        "status.podIP": status.get("podIP", ""),
+        "status.podIPs": status.get("podIP", ""),
+        "status.hostIP": status.get("hostIP", ""),
+        "status.hostIPs": status.get("hostIP", ""),
+    }
+    if path not in values:
+        raise CannotConfigure(f"field label not supported: {path}")
+    return str(values[path])
+
+
+def data(kind: str, thing: Object) -> dict[str, bytes]:
+    """The files that a ConfigMap or a Secret is."""
+    if kind == "secrets":
+        return {name: base64.b64decode(text) for name, text in (thing.get("data") or {}).items()}
+    files = {name: text.encode() for name, text in (thing.get("data") or {}).items()}
+    binary = thing.get("binaryData") or {}
+    return files | {name: base64.b64decode(text) for name, text in binary.items()}
+
+
+async def variables(pod: Object, container: Object, lookup: Lookup) -> dict[str, str]:
+    """Those of the container's own env and envFrom."""
+    values: dict[str, str] = {}
+    for source in container.get("envFrom") or []:
+        for kind, name in (("configMapRef", "configmaps"), ("secretRef", "secrets")):
+            if reference := source.get(kind):
+                found = await lookup(name, reference["name"])
+                if found is None and not reference.get("optional"):
+                    raise CannotConfigure(f'{name[:-1]} "{reference["name"]}" not found')
+                prefix = source.get("prefix", "")
+                for key, value in data(name, found or {}).items():
+                    values[prefix + key] = value.decode(errors="replace")
+    for variable in container.get("env") or []:
+        source = variable.get("valueFrom")
+        if source is None:
+            values[variable["name"]] = expand(variable.get("value", ""), values)
+            continue
+        value = await _from(pod, source, lookup)
+        if value is not None:
+            values[variable["name"]] = value
+    return values
+
+
+def base(pod: Object) -> dict[str, str]:
+    """What an image would set."""
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
+    return {**kept, "HOSTNAME": pod["spec"].get("hostname") or pod["metadata"]["name"]}
+
+
+async def _from(pod: Object, source: Object, lookup: Lookup) -> str | None:
+    if "fieldRef" in source:
+        return field(pod, source["fieldRef"]["fieldPath"])
+    for kind, name in (("configMapKeyRef", "configmaps"), ("secretKeyRef", "secrets")):
+        if reference := source.get(kind):
+            found = await lookup(name, reference["name"])
+            files = data(name, found or {})
+            if reference["key"] in files:
+                return files[reference["key"]].decode(errors="replace")
+            if reference.get("optional"):
+                return None
+            if found is None:
+                raise CannotConfigure(f'{name[:-1]} "{reference["name"]}" not found')
+            raise CannotConfigure(f"couldn't find key {reference['key']} in {reference['name']}")
+    raise CannotConfigure(f"not supported: {', '.join(source)}")

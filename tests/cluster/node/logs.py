@@ -1,0 +1,108 @@
+"""Logs of containers: one file for each run, a time before each line."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from cluster import clock
+
+
+def file_of(folder: Path, container: str, run: int) -> Path:
+    return folder / "logs" / f"{container}-{run}.log"
+
+
+class Writer:
+    """Takes pieces, writes lines."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("wb", buffering=0)
+        self._rest = b""
+
+    def write(self, piece: bytes) -> None:
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        if lines:
+            before = clock.micro().encode() + b" "
+            self._file.write(b"".join(before + line + b"\n" for line in lines))
+
+    def close(self) -> None:
+        if self._rest:
+            self.write(b"\n")
+        self._file.close()
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What of a log."""
+
+    follow: bool
+    timestamps: bool
+    previous: bool
+    tail: int | None
+    since: datetime.datetime | None
+    limit: int | None
+
+    @classmethod
+    def read(cls, query: Mapping[str, str]) -> Wanted:
+        def flag(name: str) -> bool:
+            return query.get(name, "").lower() in ("1", "true")
+
+        since = None
+        if "sinceSeconds" in query:
+            since = clock.now() - datetime.timedelta(seconds=int(query["sinceSeconds"]))
+        elif "sinceTime" in query:
+            since = clock.read(query["sinceTime"])
+        return cls(
+            follow=flag("follow"),
+            timestamps=flag("timestamps"),
+            previous=flag("previous"),
+            tail=int(query["tailLines"]) if "tailLines" in query else None,
+            since=since,
+            limit=int(query["limitBytes"]) if "limitBytes" in query else None,
+        )
+
+
+async def read(path: Path, wanted: Wanted, ended: asyncio.Event) -> AsyncIterator[bytes]:
+    """Lines that are there, and those that come until the container has ended."""
+    left = wanted.limit
+    first, rest, place = True, b"", 0
+    while True:
+        is_last = ended.is_set() or not wanted.follow
+        data = b""
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(place)
+                data = file.read()
+                place = file.tell()
+        *lines, rest = (rest + data).split(b"\n")
+        lines = [line for line in lines if _is_new(line, wanted.since)]
+        if first and wanted.tail is not None:
+            lines = lines[len(lines) - wanted.tail :] if wanted.tail else []
+        first = False
+        for line in lines:
+            told = (line if wanted.timestamps else line.partition(b" ")[2]) + b"\n"
+            if left is not None:
+                told = told[:left]
+                left -= len(told)
+            if told:
+                yield told
+        if is_last or left == 0:
+            return
+        if not lines:
+            await asyncio.sleep(0.03)
+
+
+def last_of(path: Path, lines: int = 80, limit: int = 2048) -> str:
+    """As FallbackToLogsOnError takes it."""
+    if not path.exists():
+        return ""
+    found = [line.partition(b" ")[2] for line in path.read_bytes().split(b"\n") if line]
+    return (b"\n".join(found[-lines:])[-limit:]).decode(errors="replace")
+
+
+def _is_new(line: bytes, since: datetime.datetime | None) -> bool:
+    return since is None or clock.read(line.partition(b" ")[0].decode()) >= since

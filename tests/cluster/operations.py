@@ -1,0 +1,303 @@
+"""What can be done with objects, by requests and by controllers alike."""
+
+from __future__ import annotations
+
+import datetime
+import random
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from cluster import clock, defaults, kinds, ownership, quota, refusals, schema, validation
+from cluster.kinds import Kind
+from cluster.refusals import Object
+from cluster.store import Store, fresh
+
+_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
+_SYSTEM = (
+    "uid",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generateName",
+    "managedFields",
+)
+
+
+class Options(msgspec.Struct, frozen=True):
+    """How a request wants it done; a controller leaves all as it is."""
+
+    dry_run: bool = False
+    manager: str = ""  # who owns the fields that are set; nobody without a name
+    strict: bool = False
+    subresource: str = ""
+    force: bool = False
+
+
+PLAIN = Options()
+
+
+def suffix() -> str:
+    """What makes a generated name one of its own."""
+    return "".join(random.choices(_ALPHABET, k=5))
+
+
+class Operations:
+    """Creates, changes and deletes objects in a store, and refuses to."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Object:
+        found = self.store.get(kind, namespace, name)
+        if found is None:
+            raise refusals.not_found(kind, name)
+        return found
+
+    def create(
+        self, kind: Kind, namespace: str, wanted: Object, options: Options = PLAIN
+    ) -> Object:
+        thing = fresh(wanted)
+        self._check_place(kind, namespace, thing)
+        if options.strict:
+            schema.check(kind, thing)
+        metadata = thing["metadata"]
+        if not metadata.get("name") and metadata.get("generateName"):
+            metadata["name"] = metadata["generateName"] + suffix()
+        validation.name_of(kind, metadata)
+        name = metadata["name"]
+        if self.store.look(kind, namespace, name) is not None:
+            raise refusals.exists(kind, name)
+        if metadata.get("resourceVersion"):
+            raise refusals.bad_request("resourceVersion should not be set on objects to be created")
+        for field in ("uid", "deletionTimestamp", "deletionGracePeriodSeconds", "selfLink"):
+            metadata.pop(field, None)
+        metadata["uid"] = str(uuid.uuid4())
+        metadata["creationTimestamp"] = clock.stamp()
+        if kind.counts_generations:
+            metadata["generation"] = 1
+        if kind.has_status and kind is not kinds.NODES:
+            thing.pop("status", None)
+        defaults.fill(kind, thing)
+        validation.created(kind, thing)
+        if kind is kinds.PODS:
+            quota.check(self.store, thing)
+        if options.manager and "managedFields" not in metadata:
+            metadata["managedFields"] = ownership.updated(kind, None, thing, options.manager)
+        return thing if options.dry_run else self.store.put(kind, thing)
+
+    def replace(
+        self, kind: Kind, namespace: str, wanted: Object, options: Options = PLAIN
+    ) -> Object:
+        """Write the object as a whole (PUT)."""
+        thing = fresh(wanted)
+        self._check_place(kind, namespace, thing)
+        if options.strict:
+            schema.check(kind, thing)
+        name = thing["metadata"].get("name", "")
+        before = self.get(kind, namespace, name)
+        uid, version = (thing["metadata"].get(field) for field in ("uid", "resourceVersion"))
+        now = before["metadata"]
+        if not version and (kind.custom or kind is kinds.LEASES):
+            cause = ("metadata.resourceVersion", "Invalid", "0: must be specified for an update")
+            raise refusals.invalid(kind, name, cause)
+        if uid and uid != now["uid"]:
+            why = (
+                f"Precondition failed: UID in precondition: {uid}, UID in object meta: {now['uid']}"
+            )
+            raise refusals.conflict(kind, name, why)
+        return self._write(kind, before, thing, options)
+
+    def change(
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        how: Callable[[Object], Object],
+        options: Options = PLAIN,
+    ) -> Object:
+        """Write what is made of the object as it is (PATCH)."""
+        before = self.get(kind, namespace, name)
+        after = how(fresh(before))
+        if not isinstance(after, dict) or not isinstance(after.get("metadata"), dict):
+            raise refusals.bad_request("a patch must leave an object")
+        if options.strict:
+            schema.check(kind, after)
+        for field in ("name", "namespace", "uid"):
+            old, new = before["metadata"].get(field), after["metadata"].get(field)
+            if old != new:
+                cause = (f"metadata.{field}", "Invalid", f'"{new}": field is immutable')
+                raise refusals.invalid(kind, name, cause)
+        return self._write(kind, before, after, options)
+
+    def apply(
+        self, kind: Kind, namespace: str, name: str, wanted: Object, options: Options
+    ) -> Object:
+        """Server-side apply."""
+        if not options.manager:
+            raise refusals.bad_request(
+                "PatchOptions.meta.k8s.io is invalid: fieldManager: Required"
+            )
+        wanted = fresh(wanted)
+        wanted.setdefault("metadata", {}).setdefault("name", name)
+        self._check_place(kind, namespace, wanted)
+        if options.strict:
+            schema.check(kind, wanted)
+        live = self.store.get(kind, namespace, name)
+        expected = wanted["metadata"].get("resourceVersion")
+        if live and expected and expected != live["metadata"]["resourceVersion"]:
+            raise refusals.conflict(kind, name)
+        if live is None and wanted["metadata"].get("uid"):
+            why = "uid mismatch: the provided object specified uid"
+            raise refusals.conflict(
+                kind, name, f"{why} {wanted['metadata']['uid']}, and no existing object was found"
+            )
+        result, managed = ownership.apply(kind, live, wanted, options.manager, options.force)
+        plain = msgspec.structs.replace(options, manager="", strict=False)
+        if live is None:
+            result["metadata"]["managedFields"] = managed
+            return self.create(kind, namespace, result, plain)
+        return self._write(kind, live, result, plain, managed)
+
+    def set_status(self, kind: Kind, thing: Object, **status: Any) -> Object | None:
+        """A controller's own: merge these into the status, if the object is still there."""
+        metadata = thing["metadata"]
+        found = self.store.get(kind, metadata.get("namespace", ""), metadata["name"])
+        if found is None or found["metadata"]["uid"] != metadata["uid"]:
+            return None
+        before = found.get("status") or {}
+        after = {**before, **status}
+        after = {name: value for name, value in after.items() if value is not None}
+        if after == before:
+            return found
+        return self.store.put(kind, {**found, "status": after})
+
+    def edit(self, kind: Kind, thing: Object, how: Callable[[Object], None]) -> Object | None:
+        """A controller's own: change the object in place, if it is still there."""
+        metadata = thing["metadata"]
+        found = self.store.get(kind, metadata.get("namespace", ""), metadata["name"])
+        if found is None or found["metadata"]["uid"] != metadata["uid"]:
+            return None
+        after = fresh(found)
+        how(after)
+        if after == found:
+            return found
+        if kind.counts_generations and after.get("spec") != found.get("spec"):
+            after["metadata"]["generation"] += 1
+        return self.settle(kind, after)
+
+    def settle(self, kind: Kind, thing: Object) -> Object:
+        """Write it, or let go of it if it is deleted and nothing holds it any more."""
+        metadata = thing["metadata"]
+        done = "deletionTimestamp" in metadata and not metadata.get("finalizers")
+        if kind is kinds.PODS and metadata.get("deletionGracePeriodSeconds"):
+            done = False
+        if kind is kinds.NAMESPACES and thing["spec"].get("finalizers"):
+            done = False
+        if not done:
+            return self.store.put(kind, thing)
+        self.store.put(kind, thing)
+        return self.store.remove(kind, metadata.get("namespace", ""), metadata["name"]) or thing
+
+    def event(self, about: Kind, thing: Object, kind: str, reason: str, message: str) -> None:
+        """Tell of it, as `kubectl describe` shows it."""
+        metadata = thing["metadata"]
+        namespace = metadata.get("namespace", "default")
+        name = f"{metadata['name']}.{uuid.uuid4().hex[:16]}"
+        self.store.put(
+            kinds.EVENTS,
+            {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {
+                    "name": name,
+                    "namespace": namespace,
+                    "uid": str(uuid.uuid4()),
+                    "creationTimestamp": clock.stamp(),
+                },
+                "involvedObject": {
+                    "kind": about.kind,
+                    "apiVersion": about.api_version,
+                    "name": metadata["name"],
+                    "namespace": namespace,
+                    "uid": metadata["uid"],
+                },
+                "type": kind,
+                "reason": reason,
+                "message": message,
+                "count": 1,
+                "firstTimestamp": clock.stamp(),
+                "lastTimestamp": clock.stamp(),
+            },
+        )
+
+    def _write(
+        self,
+        kind: Kind,
+        before: Object,
+        after: Object,
+        options: Options,
+        managed: list[Object] | None = None,
+    ) -> Object:
+        now, metadata = before["metadata"], after["metadata"]
+        version = metadata.get("resourceVersion")
+        if version and version != now["resourceVersion"]:
+            raise refusals.conflict(kind, now["name"])
+        _keep(now, metadata)
+        if options.subresource == "status":
+            after = {**before, "status": after.get("status") or {}}
+        else:
+            if kind.has_status:
+                after.pop("status", None)
+                if "status" in before:
+                    after["status"] = before["status"]
+            validation.name_of(kind, metadata)
+            defaults.fill(kind, after)
+            validation.changed(kind, before, after)
+        after["apiVersion"], after["kind"] = kind.api_version, kind.kind
+        if after == before and managed in (None, now.get("managedFields")):
+            return before
+        if kind.counts_generations and after.get("spec") != before.get("spec"):
+            after["metadata"]["generation"] = now.get("generation", 0) + 1
+        if managed is not None:
+            after["metadata"]["managedFields"] = managed
+        elif options.manager:
+            owned = ownership.updated(kind, before, after, options.manager, options.subresource)
+            after["metadata"]["managedFields"] = owned
+        return fresh(after) if options.dry_run else self.settle(kind, after)
+
+    def _check_place(self, kind: Kind, namespace: str, thing: Object) -> None:
+        for field, expected in (("apiVersion", kind.api_version), ("kind", kind.kind)):
+            told = thing.setdefault(field, expected)
+            if told != expected:
+                what = "API version" if field == "apiVersion" else "kind"
+                raise refusals.bad_request(
+                    f"the {what} in the data ({told}) does not match the expected {what}"
+                    f" ({expected})"
+                )
+        metadata = thing.setdefault("metadata", {})
+        if not kind.namespaced:
+            return
+        if metadata.setdefault("namespace", namespace) != namespace:
+            raise refusals.bad_request(
+                "the namespace of the provided object does not match the namespace sent on the"
+                " request"
+            )
+        found = self.store.look(kinds.NAMESPACES, "", namespace)
+        if found is None:
+            raise refusals.not_found(kinds.NAMESPACES, namespace)
+
+
+def _keep(now: Object, metadata: Object) -> None:
+    """What only the server sets stays as it is."""
+    for field in (*_SYSTEM, "generation", "resourceVersion"):
+        metadata.pop(field, None)
+        if field in now:
+            metadata[field] = now[field]
+
+
+def ends(seconds: float) -> str:
+    """When it is over."""
+    return clock.stamp(clock.now() + datetime.timedelta(seconds=seconds))

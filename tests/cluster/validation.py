@@ -1,0 +1,159 @@
+"""What an object must be like, and what of it may change."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from cluster import job_rules, kinds, pod_rules
+from cluster.kinds import Kind
+from cluster.pod_rules import Cause, brief
+from cluster.refusals import Object, invalid
+from cluster.store import fresh
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_DNS1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+
+_LABEL_VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
+_LABEL_NAME = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+
+_SUBDOMAIN_TEXT = (
+    "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or"
+    " '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used"
+    f" for validation is '{_SUBDOMAIN.pattern}')"
+)
+_IMMUTABLE = "field is immutable"
+_POD_CHANGE = (
+    "pod updates may not change fields other than `spec.containers[*].image`,"
+    "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only"
+    " additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set"
+    " to 1 if it was previously negative)"
+)
+
+
+def name_of(kind: Kind, metadata: Object) -> None:
+    """Refuse names that are none, and labels that are none."""
+    name, causes = metadata.get("name", ""), []
+    if not name:
+        causes.append(("metadata.name", "Required", "name or generateName is required"))
+    elif kind.group == "rbac.authorization.k8s.io":
+        if "/" in name or "%" in name or name in (".", ".."):
+            causes.append(("metadata.name", "Invalid", f"\"{name}\": may not contain '/'"))
+    elif kind is kinds.NAMESPACES or kind is kinds.SERVICES:
+        pattern = _DNS1035 if kind is kinds.SERVICES else _LABEL
+        if len(name) > 63 or not pattern.fullmatch(name):
+            told = "a DNS-1035 label must consist of lower case alphanumeric characters or '-'"
+            causes.append(("metadata.name", "Invalid", f'"{name}": {told}'))
+    elif len(name) > 253:
+        causes.append(("metadata.name", "Invalid", f'"{name}": must be no more than 253 bytes'))
+    elif not _SUBDOMAIN.fullmatch(name):
+        causes.append(("metadata.name", "Invalid", f'"{name}": {_SUBDOMAIN_TEXT}'))
+    for key, value in (metadata.get("labels") or {}).items():
+        if not _LABEL_NAME.fullmatch(key):
+            told = f'"{key}": name part must consist of alphanumeric characters'
+            causes.append(("metadata.labels", "Invalid", told))
+        if not isinstance(value, str) or len(value) > 63 or not _LABEL_VALUE.fullmatch(value):
+            told = f"{json.dumps(value)}: a valid label must be an empty string or consist of"
+            told += " alphanumeric characters, '-', '_' or '.', no more than 63 bytes"
+            causes.append(("metadata.labels", "Invalid", told))
+    if causes:
+        raise invalid(kind, name, *causes)
+
+
+def created(kind: Kind, thing: Object) -> None:
+    """Refuse what may not be created."""
+    causes: list[Cause] = []
+    spec = thing.get("spec") or {}
+    if kind is kinds.PODS:
+        causes += pod_rules.check(spec, "spec")
+    elif kind is kinds.JOBS:
+        causes += job_rules.rules(thing["metadata"]["name"], spec)
+    elif kind is kinds.JOBSETS and not spec.get("replicatedJobs"):
+        causes.append(("spec.replicatedJobs", "Required", ""))
+    if causes:
+        raise invalid(kind, thing["metadata"]["name"], *causes)
+
+
+def changed(kind: Kind, before: Object, after: Object) -> None:
+    """Refuse changes of what is immutable."""
+    old, new = before.get("spec") or {}, after.get("spec") or {}
+    name = after["metadata"]["name"]
+    causes: list[Cause] = []
+    if kind is kinds.PODS:
+        gated = bool(old.get("schedulingGates"))
+        if pod_rules.frozen(old, gated) != pod_rules.frozen(new, gated):
+            causes.append(("spec", "Forbidden", _POD_CHANGE))
+    elif kind is kinds.JOBS:
+        causes += job_rules.rules(name, new) + job_rules.changes(before, after)
+    elif kind is kinds.VOLCANOJOBS:
+        if _frozen_volcano(old) != _frozen_volcano(new):
+            told = (
+                "job updates may not change fields other than `minAvailable`,"
+                " `tasks[*].replicas under spec`"
+            )
+            causes.append(("spec", "Forbidden", told))
+    elif kind is kinds.JOBSETS:
+        causes += _changed_jobset(old, new)
+    elif kind is kinds.TRAINJOBS:
+        causes += _changed_trainjob(before, after)
+    else:
+        causes += _changed_other(kind, before, after)
+    if causes:
+        raise invalid(kind, name, *causes)
+
+
+def _changed_other(kind: Kind, before: Object, after: Object) -> list[Cause]:
+    if kind in (kinds.CONFIGMAPS, kinds.SECRETS) and before.get("immutable"):
+        if any(before.get(field) != after.get(field) for field in ("data", "binaryData")):
+            return [("data", "Forbidden", "field is immutable when `immutable` is set")]
+    if kind in (kinds.ROLEBINDINGS, kinds.CLUSTERROLEBINDINGS):
+        if before.get("roleRef") != after.get("roleRef"):
+            return [("roleRef", "Invalid", "cannot change roleRef")]
+    return []
+
+
+def _changed_jobset(old: Object, new: Object) -> list[Cause]:
+    def frozen(spec: Object) -> Object:
+        spec = fresh(spec)
+        for name in ("suspend", "ttlSecondsAfterFinished"):
+            spec.pop(name, None)
+        if old.get("suspend"):
+            for each in spec.get("replicatedJobs") or []:
+                template = each["template"]["spec"]["template"]
+                metadata = template.get("metadata") or {}
+                metadata.pop("labels", None)
+                metadata.pop("annotations", None)
+                template["metadata"] = metadata
+                for name in ("nodeSelector", "tolerations", "schedulingGates"):
+                    template["spec"].pop(name, None)
+        return spec
+
+    first, second = frozen(old), frozen(new)
+    return [
+        (f"spec.{name}", "Invalid", f"{brief(second.get(name))}: {_IMMUTABLE}")
+        for name in sorted(set(first) | set(second))
+        if first.get(name) != second.get(name)
+    ]
+
+
+def _changed_trainjob(before: Object, after: Object) -> list[Cause]:
+    old, new = before["spec"], after["spec"]
+    free = {"suspend", "activeDeadlineSeconds"} | (
+        {"runtimePatches"} if old.get("suspend") else set()
+    )
+    return [
+        (f"spec.{name}", "Invalid", f"{brief(new.get(name))}: {_IMMUTABLE}")
+        for name in sorted((set(old) | set(new)) - free)
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _frozen_volcano(spec: Object) -> Object:
+    spec = fresh(spec)
+    for name in ("minAvailable", "priorityClassName"):
+        spec.pop(name, None)
+    for task in spec.get("tasks") or []:
+        task.pop("replicas", None)
+        task.pop("minAvailable", None)
+    return spec
