@@ -200,7 +200,7 @@ class KubernetesPods(BaseModel):
     ascend: AscendSettings = Field(
         default=AscendSettings(),
         title="Ascend",
-        description="Labels, annotations and mounts of MindCluster; what is empty is left out.",
+        description="What MindCluster is told of the job.",
     )
     overrides: dict[str, Any] = Field(
         default={},

@@ -91,7 +91,8 @@ def render(
     kind.check(workload)
     beside = kind.beside(job)
     for one in beside:
-        one["metadata"]["labels"] = one["metadata"]["labels"] | own
+        kept = {k: v for k, v in one["metadata"]["labels"].items() if k != labels.KUEUE}
+        one["metadata"]["labels"] = kept | own
         _finish(kind, one, avoid)
     return Manifests(
         root=coordinator.root(spec, pods, described),
@@ -114,10 +115,7 @@ def _queue(pods: Pods) -> dict[str, str]:
 
 def _patched(workload: Manifest, pods: Pods) -> Manifest:
     """Return the workload with people's patch. Raises UsageError: it does not fit."""
-    try:
-        new = merge(workload, pods.overrides)
-    except UsageError as error:
-        raise UsageError(f"overrides: {error}") from error
+    new = merge(workload, pods.overrides, "overrides")
     for where in (("apiVersion",), ("kind",), ("metadata", "name"), ("metadata", "namespace")):
         if _at(new, where) != _at(workload, where):
             raise UsageError(

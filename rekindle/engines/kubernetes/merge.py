@@ -32,14 +32,17 @@ _KEYS: dict[str, tuple[str, ...]] = {
 }
 
 
-def merge(manifest: Manifest, patch: Manifest) -> Manifest:
-    """Return `manifest` with `patch` in it; neither is changed.
+def merge(manifest: Manifest, patch: Manifest, name: str = "") -> Manifest:
+    """Return `manifest` with `patch` in it; neither is changed. name: what errors call the patch.
 
     A value of null removes a field. `$patch: delete` in an item of a list removes the item that
     has its key, in a map the map; `$patch: replace` has a map, or a list that it is an item of,
     take the place of what is there. Raises UsageError: the patch does not fit; it names where.
     """
-    return _map(manifest, patch, "")
+    try:
+        return _map(manifest, patch, "")
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}" if name else str(error)) from None
 
 
 def _map(old: Manifest, patch: Manifest, where: str) -> Manifest:

@@ -64,7 +64,7 @@ def pod_template(spec: JobSpec, pods: Pods, *, attempt: int, restart: str) -> Ma
         },
     }
     _refuse_our_names(pods.pod_overrides)
-    return merge(template, pods.pod_overrides)
+    return merge(template, pods.pod_overrides, "pod_overrides")
 
 
 def _labels(spec: JobSpec, pods: Pods, attempt: int) -> dict[str, str]:

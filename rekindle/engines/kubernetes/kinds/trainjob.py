@@ -86,11 +86,8 @@ class TrainJob:
         return {"spec": {"suspend": True}}
 
     def resume_patch(self, workload: Manifest, avoid: tuple[str, ...]) -> Manifest | None:
-        """Return the patch that lets it go on.
-
-        Its pods are as the runtime says; to keep them off nodes, both are made anew.
-        """
-        return {"spec": {"suspend": False}}
+        """Return the patch that lets it go on, where nodes are to be avoided none."""
+        return None if avoid else {"spec": {"suspend": False}}
 
     def pods_selector(self, name: str) -> str:
         """Return the selector of its pods, which are those of the JobSet of the same name."""
