@@ -53,8 +53,7 @@ class JobClient:
 
     def __init__(self, endpoint: Endpoint, secret: str, way: Way | None = None) -> None:
         self._way = way or straight(endpoint)
-        self._headers = {"Authorization": bearer(secret), names.HEADER_SECRET: bearer(secret)}
-        self._headers |= self._way.headers
+        self._headers = {**self._way.headers, names.HEADER_SECRET: bearer(secret)}
 
     def status(self) -> JobView:
         """Ask where the job is."""

@@ -19,6 +19,7 @@ from cluster.node import logs, marks
 from cluster.node.api import Api
 from cluster.node.machine import Machine
 from cluster.node.pod import Kit, Pod
+from cluster.node.services import Services
 
 Object = dict[str, Any]
 
@@ -50,6 +51,9 @@ class Kubelet:
                 await self._lose(found)
             else:
                 await self._see(found)
+
+    def pods(self) -> list[Object]:
+        return list(self._pods.values())
 
     async def _see(self, pod: Object) -> None:
         old = self._pods.get(_key(pod))
@@ -196,12 +200,14 @@ async def _main() -> None:
         for machine in machines:
             await machine.register(port)
         following = asyncio.create_task(kubelet.run())
+        services = asyncio.create_task(Services(api, root, kubelet.pods).run())
         if arguments.port_file:
             part = arguments.port_file.with_suffix(".part")
             part.write_text(str(port))
             part.replace(arguments.port_file)
         await stop.wait()
         following.cancel()
+        services.cancel()
         await asyncio.gather(*(machine.close() for machine in machines))
         await runner.cleanup()
     marks.sweep_all(mark)

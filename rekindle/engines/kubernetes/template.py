@@ -21,6 +21,8 @@ _CONTAINERS = {Kind.ASCENDJOB: "ascend", Kind.PYTORCHJOB: "pytorch", Kind.TRAINJ
 _OTHER_CONTAINER = "training"
 _SHM = "/dev/shm"
 
+JOIN_S = "600"  # a coordinator's image may have to be pulled, and an attempt to begin
+
 
 def container_name(kind: Kind) -> str:
     """Return what the container is called in which the agent runs."""
@@ -79,7 +81,7 @@ def _container(spec: JobSpec, pods: Pods, extras: ascend.Extras) -> Manifest:
     if pods.image_pull_policy:
         found["imagePullPolicy"] = pods.image_pull_policy
     found["command"] = ["rekindle", "run", "--coordinator", address(spec, pods)]
-    found["command"] += ["--local-addr", f"$({names.ENV_POD_IP})"]
+    found["command"] += ["--join-timeout", JOIN_S, "--local-addr", f"$({names.ENV_POD_IP})"]
     found["env"] = [
         {
             "name": names.ENV_SECRET,

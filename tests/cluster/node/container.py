@@ -187,14 +187,16 @@ class Container:
     async def _start(self, message_file: Path) -> asyncio.subprocess.Process:
         around = self._around
         mounts = around.mounts(self.spec)
-        values = environment.base(self._pod) | await around.variables(self.spec)
+        own = environment.mounted(await around.variables(self.spec), mounts)
+        values = environment.base(self._pod, around.root) | own
         values |= {
             marks.NAME: self._mark,
             "SIMULATED_MOUNTS": msgspec.json.encode(mounts).decode(),
             "TERMINATION_LOG": str(message_file),
         }
         values.setdefault("HOME", str(around.folder))
-        command = environment.command(self.spec, values)
+        words = environment.command(self.spec, values)
+        command = list(environment.mounted(dict(enumerate(words)), mounts).values())
         if not command:
             raise FileNotFoundError("no command specified: images have none here")
         message_file.parent.mkdir(parents=True, exist_ok=True)

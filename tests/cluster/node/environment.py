@@ -6,12 +6,15 @@ import base64
 import os
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 Object = dict[str, Any]
+K = TypeVar("K")
 # Kind (configmaps, secrets) and name to the object, if there is one.
 Lookup = Callable[[str, str], Awaitable[Object | None]]
 
+_GUEST = Path(__file__).parents[1] / "guest"
 _REFERENCE = re.compile(r"\$\$|\$\(([^)\s]+)\)")
 _KEYED = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 
@@ -89,10 +92,29 @@ async def variables(pod: Object, container: Object, lookup: Lookup) -> dict[str,
     return values
 
 
-def base(pod: Object) -> dict[str, str]:
-    """What an image would set."""
+def mounted(words: dict[K, str], mounts: dict[str, str]) -> dict[K, str]:
+    """Words and values that begin with a mountPath, with the volume's folder in its place."""
+    return {key: _mounted(word, mounts) for key, word in words.items()}
+
+
+def _mounted(word: str, mounts: dict[str, str]) -> str:
+    for path in sorted(mounts, key=len, reverse=True):
+        if word == path or word.startswith(f"{path}/"):
+            return mounts[path] + word[len(path) :]
+    return word
+
+
+def base(pod: Object, root: Path) -> dict[str, str]:
+    """What an image would set, and what makes the pod's network of this machine's."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
-    return {**kept, "HOSTNAME": pod["spec"].get("hostname") or pod["metadata"]["name"]}
+    paths = (str(_GUEST), os.environ.get("PYTHONPATH", ""))
+    return {
+        **kept,
+        "HOSTNAME": pod["spec"].get("hostname") or pod["metadata"]["name"],
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "SIMULATED_ADDRESS": (pod.get("status") or {}).get("podIP", ""),
+        "SIMULATED_SERVICES": str(root / "services.json"),
+    }
 
 
 async def _from(pod: Object, source: Object, lookup: Lookup) -> str | None:

@@ -1,7 +1,8 @@
 """Volumes as folders.
 
-There is no mount: a mountPath below the kubelet's root becomes a link to the volume, any other is
-told to the process in SIMULATED_MOUNTS (JSON: mountPath to folder), and not more.
+There is no mount: a mountPath below the kubelet's root becomes a link to the volume. Any other is
+told to the process in SIMULATED_MOUNTS (JSON: mountPath to folder), and is replaced by the folder
+where a word of its command line, or the value of a variable, begins with it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,37 @@
+"""What a pod's network would do for its processes; Python runs this when it starts.
+
+All pods share this machine's network. What binds to every address binds to the pod's, and names of
+services are looked up in a file that the kubelet writes.
+"""
+
+import json
+import os
+import pathlib
+import socket
+
+_ADDRESS = os.environ.get("SIMULATED_ADDRESS", "")
+_SERVICES = os.environ.get("SIMULATED_SERVICES", "")
+_bind, _getaddrinfo = socket.socket.bind, socket.getaddrinfo
+
+
+def _bind_here(self, address):
+    if isinstance(address, tuple) and address[0] in ("", "0.0.0.0"):
+        address = (_ADDRESS, *address[1:])
+    return _bind(self, address)
+
+
+def _resolve(host, port, *args, **more):
+    name = host.decode() if isinstance(host, bytes) else host
+    if isinstance(name, str) and name.endswith((".svc", ".svc.cluster.local")):
+        key = ".".join(name.split(".")[:2])
+        found = json.loads(pathlib.Path(_SERVICES).read_text()).get(key)
+        if found is None:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        host = found
+    return _getaddrinfo(host, port, *args, **more)
+
+
+if _ADDRESS:
+    socket.socket.bind = _bind_here
+if _SERVICES:
+    socket.getaddrinfo = _resolve
