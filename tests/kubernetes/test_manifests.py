@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,8 @@ def test_golden(kind: str) -> None:
     """The objects of one job are those that were reviewed (GOLDEN=write renews them)."""
     said = {"device": "huawei.com/Ascend910" if kind == "ascendjob" else "nvidia.com/gpu"}
     text = stream(rendered(kind, job=spec(spares=1), **said).every)
+    text = re.sub("(?<=described: ).*", "MARK", text)  # it changes with every new field of a job
+    text = re.sub("(?<=job.json: ).*", "JOB", text)
     path = GOLDEN / f"{kind}.yaml"
     if os.environ.get("GOLDEN") == "write":
         path.write_text(text)
