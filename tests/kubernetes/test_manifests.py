@@ -209,3 +209,14 @@ def test_resuming_takes_back_what_is_no_longer_avoided() -> None:
     assert patch is not None
     assert patch["spec"]["template"]["spec"] == {"affinity": {"nodeAffinity": None}}
     assert patch["spec"]["template"]["metadata"]["labels"]["rekindle.dev/attempt"] == "0"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_wrong_fields_are_seen(kind: str) -> None:
+    """The check of fields sees what does not belong, wherever it is in a template."""
+    found = rendered(kind)
+    (agent,) = templates(found, kind)[0]["spec"]["containers"]
+    agent |= {"comand": ["x"], "ports": [{"containerPort": "80"}]}
+    wrong = [text for one in (*found.beside, found.workload) for text in wrong_fields(one)]
+    assert any(text.endswith(".comand is unknown") for text in wrong)
+    assert any(text.endswith("is '80', no int") for text in wrong)
