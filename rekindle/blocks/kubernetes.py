@@ -137,7 +137,7 @@ class KubernetesPods(BaseModel):
         default=None,
         title="One node per host",
         description="Whether a host holds one node of the job at most. Empty: if a device is "
-        "named.",
+        "named, or the pods use their hosts' network.",
     )
     topology_key: str = Field(
         default="",

@@ -50,7 +50,7 @@ def test_the_services_select_by_role() -> None:
 
 
 def test_who_may_reach_whom() -> None:
-    """The job's pods reach each other; its coordinator is reached by them, flows and those named."""
+    """The job's pods reach each other; they, flows and those who are named the coordinator."""
     peers = [{"namespace": "flows", "labels": {"a": "b"}}, {"cidr": "10.0.0.0/8"}]
     found = rendered(coordinator={"peers": peers})
     (rule,) = of(found, "NetworkPolicy", "demo-coordinator")["spec"]["ingress"]
@@ -77,7 +77,7 @@ def test_no_policy_where_none_can_hold(said: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kind", ["indexed-job", "trainjob", "ascendjob"])
 def test_all_go_with_the_root(kind: str) -> None:
-    """Every other object can be owned by the ConfigMap, which comes first; none is changed by it."""
+    """Every other object can be owned by the ConfigMap, which comes first."""
     found = rendered(kind, job=spec(job_id="x.y"))
     assert found.every[0] is found.root
     name = found.root["metadata"]["name"]

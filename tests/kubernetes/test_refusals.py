@@ -9,6 +9,7 @@ import pytest
 from rendered import pods, rendered, spec
 
 from rekindle.engines.kubernetes.checking import check_pods
+from rekindle.engines.kubernetes.manifests import render
 from rekindle.errors import UsageError
 from rekindle.recovery.policy import Policy
 
@@ -175,7 +176,10 @@ def test_the_ascend_operators_container() -> None:
         ({"metadata": {"name": "x"}}, "overrides: metadata.name cannot be changed"),
         ({"kind": "CronJob"}, "overrides: kind cannot be changed"),
         ({"metadata": {"labels": None}}, "overrides: label rekindle.dev/job is set by Rekindle"),
-        ({"spec": {"template": None}}, "overrides: they leave the Job without its pod template"),
+        (
+            {"spec": {"template": None}},
+            "overrides: the patches leave the Job without a pod template",
+        ),
         ({"spec": {"template": []}}, "overrides: the patch has a list at spec.template"),
     ],
 )
@@ -185,11 +189,34 @@ def test_patches_that_would_lose_the_job(patch: dict[str, Any], text: str) -> No
         rendered(overrides=patch)
 
 
+def test_an_owner_is_a_labels_value() -> None:
+    """Who places a job is written in labels."""
+    found = render(spec(), pods(), secret="x", owner="run-1")
+    assert found.root["metadata"]["labels"]["rekindle.dev/owner"] == "run-1"
+    with pytest.raises(UsageError, match="owner is 'a b'; give at most 63"):
+        render(spec(), pods(), secret="x", owner="a b")
+
+
 def test_our_variables_are_not_patched() -> None:
     """What the agent is told by is not for people to set."""
     env = [{"name": "REKINDLE_POD_IP", "value": "x"}]
     patch = {"spec": {"containers": [{"name": "training", "env": env}]}}
     with pytest.raises(UsageError, match="pod_overrides: REKINDLE_POD_IP is set by Rekindle"):
+        rendered(pod_overrides=patch)
+
+
+@pytest.mark.parametrize(
+    ("patch", "text"),
+    [
+        ({"metadata": {"labels": {"rekindle.dev/role": "x"}}}, "label rekindle.dev/role is set by"),
+        ({"metadata": None}, "label rekindle.dev/job is set by Rekindle itself; leave it out"),
+        ({"spec": {"containers": None}}, "the patches leave the Job without a pod template"),
+        ({"spec": None}, "the patches leave the Job without a pod template"),
+    ],
+)
+def test_pods_that_nobody_would_find(patch: dict[str, Any], text: str) -> None:
+    """A patch of the pods leaves them the job's, and leaves them a container."""
+    with pytest.raises(UsageError, match=text):
         rendered(pod_overrides=patch)
 
 

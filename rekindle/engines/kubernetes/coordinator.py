@@ -25,10 +25,13 @@ _USER = 65532  # nobody's in particular; the image needs not know it
 _PORT = "http"
 
 
-def root(spec: JobSpec, pods: Pods, described: str) -> Manifest:
-    """Return the ConfigMap that owns all other objects; it says what to look for, and no secret."""
+def root(spec: JobSpec, pods: Pods, own: dict[str, str]) -> Manifest:
+    """Return the ConfigMap that owns all other objects; it says what to look for, and no secret.
+
+    own: its labels.
+    """
     found = _object("v1", "ConfigMap", spec, pods, Names.of(spec.job_id).root)
-    found["metadata"]["labels"][labels.DESCRIBED] = described
+    found["metadata"]["labels"] = own
     found["metadata"]["annotations"] = {labels.JOB_ID: spec.job_id}
     found["data"] = {
         "job-id": spec.job_id,

@@ -111,5 +111,26 @@ def described(secret: str, *parts: object) -> str:
     It is keyed with the job's secret: nobody who may read labels can try out what the description's
     environment could be.
     """
-    content = msgspec.json.encode(parts, order="deterministic")
+    content = msgspec.json.encode([_said(part) for part in parts], order="deterministic")
     return hmac.new(secret.encode(), content, hashlib.sha256).hexdigest()[:32]
+
+
+def _said(value: object) -> object:
+    """Return a description without what it leaves at its default.
+
+    So a later version of Rekindle, which knows more fields, finds it the same.
+    """
+    if isinstance(value, msgspec.Struct):
+        fields = ((field, getattr(value, field.name)) for field in msgspec.structs.fields(value))
+        return {field.name: _said(one) for field, one in fields if one != _default(field)}
+    if isinstance(value, dict):
+        return {key: _said(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_said(one) for one in value]
+    return value
+
+
+def _default(field: msgspec.structs.FieldInfo) -> object:
+    if field.default_factory is not msgspec.NODEFAULT:
+        return field.default_factory()
+    return field.default

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from rekindle.engines.kubernetes import ascend, coordinator, labels
+from rekindle.engines.kubernetes import ascend, coordinator, labels, values
 from rekindle.engines.kubernetes.checking import check_pods
 from rekindle.engines.kubernetes.kinds.ascendjob import AscendJob
 from rekindle.engines.kubernetes.kinds.base import Adapter, Rendered
@@ -72,10 +72,10 @@ def render(
     Raises UsageError: the pods cannot be as said, or a patch does not fit.
     """
     check_pods(pods, spec)
+    values.value("owner", owner)
     kind = adapter(pods.kind)
     own = labels.labels(spec.job_id, attempt=attempt, owner=owner)
-    described = labels.described(secret, spec, pods)
-    own[labels.DESCRIBED] = described
+    own[labels.DESCRIBED] = labels.described(secret, spec, pods)
     said = ascend.job_labels(pods.ascend, process_level=pods.process_level)
     job = Rendered(
         spec=spec,
@@ -95,7 +95,7 @@ def render(
         one["metadata"]["labels"] = kept | own
         _finish(kind, one, avoid)
     return Manifests(
-        root=coordinator.root(spec, pods, described),
+        root=coordinator.root(spec, pods, own),
         around=(
             coordinator.secret(spec, pods, secret),
             *coordinator.services(spec, pods),
@@ -142,5 +142,5 @@ def _finish(kind: Adapter, manifest: Manifest, avoid: tuple[str, ...]) -> None:
                 raise KeyError("containers")
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"overrides: they leave the {manifest['kind']} without its pod template ({error})"
+            f"overrides: the patches leave the {manifest['kind']} without a pod template ({error})"
         ) from error

@@ -78,7 +78,8 @@ class Pods(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     device: name of the extended resource, "": none. devices_per_node: 0: one for each rank.
     shared_memory: size of /dev/shm, "": whatever the node's memory allows.
     queue: Volcano's, of other kinds Kueue's.
-    anti_affinity: whether a host holds one node of the job at most; None: if a device is named.
+    anti_affinity: whether a host holds one node of the job at most; None: if a device is named,
+    or the pods use their hosts' network.
     topology_key: label of nodes whose value the job's nodes share as far as there is room.
     gang: whether all pods are placed at once or none; None: where the kind always can.
     termination_grace_s: 0: as long as last words may take, and 30 s.
@@ -131,7 +132,8 @@ class Pods(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def one_per_host(self) -> bool:
         """Whether no host may hold two nodes of the job."""
-        return bool(self.device) if self.anti_affinity is None else self.anti_affinity
+        alone = bool(self.device) or self.host_network  # where two would be in each other's way
+        return alone if self.anti_affinity is None else self.anti_affinity
 
 
 def replicas(spec: JobSpec) -> int:

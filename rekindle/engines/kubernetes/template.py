@@ -66,7 +66,9 @@ def pod_template(spec: JobSpec, pods: Pods, *, attempt: int, restart: str) -> Ma
         },
     }
     _refuse_our_names(pods.pod_overrides)
-    return merge(template, pods.pod_overrides, "pod_overrides")
+    new = merge(template, pods.pod_overrides, "pod_overrides")
+    _keep_our_labels(template, new)
+    return new
 
 
 def _labels(spec: JobSpec, pods: Pods, attempt: int) -> dict[str, str]:
@@ -194,6 +196,14 @@ def _refuse_our_names(patch: Manifest) -> None:
             name = variable.get("name") if isinstance(variable, dict) else None
             if isinstance(name, str) and name.startswith("REKINDLE_"):
                 raise UsageError(f"pod_overrides: {name} is set by Rekindle itself; leave it out")
+
+
+def _keep_our_labels(template: Manifest, patched: Manifest) -> None:
+    """Raise UsageError if a patch takes away what a pod of the job is found by."""
+    kept = (patched.get("metadata") or {}).get("labels") or {}
+    for key, value in template["metadata"]["labels"].items():
+        if key.startswith(labels.PREFIX) and kept.get(key) != value:
+            raise UsageError(f"pod_overrides: label {key} is set by Rekindle itself; leave it out")
 
 
 def keep_off(template: Manifest, avoid: Iterable[str]) -> Manifest:

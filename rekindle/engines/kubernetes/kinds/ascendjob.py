@@ -12,7 +12,6 @@ from rekindle.engines.kubernetes.kinds.base import (
     Phase,
     Rendered,
     RestartAll,
-    next_attempt,
     observed,
     workload,
 )
@@ -21,6 +20,7 @@ from rekindle.engines.kubernetes.kinds.kubeflow import (
     last_condition,
     replica_specs,
     replica_templates,
+    role_patches,
 )
 from rekindle.engines.kubernetes.pods import Pods
 from rekindle.errors import UsageError
@@ -135,9 +135,7 @@ class AscendJob:
 
     def resume_patch(self, workload: Manifest, avoid: tuple[str, ...]) -> Manifest:
         """Return the patch that pods made later follow."""
-        roles = workload["spec"]["replicaSpecs"]
-        patches = {role: {"template": next_attempt(one["template"])} for role, one in roles.items()}
-        return {"spec": {"replicaSpecs": patches}}
+        return {"spec": {"replicaSpecs": role_patches(workload["spec"]["replicaSpecs"])}}
 
     def pods_selector(self, name: str) -> str:
         """Return the selector of its pods."""

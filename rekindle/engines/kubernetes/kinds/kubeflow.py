@@ -8,6 +8,7 @@ from rekindle.engines.kubernetes.kinds.base import (
     Phase,
     Rendered,
     conditions,
+    next_attempt,
     observed,
 )
 
@@ -20,20 +21,27 @@ _PHASES = {
     "Failed": Phase.FAILED,
 }
 _OVER = ("Failed", "Succeeded")
+WORKER = "Worker"
 
 
 def replica_specs(job: Rendered, leader: str, restart: str) -> Manifest:
-    """Return one leader and the rest as workers; to us they are all the same."""
-    found = {leader: {"replicas": 1, "restartPolicy": restart, "template": job.template}}
-    if job.replicas > 1:
-        rest = {"replicas": job.replicas - 1, "restartPolicy": restart, "template": job.template}
-        found["Worker"] = rest
-    return found
+    """Return one leader, if the operator wants one, and the rest as workers: to us all the same."""
+    counts = {leader: 1, WORKER: job.replicas - 1} if leader else {WORKER: job.replicas}
+    return {
+        role: {"replicas": count, "restartPolicy": restart, "template": job.template}
+        for role, count in counts.items()
+        if count
+    }
 
 
 def replica_templates(specs: Manifest) -> list[tuple[Manifest, str]]:
     """Return where the templates of all roles are."""
     return [(role, "template") for role in specs.values()]
+
+
+def role_patches(specs: Manifest) -> Manifest:
+    """Return the part of a merge patch that has the pods of all roles go on like these."""
+    return {role: {"template": next_attempt(one["template"])} for role, one in specs.items()}
 
 
 def last_condition(obj: Manifest) -> Observed:

@@ -17,6 +17,7 @@ from rekindle.engines.kubernetes.kinds.kubeflow import (
     last_condition,
     replica_specs,
     replica_templates,
+    role_patches,
 )
 from rekindle.engines.kubernetes.pods import Pods
 
@@ -28,7 +29,7 @@ class PyTorchJob:
     caps = Caps(
         restart_rank=True,
         restart_all=RestartAll.SUSPEND,
-        avoid=(Avoid.RECREATE, Avoid.TAINT),
+        avoid=(Avoid.AFFINITY, Avoid.TAINT, Avoid.RECREATE),
         suspend=True,
         gang=True,
         keeps_uid=True,
@@ -48,7 +49,8 @@ class PyTorchJob:
             if job.pods.priority_class:
                 policy["priorityClass"] = job.pods.priority_class
             run["schedulingPolicy"] = policy
-        roles = replica_specs(job, "Master", "OnFailure")
+        # A Master that ends with success would end the job, and have workers wait for its name.
+        roles = replica_specs(job, "", "OnFailure")
         return workload(self.gvk, job, {"runPolicy": run, "pytorchReplicaSpecs": roles})
 
     def beside(self, job: Rendered) -> list[Manifest]:
@@ -70,9 +72,10 @@ class PyTorchJob:
         """Return the patch that ends all pods."""
         return {"spec": {"runPolicy": {"suspend": True}}}
 
-    def resume_patch(self, workload: Manifest, avoid: tuple[str, ...]) -> Manifest | None:
-        """Return the patch that lets it go on, where nodes are to be avoided none."""
-        return None if avoid else {"spec": {"runPolicy": {"suspend": False}}}
+    def resume_patch(self, workload: Manifest, avoid: tuple[str, ...]) -> Manifest:
+        """Return the patch that lets it go on; its webhook looks at no template."""
+        roles = role_patches(workload["spec"]["pytorchReplicaSpecs"])
+        return {"spec": {"runPolicy": {"suspend": False}, "pytorchReplicaSpecs": roles}}
 
     def pods_selector(self, name: str) -> str:
         """Return the selector of its pods."""

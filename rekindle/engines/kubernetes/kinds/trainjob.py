@@ -57,7 +57,8 @@ class TrainJob:
     def beside(self, job: Rendered) -> list[Manifest]:
         """Return the runtime."""
         inside = jobset_spec(job)
-        inside["replicatedJobs"][0]["template"]["metadata"] = {"labels": dict(_STEP)}
+        nodes = inside["replicatedJobs"][0]
+        nodes["template"] = {"metadata": {"labels": dict(_STEP)}} | nodes["template"]
         spec: Manifest = {"mlPolicy": {"numNodes": job.replicas}}
         if job.pods.gang:
             spec["podGroupPolicy"] = {"coscheduling": {}}

@@ -1,0 +1,44 @@
+"""A cluster of its own for each test, and jobs in its pods; one uninterrupted run of each script."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster.launch import Simulated, start
+from training_jobs import RANKS
+from training_jobs.injection import Fault
+from training_jobs.job import STEPS, Job
+from training_jobs.pods import PodJob
+from training_jobs.record import Record
+
+
+@pytest.fixture(scope="session")
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """The uninterrupted run of the DDP variant, on the local engine."""
+    with Job(tmp_path_factory.mktemp("ddp"), processes=RANKS, steps=STEPS) as job:
+        assert job.end().outcome == "succeeded", job.story()
+    return job.record
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Simulated]:
+    """Three nodes that run pods as processes of this machine; options by indirect parameters."""
+    with start(tmp_path / "cluster", **getattr(request, "param", {})) as found:
+        yield found
+
+
+@pytest.fixture
+def job(tmp_path: Path, cluster: Simulated, baseline: Record) -> Iterator[Callable[..., PodJob]]:
+    """Start a job with faults; its objects go with the test."""
+    jobs: list[PodJob] = []
+
+    def begin(*faults: Fault, **settings: Any) -> PodJob:
+        folder = tmp_path / f"run{len(jobs)}"
+        folder.mkdir()
+        jobs.append(PodJob(folder, cluster, *faults, **settings))
+        return jobs[-1].start()
+
+    yield begin
+    for each in jobs:
+        each.close()

@@ -1,0 +1,94 @@
+"""Pods and hosts that are lost: training goes on, to the bit, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from cluster.launch import Simulated
+from training_jobs.checks import assert_same_training, assert_samples_once
+from training_jobs.injection import Fault
+from training_jobs.job import pause_all
+from training_jobs.pods import NAMESPACE, PodJob
+from training_jobs.record import Record
+
+from rekindle import names
+from rekindle.recovery import journal
+from rekindle.recovery.fault import Kind
+from rekindle.recovery.policy import Strategy
+
+PAUSE_ALL = pause_all(12)
+
+
+def assert_recovered(job: PodJob, baseline: Record) -> None:
+    """It ended well, is the baseline to the bit, and leaves nothing."""
+    assert job.end().outcome == "succeeded", job.story()
+    assert_same_training(job.record, baseline)
+    assert_samples_once(job.record)
+    job.release()
+
+
+def uids(job: PodJob) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in job.worker_pods().values()}
+
+
+def test_undisturbed(job: Callable[..., PodJob], baseline: Record) -> None:
+    run = job()
+    assert_recovered(run, baseline)
+    assert run.incidents() == []
+
+
+def test_killed_rank(job: Callable[..., PodJob], baseline: Record) -> None:
+    """Its agent starts it anew, in the same pod: Kubernetes need not know."""
+    run = job(Fault(1, "backward", 9))
+    run.wait_event(journal.FirstStep)
+    before = uids(run)
+    assert run.end().outcome == "succeeded", run.story()
+    assert [i.strategy for i in run.incidents()] == [Strategy.RECOVER_IN_PLACE]
+    assert uids(run) == before
+    assert_recovered(run, baseline)
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_deleted_pod(spares: int, job: Callable[..., PodJob], baseline: Record) -> None:
+    """A spare takes over at once; without one the pod that comes in its place does."""
+    run = job(*PAUSE_ALL, spares=spares)
+    run.wait_pause(12)
+    doomed = run.pod_of(1)["metadata"]["name"]
+    run.cluster.delete(f"{NAMESPACE}/pods/{doomed}")
+    run.release_all()
+    assert_recovered(run, baseline)
+    (incident,) = run.incidents()
+    assert (incident.strategy, incident.cause.node) == (Strategy.RECOVER, 1)
+    joined = run.events_of(journal.NodeJoined)
+    assert len(joined) == 3 + spares
+    assert sum(e.node == names.SPARE for e in joined) == 2 * spares or not spares
+
+
+def test_evicted_pod(job: Callable[..., PodJob], baseline: Record) -> None:
+    """The incident says who took the place away, and nobody is blamed."""
+    run = job(*PAUSE_ALL)
+    run.wait_pause(12)
+    pod = run.pod_of(1)["metadata"]["name"]
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
+    run.cluster.create(f"{NAMESPACE}/pods/{pod}/eviction", eviction)
+    run.release_all()
+    run.wait_event(journal.FaultSeen, known=True)
+    assert_recovered(run, baseline)
+    (incident,) = run.incidents()
+    assert incident.cause.kind is Kind.EVICTION
+    assert "EvictionByEvictionAPI" in incident.cause.message
+
+
+def test_lost_host(job: Callable[..., PodJob], cluster: Simulated, baseline: Record) -> None:
+    """Its pods never end by themselves; the one of a lost node is replaced all the same."""
+    run = job(*PAUSE_ALL, pods={"anti_affinity": True})
+    run.wait_pause(12)
+    host = run.pod_of(1)["spec"]["nodeName"]
+    if run.coordinator_pods()[0]["spec"]["nodeName"] == host:
+        run.kill_coordinator_pod()
+    cluster.kill_node(host)
+    run.release_all()
+    assert_recovered(run, baseline)
+    assert run.incidents()[0].strategy is Strategy.RECOVER
+    assert run.events_of(journal.NodeJoined, node=1)[-1].host != host

@@ -1,0 +1,92 @@
+"""The kustomization in deploy/, and the Dockerfiles: what can be told without a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rendered import adapter_of, rendered
+
+from rekindle.engines.kubernetes.kinds.trainjob import RUNTIME
+from rekindle.engines.kubernetes.kinds.volcano_job import COMMAND
+from rekindle.engines.kubernetes.pods import Kind
+
+pytest.importorskip("kubernetes.client")
+from rendered.fields import wrong_fields
+
+ROOT = Path(__file__).resolve().parents[2]
+PLURALS = {
+    "ConfigMap": "configmaps",
+    "Secret": "secrets",
+    "Service": "services",
+    "Deployment": "deployments",
+    "NetworkPolicy": "networkpolicies",
+}
+
+
+def objects(folder: str) -> list[dict[str, Any]]:
+    """The objects of one kustomization's own files."""
+    place = ROOT / "deploy" / folder
+    listed = yaml.safe_load((place / "kustomization.yaml").read_text())["resources"]
+    files = [place / name for name in listed if name.endswith(".yaml")]
+    assert {path.name for path in place.iterdir()} == {f.name for f in files} | {
+        "kustomization.yaml"
+    }
+    return [one for path in files for one in yaml.safe_load_all(path.read_text())]
+
+
+def rights() -> dict[tuple[str, str], set[str]]:
+    """What flows may do, by group and resource."""
+    (role,) = [one for one in objects("base") if one["kind"] == "Role"]
+    return {
+        (group, resource): set(rule["verbs"])
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+
+
+@pytest.mark.parametrize("folder", ["base", "nodes"])
+def test_objects_are_sound(folder: str) -> None:
+    """Every object has only fields that exist, and is named for what it is."""
+    for one in objects(folder):
+        assert not wrong_fields(one)
+        assert one["metadata"]["name"].startswith("rekindle")
+
+
+@pytest.mark.parametrize("kind", [kind.value for kind in Kind])
+def test_flows_may_make_and_remove_what_is_rendered(kind: str) -> None:
+    """There is a right to every object of a job, and to follow its workload."""
+    may = rights()
+    gvk = adapter_of(kind).gvk
+    assert may[gvk.group, gvk.plural] >= {"create", "get", "list", "watch", "patch", "delete"}
+    found = rendered(kind)
+    for one in (found.root, *found.around):
+        group = one["apiVersion"].rpartition("/")[0]
+        assert may[group, PLURALS[one["kind"]]] >= {"create", "get", "patch", "delete"}
+    assert may[RUNTIME.group, RUNTIME.plural] >= {"create", "delete"}
+    assert may[COMMAND.group, COMMAND.plural] == {"create"}
+
+
+def test_flows_may_do_no_more() -> None:
+    """By the base's role nobody makes pods, runs commands in them, or lists secrets."""
+    may = rights()
+    assert "create" not in may["", "pods"]
+    assert not may["", "secrets"] & {"list", "watch"}
+    assert ("", "pods/exec") not in may
+    assert not [key for key in may if key[1] == "nodes" or "*" in (*key, *may[key])]
+
+
+@pytest.mark.parametrize("name", ["flow", "training"])
+def test_dockerfiles_copy_what_is_there(name: str) -> None:
+    """All that an image is made of is in the repository, and is sent to the builder."""
+    text = (ROOT / "docker" / f"{name}.Dockerfile").read_text()
+    sent = (ROOT / ".dockerignore").read_text().splitlines()
+    lines = [line.split()[1:-1] for line in text.splitlines() if line.startswith("COPY ")]
+    copied = [source for line in lines for source in line]
+    assert copied
+    for source in copied:
+        assert (ROOT / source).exists()
+        assert f"!{source.removeprefix('./').split('/')[0]}" in sent

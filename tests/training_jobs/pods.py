@@ -1,0 +1,174 @@
+"""A training job in the pods of a simulated cluster, as a test sees it."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from cluster.launch import Simulated
+
+from rekindle.engines.kubernetes.api import load
+from rekindle.engines.kubernetes.engine import KubernetesEngine
+from rekindle.engines.kubernetes.labels import selector
+from rekindle.engines.kubernetes.pods import Pods, Volume
+from rekindle.errors import JobError
+from rekindle.recovery import journal
+from rekindle.runtime.spec import JobDirectory
+from rekindle.runtime.view import JobView
+from training_jobs.injection import Fault
+from training_jobs.job import LIMIT_S, Job
+from training_jobs.waiting import wait_until
+
+Object = dict[str, Any]
+
+NAMESPACE = "/api/v1/namespaces/default"
+_IN_THE_POD = "/var/lib/rekindle/jobs/job"
+
+
+class PodJob(Job):
+    """Its nodes are pods, and what is wanted of the cluster is asked as a flow would.
+
+    pods: more of their description.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        cluster: Simulated,
+        *faults: Fault,
+        nodes: int = 2,
+        pods: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        settings.setdefault("checkpoint_store", str(folder / "checkpoints"))
+        super().__init__(folder, *faults, nodes=nodes, **settings)
+        self.cluster = cluster
+        self.told: list[str] = []
+        self.spec = msgspec.structs.replace(
+            self.spec, directory=_IN_THE_POD, log_directory=f"{_IN_THE_POD}/logs"
+        )
+        work = Volume(name="work", mount_path=str(folder), host_path=str(folder))
+        self.pods = Pods(image="training", volumes=(work,), **(pods or {}))
+        self.api = load(str(cluster.kubeconfig))
+        self._watching = contextlib.ExitStack()
+        self._learned = 0
+
+    # ---- life
+
+    def start(self, **changes: object) -> PodJob:
+        """Launch the job, or its next attempt."""
+        self._attempt += 1
+        self.spec = msgspec.structs.replace(self.spec, **changes)
+        self.steer()
+        self.endpoint = self.engine.launch(attempt=self._attempt)
+        return self
+
+    def steer(self, directory: Path | None = None) -> None:
+        """Be the process that steers the job; directory: of one that knows nothing of it yet."""
+        self._watching.close()
+        if directory is not None:
+            self.directory = JobDirectory(directory)
+        self.directory.create(self.spec, logs=False)
+        self.directory.pods.write_bytes(msgspec.json.encode(self.pods))
+        self.engine = KubernetesEngine(self.directory, self.pods, self.api)
+        self._learned = 0
+        self._watching.enter_context(self.engine.watch(self._report, self.told.append))
+
+    def _report(self, sign: Any) -> None:
+        self.engine.client(self.endpoint).report(sign)
+
+    def end(self, limit_s: float = LIMIT_S) -> journal.Ended:
+        """Wait for the end of the attempt."""
+
+        def ended() -> journal.Ended | None:
+            last = self.events()[-1:]
+            return last[0] if last and isinstance(last[0], journal.Ended) else None
+
+        return self.wait(ended, "the end of the attempt", limit_s)
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._watching.close()
+        self.api.close()
+
+    def release(self) -> None:
+        """Remove the job's objects; nothing must be left."""
+        self.engine.release()
+        assert self.objects() == []
+        wait_until(lambda: not self.leftovers(), "the end of all processes")
+
+    # ---- what there is
+
+    @property
+    def coordinator(self) -> PodJob:
+        """Stands in for the process of the local engine: poll()."""
+        return self
+
+    def poll(self) -> int | None:
+        """None while the attempt goes on."""
+        last = self.events()[-1:]
+        return 0 if last and isinstance(last[0], journal.Ended) else None
+
+    def events(self) -> list[journal.AnyEvent]:
+        """What the engine can know of the job."""
+        return self.engine.history()
+
+    def status(self) -> JobView:
+        """Ask the coordinator."""
+        return self.engine.client(self.endpoint).status()
+
+    def worker_pods(self) -> dict[str, Object]:
+        """The pods of nodes and spares, by their names."""
+        return {p["metadata"]["name"]: p for p in self._items("pods", "worker")}
+
+    def pod_of(self, node: int) -> Object:
+        """The pod that is this node now."""
+        joined = self.events_of(journal.NodeJoined, node=node)[-1]
+        by_address = {p["status"].get("podIP"): p for p in self.worker_pods().values()}
+        return by_address[joined.address]
+
+    def coordinator_pods(self) -> list[Object]:
+        """The coordinator's."""
+        return self._items("pods", "coordinator")
+
+    def objects(self) -> list[str]:
+        """All objects of the job."""
+        found = []
+        for path in (f"{NAMESPACE}/{k}" for k in ("pods", "configmaps", "secrets", "services")):
+            found += self._named(path)
+        for group in ("batch/v1", "apps/v1", "networking.k8s.io/v1"):
+            plural = {"b": "jobs", "a": "deployments", "n": "networkpolicies"}[group[0]]
+            found += self._named(f"/apis/{group}/namespaces/default/{plural}")
+        return found
+
+    def _named(self, path: str) -> list[str]:
+        items = self.cluster.get(f"{path}?labelSelector={selector('job')}")["items"]
+        return [f"{path.rpartition('/')[2]}/{each['metadata']['name']}" for each in items]
+
+    def _items(self, plural: str, role: str) -> list[Object]:
+        asked = f"{selector('job')},rekindle.dev/role={role}"
+        return list(self.cluster.get(f"{NAMESPACE}/{plural}?labelSelector={asked}")["items"])
+
+    def story(self) -> str:
+        """Tell what has happened, for a failed test."""
+        texts = [super().story(), "\n---- told", *self.told]
+        for pod in (*self.worker_pods().values(), *self.coordinator_pods()):
+            name = pod["metadata"]["name"]
+            log = self.cluster.call("GET", f"{NAMESPACE}/pods/{name}/log?tailLines=15")[1]
+            texts += [f"\n---- {name}: {pod['status'].get('phase')}", str(log)]
+        return "\n".join(texts)
+
+    # ---- what a flow does meanwhile
+
+    def _bring_nodes(self) -> None:
+        try:
+            events = self.events()
+        except JobError:
+            return  # the API server, or the coordinator, is away
+        new, self._learned = events[self._learned :], len(events)
+        for event in new:
+            self.engine.learn(event)
+            if isinstance(event, journal.NodeWanted) and self.replaces:
+                self.engine.replace(event.node)
