@@ -105,7 +105,7 @@ def test_pytorchjobs_and_exit_codes(space: Space, torchjobs: str) -> None:
     """Below 128 is final, from there on the pod is made anew."""
     space.cluster.create(torchjobs, pytorch_job("train", "sleep 1; exit 3", "ExitCode"))
     assert space.condition(torchjobs, "train", "Succeeded", "Failed")["type"] == "Failed"
-    script = 'test "$RANK" != 1 || test -e "$HOME/../n" || { touch "$HOME/../n"; kill -9 $$; }'
+    script = 'test "$RANK" != 1 || test -e "$HOME/../n" || { touch "$HOME/../n"; kill -9 $$$$; }'
     space.cluster.create(torchjobs, pytorch_job("other", f"{script}; exec sleep 60", "ExitCode"))
     space.cluster.until(torchjobs, lambda found: state(found["other"]) == "Restarting")
     space.cluster.until(torchjobs, lambda found: state(found["other"]) == "Running")
