@@ -93,6 +93,7 @@ def _job(thing: Object) -> None:
     spec.setdefault("backoffLimit", 2147483647 if "backoffLimitPerIndex" in spec else 6)
     policy = "Failed" if "podFailurePolicy" in spec else "TerminatingOrFailed"
     spec.setdefault("podReplacementPolicy", policy)
+    thing.setdefault("status", {})
     template = spec.setdefault("template", {})
     pod_spec(template.setdefault("spec", {}))
     uid = metadata.get("uid")

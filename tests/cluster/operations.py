@@ -47,8 +47,9 @@ def suffix() -> str:
 class Operations:
     """Creates, changes and deletes objects in a store, and refuses to."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, gates: frozenset[str] = frozenset()) -> None:
         self.store = store
+        self.gates = gates
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object:
         found = self.store.get(kind, namespace, name)
@@ -81,7 +82,7 @@ class Operations:
         if kind.has_status and kind is not kinds.NODES:
             thing.pop("status", None)
         defaults.fill(kind, thing)
-        validation.created(kind, thing)
+        validation.created(kind, thing, self.gates)
         if kind is kinds.PODS:
             quota.check(self.store, thing)
         if options.manager and "managedFields" not in metadata:

@@ -35,7 +35,7 @@ class Server:
     def __init__(self, store: Store, tokens: Path, settings: Settings, deny_for: float) -> None:
         self.store = store
         self.settings = settings
-        self.operations = Operations(store)
+        self.operations = Operations(store, settings.gates)
         self.users = Users(store, tokens)
         self.rest = Rest(self.operations, settings.time_scale)
         self.faults = Faults()

@@ -61,7 +61,7 @@ def name_of(kind: Kind, metadata: Object) -> None:
         raise invalid(kind, name, *causes)
 
 
-def created(kind: Kind, thing: Object) -> None:
+def created(kind: Kind, thing: Object, gates: frozenset[str]) -> None:
     """Refuse what may not be created."""
     causes: list[Cause] = []
     spec = thing.get("spec") or {}
@@ -69,10 +69,22 @@ def created(kind: Kind, thing: Object) -> None:
         causes += pod_rules.check(spec, "spec")
     elif kind is kinds.JOBS:
         causes += job_rules.rules(thing["metadata"]["name"], spec)
-    elif kind is kinds.JOBSETS and not spec.get("replicatedJobs"):
-        causes.append(("spec.replicatedJobs", "Required", ""))
+    elif kind is kinds.JOBSETS:
+        causes += _jobset(spec, gates)
     if causes:
         raise invalid(kind, thing["metadata"]["name"], *causes)
+
+
+def _jobset(spec: Object, gates: frozenset[str]) -> list[Cause]:
+    causes: list[Cause] = []
+    if not spec.get("replicatedJobs"):
+        causes.append(("spec.replicatedJobs", "Required", ""))
+    for place, rule in enumerate((spec.get("failurePolicy") or {}).get("rules") or []):
+        single = rule["action"].startswith("RestartJob") and "JobSet" not in rule["action"]
+        if single and "RestartJob" not in gates:
+            told = f'"{rule["action"]}": requires the feature gate RestartJob'
+            causes.append((f"spec.failurePolicy.rules[{place}].action", "Invalid", told))
+    return causes
 
 
 def changed(kind: Kind, before: Object, after: Object) -> None:

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from cluster.fixture import cluster, namespace, shared_cluster
+from cluster.launch import Cluster
+from cluster.spaces import Space
 
 __all__ = ["cluster", "namespace", "shared_cluster"]
+
+
+@pytest.fixture
+def space(shared_cluster: Cluster, namespace: str) -> Space:
+    return Space(shared_cluster, namespace)

@@ -5,87 +5,26 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import pytest
-from cluster.launch import Cluster
+from cluster.manifests import job
+from cluster.spaces import INDEX, Space, uids
 
 Object = dict[str, Any]
 
-_INDEX = "batch.kubernetes.io/job-completion-index"
 
-
-def job(name: str, script: str, ranks: int = 3, **spec: Any) -> Object:
-    """An Indexed Job whose ranks run this shell script."""
-    container = {"name": "main", "image": "busybox", "command": ["sh", "-c", script]}
-    template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
-    template["spec"]["terminationGracePeriodSeconds"] = 5
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name},
-        "spec": {
-            "completionMode": "Indexed",
-            "completions": ranks,
-            "parallelism": ranks,
-            "backoffLimit": 6,
-            "template": template,
-            **spec,
-        },
-    }
-
-
-class Space:
-    """A namespace with the words of these tests."""
-
-    def __init__(self, cluster: Cluster, name: str) -> None:
-        self.cluster = cluster
-        self.pods = f"/api/v1/namespaces/{name}/pods"
-        self.jobs = f"/apis/batch/v1/namespaces/{name}/jobs"
-
-    def start(self, wanted: Object) -> Object:
-        return self.cluster.create(self.jobs, wanted)
-
-    def running(self, ranks: int = 3, besides: tuple[str, ...] = ()) -> dict[int, Object]:
-        """The pod of each index, once all run."""
-
-        def holds(found: dict[str, Object]) -> dict[int, Object] | None:
-            them = {
-                int(pod["metadata"]["labels"][_INDEX]): pod
-                for pod in found.values()
-                if pod["status"]["phase"] == "Running"
-                and "deletionTimestamp" not in pod["metadata"]
-                and pod["metadata"]["uid"] not in besides
-            }
-            return them if len(them) == ranks else None
-
-        found: dict[int, Object] = self.cluster.until(self.pods, holds)
-        return found
-
-    def ended(self, name: str, timeout: float = 30) -> Object:
-        """The condition that ends the job, and its status."""
-
-        def holds(found: dict[str, Object]) -> Object | None:
-            for each in found[name].get("status", {}).get("conditions") or []:
-                if each["type"] in ("Complete", "Failed") and each["status"] == "True":
-                    return {**found[name]["status"], "end": each["type"], "why": each["reason"]}
-            return None
-
-        found: Object = self.cluster.until(self.jobs, holds, timeout)
-        return found
-
-
-@pytest.fixture
-def space(shared_cluster: Cluster, namespace: str) -> Space:
-    return Space(shared_cluster, namespace)
+def ended(space: Space, name: str) -> Object:
+    """The status of the job, with the condition that ends it."""
+    found = space.condition(space.jobs, name, "Complete", "Failed")
+    return {**space.status(space.jobs, name), "end": found["type"], "why": found["reason"]}
 
 
 def test_ranks_know_who_they_are(space: Space) -> None:
     """Label, annotation, variable, hostname and finalizer of each rank."""
-    made = space.start(job("train", "exec sleep 60"))
-    for index, pod in space.running().items():
+    made = space.cluster.create(space.jobs, job("train", "exec sleep 60"))
+    for index, pod in space.ranks().items():
         metadata = pod["metadata"]
         assert metadata["labels"]["batch.kubernetes.io/job-name"] == "train"
         assert metadata["labels"]["batch.kubernetes.io/controller-uid"] == made["metadata"]["uid"]
-        assert metadata["annotations"][_INDEX] == str(index)
+        assert metadata["annotations"][INDEX] == str(index)
         assert metadata["finalizers"] == ["batch.kubernetes.io/job-tracking"]
         assert metadata["name"].startswith(f"train-{index}-")
         assert pod["spec"]["hostname"] == f"train-{index}"
@@ -95,8 +34,8 @@ def test_ranks_know_who_they_are(space: Space) -> None:
 
 def test_a_job_of_successes_is_complete(space: Space) -> None:
     """All indexes are in completedIndexes, and no failure is counted."""
-    space.start(job("train", 'test "$HOSTNAME" = train-$JOB_COMPLETION_INDEX'))
-    status = space.ended("train")
+    space.cluster.create(space.jobs, job("train", 'test "$HOSTNAME" = train-$JOB_COMPLETION_INDEX'))
+    status = ended(space, "train")
     assert (status["end"], status["why"]) == ("Complete", "CompletionsReached")
     assert status["completedIndexes"] == "0-2"
     assert status["succeeded"] == 3
@@ -108,14 +47,14 @@ def test_a_failed_rank_comes_back_after_the_back_off(space: Space) -> None:
     script = (
         'test -n "$STAY" || test $JOB_COMPLETION_INDEX != 1 || { sleep 1; exit 1; }; exec sleep 60'
     )
-    space.start(job("train", script))
-    first = space.running()
+    space.cluster.create(space.jobs, job("train", script))
+    first = space.ranks()
     failed = first[1]["metadata"]["uid"]
     space.cluster.until(
         space.pods, lambda found: any(pod["status"]["phase"] == "Failed" for pod in found.values())
     )
     began = time.monotonic()
-    second = space.running(besides=(failed,))
+    second = space.ranks(besides=(failed,))
     took = time.monotonic() - began
     assert space.cluster.scaled(8) < took < space.cluster.scaled(10) + 3
     assert second[0]["metadata"]["uid"] == first[0]["metadata"]["uid"]
@@ -124,12 +63,12 @@ def test_a_failed_rank_comes_back_after_the_back_off(space: Space) -> None:
 
 def test_a_deleted_pod_counts_as_failed(space: Space) -> None:
     """Its index comes back after the back-off, and `failed` is one more."""
-    space.start(job("train", "exec sleep 60"))
-    first = space.running()
+    space.cluster.create(space.jobs, job("train", "exec sleep 60"))
+    first = space.ranks()
     gone = first[2]["metadata"]
     began = time.monotonic()
     space.cluster.delete(f"{space.pods}/{gone['name']}")
-    space.running(besides=(gone["uid"],))
+    space.ranks(besides=(gone["uid"],))
     assert time.monotonic() - began > space.cluster.scaled(8)
     assert space.cluster.get(f"{space.jobs}/train")["status"]["failed"] == 1
 
@@ -137,8 +76,8 @@ def test_a_deleted_pod_counts_as_failed(space: Space) -> None:
 def test_beyond_the_limit_the_job_fails(space: Space) -> None:
     """With a backoffLimit of 0 the first failure ends all ranks."""
     script = "test $JOB_COMPLETION_INDEX != 0 || exit 7; exec sleep 60"
-    space.start(job("train", script, backoffLimit=0))
-    status = space.ended("train")
+    space.cluster.create(space.jobs, job("train", script, backoffLimit=0))
+    status = ended(space, "train")
     assert (status["end"], status["why"]) == ("Failed", "BackoffLimitExceeded")
     assert status["failed"] == 1
     space.cluster.until(
@@ -149,8 +88,10 @@ def test_beyond_the_limit_the_job_fails(space: Space) -> None:
 def test_a_failure_policy_ends_the_job_by_exit_code(space: Space) -> None:
     """FailJob names pod, code and rule."""
     rule = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}
-    space.start(job("train", "exit 42", ranks=1, podFailurePolicy={"rules": [rule]}))
-    status = space.ended("train")
+    space.cluster.create(
+        space.jobs, job("train", "exit 42", ranks=1, podFailurePolicy={"rules": [rule]})
+    )
+    status = ended(space, "train")
     assert status["why"] == "PodFailurePolicy"
     message = next(each["message"] for each in status["conditions"] if each["type"] == "Failed")
     assert "failed with exit code 42 matching FailJob rule at index 0" in message
@@ -158,8 +99,8 @@ def test_a_failure_policy_ends_the_job_by_exit_code(space: Space) -> None:
 
 def test_suspended_and_resumed_a_job_waits_for_no_back_off(space: Space) -> None:
     """The template's affinity may change in between; the uid stays, nothing counts as failed."""
-    made = space.start(job("train", "exec sleep 60"))
-    first = space.running()
+    made = space.cluster.create(space.jobs, job("train", "exec sleep 60"))
+    first = space.ranks()
     path = f"{space.jobs}/train"
     space.cluster.patch(path, {"spec": {"suspend": True}})
 
@@ -176,10 +117,139 @@ def test_suspended_and_resumed_a_job_waits_for_no_back_off(space: Space) -> None
     space.cluster.patch(path, {"spec": {"template": {"spec": {"affinity": affinity}}}})
     began = time.monotonic()
     space.cluster.patch(path, {"spec": {"suspend": False}})
-    uids = tuple(pod["metadata"]["uid"] for pod in first.values())
-    second = space.running(besides=uids)
+    second = space.ranks(besides=uids(first))
     assert time.monotonic() - began < 5
     assert taken not in {pod["spec"]["nodeName"] for pod in second.values()}
     now = space.cluster.get(path)
     assert now["metadata"]["uid"] == made["metadata"]["uid"]
     assert now["status"].get("failed", 0) == 0
+
+
+def test_an_index_has_a_limit_of_its_own(space: Space) -> None:
+    """With backoffLimitPerIndex one index fails, the others go on to their end."""
+    script = "test $JOB_COMPLETION_INDEX != 1"
+    space.cluster.create(space.jobs, job("train", script, backoffLimitPerIndex=0))
+    status = ended(space, "train")
+    assert (status["end"], status["why"]) == ("Failed", "FailedIndexes")
+    assert (status["completedIndexes"], status["failedIndexes"]) == ("0,2", "1")
+
+
+def test_a_failed_index_counts_its_failures(space: Space) -> None:
+    """In an annotation of its pods."""
+    script = "test $JOB_COMPLETION_INDEX != 0 || exit 1; exec sleep 60"
+    space.cluster.create(space.jobs, job("train", script, ranks=2, backoffLimitPerIndex=1))
+    name = "batch.kubernetes.io/job-index-failure-count"
+    space.cluster.until(
+        space.pods,
+        lambda found: (
+            {
+                pod["metadata"]["annotations"].get(name)
+                for pod in found.values()
+                if pod["metadata"]["labels"][INDEX] == "0"
+            }
+            == {"0", "1"}
+        ),
+    )
+    status = space.status(space.jobs, "train")
+    assert "completedIndexes" not in status
+
+
+def test_fail_index_needs_no_second_failure(space: Space) -> None:
+    """By exit code."""
+    rule = {"action": "FailIndex", "onExitCodes": {"operator": "In", "values": [3]}}
+    script = "test $JOB_COMPLETION_INDEX != 0 || exit 3"
+    limits = {"backoffLimitPerIndex": 5, "podFailurePolicy": {"rules": [rule]}}
+    space.cluster.create(space.jobs, job("train", script, ranks=2, **limits))
+    status = ended(space, "train")
+    assert (status["failedIndexes"], status["completedIndexes"]) == ("0", "1")
+
+
+def test_an_eviction_that_is_ignored_costs_the_delay_alone(space: Space) -> None:
+    """Ignore(DisruptionTarget) spares backoffLimit; a replacement still waits."""
+    conditions = [{"type": "DisruptionTarget", "status": "True"}]
+    rule = {"action": "Ignore", "onPodConditions": conditions}
+    space.cluster.create(
+        space.jobs, job("train", backoffLimit=0, podFailurePolicy={"rules": [rule]})
+    )
+    first = space.ranks()
+    name = first[0]["metadata"]["name"]
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+    began = time.monotonic()
+    space.cluster.create(f"{space.pods}/{name}/eviction", eviction)
+    space.ranks(besides=(first[0]["metadata"]["uid"],))
+    assert time.monotonic() - began > space.cluster.scaled(8)
+    assert space.status(space.jobs, "train").get("failed", 0) == 0
+
+
+def test_the_second_failure_waits_twice_as_long(space: Space) -> None:
+    """10 s, then 20 s."""
+    space.cluster.create(space.jobs, job("train", ranks=1))
+    taken = []
+    gone: tuple[str, ...] = ()
+    for _ in range(2):
+        found = space.ranks(1, besides=gone)
+        gone += uids(found)
+        space.cluster.delete(f"{space.pods}/{found[0]['metadata']['name']}")
+        began = time.monotonic()
+        space.ranks(1, besides=gone)
+        taken.append(time.monotonic() - began)
+    assert taken[0] > space.cluster.scaled(8)
+    assert taken[1] > space.cluster.scaled(18)
+
+
+def test_a_job_grows_and_shrinks(space: Space) -> None:
+    """completions and parallelism together."""
+    space.cluster.create(space.jobs, job("train", ranks=2))
+    first = space.ranks(2)
+    path = f"{space.jobs}/train"
+    space.cluster.patch(path, {"spec": {"completions": 4, "parallelism": 4}})
+    second = space.ranks(4)
+    assert uids(first) == uids({index: second[index] for index in first})
+    space.cluster.patch(path, {"spec": {"completions": 1, "parallelism": 1}})
+    third = space.ranks(1)
+    assert list(third) == [0]
+    assert space.status(space.jobs, "train").get("failed", 0) == 0
+
+
+def test_a_job_made_anew_under_its_name(space: Space) -> None:
+    """Deleted in the foreground, created again: no back-off, another uid."""
+    made = space.cluster.create(space.jobs, job("train"))
+    first = space.ranks()
+    began = time.monotonic()
+    space.cluster.delete(f"{space.jobs}/train", propagationPolicy="Foreground")
+    space.cluster.until(space.jobs, lambda found: not found)
+    again = space.cluster.create(space.jobs, job("train"))
+    space.ranks(besides=uids(first))
+    assert time.monotonic() - began < 10
+    assert again["metadata"]["uid"] != made["metadata"]["uid"]
+
+
+def test_a_deadline(space: Space) -> None:
+    """DeadlineExceeded, and no pod is left running."""
+    space.cluster.create(space.jobs, job("train", activeDeadlineSeconds=1))
+    assert ended(space, "train")["why"] == "DeadlineExceeded"
+
+
+def test_a_finished_job_goes_after_its_time(space: Space) -> None:
+    """With its pods."""
+    space.cluster.create(space.jobs, job("train", "true", ranks=1, ttlSecondsAfterFinished=1))
+    space.condition(space.jobs, "train", "Complete")
+    space.cluster.until(space.jobs, lambda found: not found)
+    space.cluster.until(space.pods, lambda found: not found)
+
+
+def test_in_place_restarts_count(space: Space) -> None:
+    """restartPolicy OnFailure: the pod stays, and at the limit the job fails."""
+    wanted = job("train", "exit 1", ranks=1, backoffLimit=1)
+    wanted["spec"]["template"]["spec"]["restartPolicy"] = "OnFailure"
+    space.cluster.create(space.jobs, wanted)
+    assert ended(space, "train")["why"] == "BackoffLimitExceeded"
+
+
+def test_success_of_one_rank_may_be_enough(space: Space) -> None:
+    """successPolicy: the others are ended."""
+    script = "test $JOB_COMPLETION_INDEX = 0 || exec sleep 60"
+    policy = {"rules": [{"succeededIndexes": "0"}]}
+    space.cluster.create(space.jobs, job("train", script, successPolicy=policy))
+    status = ended(space, "train")
+    assert (status["end"], status["why"]) == ("Complete", "SuccessPolicy")

@@ -145,11 +145,14 @@ class Container:
         self._id = f"process://{uuid.uuid4().hex}"
         started = clock.stamp()
         message_file = self._message_file()
+        output = logs.Pipe(self.log())
         try:
-            process = await self._start(message_file)
+            process = await self._start(message_file, output)
         except CannotConfigure as error:
+            output.close()
             return await self._cannot(error)
         except OSError as error:
+            output.close()
             return {
                 "exitCode": 128,
                 "reason": "StartError",
@@ -165,12 +168,12 @@ class Container:
         self._set({"running": {"startedAt": started}})
         oom = asyncio.create_task(self._run_out_of_memory())
         try:
-            await self._copy_output(process)
             code = await process.wait()
+            while marks.sweep(self._mark):
+                await asyncio.sleep(0.005)
         finally:
             oom.cancel()
-        while marks.sweep(self._mark):
-            await asyncio.sleep(0.005)
+            output.close()
         code = 128 - code if code < 0 else code
         reason = "OOMKilled" if self._oom else "Completed" if code == 0 else "Error"
         self._oom = False
@@ -184,7 +187,7 @@ class Container:
         message = self._message(message_file, code)
         return {**terminated, "message": message} if message else terminated
 
-    async def _start(self, message_file: Path) -> asyncio.subprocess.Process:
+    async def _start(self, message_file: Path, output: logs.Pipe) -> asyncio.subprocess.Process:
         around = self._around
         mounts = around.mounts(self.spec)
         own = environment.mounted(await around.variables(self.spec), mounts)
@@ -206,32 +209,11 @@ class Container:
             env=values,
             cwd=self.spec.get("workingDir") or around.folder,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
+            stdout=output.end,
+            stderr=output.end,
             start_new_session=True,
             preexec_fn=marks.die_with_parent,
         )
-
-    async def _copy_output(self, process: asyncio.subprocess.Process) -> None:
-        """Until the process has ended: what it leaves behind may hold the pipe."""
-        assert process.stdout is not None
-        writer = logs.Writer(self.log())
-
-        async def copy() -> None:
-            assert process.stdout is not None
-            while piece := await process.stdout.read(65536):
-                writer.write(piece)
-
-        copying = asyncio.create_task(copy())
-        try:
-            await process.wait()
-            while marks.sweep(self._mark):
-                await asyncio.sleep(0.005)
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(copying, 1)
-        finally:
-            copying.cancel()
-            writer.close()
 
     async def _cannot(self, error: CannotConfigure) -> Object:
         """Wait, as a kubelet does: what is missing may come."""

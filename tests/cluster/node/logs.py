@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
+import os
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -34,6 +36,34 @@ class Writer:
         if self._rest:
             self.write(b"\n")
         self._file.close()
+
+
+class Pipe:
+    """What a container's processes write, line by line into its log.
+
+    asyncio's own pipes would hold up the end of a process until nobody has them any more.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._writer = Writer(path)
+        self._mine, self.end = os.pipe()
+        os.set_blocking(self._mine, False)
+        asyncio.get_running_loop().add_reader(self._mine, self._read)
+
+    def close(self) -> None:
+        """After the last process: what is in the pipe is still read."""
+        if self._mine >= 0:
+            os.close(self.end)
+            self._read()
+            asyncio.get_running_loop().remove_reader(self._mine)
+            os.close(self._mine)
+            self._mine = -1
+            self._writer.close()
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while piece := os.read(self._mine, 65536):
+                self._writer.write(piece)
 
 
 class Wanted(msgspec.Struct, frozen=True):

@@ -1,0 +1,103 @@
+"""The Jobs of a JobSet: how they are called, what they are given, what is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cluster import kinds
+from cluster.controllers.jobset_policy import job_restarts
+from cluster.controllers.loop import condition, owner_reference
+from cluster.refusals import Object
+from cluster.store import fresh
+
+LABELS = "jobset.sigs.k8s.io/"
+_DIRECTIVES = ("nodeSelector", "tolerations", "schedulingGates")
+
+
+def render(jobset: Object, status: Object) -> Iterator[Object]:
+    """All Jobs as they should be created now."""
+    metadata, spec = jobset["metadata"], jobset["spec"]
+    number = 0
+    for each in spec["replicatedJobs"]:
+        for index in range(each["replicas"]):
+            name = f"{metadata['name']}-{each['name']}-{index}"
+            restarts = job_restarts(status, each["name"], index)
+            labels = {
+                LABELS + "jobset-name": metadata["name"],
+                LABELS + "jobset-uid": metadata["uid"],
+                LABELS + "replicatedjob-name": each["name"],
+                LABELS + "replicatedjob-replicas": str(each["replicas"]),
+                LABELS + "job-index": str(index),
+                LABELS + "job-global-index": str(number),
+                LABELS + "restart-attempt": str(status["restarts"]),
+                LABELS + "job-restart-attempt": str(restarts),
+            }
+            yield _render(jobset, each, name, labels)
+            number += 1
+
+
+def statuses(jobset: Object, jobs: list[Object], before: list[Object]) -> list[Object]:
+    """Of replicatedJobsStatus; how often single jobs were restarted is kept."""
+    known = {each["name"]: each for each in before}
+    found = []
+    for each in jobset["spec"]["replicatedJobs"]:
+        mine = [
+            job
+            for job in jobs
+            if job["metadata"]["labels"][LABELS + "replicatedjob-name"] == each["name"]
+        ]
+        kept = {
+            name: value
+            for name, value in known.get(each["name"], {}).items()
+            if name.startswith("jobRestarts")
+        }
+        found.append({"name": each["name"], **_count(mine), **kept})
+    return found
+
+
+def take_directives(jobset: Object, job: Object) -> None:
+    """What a suspended JobSet may have changed reaches the Job when it is resumed."""
+    name = job["metadata"]["labels"][LABELS + "replicatedjob-name"]
+    each = next(each for each in jobset["spec"]["replicatedJobs"] if each["name"] == name)
+    wanted, template = each["template"]["spec"]["template"], job["spec"]["template"]
+    for field in _DIRECTIVES:
+        template["spec"].pop(field, None)
+        if field in wanted["spec"]:
+            template["spec"][field] = fresh(wanted["spec"][field])
+    for field in ("labels", "annotations"):
+        more = (wanted.get("metadata") or {}).get(field) or {}
+        template["metadata"].setdefault(field, {}).update(more)
+
+
+def _render(jobset: Object, each: Object, name: str, labels: dict[str, str]) -> Object:
+    metadata, spec = jobset["metadata"], jobset["spec"]
+    template = fresh(each["template"])
+    job_spec = template["spec"]
+    job_spec["suspend"] = bool(spec["suspend"])
+    pod = job_spec["template"]
+    for part in (template.setdefault("metadata", {}), pod.setdefault("metadata", {})):
+        part.setdefault("labels", {}).update(labels)
+        part.setdefault("annotations", {}).update(labels)
+    if spec["network"]["enableDNSHostnames"]:
+        pod["spec"]["subdomain"] = spec["network"].get("subdomain") or metadata["name"]
+    made = {**template["metadata"], "name": name}
+    made["ownerReferences"] = [owner_reference(kinds.JOBSETS, jobset)]
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": made, "spec": job_spec}
+
+
+def _count(jobs: list[Object]) -> Object:
+    counted = dict.fromkeys(("ready", "succeeded", "failed", "active", "suspended"), 0)
+    for job in jobs:
+        status = job.get("status") or {}
+        ready = status.get("ready", 0) + status.get("succeeded", 0)
+        if condition(job, "Complete"):
+            counted["succeeded"] += 1
+        elif condition(job, "Failed"):
+            counted["failed"] += 1
+        elif job["spec"].get("suspend"):
+            counted["suspended"] += 1
+        else:
+            counted["active"] += bool(status.get("active"))
+        if ready >= min(job["spec"]["parallelism"], job["spec"].get("completions", 1)):
+            counted["ready"] += 1
+    return counted

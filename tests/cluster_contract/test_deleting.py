@@ -1,0 +1,174 @@
+"""Deleting: preconditions, propagation, finalizers, grace."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from cluster.launch import Cluster
+from cluster.manifests import config_map, job, pod
+from kubernetes import client
+from kubernetes.client import ApiException
+
+
+@pytest.fixture
+def jobs(shared_cluster: Cluster, namespace: str) -> str:
+    return f"/apis/batch/v1/namespaces/{namespace}/jobs"
+
+
+@pytest.fixture
+def pods(shared_cluster: Cluster, namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/pods"
+
+
+def _start(cluster: Cluster, jobs: str, pods: str) -> None:
+    cluster.create(jobs, job("train"))
+    cluster.until(
+        pods,
+        lambda found: (
+            len(found) == 3 and all(each["status"]["phase"] == "Running" for each in found.values())
+        ),
+    )
+
+
+def test_a_wrong_uid_is_a_conflict(shared_cluster: Cluster, jobs: str) -> None:
+    """And the object stays."""
+    made = shared_cluster.create(jobs, job("train", ranks=0))
+    options = {"preconditions": {"uid": "another"}, "propagationPolicy": "Background"}
+    code, answer = shared_cluster.call("DELETE", f"{jobs}/train", options)
+    assert (code, answer["reason"]) == (409, "Conflict")
+    assert "UID in the precondition" in answer["message"]
+    options["preconditions"] = {"uid": made["metadata"]["uid"]}
+    assert shared_cluster.call("DELETE", f"{jobs}/train", options)[0] == 200
+
+
+def test_a_job_deleted_without_a_policy_orphans_its_pods(
+    shared_cluster: Cluster, namespace: str, jobs: str, pods: str
+) -> None:
+    """They run on, and belong to nobody; so it is when a body makes the query unheard."""
+    _start(shared_cluster, jobs, pods)
+    uid = shared_cluster.get(f"{jobs}/train")["metadata"]["uid"]
+    body = client.V1DeleteOptions(preconditions=client.V1Preconditions(uid=uid))
+    batch = client.BatchV1Api(shared_cluster.admin)
+    batch.delete_namespaced_job("train", namespace, body=body, propagation_policy="Foreground")
+    shared_cluster.until(jobs, lambda found: not found)
+    shared_cluster.until(
+        pods,
+        lambda found: (
+            len(found) == 3
+            and not any(each["metadata"].get("ownerReferences") for each in found.values())
+        ),
+    )
+    for each in shared_cluster.get(pods)["items"]:
+        assert each["status"]["phase"] == "Running"
+        assert "deletionTimestamp" not in each["metadata"]
+
+
+def test_in_the_background_the_job_is_gone_first(
+    shared_cluster: Cluster, jobs: str, pods: str
+) -> None:
+    """And its pods follow."""
+    _start(shared_cluster, jobs, pods)
+    shared_cluster.delete(f"{jobs}/train", propagationPolicy="Background")
+    assert shared_cluster.call("GET", f"{jobs}/train")[0] == 404
+    shared_cluster.until(pods, lambda found: not found)
+
+
+def test_in_the_foreground_the_pods_are_gone_first(
+    shared_cluster: Cluster, jobs: str, pods: str
+) -> None:
+    """The job waits for them; then its name is free."""
+    _start(shared_cluster, jobs, pods)
+    shared_cluster.delete(f"{jobs}/train", propagationPolicy="Foreground")
+    code, found = shared_cluster.call("GET", f"{jobs}/train")
+    if code == 200:
+        assert found["metadata"]["finalizers"] == ["foregroundDeletion"]
+    shared_cluster.until(jobs, lambda found: not found)
+    left = shared_cluster.get(pods)["items"]
+    assert all("deletionTimestamp" in each["metadata"] for each in left)
+    shared_cluster.create(jobs, job("train", ranks=0))
+
+
+def test_a_finalizer_holds_an_object(shared_cluster: Cluster, namespace: str) -> None:
+    """Until it is taken away."""
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+    wanted = config_map("a")
+    wanted["metadata"]["finalizers"] = ["example.com/hold"]
+    shared_cluster.create(path, wanted)
+    shared_cluster.delete(f"{path}/a")
+    assert "deletionTimestamp" in shared_cluster.get(f"{path}/a")["metadata"]
+    shared_cluster.patch(f"{path}/a", {"metadata": {"finalizers": None}})
+    assert shared_cluster.call("GET", f"{path}/a")[0] == 404
+
+
+def test_what_has_no_owner_any_more_is_collected(shared_cluster: Cluster, namespace: str) -> None:
+    """An owner is known by its uid, and only in its own namespace."""
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+    owner = shared_cluster.create(path, config_map("owner"))
+    for name, uid in (("right", owner["metadata"]["uid"]), ("wrong", "no-such-uid")):
+        wanted = config_map(name)
+        reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": uid}
+        wanted["metadata"]["ownerReferences"] = [reference]
+        shared_cluster.create(path, wanted)
+    shared_cluster.until(path, lambda found: "wrong" not in found and "right" in found)
+    shared_cluster.delete(f"{path}/owner")
+    shared_cluster.until(path, lambda found: "right" not in found)
+
+
+def test_a_pod_has_time_to_end(shared_cluster: Cluster, pods: str) -> None:
+    """SIGTERM first; it is Terminating meanwhile, and gone once it has ended."""
+    script = "trap 'sleep 1; exit 0' TERM; while :; do sleep 0.1; done"
+    wanted = pod("one", script)
+    wanted["spec"]["terminationGracePeriodSeconds"] = 20
+    shared_cluster.create(pods, wanted)
+    shared_cluster.until(pods, lambda found: found["one"]["status"]["phase"] == "Running")
+    time.sleep(0.3)  # the shell has set its trap
+    began = time.monotonic()
+    answer = shared_cluster.delete(f"{pods}/one")
+    assert answer["metadata"]["deletionGracePeriodSeconds"] == 20
+    shared_cluster.until(pods, lambda found: not found)
+    assert 0.8 < time.monotonic() - began < 15
+
+
+def test_a_pod_that_does_not_end_is_killed(shared_cluster: Cluster, pods: str) -> None:
+    """After its grace period."""
+    wanted = pod("one", "trap '' TERM; while :; do sleep 0.1; done")
+    wanted["spec"]["terminationGracePeriodSeconds"] = 1
+    shared_cluster.create(pods, wanted)
+    shared_cluster.until(pods, lambda found: found["one"]["status"]["phase"] == "Running")
+    shared_cluster.delete(f"{pods}/one")
+    shared_cluster.until(pods, lambda found: not found, timeout=20)
+
+
+def test_many_at_once(shared_cluster: Cluster, namespace: str) -> None:
+    """deletecollection by a selector."""
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+    for name in "abc":
+        wanted = config_map(name)
+        wanted["metadata"]["labels"] = {"old": "no" if name == "c" else "yes"}
+        shared_cluster.create(path, wanted)
+    core = client.CoreV1Api(shared_cluster.admin)
+    core.delete_collection_namespaced_config_map(namespace, label_selector="old=yes")
+    names = [each["metadata"]["name"] for each in shared_cluster.get(path)["items"]]
+    assert [name for name in names if name in "abc"] == ["c"]
+
+
+def test_an_eviction_says_why(shared_cluster: Cluster, namespace: str, pods: str) -> None:
+    """A DisruptionTarget condition, then the deletion."""
+    wanted = pod("one", "trap 'sleep 2; exit 0' TERM; while :; do sleep 0.1; done")
+    wanted["spec"]["terminationGracePeriodSeconds"] = 20
+    shared_cluster.create(pods, wanted)
+    shared_cluster.until(pods, lambda found: found["one"]["status"]["phase"] == "Running")
+    core = client.CoreV1Api(shared_cluster.admin)
+    eviction = client.V1Eviction(metadata=client.V1ObjectMeta(name="one", namespace=namespace))
+    core.create_namespaced_pod_eviction("one", namespace, eviction)
+    found = shared_cluster.get(f"{pods}/one")
+    reasons = [
+        each["reason"]
+        for each in found["status"]["conditions"]
+        if each["type"] == "DisruptionTarget"
+    ]
+    assert reasons == ["EvictionByEvictionAPI"]
+    assert "deletionTimestamp" in found["metadata"]
+    with pytest.raises(ApiException):
+        core.create_namespaced_pod_eviction("none", namespace, eviction)
