@@ -27,7 +27,15 @@ from rekindle.engines.local import LocalEngine
 from rekindle.engines.pretended import PretendedHosts
 from rekindle.errors import JobError, LeaseHeldError, UsageError
 from rekindle.recovery import journal
-from rekindle.runtime.spec import Endpoint, JobDirectory, JobSpec, bearer, check, home
+from rekindle.runtime.spec import (
+    Endpoint,
+    JobDirectory,
+    JobSpec,
+    bearer,
+    check,
+    home,
+    job_directory,
+)
 
 ASK_EVERY_S = 0.5  # of a node that waits for its coordinator
 
@@ -112,16 +120,26 @@ def join(options: argparse.Namespace) -> int:
         raise UsageError("a spare has no node rank: give --spare or --node-rank")
     host, port = host_and_port(options.coordinator, "--coordinator")
     spec, attempt = _wait_for_spec(host, port, secret, limit_s=options.join_timeout)
-    with tempfile.TemporaryDirectory(prefix="rekindle-node-") as folder:
-        spec = check(_ours(spec, options, Path(folder)))
+    with _folder_of_node(spec) as folder:
+        spec = check(_ours(spec, options, folder))
         directory = JobDirectory(folder)
         directory.create(spec)
-        command = [sys.executable, "-m", "rekindle.runtime.agent", "--directory", folder]
+        command = [sys.executable, "-m", "rekindle.runtime.agent", "--directory", str(folder)]
         command += ["--coordinator", f"{host}:{port}", "--attempt", str(attempt)]
         command += ["--node", str(-1 if options.node_rank is None else options.node_rank)]
         command += ["--spare"] if options.spare else []
         command += ["--address", options.local_addr or _address_towards(host, port)]
         return _run_agent(command)
+
+
+@contextmanager
+def _folder_of_node(spec: JobSpec) -> Iterator[Path]:
+    """Where a node that joins keeps what its ranks record: by REKINDLE_HOME, or not for long."""
+    if os.environ.get(names.ENV_HOME):
+        yield job_directory(spec.job_id) / names.NODES_DIRECTORY / socket.gethostname()
+        return
+    with tempfile.TemporaryDirectory(prefix="rekindle-node-") as folder:
+        yield Path(folder)
 
 
 def _run_agent(command: list[str]) -> int:

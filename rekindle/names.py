@@ -44,6 +44,7 @@ LOGS_DIRECTORY = "logs"
 ERROR_FILE = "error.json"  # of a rank, beside its output, as torchrun has it
 STACK_FILE = "stacks.log"  # of a rank: where it was when it was asked
 METRICS_DIRECTORY = "metrics"
+NODES_DIRECTORY = "nodes"  # of nodes that joined, each by its hostname
 CHECKPOINT_DIRECTORY = "checkpoints"
 
 # Files of the home directory, which all jobs share.

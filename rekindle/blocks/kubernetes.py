@@ -160,6 +160,11 @@ class KubernetesPods(BaseModel):
     volumes: list[PodVolume] = Field(
         default=[], title="Volumes", description="What is mounted into the pods."
     )
+    home: str = Field(
+        default="",
+        description="Folder, on a volume that lasts, for what ranks put out and record, below it "
+        "one for each job. Empty: it goes with the pods.",
+    )
     labels: dict[str, str] = Field(
         default={}, title="Labels", description="Labels of the job and its pods."
     )

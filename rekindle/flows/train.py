@@ -15,6 +15,7 @@ from rekindle.tasks.hooks import OF_FLOW_PROCESS, stop_job
 from rekindle.tasks.jobs import job_of_this_run
 from rekindle.tasks.launch import How, launch
 from rekindle.tasks.recovery_hooks import recovery_hooks
+from rekindle.tasks.release import release
 from rekindle.tasks.report import raise_if_failed, report
 from rekindle.tasks.supervise import supervise
 
@@ -54,5 +55,7 @@ def train_to_the_end(job: TrainingJob, job_id: str) -> dict[str, Any]:
         if end.outcome != RESCHEDULED:
             break
     result = report(job_id)
+    if job.kubernetes is not None:
+        release(job_id)
     raise_if_failed(result)
     return result

@@ -1,4 +1,4 @@
-"""A cluster of its own for each test, and jobs in its pods; one uninterrupted run of each script."""
+"""A cluster of its own for each test, and jobs in its pods."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -92,7 +92,7 @@ def test_pods_for_nodes_and_spares_with_the_agent_inside(kind: str) -> None:
     assert agent["name"] == OWN_CONTAINERS.get(kind, "training")
     assert agent["command"] == [
         *("rekindle", "run", "--coordinator", "demo-coordinator.research.svc:29600"),
-        *("--local-addr", "$(REKINDLE_POD_IP)"),
+        *("--join-timeout", "600", "--local-addr", "$(REKINDLE_POD_IP)"),
     ]
     said = {one["name"]: one for one in agent["env"]}
     assert said["REKINDLE_SECRET"]["valueFrom"]["secretKeyRef"] == {

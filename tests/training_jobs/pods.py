@@ -50,7 +50,8 @@ class PodJob(Job):
             self.spec, directory=_IN_THE_POD, log_directory=f"{_IN_THE_POD}/logs"
         )
         work = Volume(name="work", mount_path=str(folder), host_path=str(folder))
-        self.pods = Pods(image="training", volumes=(work,), **(pods or {}))
+        home = str(folder / "home")
+        self.pods = Pods(image="training", volumes=(work,), home=home, **(pods or {}))
         self.api = load(str(cluster.kubeconfig))
         self._watching = contextlib.ExitStack()
         self._learned = 0
@@ -93,7 +94,7 @@ class PodJob(Job):
         self._watching.close()
         self.api.close()
 
-    def release(self) -> None:
+    def remove(self) -> None:
         """Remove the job's objects; nothing must be left."""
         self.engine.release()
         assert self.objects() == []

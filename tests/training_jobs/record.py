@@ -9,6 +9,10 @@ from typing import Any
 from training_jobs import RANKS
 
 
+def _changed(path: Path) -> int:
+    return path.stat().st_mtime_ns
+
+
 class Record:
     """The record of one run, read anew each time: the run may still go on."""
 
@@ -22,8 +26,11 @@ class Record:
 
     def lines(self, rank: int) -> list[dict[str, Any]]:
         """Return all records of a rank in the order in which they were written."""
-        path = self._metrics / f"rank{rank}.jsonl"
-        text = path.read_text() if path.exists() else ""
+        paths = [self._metrics / f"rank{rank}.jsonl"]
+        # Of nodes with directories of their own.
+        paths += (self.folder / "home").glob(f"jobs/*/nodes/*/metrics/rank{rank}.jsonl")
+        written = [path for path in paths if path.exists()]
+        text = "".join(path.read_text() for path in sorted(written, key=_changed))
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def steps(self, rank: int) -> dict[int, dict[str, Any]]:

@@ -27,6 +27,7 @@ def check_pods(pods: Pods, spec: JobSpec) -> None:
     check_words(pods)
     _check_grace(pods, spec)
     _check_checkpoints(pods, spec)
+    _check_home(pods)
     if pods.kind is Kind.ASCENDJOB and replicas(spec) > _MOST_ASCEND:
         raise UsageError(
             f"an ascendjob has at most {_MOST_ASCEND} replicas; nodes and spares are "
@@ -148,13 +149,25 @@ def _check_checkpoints(pods: Pods, spec: JobSpec) -> None:
     patched = pods.overrides or pods.pod_overrides  # which may mount what we know nothing of
     if patched or not spec.checkpoint_every or isinstance(parse(store), S3Location):
         return
-    path = PurePosixPath(store)
-    lasting = (v.mount_path for v in pods.volumes if v.sources and not v.empty_dir)
-    if not any(path.is_relative_to(mount) for mount in lasting):
+    if not _lasts(pods, store):
         raise UsageError(
             f"checkpoints would go to {store} in each container, and be lost with it: give "
             "checkpoint.path below the mount_path of a volume that lasts, or s3://..."
         )
+
+
+def _check_home(pods: Pods) -> None:
+    """Nor does what ranks record outlast it there."""
+    if pods.home and not _lasts(pods, pods.home):
+        raise UsageError(
+            f"home {pods.home} would be lost with each container: give a folder below the "
+            "mount_path of a volume that lasts"
+        )
+
+
+def _lasts(pods: Pods, path: str) -> bool:
+    lasting = (v.mount_path for v in pods.volumes if v.sources and not v.empty_dir)
+    return any(PurePosixPath(path).is_relative_to(mount) for mount in lasting)
 
 
 def _check_coordinator(pods: Pods) -> None:

@@ -10,6 +10,7 @@ import base64
 import contextlib
 import functools
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +22,7 @@ from rekindle.engines.client import JobClient, straight
 from rekindle.engines.host_log import HostLog
 from rekindle.engines.kubernetes.api import Api, Object, load
 from rekindle.engines.kubernetes.coordinator import owned
-from rekindle.engines.kubernetes.errors import ApiError, MissingObjectError
+from rekindle.engines.kubernetes.errors import ApiError, ConflictError, MissingObjectError
 from rekindle.engines.kubernetes.eyes import Eyes
 from rekindle.engines.kubernetes.kinds.base import Phase
 from rekindle.engines.kubernetes.labels import Names, selector
@@ -35,7 +36,8 @@ from rekindle.engines.kubernetes.objects import (
     wait_gone,
     wait_until,
 )
-from rekindle.engines.kubernetes.pods import Pods, grace_s
+from rekindle.engines.kubernetes.pods import Pods
+from rekindle.engines.kubernetes.seen import look_at
 from rekindle.engines.mirror import Mirror
 from rekindle.errors import JobError
 from rekindle.recovery.classification import Sign
@@ -43,6 +45,8 @@ from rekindle.recovery.hosts import learned_from
 from rekindle.recovery.journal import AnyEvent, NodeJoined
 from rekindle.runtime.spec import Endpoint, JobDirectory, home, replace_file
 
+ENDED_GRACE_S = 5  # for pods of an attempt that is over
+OVERDUE_S = 10.0  # after which a host is taken for dead
 READY_S = 300.0  # for a coordinator's pod: its image may have to be pulled
 _IN_A_POD = "KUBERNETES_SERVICE_HOST"
 
@@ -146,11 +150,9 @@ class KubernetesEngine:
         self._place_missing()
         address = self._addresses.pop(node, "")
         for pod in self._our_pods() if address else []:
-            over = pod["status"].get("phase") in ("Succeeded", "Failed")
-            if pod["status"].get("podIP") == address and not over:
-                path = self._path("v1", "pods", pod["metadata"]["name"])
-                with contextlib.suppress(MissingObjectError):
-                    self._api.delete(path, uid=pod["metadata"]["uid"], grace_s=0)
+            seen = look_at(pod)
+            if seen.ip == address and not seen.is_over:
+                self._delete_pod(pod, 0)
 
     def learn(self, event: AnyEvent) -> None:
         """Note which pod is which node, and what is said about hosts."""
@@ -167,11 +169,10 @@ class KubernetesEngine:
         found = find(self._api, workload)
         if found is not None:
             self._delete(workload, found)
-        root = self._path("v1", "configmaps", self._names.root)
         with contextlib.suppress(MissingObjectError):
-            self._api.delete(root, propagation="Background")
-        limit_s = GONE_S + grace_s(self._directory.spec(), self._pods)
-        wait_until(lambda: not self._our_pods(), f"the pods of job {self._job_id} to go", limit_s)
+            self._api.delete(self._path("v1", "configmaps", self._names.root))
+        self._end_pods(selector(self._job_id))
+        self._wait_collected()
 
     @contextmanager
     def watch(self, report: Callable[[Sign], None], tell: Callable[[str], None]) -> Iterator[None]:
@@ -224,7 +225,7 @@ class KubernetesEngine:
             ensure(self._api, wanted.workload)
             return
         self._api.patch(path, suspend)
-        self._wait_pods_gone()
+        self._end_pods(self._workers())
         resume = self._kind.resume_patch(wanted.workload, self._isolated())
         if resume is None:
             self._delete(path, found)
@@ -240,19 +241,43 @@ class KubernetesEngine:
 
     def _delete(self, path: str, found: Object) -> None:
         with contextlib.suppress(MissingObjectError):
-            self._api.delete(path, uid=found["metadata"]["uid"], propagation="Foreground")
-        limit_s = GONE_S + grace_s(self._directory.spec(), self._pods)
-        wait_gone(self._api, path, what=f"the workload of job {self._job_id}", limit_s=limit_s)
-        self._wait_pods_gone()
+            self._api.delete(path, uid=found["metadata"]["uid"])
+        self._end_pods(self._workers())
+        wait_gone(self._api, path, what=f"the workload of job {self._job_id}")
 
-    def _wait_pods_gone(self) -> None:
-        """Wait until no node of the job runs: what it holds is needed by those that come."""
-        limit_s = GONE_S + grace_s(self._directory.spec(), self._pods)
-        wait_until(
-            lambda: all(_is_over(pod) for pod in self._our_pods(self._workers())),
-            f"the nodes of job {self._job_id} to end",
-            limit_s,
-        )
+    def _end_pods(self, labels: str) -> None:
+        """Have these pods gone: the attempt is over, and nothing in them is waited for.
+
+        One whose host does not answer would stay for ever, and is removed by force.
+        """
+        asked: dict[str, float] = {}
+
+        def gone() -> bool:
+            pods = [pod for pod in self._our_pods(labels) if not look_at(pod).is_over]
+            for pod in pods:
+                uid, now = pod["metadata"]["uid"], time.monotonic()
+                overdue = now - asked.setdefault(uid, now) > ENDED_GRACE_S + OVERDUE_S
+                given = pod["metadata"].get("deletionGracePeriodSeconds")
+                if overdue or given is None or given > ENDED_GRACE_S:
+                    self._delete_pod(pod, 0 if overdue else ENDED_GRACE_S)
+            return not pods
+
+        wait_until(gone, f"the pods of job {self._job_id} to go", GONE_S)
+
+    def _delete_pod(self, pod: Object, grace_s: int) -> None:
+        path = self._path("v1", "pods", pod["metadata"]["name"])
+        with contextlib.suppress(MissingObjectError, ConflictError):
+            self._api.delete(path, uid=pod["metadata"]["uid"], grace_s=grace_s)
+
+    def _wait_collected(self) -> None:
+        """Wait until all that the job's root owns is gone, too."""
+        wait_until(lambda: not self._our_pods(), f"the pods of job {self._job_id} to go", GONE_S)
+        for version, plural, name in (
+            ("v1", "secrets", self._names.secret),
+            ("v1", "services", self._names.coordinator),
+            ("v1", "services", self._names.nodes),
+        ):
+            wait_gone(self._api, self._path(version, plural, name), what=f"{plural}/{name}")
 
     def _begin(self, attempt: int) -> Endpoint:
         """Wait for the coordinator, and have it begin the attempt if it has not."""
@@ -313,7 +338,3 @@ class KubernetesEngine:
 
     def _path(self, version: str, plural: str, *rest: str) -> str:
         return "/".join((collection(version, plural, self._pods.namespace), *rest))
-
-
-def _is_over(pod: Object) -> bool:
-    return pod["status"].get("phase") in ("Succeeded", "Failed")

@@ -82,6 +82,7 @@ class Pods(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     or the pods use their hosts' network.
     topology_key: label of nodes whose value the job's nodes share as far as there is room.
     gang: whether all pods are placed at once or none; None: where the kind always can.
+    home: folder, on a volume that lasts, for what ranks record; "": it goes with the pods.
     termination_grace_s: 0: as long as last words may take, and 30 s.
     recover_strategy: MindCluster's, in its words.
     overrides, pod_overrides: strategic merge patches of the workload, and of each pod template.
@@ -107,6 +108,7 @@ class Pods(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     gang: bool | None = None
     termination_grace_s: int = 0
     volumes: tuple[Volume, ...] = ()
+    home: str = ""
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     env_from_secrets: tuple[str, ...] = ()

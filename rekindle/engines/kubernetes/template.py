@@ -93,6 +93,7 @@ def _container(spec: JobSpec, pods: Pods, extras: ascend.Extras) -> Manifest:
         },
         _field(names.ENV_POD_IP, "status.podIP"),
         _field(names.ENV_HOST_NAME, "spec.nodeName"),
+        *([{"name": names.ENV_HOME, "value": pods.home}] if pods.home else []),
         {"name": "PYTHONUNBUFFERED", "value": "1"},
         *extras.env,
     ]

@@ -87,14 +87,9 @@ def job_spec(job: Rendered) -> Manifest:
         "completions": job.replicas,
         "parallelism": job.replicas,
         "backoffLimit": FOREVER,
-        "podReplacementPolicy": "Failed",  # never two pods with one index
-        "podFailurePolicy": {
-            "rules": [
-                {
-                    "action": "Ignore",
-                    "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-                }
-            ]
-        },
+        # At once, not when the old one has used up its grace, or never where its host is dead. Two
+        # pods of one index do no harm: the coordinator says which node a pod is. A podFailurePolicy
+        # would forbid it.
+        "podReplacementPolicy": "TerminatingOrFailed",
         "template": job.template,
     }

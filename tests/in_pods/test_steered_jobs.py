@@ -1,0 +1,125 @@
+"""Whoever steers a job in pods, its coordinator and the API server may go: the job goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cluster.launch import Simulated
+from training_jobs.checks import assert_same_training, assert_samples_once
+from training_jobs.injection import Fault
+from training_jobs.job import pause_all
+from training_jobs.pods import NAMESPACE, PodJob
+from training_jobs.record import Record
+
+from rekindle.errors import JobError
+from rekindle.recovery import journal
+from rekindle.recovery.policy import Policy, Strategy
+from rekindle.runtime.state import RESCHEDULED
+
+PAUSE_ALL = pause_all(12)
+
+
+def assert_ended_well(job: PodJob, baseline: Record) -> None:
+    """To the bit, with nothing left."""
+    assert job.end().outcome == "succeeded", job.story()
+    assert_same_training(job.record, baseline)
+    assert_samples_once(job.record)
+    job.remove()
+
+
+def workload(job: PodJob) -> dict[str, object]:
+    return job.cluster.get("/apis/batch/v1/namespaces/default/jobs/job")
+
+
+def test_another_process_adopts_it(
+    job: Callable[..., PodJob], baseline: Record, tmp_path: Path
+) -> None:
+    """It knows the job's name and no more: secret, journal and attempt are in the cluster."""
+    run = job(*PAUSE_ALL)
+    run.wait_pause(12)
+    known, pods = run.events(), set(run.worker_pods())
+    run.steer(tmp_path / "elsewhere")
+    alive = run.engine.alive()
+    assert alive is not None
+    assert alive.attempt == run.endpoint.attempt
+    assert run.events()[: len(known)] == known
+    run.release_all()
+    run.kill(2)
+    assert_ended_well(run, baseline)
+    assert len([e for e in run.events() if isinstance(e, journal.JobStarted)]) == 1
+    assert len(pods) == 2
+
+
+def test_the_api_server_restarts(
+    job: Callable[..., PodJob], cluster: Simulated, baseline: Record
+) -> None:
+    """Training does not notice; a fault meanwhile is answered without it."""
+    run = job(*PAUSE_ALL)
+    run.wait_pause(12)
+    pids = [run.pid(rank) for rank in range(4)]
+    cluster.stop_server()
+    run.release_all()
+    run.kill_pid(pids[1])
+    cluster.start_server(deny_for=1.0)
+    assert_ended_well(run, baseline)
+    assert [i.strategy for i in run.incidents()] == [Strategy.RECOVER_IN_PLACE]
+
+
+def test_the_coordinator_is_lost_with_its_volume(
+    job: Callable[..., PodJob], baseline: Record
+) -> None:
+    """The next one gets the journal from whoever steers the job, and goes on with the attempt."""
+    run = job(*PAUSE_ALL)
+    run.wait_pause(12)
+    known = run.events()
+    (pod,) = run.coordinator_pods()
+    run.cluster.delete(f"{NAMESPACE}/pods/{pod['metadata']['name']}")
+    run.wait(lambda: not_answering(run), "the end of the coordinator")
+    run.endpoint = run.engine.revive()
+    assert run.events()[: len(known)] == known
+    run.release_all()
+    assert_ended_well(run, baseline)
+    assert [e.attempt for e in run.events_of(journal.JobStarted)] == [0]
+    assert run.incidents() == []
+
+
+def not_answering(job: PodJob) -> bool:
+    try:
+        job.status()
+    except JobError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("strategy", [Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB_ISOLATED])
+def test_the_job_is_placed_anew(
+    strategy: Strategy, job: Callable[..., PodJob], baseline: Record
+) -> None:
+    """The Job is suspended and goes on, off the host that is to be left: it is the same Job."""
+    node_lost = Fault(2, "forward", 12, do="uce-fatal")
+    run = job(node_lost, policy=Policy(strategies=(strategy,)), checkpoint_every=5)
+    assert run.end().outcome == RESCHEDULED, run.story()
+    before = workload(run)["metadata"]["uid"]
+    left = {e.host for e in run.events_of(journal.Isolated)}
+    run.start()
+    assert_ended_well_after(run, baseline, before)
+    hosts = {e.host for e in run.events_of(journal.NodeJoined)[-2:]}
+    assert bool(left) == (strategy is Strategy.RESCHEDULE_JOB_ISOLATED)
+    assert not left & hosts
+
+
+def assert_ended_well_after(job: PodJob, baseline: Record, uid: object) -> None:
+    assert job.end().outcome == "succeeded", job.story()
+    assert workload(job)["metadata"]["uid"] == uid
+    assert_ended_well(job, baseline)
+
+
+def test_somebody_removes_the_workload(job: Callable[..., PodJob], baseline: Record) -> None:
+    """Its nodes are lost with it, and it is made anew."""
+    run = job(*PAUSE_ALL, checkpoint_every=5)
+    run.wait_pause(12)
+    run.cluster.delete("/apis/batch/v1/namespaces/default/jobs/job?propagationPolicy=Background")
+    run.release_all()
+    assert_ended_well(run, baseline)
