@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from cluster.launch import Cluster, Simulated, start
+from cluster.client import Cluster
+from cluster.launch import Simulated, start
 
 __all__ = ["Cluster", "Simulated", "cluster", "namespace", "shared_cluster"]
 

@@ -46,7 +46,8 @@ class Pod:
         self.folder = kit.root / "pods" / self.uid
         self.folder.mkdir(parents=True, exist_ok=True)
         status = pod.get("status") or {}
-        self._address = status.get("podIP") or kit.new_address()
+        own = "127.0.0.1" if pod["spec"].get("hostNetwork") else kit.new_address()
+        self._address = status.get("podIP") or own
         self._started = status.get("startTime") or clock.stamp()
         status.update(podIP=self._address, hostIP="127.0.0.1")
         pod["status"] = status
