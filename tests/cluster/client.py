@@ -85,7 +85,10 @@ class Cluster:
         query = f"&labelSelector={selector}" if selector else ""
         while time.monotonic() < deadline:
             with contextlib.suppress(urllib3.exceptions.HTTPError):
-                listed = self.get(f"{path}?{query}")
+                code, listed = self.call("GET", f"{path}?{query}")
+                if code != 200:  # a server that has just started
+                    time.sleep(0.05)
+                    continue
                 found = {each["metadata"]["name"]: each for each in listed["items"]}
                 if result := holds(found):
                     return result

@@ -40,6 +40,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
     options: dict[str, Any] = getattr(request, "param", {})
     with start(tmp_path / "cluster", **options) as found:
         yield found
+        assert not found.complaints()
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +53,7 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster
     capacity = "example.com/npu=8"
     with start(folder, capacity=capacity, gates="RestartJob") as found:
         yield found
+        assert not found.complaints()
 
 
 @pytest.fixture

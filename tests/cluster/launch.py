@@ -68,6 +68,11 @@ class Simulated(Cluster):
         self.stop_server()
         self.start_server(deny_for)
 
+    def complaints(self) -> str:
+        """What went wrong within the server or the kubelet; it should be nothing."""
+        logs = (self.folder / name for name in ("server.log", "kubelet.log"))
+        return "".join(log.read_text() for log in logs if "Traceback" in log.read_text())
+
     def kill_kubelet(self) -> None:
         """With all that its pods have started; all nodes fall silent."""
         self._kubelet.kill()
