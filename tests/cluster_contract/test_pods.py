@@ -110,6 +110,13 @@ def test_crashes_are_waited_for_longer_and_longer(space: Space) -> None:
     assert found["lastState"]["terminated"]["exitCode"] == 3
     assert space.cluster.get(f"{space.pods}/one")["status"]["phase"] == "Running"
     assert log(space, "one", previous=True) == "run\n"
+    space.cluster.until(
+        f"/api/v1/namespaces/{space.name}/events",
+        lambda found: any(
+            each["reason"] == "BackOff" and each["involvedObject"]["name"] == "one"
+            for each in found.values()
+        ),
+    )
 
 
 def test_a_rule_restarts_in_place(space: Space) -> None:
