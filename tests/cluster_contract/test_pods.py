@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cluster.launch import Simulated
-from cluster.manifests import config_map, pod
+from cluster.manifests import IMAGE, config_map, pod
 from cluster.spaces import Space
 from kubernetes import client
 
@@ -270,7 +270,7 @@ def is_gone(process: int) -> bool:
 def test_init_containers_come_first(space: Space) -> None:
     """One after the other; a failure is that of the pod."""
     wanted = pod("one", "true")
-    init = {"name": "before", "image": "busybox", "command": ["sh", "-c", "exit 4"]}
+    init = {"name": "before", "image": IMAGE, "command": ["sh", "-c", "exit 4"]}
     wanted["spec"]["initContainers"] = [init]
     space.cluster.create(space.pods, wanted)
     found = ended(space, "one")
