@@ -39,7 +39,9 @@ class DeleteOptions(msgspec.Struct, frozen=True):
         grace, orphan = query.get("gracePeriodSeconds"), query.get("orphanDependents")
         return cls(
             grace=None if grace is None else int(grace),
-            policy=_policy(query.get("propagationPolicy"), orphan and orphan == "true"),
+            policy=_policy(
+                query.get("propagationPolicy"), None if orphan is None else orphan == "true"
+            ),
             dry_run="dryRun" in query,
         )
 
@@ -143,9 +145,9 @@ def _done(kind: Kind, thing: Object) -> Object:
     }
 
 
-def _policy(told: str | None, orphan: object) -> str:
+def _policy(told: str | None, orphan: bool | None) -> str:
     if told is None:
-        return {True: "Orphan", False: "Background"}.get(orphan, "")  # type: ignore[call-overload]
+        return "" if orphan is None else "Orphan" if orphan else "Background"
     if told not in ("Orphan", "Background", "Foreground"):
         raise refusals.bad_request(
             f'invalid DeleteOptions: propagationPolicy: Unsupported value: "{told}"'

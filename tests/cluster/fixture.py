@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from cluster.launch import Cluster, Simulated, start
+from cluster.client import Cluster
+from cluster.launch import Simulated, start
 
 __all__ = ["Cluster", "Simulated", "cluster", "namespace", "shared_cluster"]
 
@@ -39,6 +40,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
     options: dict[str, Any] = getattr(request, "param", {})
     with start(tmp_path / "cluster", **options) as found:
         yield found
+        assert not found.complaints()
 
 
 @pytest.fixture(scope="session")
@@ -51,6 +53,7 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster
     capacity = "example.com/npu=8"
     with start(folder, capacity=capacity, gates="RestartJob") as found:
         yield found
+        assert not found.complaints()
 
 
 @pytest.fixture

@@ -193,7 +193,12 @@ async def _main() -> None:
             for name in (f"node-{number}" for number in range(arguments.nodes))
         ]
         kubelet = Kubelet(kit, machines)
-        runner = web.AppRunner(kubelet.application(), access_log=None, shutdown_timeout=0.2)
+        runner = web.AppRunner(
+            kubelet.application(),
+            access_log=None,
+            shutdown_timeout=0.2,
+            handler_cancellation=True,
+        )
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         port = runner.addresses[0][1]

@@ -1,21 +1,21 @@
-"""Starts the server and the kubelet, and is a test's hold on them."""
+"""Starts the server and the kubelet, and breaks them."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import urllib3
 import yaml
+
+from cluster.client import Cluster
 
 Object = dict[str, Any]
 
@@ -23,152 +23,6 @@ _KUBELET = "system:node:kubelet"
 _TESTS = Path(__file__).parents[1]
 # Faults are not for the kubelet, unless a test says so.
 EVERYBODY_ELSE = f"(?!{_KUBELET}$).*"
-
-
-class Unavailable(Exception):
-    """A real cluster has nothing of the kind."""
-
-
-class Cluster:
-    """Any cluster, by its kubeconfig."""
-
-    simulated = False
-    time_scale = 1.0
-
-    def __init__(self, kubeconfig: Path) -> None:
-        from kubernetes import client, config
-
-        self.kubeconfig = kubeconfig
-        configuration = client.Configuration()
-        config.load_kube_config(str(kubeconfig), client_configuration=configuration)
-        self.server_url: str = configuration.host
-        self.admin = client.ApiClient(configuration)
-
-    def close(self) -> None:
-        self.admin.close()
-        self.admin.rest_client.pool_manager.clear()
-
-    def call(
-        self, method: str, path: str, body: Any = None, content_type: str = "application/json"
-    ) -> tuple[int, Any]:
-        """Code and answer of a plain request of the admin: `call("GET", "/api/v1/pods")`."""
-        response = self._request(method, path, body, content_type)
-        text = response.data.decode()
-        with contextlib.suppress(ValueError):
-            return response.status, json.loads(text)
-        return response.status, text
-
-    def get(self, path: str) -> Object:
-        """It must be there."""
-        code, found = self.call("GET", path)
-        assert code == 200, found
-        return dict(found)
-
-    def create(self, path: str, thing: Object) -> Object:
-        code, made = self.call("POST", path, thing)
-        assert code == 201, made
-        return dict(made)
-
-    def patch(self, path: str, patch: Any) -> Object:
-        """A merge patch, or a JSON patch if it is a list."""
-        kind = "json" if isinstance(patch, list) else "merge"
-        code, found = self.call("PATCH", path, patch, f"application/{kind}-patch+json")
-        assert code == 200, found
-        return dict(found)
-
-    def delete(self, path: str, **options: Any) -> Any:
-        code, found = self.call(
-            "DELETE", path, {"kind": "DeleteOptions", "apiVersion": "v1", **options}
-        )
-        assert code in (200, 202), found
-        return found
-
-    def until(
-        self,
-        path: str,
-        holds: Callable[[dict[str, Object]], Any],
-        timeout: float = 30,
-        selector: str = "",
-    ) -> Any:
-        """What holds says of the objects of a collection, by name, once that is something.
-
-        It is asked after every change. A test fails if it takes longer than the timeout.
-        """
-        deadline = time.monotonic() + timeout
-        found: dict[str, Object] = {}
-        query = f"&labelSelector={selector}" if selector else ""
-        while time.monotonic() < deadline:
-            with contextlib.suppress(urllib3.exceptions.HTTPError):
-                listed = self.get(f"{path}?{query}")
-                found = {each["metadata"]["name"]: each for each in listed["items"]}
-                if result := holds(found):
-                    return result
-                version = listed["metadata"]["resourceVersion"]
-                left = max(1, int(deadline - time.monotonic()))
-                url = f"{path}?watch=1&timeoutSeconds={left}&resourceVersion={version}{query}"
-                for kind, thing in self._events(url, left):
-                    if kind == "ERROR":
-                        break
-                    if kind == "DELETED":
-                        found.pop(thing["metadata"]["name"], None)
-                    else:
-                        found[thing["metadata"]["name"]] = thing
-                    if result := holds(found):
-                        return result
-        raise AssertionError(f"not within {timeout} s: {json.dumps(found, indent=1)[-6000:]}")
-
-    def token_for(self, account: str, namespace: str = "default") -> str:
-        """Of a service account; it is created if it is not there."""
-        path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
-        self.call("POST", path, {"metadata": {"name": account}})
-        made = self.create(
-            f"{path}/{account}/token",
-            {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}},
-        )
-        return str(made["status"]["token"])
-
-    def kubeconfig_for(self, token: str, path: Path, namespace: str = "default") -> Path:
-        """A kubeconfig like its own, for another token."""
-        told = yaml.safe_load(self.kubeconfig.read_text())
-        told["users"] = [{"name": "user", "user": {"token": token}}]
-        for each in told["contexts"]:
-            each["context"].update(user="user", namespace=namespace)
-        path.write_text(yaml.safe_dump(told))
-        return path
-
-    def scaled(self, seconds: float) -> float:
-        """So long does it take here what takes so many seconds in a real cluster."""
-        return seconds * self.time_scale
-
-    def _request(self, method: str, path: str, body: Any, content_type: str, **more: Any) -> Any:
-        configuration = self.admin.configuration
-        headers = {"Content-Type": content_type, "Accept": "application/json"}
-        if token := configuration.get_api_key_with_prefix("BearerToken", alias="authorization"):
-            headers["Authorization"] = token
-        return self.admin.rest_client.pool_manager.request(
-            method,
-            self.server_url + path,
-            body=None if body is None else json.dumps(body),
-            headers=headers,
-            retries=False,
-            **more,
-        )
-
-    def _events(self, path: str, timeout: float) -> Iterator[tuple[str, Object]]:
-        limit = urllib3.Timeout(connect=5, read=timeout + 5)
-        response = self._request(
-            "GET", path, None, "application/json", preload_content=False, timeout=limit
-        )
-        rest = b""
-        try:
-            for data in response.stream(None, decode_content=False):
-                *lines, rest = (rest + data).split(b"\n")
-                for line in lines:
-                    event = json.loads(line)
-                    yield event["type"], event["object"]
-        finally:
-            response.close()
-            response.release_conn()
 
 
 class Simulated(Cluster):
@@ -213,6 +67,16 @@ class Simulated(Cluster):
     def restart_server(self, deny_for: float = 0.0) -> None:
         self.stop_server()
         self.start_server(deny_for)
+
+    def complaints(self) -> str:
+        """What went wrong within the server or the kubelet; it should be nothing."""
+        logs = (self.folder / name for name in ("server.log", "kubelet.log"))
+        return "".join(log.read_text() for log in logs if "Traceback" in log.read_text())
+
+    def kill_kubelet(self) -> None:
+        """With all that its pods have started; all nodes fall silent."""
+        self._kubelet.kill()
+        self._kubelet.wait()
 
     def kill_node(self, name: str) -> None:
         """Its processes are killed, and it says nothing any more."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 Object = dict[str, Any]
 
+# Of a real cluster it needs a shell and python3; the simulated one runs what this machine has.
+IMAGE = os.environ.get("REKINDLE_TEST_IMAGE", "python:3-slim")
+
 
 def pod_spec(script: str = "exec sleep 60", container: str = "main", **more: Any) -> Object:
     """Of one container that runs this shell script."""
-    spec = {"name": container, "image": "busybox", "command": ["sh", "-c", script]}
+    spec = {"name": container, "image": IMAGE, "command": ["sh", "-c", script]}
     return {
         "containers": [{**spec, **more}],
         "restartPolicy": "Never",

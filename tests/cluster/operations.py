@@ -10,7 +10,17 @@ from typing import Any
 
 import msgspec
 
-from cluster import clock, defaults, kinds, ownership, quota, refusals, schema, validation
+from cluster import (
+    admission,
+    clock,
+    defaults,
+    events,
+    kinds,
+    ownership,
+    refusals,
+    schema,
+    validation,
+)
 from cluster.kinds import Kind
 from cluster.refusals import Object
 from cluster.store import Store, fresh
@@ -62,6 +72,7 @@ class Operations:
     ) -> Object:
         thing = fresh(wanted)
         self._check_place(kind, namespace, thing)
+        admission.check_namespace(self.store, kind, thing)
         if options.strict:
             schema.check(kind, thing)
         metadata = thing["metadata"]
@@ -84,7 +95,7 @@ class Operations:
         defaults.fill(kind, thing)
         validation.created(kind, thing, self.gates)
         if kind is kinds.PODS:
-            quota.check(self.store, thing)
+            admission.check(self.store, thing)
         if options.manager and "managedFields" not in metadata:
             metadata["managedFields"] = ownership.updated(kind, None, thing, options.manager)
         return thing if options.dry_run else self.store.put(kind, thing)
@@ -204,35 +215,7 @@ class Operations:
 
     def event(self, about: Kind, thing: Object, kind: str, reason: str, message: str) -> None:
         """Tell of it, as `kubectl describe` shows it."""
-        metadata = thing["metadata"]
-        namespace = metadata.get("namespace", "default")
-        name = f"{metadata['name']}.{uuid.uuid4().hex[:16]}"
-        self.store.put(
-            kinds.EVENTS,
-            {
-                "apiVersion": "v1",
-                "kind": "Event",
-                "metadata": {
-                    "name": name,
-                    "namespace": namespace,
-                    "uid": str(uuid.uuid4()),
-                    "creationTimestamp": clock.stamp(),
-                },
-                "involvedObject": {
-                    "kind": about.kind,
-                    "apiVersion": about.api_version,
-                    "name": metadata["name"],
-                    "namespace": namespace,
-                    "uid": metadata["uid"],
-                },
-                "type": kind,
-                "reason": reason,
-                "message": message,
-                "count": 1,
-                "firstTimestamp": clock.stamp(),
-                "lastTimestamp": clock.stamp(),
-            },
-        )
+        self.store.put(kinds.EVENTS, events.make(about, thing, kind, reason, message))
 
     def _write(
         self,

@@ -208,7 +208,12 @@ async def _main() -> None:
         gates=frozenset(filter(None, arguments.gates.split(","))),
     )
     server = Server(store, arguments.tokens, settings, arguments.deny_for)
-    runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=0.2)
+    runner = web.AppRunner(
+        server.application(),
+        access_log=None,
+        shutdown_timeout=0.2,
+        handler_cancellation=True,  # who hangs up lets go of what is behind a proxy
+    )
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", arguments.port, reuse_address=True)
     await site.start()

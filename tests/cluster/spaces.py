@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.launch import Cluster
+from cluster.client import Cluster
 
 Object = dict[str, Any]
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import msgspec
@@ -33,7 +33,7 @@ class Wanted(msgspec.Struct, frozen=True):
     initial: bool  # first the state, then a bookmark that says so
 
 
-def changes(store: Store, wanted: Wanted, scale: float = 1.0) -> AsyncIterator[Object]:
+def changes(store: Store, wanted: Wanted, scale: float = 1.0) -> AsyncGenerator[Object, None]:
     """Events, until the time is over. Refuses versions that are forgotten."""
     queue: deque[Event] = deque()
     replay: list[Object] = []
@@ -51,7 +51,7 @@ def changes(store: Store, wanted: Wanted, scale: float = 1.0) -> AsyncIterator[O
 
 async def _follow(
     store: Store, wanted: Wanted, scale: float, queue: deque[Event], replay: list[Object]
-) -> AsyncIterator[Object]:
+) -> AsyncGenerator[Object, None]:
     woken = asyncio.Event()
 
     def hear(event: Event) -> None:
@@ -148,10 +148,10 @@ class Line:
         return True
 
 
-async def send_all(line: Line, events: AsyncIterator[Any]) -> None:
+async def send_all(line: Line, events: AsyncGenerator[Any, None]) -> None:
     """Write events as lines until there are none, or nobody listens."""
     encode = msgspec.json.encode
-    async with contextlib.aclosing(events) as them:  # type: ignore[type-var]
+    async with contextlib.aclosing(events) as them:
         async for event in them:
             if not event:
                 if line.is_lost:

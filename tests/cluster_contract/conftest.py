@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from cluster.client import Cluster
 from cluster.fixture import cluster, namespace, shared_cluster
-from cluster.launch import Cluster
 from cluster.spaces import Space
 
 __all__ = ["cluster", "namespace", "shared_cluster"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cluster.launch import Cluster
+from cluster.client import Cluster
 from cluster.manifests import config_map, job, pod, rules
 
 _PODS = {"apiGroups": [""], "resources": ["pods", "pods/log"], "verbs": ["get", "list"]}
@@ -134,3 +134,17 @@ def test_a_namespace_takes_all_with_it(shared_cluster: Cluster, namespace: str) 
     shared_cluster.delete(f"/api/v1/namespaces/{name}")
     shared_cluster.until("/api/v1/namespaces", lambda found: name not in found)
     assert shared_cluster.call("GET", f"/api/v1/namespaces/{name}/configmaps/a")[0] == 404
+
+
+def test_what_a_pod_names_must_be_there(shared_cluster: Cluster, namespace: str) -> None:
+    """Its account and its priority class: 403."""
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    for field, told in (
+        ("serviceAccountName", "error looking up service account"),
+        ("priorityClassName", "no PriorityClass with name none was found"),
+    ):
+        wanted = pod("one")
+        wanted["spec"][field] = "none"
+        code, answer = shared_cluster.call("POST", path, wanted)
+        assert (code, answer["reason"]) == (403, "Forbidden")
+        assert told in answer["message"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from cluster.launch import Cluster
+from cluster.client import Cluster
 from cluster.manifests import config_map, job, pod
 from kubernetes import client
 from kubernetes.client import ApiException

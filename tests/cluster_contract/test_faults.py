@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import urllib3
-from cluster.launch import Cluster, Simulated
+from cluster.client import Cluster
+from cluster.launch import Simulated
 from cluster.manifests import config_map, job, pod, rules
 from cluster.spaces import Space, uids
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cluster.launch import Cluster
-from cluster.manifests import config_map, pod_spec
+from cluster.client import Cluster
+from cluster.manifests import IMAGE, config_map, pod_spec
 
 Object = dict[str, Any]
 
@@ -55,7 +55,7 @@ def test_containers_and_variables_are_merged_by_name(deployed: Deployed) -> None
     container = spec["containers"][0]
     found = {each["name"]: each["value"] for each in container["env"]}
     assert found == {"A": "1", "B": "3", "C": "4"}
-    assert container["image"] == "busybox"
+    assert container["image"] == IMAGE
 
 
 def test_elements_are_deleted_and_lists_replaced_by_directive(deployed: Deployed) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster.launch import Simulated
-from cluster.manifests import config_map, pod
+from cluster.manifests import IMAGE, config_map, pod
 from cluster.spaces import Space
 from kubernetes import client
 
@@ -111,6 +110,13 @@ def test_crashes_are_waited_for_longer_and_longer(space: Space) -> None:
     assert found["lastState"]["terminated"]["exitCode"] == 3
     assert space.cluster.get(f"{space.pods}/one")["status"]["phase"] == "Running"
     assert log(space, "one", previous=True) == "run\n"
+    space.cluster.until(
+        f"/api/v1/namespaces/{space.name}/events",
+        lambda found: any(
+            each["reason"] == "BackOff" and each["involvedObject"]["name"] == "one"
+            for each in found.values()
+        ),
+    )
 
 
 def test_a_rule_restarts_in_place(space: Space) -> None:
@@ -229,20 +235,42 @@ def test_nothing_outlives_its_pod(space: Space, tmp_path: Path) -> None:
     script = f"setsid sleep 60 & echo $! > {file}.part; mv {file}.part {file}; sleep 0.3"
     space.cluster.create(space.pods, pod("one", script))
     ended(space, "one")
-    deadline = time.monotonic() + 5
-    while True:
-        try:
-            os.kill(int(file.read_text()), 0)
-        except ProcessLookupError:
-            break
+    assert is_gone(int(file.read_text()))
+
+
+@pytest.mark.simulated
+def test_nothing_outlives_a_killed_kubelet(cluster: Simulated, tmp_path: Path) -> None:
+    """Processes of pods end with it."""
+    file = tmp_path / "pid"
+    script = f"setsid sleep 60 & echo $! > {file}.part; mv {file}.part {file}; exec sleep 60"
+    space = Space(cluster, "default")
+    cluster.create(space.pods, pod("one", script))
+    space.running(1)
+    deadline = time.monotonic() + 10
+    while not file.exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+    cluster.kill_kubelet()
+    assert is_gone(int(file.read_text()))
+
+
+def is_gone(process: int) -> bool:
+    """Within some seconds; nobody may have waited for it yet."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def test_init_containers_come_first(space: Space) -> None:
     """One after the other; a failure is that of the pod."""
     wanted = pod("one", "true")
-    init = {"name": "before", "image": "busybox", "command": ["sh", "-c", "exit 4"]}
+    init = {"name": "before", "image": IMAGE, "command": ["sh", "-c", "exit 4"]}
     wanted["spec"]["initContainers"] = [init]
     space.cluster.create(space.pods, wanted)
     found = ended(space, "one")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length).decode()
         told = {"method": self.command, "path": self.path, "body": body,
-                "authorization": self.headers.get("Authorization"), "x": self.headers.get("X-Test")}
+                "authorization": self.headers.get("Authorization"), "x": os.path.exists("closed")}
         if self.path.startswith("/slow"):
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
@@ -33,6 +34,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 while piece == b"first" and not os.path.exists("go"):
                     time.sleep(0.02)
             self.wfile.write(b"0\\r\\n\\r\\n")
+            return
+        if self.path == "/hold":
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"4\\r\\nheld\\r\\n")
+            self.connection.recv(1)
+            open("closed", "w").close()
             return
         if self.path == "/go":
             open("go", "w").close()
@@ -122,6 +131,22 @@ def test_answers_are_streamed(space: Space, service: str) -> None:
     space.cluster.call("GET", f"{service}/go")
     thread.join(10)
     assert b"".join(pieces) == b"firstsecond"
+
+
+def test_who_hangs_up_is_noticed(space: Space, service: str) -> None:
+    """A connection is a sign of life: the pod sees its end through the proxy."""
+    response = space.cluster._request(
+        "GET", f"{service}/hold", None, "application/json", preload_content=False
+    )
+    pieces = response.stream(16)  # which closes the response once it is forgotten
+    assert next(pieces) == b"held"
+    assert space.cluster.call("GET", f"{service}/x")[1]["x"] is False
+    pieces.close()
+    response.close()
+    deadline = time.monotonic() + 10
+    while not space.cluster.call("GET", f"{service}/x")[1]["x"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_a_dead_pod_is_replaced(space: Space, service: str) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cluster.launch import Cluster, Simulated
+from cluster.client import Cluster
+from cluster.launch import Simulated
 from cluster.manifests import config_map
 from kubernetes import client, watch
 from kubernetes.client import ApiException

@@ -15,6 +15,7 @@ from training_jobs.record import Record
 
 from rekindle.errors import JobError
 from rekindle.recovery import journal
+from rekindle.recovery.fault import Kind
 from rekindle.recovery.policy import Policy, Strategy
 from rekindle.runtime.state import RESCHEDULED
 
@@ -82,7 +83,8 @@ def test_the_coordinator_is_lost_with_its_volume(
     run.release_all()
     assert_ended_well(run, baseline)
     assert [e.attempt for e in run.events_of(journal.JobStarted)] == [0]
-    assert run.incidents() == []
+    (incident,) = run.incidents()
+    assert (incident.cause.kind, incident.steps_lost) == (Kind.COORDINATOR, 0)
 
 
 def not_answering(job: PodJob) -> bool:
@@ -98,8 +100,9 @@ def test_the_job_is_placed_anew(
     strategy: Strategy, job: Callable[..., PodJob], baseline: Record
 ) -> None:
     """The Job is suspended and goes on, off the host that is to be left: it is the same Job."""
+    policy = Policy(strategies=(strategy,), max_reschedules=3, max_reschedules_in_row=3)
     node_lost = Fault(2, "forward", 12, do="uce-fatal")
-    run = job(node_lost, policy=Policy(strategies=(strategy,)), checkpoint_every=5)
+    run = job(node_lost, policy=policy, checkpoint_every=5)
     assert run.end().outcome == RESCHEDULED, run.story()
     before = workload(run)["metadata"]["uid"]
     left = {e.host for e in run.events_of(journal.Isolated)}

@@ -60,8 +60,9 @@ class Look:
             self._clean_up()
             return
         failed = [job for job in self.current if condition(job, "Failed")]
+        failed.sort(key=_failed_at)
         if failed:
-            self._fail(min(failed, key=lambda job: condition(job, "Failed")["lastTransitionTime"]))  # type: ignore[index]
+            self._fail(failed[0])
         elif policy.has_succeeded(self.jobset, self.current):
             self._end("Completed", "AllJobsCompleted", "jobset completed successfully")
         else:
@@ -178,3 +179,7 @@ class Look:
     def _set(self, kind: str, status: str, reason: str, message: str) -> None:
         told = {"type": kind, "status": status, "reason": reason, "message": message}
         set_condition({"status": self.status}, told)
+
+
+def _failed_at(job: Object) -> str:
+    return str((condition(job, "Failed") or {}).get("lastTransitionTime", ""))

@@ -56,18 +56,22 @@ class Replicas(Controller):
         if any(condition(job, each) for each in _TERMINAL):
             self._clean_up(job, status)
             return
+        if problem := self.refuses(job):
+            self._refuse(job, status, *problem)
+            return
         if not status.get("conditions"):
-            if problem := self.refuses(job):
-                told = fresh(status)
-                set_state(told, "Created", *problem, true=False)
-                self.operations.set_status(self.kind, job, **told)
-                self.operations.event(self.kind, job, "Warning", *problem)
-                return
             told = f"{self.kind.kind} {name} is created."
             set_state(status, "Created", f"{self.kind.kind}Created", told)
         if self.before(job, status):
             self._look(job, status)
         self._tell(job, status)
+
+    def _refuse(self, job: Object, status: Object, reason: str, message: str) -> None:
+        before = fresh(status)
+        set_state(status, "Created", reason, message, true=False)
+        if status != before:
+            self.operations.set_status(self.kind, job, **status)
+            self.operations.event(self.kind, job, "Warning", reason, message)
 
     def mine(self, job: Object) -> list[Object]:
         return pods.owned(self.store, job["metadata"]["uid"], job["metadata"]["namespace"])

@@ -34,6 +34,7 @@ class Around(msgspec.Struct, frozen=True):
     variables: Callable[[Object], Coroutine[Any, Any, dict[str, str]]]
     mounts: Callable[[Object], dict[str, str]]
     changed: Callable[[], None]
+    event: Callable[[str, str], None]  # reason and message of a warning
 
 
 class Container:
@@ -231,6 +232,7 @@ class Container:
         image = self.spec["image"]
         told = f'Back-off pulling image "{image}": not found'
         self._set({"waiting": {"reason": "ErrImagePull", "message": f"{image}: not found"}})
+        self._around.event("Failed", f'Failed to pull image "{image}": not found')
         await asyncio.sleep(2 * self._around.scale)
         self._set({"waiting": {"reason": "ImagePullBackOff", "message": told}})
         await asyncio.Event().wait()
@@ -243,6 +245,7 @@ class Container:
             title = f"{self._pod['metadata']['name']}_{self._pod['metadata']['namespace']}"
             told = f"back-off {seconds:g}s restarting failed container={self.name} pod={title}"
             self._set({"waiting": {"reason": "CrashLoopBackOff", "message": told}})
+            self._around.event("BackOff", told)
             await asyncio.sleep(seconds * self._around.scale)
         self.restarts += 1
 

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from cluster import clock
+from cluster import clock, events, kinds
 from cluster.node import environment, probes
 from cluster.node.api import Api
 from cluster.node.container import Around, Container
@@ -46,7 +46,8 @@ class Pod:
         self.folder = kit.root / "pods" / self.uid
         self.folder.mkdir(parents=True, exist_ok=True)
         status = pod.get("status") or {}
-        self._address = status.get("podIP") or kit.new_address()
+        own = "127.0.0.1" if pod["spec"].get("hostNetwork") else kit.new_address()
+        self._address = status.get("podIP") or own
         self._started = status.get("startTime") or clock.stamp()
         status.update(podIP=self._address, hostIP="127.0.0.1")
         pod["status"] = status
@@ -99,19 +100,34 @@ class Pod:
             variables=self._variables,
             mounts=self._volumes.mounts,
             changed=self._changed.set,
+            event=self._event,
         )
         return [
             Container(spec, self.pod, around, known.get(spec["name"]))
             for spec in self.pod["spec"].get(group) or []
         ]
 
+    def _event(self, reason: str, message: str) -> None:
+        """Told once, later; a pod that ends before does not need it any more."""
+        made = events.make(kinds.PODS, self.pod, "Warning", reason, message)
+        path = f"/api/v1/namespaces/{self.key[0]}/events"
+        self._tasks.append(asyncio.create_task(self._post(path, made)))
+
+    async def _post(self, path: str, thing: Object) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.kit.api.call("POST", path, thing), 5)
+
     async def _run(self) -> None:
         self._changed.set()
+        told = False
         while True:
             try:
                 await self._volumes.make()
                 break
-            except CannotConfigure:
+            except CannotConfigure as error:
+                if not told:
+                    self._event("FailedMount", f"MountVolume.SetUp failed: {error}")
+                told = True
                 await asyncio.sleep(0.3)
         for container in self.inits:
             await container.run()

@@ -1,0 +1,300 @@
+"""One look at one Job: what has ended is counted, what is missing is made."""
+
+from __future__ import annotations
+
+from cluster import clock, kinds
+from cluster.controllers import indexes, job_failures, pods
+from cluster.controllers.job_backoff import Backoffs
+from cluster.controllers.loop import Controller, Key, condition, is_deleted
+from cluster.deleting import DeleteOptions, delete
+from cluster.operations import suffix
+from cluster.refusals import Object
+from cluster.store import fresh
+from cluster.subresources import set_condition
+
+TRACKING = "batch.kubernetes.io/job-tracking"
+INDEX = "batch.kubernetes.io/job-completion-index"
+_FAILURES = "batch.kubernetes.io/job-index-failure-count"
+_TERMINAL = ("Complete", "Failed")
+
+
+class Look:
+    """One look at one Job."""
+
+    def __init__(self, controller: Controller, backoffs: Backoffs, job: Object) -> None:
+        self.controller = controller
+        self.backoffs = backoffs
+        self.operations = controller.operations
+        self.job = job
+        self.spec: Object = job["spec"]
+        self.status: Object = fresh(job.get("status") or {})
+        metadata = job["metadata"]
+        self.key: Key = (metadata["namespace"], metadata["name"])
+        self.pods = pods.owned(controller.store, metadata["uid"], metadata["namespace"])
+        self.is_indexed = self.spec.get("completionMode") == "Indexed"
+        self.completed = indexes.parse(self.status.get("completedIndexes"))
+        self.failed = indexes.parse(self.status.get("failedIndexes"))
+        self.failure: tuple[str, str] | None = None
+        self.retried: dict[int, int] = {}
+
+    def run(self) -> None:
+        if self._is_over():
+            self._clean_up()
+            return
+        if is_deleted(self.job):
+            for pod in self.pods:
+                pods.release(self.operations, pod, TRACKING)
+            return
+        suspended = bool(self.spec.get("suspend"))
+        self._start(suspended)
+        self._count()
+        self._judge()
+        if self.failure or condition({"status": self.status}, "SuccessCriteriaMet") or suspended:
+            self._stop_pods()
+        else:
+            self._drop_surplus()
+            self._make_pods()
+        self._tell()
+
+    def _is_over(self) -> bool:
+        return any(condition(self.job, each) for each in _TERMINAL)
+
+    def _clean_up(self) -> None:
+        for pod in self.pods:
+            pods.release(self.operations, pod, TRACKING)
+        self.backoffs.forget(self.job)
+        ttl = self.spec.get("ttlSecondsAfterFinished")
+        over = next(found for each in _TERMINAL if (found := condition(self.job, each)))
+        if ttl is None or is_deleted(self.job):
+            return
+        left = ttl - clock.since(over["lastTransitionTime"])
+        if left > 0:
+            self.controller.again(self.key, left)
+            return
+        options = DeleteOptions(policy="Foreground", uid=self.job["metadata"]["uid"])
+        delete(self.operations, kinds.JOBS, *self.key, options)
+
+    def _start(self, suspended: bool) -> None:
+        was = condition({"status": self.status}, "Suspended")
+        if suspended:
+            self.status.pop("startTime", None)
+            if not was:
+                self._set("Suspended", "True", "JobSuspended", "Job suspended")
+                self._event("Normal", "Suspended", "Job suspended")
+        else:
+            if was:
+                self._set("Suspended", "False", "JobResumed", "Job resumed")
+                self._event("Normal", "Resumed", "Job resumed")
+                self.backoffs.forget(self.job)
+            self.status.setdefault("startTime", clock.stamp())
+
+    def _count(self) -> None:
+        """Pods that have ended since the last look; each is counted once."""
+        replaces_late = self.spec.get("podReplacementPolicy") == "Failed"
+        for pod in self.pods:
+            if TRACKING not in (pod["metadata"].get("finalizers") or []):
+                continue
+            phase = pods.phase(pod)
+            if phase == "Succeeded":
+                self._count_success(pod)
+            elif phase == "Failed" or (is_deleted(pod) and not replaces_late):
+                self._count_failure(pod)
+            else:
+                continue
+            pods.release(self.operations, pod, TRACKING)
+
+    def _count_success(self, pod: Object) -> None:
+        index = pods.index_of(pod, INDEX)
+        self.backoffs.of(self.job, index).failures = 0
+        if not self.is_indexed:
+            self.status["succeeded"] = self.status.get("succeeded", 0) + 1
+        elif index < self.spec["completions"]:
+            self.completed.add(index)
+
+    def _count_failure(self, pod: Object) -> None:
+        index = pods.index_of(pod, INDEX)
+        if self.is_indexed and index >= self.spec["completions"]:
+            return
+        action, told = job_failures.judge(self.job, pod)
+        annotations = pod["metadata"].get("annotations") or {}
+        count = int(annotations.get(_FAILURES, 0))
+        self.backoffs.of(self.job, index).fail()
+        if action == job_failures.IGNORE:
+            self.retried[index] = count
+            return
+        self.status["failed"] = self.status.get("failed", 0) + 1
+        self.retried[index] = count + 1
+        if action == job_failures.FAIL_JOB:
+            self.failure = ("PodFailurePolicy", told)
+        elif "backoffLimitPerIndex" in self.spec:
+            limit = self.spec["backoffLimitPerIndex"]
+            if action == job_failures.FAIL_INDEX or count >= limit:
+                self.failed.add(index)
+
+    def _judge(self) -> None:
+        """Whether it is decided how the Job ends."""
+        if found := condition({"status": self.status}, "FailureTarget"):
+            self.failure = (found["reason"], found["message"])
+            return
+        if condition({"status": self.status}, "SuccessCriteriaMet"):
+            return
+        self.failure = self.failure or self._overdue() or self._too_many() or self._indexes_failed()
+        if self.failure:
+            self._set("FailureTarget", "True", *self.failure)
+            return
+        if job_failures.succeeds(self.job, self.completed):
+            told = "Matched rules at index 0"
+            self._set("SuccessCriteriaMet", "True", "SuccessPolicy", told)
+        elif self._is_complete():
+            told = "Reached expected number of succeeded pods"
+            self._set("SuccessCriteriaMet", "True", "CompletionsReached", told)
+
+    def _overdue(self) -> tuple[str, str] | None:
+        limit = self.spec.get("activeDeadlineSeconds")
+        if limit is None or "startTime" not in self.status:
+            return None
+        left = limit - clock.since(self.status["startTime"])
+        if left > 0:
+            self.controller.again(self.key, left)
+            return None
+        return "DeadlineExceeded", "Job was active longer than specified deadline"
+
+    def _too_many(self) -> tuple[str, str] | None:
+        limit = self.spec["backoffLimit"]
+        failed = self.status.get("failed", 0)
+        restarts = sum(pods.restarts(pod) for pod in self.pods if pods.is_active(pod))
+        in_place = self.spec["template"]["spec"].get("restartPolicy") == "OnFailure"
+        if failed > limit or (in_place and restarts and failed + restarts > limit):
+            return "BackoffLimitExceeded", "Job has reached the specified backoff limit"
+        return None
+
+    def _indexes_failed(self) -> tuple[str, str] | None:
+        most = self.spec.get("maxFailedIndexes")
+        if most is not None and len(self.failed) > most:
+            told = "Job has exceeded the specified maximal number of failed indexes"
+            return "MaxFailedIndexesExceeded", told
+        if self.failed and len(self.failed | self.completed) >= self.spec["completions"]:
+            return "FailedIndexes", "Job has failed indexes"
+        return None
+
+    def _is_complete(self) -> bool:
+        completions = self.spec.get("completions")
+        if self.is_indexed:
+            return completions is not None and len(self.completed) >= completions
+        succeeded: int = self.status.get("succeeded", 0)
+        if completions is None:
+            return succeeded > 0 and not any(map(pods.is_active, self._now()))
+        return succeeded >= completions
+
+    def _now(self) -> list[Object]:
+        metadata = self.job["metadata"]
+        return pods.owned(self.controller.store, metadata["uid"], metadata["namespace"])
+
+    def _stop_pods(self) -> None:
+        for pod in self._now():
+            if pods.is_active(pod):
+                pods.remove(self.operations, pod, TRACKING)
+
+    def _drop_surplus(self) -> None:
+        """A second pod of an index, indexes that are no more, more pods than asked for."""
+        active = [pod for pod in self._now() if pods.is_active(pod)]
+        active.sort(key=lambda pod: pods.index_of(pod, INDEX))
+        kept: list[int] = []
+        for pod in active:
+            index = pods.index_of(pod, INDEX)
+            gone = index >= self.spec["completions"] if self.is_indexed else False
+            again = self.is_indexed and (index in kept or index in self.failed)
+            if gone or again or len(kept) >= self.spec["parallelism"]:
+                pods.remove(self.operations, pod, TRACKING)
+            else:
+                kept.append(index)
+
+    def _make_pods(self) -> None:
+        now = self._now()
+        active = [pod for pod in now if pods.is_active(pod)]
+        taken = {pods.index_of(pod, INDEX) for pod in active}
+        if self.spec.get("podReplacementPolicy") == "Failed":
+            ending = [p for p in now if is_deleted(p) and pods.phase(p) in ("Running", "Pending")]
+            taken |= {pods.index_of(pod, INDEX) for pod in ending}
+            active += ending
+        wanted = self.spec["parallelism"] - len(active)
+        if self.is_indexed:
+            free = set(range(self.spec["completions"])) - taken - self.completed - self.failed
+            todo = sorted(free)[: max(0, wanted)]
+        else:
+            succeeded = self.status.get("succeeded", 0)
+            left = self.spec.get("completions", wanted + len(active)) - succeeded - len(active)
+            todo = [-1] * max(0, min(wanted, left))
+        waits = []
+        for index in todo:
+            left_s = self.backoffs.of(self.job, index).left(self.controller.settings.time_scale)
+            if left_s > 0:
+                waits.append(left_s)
+            elif not pods.create(self.operations, kinds.JOBS, self.job, self._pod(index)):
+                waits.append(max(0.2, self.controller.scaled(1.0)))
+        if waits:
+            self.controller.again(self.key, min(waits))
+
+    def _pod(self, index: int) -> Object:
+        name = self.job["metadata"]["name"]
+        middle = f"-{index}" if self.is_indexed else ""
+        pod = pods.make(kinds.JOBS, self.job, self.spec["template"], f"{name}{middle}-{suffix()}")
+        pod["metadata"]["finalizers"] = [TRACKING]
+        if self.is_indexed:
+            annotations = pod["metadata"].setdefault("annotations", {})
+            annotations[INDEX] = str(index)
+            if "backoffLimitPerIndex" in self.spec:
+                annotations[_FAILURES] = str(self._failures_of(index))
+            pods.label(pod, **{INDEX: str(index)})
+            pod["spec"].setdefault("hostname", f"{name}-{index}")
+            pods.add_environment(pod, {"JOB_COMPLETION_INDEX": str(index)})
+        return pod
+
+    def _failures_of(self, index: int) -> int:
+        if index in self.retried:
+            return self.retried[index]
+        counts = [
+            int((pod["metadata"].get("annotations") or {}).get(_FAILURES, 0))
+            + (pods.phase(pod) == "Failed" or is_deleted(pod))
+            for pod in self._now()
+            if pods.index_of(pod, INDEX) == index
+        ]
+        return max(counts, default=0)
+
+    def _tell(self) -> None:
+        now = self._now()
+        counted = pods.count(now)
+        self.status.update(
+            active=counted["active"] or None,
+            ready=counted["ready"],
+            terminating=counted["terminating"],
+            uncountedTerminatedPods={},
+        )
+        if self.is_indexed:
+            # Scaled down, it has fewer indexes than it had.
+            self.completed = {each for each in self.completed if each < self.spec["completions"]}
+            self.status["completedIndexes"] = indexes.told(self.completed) or None
+            self.status["succeeded"] = len(self.completed) or None
+            if "backoffLimitPerIndex" in self.spec:
+                self.status["failedIndexes"] = indexes.told(self.failed)
+        if not any(pods.phase(pod) in ("Running", "Pending") for pod in now):
+            self._finish()
+        self.operations.set_status(kinds.JOBS, self.job, **self.status)
+
+    def _finish(self) -> None:
+        """Once no pod is left, the end is told."""
+        done = condition({"status": self.status}, "SuccessCriteriaMet")
+        if self.failure:
+            self._set("Failed", "True", *self.failure)
+            self._event("Warning", *self.failure)
+        elif done:
+            self._set("Complete", "True", done["reason"], done["message"])
+            self.status["completionTime"] = clock.stamp()
+            self._event("Normal", "Completed", "Job completed")
+
+    def _set(self, kind: str, status: str, reason: str, message: str) -> None:
+        told = {"type": kind, "status": status, "reason": reason, "message": message}
+        set_condition({"status": self.status}, told)
+
+    def _event(self, kind: str, reason: str, message: str) -> None:
+        self.operations.event(kinds.JOBS, self.job, kind, reason, message)
