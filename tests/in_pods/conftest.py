@@ -12,6 +12,8 @@ from training_jobs.job import STEPS, Job
 from training_jobs.pods import PodJob
 from training_jobs.record import Record
 
+from rekindle import names
+
 
 @pytest.fixture(scope="session")
 def baseline(tmp_path_factory: pytest.TempPathFactory) -> Record:
@@ -29,8 +31,11 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Simulate
 
 
 @pytest.fixture
-def job(tmp_path: Path, cluster: Simulated, baseline: Record) -> Iterator[Callable[..., PodJob]]:
+def job(
+    tmp_path: Path, cluster: Simulated, baseline: Record, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., PodJob]]:
     """Start a job with faults; its objects go with the test."""
+    monkeypatch.setenv(names.ENV_HOME, str(tmp_path / "home"))
     jobs: list[PodJob] = []
 
     def begin(*faults: Fault, **settings: Any) -> PodJob:

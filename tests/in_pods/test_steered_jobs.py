@@ -6,20 +6,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from cluster.launch import Simulated
 from training_jobs.checks import assert_same_training, assert_samples_once
-from training_jobs.injection import Fault
 from training_jobs.job import pause_all
 from training_jobs.pods import NAMESPACE, PodJob
 from training_jobs.record import Record
 
 from rekindle.errors import JobError
 from rekindle.recovery import journal
+from rekindle.recovery.classification import Sign, Source
 from rekindle.recovery.fault import Kind
 from rekindle.recovery.policy import Policy, Strategy
 from rekindle.runtime.state import RESCHEDULED
 
 PAUSE_ALL = pause_all(12)
+DEPLOY = Path(__file__).parents[2] / "deploy" / "base"
 
 
 def assert_ended_well(job: PodJob, baseline: Record) -> None:
@@ -101,11 +103,14 @@ def test_the_job_is_placed_anew(
 ) -> None:
     """The Job is suspended and goes on, off the host that is to be left: it is the same Job."""
     policy = Policy(strategies=(strategy,), max_reschedules=3, max_reschedules_in_row=3)
-    node_lost = Fault(2, "forward", 12, do="uce-fatal")
-    run = job(node_lost, policy=policy, checkpoint_every=5)
+    run = job(*PAUSE_ALL, policy=policy, checkpoint_every=5)
+    run.wait_pause(12)
+    gone = Sign(source=Source.XID, what="79", node=1, device=0, by="a test")  # off the bus
+    run.engine.client(run.endpoint).report(gone)
     assert run.end().outcome == RESCHEDULED, run.story()
     before = workload(run)["metadata"]["uid"]
     left = {e.host for e in run.events_of(journal.Isolated)}
+    run.plan()
     run.start()
     assert_ended_well_after(run, baseline, before)
     hosts = {e.host for e in run.events_of(journal.NodeJoined)[-2:]}
@@ -126,3 +131,19 @@ def test_somebody_removes_the_workload(job: Callable[..., PodJob], baseline: Rec
     run.cluster.delete("/apis/batch/v1/namespaces/default/jobs/job?propagationPolicy=Background")
     run.release_all()
     assert_ended_well(run, baseline)
+
+
+def test_the_rights_that_are_handed_out_are_enough(
+    job: Callable[..., PodJob], cluster: Simulated, baseline: Record, tmp_path: Path
+) -> None:
+    """A job from its beginning to its removal, with the Role of deploy/ and no other rights."""
+    rbac = "/apis/rbac.authorization.k8s.io/v1/namespaces/default"
+    token = cluster.token_for("rekindle-flows")
+    (role,) = yaml.safe_load_all((DEPLOY / "role.yaml").read_text())
+    _, binding = yaml.safe_load_all((DEPLOY / "service-account.yaml").read_text())
+    binding["subjects"][0]["namespace"] = "default"
+    cluster.create(f"{rbac}/roles", role)
+    cluster.create(f"{rbac}/rolebindings", binding)
+    run = job(kubeconfig=cluster.kubeconfig_for(token, tmp_path / "flows.kubeconfig"))
+    assert_ended_well(run, baseline)
+    assert run.told == []

@@ -30,7 +30,7 @@ _IN_THE_POD = "/var/lib/rekindle/jobs/job"
 class PodJob(Job):
     """Its nodes are pods, and what is wanted of the cluster is asked as a flow would.
 
-    pods: more of their description.
+    pods: more of their description. kubeconfig: of somebody else than the cluster's admin.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class PodJob(Job):
         *faults: Fault,
         nodes: int = 2,
         pods: dict[str, Any] | None = None,
+        kubeconfig: Path | None = None,
         **settings: Any,
     ) -> None:
         settings.setdefault("checkpoint_store", str(folder / "checkpoints"))
@@ -52,7 +53,7 @@ class PodJob(Job):
         work = Volume(name="work", mount_path=str(folder), host_path=str(folder))
         home = str(folder / "home")
         self.pods = Pods(image="training", volumes=(work,), home=home, **(pods or {}))
-        self.api = load(str(cluster.kubeconfig))
+        self.api = load(str(kubeconfig or cluster.kubeconfig))
         self._watching = contextlib.ExitStack()
         self._learned = 0
 

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import urllib3
+import yaml
 from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.config.config_exception import ConfigException
@@ -32,6 +33,10 @@ PATIENCE_S = 60.0  # a server that restarts needs half of it
 # After a restart it refuses everybody until it has read its rules again: some seconds.
 FORBIDDEN_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_UNREADABLE = (
+    *(ConfigException, yaml.YAMLError, OSError),
+    *(ValueError, TypeError, AttributeError, KeyError),
+)
 _LATER = (429, 500, 502, 503, 504)
 _PATCHES = {
     "merge": "application/merge-patch+json",
@@ -270,7 +275,7 @@ def load(kubeconfig: str = "", context: str = "", *, patience_s: float = PATIENC
             )
         else:
             config.load_config(client_configuration=configuration)
-    except (ConfigException, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+    except _UNREADABLE as error:
         what = kubeconfig or "KUBECONFIG, ~/.kube/config, or the service account of a pod"
         raise UsageError(
             f"no Kubernetes cluster: {error} (looked at {what}); give --kubeconfig FILE and "

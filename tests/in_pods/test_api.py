@@ -1,0 +1,189 @@
+"""Requests to an API server that fails in the ways in which real ones do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster.launch import Simulated, start
+
+from rekindle.engines.kubernetes.api import Api, load
+from rekindle.engines.kubernetes.errors import (
+    ApiError,
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    MissingObjectError,
+)
+from rekindle.engines.kubernetes.follow import Follower
+from rekindle.errors import UsageError
+
+MAPS = "/api/v1/namespaces/default/configmaps"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
+    with start(tmp_path_factory.mktemp("cluster"), nodes=1) as found:
+        yield found
+
+
+@pytest.fixture
+def api(server: Simulated) -> Iterator[Api]:
+    found = load(str(server.kubeconfig), patience_s=20.0)
+    yield found
+    found.close()
+    server.clear_faults()
+    for each in server.get(MAPS)["items"]:
+        server.delete(f"{MAPS}/{each['metadata']['name']}")
+
+
+def named(name: str, **data: str) -> dict[str, object]:
+    metadata = {"name": name, "labels": {"test": "yes"}}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+@pytest.mark.parametrize("code", [429, 500, 503])
+def test_what_passes_is_waited_for(code: int, api: Api, server: Simulated) -> None:
+    server.inject("create", "configmaps", count=2, code=code)
+    assert api.create(MAPS, named("a"))["metadata"]["name"] == "a"
+
+
+def test_a_connection_that_is_cut(api: Api, server: Simulated) -> None:
+    server.inject("get", "configmaps", count=2, cut=True)
+    api.create(MAPS, named("a"))
+    assert api.get(f"{MAPS}/a")["metadata"]["name"] == "a"
+
+
+def test_refusals_are_told_apart(api: Api) -> None:
+    """What is wrong stays wrong, and is told at once, in the server's words."""
+    api.create(MAPS, named("a"))
+    with pytest.raises(ConflictError, match='configmaps "a" already exists') as conflict:
+        api.create(MAPS, named("a"))
+    assert conflict.value.reason == "AlreadyExists"
+    with pytest.raises(MissingObjectError, match='"b" not found'):
+        api.get(f"{MAPS}/b")
+    with pytest.raises(InvalidError, match="A_B"):
+        api.create(MAPS, named("A_B"))
+    with pytest.raises(ConflictError):
+        api.delete(f"{MAPS}/a", uid="00000000-0000-0000-0000-000000000000")
+    assert api.get(f"{MAPS}/a")["metadata"]["name"] == "a"
+
+
+def test_a_stranger_is_refused_at_once(server: Simulated, tmp_path: Path) -> None:
+    """Not only after the time in which a server that has begun anew refuses everybody."""
+    token = server.token_for("stranger")
+    api = load(str(server.kubeconfig_for(token, tmp_path / "config")))
+    with pytest.raises(ForbiddenError, match=r"stranger.* cannot list"):
+        api.get(MAPS)
+    api.close()
+
+
+def test_a_server_that_has_begun_anew_refuses_for_a_while(api: Api, server: Simulated) -> None:
+    api.create(MAPS, named("a"))
+    server.restart_server(deny_for=1.0)
+    assert api.get(f"{MAPS}/a")["metadata"]["name"] == "a"
+
+
+def test_nobody_answers(server: Simulated, tmp_path: Path) -> None:
+    """The error says where nobody is, once patience is at its end."""
+    config = tmp_path / "config"
+    config.write_text(server.kubeconfig.read_text().replace(f":{server.port}", ":1"))
+    api = load(str(config), patience_s=0.5)
+    with pytest.raises(ApiError, match=r"127\.0\.0\.1:1/api.*no answer"):
+        api.get(MAPS)
+    api.close()
+
+
+@pytest.mark.parametrize("content", ["", "{", "apiVersion: v1\nkind: Config\n", "- 1\n"])
+def test_a_file_that_names_no_cluster(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "config"
+    path.write_text(content)
+    with pytest.raises(UsageError, match="give --kubeconfig FILE"):
+        load(str(path))
+    with pytest.raises(UsageError, match="nowhere"):
+        load(str(tmp_path / "nowhere"))
+
+
+class Seen:
+    """What a follower has told."""
+
+    def __init__(self, api: Api) -> None:
+        self.follower = Follower(api, MAPS, labels="test=yes")
+        self.told: list[tuple[str, str, bool]] = []
+        self._news = threading.Condition()
+        self._thread = threading.Thread(target=self._follow)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        for each, there in self.follower.changes():
+            with self._news:
+                value = (each.get("data") or {}).get("v", "")
+                self.told.append((each["metadata"]["name"], value, there))
+                self._news.notify_all()
+
+    def wait(self, *wanted: tuple[str, str, bool]) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: self.told[-len(wanted) :] == [*wanted], 20), (
+                self.told
+            )
+
+    def end(self) -> None:
+        self.follower.end()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def seen(api: Api) -> Iterator[Seen]:
+    api.create(MAPS, named("a", v="1"))
+    found = Seen(api)
+    found.wait(("a", "1", True))
+    yield found
+    found.end()
+
+
+def change(api: Api, name: str, value: str) -> None:
+    api.patch(f"{MAPS}/{name}", {"data": {"v": value}})
+
+
+def test_changes_as_they_come(api: Api, seen: Seen) -> None:
+    change(api, "a", "2")
+    api.create(MAPS, named("b", v="1"))
+    api.delete(f"{MAPS}/a")
+    seen.wait(("a", "2", True), ("b", "1", True), ("a", "2", False))
+    assert (seen.follower.lists, seen.follower.watches) == (1, 1)
+
+
+def test_a_watch_that_is_cut_goes_on(api: Api, server: Simulated, seen: Seen) -> None:
+    """From where it was: nothing is listed again, lost or told twice."""
+    server.cut("configmaps")
+    change(api, "a", "2")
+    change(api, "a", "3")
+    seen.wait(("a", "1", True), ("a", "2", True), ("a", "3", True))
+    assert seen.follower.lists == 1
+
+
+def test_a_server_that_restarts(api: Api, server: Simulated, seen: Seen) -> None:
+    """Old versions are gone then: it is listed anew, and only what differs is told."""
+    server.stop_server()
+    server.start_server()
+    change(api, "a", "2")
+    seen.wait(("a", "1", True), ("a", "2", True))
+
+
+def test_what_went_while_nobody_watched(api: Api, server: Simulated, seen: Seen) -> None:
+    server.inject("watch", "configmaps", count=3, code=500)
+    server.cut("configmaps")
+    api.delete(f"{MAPS}/a")
+    server.compact()
+    seen.wait(("a", "1", True), ("a", "1", False))
+
+
+def test_an_expired_version(api: Api, server: Simulated, seen: Seen) -> None:
+    server.inject("watch", "configmaps", count=1, code=410)
+    server.cut("configmaps")
+    change(api, "a", "2")
+    seen.wait(("a", "1", True), ("a", "2", True))
+    assert seen.follower.lists == 2
