@@ -86,7 +86,9 @@ def _launch_or_adopt(job: TrainingJob, directory: JobDirectory, job_id: str) -> 
     placed_anew = end is not None and end.outcome == RESCHEDULED
     if not placed_anew:
         _describe(job, directory, job_id)
-    endpoint = jobs.engine_of(job_id).launch(attempt=attempt + 1)
+    engine = jobs.engine_of(job_id)
+    with engine.watch(lambda sign: None, get_run_logger().warning):  # nobody could take a sign yet
+        endpoint = engine.launch(attempt=attempt + 1)
     return Launched(job_id, How.LAUNCHED, endpoint.attempt)
 
 

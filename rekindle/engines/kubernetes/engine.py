@@ -131,7 +131,8 @@ class KubernetesEngine:
             return find(self._api, self._path("v1", "configmaps", self._names.root)) is None
 
         wait_until(fetch, f"the journal of job {self._job_id}", READY_S)
-        return self._mirror.extend(fetched)
+        self._mirror.add(fetched)
+        return self._mirror.events()
 
     def client(self, endpoint: Endpoint) -> JobClient:
         """Return what talks to the coordinator: straight, or through the API server."""
@@ -155,7 +156,11 @@ class KubernetesEngine:
                 self._delete_pod(pod, 0)
 
     def learn(self, event: AnyEvent) -> None:
-        """Note which pod is which node, and what is said about hosts."""
+        """Note which pod is which node, what is said about hosts, and the event itself.
+
+        The journal may be lost with the coordinator's pod: then the copy is all there is.
+        """
+        self._mirror.add([event])
         if isinstance(event, NodeJoined) and event.node >= 0:
             self._addresses[event.node] = event.address
         said = learned_from(self._job_id, event)
@@ -298,7 +303,9 @@ class KubernetesEngine:
         try:
             wait_until(begun, f"the coordinator of job {self._job_id}", READY_S)
         except ApiError as error:
-            raise JobError(f"{error}: {last[0] if last else 'no answer'}") from error
+            pods = [look_at(pod) for pod in self._our_pods()]
+            why = [pod.in_words() for pod in pods if pod.reasons] or last or ["no answer"]
+            raise JobError(f"{error}: {'; '.join(map(str, why))}") from error
         self._directory.announce(endpoint)
         return endpoint
 

@@ -1,0 +1,103 @@
+"""The train flow on a real Prefect server, its job in the pods of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster.launch import Simulated
+from flow.prefect_side import FlowRun, Served, free_port, serve, server, until
+from training_jobs.pods import NAMESPACE
+
+from rekindle.engines.kubernetes.api import load
+from rekindle.engines.kubernetes.engine import KubernetesEngine
+from rekindle.engines.kubernetes.labels import slug
+from rekindle.engines.kubernetes.pods import Pods
+from rekindle.errors import JobError
+from rekindle.recovery.journal import Ended, JobStarted
+
+SCRIPT = Path(__file__).parents[1] / "flow" / "scripts" / "steps.py"
+JOBS = "/apis/batch/v1/namespaces/default/jobs"
+
+
+@pytest.fixture
+def served(cluster: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    (tmp_path / "prefect").mkdir()
+    (tmp_path / "home").mkdir()
+    with (
+        server(tmp_path / "prefect", free_port()) as api,
+        serve(api, tmp_path / "home", "pods") as running,
+    ):
+        yield running
+
+
+def start(served: Served, gate: Path) -> FlowRun:
+    return served.start(
+        script=str(SCRIPT),
+        working_directory=str(gate.parent),
+        arguments=[str(gate), "400", "0.2"],
+        nodes=2,
+        environment={"OMP_NUM_THREADS": "1"},
+        kubernetes={"image": "training"},
+    )
+
+
+def holder(run: FlowRun, cluster: Simulated) -> str:
+    """Who steers the job, by its coordinator's word."""
+    endpoint = run.directory.endpoint()
+    if endpoint is None:
+        return ""
+    api = load(str(cluster.kubeconfig))
+    try:
+        engine = KubernetesEngine(run.directory, Pods(image="training"), api)
+        return engine.client(endpoint).status().holder
+    except JobError:
+        return ""
+    finally:
+        api.close()
+
+
+def objects(cluster: Simulated, run: FlowRun) -> list[str]:
+    label = f"?labelSelector=rekindle.dev/job={slug(run.job_id)}"
+    paths = (JOBS, *(f"{NAMESPACE}/{kind}" for kind in ("pods", "configmaps", "secrets")))
+    return [e["metadata"]["name"] for path in paths for e in cluster.get(path + label)["items"]]
+
+
+def test_a_flow_process_that_is_killed(cluster: Simulated, served: Served, tmp_path: Path) -> None:
+    """Its rerun adopts the job; there is one Job, one attempt, and in the end nothing is left."""
+    gate = tmp_path / "gate"
+    run = start(served, gate)
+    killed: list[int] = []
+    for kill in (True, True, False):
+        flow = until(
+            lambda: (p := served.flow_process()) and p.pid not in killed and p, "the flow runs"
+        )
+        until(lambda flow=flow: f"process {flow.pid} on" in holder(run, cluster), "it steers")
+        assert len(cluster.get(JOBS)["items"]) == 1
+        if kill:
+            flow.kill()
+            killed.append(flow.pid)
+    gate.touch()
+    until(lambda: run.state().name == "Completed", "the job has succeeded")
+    assert (run.count(JobStarted), run.count(Ended)) == (1, 1)
+    assert objects(cluster, run) == []
+    assert "lives, attempt 1; this flow run adopts it" in run.logs()
+
+
+def test_what_becomes_of_pods_is_told(cluster: Simulated, served: Served, tmp_path: Path) -> None:
+    """In the flow's log, while the job waits for them."""
+    gate = tmp_path / "gate"
+    gate.touch()
+    label = {"spec": {"unschedulable": True}}
+    for node in cluster.get("/api/v1/nodes")["items"]:
+        cluster.patch(f"/api/v1/nodes/{node['metadata']['name']}", label)
+    run = start(served, gate)
+    until(lambda: "Unschedulable" in run.logs() or run.state().is_final(), "it is told")
+    for node in cluster.get("/api/v1/nodes")["items"]:
+        cluster.patch(
+            f"/api/v1/nodes/{node['metadata']['name']}", {"spec": {"unschedulable": None}}
+        )
+    assert run.until_final().name == "Completed", run.story()
+    assert objects(cluster, run) == []
