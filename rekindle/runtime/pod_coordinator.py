@@ -34,6 +34,7 @@ from rekindle.runtime.coordinator import (
     allow_files,
     knows_secret,
 )
+from rekindle.runtime.ledger import under_way
 from rekindle.runtime.spec import JobDirectory, JobSpec, replace_file
 
 
@@ -70,17 +71,6 @@ def events_in(directory: JobDirectory) -> list[journal.AnyEvent]:
         return []
 
 
-def under_way(events: list[journal.AnyEvent]) -> int | None:
-    """Return the attempt that has begun and not ended; None: there is none."""
-    found: int | None = None
-    for event in events:
-        if isinstance(event, journal.JobStarted):
-            found = event.attempt
-        elif isinstance(event, journal.Ended):
-            found = None
-    return found
-
-
 class Reception:
     """Serves the journal between attempts, and takes the order to begin one."""
 
@@ -92,7 +82,8 @@ class Reception:
 
     async def wait(self, listener: socket.socket) -> int:
         """Return the attempt that is to begin."""
-        app = web.Application(middlewares=[self._authorize])
+        # Of a large job the journal is long.
+        app = web.Application(middlewares=[self._authorize], client_max_size=0)
         app.router.add_get(names.PATH_EVENTS, self._events)
         app.router.add_post(names.PATH_ATTEMPT, self._begin)
         app.router.add_route("*", "/{path:.*}", self._not_now)

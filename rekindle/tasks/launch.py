@@ -99,8 +99,9 @@ def _describe(job: TrainingJob, directory: JobDirectory, job_id: str) -> None:
         directory.create(spec)
         directory.pods.unlink(missing_ok=True)
     else:
-        directory.create(spec, logs=False)  # they are in the pods
+        # First: a job that is described without its pods is one of this machine.
         replace_file(directory.pods, msgspec.json.encode(job.kubernetes.to_pods()))
+        directory.create(spec, logs=False)  # they are in the pods
 
 
 def _wait_until_gone(job_id: str, limit_s: float) -> None:

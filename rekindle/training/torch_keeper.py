@@ -47,6 +47,8 @@ class StateKeeper:
         if self._writer is None or self._channel is None:
             return
         every = self._channel.checkpoint_every
+        if step < self._checkpointed:
+            self._checkpointed = 0  # training has gone back: what comes is another state
         checkpoint = place.writes and (
             self._missed_checkpoint or _is_due(step, every) or (last and every > 0)
         )

@@ -37,6 +37,7 @@ _UNREADABLE = (
     *(ConfigException, yaml.YAMLError, OSError),
     *(ValueError, TypeError, AttributeError, KeyError),
 )
+_SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount/"
 _LATER = (429, 500, 502, 503, 504)
 _PATCHES = {
     "merge": "application/merge-patch+json",
@@ -65,6 +66,11 @@ class Api:
     def host(self) -> str:
         """Where the server is."""
         return str(self._configuration.host).rstrip("/")
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether we are a pod of that cluster, by whose service account we are let in."""
+        return str(self._configuration.ssl_ca_cert or "").startswith(_SERVICE_ACCOUNT)
 
     def close(self) -> None:
         """Close the connections."""

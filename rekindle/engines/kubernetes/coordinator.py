@@ -23,6 +23,7 @@ Manifest = dict[str, Any]
 
 _USER = 65532  # nobody's in particular; the image needs not know it
 _PORT = "http"
+_DEAD_HOST_S = 15
 
 
 def root(spec: JobSpec, pods: Pods, own: dict[str, str]) -> Manifest:
@@ -83,6 +84,16 @@ def _pod(spec: JobSpec, pods: Pods) -> Manifest:
             "fsGroup": _USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
+        # On a dead host it would stay for 5 minutes: agents wait less long for another one.
+        "tolerations": [
+            {
+                "key": f"node.kubernetes.io/{taint}",
+                "operator": "Exists",
+                "effect": "NoExecute",
+                "tolerationSeconds": _DEAD_HOST_S,
+            }
+            for taint in ("not-ready", "unreachable")
+        ],
         "containers": [_container(spec, pods)],
         "volumes": [
             {"name": "record"} | kept,

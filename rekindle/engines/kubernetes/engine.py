@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from rekindle.engines.kubernetes.coordinator import owned
 from rekindle.engines.kubernetes.errors import ApiError, ConflictError, MissingObjectError
 from rekindle.engines.kubernetes.eyes import Eyes
 from rekindle.engines.kubernetes.kinds.base import Phase
-from rekindle.engines.kubernetes.labels import Names, selector
+from rekindle.engines.kubernetes.labels import ATTEMPT, Names, selector
 from rekindle.engines.kubernetes.manifests import Manifests, adapter, render
 from rekindle.engines.kubernetes.objects import (
     GONE_S,
@@ -39,16 +38,17 @@ from rekindle.engines.kubernetes.objects import (
 from rekindle.engines.kubernetes.pods import Pods
 from rekindle.engines.kubernetes.seen import look_at
 from rekindle.engines.mirror import Mirror
-from rekindle.errors import JobError
+from rekindle.errors import JobError, LeaseHeldError
 from rekindle.recovery.classification import Sign
 from rekindle.recovery.hosts import learned_from
 from rekindle.recovery.journal import AnyEvent, NodeJoined
+from rekindle.runtime.ledger import under_way
 from rekindle.runtime.spec import Endpoint, JobDirectory, home, replace_file
 
 ENDED_GRACE_S = 5  # for pods of an attempt that is over
 OVERDUE_S = 10.0  # after which a host is taken for dead
 READY_S = 300.0  # for a coordinator's pod: its image may have to be pulled
-_IN_A_POD = "KUBERNETES_SERVICE_HOST"
+SILENT_S = 20.0  # of a coordinator whose journal is known but for the newest events
 
 
 def engine_for(directory: JobDirectory) -> KubernetesEngine:
@@ -116,10 +116,11 @@ class KubernetesEngine:
     def history(self) -> list[AnyEvent]:
         """Fetch what is new from the coordinator, if there is one, and return all.
 
-        Raises JobError: there should be one, and it does not answer in time.
+        Where it does not answer for a while, what is known here is returned. Raises JobError:
+        nothing is, and it does not answer in time.
         """
         known = self._mirror.events()
-        if find(self._api, self._path("v1", "configmaps", self._names.root)) is None:
+        if not self._has_coordinator():
             return known
         since = known[-1].seq if known else 0
         fetched: list[AnyEvent] = []
@@ -128,16 +129,18 @@ class KubernetesEngine:
             with contextlib.suppress(JobError):
                 fetched.extend(self.client(self._endpoint(0)).history(since=since))
                 return True
-            return find(self._api, self._path("v1", "configmaps", self._names.root)) is None
+            return not self._has_coordinator()
 
-        wait_until(fetch, f"the journal of job {self._job_id}", READY_S)
+        limit_s = SILENT_S if known else READY_S
+        with contextlib.suppress(*([ApiError] if known else [])):
+            wait_until(fetch, f"the journal of job {self._job_id}", limit_s)
         self._mirror.add(fetched)
         return self._mirror.events()
 
     def client(self, endpoint: Endpoint) -> JobClient:
         """Return what talks to the coordinator: straight, or through the API server."""
         secret = self._known_secret()
-        if _IN_A_POD in os.environ:
+        if self._api.is_inside:
             return JobClient(endpoint, secret, straight(endpoint))
         service = f"http:{self._names.coordinator}:{names.POD_PORT}"
         path = self._path("v1", "services", service, "proxy")
@@ -168,8 +171,13 @@ class KubernetesEngine:
             self._hosts.append(said)
 
     def release(self) -> None:
-        """Remove all objects of the job, and wait until its pods are gone."""
-        self.history()  # the last that can be fetched
+        """Remove all objects of the job, and wait until its pods are gone.
+
+        Raises JobError: an attempt is under way, which somebody else has begun.
+        """
+        with contextlib.suppress(ApiError):  # without its coordinator it is removed all the same
+            if (attempt := under_way(self.history())) is not None:
+                raise JobError(f"attempt {attempt} of job {self._job_id} is under way")
         workload = self._workload_path()
         found = find(self._api, workload)
         if found is not None:
@@ -223,20 +231,43 @@ class KubernetesEngine:
         if found is None:
             ensure(self._api, wanted.workload)
             return
+        theirs, ours = self._attempt_of(found), self._attempt_of(wanted.workload)
+        if theirs > ours:
+            raise JobError(
+                f"attempt {theirs} of job {self._job_id} is placed already: this would be {ours}"
+            )
         suspend = self._kind.suspend_patch()
-        over = self._kind.status(found).phase in (Phase.SUCCEEDED, Phase.FAILED)
+        phase = self._kind.status(found).phase
+        over = phase in (Phase.SUCCEEDED, Phase.FAILED)
+        if theirs == ours and not over and phase is not Phase.SUSPENDED:
+            return  # whoever placed it died then, or is another process
         if suspend is None or over:
             self._delete(path, found)
             ensure(self._api, wanted.workload)
             return
         self._api.patch(path, suspend)
         self._end_pods(self._workers())
+        what = f"the workload of job {self._job_id} to be suspended"
+        wait_until(lambda: self._is_suspended(path), what, GONE_S)
         resume = self._kind.resume_patch(wanted.workload, self._isolated())
         if resume is None:
             self._delete(path, found)
             ensure(self._api, wanted.workload)
         else:
-            self._api.patch(path, resume)
+            labels = {"metadata": {"labels": wanted.workload["metadata"]["labels"]}}
+            self._api.patch(path, resume | labels)
+
+    def _is_suspended(self, path: str) -> bool:
+        """Whether it may be changed: its controller has seen that it is to stand still."""
+        found = self._api.get(path)
+        active = (found.get("status") or {}).get("active")
+        return self._kind.status(found).phase is Phase.SUSPENDED and not active
+
+    def _attempt_of(self, workload: Object) -> int:
+        """Which attempt the pods of a workload belong to."""
+        holder, key = self._kind.templates(workload)[0]
+        labels = (holder[key].get("metadata") or {}).get("labels") or {}
+        return int(labels.get(ATTEMPT, -1))
 
     def _place_missing(self) -> None:
         """Make the workload anew if somebody has removed it."""
@@ -296,6 +327,8 @@ class KubernetesEngine:
                     return True
             try:
                 client.begin(attempt, known)
+            except LeaseHeldError as error:  # that attempt is over
+                raise JobError(str(error)) from error
             except JobError as error:
                 last[:] = [error]
             return False
@@ -323,6 +356,10 @@ class KubernetesEngine:
     def _keep_secret(self, found: Object) -> None:
         self._secret = base64.b64decode(found["data"][names.SECRET_FILE]).decode().strip()
         replace_file(self._directory.path / names.SECRET_FILE, self._secret.encode())
+
+    def _has_coordinator(self) -> bool:
+        path = self._path("apps/v1", "deployments", self._names.coordinator)
+        return find(self._api, path) is not None
 
     def _our_pods(self, labels: str = "") -> list[dict[str, Any]]:
         pods = collection("v1", "pods", self._pods.namespace)

@@ -68,11 +68,17 @@ def ensure(api: Api, obj: Object, *, limit_s: float = GONE_S) -> Object:
         found = find(api, path_of(obj))
         if found is not None:
             _must_be_ours(found, obj)
-            return found
+            if _owners(obj) <= _owners(found):
+                return found
+            # What belonged to an earlier root is about to be collected.
         if time.monotonic() > deadline:
             name = f"{obj['kind']} {obj['metadata']['name']}"
             raise ApiError(f"{name} is being deleted, and is still there after {limit_s:g} s")
         time.sleep(_POLL_S)
+
+
+def _owners(obj: Object) -> set[str]:
+    return {each["uid"] for each in obj["metadata"].get("ownerReferences") or ()}
 
 
 def _must_be_ours(found: Object, wanted: Object) -> None:
