@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 from servers import Answer, serving
 
+from rekindle import names
 from rekindle.engines.client import JobClient
 from rekindle.errors import JobError, LeaseHeldError
 from rekindle.recovery import journal
@@ -129,7 +130,7 @@ def test_requests_prove_the_secret_and_carry_their_order() -> None:
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
-        seen.append((handler.path, handler.headers["Authorization"], body))
+        seen.append((handler.path, handler.headers[names.HEADER_SECRET], body))
         reply(200, {})(handler)
 
     with coordinator(answer) as client:

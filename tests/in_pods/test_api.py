@@ -20,6 +20,8 @@ from rekindle.engines.kubernetes.errors import (
 from rekindle.engines.kubernetes.follow import Follower
 from rekindle.errors import UsageError
 
+pytestmark = pytest.mark.timeout(300)  # a cluster, and a job in its pods
+
 MAPS = "/api/v1/namespaces/default/configmaps"
 
 

@@ -17,6 +17,8 @@ from rekindle.engines.kubernetes.pods import Pods
 from rekindle.errors import JobError
 from rekindle.recovery.journal import Ended, JobStarted
 
+pytestmark = pytest.mark.timeout(300)  # a cluster, and a job in its pods
+
 SCRIPT = Path(__file__).parents[1] / "flow" / "scripts" / "steps.py"
 JOBS = "/apis/batch/v1/namespaces/default/jobs"
 

@@ -18,6 +18,8 @@ from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
 from rekindle.recovery.policy import Strategy
 
+pytestmark = pytest.mark.timeout(300)  # a cluster, and a job in its pods
+
 PAUSE_ALL = pause_all(12)
 
 

@@ -20,6 +20,8 @@ from rekindle.recovery.fault import Kind
 from rekindle.recovery.policy import Policy, Strategy
 from rekindle.runtime.state import RESCHEDULED
 
+pytestmark = pytest.mark.timeout(300)  # a cluster, and a job in its pods
+
 PAUSE_ALL = pause_all(12)
 DEPLOY = Path(__file__).parents[2] / "deploy" / "base"
 

@@ -1,7 +1,8 @@
 """What a pod's network would do for its processes; Python runs this when it starts.
 
-All pods share this machine's network. What binds to every address binds to the pod's, and names of
-services are looked up in a file that the kubelet writes.
+All pods share this machine's network. What binds to a port of every address binds to the pod's (but
+for port 0, which collides with nobody's), and names of services are looked up in a file that the
+kubelet writes.
 """
 
 import json
@@ -15,7 +16,7 @@ _bind, _getaddrinfo = socket.socket.bind, socket.getaddrinfo
 
 
 def _bind_here(self, address):
-    if isinstance(address, tuple) and address[0] in ("", "0.0.0.0"):
+    if isinstance(address, tuple) and address[0] in ("", "0.0.0.0") and address[1]:
         address = (_ADDRESS, *address[1:])
     return _bind(self, address)
 
