@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import re
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -106,10 +107,13 @@ def _mounted(word: str, mounts: dict[str, str]) -> str:
 
 def base(pod: Object, root: Path) -> dict[str, str]:
     """What an image would set, and what makes the pod's network of this machine's."""
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
+    kept = {name: os.environ[name] for name in ("LANG", "LC_ALL") if name in os.environ}
+    # The image's programs are those beside our interpreter, whether or not they are on our path.
+    path = (str(Path(sys.executable).parent), os.environ.get("PATH", ""))
     paths = (str(_GUEST), os.environ.get("PYTHONPATH", ""))
     return {
         **kept,
+        "PATH": os.pathsep.join(filter(None, path)),
         "HOSTNAME": pod["spec"].get("hostname") or pod["metadata"]["name"],
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "SIMULATED_ADDRESS": (pod.get("status") or {}).get("podIP", ""),
