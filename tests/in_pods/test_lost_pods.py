@@ -75,8 +75,8 @@ def test_evicted_pod(job: Callable[..., PodJob], baseline: Record) -> None:
     pod = run.pod_of(1)["metadata"]["name"]
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
     run.cluster.create(f"{NAMESPACE}/pods/{pod}/eviction", eviction)
-    run.release_all()
     run.wait_event(journal.FaultSeen, known=True)
+    run.release_all()
     assert_recovered(run, baseline)
     (incident,) = run.incidents()
     assert incident.cause.kind is Kind.EVICTION

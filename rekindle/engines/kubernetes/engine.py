@@ -81,7 +81,8 @@ class KubernetesEngine:
         self._names = Names.of(self._job_id)
         self._mirror = Mirror(directory.ledger)
         self._hosts = HostLog(home())
-        self._addresses: dict[int, str] = {}  # of the pods that are nodes, or were
+        self._addresses: dict[int, str] = {}  # of the pods that are nodes now
+        self._nodes: dict[str, int] = {}  # what the pods of addresses are, or were
         self._secret = ""
 
     # ---- what an engine does
@@ -166,6 +167,7 @@ class KubernetesEngine:
         self._mirror.add([event])
         if isinstance(event, NodeJoined) and event.node >= 0:
             self._addresses[event.node] = event.address
+            self._nodes[event.address] = event.node
         said = learned_from(self._job_id, event)
         if said is not None:
             self._hosts.append(said)
@@ -370,7 +372,7 @@ class KubernetesEngine:
         return self._kind.pods_selector(self._names.workload)
 
     def _node_at(self, address: str) -> int | None:
-        return next((n for n, known in self._addresses.items() if known == address), None)
+        return self._nodes.get(address)
 
     def _endpoint(self, attempt: int) -> Endpoint:
         host = f"{self._names.coordinator}.{self._pods.namespace}.svc"
