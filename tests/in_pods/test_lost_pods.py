@@ -15,6 +15,7 @@ from training_jobs.record import Record
 from rekindle import names
 from rekindle.engines.kubernetes import engine
 from rekindle.recovery import journal
+from rekindle.recovery.fault import Kind
 from rekindle.recovery.policy import Strategy
 
 pytestmark = pytest.mark.timeout(300)  # a cluster, and a job in its pods
@@ -68,15 +69,22 @@ def test_deleted_pod(spares: int, job: Callable[..., PodJob], baseline: Record) 
 
 
 def test_evicted_pod(job: Callable[..., PodJob], baseline: Record) -> None:
-    """It is a lost node like any other."""
+    """The incident says who took the place away, whether that or the loss was heard of first."""
     run = job(*PAUSE_ALL)
     run.wait_pause(12)
     pod = run.pod_of(1)["metadata"]["name"]
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
     run.cluster.create(f"{NAMESPACE}/pods/{pod}/eviction", eviction)
+
+    def told() -> bool:
+        return any(e.fault.kind is Kind.EVICTION for e in run.events_of(journal.FaultSeen))
+
+    run.wait(told, "the eviction in the journal")
     run.release_all()
     assert_recovered(run, baseline)
-    assert run.incidents()[0].strategy is Strategy.RECOVER
+    (incident,) = run.incidents()
+    assert (incident.strategy, incident.cause.kind) == (Strategy.RECOVER, Kind.EVICTION)
+    assert "EvictionByEvictionAPI" in incident.cause.message
 
 
 def test_lost_host(
