@@ -220,13 +220,13 @@ class Look:
         wanted = self.spec["parallelism"] - len(active)
         if self.is_indexed:
             free = set(range(self.spec["completions"])) - taken - self.completed - self.failed
-            todo = sorted(free)[: max(0, wanted)]
+            missing = sorted(free)[: max(0, wanted)]
         else:
             succeeded = self.status.get("succeeded", 0)
             left = self.spec.get("completions", wanted + len(active)) - succeeded - len(active)
-            todo = [-1] * max(0, min(wanted, left))
+            missing = [-1] * max(0, min(wanted, left))
         waits = []
-        for index in todo:
+        for index in missing:
             left_s = self.backoffs.of(self.job, index).left(self.controller.settings.time_scale)
             if left_s > 0:
                 waits.append(left_s)
