@@ -13,7 +13,7 @@ from training_jobs.pods import NAMESPACE, PodJob
 from training_jobs.record import Record
 
 from rekindle import names
-from rekindle.engines.kubernetes import engine
+from rekindle.engines.kubernetes import placing
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
 from rekindle.recovery.policy import Strategy
@@ -94,7 +94,7 @@ def test_lost_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its pods never end by themselves; the one of a lost node is replaced all the same."""
-    monkeypatch.setattr(engine, "OVERDUE_S", 1.0)
+    monkeypatch.setattr(placing, "OVERDUE_S", 1.0)
     run = job(*PAUSE_ALL, pods={"anti_affinity": True})
     run.wait_pause(12)
     (coordinator,) = run.coordinator_pods()

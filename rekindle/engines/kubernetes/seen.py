@@ -26,7 +26,8 @@ class PodSeen(msgspec.Struct, frozen=True, kw_only=True):
     """One pod.
 
     ip, host: "": it has none yet. waits: it is placed nowhere, or cannot start. exit_code: of its
-    container, if it has ended. ending: it was told to end.
+    container, if it has ended. ending: it was told to end, within grace_s. runs: its container
+    does, which was started anew `restarts` times.
     """
 
     name: str
@@ -36,6 +37,9 @@ class PodSeen(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""
     waits: bool = False
     ending: bool = False
+    grace_s: int = 0
+    runs: bool = False
+    restarts: int = 0
     exit_code: int | None = None
     reasons: tuple[Reason, ...] = ()
 
@@ -43,6 +47,13 @@ class PodSeen(msgspec.Struct, frozen=True, kw_only=True):
     def is_over(self) -> bool:
         """Whether nothing of it runs any more, and nothing will."""
         return self.phase in ("Succeeded", "Failed")
+
+    def is_stuck(self, restarts: int) -> bool:
+        """Whether the container that an agent was lost with, after so many restarts, runs still.
+
+        One that ended is seen to by its kubelet, or by its controller.
+        """
+        return self.runs and not self.ending and self.restarts <= restarts
 
     def in_words(self) -> str:
         """Say what holds it up, or ended it."""
@@ -68,6 +79,9 @@ def look_at(pod: Object) -> PodSeen:
         host=(pod.get("spec") or {}).get("nodeName") or "",
         waits=status.get("phase", "Pending") == "Pending" and bool(reasons),
         ending=bool(metadata.get("deletionTimestamp")),
+        grace_s=metadata.get("deletionGracePeriodSeconds") or 0,
+        runs=any("running" in (c.get("state") or {}) for c in containers),
+        restarts=sum(c.get("restartCount", 0) for c in containers),
         exit_code=ended[0].get("exitCode") if ended else None,
         reasons=reasons,
     )
