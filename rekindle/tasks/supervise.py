@@ -61,9 +61,11 @@ def supervise(job_id: str, *, adopted: bool) -> Ended:
     log = get_run_logger()
     history = jobs.history_of(job_id)
     endpoint = jobs.coordinator_of(job_id)
-    if endpoint is None:
+    if endpoint is None and jobs.end_of(jobs.history_of(job_id)) is not None:
         return _end(job_id)
     engine = jobs.engine_of(job_id)
+    if endpoint is None:  # it died just now
+        endpoint = _next_coordinator(job_id, engine, log)
     with _notices(job_id) as notices, contextlib.ExitStack() as closing:
         supervisor = Supervisor(job_id, history, engine=engine, notices=notices, log=log)
         closing.callback(supervisor.close)
