@@ -83,7 +83,7 @@ class Placing:
         if found is None:
             ensure(self._api, wanted.workload)
             return
-        theirs, ours = self._attempt_of(found), self._attempt_of(wanted.workload)
+        theirs, ours = _attempt_of(found), _attempt_of(wanted.workload)
         if theirs > ours:
             raise JobError(
                 f"attempt {theirs} of job {self._job_id} is placed already: this would be {ours}"
@@ -162,12 +162,6 @@ class Placing:
         found = self._api.get(path)
         active = (found.get("status") or {}).get("active")
         return self.kind.status(found).phase is Phase.SUSPENDED and not active
-
-    def _attempt_of(self, workload: Object) -> int:
-        """Which attempt the pods of a workload belong to."""
-        holder, key = self.kind.templates(workload)[0]
-        labels = (holder[key].get("metadata") or {}).get("labels") or {}
-        return int(labels.get(ATTEMPT, -1))
 
     # ---- ending
 
@@ -256,3 +250,8 @@ class Placing:
     def path(self, version: str, plural: str, *rest: str) -> str:
         """Return the path of an object in the job's namespace, or of all."""
         return "/".join((collection(version, plural, self._pods.namespace), *rest))
+
+
+def _attempt_of(workload: Object) -> int:
+    """Which attempt a workload was placed for."""
+    return int((workload["metadata"].get("labels") or {}).get(ATTEMPT, -1))
