@@ -63,7 +63,8 @@ class PodJob(Job):
         )
         work = Volume(name="work", mount_path=str(folder), host_path=str(folder))
         home = str(folder / "home")
-        self.pods = Pods(image="training", volumes=(work,), home=home, **(pods or {}))
+        own = {"image": "training", "volumes": (work,), "home": home}
+        self.pods = Pods(**(own | (pods or {})))
         self.api = load(str(kubeconfig or cluster.kubeconfig))
         self._watching = contextlib.ExitStack()
         self._learned = 0

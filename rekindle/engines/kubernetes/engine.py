@@ -20,15 +20,18 @@ from rekindle.engines.host_log import HostLog
 from rekindle.engines.kubernetes.api import Api, Object, load
 from rekindle.engines.kubernetes.errors import ApiError
 from rekindle.engines.kubernetes.eyes import Eyes
+from rekindle.engines.kubernetes.labels import Role
 from rekindle.engines.kubernetes.objects import wait_until
 from rekindle.engines.kubernetes.placing import Placing
 from rekindle.engines.kubernetes.pods import Pods
-from rekindle.engines.kubernetes.seen import look_at
+from rekindle.engines.kubernetes.seen import PodSeen, look_at
 from rekindle.engines.mirror import Mirror
 from rekindle.errors import JobError, LeaseHeldError
 from rekindle.recovery.classification import Sign
+from rekindle.recovery.codes.tables import Tables
+from rekindle.recovery.fault import Kind
 from rekindle.recovery.hosts import learned_from
-from rekindle.recovery.journal import AnyEvent, NodeJoined
+from rekindle.recovery.journal import AnyEvent, JobStarted, NodeJoined, NodeWanted
 from rekindle.runtime.ledger import under_way
 from rekindle.runtime.spec import Endpoint, JobDirectory, home
 
@@ -52,12 +55,22 @@ def _api() -> Api:
     return load()
 
 
+@functools.cache
+def _tables() -> Tables:
+    """What is known of reasons; reading it takes a moment."""
+    return Tables.load()
+
+
 @dataclass(frozen=True, slots=True)
 class _Joined:
     """The pod that a node was when it joined, and how often its container had been restarted."""
 
     address: str
     restarts: int
+
+
+class HopelessError(JobError):
+    """The job's pods cannot run as they are described."""
 
 
 class KubernetesEngine:
@@ -77,13 +90,23 @@ class KubernetesEngine:
         self._eyes: Eyes | None = None
         self._joined: dict[int, _Joined] = {}  # the pods that are nodes now
         self._nodes: dict[str, int] = {}  # what the pods of addresses are, or were
+        self._wanted: set[int] = set()  # nodes that no pod is
+        self._expected: dict[str, int] = {}  # which of them pods by uid may be, that are not yet
 
     # ---- what an engine does
 
     def launch(self, *, attempt: int) -> Endpoint:
-        """Put the job's objects in place, or those of the next attempt, and begin it."""
+        """Put the job's objects in place, or those of the next attempt, and begin it.
+
+        Raises JobError: the coordinator's pod does not run in time, or cannot; in the second case
+        nothing of the job is left.
+        """
         self._place.place(self._place.around(attempt))
-        return self._begin(attempt)
+        try:
+            return self._begin(attempt)
+        except HopelessError:
+            self._place.remove()
+            raise
 
     def alive(self) -> Endpoint | None:
         """Return where the job's coordinator listens, if it lives and answers."""
@@ -160,7 +183,12 @@ class KubernetesEngine:
         The journal may be lost with the coordinator's pod: then the copy is all there is.
         """
         self._mirror.add([event])
+        if isinstance(event, JobStarted):
+            self._wanted = set(range(event.nodes))
+        if isinstance(event, NodeWanted) and event.node >= 0:
+            self._wanted.add(event.node)
         if isinstance(event, NodeJoined) and event.node >= 0:
+            self._wanted.discard(event.node)
             self._nodes[event.address] = event.node
             known = (self._eyes.pods() if self._eyes else None) or ()
             pods = (seen for pod in known if (seen := look_at(pod)).ip == event.address)
@@ -183,7 +211,7 @@ class KubernetesEngine:
     @contextmanager
     def watch(self, report: Callable[[Sign], None], tell: Callable[[str], None]) -> Iterator[None]:
         """Follow the job's pods meanwhile: what becomes of them is reported, and told."""
-        self._eyes = Eyes(self._api, self._place, self._job_id, self._nodes.get, report, tell)
+        self._eyes = Eyes(self._api, self._place, self._job_id, self._node_of, report, tell)
         try:
             with self._eyes.open():
                 yield
@@ -199,6 +227,7 @@ class KubernetesEngine:
         last: list[JobError] = []
 
         def begun() -> bool:
+            self._must_be_possible()
             with contextlib.suppress(JobError):
                 if client.status().attempt == attempt:
                     return True
@@ -218,12 +247,31 @@ class KubernetesEngine:
         self._directory.announce(endpoint)
         return endpoint
 
+    def _must_be_possible(self) -> None:
+        """Raise HopelessError: the coordinator's pod cannot run, however long one waits."""
+        for pod in self._pods_now():
+            seen = look_at(pod)
+            for reason in seen.reasons if seen.role == Role.COORDINATOR.value else ():
+                verdict = _tables().pod_reason(reason.word)
+                if verdict.kind is Kind.USER_CODE:
+                    raise HopelessError(f"{seen.in_words()}: {verdict.explanation}")
+
     # ---- what is there
 
     def _pods_now(self) -> list[Object]:
         """Return the job's pods: as they were a moment ago, where they are watched."""
         known = self._eyes.pods() if self._eyes is not None else None
         return self._place.our_pods() if known is None else known
+
+    def _node_of(self, pod: PodSeen) -> int | None:
+        """Return the node that a pod is; one that waits may be any that is wanted."""
+        node = self._nodes.get(pod.ip) if pod.ip else None
+        if node is not None or pod.role != Role.WORKER.value or not pod.waits:
+            return node
+        free = sorted(self._wanted - set(self._expected.values())) or sorted(self._wanted)
+        if self._expected.get(pod.uid) not in self._wanted and free:
+            self._expected[pod.uid] = free[0]
+        return self._expected.get(pod.uid) if free else None
 
     def _endpoint(self, attempt: int) -> Endpoint:
         host = f"{self._place.names.coordinator}.{self._pods.namespace}.svc"

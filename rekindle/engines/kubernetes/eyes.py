@@ -26,8 +26,8 @@ _BETWEEN_ROUNDS_S = 1.0
 class Eyes:
     """One list and one watch of the pods, and of the workload.
 
-    node_at: which node the pod of an address is. report: takes a sign; may raise JobError.
-    tell: takes a sentence for people.
+    node_of: which node a pod is, or is to be; None: that is not known yet. report: takes a sign;
+    may raise JobError. tell: takes a sentence for people.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Eyes:
         api: Api,
         place: Placing,
         job_id: str,
-        node_at: Callable[[str], int | None],
+        node_of: Callable[[PodSeen], int | None],
         report: Callable[[Sign], None],
         tell: Callable[[str], None],
     ) -> None:
@@ -43,10 +43,11 @@ class Eyes:
         workloads, _, name = place.workload_path.rpartition("/")
         self._pods = Follower(api, place.path("v1", "pods"), labels=selector(job_id))
         self._workload = Follower(api, workloads, fields=f"metadata.name={name}")
-        self._node_at = node_at
+        self._node_of = node_of
         self._report = report
         self._tell = tell
         self._told: dict[str, tuple[object, ...]] = {}  # of each object, by its uid
+        self._unreported: dict[str, PodSeen] = {}
         self._closed = threading.Event()
 
     @contextmanager
@@ -55,7 +56,7 @@ class Eyes:
         works = {
             "pods": lambda: self._follow(self._pods, self._look_at_pod),
             "workload": lambda: self._follow(self._workload, self._look_at_workload),
-            "overdue": self._end_overdue,
+            "rounds": self._go_round,
         }
         threads = [
             threading.Thread(target=work, name=f"rekindle-{what}", daemon=True)
@@ -91,6 +92,7 @@ class Eyes:
                 look(changed)
                 if not there:
                     self._told.pop(changed["metadata"]["uid"], None)
+                    self._unreported.pop(changed["metadata"]["uid"], None)
         except ApiError as error:
             # The agents' own lines tell of what is lost; only its reasons are missed.
             self._tell(f"{follower.path} cannot be watched: {error}")
@@ -100,9 +102,14 @@ class Eyes:
         if not pod.reasons or self._is_old(pod.uid, (pod.reasons, pod.exit_code)):
             return
         self._tell(pod.in_words())
-        node = self._node_at(pod.ip) if pod.ip else None
+        self._unreported[pod.uid] = pod
+        self._report_reasons(pod)
+
+    def _report_reasons(self, pod: PodSeen) -> None:
+        node = self._node_of(pod)
         if node is None:
             return
+        self._unreported.pop(pod.uid, None)
         for reason in pod.reasons:
             with contextlib.suppress(JobError):  # of a job that ends, or whose node came back
                 self._report(Sign(source=Source.POD_REASON, what=reason.word, node=node, by=BY))
@@ -123,22 +130,30 @@ class Eyes:
         self._told[uid] = news
         return False
 
-    # ---- pods that were told to end, and do not
+    # ---- every now and then
 
-    def _end_overdue(self) -> None:
-        """Remove those whose host does not answer: some kinds make no other one before."""
-        since: dict[str, float] = {}
+    def _go_round(self) -> None:
+        ending: dict[str, float] = {}
         while not self._closed.wait(_BETWEEN_ROUNDS_S):
-            now = time.monotonic()
-            ending = {
-                seen.uid: (pod, seen)
-                for pod in self.pods() or ()
-                if (seen := look_at(pod)).ending and not seen.is_over
-            }
-            since = {uid: since.get(uid, now) for uid in ending}
-            for uid, (pod, seen) in ending.items():
-                if now - since[uid] > seen.grace_s + placing.OVERDUE_S:
-                    self._end_by_force(pod, seen)
+            for pod in list(self._unreported.values()):
+                self._report_reasons(pod)
+            ending = self._end_overdue(ending, time.monotonic())
+
+    def _end_overdue(self, since: dict[str, float], now: float) -> dict[str, float]:
+        """Remove pods that were told to end long ago: their host does not answer.
+
+        Some kinds make no other one before. since: when each was first seen ending; returned anew.
+        """
+        ending = {
+            seen.uid: (pod, seen)
+            for pod in self.pods() or ()
+            if (seen := look_at(pod)).ending and not seen.is_over
+        }
+        since = {uid: since.get(uid, now) for uid in ending}
+        for uid, (pod, seen) in ending.items():
+            if now - since[uid] > seen.grace_s + placing.OVERDUE_S:
+                self._end_by_force(pod, seen)
+        return since
 
     def _end_by_force(self, pod: Object, seen: PodSeen) -> None:
         try:

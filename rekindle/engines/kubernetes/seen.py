@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import msgspec
 
 from rekindle.engines.kubernetes.api import Object
+from rekindle.engines.kubernetes.labels import ROLE
 
 # They say no more than the exit status, or nothing at all.
 _SAY_NOTHING = {"", "Error", "Completed", "ContainerCreating", "PodInitializing"}
@@ -33,6 +34,7 @@ class PodSeen(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     uid: str
     phase: str
+    role: str = ""
     ip: str = ""
     host: str = ""
     waits: bool = False
@@ -75,6 +77,7 @@ def look_at(pod: Object) -> PodSeen:
         name=metadata["name"],
         uid=metadata["uid"],
         phase=status.get("phase", "Pending"),
+        role=(metadata.get("labels") or {}).get(ROLE, ""),
         ip=status.get("podIP") or "",
         host=(pod.get("spec") or {}).get("nodeName") or "",
         waits=status.get("phase", "Pending") == "Pending" and bool(reasons),
