@@ -34,6 +34,11 @@ REPLACED_S = 0.05  # from the loss of an agent to the next one's hello
 _BINARY, _CLOSE, _PING = 2, 8, 9
 
 
+def address_of(node: int) -> str:
+    """What an agent says its address is; nobody goes there."""
+    return f"10.{node >> 16}.{node >> 8 & 255}.{node & 255}"
+
+
 @dataclass(frozen=True)
 class Place:
     """Which agents one process simulates, and for whom. beat_s: seconds between their beats."""
@@ -163,9 +168,10 @@ class _Agent:
             attempt=0,
             version=names.WIRE_VERSION,
             node=self.node,
-            address=names.LOOPBACK,
+            address=address_of(self.node),
             pid=os.getpid(),
             processes=1,
+            host=f"host-{self.node}",
         )
         line.say(hello)
 

@@ -1,6 +1,7 @@
 """Settings that every test shares."""
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 
@@ -33,6 +34,10 @@ def _clean_environment(prefect_home: str) -> None:
 # Prefect reads its settings when it is imported, which may be before the first fixture.
 _prefect_home = tempfile.TemporaryDirectory(prefix="rekindle-tests-", ignore_cleanup_errors=True)
 _clean_environment(_prefect_home.name)
+
+
+# What a shell runs in the background ignores Ctrl-C, and so would all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -391,6 +391,16 @@ def test_a_sign_tells_why_a_node_was_lost(what: str, kind: Kind) -> None:
     assert len([e for e in seen(job) if e.known]) == 1
 
 
+def test_another_pod_is_lost_for_the_same_reason() -> None:
+    """On the same host: of the new pod that is news."""
+    job = trained(5, nodes=2)
+    for round_ in (1, 2):
+        job.lose(1)
+        assert report(job, Source.POD_REASON, "Evicted", node=1) == ""
+        assert len([e for e in seen(job) if e.known and e.fault.kind is Kind.EVICTION]) == round_
+        job.hello(1)
+
+
 def test_a_sign_of_a_node_that_never_was() -> None:
     job = trained(5, nodes=2)
     job.lose(1)

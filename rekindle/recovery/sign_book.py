@@ -43,6 +43,11 @@ class SignBook:
             self._answered.pop(place, None)
         return True
 
+    def forget_pod(self, host: str) -> None:
+        """Another pod begins there: what is told of it is news, though it was told of the last."""
+        present = self._present.get((host, -1), set())
+        present -= {each for each in present if each[0] is Source.POD_REASON}
+
     def recall(self, judge: Callable[[], Judge]) -> None:
         """Take what earlier coordinators have answered for answered.
 

@@ -88,7 +88,7 @@ class Watching(Stalling):
         """Learn why a node was lost, or why none comes in its place."""
         fault = self._fault_of(sign, verdict, now)
         if verdict.kind not in NEVER_RAN:
-            if host and self._write_down(sign, host, verdict, now):
+            if host is not None and self._write_down(sign, host, verdict, now):
                 self._tell(fault)
         elif sign.node in self.roster.missing:
             self.roster.obstacles[sign.node] = verdict.explanation

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import time
 from typing import Any
+from uuid import UUID
 
-from prefect import get_run_logger, task
+from prefect import get_run_logger, runtime, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import ArtifactUpdate
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 
 from rekindle.errors import JobFailedError
 from rekindle.tasks import jobs
@@ -81,11 +82,19 @@ def _wait_for_prefect(client: SyncPrefectClient, log: Log) -> None:
 
 
 def _complete_progress(client: SyncPrefectClient, job_id: str, finished: int) -> None:
-    """Show that all is done: the process that should have may have been killed before."""
-    artifact = find_artifact(client, progress_key(job_id))
-    if artifact is not None and artifact.data != 100:
-        done = ArtifactUpdate(data=100.0, description=f"all {finished} steps are done")
-        client.update_artifact(artifact.id, done)
+    """Show that all is done: the process that should have may have been killed before.
+
+    A job that tells no steps has no progress to show.
+    """
+    key, words = progress_key(job_id), f"all {finished} steps are done"
+    artifact = find_artifact(client, key)
+    if artifact is None and finished:
+        run = UUID(runtime.flow_run.id)
+        client.create_artifact(
+            ArtifactCreate(key=key, type="progress", data=100.0, description=words, flow_run_id=run)
+        )
+    elif artifact is not None and artifact.data != 100:
+        client.update_artifact(artifact.id, ArtifactUpdate(data=100.0, description=words))
 
 
 def raise_if_failed(result: dict[str, Any]) -> None:

@@ -1,0 +1,106 @@
+"""Watches a job's pods in a process of its own, and reports to the job's coordinator.
+
+`engine`: as a flow process does. `poll`: as Kubeflow's SDK waits for a job: the official client's
+typed list, every 2 s. It says when it has seen all pods, and how much memory it has in the end.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import psutil
+from kubernetes import client, config
+
+from rekindle.engines.client import JobClient
+from rekindle.engines.host_log import HostLog
+from rekindle.engines.kubernetes.api import load
+from rekindle.engines.kubernetes.eyes import Eyes
+from rekindle.engines.kubernetes.labels import selector
+from rekindle.engines.kubernetes.placing import Placing
+from rekindle.engines.kubernetes.pods import Pods
+from rekindle.engines.kubernetes.seen import PodSeen
+from rekindle.recovery.classification import Sign, Source
+from rekindle.runtime.spec import JobDirectory
+
+POLL_S = 2.0
+
+
+def main() -> None:
+    """Watch until stdin ends."""
+    how, kubeconfig, directory, wanted = sys.argv[1:]
+    job = JobDirectory(Path(directory))
+    endpoint = job.endpoint()
+    assert endpoint is not None
+    coordinator = JobClient(endpoint, job.secret())
+    nodes = {
+        event.address: event.node
+        for event in coordinator.history()
+        if getattr(event, "address", "") and event.node >= 0
+    }
+    if how == "engine":
+        _eyes(kubeconfig, job, coordinator.report, nodes, int(wanted))
+    else:
+        _poll(kubeconfig, job, coordinator.report, nodes, int(wanted))
+
+
+def _memory_mb() -> float:
+    return round(psutil.Process().memory_info().rss / 1e6, 1)
+
+
+def _eyes(
+    kubeconfig: str,
+    job: JobDirectory,
+    report: Callable[[Sign], None],
+    nodes: dict[str, int],
+    wanted: int,
+) -> None:
+    def node_of(pod: PodSeen) -> int | None:
+        return nodes.get(pod.ip)
+
+    api = load(kubeconfig)
+    pods = msgspec.json.decode(job.pods.read_bytes(), type=Pods)
+    placing = Placing(job, pods, api, HostLog(job.path))
+    eyes = Eyes(api, placing, job.spec().job_id, node_of, report, lambda text: None)
+    with eyes.open():
+        while len(eyes.pods() or ()) < wanted:
+            time.sleep(0.05)
+        print("ready", flush=True)
+        sys.stdin.read()
+        print(_memory_mb(), flush=True)
+
+
+def _poll(
+    kubeconfig: str,
+    job: JobDirectory,
+    report: Callable[[Sign], None],
+    nodes: dict[str, int],
+    wanted: int,
+) -> None:
+    config.load_kube_config(kubeconfig)
+    core = client.CoreV1Api()
+    told: set[str] = set()
+    ended = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+    ready = False
+    while not ended.wait(POLL_S if ready else 0.1):
+        chosen = selector(job.spec().job_id)
+        pods = core.list_namespaced_pod("default", label_selector=chosen).items
+        if not ready and len(pods) >= wanted:
+            ready = True
+            print("ready", flush=True)
+        for pod in pods:
+            if pod.status.phase == "Failed" and pod.metadata.uid not in told:
+                told.add(pod.metadata.uid)
+                node = nodes[pod.status.pod_ip]
+                what = pod.status.reason
+                report(Sign(source=Source.POD_REASON, what=what, node=node, by="poll"))
+    print(_memory_mb(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
