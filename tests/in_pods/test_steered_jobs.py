@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 from cluster.launch import Simulated
 from training_jobs.checks import assert_same_training, assert_samples_once
 from training_jobs.job import pause_all
@@ -23,7 +22,6 @@ from rekindle.runtime.state import RESCHEDULED
 pytestmark = pytest.mark.timeout(300)  # a cluster, and a job in its pods
 
 PAUSE_ALL = pause_all(12)
-DEPLOY = Path(__file__).parents[2] / "deploy" / "base"
 
 
 def assert_ended_well(job: PodJob, baseline: Record) -> None:
@@ -133,19 +131,3 @@ def test_somebody_removes_the_workload(job: Callable[..., PodJob], baseline: Rec
     run.cluster.delete("/apis/batch/v1/namespaces/default/jobs/job?propagationPolicy=Background")
     run.release_all()
     assert_ended_well(run, baseline)
-
-
-def test_the_rights_that_are_handed_out_are_enough(
-    job: Callable[..., PodJob], cluster: Simulated, baseline: Record, tmp_path: Path
-) -> None:
-    """A job from its beginning to its removal, with the Role of deploy/ and no other rights."""
-    rbac = "/apis/rbac.authorization.k8s.io/v1/namespaces/default"
-    token = cluster.token_for("rekindle-flows")
-    (role,) = yaml.safe_load_all((DEPLOY / "role.yaml").read_text())
-    _, binding = yaml.safe_load_all((DEPLOY / "service-account.yaml").read_text())
-    binding["subjects"][0]["namespace"] = "default"
-    cluster.create(f"{rbac}/roles", role)
-    cluster.create(f"{rbac}/rolebindings", binding)
-    run = job(kubeconfig=cluster.kubeconfig_for(token, tmp_path / "flows.kubeconfig"))
-    assert_ended_well(run, baseline)
-    assert run.told == []

@@ -5,6 +5,7 @@ The official client finds the server and proves who we are; its pool carries the
 
 from __future__ import annotations
 
+import copy
 import http.client
 import json
 import random
@@ -60,7 +61,14 @@ class Api:
         self._client = ApiClient(configuration)
         self._pool = self._client.rest_client.pool_manager
         self._patience_s = patience_s
+        self._forgiving_s = FORBIDDEN_S
         self._was_let_in = False
+
+    def unforgiving(self) -> Api:
+        """Return one for the same server that takes each refusal as it is said, at once."""
+        other = copy.copy(self)
+        other._forgiving_s = 0.0
+        return other
 
     @property
     def host(self) -> str:
@@ -185,7 +193,7 @@ class Api:
                 waited_s = time.monotonic() - began
                 limit_s = self._patience_s
                 if isinstance(again.error, ForbiddenError):
-                    limit_s = min(limit_s, FORBIDDEN_S) if self._was_let_in else 0.0
+                    limit_s = min(limit_s, self._forgiving_s) if self._was_let_in else 0.0
                 if waited_s >= limit_s:
                     raise again.error from again.__cause__
                 asked_s = again.after_s or random.uniform(0.5, 1.0) * pause_s

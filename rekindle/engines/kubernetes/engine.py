@@ -36,6 +36,7 @@ from rekindle.engines.kubernetes.objects import (
     wait_until,
 )
 from rekindle.engines.kubernetes.pods import Pods
+from rekindle.engines.kubernetes.preflight import must_fit
 from rekindle.engines.kubernetes.seen import look_at
 from rekindle.engines.mirror import Mirror
 from rekindle.errors import JobError, LeaseHeldError
@@ -88,7 +89,11 @@ class KubernetesEngine:
     # ---- what an engine does
 
     def launch(self, *, attempt: int) -> Endpoint:
-        """Put the job's objects in place, or those of the next attempt, and begin it."""
+        """Put the job's objects in place, or those of the next attempt, and begin it.
+
+        Raises UsageError: the cluster lacks something; then nothing was made.
+        """
+        must_fit(self._api, self._directory.spec(), self._pods)
         manifests = self._around(attempt)
         self._place(manifests)
         return self._begin(attempt)

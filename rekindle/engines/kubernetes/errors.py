@@ -40,6 +40,7 @@ class ExpiredError(ApiError):
     """What was asked for is older, or newer, than what the server remembers."""
 
 
+_ALL_RIGHTS = "rekindle kubernetes check names every right that is missing"
 _KINDS: Mapping[int, type[ApiError]] = {
     401: ForbiddenError,
     403: ForbiddenError,
@@ -56,4 +57,6 @@ def refusal(asked: str, status: int, said: Mapping[str, Any]) -> ApiError:
     kind = _KINDS.get(status, ApiError)
     if status == 504 and "Too large resource version" in message:
         kind = ExpiredError  # of a server that lags behind, or was restored from a backup
-    return kind(f"{asked}: {message or reason or f'HTTP {status}'}", status=status, reason=reason)
+    said_of_us = f"; {_ALL_RIGHTS}" if status == 403 and 'User "' in message else ""
+    told = f"{asked}: {message or reason or f'HTTP {status}'}{said_of_us}"
+    return kind(told, status=status, reason=reason)
