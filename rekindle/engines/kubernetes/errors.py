@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,3 +61,12 @@ def refusal(asked: str, status: int, said: Mapping[str, Any]) -> ApiError:
     said_of_us = f"; {_ALL_RIGHTS}" if status == 403 and 'User "' in message else ""
     told = f"{asked}: {message or reason or f'HTTP {status}'}{said_of_us}"
     return kind(told, status=status, reason=reason)
+
+
+def said_in(data: bytes) -> Mapping[str, Any]:
+    """Read a Status object; what is none becomes a message."""
+    try:
+        said = json.loads(data)
+    except ValueError:
+        said = None
+    return said if isinstance(said, dict) else {"message": data.decode(errors="replace")[:200]}
