@@ -22,6 +22,7 @@ from rekindle.runtime.state import RESCHEDULED
 pytestmark = pytest.mark.timeout(300)  # a cluster, and a job in its pods
 
 PAUSE_ALL = pause_all(12)
+JOB = "/apis/batch/v1/namespaces/default/jobs/job"
 
 
 def assert_ended_well(job: PodJob, baseline: Record) -> None:
@@ -33,7 +34,7 @@ def assert_ended_well(job: PodJob, baseline: Record) -> None:
 
 
 def workload(job: PodJob) -> dict[str, object]:
-    return job.cluster.get("/apis/batch/v1/namespaces/default/jobs/job")
+    return job.cluster.get(JOB)
 
 
 def test_another_process_adopts_it(
@@ -128,6 +129,25 @@ def test_somebody_removes_the_workload(job: Callable[..., PodJob], baseline: Rec
     """Its nodes are lost with it, and it is made anew."""
     run = job(*PAUSE_ALL, checkpoint_every=5)
     run.wait_pause(12)
-    run.cluster.delete("/apis/batch/v1/namespaces/default/jobs/job?propagationPolicy=Background")
+    before = workload(run)["metadata"]["uid"]
+    run.cluster.delete(JOB, propagationPolicy="Background")
     run.release_all()
+    assert run.end().outcome == "succeeded", run.story()
+    assert workload(run)["metadata"]["uid"] != before
     assert_ended_well(run, baseline)
+
+
+def test_somebody_removes_the_workload_alone(job: Callable[..., PodJob], baseline: Record) -> None:
+    """Its pods go on without an owner, and in the end they go as well."""
+    run = job(*PAUSE_ALL)
+    run.wait_pause(12)
+    pods = set(run.worker_pods())
+    run.cluster.delete(JOB, propagationPolicy="Orphan")
+    run.release_all()
+    assert run.end().outcome == "succeeded", run.story()
+    run.wait(lambda: ended(run, pods), "the end of its pods")
+    assert_ended_well(run, baseline)
+
+
+def ended(job: PodJob, pods: set[str]) -> bool:
+    return all(job.worker_pods()[name]["status"]["phase"] == "Succeeded" for name in pods)

@@ -314,6 +314,9 @@ class KubernetesEngine:
 
     def _wait_collected(self) -> None:
         """Wait until all that the job's root owns is gone, too."""
+        for pod in self._our_pods():
+            if not pod["metadata"].get("ownerReferences"):  # its workload was removed without it
+                self._delete_pod(pod, ENDED_GRACE_S)
         wait_until(lambda: not self._our_pods(), f"the pods of job {self._job_id} to go", GONE_S)
         for version, plural, name in (
             ("v1", "secrets", self._names.secret),
