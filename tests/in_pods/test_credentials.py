@@ -196,8 +196,23 @@ def test_a_command_that_fails_later(someone: Someone, loaded: Callable[[str], Ap
     api.unforgiving().get(someone.maps)
     someone.become("second", left="first")
     someone.command("sys.exit('your login has ended')")
-    with pytest.raises(ForbiddenError, match=r"Unauthorized; the user's command.*login has ended"):
+    with pytest.raises(
+        ForbiddenError, match=r"Unauthorized; the kubeconfig's user: .*login has ended"
+    ):
         api.unforgiving().get(someone.maps)
+
+
+def test_a_kubeconfig_that_is_being_written(someone: Someone, loaded: Callable[[str], Api]) -> None:
+    """What is half there is not taken; once it is whole, it is."""
+    path = Path(someone.kubeconfig({"token": someone.token.read_text()}))
+    api = loaded(str(path))
+    api.unforgiving().get(someone.maps)
+    someone.become("second", left="first")
+    path.write_text("clusters: [{")
+    with pytest.raises(ForbiddenError, match="Unauthorized"):
+        api.unforgiving().get(someone.maps)
+    someone.kubeconfig({"token": someone.token.read_text()})
+    assert api.unforgiving().get(someone.maps)["items"] == []
 
 
 def test_by_a_proxy(someone: Someone, loaded: Callable[[str], Api]) -> None:

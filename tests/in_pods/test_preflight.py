@@ -123,16 +123,24 @@ def test_nobody_answers(placing: Placing, lean: Simulated, tmp_path: Path) -> No
     assert "127.0.0.1:1" in placing.refused({}, kubeconfig)
 
 
+def _wanting(memory: str) -> Object:
+    return {"name": "training", "resources": {"requests": {"memory": memory}}}
+
+
 @pytest.mark.parametrize(
     ("said", "text"),
     [
         ({"image": ""}, "image is ''; name the image that holds the training script"),
         ({"namespace": "n" * 64}, "use at most 63 of a-z 0-9 -"),
         ({"priority_class": "p" * 254}, "use at most 253 of a-z 0-9 -"),
+        (
+            {"pod_overrides": {"spec": {"containers": [_wanting("64GB")]}}},
+            "'64GB' is no amount of a resource",
+        ),
     ],
 )
 def test_what_no_cluster_could_have(placing: Placing, said: Object, text: str) -> None:
-    """No image, and names that are too long."""
+    """No image, names that are too long, amounts that are none."""
     assert text in placing.refused(said)
 
 

@@ -11,6 +11,7 @@ from rendered import rendered, spec
 from rekindle.engines.kubernetes.mentions import mentions
 from rekindle.engines.kubernetes.pods import Kind
 from rekindle.engines.kubernetes.values import amount
+from rekindle.errors import UsageError
 
 pytest.importorskip("kubernetes.client")
 from rekindle.engines.kubernetes.demands import (
@@ -55,7 +56,7 @@ def test_amounts(text: object, value: str) -> None:
 @pytest.mark.parametrize("text", ["", "many", "1GB", "-1"])
 def test_no_amounts(text: str) -> None:
     """What is no quantity is none."""
-    with pytest.raises(ValueError, match="is no amount"):
+    with pytest.raises(UsageError, match="is no amount"):
         amount(text)
 
 

@@ -152,10 +152,9 @@ class Api:
                 self._was_let_in = True
                 return answer
             except _AgainError as again:
-                if again.error.status == 401 and not renewed:
+                if again.error.status == 401 and self._credentials.renew() and not renewed:
                     renewed = True
-                    if self._credentials.renew():
-                        continue
+                    continue
                 waited_s = time.monotonic() - began
                 limit_s = self._patience_s
                 if isinstance(again.error, ForbiddenError):
@@ -187,7 +186,7 @@ class Api:
             return _decoded(asked, response.data)
         refused = refusal(asked, response.status, said_in(response.data))
         if response.status == 401 and (trouble := self._credentials.trouble):
-            refused = ForbiddenError(f"{refused}; the user's command: {trouble}", status=401)
+            refused = ForbiddenError(f"{refused}; the kubeconfig's user: {trouble}", status=401)
         if response.status in _LATER or isinstance(refused, ForbiddenError):
             raise _AgainError(refused, _seconds(response.headers.get("Retry-After")))
         raise refused

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,7 +55,7 @@ class Credentials:
 
     @property
     def trouble(self) -> str:
-        """What a kubeconfig's command said when it failed just now; "": it did not."""
+        """What was wrong when the credentials were last read; "": nothing was."""
         return self._trouble
 
     def connections(self) -> urllib3.PoolManager:
@@ -76,19 +77,14 @@ class Credentials:
     def renew(self) -> bool:
         """Read everything anew, for the server knows us no more; whether that has changed anything.
 
-        Raises ApiError: it cannot be read.
+        What cannot be read now, because it is being written, say, is kept as it was.
         """
         before = dict(self.configuration.api_key)
         try:
             self._read()
         except _UNREADABLE as error:
-            raise ApiError(
-                f"who we are to {self.configuration.host} is not known: {error}"
-            ) from error
+            self._trouble = str(error)
         return bool(self.configuration.api_key != before)
-
-    def _not_known(self, error: Exception) -> ApiError:
-        return ApiError(f"who we are to {self.configuration.host} is not known: {error}")
 
     def _read(self) -> None:
         with self._listening():
@@ -110,7 +106,9 @@ class Credentials:
             yield
         finally:
             logging.getLogger().removeHandler(ear)
-            self._trouble = "; ".join(ear.heard)
+            # On a terminal a command writes what it has to say there itself.
+            above = " (what it said stands above)" if ear.heard and sys.stdout.isatty() else ""
+            self._trouble = "; ".join(ear.heard) + above
 
 
 class _Ear(logging.Handler):

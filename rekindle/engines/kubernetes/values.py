@@ -41,10 +41,10 @@ def quantity(where: str, text: str) -> None:
 
 
 def amount(text: object) -> Decimal:
-    """Return an amount of a resource as a number. Raises ValueError: it is none."""
+    """Return an amount of a resource as a number. Raises UsageError: it is none."""
     found = _QUANTITY.fullmatch(str(text))
     if not found:
-        raise ValueError(f"{text!r} is no amount of a resource")
+        raise UsageError(f"{text!r} is no amount of a resource; give 4, 500m or 64Gi, say")
     number, unit = Decimal(found[1]), found[3] or ""
     return number * _UNITS[unit] if unit in _UNITS else number.scaleb(int(unit[1:]))
 
