@@ -224,10 +224,19 @@ def _dry_run(
         said = str(error)
         if "does not support dry run" in said:
             return unknown(what, said)
-        if one is wanted.workload and wanted.beside and "must be created before" in said:
+        if one is wanted.workload and wanted.beside and is_premature(said):
             return unknown(what, "its webhook judges it only when what it refers to is there")
         return missing(what, said, "change what the server refuses, in kubernetes: of the job file")
     return ok(what)
+
+
+def is_premature(said: str) -> bool:
+    """Whether a webhook refuses a TrainJob because its runtime, which comes first, is not there.
+
+    Kubeflow Trainer's and Kueue's do; the texts are theirs.
+    """
+    said = said.lower()
+    return "must be created before" in said or ("runtime" in said and "not found" in said)
 
 
 def _taken(api: Api, what: str, one: Object) -> Finding:
