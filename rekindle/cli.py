@@ -83,8 +83,8 @@ def _parser() -> argparse.ArgumentParser:
     checkpoints.set_defaults(command=_checkpoints)
     kubernetes = commands.add_parser(
         "kubernetes",
-        help="print a job as the manifests of a cluster",
-        description="See what a job would be in a cluster, without one.",
+        help="print a job as the manifests of a cluster, and check whether it could be there",
+        description="See what a job would be in a cluster, and whether it could be.",
     )
     add_kubernetes_arguments(kubernetes)
     kubernetes.set_defaults(command=_kubernetes)

@@ -1,4 +1,4 @@
-"""`rekindle kubernetes`: what a job would be in a cluster, without one."""
+"""`rekindle kubernetes`: what a job would be in a cluster, and whether it could be in one."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ _FIRST = ("apiVersion", "kind", "metadata")
 
 def run(options: argparse.Namespace) -> int:
     """Carry out one of the sub-commands; its exit status."""
+    if options.action == "check":
+        from rekindle.commands import preflight  # the client: nothing else here needs it
+
+        return preflight.check(options)
     path = Path(options.file)
     spec, pods = read_job(path, kind=options.kind, job_id=options.job_id)
     try:
@@ -32,11 +36,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def read_job(path: Path, *, kind: str | None, job_id: str | None) -> tuple[JobSpec, Pods]:
+def read_job(
+    path: Path, *, kind: str | None, job_id: str | None, namespace: str | None = None
+) -> tuple[JobSpec, Pods]:
     """Read a job file: the fields of a training job, `kubernetes` among them.
 
-    kind: instead of the file's. job_id: default: the job's name. Raises UsageError: the file
-    cannot be read, or says what cannot be; the message names field and line.
+    kind, namespace: instead of the file's. job_id: default: the job's name. Raises UsageError: the
+    file cannot be read, or says what cannot be; the message names field and line.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -52,8 +58,8 @@ def read_job(path: Path, *, kind: str | None, job_id: str | None) -> tuple[JobSp
         raise UsageError(f"job {path}: write fields, as script: train.py")
     if not isinstance(found.get("kubernetes"), dict):
         raise UsageError(f"job {path}: write what its pods are like below kubernetes:, image first")
-    if kind is not None:
-        found["kubernetes"]["kind"] = kind
+    instead = {"kind": kind, "namespace": namespace}
+    found["kubernetes"] |= {key: said for key, said in instead.items() if said is not None}
     try:
         job = TrainingJob.model_validate(found)
         spec = job.to_spec(job_id or job.name)

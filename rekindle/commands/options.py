@@ -80,6 +80,7 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
     )
 
 
+_JOB_FILE = "YAML: the fields of a training job, kubernetes among them"
 # As rekindle.engines.kubernetes.pods.Kind has them.
 KINDS = ("indexed-job", "jobset", "ascendjob", "volcano-job", "trainjob", "pytorchjob")
 
@@ -89,8 +90,17 @@ def add_kubernetes_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(required=True, metavar="ACTION", dest="action")
     about = "print all objects that a job would be in a cluster, secrets hidden"
     render = actions.add_parser("render", help=about, description=f"{about.capitalize()}.")
-    render.add_argument("file", help="YAML: the fields of a training job, kubernetes among them")
-    render.add_argument("--kind", choices=KINDS, help="instead of the file's")
-    render.add_argument("--job-id", help="default: the job's name")
+    render.add_argument("file", help=_JOB_FILE)
     said = "a node that its pods keep off; may be given several times"
     render.add_argument("--avoid", action="append", default=[], metavar="NODE", help=said)
+    about = "ask a cluster for all that a job needs there; status 1 if anything is missing"
+    check = actions.add_parser("check", help=about, description=f"{about.capitalize()}.")
+    said = f"{_JOB_FILE}; default: any job of the kind"
+    check.add_argument("file", nargs="?", help=said)
+    check.add_argument("--kubeconfig", default="", metavar="FILE", help="default: KUBECONFIG")
+    check.add_argument("--context", default="", help="default: the file's current one")
+    check.add_argument("--namespace", help="instead of the job's")
+    check.add_argument("--json", action="store_true", help="print JSON")
+    for each in (render, check):
+        each.add_argument("--kind", choices=KINDS, help="instead of the file's")
+        each.add_argument("--job-id", help="default: the job's name")

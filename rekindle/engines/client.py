@@ -8,8 +8,8 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 from urllib.parse import urlencode
 
 import msgspec
@@ -26,18 +26,44 @@ from rekindle.runtime.view import JobView
 SILENCE_S = 20.0
 
 
+class Answer(Protocol):
+    """What comes back, whole or bit by bit; broken off, it raises OSError or HTTPException."""
+
+    @property
+    def status(self) -> int:
+        """HTTP's."""
+
+    def read(self) -> bytes:
+        """Return all that is left of it."""
+
+    def readline(self) -> bytes:
+        """Return the next line; without its end, the last, which may be empty."""
+
+
+class Connection(Protocol):
+    """A connection for one request, as http.client has them."""
+
+    def request(
+        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str], /
+    ) -> None:
+        """Ask."""
+
+    def getresponse(self) -> Answer:
+        """Wait for the answer's beginning."""
+
+    def close(self) -> None:
+        """End it, and the answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
     """How a coordinator is reached: straight, or through what passes requests on.
 
-    connect: a new connection, not yet open. prefix: goes before each path. headers: for whoever is
-    on the way. where: the coordinator in a few words.
+    connect: a new connection, not yet open. where: the coordinator in a few words.
     """
 
-    connect: Callable[[], http.client.HTTPConnection]
+    connect: Callable[[], Connection]
     where: str
-    prefix: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def straight(endpoint: Endpoint) -> Way:
@@ -53,7 +79,7 @@ class JobClient:
 
     def __init__(self, endpoint: Endpoint, secret: str, way: Way | None = None) -> None:
         self._way = way or straight(endpoint)
-        self._headers = {**self._way.headers, names.HEADER_SECRET: bearer(secret)}
+        self._headers = {names.HEADER_SECRET: bearer(secret)}
 
     def status(self) -> JobView:
         """Ask where the job is."""
@@ -184,7 +210,7 @@ class _Call:
         self.where = way.where
         self._connection = way.connect()
         try:
-            self._connection.request(method, way.prefix + target, body, headers)
+            self._connection.request(method, target, body, headers)
             self.response = self._connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             self.close()

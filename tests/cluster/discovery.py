@@ -19,6 +19,10 @@ _SUBRESOURCES: dict[Kind, list[tuple[str, str, list[str]]]] = {
     ],
     kinds.SERVICEACCOUNTS: [("token", "TokenRequest", ["create"])],
 }
+_REVIEWS = {
+    "authorization.k8s.io": ("selfsubjectaccessreviews", "SelfSubjectAccessReview"),
+    "authentication.k8s.io": ("selfsubjectreviews", "SelfSubjectReview"),
+}
 VERSION = {
     "major": "1",
     "minor": "36",
@@ -52,7 +56,7 @@ def answer(known: tuple[Kind, ...], path: str) -> Object | None:
 
 
 def _groups(known: tuple[Kind, ...]) -> list[str]:
-    return [*dict.fromkeys(each.group for each in known if each.group), "authorization.k8s.io"]
+    return [*dict.fromkeys(each.group for each in known if each.group), *_REVIEWS]
 
 
 def _group(known: tuple[Kind, ...], name: str) -> Object:
@@ -66,9 +70,8 @@ def _resources(known: tuple[Kind, ...], group: str, version: str) -> Object | No
     for kind in known:
         if (kind.group, kind.version) == (group, version):
             found += _listed(kind)
-    if group == "authorization.k8s.io":
-        name = "selfsubjectaccessreviews"
-        found.append(_entry(name, "SelfSubjectAccessReview", False, ["create"]))
+    if group in _REVIEWS and version == "v1":
+        found.append(_entry(*_REVIEWS[group], False, ["create"]))
     if not found:
         return None
     of = f"{group}/{version}" if group else version

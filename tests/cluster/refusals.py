@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from cluster.kinds import Kind
@@ -115,6 +116,13 @@ def unsupported_patch(media_type: str, known: list[str]) -> Refused:
         f"{', '.join(known)}"
     )
     return Refused(415, "UnsupportedMediaType", message)
+
+
+def unsupported_dry_run(asked: Iterable[str]) -> Refused:
+    listed = " ".join(f'"{each}"' for each in sorted(asked))
+    told = f'Unsupported value: [{listed}]: supported values: "All"'
+    message = f'CreateOptions.meta.k8s.io "" is invalid: dryRun: {told}'
+    return Refused(422, "Invalid", message)
 
 
 def injected(code: int, retry_after: int | None = None) -> Refused:

@@ -21,8 +21,8 @@ from cluster.targets import Target
 _JSON_PATCH = "application/json-patch+json"
 _MERGE_PATCH = "application/merge-patch+json"
 _STRATEGIC_PATCH = "application/strategic-merge-patch+json"
-_APPLY_PATCH = "application/apply-patch+yaml"
-_PATCHES = [_JSON_PATCH, _MERGE_PATCH, _STRATEGIC_PATCH, _APPLY_PATCH]
+APPLY_PATCH = "application/apply-patch+yaml"
+_PATCHES = [_JSON_PATCH, _MERGE_PATCH, _STRATEGIC_PATCH, APPLY_PATCH]
 
 _LONGEST_WATCH_S = 1800.0
 
@@ -149,7 +149,7 @@ class Rest:
         if media_type not in known:
             raise refusals.unsupported_patch(media_type, known)
         patch = await body(request)
-        if media_type == _APPLY_PATCH:
+        if media_type == APPLY_PATCH:
             if not isinstance(patch, dict):
                 raise refusals.bad_request("what is applied must be an object")
             there = self.store.look(target.kind, target.namespace, target.name)
@@ -191,7 +191,9 @@ class Rest:
 def _options(request: web.Request, subresource: str) -> Options:
     query = request.query
     agent = request.headers.get("User-Agent", "unknown").split("/")[0]
-    applies = request.content_type == _APPLY_PATCH
+    applies = request.content_type == APPLY_PATCH
+    if asked := set(query.getall("dryRun", [])) - {"All"}:
+        raise refusals.unsupported_dry_run(asked)
     return Options(
         dry_run="dryRun" in query,
         manager=query.get("fieldManager", "" if applies else agent),

@@ -21,12 +21,13 @@ from cluster.controllers.loop import Settings
 from cluster.faults import Call, Fault, Faults, moment
 from cluster.operations import Operations
 from cluster.refusals import Refused
-from cluster.rest import Rest, answer, body, may_have_status
+from cluster.rest import APPLY_PATCH, Rest, answer, body, may_have_status
 from cluster.store import Store
 from cluster.targets import Target, find, verb
 
 _OPEN = ("/readyz", "/livez", "/healthz", "/version")
-_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_MAY_I = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_WHO_AM_I = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 
 
 class Server:
@@ -88,6 +89,8 @@ class Server:
         try:
             await self._meet_fault(request, user, what, target)
             self._authorize(user, target, what)
+            if self._applies_anew(request, target, what):
+                self._authorize(user, target, "create")
             request["resource"] = target.resource
             response = await self._object(request, user, target, what)
         except Refused as refused:
@@ -101,6 +104,12 @@ class Server:
         early = moment() < self.deny_until and not user.is_master
         if early or access.allowed(self.store, user, asked) is None:
             raise access.denial(user, target.kind, asked)
+
+    def _applies_anew(self, request: web.Request, target: Target, what: str) -> bool:
+        """Whether a patch makes an object."""
+        if what != "patch" or request.content_type != APPLY_PATCH:
+            return False
+        return self.store.look(target.kind, target.namespace, target.name) is None
 
     async def _meet_fault(
         self, request: web.Request, user: access.User, what: str, target: Target
@@ -142,9 +151,12 @@ class Server:
         return web.Response(status=404, text="404 page not found\n")
 
     async def _no_object(self, request: web.Request, user: access.User) -> web.StreamResponse:
-        if request.path == _REVIEWS and request.method == "POST":
+        if request.path in (_MAY_I, _WHO_AM_I) and request.method == "POST":
             if user is access.ANONYMOUS:
-                raise refusals.unauthorized()
+                group, resource = request.path.split("/")[2::2]
+                raise access.denial(user, None, access.Request("create", group, resource))
+            if request.path == _WHO_AM_I:
+                return subresources.who(user)
             return await subresources.review(self.operations, user, request)
         asked = access.Request(request.method.lower(), path=request.path)
         if access.allowed(self.store, user, asked) is None:

@@ -82,6 +82,13 @@ async def token(
     return answer({**made, "metadata": metadata, "spec": wanted.get("spec") or {}}, 201)
 
 
+def who(user: User) -> web.Response:
+    """Who am I?"""
+    status = {"userInfo": {"username": user.name, "groups": list(user.groups)}}
+    made = {"kind": "SelfSubjectReview", "apiVersion": "authentication.k8s.io/v1"}
+    return answer({**made, "metadata": {}, "status": status}, 201)
+
+
 async def review(operations: Operations, user: User, request: web.Request) -> web.Response:
     """May I?"""
     wanted = await body_object(request)

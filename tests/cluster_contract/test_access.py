@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from cluster.client import Cluster
 from cluster.manifests import config_map, job, pod, rules
 
@@ -61,6 +62,69 @@ def test_may_i(limited: Cluster, namespace: str) -> None:
     assert not may("create", "jobs", "batch")
 
 
+_REVIEWS = {
+    "SelfSubjectReview": "/apis/authentication.k8s.io/v1/selfsubjectreviews",
+    "SelfSubjectAccessReview": "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+}
+
+
+def _review(kind: str) -> dict[str, object]:
+    made: dict[str, object] = {"apiVersion": "/".join(_REVIEWS[kind].split("/")[2:4]), "kind": kind}
+    if kind == "SelfSubjectAccessReview":
+        made["spec"] = {"resourceAttributes": {"verb": "get", "resource": "pods"}}
+    return made
+
+
+def test_who_am_i(limited: Cluster, namespace: str) -> None:
+    """SelfSubjectReview names the account, and its groups."""
+    kind = "SelfSubjectReview"
+    told = limited.create(_REVIEWS[kind], _review(kind))["status"]["userInfo"]
+    assert told["username"] == f"system:serviceaccount:{namespace}:runner"
+    assert {"system:authenticated", f"system:serviceaccounts:{namespace}"} <= {*told["groups"]}
+
+
+@pytest.mark.parametrize("kind", _REVIEWS)
+def test_nobody_may_ask_about_itself(kind: str, shared_cluster: Cluster, tmp_path: Path) -> None:
+    """Without a token: 403, or 401 where nobody is let in at all; a wrong one is 401."""
+    told = yaml.safe_load(shared_cluster.kubeconfig.read_text())
+    told["users"] = [{"name": each["name"], "user": {}} for each in told["users"]]
+    path = tmp_path / "anonymous"
+    path.write_text(yaml.safe_dump(told))
+    nobody = Cluster(path)
+    wrong = Cluster(shared_cluster.kubeconfig_for("no-such-token", tmp_path / "wrong"))
+    try:
+        code, answer = nobody.call("POST", _REVIEWS[kind], _review(kind))
+        assert code in (401, 403)
+        assert code == 401 or 'User "system:anonymous" cannot create' in answer["message"]
+        assert wrong.call("POST", _REVIEWS[kind], _review(kind))[0] == 401
+    finally:
+        nobody.close()
+        wrong.close()
+
+
+def test_what_is_applied_anew_is_created(
+    shared_cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    """Server-side apply wants the right to create as well, where there is nothing yet."""
+    rule = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "patch"]}
+    role, binding = rules("change", "changer", namespace, rule)
+    place = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
+    shared_cluster.create(f"{place}/roles", role)
+    shared_cluster.create(f"{place}/rolebindings", binding)
+    token = shared_cluster.token_for("changer", namespace)
+    changer = Cluster(shared_cluster.kubeconfig_for(token, tmp_path / "changer", namespace))
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+    wanted = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}}
+    apply = ("PATCH", f"{path}/a?fieldManager=test", wanted, "application/apply-patch+yaml")
+    try:
+        code, answer = changer.call(*apply)
+        assert (code, answer["reason"]) == (403, "Forbidden")
+        shared_cluster.create(path, config_map("a"))
+        assert changer.call(*apply)[0] == 200
+    finally:
+        changer.close()
+
+
 def test_a_wrong_token_is_nobody(shared_cluster: Cluster, tmp_path: Path) -> None:
     """401."""
     path = shared_cluster.kubeconfig_for("no-such-token", tmp_path / "wrong")
@@ -115,12 +179,44 @@ def test_what_is_asked_for_counts_against_a_quota(shared_cluster: Cluster, names
         assert shared_cluster.call("POST", f"{place}/pods", wanted)[0] == code
 
 
+@pytest.mark.parametrize("pods", [2, 0])
+def test_a_quota_is_asked_by_a_dry_run(pods: int, shared_cluster: Cluster, namespace: str) -> None:
+    """A pod that would not be let in is refused; a Job of such pods is not."""
+    place = f"/api/v1/namespaces/{namespace}"
+    quota = {"metadata": {"name": "few"}, "spec": {"hard": {"pods": str(pods)}}}
+    shared_cluster.create(f"{place}/resourcequotas", quota)
+    shared_cluster.until(f"{place}/resourcequotas", lambda found: found["few"].get("status"))
+    code, _ = shared_cluster.call("POST", f"{place}/pods?dryRun=All", pod("one"))
+    assert code == (201 if pods else 403)
+    jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
+    assert shared_cluster.call("POST", f"{jobs}?dryRun=All", job("train", ranks=1))[0] == 201
+    assert shared_cluster.get(jobs)["items"] == shared_cluster.get(f"{place}/pods")["items"] == []
+
+
+def test_limits_and_runtimes_are_looked_up(shared_cluster: Cluster, namespace: str) -> None:
+    """A LimitRange is as it was made; a RuntimeClass that there is not is 404."""
+    path = f"/api/v1/namespaces/{namespace}/limitranges"
+    rule = {"type": "Pod", "max": {"memory": "1Gi"}}
+    shared_cluster.create(path, {"metadata": {"name": "small"}, "spec": {"limits": [rule]}})
+    (found,) = shared_cluster.get(path)["items"]
+    assert found["spec"]["limits"] == [rule]
+    code, answer = shared_cluster.call("GET", "/apis/node.k8s.io/v1/runtimeclasses/none")
+    assert (code, answer["reason"]) == (404, "NotFound")
+
+
 def test_discovery(shared_cluster: Cluster) -> None:
     """Groups and kinds; 404 for those that there are not."""
     groups = {each["name"] for each in shared_cluster.get("/apis")["groups"]}
     assert {"batch", "apps"} <= groups
     found = shared_cluster.get("/apis/batch/v1")["resources"]
     assert {"jobs", "jobs/status"} <= {each["name"] for each in found}
+    for group in ("authentication", "authorization"):
+        found = shared_cluster.get(f"/apis/{group}.k8s.io/v1")["resources"]
+        assert any(each["name"].startswith("selfsubject") for each in found)
+    assert {"groupVersion": "batch/v1", "version": "v1"} in shared_cluster.get("/apis/batch")[
+        "versions"
+    ]
+    assert shared_cluster.call("GET", "/apis/nothing.example.com")[0] == 404
     assert shared_cluster.call("GET", "/apis/nothing.example.com/v1")[0] == 404
     assert shared_cluster.call("GET", "/readyz")[1] == "ok"
     assert shared_cluster.get("/version")["major"] == "1"

@@ -197,6 +197,8 @@ def test_a_dry_run_leaves_nothing(core: client.CoreV1Api, namespace: str) -> Non
     wanted = config_map("a")
     create = core.create_namespaced_config_map
     refused(409, "AlreadyExists", create, namespace, wanted, dry_run="All")
+    refused(422, "Invalid", create, namespace, config_map("b"), dry_run="Some")
+    refused(404, "NotFound", create, "no-such-namespace", config_map("b"), dry_run="All")
 
 
 def test_unknown_fields_are_refused_on_demand(shared_cluster: Cluster, namespace: str) -> None:

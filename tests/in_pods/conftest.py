@@ -1,5 +1,6 @@
 """A cluster of its own for each test, and jobs in its pods."""
 
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,23 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Simulate
     """Three nodes that run pods as processes of this machine; options by indirect parameters."""
     with start(tmp_path / "cluster", **getattr(request, "param", {})) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def lean(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
+    """Two nodes with four devices each, and no JobSets; for tests that leave nothing behind."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with start(folder, nodes=2, without="jobsets", capacity="example.com/npu=4") as found:
+        yield found
+
+
+@pytest.fixture
+def space(lean: Simulated) -> Iterator[str]:
+    """A namespace of the test's own there."""
+    name = f"test-{secrets.token_hex(4)}"
+    lean.create("/api/v1/namespaces", {"metadata": {"name": name}})
+    yield name
+    lean.delete(f"/api/v1/namespaces/{name}")
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 from cluster.launch import Simulated
 from training_jobs.checks import assert_same_training, assert_samples_once
 from training_jobs.job import pause_all
@@ -23,7 +22,7 @@ from rekindle.runtime.state import RESCHEDULED
 pytestmark = pytest.mark.timeout(300)  # a cluster, and a job in its pods
 
 PAUSE_ALL = pause_all(12)
-DEPLOY = Path(__file__).parents[2] / "deploy" / "base"
+JOB = "/apis/batch/v1/namespaces/default/jobs/job"
 
 
 def assert_ended_well(job: PodJob, baseline: Record) -> None:
@@ -126,22 +125,25 @@ def test_somebody_removes_the_workload(job: Callable[..., PodJob], baseline: Rec
     """Its nodes are lost with it, and it is made anew."""
     run = job(*PAUSE_ALL, checkpoint_every=5)
     run.wait_pause(12)
-    run.cluster.delete("/apis/batch/v1/namespaces/default/jobs/job?propagationPolicy=Background")
+    before = run.workload()["metadata"]["uid"]
+    run.cluster.delete(JOB, propagationPolicy="Background")
     run.release_all()
+    assert run.end().outcome == "succeeded", run.story()
+    assert run.workload()["metadata"]["uid"] != before
     assert_ended_well(run, baseline)
 
 
-def test_the_rights_that_are_handed_out_are_enough(
-    job: Callable[..., PodJob], cluster: Simulated, baseline: Record, tmp_path: Path
-) -> None:
-    """A job from its beginning to its removal, with the Role of deploy/ and no other rights."""
-    rbac = "/apis/rbac.authorization.k8s.io/v1/namespaces/default"
-    token = cluster.token_for("rekindle-flows")
-    (role,) = yaml.safe_load_all((DEPLOY / "role.yaml").read_text())
-    _, binding = yaml.safe_load_all((DEPLOY / "service-account.yaml").read_text())
-    binding["subjects"][0]["namespace"] = "default"
-    cluster.create(f"{rbac}/roles", role)
-    cluster.create(f"{rbac}/rolebindings", binding)
-    run = job(kubeconfig=cluster.kubeconfig_for(token, tmp_path / "flows.kubeconfig"))
+def test_somebody_removes_the_workload_alone(job: Callable[..., PodJob], baseline: Record) -> None:
+    """Its pods go on without an owner, and in the end they go as well."""
+    run = job(*PAUSE_ALL)
+    run.wait_pause(12)
+    pods = set(run.worker_pods())
+    run.cluster.delete(JOB, propagationPolicy="Orphan")
+    run.release_all()
+    assert run.end().outcome == "succeeded", run.story()
+    run.wait(lambda: ended(run, pods), "the end of its pods")
     assert_ended_well(run, baseline)
-    assert run.told == []
+
+
+def ended(job: PodJob, pods: set[str]) -> bool:
+    return all(job.worker_pods()[name]["status"]["phase"] == "Succeeded" for name in pods)

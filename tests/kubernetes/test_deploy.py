@@ -7,23 +7,16 @@ from typing import Any
 
 import pytest
 import yaml
-from rendered import adapter_of, rendered
+from rendered import rendered
 
-from rekindle.engines.kubernetes.kinds.trainjob import RUNTIME
-from rekindle.engines.kubernetes.kinds.volcano_job import COMMAND
 from rekindle.engines.kubernetes.pods import Kind
 
 pytest.importorskip("kubernetes.client")
 from rendered.fields import wrong_fields
 
+from rekindle.engines.kubernetes.rights import NODES, needed, useful
+
 ROOT = Path(__file__).resolve().parents[2]
-PLURALS = {
-    "ConfigMap": "configmaps",
-    "Secret": "secrets",
-    "Service": "services",
-    "Deployment": "deployments",
-    "NetworkPolicy": "networkpolicies",
-}
 
 
 def objects(folder: str) -> list[dict[str, Any]]:
@@ -56,18 +49,35 @@ def test_objects_are_sound(folder: str) -> None:
         assert one["metadata"]["name"].startswith("rekindle")
 
 
-@pytest.mark.parametrize("kind", [kind.value for kind in Kind])
-def test_flows_may_make_and_remove_what_is_rendered(kind: str) -> None:
-    """There is a right to every object of a job, and to follow its workload."""
-    may = rights()
-    gvk = adapter_of(kind).gvk
-    assert may[gvk.group, gvk.plural] >= {"create", "get", "list", "watch", "patch", "delete"}
-    found = rendered(kind)
-    for one in (found.root, *found.around):
-        group = one["apiVersion"].rpartition("/")[0]
-        assert may[group, PLURALS[one["kind"]]] >= {"create", "get", "patch", "delete"}
-    assert may[RUNTIME.group, RUNTIME.plural] >= {"create", "delete"}
-    assert may[COMMAND.group, COMMAND.plural] == {"create"}
+def test_the_role_is_the_list_of_rights() -> None:
+    """The Role hands out what jobs of all kinds need and use, and no more."""
+    listed: dict[tuple[str, str], set[str]] = {}
+    for kind in Kind:
+        # Of MindCluster's own recovery, too: its ConfigMap is made as well.
+        known = kind in (Kind.ASCENDJOB, Kind.VOLCANO_JOB)
+        said = {"recovery": "mindcluster"} if known else {}
+        for each in (*needed(kind, rendered(kind.value, **said)), *useful(kind)):
+            listed.setdefault((each.group, each.resource), set()).update(each.verbs)
+    assert rights() == listed
+
+
+def test_rights_on_nodes_are_those_of_the_list() -> None:
+    """The optional ClusterRole as well."""
+    (role,) = [one for one in objects("nodes") if one["kind"] == "ClusterRole"]
+    (rule,) = role["rules"]
+    assert (rule["resources"], rule["verbs"]) == ([NODES.resource], [*NODES.verbs])
+
+
+def test_whoever_is_inside_needs_no_proxy() -> None:
+    """The coordinator is reached directly then; a kind that is not suspended needs no patch."""
+    wanted = rendered()
+    outside, inside = (needed(Kind.INDEXED_JOB, wanted, inside=each) for each in (False, True))
+    assert {each.resource for each in outside} - {each.resource for each in inside} == {
+        "services/proxy"
+    }
+    found = needed(Kind.ASCENDJOB, rendered("ascendjob"))
+    (workload,) = [each for each in found if each.resource == "ascendjobs"]
+    assert "patch" not in workload.verbs
 
 
 def test_flows_may_do_no_more() -> None:

@@ -111,12 +111,14 @@ def later(root: Path, port: int, seconds: float) -> Iterator[None]:
         thread.join()
 
 
-def certificate(folder: Path) -> tuple[Path, Path]:
-    """One for 127.0.0.1 that vouches for itself, and its key."""
+def certificate(folder: Path, host: str = "127.0.0.1") -> tuple[Path, Path]:
+    """One for an address, or a host's name, that vouches for itself, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
     now = datetime.datetime.now(datetime.timezone.utc)
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    address: x509.GeneralName = x509.DNSName(host)
+    if host[0].isdigit():
+        address = x509.IPAddress(ipaddress.ip_address(host))
     signed = (
         x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))

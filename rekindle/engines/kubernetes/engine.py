@@ -24,6 +24,7 @@ from rekindle.engines.kubernetes.labels import Role
 from rekindle.engines.kubernetes.objects import wait_until
 from rekindle.engines.kubernetes.placing import Placing
 from rekindle.engines.kubernetes.pods import Pods
+from rekindle.engines.kubernetes.preflight import must_fit
 from rekindle.engines.kubernetes.seen import PodSeen, look_at
 from rekindle.engines.mirror import Mirror
 from rekindle.errors import JobError, LeaseHeldError
@@ -98,9 +99,11 @@ class KubernetesEngine:
     def launch(self, *, attempt: int) -> Endpoint:
         """Put the job's objects in place, or those of the next attempt, and begin it.
 
+        Raises UsageError: the cluster lacks something; then nothing was made.
         Raises JobError: the coordinator's pod does not run in time, or cannot; in the second case
         nothing of the job is left.
         """
+        must_fit(self._api, self._directory.spec(), self._pods)
         self._place.place(self._place.around(attempt))
         try:
             return self._begin(attempt)

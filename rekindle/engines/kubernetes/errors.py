@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,6 +41,7 @@ class ExpiredError(ApiError):
     """What was asked for is older, or newer, than what the server remembers."""
 
 
+_ALL_RIGHTS = "rekindle kubernetes check names every right that is missing"
 _KINDS: Mapping[int, type[ApiError]] = {
     401: ForbiddenError,
     403: ForbiddenError,
@@ -56,4 +58,15 @@ def refusal(asked: str, status: int, said: Mapping[str, Any]) -> ApiError:
     kind = _KINDS.get(status, ApiError)
     if status == 504 and "Too large resource version" in message:
         kind = ExpiredError  # of a server that lags behind, or was restored from a backup
-    return kind(f"{asked}: {message or reason or f'HTTP {status}'}", status=status, reason=reason)
+    said_of_us = f"; {_ALL_RIGHTS}" if status == 403 and 'User "' in message else ""
+    told = f"{asked}: {message or reason or f'HTTP {status}'}{said_of_us}"
+    return kind(told, status=status, reason=reason)
+
+
+def said_in(data: bytes) -> Mapping[str, Any]:
+    """Read a Status object; what is none becomes a message."""
+    try:
+        said = json.loads(data)
+    except ValueError:
+        said = None
+    return said if isinstance(said, dict) else {"message": data.decode(errors="replace")[:200]}

@@ -8,8 +8,9 @@ import threading
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
-from rekindle.engines.kubernetes.api import Api, Object, Stream
+from rekindle.engines.kubernetes.api import Api, Object
 from rekindle.engines.kubernetes.errors import ApiError, ExpiredError, MissingObjectError
+from rekindle.engines.kubernetes.streams import Stream
 
 WATCH_S = 290  # the server ends a watch then, and the next goes on from where it was
 SILENCE_S = 320.0  # longer than a watch: its server, or the way to it, is gone

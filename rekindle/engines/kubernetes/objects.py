@@ -34,10 +34,14 @@ def collection(api_version: str, plural: str, namespace: str) -> str:
     return f"{root}/namespaces/{namespace}/{plural}"
 
 
+def plural_of(obj: Object) -> str:
+    """Return what objects of its kind are called in paths and rights."""
+    return _PLURALS[obj["kind"]]
+
+
 def collection_of(obj: Object) -> str:
     """Return the path of the collection that an object belongs to."""
-    plural = _PLURALS[obj["kind"]]
-    return collection(obj["apiVersion"], plural, obj["metadata"]["namespace"])
+    return collection(obj["apiVersion"], plural_of(obj), obj["metadata"]["namespace"])
 
 
 def path_of(obj: Object) -> str:

@@ -195,6 +195,9 @@ class Placing:
 
     def _wait_collected(self) -> None:
         """Wait until all that the job's root owns is gone, too."""
+        for pod in self.our_pods():
+            if not pod["metadata"].get("ownerReferences"):  # its workload was removed without it
+                self.end_pod(pod, ENDED_GRACE_S)
         wait_until(lambda: not self.our_pods(), f"the pods of job {self._job_id} to go", GONE_S)
         for version, plural, name in (
             ("v1", "secrets", self.names.secret),

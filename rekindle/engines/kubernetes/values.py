@@ -5,10 +5,17 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from decimal import Decimal
 
 from rekindle.errors import UsageError
 
+_BINARY = ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+_DECIMAL = ("n", "u", "m", "", "k", "M", "G", "T", "P", "E")
 _QUANTITY = re.compile(r"(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[munkMGTPE]|[eE][+-]?\d+)?")
+_UNITS = {
+    **{unit: Decimal(1024) ** (place + 1) for place, unit in enumerate(_BINARY)},
+    **{unit: Decimal(1000) ** (place - 3) for place, unit in enumerate(_DECIMAL)},
+}
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _KEY_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
@@ -31,6 +38,15 @@ def quantity(where: str, text: str) -> None:
     number = _QUANTITY.fullmatch(text)
     if text and not (number and float(number[1]) > 0):
         raise UsageError(f"{where} is {text!r}; give a quantity, as 4, 500m or 64Gi")
+
+
+def amount(text: object) -> Decimal:
+    """Return an amount of a resource as a number. Raises UsageError: it is none."""
+    found = _QUANTITY.fullmatch(str(text))
+    if not found:
+        raise UsageError(f"{text!r} is no amount of a resource; give 4, 500m or 64Gi, say")
+    number, unit = Decimal(found[1]), found[3] or ""
+    return number * _UNITS[unit] if unit in _UNITS else number.scaleb(int(unit[1:]))
 
 
 def label(where: str, text: str) -> None:

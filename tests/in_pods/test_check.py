@@ -1,0 +1,109 @@
+"""`rekindle kubernetes check`: what a cluster lacks is told on demand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import role
+from cluster.launch import Simulated
+
+from rekindle import cli
+
+pytestmark = pytest.mark.timeout(300)  # a cluster
+
+Object = dict[str, Any]
+
+
+def checked(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, list[Object]]:
+    """The exit status of the command, and what it has found."""
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["kubernetes", "check", *map(str, arguments), "--json"])
+    return int(str(exit_.value.code)), json.loads(capsys.readouterr().out)
+
+
+def states(found: list[Object]) -> dict[str, str]:
+    return {each["what"]: each["state"] for each in found if not each["optional"]}
+
+
+def test_everything_is_there(
+    lean: Simulated, space: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the Role of deploy/ alone the check passes; what may not be looked at is unknown."""
+    kubeconfig = role.flows(lean, tmp_path / "flows", space)
+    for kind in ("indexed-job", "ascendjob", "volcano-job", "trainjob", "pytorchjob"):
+        options = ("--kubeconfig", kubeconfig, "--namespace", space, "--kind", kind)
+        status, found = checked(capsys, *options)
+        assert status == 0
+        assert set(states(found).values()) == {"ok"}, found
+        assert states(found)[f"namespace {space}"] == "ok"
+        assert {each["what"] for each in found if each["state"] == "missing"} == {"right to nodes"}
+    assert lean.get(f"/api/v1/namespaces/{space}/secrets")["items"] == []
+
+
+def test_a_job_file_is_checked(
+    lean: Simulated, space: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own objects are tried, strictly; what only it needs is looked for."""
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "name: llama\nscript: train.py\nworking_directory: /app\nnodes: 2\nprocesses_per_node: 8\n"
+        "kubernetes:\n  image: example.com/train:1\n  device: example.com/npu\n"
+        "  overrides: {spec: {parallelisms: 1}}\n"
+    )
+    options = ("--kubeconfig", lean.kubeconfig, "--namespace", space)
+    status, found = checked(capsys, path, *options)
+    wrong = {each["what"]: each["said"] for each in found if each["state"] == "missing"}
+    assert status == 1
+    assert set(wrong) == {"device example.com/npu", "dry run of Job llama"}
+    assert wrong["device example.com/npu"] == "none of 2 nodes has 8"
+    assert 'unknown field "spec.parallelisms"' in wrong["dry run of Job llama"]
+
+
+def test_it_is_told_to_people(
+    lean: Simulated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table, and below it what to do."""
+    options = ("--kubeconfig", str(lean.kubeconfig), "--namespace", "nowhere")
+    with pytest.raises(SystemExit, match="1"):
+        cli.main(["kubernetes", "check", *options, "--kind", "jobset"])
+    told = capsys.readouterr().out
+    assert told.splitlines()[0].split() == ["what", "a", "job", "needs", "state", "found"]
+    assert "\nnamespace nowhere:\n  kubectl create namespace nowhere\n" in told
+    assert "install JobSet" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what", "said"),
+    [
+        (("--kubeconfig", "/nowhere"), "kubeconfig", "no Kubernetes cluster"),
+        (("--context", "other"), "kubeconfig", "other"),
+    ],
+)
+def test_a_wrong_kubeconfig(
+    arguments: tuple[str, ...],
+    what: str,
+    said: str,
+    lean: Simulated,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is a finding like others."""
+    status, found = checked(capsys, "--kubeconfig", lean.kubeconfig, *arguments)
+    assert (status, [each["what"] for each in found]) == (1, [what])
+    assert said in found[0]["said"]
+
+
+def test_a_server_that_is_away(
+    lean: Simulated,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither is asked for long."""
+    monkeypatch.setattr("rekindle.commands.preflight._PATIENCE_S", 0.2)
+    config = tmp_path / "config"
+    config.write_text(lean.kubeconfig.read_text().replace(f":{lean.port}", ":1"))
+    status, found = checked(capsys, "--kubeconfig", config)
+    assert (status, states(found)) == (1, {"server": "missing"})

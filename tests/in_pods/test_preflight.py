@@ -1,0 +1,212 @@
+"""What a cluster lacks is told before the engine makes anything in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from cluster import role
+from cluster.launch import Simulated
+from rendered import pods, spec
+
+from rekindle import names
+from rekindle.engines.kubernetes.api import load
+from rekindle.engines.kubernetes.engine import KubernetesEngine
+from rekindle.errors import JobError, UsageError
+from rekindle.runtime.spec import JobDirectory
+
+pytestmark = pytest.mark.timeout(300)  # a cluster
+
+Object = dict[str, Any]
+
+
+class Placing:
+    """Launches jobs that cannot be, and looks for what is left of them."""
+
+    def __init__(self, server: Simulated, folder: Path) -> None:
+        self.server = server
+        self.folder = folder
+
+    def refused(self, said: Object, kubeconfig: Path | None = None) -> str:
+        """Launch a job; the error. Nothing must have been made."""
+        directory = JobDirectory(self.folder / "job")
+        wanted = pods(**said)
+        directory.create(spec(directory=str(directory.path)), logs=False)
+        directory.pods.write_bytes(msgspec.json.encode(wanted))
+        api = load(str(kubeconfig or self.server.kubeconfig), patience_s=0.5)
+        try:
+            with pytest.raises((UsageError, JobError)) as error:
+                KubernetesEngine(directory, wanted, api).launch(attempt=1)
+        finally:
+            api.close()
+        assert self.made() == []
+        return str(error.value)
+
+    def made(self) -> list[str]:
+        """All that there is of jobs, in all namespaces."""
+        found = []
+        for path in (
+            *(f"/api/v1/{plural}" for plural in ("configmaps", "secrets", "services", "pods")),
+            "/apis/apps/v1/deployments",
+            "/apis/batch/v1/jobs",
+            "/apis/networking.k8s.io/v1/networkpolicies",
+        ):
+            items = self.server.get(f"{path}?labelSelector=rekindle.dev/job")["items"]
+            found += [f"{path}/{each['metadata']['name']}" for each in items]
+        return found
+
+
+@pytest.fixture
+def placing(lean: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Placing:
+    monkeypatch.setenv(names.ENV_HOME, str(tmp_path / "home"))
+    return Placing(lean, tmp_path)
+
+
+def test_a_namespace_that_is_not_there(placing: Placing) -> None:
+    """It is named, with how to make it."""
+    said = placing.refused({"namespace": "nowhere"})
+    assert "job demo cannot be in namespace nowhere of http://127.0.0.1" in said
+    assert "namespace nowhere: it is not there (kubectl create namespace nowhere)" in said
+
+
+def test_a_kind_that_is_not_installed(placing: Placing, space: str) -> None:
+    """Its group and version are named, and what to install."""
+    said = placing.refused({"namespace": space, "kind": "jobset"})
+    assert "kind jobsets of jobset.x-k8s.io/v1alpha2: the cluster has nothing of jobset.x" in said
+    assert "install JobSet, or choose another kind" in said
+
+
+def test_no_rights(placing: Placing, lean: Simulated, space: str, tmp_path: Path) -> None:
+    """Every right that is missing is named at once, and who grants it."""
+    kubeconfig = lean.kubeconfig_for(lean.token_for("nobody", space), tmp_path / "nobody")
+    said = placing.refused({"namespace": space}, kubeconfig)
+    for right in (
+        "right to configmaps: we may not create, get, delete",
+        "right to jobs.batch: we may not create, get, delete, patch",
+        "right to pods: we may not list, watch, delete",
+        "right to services/proxy: we may not create, get",
+    ):
+        assert right in said
+    assert "as deploy/base/role.yaml does" in said
+    assert "optional" not in said
+    assert "nodes" not in said
+
+
+def test_one_right_is_missing(placing: Placing, lean: Simulated, space: str) -> None:
+    """It alone is named."""
+    kubeconfig = role.flows(lean, placing.folder / "flows", space)
+    path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{space}/roles/rekindle-flows"
+    found = lean.get(path)
+    for rule in found["rules"]:
+        if "deployments" in rule["resources"]:
+            rule["verbs"] = ["create", "get"]
+    lean.patch(path, {"rules": found["rules"]})
+    said = placing.refused({"namespace": space}, kubeconfig)
+    assert said.count("\n") == 1
+    assert "right to deployments.apps: we may not patch" in said
+
+
+def test_a_stranger(placing: Placing, lean: Simulated, space: str, tmp_path: Path) -> None:
+    """Whom the server does not know is told so."""
+    kubeconfig = lean.kubeconfig_for("no-such-token", tmp_path / "wrong")
+    said = placing.refused({"namespace": space}, kubeconfig)
+    assert "user: we are not known to the server" in said
+    assert "Unauthorized" in said
+
+
+def test_nobody_answers(placing: Placing, lean: Simulated, tmp_path: Path) -> None:
+    """The error names where nobody is."""
+    kubeconfig = tmp_path / "config"
+    kubeconfig.write_text(lean.kubeconfig.read_text().replace(f":{lean.port}", ":1"))
+    assert "127.0.0.1:1" in placing.refused({}, kubeconfig)
+
+
+def _wanting(memory: str) -> Object:
+    return {"name": "training", "resources": {"requests": {"memory": memory}}}
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ({"image": ""}, "image is ''; name the image that holds the training script"),
+        ({"namespace": "n" * 64}, "use at most 63 of a-z 0-9 -"),
+        ({"priority_class": "p" * 254}, "use at most 253 of a-z 0-9 -"),
+        (
+            {"pod_overrides": {"spec": {"containers": [_wanting("64GB")]}}},
+            "'64GB' is no amount of a resource",
+        ),
+    ],
+)
+def test_what_no_cluster_could_have(placing: Placing, said: Object, text: str) -> None:
+    """No image, names that are too long, amounts that are none."""
+    assert text in placing.refused(said)
+
+
+@pytest.mark.parametrize(
+    ("hard", "text"),
+    [
+        ({"pods": "2"}, "the job can never fit: pods: 3 are needed, 2 are allowed"),
+        ({"requests.example.com/npu": "7"}, "requests.example.com/npu: 8 are needed, 7 are"),
+        ({"limits.cpu": "99"}, "it wants every container to say limits.cpu"),
+    ],
+)
+def test_a_quota_that_has_no_room_ever(
+    placing: Placing, lean: Simulated, space: str, hard: Object, text: str
+) -> None:
+    """Pods that would be waited for in vain are told of."""
+    quota = {"metadata": {"name": "few"}, "spec": {"hard": hard}}
+    lean.create(f"/api/v1/namespaces/{space}/resourcequotas", quota)
+    said = placing.refused({"namespace": space, "device": "example.com/npu"})
+    assert "ResourceQuota few: " in said
+    assert text in said
+
+
+def test_a_limit_that_lets_no_pod_in(placing: Placing, lean: Simulated, space: str) -> None:
+    """Nor does a LimitRange."""
+    rules = [{"type": "Container", "max": {"memory": "1Gi"}}]
+    limit = {"metadata": {"name": "small"}, "spec": {"limits": rules}}
+    lean.create(f"/api/v1/namespaces/{space}/limitranges", limit)
+    said = placing.refused({"namespace": space, "memory": "2Gi"})
+    assert "LimitRange: container training asks for 2Gi of memory, 1Gi is the most" in said
+
+
+def test_what_pods_name_and_is_not_there(placing: Placing, space: str) -> None:
+    """Each is named."""
+    said = placing.refused(
+        {
+            "namespace": space,
+            "priority_class": "high",
+            "service_account": "runner",
+            "image_pull_secrets": ["pull"],
+            "volumes": [{"name": "data", "mount_path": "/data", "claim": "disk"}],
+            "pod_overrides": {"spec": {"runtimeClassName": "nvidia"}},
+        }
+    )
+    for what in (
+        "PriorityClass high",
+        "ServiceAccount runner",
+        "RuntimeClass nvidia",
+        "Secret pull",
+        "PersistentVolumeClaim disk",
+    ):
+        assert f"{what}: the pods name it, and it is not there" in said
+    assert f"kubectl create serviceaccount runner -n {space}" in said
+
+
+def test_what_the_server_refuses_of_the_workload(placing: Placing, space: str) -> None:
+    """It has said so before there was anything else."""
+    patch = {"spec": {"completions": None}}
+    said = placing.refused({"namespace": space, "overrides": patch})
+    assert "dry run of Job demo: POST" in said
+    assert "spec.completions: Required value" in said
+
+
+def test_a_name_that_is_taken(placing: Placing, lean: Simulated, space: str) -> None:
+    """The workload's is another's: nothing is made around it."""
+    path = f"/apis/batch/v1/namespaces/{space}/jobs"
+    pod = {"spec": {"restartPolicy": "Never", "containers": [{"name": "a", "image": "b"}]}}
+    lean.create(path, {"metadata": {"name": "demo"}, "spec": {"suspend": True, "template": pod}})
+    said = placing.refused({"namespace": space})
+    assert "there is one that is not of this job (give the job another name)" in said
