@@ -185,15 +185,23 @@ def _mount(name: str, path: str, *, read_only: bool) -> Manifest:
     return found | {"readOnly": True} if read_only else found
 
 
+RESET_CONFIG = "reset-config-"
+
+
 def reset_config(workload: str, namespace: str) -> Manifest:
     """Return the ConfigMap in which MindCluster tells a job's processes to begin anew."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {
-            "name": f"reset-config-{workload}",
+            "name": f"{RESET_CONFIG}{workload}",
             "namespace": namespace,
             "labels": {"reset": "true"},
         },
         "data": {"reset.json": '{"status":"initializing"}\n', "checkCode": ""},
     }
+
+
+def is_mindclusters(manifest: Manifest) -> bool:
+    """Whether MindCluster goes on to write there: it is made once, and never put back."""
+    return str(manifest["metadata"]["name"]).startswith(RESET_CONFIG)

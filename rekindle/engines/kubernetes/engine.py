@@ -20,12 +20,14 @@ from rekindle import names
 from rekindle.engines.client import JobClient, straight
 from rekindle.engines.host_log import HostLog
 from rekindle.engines.kubernetes.api import Api, Object, load
+from rekindle.engines.kubernetes.ascend import is_mindclusters
 from rekindle.engines.kubernetes.coordinator import owned
 from rekindle.engines.kubernetes.errors import ApiError, ConflictError, MissingObjectError
 from rekindle.engines.kubernetes.eyes import Eyes
 from rekindle.engines.kubernetes.kinds.base import Phase
 from rekindle.engines.kubernetes.labels import ATTEMPT, Names, selector
 from rekindle.engines.kubernetes.manifests import Manifests, adapter, render
+from rekindle.engines.kubernetes.mindcluster.watch import Ears, host_eyes
 from rekindle.engines.kubernetes.objects import (
     GONE_S,
     collection,
@@ -191,10 +193,11 @@ class KubernetesEngine:
 
     @contextmanager
     def watch(self, report: Callable[[Sign], None], tell: Callable[[str], None]) -> Iterator[None]:
-        """Follow the job's pods meanwhile: what becomes of them is reported, and told."""
+        """Follow the job's pods meanwhile, and what is known of their devices: report, and tell."""
         pods = collection("v1", "pods", self._pods.namespace)
         eyes = Eyes(self._api, pods, selector(self._job_id), self._node_at, report, tell)
-        with eyes.open():
+        ears = Ears(report, tell, eyes.pods, self._node_at)
+        with eyes.open(), host_eyes(self._api, self._pods, self._directory.spec(), ears):
             yield
 
     # ---- placing
@@ -209,7 +212,10 @@ class KubernetesEngine:
         # With the secret that counts, which may be another process's.
         wanted = self._render(attempt)
         for each in (*others, *wanted.beside):
-            self._api.apply(path_of(each), owned(each, uid))
+            if is_mindclusters(each):
+                ensure(self._api, owned(each, uid))
+            else:
+                self._api.apply(path_of(each), owned(each, uid))
         workload = owned(wanted.workload, uid)
         return msgspec.structs.replace(wanted, root=root, workload=workload)
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rekindle.engines.kubernetes.api import Api
+from rekindle.engines.kubernetes.api import Api, Object
 from rekindle.engines.kubernetes.errors import ApiError
 from rekindle.engines.kubernetes.follow import Follower
 from rekindle.engines.kubernetes.seen import PodSeen, look_at
@@ -49,6 +49,10 @@ class Eyes:
         finally:
             self._follower.end()
             thread.join()
+
+    def pods(self) -> list[Object]:
+        """Return the pods as they were seen last."""
+        return list(self._follower.objects.values())
 
     def _follow(self) -> None:
         try:

@@ -1,0 +1,226 @@
+"""Watches MindCluster's ConfigMaps while a job is steered: what concerns the job is reported."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import NamedTuple
+
+import msgspec
+
+from rekindle.engines.kubernetes.api import Api, Object
+from rekindle.engines.kubernetes.ascend import RESET_CONFIG
+from rekindle.engines.kubernetes.errors import ApiError, DamagedError
+from rekindle.engines.kubernetes.follow import Follower
+from rekindle.engines.kubernetes.labels import Names
+from rekindle.engines.kubernetes.mindcluster.documents import name_of
+from rekindle.engines.kubernetes.mindcluster.known import Known
+from rekindle.engines.kubernetes.mindcluster.placed import (
+    Placed,
+    is_ours,
+    placed,
+    recovery_signs,
+    signs,
+)
+from rekindle.engines.kubernetes.mindcluster.resets import ResetInfo, progress, read_reset
+from rekindle.engines.kubernetes.objects import collection
+from rekindle.engines.kubernetes.pods import Pods
+from rekindle.errors import JobError
+from rekindle.recovery.classification import Sign, Source
+from rekindle.runtime.spec import JobSpec
+
+MAKER = "huawei.com/"  # of the devices that MindCluster knows
+LOOK_S = 1.0  # between two looks at which pods there are
+_LONGEST_PAUSE_S = 30.0  # between two tries to report what was refused
+_JOIN_S = 2.0  # for a thread that may wait for a server that is away; it ends by itself
+_OWN = "mx-consumer-cim=true"  # label of what the device plugin and NodeD write
+_CLUSTERD = "mx-consumer-volcano=true"  # label of what ClusterD writes
+_CHIPS, _BOARDS = "kube-system", "mindx-dl"  # their namespaces; the second is ClusterD's, too
+
+
+_Name = tuple[Source, str, int]  # what is equal is the same fault of a pod: also its device
+
+
+class Ears(NamedTuple):
+    """Who hears of signs (may raise JobError) and of sentences; who knows pods and their nodes."""
+
+    report: Callable[[Sign], None]
+    tell: Callable[[str], None]
+    pods: Callable[[], Iterable[Object]]
+    node_at: Callable[[str], int | None]
+
+
+def host_eyes(api: Api, pods: Pods, spec: JobSpec, ears: Ears) -> AbstractContextManager[None]:
+    """Watch meanwhile, if the job's devices are MindCluster's."""
+    if not pods.device.startswith(MAKER):
+        return nullcontext()
+    return HostEyes(api, pods, spec, ears).open()
+
+
+class HostEyes:
+    """A thread for each collection that is followed, and one that looks at what they bring.
+
+    What is present is compared with what was reported, for each pod: so a fault is reported once,
+    also where its host became a node's later, and again while it cannot be reported.
+    """
+
+    def __init__(self, api: Api, pods: Pods, spec: JobSpec, ears: Ears) -> None:
+        self._api = api
+        self._pods = pods
+        self._workload = Names.of(spec.job_id).workload
+        self._ranks = spec.processes_per_node
+        self._ears = ears
+        self._heard: queue.SimpleQueue[tuple[Object, bool] | ApiError | None] = queue.SimpleQueue()
+        self._followers: list[Follower] = []
+        self._ended = threading.Event()
+        self._known = Known()
+        self._reset = ResetInfo()
+        self._refused = self._reset_damage = ""
+        self._reported: dict[str, dict[_Name, Sign]] = {}  # by pod
+        self._said: set[str] = set()  # sentences that still hold
+        self._pause_s = LOOK_S
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Watch meanwhile."""
+        ways = [self._follow_chips, self._follow_boards]
+        if self._pods.by_mindcluster:
+            ways.append(self._follow_reset)
+        following = [threading.Thread(target=way, name="rekindle-npu", daemon=True) for way in ways]
+        looking = threading.Thread(target=self._look_on, name="rekindle-npu-look", daemon=True)
+        for thread in (*following, looking):
+            thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            for follower in list(self._followers):
+                follower.end()
+            self._heard.put(None)
+            looking.join()
+            for thread in following:
+                thread.join(_JOIN_S)
+
+    # ---- what is followed
+
+    def _follow_chips(self) -> None:
+        """Follow what device plugins write, or where that may not be read, what ClusterD does."""
+        if self._follow(_CHIPS, labels=_OWN) is not None:
+            self._hear_refusal(self._follow(_BOARDS, labels=_CLUSTERD))
+
+    def _follow_boards(self) -> None:
+        self._hear_refusal(self._follow(_BOARDS, labels=_OWN))
+
+    def _follow_reset(self) -> None:
+        name = f"metadata.name={RESET_CONFIG}{self._workload}"
+        self._hear_refusal(self._follow(self._pods.namespace, fields=name))
+
+    def _hear_refusal(self, error: ApiError | None) -> None:
+        if error is not None:
+            self._heard.put(error)
+
+    def _follow(self, namespace: str, labels: str = "", fields: str = "") -> ApiError | None:
+        """Follow ConfigMaps to the end; return why it cannot be done."""
+        follower = Follower(self._api, collection("v1", "configmaps", namespace), labels, fields)
+        self._followers.append(follower)
+        if self._ended.is_set():
+            return None
+        try:
+            for change in follower.changes():
+                self._heard.put(change)
+        except ApiError as error:
+            return error
+        return None
+
+    # ---- what is made of it
+
+    def _look_on(self) -> None:
+        while not self._ended.is_set():
+            with contextlib.suppress(queue.Empty):
+                self._hear(self._heard.get(timeout=self._pause_s))
+                while True:
+                    self._hear(self._heard.get_nowait())
+            self._look()
+
+    def _hear(self, news: tuple[Object, bool] | ApiError | None) -> None:
+        if isinstance(news, ApiError):
+            self._refused = (
+                f"MindCluster's ConfigMaps cannot be read, so what it knows of faults is missed "
+                f"(deploy/mindcluster has the rights): {news}"
+            )
+        elif news is not None:
+            configmap, there = news
+            if name_of(configmap).startswith(RESET_CONFIG):
+                self._hear_of_recovery(configmap, there=there)
+            else:
+                self._known.take(configmap, there=there)
+
+    def _hear_of_recovery(self, configmap: Object, *, there: bool) -> None:
+        self._reset_damage = ""
+        try:
+            now = read_reset(configmap) if there else ResetInfo()
+        except DamagedError as error:
+            self._reset_damage = str(error)
+            return
+        for sentence in progress(self._reset, now):
+            self._ears.tell(f"MindCluster {sentence}")
+        self._reset = now
+
+    def _look(self) -> None:
+        """Report what differs from what was reported, and say what has not been said."""
+        holding = [text for text in (self._refused, self._reset_damage) if text]
+        reported: dict[str, dict[_Name, Sign]] = {}
+        refused = False
+        for place in self._places():
+            known = self._reported.get(place.uid, {})
+            reports = self._known.of(place.host)
+            node = self._ears.node_at(place.ip)
+            if node is not None:
+                present = [
+                    *signs(place, reports, node, self._ranks),
+                    *recovery_signs(place, self._reset, node, self._ranks),
+                ]
+                refused |= not self._report(known, present)
+            reported[place.uid] = known
+            holding += self._known.damage(place.host)
+            remarks = [one for report in reports for one in report.remarks]
+            holding += [
+                f"host {place.host}, {_chip(chip)}: {text}"
+                for chip, text in remarks
+                if is_ours(place, chip)
+            ]
+        self._reported = reported
+        for text in dict.fromkeys(holding):
+            if text not in self._said:
+                self._ears.tell(text)
+        self._said = set(holding)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) if refused else LOOK_S
+
+    def _places(self) -> list[Placed]:
+        found = [placed(pod, self._pods.device) for pod in self._ears.pods()]
+        return [place for place in found if place is not None]
+
+    def _report(self, known: dict[_Name, Sign], present: list[Sign]) -> bool:
+        """Bring what is reported of a pod to what is present; say whether all of it was taken."""
+        now = {(sign.source, sign.what, sign.device): sign for sign in present}
+        gone = [msgspec.structs.replace(known[name], gone=True) for name in known.keys() - now]
+        taken = True
+        for sign in (*gone, *(now[name] for name in now.keys() - known)):
+            name = sign.source, sign.what, sign.device
+            try:
+                self._ears.report(sign)
+            except JobError:  # its coordinator is away, or it ends, or that node left
+                taken = False
+                continue
+            if sign.gone:
+                del known[name]
+            else:
+                known[name] = sign
+        return taken
+
+
+def _chip(number: int) -> str:
+    return f"chip {number}" if number >= 0 else "no chip named"
