@@ -83,8 +83,8 @@ def _parser() -> argparse.ArgumentParser:
     checkpoints.set_defaults(command=_checkpoints)
     kubernetes = commands.add_parser(
         "kubernetes",
-        help="print a job as the manifests of a cluster",
-        description="See what a job would be in a cluster, without one.",
+        help="print a job as the manifests of a cluster; switch MindCluster's profiling of it",
+        description="See what a job would be in a cluster, and ask the cluster about it.",
     )
     add_kubernetes_arguments(kubernetes)
     kubernetes.set_defaults(command=_kubernetes)
@@ -142,6 +142,10 @@ def _checkpoints(options: argparse.Namespace) -> int:
 
 
 def _kubernetes(options: argparse.Namespace) -> int:
+    if options.action == "trace":
+        from rekindle.commands import trace
+
+        return trace.run(options)
     from rekindle.commands import kubernetes
 
     return kubernetes.run(options)

@@ -1,4 +1,4 @@
-"""`rekindle kubernetes`: what a job would be in a cluster, without one."""
+"""`rekindle kubernetes render`: what a job would be in a cluster, without one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIRST = ("apiVersion", "kind", "metadata")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carry out one of the sub-commands; its exit status."""
+    """Print the objects."""
     path = Path(options.file)
     spec, pods = read_job(path, kind=options.kind, job_id=options.job_id)
     try:

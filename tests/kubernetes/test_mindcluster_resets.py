@@ -14,6 +14,7 @@ from rekindle.engines.kubernetes.mindcluster.placed import (
     Placed,
     placed,
     recovery_signs,
+    remarks,
     signs,
 )
 from rekindle.engines.kubernetes.mindcluster.reports import HostFault, Report
@@ -124,8 +125,16 @@ def test_chips_of_other_pods_are_none_of_our_business() -> None:
     assert told(place, *faults) == [("80E01801", 0), ("80E01801", 1)]
     assert told(place, HostFault("2C000031", -1, Origin.NODE)) == [("2C000031", -1)]
     assert told(place, faults[2], ranks=1) == [("80E01801", -1)]  # a rank with two chips
+
+
+def test_a_pod_whose_chips_are_not_known() -> None:
+    """Nobody is told that a chip of it is broken which may be another's; people are."""
     unknown = Placed("u", "a", "10.0.0.1")
-    assert told(unknown, *faults) == [("80E01801", 0), ("80E01801", -1), ("80E01801", -1)]
+    faults = HostFault("80E01801", 0, Origin.CHIP), HostFault("2C000031", -1, Origin.NODE)
+    assert told(unknown, *faults) == [("2C000031", -1)]
+    (remark,) = remarks(unknown, [Report(faults)])
+    assert "host a, chip 0: has fault 80E01801" in remark
+    assert remarks(Placed("u", "a", "10.0.0.1", (0,)), [Report(faults)]) == []
 
 
 def test_codes_that_no_table_lists() -> None:

@@ -61,18 +61,40 @@ def signs(place: Placed, reports: Iterable[Report], node: int, ranks: int) -> li
 
 def is_ours(place: Placed, chip: int) -> bool:
     """Whether a chip is the pod's; -1, what is of no chip, concerns everybody on the host."""
-    return chip < 0 or not place.chips or chip in place.chips
+    return chip < 0 or chip in place.chips
+
+
+def remarks(place: Placed, reports: Iterable[Report]) -> list[str]:
+    """Return what people are to be told of a host: what has no code, or is of an unknown chip."""
+    found = []
+    for report in reports:
+        told = [(chip, text) for chip, text in report.remarks if is_ours(place, chip)]
+        if not place.chips:
+            told += [
+                (
+                    fault.chip,
+                    f"has fault {fault.code}; whether it is the pod's is not known, "
+                    f"which has no annotation {_ALLOCATED}",
+                )
+                for fault in report.faults
+                if fault.chip >= 0
+            ]
+        found += [f"host {place.host}{_chip(chip)}: {text}" for chip, text in told]
+    return found
+
+
+def _chip(number: int) -> str:
+    return f", chip {number}" if number >= 0 else ""
 
 
 def _of_host(place: Placed, fault: HostFault, node: int, ranks: int) -> Sign:
-    """Where a rank has several chips, or it is not known which, the node is told."""
-    own = place.chips or tuple(range(ranks))
-    named = fault.chip in own and len(own) == ranks
+    """Where a rank has several chips, the node is told."""
+    named = fault.chip >= 0 and len(place.chips) == ranks
     return Sign(
         source=Source.ASCEND,
         what=fault.code,
         node=node,
-        device=own.index(fault.chip) if named else -1,
+        device=place.chips.index(fault.chip) if named else -1,
         by=BY,
         severity=fault.severity,
         origin=fault.origin,

@@ -20,9 +20,9 @@ from rekindle.engines.kubernetes.mindcluster.documents import name_of
 from rekindle.engines.kubernetes.mindcluster.known import Known
 from rekindle.engines.kubernetes.mindcluster.placed import (
     Placed,
-    is_ours,
     placed,
     recovery_signs,
+    remarks,
     signs,
 )
 from rekindle.engines.kubernetes.mindcluster.resets import ResetInfo, progress, read_reset
@@ -186,12 +186,7 @@ class HostEyes:
                 refused |= not self._report(known, present)
             reported[place.uid] = known
             holding += self._known.damage(place.host)
-            remarks = [one for report in reports for one in report.remarks]
-            holding += [
-                f"host {place.host}, {_chip(chip)}: {text}"
-                for chip, text in remarks
-                if is_ours(place, chip)
-            ]
+            holding += remarks(place, reports)
         self._reported = reported
         for text in dict.fromkeys(holding):
             if text not in self._said:
@@ -220,7 +215,3 @@ class HostEyes:
             else:
                 known[name] = sign
         return taken
-
-
-def _chip(number: int) -> str:
-    return f"chip {number}" if number >= 0 else "no chip named"
