@@ -17,6 +17,7 @@ from rekindle.engines.kubernetes.mindcluster.placed import (
     remarks,
     signs,
 )
+from rekindle.engines.kubernetes.mindcluster.recoveries import Recovery
 from rekindle.engines.kubernetes.mindcluster.reports import HostFault, Report
 from rekindle.engines.kubernetes.mindcluster.resets import ResetInfo, progress, read_reset
 from rekindle.recovery.classification import Sign, Source, verdict_of
@@ -158,3 +159,60 @@ def test_ranks_that_mindcluster_lists() -> None:
     for index in (1, -1):
         other = Placed("u", "a", "10.0.0.1", (4, 6), index=index)
         assert recovery_signs(other, info, node=3, ranks=2) == []
+
+
+def group(result: str = "", switch: str = "on", owner: str = "job") -> dict[str, Any]:
+    return {
+        "metadata": {
+            "uid": "u",
+            "ownerReferences": [{"name": owner}],
+            "annotations": {"ProcessRecoverStatus": result} if result else None,
+            "labels": {"process-recover-enable": switch},
+        }
+    }
+
+
+def test_what_clusterd_notes_at_the_pod_group() -> None:
+    """Each strategy with what came of it; that recovery pauses; nothing of other jobs."""
+    recovery = Recovery("job")
+    story = [
+        recovery.take_group(one, there=True)
+        for one in (
+            group(),
+            group("retry-failed"),
+            group("retry-failed", "pause"),
+            group("retry-failed"),
+            group("recover-success"),
+            group("recover-success"),
+            group("dump-failed", owner="other"),
+            group("exit-completed", "off"),
+            group("odd", "new"),
+        )
+    ]
+    assert [[text.removeprefix("MindCluster ") for text in told] for told in story] == [
+        [],
+        ["has tried retry, which has not helped"],
+        ["pauses its recovery of processes, to place the job anew"],
+        ["goes on with its recovery of processes"],
+        ["has tried recover, which has helped"],
+        *([], []),
+        [
+            "has ended the processes: it had nothing left to try",
+            "recovers processes no longer",
+        ],
+        ["has tried odd, odd", "says of its recovery of processes: 'new'"],
+    ]
+    assert recovery.take_group(group("odd"), there=False) == []
+
+
+def test_damage_leaves_the_recovery_as_it_was() -> None:
+    """A torn reset-config is said, and what was listed stays listed."""
+    recovery = Recovery("job")
+    assert recovery.take_reset(with_data(), there=True)
+    assert recovery.take_reset(with_data(checkCode="x"), there=True) == []
+    assert "check code" in recovery.damage
+    assert list(recovery.reset.ranks) == [1]
+    assert recovery.take_reset(with_data(), there=False) == [
+        "MindCluster lists no rank at fault any more"
+    ]
+    assert recovery.damage == ""

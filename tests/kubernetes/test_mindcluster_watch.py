@@ -244,7 +244,19 @@ def test_clusterds_word_where_that_of_hosts_may_not_be_read(
     assert run.told == []
 
 
-def test_a_recovery_is_followed(job: Callable[..., Job]) -> None:
+def noted(cluster: Simulated, workload: str, key: str, value: str) -> None:
+    """As ClusterD does at a job's PodGroup."""
+    path = "/apis/scheduling.volcano.sh/v1beta1/namespaces/default/podgroups"
+    maps = "/api/v1/namespaces/default/configmaps"
+    uid = cluster.create(maps, {"metadata": {"name": workload}})["metadata"]["uid"]
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": workload, "uid": uid}
+    metadata = {"name": f"{workload}-group", "ownerReferences": [owner]}
+    cluster.create(path, {"metadata": metadata, "spec": {}})
+    change = {"metadata": {"annotations": {key: value}}}
+    cluster.patch(f"{path}/{workload}-group", change)
+
+
+def test_a_recovery_is_followed(cluster: Simulated, job: Callable[..., Job]) -> None:
     """MindCluster's own recovery of this job is told phase by phase; that of others is not."""
     run = job()
     run.place("a", 0)
@@ -257,10 +269,14 @@ def test_a_recovery_is_followed(job: Callable[..., Job]) -> None:
         run.heard(("fault", 0, 1, False))
         run.write(reset_config("demo", RetryTime=1))
         run.heard(("fault", 0, 1, False), ("fault", 0, 1, True))
+        for name in ("other", "demo"):
+            noted(cluster, name, "ProcessRecoverStatus", "recover-success")
+        wait_until(lambda: len(run.told) == 6, f"the result: {run.told}")
     assert run.told == [
         "MindCluster has seen a fault, and waits a moment for others",
         "MindCluster lists rank 1: fault",
         "MindCluster starts the processes at fault anew, in their place",
         "MindCluster has all processes begin anew, for the first time",
         "MindCluster lists no rank at fault any more",
+        "MindCluster has tried recover, which has helped",
     ]

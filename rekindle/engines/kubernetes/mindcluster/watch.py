@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from rekindle.engines.kubernetes.api import Api, Object
 from rekindle.engines.kubernetes.ascend import RESET_CONFIG
-from rekindle.engines.kubernetes.errors import ApiError, DamagedError
+from rekindle.engines.kubernetes.errors import ApiError
 from rekindle.engines.kubernetes.follow import Follower
 from rekindle.engines.kubernetes.labels import Names
-from rekindle.engines.kubernetes.mindcluster.documents import name_of
 from rekindle.engines.kubernetes.mindcluster.known import Known
 from rekindle.engines.kubernetes.mindcluster.placed import (
     Placed,
@@ -25,7 +25,7 @@ from rekindle.engines.kubernetes.mindcluster.placed import (
     remarks,
     signs,
 )
-from rekindle.engines.kubernetes.mindcluster.resets import ResetInfo, progress, read_reset
+from rekindle.engines.kubernetes.mindcluster.recoveries import Recovery
 from rekindle.engines.kubernetes.objects import collection
 from rekindle.engines.kubernetes.pods import Pods
 from rekindle.errors import JobError
@@ -42,6 +42,14 @@ _CHIPS, _BOARDS = "kube-system", "mindx-dl"  # their namespaces; the second is C
 
 
 _Name = tuple[Source, str, int]  # what is equal is the same fault of a pod: also its device
+
+
+class _Takes(Protocol):
+    def __call__(self, thing: Object, /, *, there: bool) -> None: ...
+
+
+class _TellsNews(Protocol):
+    def __call__(self, thing: Object, /, *, there: bool) -> list[str]: ...
 
 
 class Ears(NamedTuple):
@@ -73,12 +81,12 @@ class HostEyes:
         self._workload = Names.of(spec.job_id).workload
         self._ranks = spec.processes_per_node
         self._ears = ears
-        self._heard: queue.SimpleQueue[tuple[Object, bool] | ApiError | None] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # what is to do
         self._followers: list[Follower] = []
         self._ended = threading.Event()
         self._known = Known()
-        self._reset = ResetInfo()
-        self._refused = self._reset_damage = ""
+        self._recovery = Recovery(self._workload)
+        self._refused: list[str] = []
         self._reported: dict[str, dict[_Name, Sign]] = {}  # by pod
         self._said: set[str] = set()  # sentences that still hold
         self._pause_s = LOOK_S
@@ -88,7 +96,7 @@ class HostEyes:
         """Watch meanwhile."""
         ways = [self._follow_chips, self._follow_boards]
         if self._pods.by_mindcluster:
-            ways.append(self._follow_reset)
+            ways += [self._follow_reset, self._follow_groups]
         following = [threading.Thread(target=way, name="rekindle-npu", daemon=True) for way in ways]
         looking = threading.Thread(target=self._look_on, name="rekindle-npu-look", daemon=True)
         for thread in (*following, looking):
@@ -99,7 +107,7 @@ class HostEyes:
             self._ended.set()
             for follower in list(self._followers):
                 follower.end()
-            self._heard.put(None)
+            self._heard.put(lambda: None)
             looking.join()
             for thread in following:
                 thread.join(_JOIN_S)
@@ -108,29 +116,49 @@ class HostEyes:
 
     def _follow_chips(self) -> None:
         """Follow what device plugins write, or where that may not be read, what ClusterD does."""
-        if self._follow(_CHIPS, labels=_OWN) is not None:
-            self._hear_refusal(self._follow(_BOARDS, labels=_CLUSTERD))
+        take = self._known.take
+        if self._follow(Follower(self._api, _maps(_CHIPS), labels=_OWN), take) is not None:
+            self._follow_all(Follower(self._api, _maps(_BOARDS), labels=_CLUSTERD), take)
 
     def _follow_boards(self) -> None:
-        self._hear_refusal(self._follow(_BOARDS, labels=_OWN))
+        self._follow_all(Follower(self._api, _maps(_BOARDS), labels=_OWN), self._known.take)
 
     def _follow_reset(self) -> None:
         name = f"metadata.name={RESET_CONFIG}{self._workload}"
-        self._hear_refusal(self._follow(self._pods.namespace, fields=name))
+        follower = Follower(self._api, _maps(self._pods.namespace), fields=name)
+        self._follow_all(follower, self._tells(self._recovery.take_reset))
 
-    def _hear_refusal(self, error: ApiError | None) -> None:
+    def _follow_groups(self) -> None:
+        groups = collection("scheduling.volcano.sh/v1beta1", "podgroups", self._pods.namespace)
+        self._follow_all(Follower(self._api, groups), self._tells(self._recovery.take_group))
+
+    def _tells(self, take: _TellsNews) -> _Takes:
+        """Make what returns sentences say them."""
+
+        def told(thing: Object, *, there: bool) -> None:
+            for sentence in take(thing, there=there):
+                self._ears.tell(sentence)
+
+        return told
+
+    def _follow_all(self, follower: Follower, take: _Takes) -> None:
+        """Follow to the end; that it cannot be done is said."""
+        error = self._follow(follower, take)
         if error is not None:
-            self._heard.put(error)
+            refused = (
+                "what MindCluster knows of the job cannot be read, and is missed (its rights are in "
+                f"deploy/mindcluster): {error}"
+            )
+            self._heard.put(lambda: self._refused.append(refused))
 
-    def _follow(self, namespace: str, labels: str = "", fields: str = "") -> ApiError | None:
-        """Follow ConfigMaps to the end; return why it cannot be done."""
-        follower = Follower(self._api, collection("v1", "configmaps", namespace), labels, fields)
+    def _follow(self, follower: Follower, take: _Takes) -> ApiError | None:
+        """Follow to the end; return why it cannot be done. take: what is done where all is read."""
         self._followers.append(follower)
         if self._ended.is_set():
             return None
         try:
-            for change in follower.changes():
-                self._heard.put(change)
+            for thing, there in follower.changes():
+                self._heard.put(functools.partial(take, thing, there=there))
         except ApiError as error:
             return error
         return None
@@ -140,38 +168,14 @@ class HostEyes:
     def _look_on(self) -> None:
         while not self._ended.is_set():
             with contextlib.suppress(queue.Empty):
-                self._hear(self._heard.get(timeout=self._pause_s))
+                self._heard.get(timeout=self._pause_s)()
                 while True:
-                    self._hear(self._heard.get_nowait())
+                    self._heard.get_nowait()()
             self._look()
-
-    def _hear(self, news: tuple[Object, bool] | ApiError | None) -> None:
-        if isinstance(news, ApiError):
-            self._refused = (
-                f"MindCluster's ConfigMaps cannot be read, so what it knows of faults is missed "
-                f"(deploy/mindcluster has the rights): {news}"
-            )
-        elif news is not None:
-            configmap, there = news
-            if name_of(configmap).startswith(RESET_CONFIG):
-                self._hear_of_recovery(configmap, there=there)
-            else:
-                self._known.take(configmap, there=there)
-
-    def _hear_of_recovery(self, configmap: Object, *, there: bool) -> None:
-        self._reset_damage = ""
-        try:
-            now = read_reset(configmap) if there else ResetInfo()
-        except DamagedError as error:
-            self._reset_damage = str(error)
-            return
-        for sentence in progress(self._reset, now):
-            self._ears.tell(f"MindCluster {sentence}")
-        self._reset = now
 
     def _look(self) -> None:
         """Report what differs from what was reported, and say what has not been said."""
-        holding = [text for text in (self._refused, self._reset_damage) if text]
+        holding = [*self._refused, *filter(None, [self._recovery.damage])]
         reported: dict[str, dict[_Name, Sign]] = {}
         refused = False
         for place in self._places():
@@ -181,7 +185,7 @@ class HostEyes:
             if node is not None:
                 present = [
                     *signs(place, reports, node, self._ranks),
-                    *recovery_signs(place, self._reset, node, self._ranks),
+                    *recovery_signs(place, self._recovery.reset, node, self._ranks),
                 ]
                 refused |= not self._report(known, present)
             reported[place.uid] = known
@@ -215,3 +219,7 @@ class HostEyes:
             else:
                 known[name] = sign
         return taken
+
+
+def _maps(namespace: str) -> str:
+    return collection("v1", "configmaps", namespace)
