@@ -146,7 +146,7 @@ class HostEyes:
         error = self._follow(follower, take)
         if error is not None:
             refused = (
-                "what MindCluster knows of the job cannot be read, and is missed (its rights are in "
+                "what MindCluster knows cannot be read, and is missed (the rights are in "
                 f"deploy/mindcluster): {error}"
             )
             self._heard.put(lambda: self._refused.append(refused))
