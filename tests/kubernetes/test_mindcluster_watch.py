@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from cluster.launch import Simulated, start
 from mindcluster import (
@@ -28,7 +29,9 @@ from rekindle.engines.kubernetes.api import load
 from rekindle.engines.kubernetes.mindcluster.watch import Ears, host_eyes
 from rekindle.engines.kubernetes.pods import Pods, Recovery
 from rekindle.errors import JobError
-from rekindle.recovery.classification import Sign
+from rekindle.recovery.classification import Sign, Source
+from rekindle.recovery.codes.verdict import Origin, Urgency
+from rekindle.recovery.journal import AnyEvent, SignSeen
 
 Object = dict[str, Any]
 
@@ -56,6 +59,7 @@ class Job:
         self.signs: list[Sign] = []
         self.told: list[str] = []
         self.away = False
+        self.journal: list[AnyEvent] = []
 
     def place(self, host: str, node: int, chips: str = "Ascend910-0,Ascend910-1") -> None:
         ip = f"10.0.0.{node + 1}"
@@ -76,7 +80,7 @@ class Job:
 
     @contextlib.contextmanager
     def watched(self, recovery: Recovery = Recovery.REKINDLE) -> Iterator[None]:
-        ears = Ears(self.report, self.told.append, lambda: self.pods, self.nodes.get)
+        ears = Ears(self.report, self.told.append, lambda: self.pods, self.nodes.get, self.journal)
         pods = Pods(image="i", device=RESOURCE, recovery=recovery)
         with host_eyes(self.api, pods, spec(processes_per_node=2), ears):
             yield
@@ -178,6 +182,32 @@ def test_a_coordinator_that_is_away(job: Callable[..., Job]) -> None:
         run.heard(("80E01801", 0, 0, False))
 
 
+def seen(host: str, what: str, **more: Any) -> SignSeen:
+    sign = Sign(source=Source.ASCEND, what=what, node=7, device=0, by="mindcluster")
+    sign = msgspec.structs.replace(sign, **more)
+    return SignSeen(sign=sign, host=host, urgency=Urgency.NONE, explanation="")
+
+
+def test_what_is_over_since_somebody_else_steered(job: Callable[..., Job]) -> None:
+    """It is told, once all is known; what a person has reported is the person's."""
+    run = job()
+    run.place("a", 0)
+    run.write(device_info("a", card(0, "80E01801")))
+    run.journal = [
+        seen("a", "80E01801"),
+        seen("a", "80C98006"),
+        seen("a", "80C98006", device=-1, origin=Origin.NODE),
+        seen("a", "80CB8006", by="somebody"),
+        seen("a", "80CD8003"),
+        seen("a", "80CD8003", gone=True, by="its healing"),
+        seen("b", "80E01801"),
+    ]
+    with run.watched():
+        run.heard(("80C98006", 0, 0, True), ("80C98006", 0, -1, True))
+        run.write(device_info("a"))
+        run.heard(*(("80C98006", 0, d, True) for d in (0, -1)), ("80E01801", 0, 0, True))
+
+
 def test_damage_is_said_once(job: Callable[..., Job]) -> None:
     """A ConfigMap that is torn ends nothing; that of a host without a pod is passed over."""
     run = job()
@@ -223,10 +253,11 @@ def test_no_rights_at_all(cluster: Simulated, job: Callable[..., Job], tmp_path:
     """It is said once, with what gives the rights, and nothing else happens."""
     run = job(kubeconfig=allowed(cluster, (), tmp_path))
     run.place("a", 0)
+    run.journal = [seen("a", "80E01801")]  # which may be there still
     with run.watched():
         wait_until(lambda: not others(), "the end of those that may not read")
         wait_until(lambda: run.told, "word of the refusal")
-    assert len(run.told) == 1
+    assert (len(run.told), run.signs) == (1, [])
     assert "deploy/mindcluster" in run.told[0]
     assert "forbidden" in run.told[0]
 

@@ -196,7 +196,7 @@ class KubernetesEngine:
         """Follow the job's pods meanwhile, and what is known of their devices: report, and tell."""
         pods = collection("v1", "pods", self._pods.namespace)
         eyes = Eyes(self._api, pods, selector(self._job_id), self._node_at, report, tell)
-        ears = Ears(report, tell, eyes.pods, self._node_at)
+        ears = Ears(report, tell, eyes.pods, self._node_at, self._mirror.events())
         with eyes.open(), host_eyes(self._api, self._pods, self._directory.spec(), ears):
             yield
 

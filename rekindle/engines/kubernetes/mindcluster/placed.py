@@ -12,6 +12,7 @@ from rekindle.engines.kubernetes.mindcluster.reports import HostFault, Report, c
 from rekindle.engines.kubernetes.mindcluster.resets import RankState, ResetInfo
 from rekindle.engines.kubernetes.seen import look_at
 from rekindle.recovery.classification import Sign, Source
+from rekindle.recovery.journal import AnyEvent, SignSeen
 
 BY = "mindcluster"
 _LONGEST = 200  # characters of what is put down about a rank
@@ -122,3 +123,23 @@ def recovery_signs(place: Placed, info: ResetInfo, node: int, ranks: int) -> lis
 def _listed(rank: RankState) -> str:
     words = (rank.status or "listed", rank.policy, rank.error_code_hex)
     return " ".join(filter(None, words))[:_LONGEST]
+
+
+def reported_before(events: Iterable[AnyEvent]) -> dict[str, list[Sign]]:
+    """Return the signs that whoever steered the job before has reported, and not as over; by host.
+
+    events: of the job's journal.
+    """
+    found: dict[tuple[str, Source, str, int], Sign] = {}
+    for event in events:
+        if isinstance(event, SignSeen):
+            sign = event.sign
+            name = event.host, sign.source, sign.what, sign.device
+            if sign.gone:
+                found.pop(name, None)
+            elif sign.by == BY:
+                found[name] = sign
+    hosts: dict[str, list[Sign]] = {}
+    for (host, *_), sign in found.items():
+        hosts.setdefault(host, []).append(sign)
+    return hosts

@@ -23,6 +23,7 @@ from rekindle.engines.kubernetes.mindcluster.placed import (
     placed,
     recovery_signs,
     remarks,
+    reported_before,
     signs,
 )
 from rekindle.engines.kubernetes.mindcluster.recoveries import Recovery
@@ -30,6 +31,7 @@ from rekindle.engines.kubernetes.objects import collection
 from rekindle.engines.kubernetes.pods import Pods
 from rekindle.errors import JobError
 from rekindle.recovery.classification import Sign, Source
+from rekindle.recovery.journal import AnyEvent
 from rekindle.runtime.spec import JobSpec
 
 MAKER = "huawei.com/"  # of the devices that MindCluster knows
@@ -53,12 +55,16 @@ class _TellsNews(Protocol):
 
 
 class Ears(NamedTuple):
-    """Who hears of signs (may raise JobError) and of sentences; who knows pods and their nodes."""
+    """Who hears of signs (may raise JobError) and of sentences; who knows pods and their nodes.
+
+    journal: what has happened to the job so far.
+    """
 
     report: Callable[[Sign], None]
     tell: Callable[[str], None]
     pods: Callable[[], Iterable[Object]]
     node_at: Callable[[str], int | None]
+    journal: Iterable[AnyEvent] = ()
 
 
 def host_eyes(api: Api, pods: Pods, spec: JobSpec, ears: Ears) -> AbstractContextManager[None]:
@@ -82,21 +88,20 @@ class HostEyes:
         self._ranks = spec.processes_per_node
         self._ears = ears
         self._heard: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # what is to do
-        self._followers: list[Follower] = []
+        self._followers: dict[str, Follower | None] = {}  # by what they follow; None: it cannot be
         self._ended = threading.Event()
         self._known = Known()
         self._recovery = Recovery(self._workload)
         self._refused: list[str] = []
         self._reported: dict[str, dict[_Name, Sign]] = {}  # by pod
+        self._before = reported_before(ears.journal)  # by host
         self._said: set[str] = set()  # sentences that still hold
         self._pause_s = LOOK_S
 
     @contextmanager
     def open(self) -> Iterator[None]:
         """Watch meanwhile."""
-        ways = [self._follow_chips, self._follow_boards]
-        if self._pods.by_mindcluster:
-            ways += [self._follow_reset, self._follow_groups]
+        ways = self._ways()
         following = [threading.Thread(target=way, name="rekindle-npu", daemon=True) for way in ways]
         looking = threading.Thread(target=self._look_on, name="rekindle-npu-look", daemon=True)
         for thread in (*following, looking):
@@ -105,8 +110,9 @@ class HostEyes:
             yield
         finally:
             self._ended.set()
-            for follower in list(self._followers):
-                follower.end()
+            for follower in list(self._followers.values()):
+                if follower is not None:
+                    follower.end()
             self._heard.put(lambda: None)
             looking.join()
             for thread in following:
@@ -114,23 +120,37 @@ class HostEyes:
 
     # ---- what is followed
 
+    def _ways(self) -> list[Callable[[], None]]:
+        ways = [self._follow_chips, self._follow_boards]
+        if self._pods.by_mindcluster:
+            ways += [self._follow_reset, self._follow_groups]
+        return ways
+
+    def _is_complete(self) -> bool:
+        """Whether all that there was at first has been heard, or is about to be."""
+        known = dict(self._followers)
+        heard = all(one and one.watches for what, one in known.items() if what != "groups")
+        return heard and len(known) == len(self._ways())
+
     def _follow_chips(self) -> None:
         """Follow what device plugins write, or where that may not be read, what ClusterD does."""
         take = self._known.take
-        if self._follow(Follower(self._api, _maps(_CHIPS), labels=_OWN), take) is not None:
-            self._follow_all(Follower(self._api, _maps(_BOARDS), labels=_CLUSTERD), take)
+        if self._follow("chips", Follower(self._api, _maps(_CHIPS), labels=_OWN), take) is not None:
+            self._follow_all("chips", Follower(self._api, _maps(_BOARDS), labels=_CLUSTERD), take)
 
     def _follow_boards(self) -> None:
-        self._follow_all(Follower(self._api, _maps(_BOARDS), labels=_OWN), self._known.take)
+        boards = Follower(self._api, _maps(_BOARDS), labels=_OWN)
+        self._follow_all("boards", boards, self._known.take)
 
     def _follow_reset(self) -> None:
         name = f"metadata.name={RESET_CONFIG}{self._workload}"
-        follower = Follower(self._api, _maps(self._pods.namespace), fields=name)
-        self._follow_all(follower, self._tells(self._recovery.take_reset))
+        resets = Follower(self._api, _maps(self._pods.namespace), fields=name)
+        self._follow_all("reset", resets, self._tells(self._recovery.take_reset))
 
     def _follow_groups(self) -> None:
-        groups = collection("scheduling.volcano.sh/v1beta1", "podgroups", self._pods.namespace)
-        self._follow_all(Follower(self._api, groups), self._tells(self._recovery.take_group))
+        path = collection("scheduling.volcano.sh/v1beta1", "podgroups", self._pods.namespace)
+        groups = Follower(self._api, path)
+        self._follow_all("groups", groups, self._tells(self._recovery.take_group))
 
     def _tells(self, take: _TellsNews) -> _Takes:
         """Make what returns sentences say them."""
@@ -141,19 +161,20 @@ class HostEyes:
 
         return told
 
-    def _follow_all(self, follower: Follower, take: _Takes) -> None:
+    def _follow_all(self, what: str, follower: Follower, take: _Takes) -> None:
         """Follow to the end; that it cannot be done is said."""
-        error = self._follow(follower, take)
+        error = self._follow(what, follower, take)
         if error is not None:
+            self._followers[what] = None
             refused = (
                 "what MindCluster knows cannot be read, and is missed (the rights are in "
                 f"deploy/mindcluster): {error}"
             )
             self._heard.put(lambda: self._refused.append(refused))
 
-    def _follow(self, follower: Follower, take: _Takes) -> ApiError | None:
-        """Follow to the end; return why it cannot be done. take: what is done where all is read."""
-        self._followers.append(follower)
+    def _follow(self, what: str, follower: Follower, take: _Takes) -> ApiError | None:
+        """Follow to the end; return why it cannot be done. take: is called by who looks."""
+        self._followers[what] = follower
         if self._ended.is_set():
             return None
         try:
@@ -167,13 +188,14 @@ class HostEyes:
 
     def _look_on(self) -> None:
         while not self._ended.is_set():
+            complete = self._is_complete()
             with contextlib.suppress(queue.Empty):
                 self._heard.get(timeout=self._pause_s)()
                 while True:
                     self._heard.get_nowait()()
-            self._look()
+            self._look(complete=complete)
 
-    def _look(self) -> None:
+    def _look(self, *, complete: bool) -> None:
         """Report what differs from what was reported, and say what has not been said."""
         holding = [*self._refused, *filter(None, [self._recovery.damage])]
         reported: dict[str, dict[_Name, Sign]] = {}
@@ -187,7 +209,8 @@ class HostEyes:
                     *signs(place, reports, node, self._ranks),
                     *recovery_signs(place, self._recovery.reset, node, self._ranks),
                 ]
-                refused |= not self._report(known, present)
+                _inherit(known, present, self._before.get(place.host, []), complete=complete)
+                refused |= not self._report(known, present, node)
             reported[place.uid] = known
             holding += self._known.damage(place.host)
             holding += remarks(place, reports)
@@ -202,24 +225,42 @@ class HostEyes:
         found = [placed(pod, self._pods.device) for pod in self._ears.pods()]
         return [place for place in found if place is not None]
 
-    def _report(self, known: dict[_Name, Sign], present: list[Sign]) -> bool:
-        """Bring what is reported of a pod to what is present; say whether all of it was taken."""
-        now = {(sign.source, sign.what, sign.device): sign for sign in present}
-        gone = [msgspec.structs.replace(known[name], gone=True) for name in known.keys() - now]
+    def _report(self, known: dict[_Name, Sign], present: list[Sign], node: int) -> bool:
+        """Bring what is reported of a node to what is present; say whether all of it was taken."""
+        now = {_name(sign): sign for sign in present}
+        over = [known[name] for name in known.keys() - now]
+        gone = [msgspec.structs.replace(sign, node=node, gone=True) for sign in over]
         taken = True
         for sign in (*gone, *(now[name] for name in now.keys() - known)):
-            name = sign.source, sign.what, sign.device
             try:
                 self._ears.report(sign)
             except JobError:  # its coordinator is away, or it ends, or that node left
                 taken = False
                 continue
             if sign.gone:
-                del known[name]
+                del known[_name(sign)]
             else:
-                known[name] = sign
+                known[_name(sign)] = sign
         return taken
 
 
 def _maps(namespace: str) -> str:
     return collection("v1", "configmaps", namespace)
+
+
+def _name(sign: Sign) -> _Name:
+    return sign.source, sign.what, sign.device
+
+
+def _inherit(
+    known: dict[_Name, Sign], present: list[Sign], before: list[Sign], *, complete: bool
+) -> None:
+    """Take what somebody else has reported for reported, so that it is told once, and when over.
+
+    What may only not have been heard yet is left in `before`.
+    """
+    names = set(map(_name, present))
+    for sign in list(before):
+        if complete or _name(sign) in names:
+            known[_name(sign)] = sign
+            before.remove(sign)
