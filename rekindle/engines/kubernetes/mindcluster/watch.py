@@ -36,6 +36,7 @@ from rekindle.runtime.spec import JobSpec
 
 MAKER = "huawei.com/"  # of the devices that MindCluster knows
 LOOK_S = 1.0  # between two looks at which pods there are
+_PACE_S = 0.2  # between two looks at all: in a large cluster some host is heard of all the time
 _LONGEST_PAUSE_S = 30.0  # between two tries to report what was refused
 _JOIN_S = 2.0  # for a thread that may wait for a server that is away; it ends by itself
 _OWN = "mx-consumer-cim=true"  # label of what the device plugin and NodeD write
@@ -194,6 +195,7 @@ class HostEyes:
                 while True:
                     self._heard.get_nowait()()
             self._look(complete=complete)
+            self._ended.wait(_PACE_S)
 
     def _look(self, *, complete: bool) -> None:
         """Report what differs from what was reported, and say what has not been said."""
