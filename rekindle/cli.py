@@ -83,8 +83,8 @@ def _parser() -> argparse.ArgumentParser:
     checkpoints.set_defaults(command=_checkpoints)
     kubernetes = commands.add_parser(
         "kubernetes",
-        help="print a job as the manifests of a cluster, and check whether it could be there",
-        description="See what a job would be in a cluster, and whether it could be.",
+        help="print a job as the manifests of a cluster, check whether it could be there, trace it",
+        description="See what a job would be in a cluster, and ask the cluster about it.",
     )
     add_kubernetes_arguments(kubernetes)
     kubernetes.set_defaults(command=_kubernetes)
@@ -142,6 +142,14 @@ def _checkpoints(options: argparse.Namespace) -> int:
 
 
 def _kubernetes(options: argparse.Namespace) -> int:
+    if options.action == "trace":
+        from rekindle.commands import trace
+
+        return trace.run(options)
+    if options.action == "check":
+        from rekindle.commands import preflight
+
+        return preflight.check(options)
     from rekindle.commands import kubernetes
 
     return kubernetes.run(options)

@@ -1,4 +1,4 @@
-"""`rekindle kubernetes`: what a job would be in a cluster, and whether it could be in one."""
+"""`rekindle kubernetes render`: what a job would be in a cluster, without one."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ _FIRST = ("apiVersion", "kind", "metadata")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carry out one of the sub-commands; its exit status."""
-    if options.action == "check":
-        from rekindle.commands import preflight  # the client: nothing else here needs it
-
-        return preflight.check(options)
+    """Print the objects."""
     path = Path(options.file)
     spec, pods = read_job(path, kind=options.kind, job_id=options.job_id)
     try:

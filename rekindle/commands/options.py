@@ -84,6 +84,9 @@ _JOB_FILE = "YAML: the fields of a training job, kubernetes among them"
 # As rekindle.engines.kubernetes.pods.Kind has them.
 KINDS = ("indexed-job", "jobset", "ascendjob", "volcano-job", "trainjob", "pytorchjob")
 
+# As rekindle.engines.kubernetes.mindcluster.trace.WORDS has them.
+TRACES = ("communication", "step", "save-checkpoint", "forward", "data-loader")
+
 
 def add_kubernetes_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the sub-commands of `rekindle kubernetes`."""
@@ -104,3 +107,16 @@ def add_kubernetes_arguments(parser: argparse.ArgumentParser) -> None:
     for each in (render, check):
         each.add_argument("--kind", choices=KINDS, help="instead of the file's")
         each.add_argument("--job-id", help="default: the job's name")
+    about = "switch what MindCluster's profiling of a job writes down, or print what is on"
+    trace = actions.add_parser("trace", help=about, description=f"{about.capitalize()}.")
+    trace.add_argument("job", help="the job's id")
+    which = trace.add_mutually_exclusive_group()
+    said = f"have this written down, with commas between: {', '.join(TRACES)}; all but the first "
+    which.add_argument("--on", metavar="WHAT", help=f"{said}go together")
+    which.add_argument("--off", action="store_true", help="have nothing written down")
+    trace.add_argument("--namespace", default="default", help="where the job is (default: default)")
+    said = "where the cluster is; default: KUBECONFIG, ~/.kube/config, or as a pod of it"
+    trace.add_argument("--kubeconfig", metavar="FILE", default="", help=said)
+    trace.add_argument("--context", metavar="NAME", default="", help="of that file")
+    said = "ask ClusterD there; default: in a pod at its usual place, else its ConfigMap is written"
+    trace.add_argument("--clusterd", metavar="HOST:PORT", default="", help=said)

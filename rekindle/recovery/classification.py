@@ -10,6 +10,7 @@ import msgspec
 
 from rekindle.errors import UsageError
 from rekindle.recovery.codes.escalation import Change
+from rekindle.recovery.codes.judging import unlisted
 from rekindle.recovery.codes.spelling import ascend_key
 from rekindle.recovery.codes.verdict import Blame, Origin, Severity, Urgency, Verdict
 from rekindle.recovery.fault import ErrorRecord, Exit, Fault, Kind
@@ -89,6 +90,7 @@ class Source(str, enum.Enum):
     KERNEL = "kernel"  # a line of the kernel's log
     NODE_CONDITION = "node-condition"  # Type=Status of a Kubernetes node
     POD_REASON = "pod-reason"  # why Kubernetes does not run a pod
+    MINDCLUSTER = "mindcluster"  # how its own recovery of a rank goes: fault, recovered, failed
 
 
 class Sign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -138,6 +140,9 @@ def verdict_of(judge: Judge, sign: Sign) -> Verdict:
             return judge.node_condition(condition, status)
         case Source.POD_REASON:
             return judge.pod_reason(what)
+        case Source.MINDCLUSTER:  # it acts, and what comes of it is seen in the ranks themselves
+            said = f"MindCluster's own recovery has it as {what}"
+            return unlisted(Kind.UNKNOWN, said, Urgency.WATCH)
 
 
 def gravest(verdicts: Iterable[Verdict]) -> Verdict:

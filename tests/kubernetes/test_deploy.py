@@ -41,7 +41,7 @@ def rights() -> dict[tuple[str, str], set[str]]:
     }
 
 
-@pytest.mark.parametrize("folder", ["base", "nodes"])
+@pytest.mark.parametrize("folder", ["base", "nodes", "mindcluster"])
 def test_objects_are_sound(folder: str) -> None:
     """Every object has only fields that exist, and is named for what it is."""
     for one in objects(folder):

@@ -26,6 +26,7 @@ SUB_HEALTHY = ("ignore", "graceExit", "forceExit", "hotSwitch")
 TOR_AFFINITY = ("large-model-schema", "normal-schema", "null")
 STRATEGIES = ("retry", "recover", "recover-in-place", "dump", "exit", "elastic-training")
 
+TRACE_FOLDER = "/user/cluster-info/datatrace-config"
 JOB_PORT, TTP_PORT, TASKD_PORT = 2222, 8000, 9601
 _WAIT_MINDX_S = 60
 
@@ -140,9 +141,8 @@ def extras(ascend: Ascend, place: Place, *, by_mindcluster: bool, process_level:
         source = f"/user/restore/reset/{place.namespace}.reset-config-{place.workload}"
         folders.append(("reset-config", "/user/restore/reset/config", source, True))
     if wanted(ascend.data_trace):
-        trace = "/user/cluster-info/datatrace-config"
-        source = f"{trace}/{place.namespace}.data-trace-{place.workload}"
-        folders.append(("data-trace-config", trace, source, False))
+        source = f"{TRACE_FOLDER}/{place.namespace}.data-trace-{place.workload}"
+        folders.append(("data-trace-config", TRACE_FOLDER, source, False))
         profiles = "/user/cluster-info/profiling"
         folders.append(("data-trace", profiles, profiles, False))
     if wanted(ascend.driver):
@@ -185,15 +185,23 @@ def _mount(name: str, path: str, *, read_only: bool) -> Manifest:
     return found | {"readOnly": True} if read_only else found
 
 
+RESET_CONFIG = "reset-config-"
+
+
 def reset_config(workload: str, namespace: str) -> Manifest:
     """Return the ConfigMap in which MindCluster tells a job's processes to begin anew."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {
-            "name": f"reset-config-{workload}",
+            "name": f"{RESET_CONFIG}{workload}",
             "namespace": namespace,
             "labels": {"reset": "true"},
         },
         "data": {"reset.json": '{"status":"initializing"}\n', "checkCode": ""},
     }
+
+
+def is_mindclusters(manifest: Manifest) -> bool:
+    """Whether MindCluster goes on to write there: it is made once, and never put back."""
+    return str(manifest["metadata"]["name"]).startswith(RESET_CONFIG)

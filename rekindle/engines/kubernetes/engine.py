@@ -21,6 +21,7 @@ from rekindle.engines.kubernetes.api import Api, Object, load
 from rekindle.engines.kubernetes.errors import ApiError
 from rekindle.engines.kubernetes.eyes import Eyes
 from rekindle.engines.kubernetes.labels import Role
+from rekindle.engines.kubernetes.mindcluster.watch import Ears, host_eyes
 from rekindle.engines.kubernetes.objects import wait_until
 from rekindle.engines.kubernetes.placing import Placing
 from rekindle.engines.kubernetes.pods import Pods
@@ -213,10 +214,12 @@ class KubernetesEngine:
 
     @contextmanager
     def watch(self, report: Callable[[Sign], None], tell: Callable[[str], None]) -> Iterator[None]:
-        """Follow the job's pods meanwhile: what becomes of them is reported, and told."""
+        """Follow the job's pods meanwhile, and what is known of their devices: report, and tell."""
         self._eyes = Eyes(self._api, self._place, self._job_id, self._node_of, report, tell)
+        ears = Ears(report, tell, self._eyes.known, self._nodes.get, self._mirror.events())
+        devices = host_eyes(self._api, self._pods, self._directory.spec(), ears)
         try:
-            with self._eyes.open():
+            with self._eyes.open(), devices:
                 yield
         finally:
             self._eyes = None

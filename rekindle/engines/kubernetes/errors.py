@@ -41,6 +41,10 @@ class ExpiredError(ApiError):
     """What was asked for is older, or newer, than what the server remembers."""
 
 
+class DamagedError(JobError):
+    """What another program has written into an object is not what it would write: not trusted."""
+
+
 _ALL_RIGHTS = "rekindle kubernetes check names every right that is missing"
 _KINDS: Mapping[int, type[ApiError]] = {
     401: ForbiddenError,

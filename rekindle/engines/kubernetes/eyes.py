@@ -77,7 +77,11 @@ class Eyes:
 
     def pods(self) -> list[Object] | None:
         """Return the job's pods as they were a moment ago; None: they are not known yet."""
-        return list(self._pods.objects.values()) if self._pods.lists else None
+        return self.known() if self._pods.lists else None
+
+    def known(self) -> list[Object]:
+        """Return those of the job's pods that are known."""
+        return list(self._pods.objects.values())
 
     def workload_stands(self) -> bool:
         """Whether the workload is known to be there, and not to have failed."""

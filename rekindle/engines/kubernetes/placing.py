@@ -12,6 +12,7 @@ import msgspec
 from rekindle import names
 from rekindle.engines.host_log import HostLog
 from rekindle.engines.kubernetes.api import Api, Object
+from rekindle.engines.kubernetes.ascend import is_mindclusters
 from rekindle.engines.kubernetes.coordinator import owned
 from rekindle.engines.kubernetes.errors import ConflictError, MissingObjectError
 from rekindle.engines.kubernetes.kinds.base import Phase
@@ -69,7 +70,10 @@ class Placing:
         # With the secret that counts, which may be another process's.
         wanted = self._render(attempt)
         for each in (*others, *wanted.beside):
-            self._api.apply(path_of(each), owned(each, uid))
+            if is_mindclusters(each):
+                ensure(self._api, owned(each, uid))
+            else:
+                self._api.apply(path_of(each), owned(each, uid))
         workload = owned(wanted.workload, uid)
         return msgspec.structs.replace(wanted, root=root, workload=workload)
 

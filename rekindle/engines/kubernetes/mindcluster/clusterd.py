@@ -1,0 +1,110 @@
+"""One call to ClusterD over gRPC: switch a job's data trace.
+
+Needs grpcio, which is imported here alone. Messages and method are those of profiling.proto and
+TrainingDataTrace in github.com/Ascend/mind-cluster (component/clusterd/pkg/interface/grpc, at
+be58626): strings and one number, which need no generated code. ClusterD's streams are not for
+observers: whoever subscribes takes the place of the job's own TaskD.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rekindle.engines.kubernetes.mindcluster.trace import Switch, values
+from rekindle.errors import JobError, UsageError
+
+ADDRESS = "clusterd-grpc-svc.mindx-dl.svc.cluster.local:8899"
+METHOD = "/TrainingDataTrace/ModifyTrainingDataTraceSwitch"
+ANSWER_S = 10.0
+_DONE = 200
+_TEXT, _NUMBER = 2, 0  # wire types: of a length and so many bytes; of a varint
+
+
+def modify_trace(address: str, job: str, switch: Switch) -> None:
+    """Switch the trace of a job ("namespace/name"). address: "host:port".
+
+    ClusterD writes the job's ConfigMap, and tells the TaskD that listens. Raises UsageError: grpcio
+    is not installed; JobError: ClusterD does not answer, or refuses.
+    """
+    try:
+        import grpc
+    except ImportError as error:
+        raise UsageError(
+            "ClusterD is asked over gRPC: install grpcio (pip install 'rekindle[mindcluster]')"
+        ) from error
+    with grpc.insecure_channel(address) as channel:
+        try:
+            answer = channel.unary_unary(METHOD)(request(job, switch), timeout=ANSWER_S)
+        except grpc.RpcError as error:
+            why = f"{error.code().name}: {error.details()}"
+            raise JobError(f"ClusterD at {address} does not do it: {why}") from error
+    message, code = response(answer)
+    if code != _DONE:
+        raise JobError(f"ClusterD at {address} refuses with code {code}: {message}")
+
+
+def request(job: str, switch: Switch) -> bytes:
+    """Encode a DataTypeReq: jobNsName is field 1, profilingSwitch with fields 1 to 5 field 2."""
+    fields = [_text(number, said) for number, said in enumerate(values(switch), 1)]
+    return _text(1, job) + _field(2, b"".join(fields))
+
+
+def response(content: bytes) -> tuple[str, int]:
+    """Decode a DataTypeRes: message is field 1, code field 2.
+
+    Raises JobError: it is no such message.
+    """
+    message, code = "", 0
+    try:
+        for number, found in _fields(content):
+            if number == 1 and isinstance(found, bytes):
+                message = found.decode()
+            elif number == 2 and isinstance(found, int):
+                code = found
+    except (IndexError, ValueError) as error:
+        raise JobError(f"ClusterD's answer is no DataTypeRes: {content[:80]!r}") from error
+    return message, code
+
+
+def _text(number: int, said: str) -> bytes:
+    return _field(number, said.encode())
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return _varint(number << 3 | _TEXT) + _varint(len(content)) + content
+
+
+def _varint(number: int) -> bytes:
+    written = bytearray()
+    while number > 0x7F:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    written.append(number)
+    return bytes(written)
+
+
+def _fields(content: bytes) -> Iterator[tuple[int, bytes | int]]:
+    """Yield each field with its number. Raises IndexError, ValueError: it is torn, or another."""
+    at = 0
+    while at < len(content):
+        key, at = _read_varint(content, at)
+        value, at = _read_varint(content, at)
+        if key & 7 == _NUMBER:
+            yield key >> 3, value
+        elif key & 7 == _TEXT:
+            if at + value > len(content):
+                raise IndexError(f"{value} bytes after {at} of {len(content)}")
+            yield key >> 3, content[at : at + value]
+            at += value
+        else:
+            raise ValueError(f"wire type {key & 7}")
+
+
+def _read_varint(content: bytes, at: int) -> tuple[int, int]:
+    number = 0
+    for shift in range(0, 70, 7):
+        number |= (content[at] & 0x7F) << shift
+        at += 1
+        if not content[at - 1] & 0x80:
+            return number, at
+    raise ValueError("a varint of more than 10 bytes")

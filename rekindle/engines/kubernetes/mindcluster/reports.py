@@ -1,0 +1,63 @@
+"""What is known of a host, whichever of MindCluster's parts has said it. Pure."""
+
+from __future__ import annotations
+
+import enum
+import re
+
+import msgspec
+
+from rekindle.recovery.codes.verdict import Origin, Severity
+
+_CHIP = re.compile(r".*-([0-9]{1,4})")
+
+
+class Topic(str, enum.Enum):
+    """What of a host is spoken of; each is known, or damaged, alone."""
+
+    CHIPS = "chips"
+    SWITCHES = "switches"
+    BOARD = "board"
+
+
+class HostFault(msgspec.Struct, frozen=True):
+    """A fault code that is present. chip: its number on the host; -1: it is of no chip.
+
+    severity: for a code that no table lists: MINOR where MindCluster lets training go on.
+    """
+
+    code: str
+    chip: int
+    origin: Origin
+    severity: Severity | None = None
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What is known of one topic. updated: when it was written, in seconds; 0: it does not say.
+
+    remarks: what has no code: (chip or -1, sentence about it).
+    """
+
+    faults: tuple[HostFault, ...] = ()
+    remarks: tuple[tuple[int, str], ...] = ()
+    updated: int = 0
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What a ConfigMap tells about a topic of a host: a report, or why it is not trusted."""
+
+    host: str
+    topic: Topic
+    report: Report | None = None
+    damage: str = ""
+
+
+def chip_number(npu_name: str) -> int:
+    """Return a chip's number on its host: Ascend910-4, npu-4; -1: none is named."""
+    match = _CHIP.fullmatch(npu_name.strip())
+    return int(match[1]) if match else -1
+
+
+def chip_numbers(npu_names: str) -> tuple[int, ...]:
+    """Return the numbers of chips that are named with commas between them, in their order."""
+    return tuple(sorted({chip_number(name) for name in npu_names.split(",")} - {-1}))

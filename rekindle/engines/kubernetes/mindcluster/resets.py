@@ -1,0 +1,99 @@
+"""How far MindCluster's own recovery of a job is: its ConfigMap `reset-config-<job>`. Pure.
+
+ClusterD writes there for whoever starts the processes, and the device plugin where it resets chips:
+which ranks are at fault, whether more faults may come, how often all processes began anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from rekindle.engines.kubernetes.api import Object
+from rekindle.engines.kubernetes.errors import DamagedError
+from rekindle.engines.kubernetes.mindcluster.documents import check, decode, name_of, text_of
+
+# What the device plugin has chips do, as people read it.
+_POLICIES = {
+    "ignore": "passes it over",
+    "restart_request": "has its request made again",
+    "restart": "has training run again",
+    "free_reset": "resets its chip once it is idle",
+    "reset": "resets its chip",
+    "isolate": "takes its chip out",
+}
+
+
+class RankState(msgspec.Struct, frozen=True, rename="pascal"):
+    """One rank that is at fault. rank_id: in MindCluster's own numbering.
+
+    status: fault (of a process), unrecovered, recovered, failed. policy: "": none, as for a
+    process. error_code_hex: codes with commas between them, or nothing.
+    """
+
+    rank_id: int
+    status: str = ""
+    policy: str = ""
+    error_code_hex: str = ""
+
+
+class ResetInfo(msgspec.Struct, frozen=True, rename="pascal"):
+    """All that reset.json says. retry_time: how often all processes have begun anew."""
+
+    rank_list: list[RankState] | None = None
+    retry_time: int = 0
+    fault_flushing: bool = False
+    graceful_exit: int = 0
+    restart_fault_process: bool = False
+
+    @property
+    def ranks(self) -> dict[int, RankState]:
+        """The ranks at fault, by their number."""
+        return {one.rank_id: one for one in self.rank_list or ()}
+
+
+def read_reset(configmap: Object) -> ResetInfo:
+    """Read a reset-config; one that nobody has written to yet has no check code.
+
+    Raises DamagedError.
+    """
+    what = f"{name_of(configmap)}: reset.json"
+    text = text_of(configmap, "reset.json")
+    if text is None:
+        raise DamagedError(f"{what} is missing")
+    found = decode(text, ResetInfo, what)
+    code = text_of(configmap, "checkCode")
+    if code:
+        check(text.encode(), code, what)
+    elif found != ResetInfo():
+        raise DamagedError(f"{what} has no check code")
+    return found
+
+
+def progress(before: ResetInfo, now: ResetInfo) -> Iterator[str]:
+    """Say what has become of the recovery since, one sentence for each change."""
+    if now.fault_flushing and not before.fault_flushing:
+        yield "has seen a fault, and waits a moment for others"
+    if now.graceful_exit and not before.graceful_exit:
+        yield "ends all processes"
+    for number, rank in now.ranks.items():
+        if before.ranks.get(number) != rank:
+            yield _rank_in_words(rank)
+    if now.restart_fault_process and not before.restart_fault_process:
+        yield "starts the processes at fault anew, in their place"
+    if now.retry_time > before.retry_time:
+        yield f"has all processes begin anew, for the {_times(now.retry_time)}"
+    if before.ranks and not now.ranks:
+        yield "lists no rank at fault any more"
+
+
+def _rank_in_words(rank: RankState) -> str:
+    codes = f", {rank.error_code_hex[:200]}" if rank.error_code_hex else ""
+    policy = _POLICIES.get(rank.policy, rank.policy and f"does {rank.policy!r}")
+    done = f"; it {policy}" if policy else ""
+    return f"lists rank {rank.rank_id}: {rank.status or 'no status'}{codes}{done}"
+
+
+def _times(number: int) -> str:
+    return {1: "first time", 2: "second time", 3: "third time"}.get(number, f"{number}th time")

@@ -1,0 +1,268 @@
+"""Watches MindCluster's ConfigMaps while a job is steered: what concerns the job is reported."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from rekindle.engines.kubernetes.api import Api, Object
+from rekindle.engines.kubernetes.ascend import RESET_CONFIG
+from rekindle.engines.kubernetes.errors import ApiError
+from rekindle.engines.kubernetes.follow import Follower
+from rekindle.engines.kubernetes.labels import Names
+from rekindle.engines.kubernetes.mindcluster.known import Known
+from rekindle.engines.kubernetes.mindcluster.placed import (
+    Placed,
+    placed,
+    recovery_signs,
+    remarks,
+    reported_before,
+    signs,
+)
+from rekindle.engines.kubernetes.mindcluster.recoveries import Recovery
+from rekindle.engines.kubernetes.objects import collection
+from rekindle.engines.kubernetes.pods import Pods
+from rekindle.errors import JobError
+from rekindle.recovery.classification import Sign, Source
+from rekindle.recovery.journal import AnyEvent
+from rekindle.runtime.spec import JobSpec
+
+MAKER = "huawei.com/"  # of the devices that MindCluster knows
+LOOK_S = 1.0  # between two looks at which pods there are
+_PACE_S = 0.2  # between two looks at all: in a large cluster some host is heard of all the time
+_LONGEST_PAUSE_S = 30.0  # between two tries to report what was refused
+_JOIN_S = 2.0  # for a thread that may wait for a server that is away; it ends by itself
+_OWN = "mx-consumer-cim=true"  # label of what the device plugin and NodeD write
+_CLUSTERD = "mx-consumer-volcano=true"  # label of what ClusterD writes
+_CHIPS, _BOARDS = "kube-system", "mindx-dl"  # their namespaces; the second is ClusterD's, too
+
+
+_Name = tuple[Source, str, int]  # what is equal is the same fault of a pod: also its device
+
+
+class _Takes(Protocol):
+    def __call__(self, thing: Object, /, *, there: bool) -> None: ...
+
+
+class _TellsNews(Protocol):
+    def __call__(self, thing: Object, /, *, there: bool) -> list[str]: ...
+
+
+class Ears(NamedTuple):
+    """Who hears of signs (may raise JobError) and of sentences; who knows pods and their nodes.
+
+    journal: what has happened to the job so far.
+    """
+
+    report: Callable[[Sign], None]
+    tell: Callable[[str], None]
+    pods: Callable[[], Iterable[Object]]
+    node_at: Callable[[str], int | None]
+    journal: Iterable[AnyEvent] = ()
+
+
+def host_eyes(api: Api, pods: Pods, spec: JobSpec, ears: Ears) -> AbstractContextManager[None]:
+    """Watch meanwhile, if the job's devices are MindCluster's."""
+    if not pods.device.startswith(MAKER):
+        return nullcontext()
+    return HostEyes(api, pods, spec, ears).open()
+
+
+class HostEyes:
+    """A thread for each collection that is followed, and one that looks at what they bring.
+
+    What is present is compared with what was reported, for each pod: so a fault is reported once,
+    also where its host became a node's later, and again while it cannot be reported.
+    """
+
+    def __init__(self, api: Api, pods: Pods, spec: JobSpec, ears: Ears) -> None:
+        self._api = api
+        self._pods = pods
+        self._workload = Names.of(spec.job_id).workload
+        self._ranks = spec.processes_per_node
+        self._ears = ears
+        self._heard: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # what is to do
+        self._followers: dict[str, Follower | None] = {}  # by what they follow; None: it cannot be
+        self._ended = threading.Event()
+        self._known = Known()
+        self._recovery = Recovery(self._workload)
+        self._refused: list[str] = []
+        self._reported: dict[str, dict[_Name, Sign]] = {}  # by pod
+        self._before = reported_before(ears.journal)  # by host
+        self._said: set[str] = set()  # sentences that still hold
+        self._pause_s = LOOK_S
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Watch meanwhile."""
+        ways = self._ways()
+        following = [threading.Thread(target=way, name="rekindle-npu", daemon=True) for way in ways]
+        looking = threading.Thread(target=self._look_on, name="rekindle-npu-look", daemon=True)
+        for thread in (*following, looking):
+            thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            for follower in list(self._followers.values()):
+                if follower is not None:
+                    follower.end()
+            self._heard.put(lambda: None)
+            looking.join()
+            for thread in following:
+                thread.join(_JOIN_S)
+
+    # ---- what is followed
+
+    def _ways(self) -> list[Callable[[], None]]:
+        ways = [self._follow_chips, self._follow_boards]
+        if self._pods.by_mindcluster:
+            ways += [self._follow_reset, self._follow_groups]
+        return ways
+
+    def _is_complete(self) -> bool:
+        """Whether all that there was at first has been heard, or is about to be."""
+        known = dict(self._followers)
+        heard = all(one and one.watches for what, one in known.items() if what != "groups")
+        return heard and len(known) == len(self._ways())
+
+    def _follow_chips(self) -> None:
+        """Follow what device plugins write, or where that may not be read, what ClusterD does."""
+        take = self._known.take
+        if self._follow("chips", Follower(self._api, _maps(_CHIPS), labels=_OWN), take) is not None:
+            self._follow_all("chips", Follower(self._api, _maps(_BOARDS), labels=_CLUSTERD), take)
+
+    def _follow_boards(self) -> None:
+        boards = Follower(self._api, _maps(_BOARDS), labels=_OWN)
+        self._follow_all("boards", boards, self._known.take)
+
+    def _follow_reset(self) -> None:
+        name = f"metadata.name={RESET_CONFIG}{self._workload}"
+        resets = Follower(self._api, _maps(self._pods.namespace), fields=name)
+        self._follow_all("reset", resets, self._tells(self._recovery.take_reset))
+
+    def _follow_groups(self) -> None:
+        path = collection("scheduling.volcano.sh/v1beta1", "podgroups", self._pods.namespace)
+        groups = Follower(self._api, path)
+        self._follow_all("groups", groups, self._tells(self._recovery.take_group))
+
+    def _tells(self, take: _TellsNews) -> _Takes:
+        """Make what returns sentences say them."""
+
+        def told(thing: Object, *, there: bool) -> None:
+            for sentence in take(thing, there=there):
+                self._ears.tell(sentence)
+
+        return told
+
+    def _follow_all(self, what: str, follower: Follower, take: _Takes) -> None:
+        """Follow to the end; that it cannot be done is said."""
+        error = self._follow(what, follower, take)
+        if error is not None:
+            self._followers[what] = None
+            refused = (
+                "what MindCluster knows cannot be read, and is missed (the rights are in "
+                f"deploy/mindcluster): {error}"
+            )
+            self._heard.put(lambda: self._refused.append(refused))
+
+    def _follow(self, what: str, follower: Follower, take: _Takes) -> ApiError | None:
+        """Follow to the end; return why it cannot be done. take: is called by who looks."""
+        self._followers[what] = follower
+        if self._ended.is_set():
+            return None
+        try:
+            for thing, there in follower.changes():
+                self._heard.put(functools.partial(take, thing, there=there))
+        except ApiError as error:
+            return error
+        return None
+
+    # ---- what is made of it
+
+    def _look_on(self) -> None:
+        while not self._ended.is_set():
+            complete = self._is_complete()
+            with contextlib.suppress(queue.Empty):
+                self._heard.get(timeout=self._pause_s)()
+                while True:
+                    self._heard.get_nowait()()
+            self._look(complete=complete)
+            self._ended.wait(_PACE_S)
+
+    def _look(self, *, complete: bool) -> None:
+        """Report what differs from what was reported, and say what has not been said."""
+        holding = [*self._refused, *filter(None, [self._recovery.damage])]
+        reported: dict[str, dict[_Name, Sign]] = {}
+        refused = False
+        for place in self._places():
+            known = self._reported.get(place.uid, {})
+            reports = self._known.of(place.host)
+            node = self._ears.node_at(place.ip)
+            if node is not None:
+                present = [
+                    *signs(place, reports, node, self._ranks),
+                    *recovery_signs(place, self._recovery.reset, node, self._ranks),
+                ]
+                _inherit(known, present, self._before.get(place.host, []), complete=complete)
+                refused |= not self._report(known, present, node)
+            reported[place.uid] = known
+            holding += self._known.damage(place.host)
+            holding += remarks(place, reports)
+        self._reported = reported
+        for text in dict.fromkeys(holding):
+            if text not in self._said:
+                self._ears.tell(text)
+        self._said = set(holding)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) if refused else LOOK_S
+
+    def _places(self) -> list[Placed]:
+        found = [placed(pod, self._pods.device) for pod in self._ears.pods()]
+        return [place for place in found if place is not None]
+
+    def _report(self, known: dict[_Name, Sign], present: list[Sign], node: int) -> bool:
+        """Bring what is reported of a node to what is present; say whether all of it was taken."""
+        now = {_name(sign): sign for sign in present}
+        over = [known[name] for name in known.keys() - now]
+        gone = [msgspec.structs.replace(sign, node=node, gone=True) for sign in over]
+        taken = True
+        for sign in (*gone, *(now[name] for name in now.keys() - known)):
+            try:
+                self._ears.report(sign)
+            except JobError:  # its coordinator is away, or it ends, or that node left
+                taken = False
+                continue
+            if sign.gone:
+                del known[_name(sign)]
+            else:
+                known[_name(sign)] = sign
+        return taken
+
+
+def _maps(namespace: str) -> str:
+    return collection("v1", "configmaps", namespace)
+
+
+def _name(sign: Sign) -> _Name:
+    return sign.source, sign.what, sign.device
+
+
+def _inherit(
+    known: dict[_Name, Sign], present: list[Sign], before: list[Sign], *, complete: bool
+) -> None:
+    """Take what somebody else has reported for reported, so that it is told once, and when over.
+
+    What may only not have been heard yet is left in `before`.
+    """
+    names = set(map(_name, present))
+    for sign in list(before):
+        if complete or _name(sign) in names:
+            known[_name(sign)] = sign
+            before.remove(sign)
