@@ -18,11 +18,11 @@ import msgspec
 
 from rekindle import names
 from rekindle.engines.client import JobClient, straight
-from rekindle.engines.host_log import HostLog
 from rekindle.engines.kubernetes.api import Api, Object, load
 from rekindle.engines.kubernetes.coordinator import owned
 from rekindle.engines.kubernetes.errors import ApiError, ConflictError, MissingObjectError
 from rekindle.engines.kubernetes.eyes import Eyes
+from rekindle.engines.kubernetes.hosts import Hosts
 from rekindle.engines.kubernetes.kinds.base import Phase
 from rekindle.engines.kubernetes.labels import ATTEMPT, Names, selector
 from rekindle.engines.kubernetes.manifests import Manifests, adapter, render
@@ -80,7 +80,8 @@ class KubernetesEngine:
         self._job_id = directory.spec().job_id
         self._names = Names.of(self._job_id)
         self._mirror = Mirror(directory.ledger)
-        self._hosts = HostLog(home())
+        self._hosts = Hosts(api, pods, home())
+        self._tell: Callable[[str], None] = print  # to whoever watches
         self._addresses: dict[int, str] = {}  # of the pods that are nodes now
         self._nodes: dict[str, int] = {}  # what the pods of addresses are, or were
         self._secret = ""
@@ -170,7 +171,7 @@ class KubernetesEngine:
             self._nodes[event.address] = event.node
         said = learned_from(self._job_id, event)
         if said is not None:
-            self._hosts.append(said)
+            self._hosts.note(said)
 
     def release(self) -> None:
         """Remove all objects of the job, and wait until its pods are gone.
@@ -192,6 +193,7 @@ class KubernetesEngine:
     @contextmanager
     def watch(self, report: Callable[[Sign], None], tell: Callable[[str], None]) -> Iterator[None]:
         """Follow the job's pods meanwhile: what becomes of them is reported, and told."""
+        self._tell = tell
         pods = collection("v1", "pods", self._pods.namespace)
         eyes = Eyes(self._api, pods, selector(self._job_id), self._node_at, report, tell)
         with eyes.open():
@@ -223,8 +225,7 @@ class KubernetesEngine:
         )
 
     def _isolated(self) -> tuple[str, ...]:
-        hosts = self._hosts.hosts().values()
-        return tuple(sorted(host.host for host in hosts if host.isolated))
+        return self._hosts.isolated(self._tell)
 
     def _place(self, wanted: Manifests) -> None:
         """Have the workload run as wanted: a new one, or the one that is there placed anew."""

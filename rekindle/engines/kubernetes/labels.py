@@ -17,6 +17,8 @@ DESCRIBED = f"{PREFIX}described"  # says whether two descriptions are the same
 OWNER = f"{PREFIX}owner"  # fencing: who placed the job
 JOB_ID = f"{PREFIX}job-id"  # annotation: no label may be like every id
 
+HOSTS = "hosts.rekindle.dev"  # the log of hosts: no slug has a dot, so it is no job's
+
 HOSTNAME = "kubernetes.io/hostname"
 KUEUE = "kueue.x-k8s.io/queue-name"
 
