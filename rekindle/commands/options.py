@@ -1,4 +1,4 @@
-"""The command lines of `rekindle checkpoints` and `rekindle kubernetes`.
+"""The command lines of `rekindle checkpoints`, and of what is about a cluster.
 
 They import nothing, for --help is not to wait.
 """
@@ -94,3 +94,13 @@ def add_kubernetes_arguments(parser: argparse.ArgumentParser) -> None:
     render.add_argument("--job-id", help="default: the job's name")
     said = "a node that its pods keep off; may be given several times"
     render.add_argument("--avoid", action="append", default=[], metavar="NODE", help=said)
+
+
+def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare how a cluster is found, for commands that are about this machine without any."""
+    cluster = parser.add_argument_group("a cluster, instead of this machine")
+    said = "default: KUBECONFIG, ~/.kube/config, or the service account of a pod"
+    cluster.add_argument("--kubeconfig", default="", metavar="FILE", help=said)
+    cluster.add_argument("--context", default="", help="of that file; default: its own")
+    said = "where the jobs are; default: default"
+    cluster.add_argument("--namespace", default="", help=said)

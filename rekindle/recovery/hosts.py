@@ -90,6 +90,12 @@ class Host(msgspec.Struct, kw_only=True):
         jobs = {fault.job_id for fault in recent}
         return len(recent) >= LEMON_FAULTS and len(jobs) >= LEMON_JOBS
 
+    def state(self, now: float) -> str:
+        """Say in a word or two whether it is used."""
+        if self.isolated:
+            return "isolated"
+        return "lemon" if self.is_lemon(now) else "in use"
+
 
 def fold(events: Iterable[AnyHostEvent]) -> dict[str, Host]:
     """Return all hosts that anything is known of, by name."""
