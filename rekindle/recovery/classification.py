@@ -96,7 +96,8 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     what: the code, number, line, condition or reason. device: its local number; -1: none is named.
     gone: it is over. by: who says so. severity, origin: of an Ascend code that no table may list;
-    origin None: the chip that `device` names, the node's board where it names none.
+    origin None: the chip that `device` names, the node's board where it names none. host: what the
+    node was on, or is, if whoever says so knows; it may have been lost there, and be elsewhere now.
     """
 
     source: Source
@@ -107,6 +108,7 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     by: str = ""
     severity: Severity | None = None
     origin: Origin | None = None
+    host: str = ""
 
     def in_words(self) -> str:
         """Name it in a few words."""

@@ -26,6 +26,7 @@ from rekindle.engines.kubernetes.hosts import Hosts
 from rekindle.engines.kubernetes.kinds.base import Phase
 from rekindle.engines.kubernetes.labels import ATTEMPT, Names, selector
 from rekindle.engines.kubernetes.manifests import Manifests, adapter, render
+from rekindle.engines.kubernetes.node_eyes import NodeEyes
 from rekindle.engines.kubernetes.objects import (
     GONE_S,
     collection,
@@ -81,6 +82,7 @@ class KubernetesEngine:
         self._names = Names.of(self._job_id)
         self._mirror = Mirror(directory.ledger)
         self._hosts = Hosts(api, pods, home())
+        self._node_eyes = NodeEyes(api)
         self._tell: Callable[[str], None] = print  # to whoever watches
         self._addresses: dict[int, str] = {}  # of the pods that are nodes now
         self._nodes: dict[str, int] = {}  # what the pods of addresses are, or were
@@ -166,9 +168,7 @@ class KubernetesEngine:
         The journal may be lost with the coordinator's pod: then the copy is all there is.
         """
         self._mirror.add([event])
-        if isinstance(event, NodeJoined) and event.node >= 0:
-            self._addresses[event.node] = event.address
-            self._nodes[event.address] = event.node
+        self._note_place(event)
         said = learned_from(self._job_id, event)
         if said is not None:
             self._hosts.note(said)
@@ -196,7 +196,9 @@ class KubernetesEngine:
         self._tell = tell
         pods = collection("v1", "pods", self._pods.namespace)
         eyes = Eyes(self._api, pods, selector(self._job_id), self._node_at, report, tell)
-        with eyes.open():
+        for event in self._mirror.events():
+            self._note_place(event)
+        with eyes.open(), self._node_eyes.open(report, tell):
             yield
 
     # ---- placing
@@ -346,6 +348,12 @@ class KubernetesEngine:
         return endpoint
 
     # ---- what is there
+
+    def _note_place(self, event: AnyEvent) -> None:
+        if isinstance(event, NodeJoined) and event.node >= 0:
+            self._addresses[event.node] = event.address
+            self._nodes[event.address] = event.node
+            self._node_eyes.joined(event.node, event.host)
 
     def _known_secret(self) -> str:
         """Return the job's secret: that of the cluster, else the one that was made here."""

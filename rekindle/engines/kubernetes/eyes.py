@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from rekindle.engines.kubernetes.api import Api
 from rekindle.engines.kubernetes.errors import ApiError
 from rekindle.engines.kubernetes.follow import Follower
-from rekindle.engines.kubernetes.seen import PodSeen, look_at
+from rekindle.engines.kubernetes.seen import PodSeen, Reason, look_at
 from rekindle.errors import JobError
 from rekindle.recovery.classification import Sign, Source
 
@@ -71,4 +71,8 @@ class Eyes:
             return
         for reason in pod.reasons:
             with contextlib.suppress(JobError):  # of a job that ends, or whose node came back
-                self._report(Sign(source=Source.POD_REASON, what=reason.word, node=node, by=BY))
+                self._report(_sign(reason, node, pod.host))
+
+
+def _sign(reason: Reason, node: int, host: str) -> Sign:
+    return Sign(source=Source.POD_REASON, what=reason.word, node=node, by=BY, host=host)

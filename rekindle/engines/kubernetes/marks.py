@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from rekindle.engines.kubernetes import labels
+from rekindle.engines.kubernetes.access import may
 from rekindle.engines.kubernetes.api import Api, Object
 from rekindle.engines.kubernetes.errors import ConflictError, ForbiddenError, MissingObjectError
 from rekindle.engines.kubernetes.follow import PAGE
 from rekindle.engines.kubernetes.pods import Isolation
 
 NODES = "/api/v1/nodes"
-_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _TRIES_S, _LONGEST_PAUSE_S = 30.0, 1.0
 _UNREADABLE = "its annotation cannot be read"
 
@@ -163,15 +163,7 @@ class Marks:
             time.sleep(random.uniform(0, _LONGEST_PAUSE_S))
 
     def _must_be_allowed(self, verb: str) -> None:
-        """Ask first: a request that is refused is tried again for half a minute."""
-        wanted = {"verb": verb, "resource": "nodes"}
-        review = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": wanted},
-        }
-        answer = self._api.create(_REVIEWS, review)
-        if not (answer.get("status") or {}).get("allowed"):
+        if not may(self._api, verb, "nodes"):
             raise ForbiddenError(
                 f"we have no right to {verb} nodes (deploy/nodes has a role)", status=403
             )
