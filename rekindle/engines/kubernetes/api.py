@@ -246,11 +246,17 @@ class Stream:
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield each whole line. Raises ApiError: it broke off, or fell silent."""
+        return (line for line in self.pieces() if line.endswith(b"\n"))
+
+    def pieces(self, most: int = -1) -> Iterator[bytes]:
+        """Yield each line, in pieces of at most so many bytes, and what there is of the last.
+
+        Raises ApiError: it broke off, or fell silent.
+        """
         assert self._response is not None
         try:
-            while line := self._response.readline():
-                if line.endswith(b"\n"):
-                    yield line
+            while piece := self._response.readline(most):
+                yield piece
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise ApiError(f"{self._where}: the answer broke off: {error!r}") from error
 

@@ -21,12 +21,10 @@ from rekindle.engines.client import JobClient, straight
 from rekindle.engines.kubernetes.api import Api, Object, load
 from rekindle.engines.kubernetes.coordinator import owned
 from rekindle.engines.kubernetes.errors import ApiError, ConflictError, MissingObjectError
-from rekindle.engines.kubernetes.eyes import Eyes
 from rekindle.engines.kubernetes.hosts import Hosts
 from rekindle.engines.kubernetes.kinds.base import Phase
 from rekindle.engines.kubernetes.labels import ATTEMPT, Names, selector
 from rekindle.engines.kubernetes.manifests import Manifests, adapter, render
-from rekindle.engines.kubernetes.node_eyes import NodeEyes
 from rekindle.engines.kubernetes.objects import (
     GONE_S,
     collection,
@@ -38,6 +36,7 @@ from rekindle.engines.kubernetes.objects import (
 )
 from rekindle.engines.kubernetes.pods import Pods
 from rekindle.engines.kubernetes.seen import look_at
+from rekindle.engines.kubernetes.watching import Watching
 from rekindle.engines.mirror import Mirror
 from rekindle.errors import JobError, LeaseHeldError
 from rekindle.recovery.classification import Sign
@@ -82,10 +81,8 @@ class KubernetesEngine:
         self._names = Names.of(self._job_id)
         self._mirror = Mirror(directory.ledger)
         self._hosts = Hosts(api, pods, home())
-        self._node_eyes = NodeEyes(api)
-        self._tell: Callable[[str], None] = print  # to whoever watches
+        self._watching = Watching(api, pods, directory, self._job_id)
         self._addresses: dict[int, str] = {}  # of the pods that are nodes now
-        self._nodes: dict[str, int] = {}  # what the pods of addresses are, or were
         self._secret = ""
 
     # ---- what an engine does
@@ -163,12 +160,14 @@ class KubernetesEngine:
                 self._delete_pod(pod, 0)
 
     def learn(self, event: AnyEvent) -> None:
-        """Note which pod is which node, what is said about hosts, and the event itself.
+        """Note what is said about pods and hosts, and the event itself.
 
         The journal may be lost with the coordinator's pod: then the copy is all there is.
         """
         self._mirror.add([event])
-        self._note_place(event)
+        self._watching.note(event)
+        if isinstance(event, NodeJoined) and event.node >= 0:
+            self._addresses[event.node] = event.address
         said = learned_from(self._job_id, event)
         if said is not None:
             self._hosts.note(said)
@@ -193,12 +192,7 @@ class KubernetesEngine:
     @contextmanager
     def watch(self, report: Callable[[Sign], None], tell: Callable[[str], None]) -> Iterator[None]:
         """Follow the job's pods meanwhile: what becomes of them is reported, and told."""
-        self._tell = tell
-        pods = collection("v1", "pods", self._pods.namespace)
-        eyes = Eyes(self._api, pods, selector(self._job_id), self._node_at, report, tell)
-        for event in self._mirror.events():
-            self._note_place(event)
-        with eyes.open(), self._node_eyes.open(report, tell):
+        with self._watching.open(self._mirror.events(), report, tell):
             yield
 
     # ---- placing
@@ -227,7 +221,7 @@ class KubernetesEngine:
         )
 
     def _isolated(self) -> tuple[str, ...]:
-        return self._hosts.isolated(self._tell)
+        return self._hosts.isolated(self._watching.tell)
 
     def _place(self, wanted: Manifests) -> None:
         """Have the workload run as wanted: a new one, or the one that is there placed anew."""
@@ -349,12 +343,6 @@ class KubernetesEngine:
 
     # ---- what is there
 
-    def _note_place(self, event: AnyEvent) -> None:
-        if isinstance(event, NodeJoined) and event.node >= 0:
-            self._addresses[event.node] = event.address
-            self._nodes[event.address] = event.node
-            self._node_eyes.joined(event.node, event.host)
-
     def _known_secret(self) -> str:
         """Return the job's secret: that of the cluster, else the one that was made here."""
         if not self._secret:
@@ -379,9 +367,6 @@ class KubernetesEngine:
 
     def _workers(self) -> str:
         return self._kind.pods_selector(self._names.workload)
-
-    def _node_at(self, address: str) -> int | None:
-        return self._nodes.get(address)
 
     def _endpoint(self, attempt: int) -> Endpoint:
         host = f"{self._names.coordinator}.{self._pods.namespace}.svc"

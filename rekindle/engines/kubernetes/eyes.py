@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rekindle.engines.kubernetes.api import Api
+from rekindle.engines.kubernetes.api import Api, Object
 from rekindle.engines.kubernetes.errors import ApiError
 from rekindle.engines.kubernetes.follow import Follower
 from rekindle.engines.kubernetes.seen import PodSeen, Reason, look_at
@@ -40,9 +40,11 @@ class Eyes:
         self._told: dict[str, tuple[object, ...]] = {}  # of each pod, by its uid
 
     @contextmanager
-    def open(self) -> Iterator[None]:
-        """Follow meanwhile."""
-        thread = threading.Thread(target=self._follow, name="rekindle-pods", daemon=True)
+    def open(self, see: Callable[[Object, bool], None]) -> Iterator[None]:
+        """Follow meanwhile. see: takes each pod that is new or has changed, and if it is there."""
+        thread = threading.Thread(
+            target=self._follow, args=[see], name="rekindle-pods", daemon=True
+        )
         thread.start()
         try:
             yield
@@ -50,10 +52,11 @@ class Eyes:
             self._follower.end()
             thread.join()
 
-    def _follow(self) -> None:
+    def _follow(self, see: Callable[[Object, bool], None]) -> None:
         try:
             for pod, there in self._follower.changes():
                 self._look(look_at(pod))
+                see(pod, there)
                 if not there:
                     self._told.pop(pod["metadata"]["uid"], None)
         except ApiError as error:
