@@ -271,6 +271,18 @@ def test_another_namespace_has_a_log_of_its_own(
     assert command("nodes", namespace="nowhere").startswith("0 ")
 
 
+@pytest.mark.parametrize("name", ["", "node-0?x=y", "../nodes/node-0", "a b", "n#"])
+def test_a_name_that_no_node_has(
+    name: str, api: Api, server: Simulated, tmp_path: Path, command: Callable[..., str]
+) -> None:
+    """It is no way to another node."""
+    known = hosts(api, tmp_path, Isolation.CORDON)
+    known.note(isolated())
+    known.note(isolated(2, host=name))
+    assert command("release-node", name).startswith("0 ")
+    assert server.get(BAD)["spec"]["unschedulable"]
+
+
 def test_nothing_is_known_of_it(api: Api, command: Callable[..., str]) -> None:
     assert command("release-node", "node-0").startswith("2 rekindle: nothing is known of a node")
     assert command("release-node", "nowhere").startswith("2 ")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable
+from urllib.parse import quote
 
 import msgspec
 
@@ -145,15 +146,17 @@ class Marks:
                 return
 
     def _change(self, host: str, decide: Callable[[Object], Object | None]) -> Object | None:
+        if not host:
+            return None
         self._must_be_allowed("get")
-        deadline = time.monotonic() + _TRIES_S
+        path, deadline = f"{NODES}/{quote(host, safe='')}", time.monotonic() + _TRIES_S
         while True:
             try:
-                node = self._api.get(f"{NODES}/{host}")
+                node = self._api.get(path)
                 patch = decide(node)
                 if patch is not None:
                     self._must_be_allowed("patch")
-                    self._api.patch(f"{NODES}/{host}", patch)
+                    self._api.patch(path, patch)
                 return node
             except MissingObjectError:
                 return None

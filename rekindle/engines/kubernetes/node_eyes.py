@@ -20,6 +20,7 @@ from rekindle.recovery.codes.verdict import Urgency
 
 REMOVED = "Exists=False"  # no condition of Kubernetes': the Node object was deleted
 
+_CLOSE_S = 5.0
 _Ailments = dict[str, str]  # conditions, as Type=Status, and what is said of them
 
 
@@ -46,7 +47,7 @@ class NodeEyes:
             yield
         finally:
             follower.end()
-            thread.join()
+            thread.join(_CLOSE_S)  # a server that does not answer is asked for a minute
 
     def joined(self, node: int, host: str) -> None:
         """Know that a node of the job is on this host from now on; what ails that is reported."""
