@@ -37,6 +37,7 @@ ENV_STORE_SESSION_TOKEN = "REKINDLE_STORE_SESSION_TOKEN"  # of temporary ones on
 SPEC_FILE = "job.json"
 SECRET_FILE = "secret"
 PODS_FILE = "pods.json"
+CLUSTER_FILE = "cluster"
 LEDGER_FILE = "ledger.jsonl"
 ENDPOINT_FILE = "coordinator.json"
 LAUNCH_LOCK_FILE = "launch.lock"

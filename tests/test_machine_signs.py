@@ -253,7 +253,7 @@ def test_what_ails_the_host_that_a_node_has_left_is_not_its_own() -> None:
     job = trained(5, nodes=2)
     deadlock = Sign(source=Source.NODE_CONDITION, what="KernelDeadlock=True", node=1, host="host-2")
     said = job.machine.on_sign(msgspec.structs.replace(deadlock, host="host-7"), job.now)
-    assert said == "node 1 is on host-2, not on host-7"
+    assert said == "node 1 is not on host-7"
     job.lose(1)
     job.hello(1, host="host-3")
     before = strategies(job)
@@ -423,3 +423,31 @@ def test_a_sign_of_a_node_that_never_was() -> None:
     job = trained(5, nodes=2)
     job.lose(1)
     assert "has no node 2" in report(job, Source.POD_REASON, "OOMKilled", node=2)
+
+
+def test_why_no_node_comes() -> None:
+    """The reasons of those that wait are in the fault that ends the wait."""
+    job = trained(5, nodes=2)
+    job.lose(1)
+    assert report(job, Source.POD_REASON, "Unschedulable", node=1) == ""
+    assert report(job, Source.POD_REASON, "ImagePullBackOff", node=1) == ""  # where it is placed
+    job.fire("node")
+    message = job.last(journal.FaultSeen).fault.message
+    assert message.startswith("no node came as node 1 within 600 s: ")
+    assert "image cannot be fetched" in message
+
+
+def test_no_node_comes_at_the_very_beginning() -> None:
+    job = Driver(nodes=2)
+    assert report(job, Source.POD_REASON, "Unschedulable", node=1) == ""
+    job.fire("node")
+    assert "no node has room for it" in job.last(journal.Ended).reason
+
+
+def test_a_description_that_cannot_work_is_not_waited_for() -> None:
+    """All pods are made of the same one."""
+    job = trained(5, nodes=2)
+    job.lose(1)
+    assert report(job, Source.POD_REASON, "InvalidImageName", node=1) == ""
+    assert job.last(journal.FaultSeen).fault.kind is Kind.USER_CODE
+    assert strategies(job)[-1] is not Strategy.RECOVER

@@ -327,6 +327,8 @@ class Machine(Watching):
         if self.roster.missing:
             where = ", ".join(map(str, self.roster.missing))
             text = f"no node came as node {where} within {self.spec.policy.node_timeout_s:g} s"
+            why = "; ".join(sorted(set(self.roster.obstacles.values())))
+            text += f": {why}" if why else ""
             self._on_fault(Fault(kind=Kind.SCHEDULING, message=text, at=now))
 
     def _on_late(self) -> None:

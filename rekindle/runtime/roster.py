@@ -156,6 +156,7 @@ class Roster:
         self.outside: set[int] = set()
         self.vacant: set[int] = set()
         self.promised: dict[int, int] = {}
+        self.obstacles: dict[int, str] = {}  # why no agent comes as a node that is missing
         per_node = spec.processes_per_node
         self.census = Census(spec.world_size)
         self.ranks = [Rank(r, r // per_node, self.census) for r in range(spec.world_size)]
@@ -296,6 +297,7 @@ class Roster:
             return
         self.spares.pop(agent.connection, None)
         self.promised.pop(agent.node, None)
+        self.obstacles.pop(agent.node, None)
         self.vacant.discard(agent.node)
         self.nodes[agent.node] = self._by_line[agent.connection] = agent
 

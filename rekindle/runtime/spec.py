@@ -243,6 +243,11 @@ class JobDirectory:
         return self.path / names.PODS_FILE
 
     @property
+    def cluster(self) -> Path:
+        """The address of the cluster that has the job, while it does."""
+        return self.path / names.CLUSTER_FILE
+
+    @property
     def ledger(self) -> Path:
         """The job's journal, one JSON event a line (`rekindle.recovery.journal`)."""
         return self.path / names.LEDGER_FILE

@@ -28,6 +28,8 @@ from rekindle.runtime.recovering import HEALED_BY, LOOK_S
 from rekindle.runtime.stalling import Stalling
 from rekindle.runtime.state import ENDING, SetTimer, Told
 
+NEVER_RAN = (Kind.SCHEDULING, Kind.USER_CODE)  # what keeps a pod from it, as its reason tells
+
 
 class Watching(Stalling):
     """Each sign is written down; what it asks for is done once."""
@@ -59,11 +61,11 @@ class Watching(Stalling):
             return "the job is ending"
         agent = self.roster.nodes.get(sign.node)
         host = agent.host if agent else self.incidents.host_lost_with(sign.node)
-        if host is None:
+        if host is None and sign.node not in self.roster.missing:
             return f"the job has no node {sign.node} now"
         if sign.host not in ("", host):
             if sign.host != self.incidents.host_lost_with(sign.node):
-                return f"node {sign.node} is on {host}, not on {sign.host}"
+                return f"node {sign.node} is not on {sign.host}"
             agent, host = None, sign.host  # what took its place is not meant
         per_node = self.spec.processes_per_node
         if not -1 <= sign.device < per_node:
@@ -72,10 +74,10 @@ class Watching(Stalling):
             verdict = verdict_of(self._tables(), sign)
         except UsageError as error:
             return str(error)
-        if not self._write_down(sign, host, verdict, now):
-            return ""
         if agent is None:
-            self._tell(self._fault_of(sign, verdict, now))  # why it was lost, if that is known now
+            self._on_sign_of_missing(sign, verdict, host, now)
+            return ""
+        if not self._write_down(sign, agent.host, verdict, now):
             return ""
         worse = self._answer_worse(now)  # says more than the code itself
         news = not sign.gone and self._signs.answer(agent.host, sign.device, verdict)
@@ -83,6 +85,19 @@ class Watching(Stalling):
             self._answer_sign(sign, verdict, now)
         self._look_again()
         return ""
+
+    def _on_sign_of_missing(
+        self, sign: Sign, verdict: Verdict, host: str | None, now: float
+    ) -> None:
+        """Learn why a node was lost, or why none comes in its place."""
+        fault = self._fault_of(sign, verdict, now)
+        if verdict.kind not in NEVER_RAN:
+            if host and self._write_down(sign, host, verdict, now):
+                self._tell(fault)
+        elif sign.node in self.roster.missing:
+            self.roster.obstacles[sign.node] = verdict.explanation
+            if verdict.kind is Kind.USER_CODE:
+                self._on_fault(fault)  # no wait helps: its description cannot work
 
     def _write_down(self, sign: Sign, host: str, verdict: Verdict, now: float) -> bool:
         """Write a sign down, if it is news."""

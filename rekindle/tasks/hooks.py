@@ -21,10 +21,11 @@ from prefect.flows import Flow
 from prefect.logging.loggers import flow_run_logger
 
 from rekindle.blocks.job import DEFAULT_NAME
-from rekindle.errors import RekindleError
+from rekindle.errors import JobError, RekindleError
 from rekindle.recovery.policy import Policy, Strategy
 from rekindle.runtime.spec import Endpoint
 from rekindle.tasks import jobs
+from rekindle.tasks.describing import describe_elsewhere
 from rekindle.tasks.log import Log
 
 # A runner that is stopped cancels its flow runs with these words. Nobody wanted the job to end, so
@@ -55,6 +56,7 @@ def stop_abandoned(flow_run: FlowRun, state: State[Any], log: Log) -> bool:
     if not (state.is_cancelled() or state.is_cancelling()):
         return False
     job_id = _job_of(flow_run)
+    describe_elsewhere(flow_run, job_id)
     endpoint = jobs.coordinator_of(job_id)
     client = jobs.client_of(job_id, endpoint) if endpoint else None
     if client is not None and (holder := client.status().holder):
@@ -75,6 +77,7 @@ def _stop(flow_run: FlowRun, state: State[Any], log: Log) -> None:
         log.info("The runner shuts down; job %s goes on. Retry this flow run to adopt it", job_id)
         return
     try:
+        describe_elsewhere(flow_run, job_id)
         endpoint = _coordinator(job_id)
         if endpoint is None:
             log.info("Job %s does not run; there is nothing to stop", job_id)
@@ -83,10 +86,29 @@ def _stop(flow_run: FlowRun, state: State[Any], log: Log) -> None:
         # cancels does not ask who steers.
         client = jobs.client_of(job_id, endpoint)
         client.stop_by_hand(by=f"the cancellation of flow run {flow_run.name} ({flow_run.id})")
-    except RekindleError:
+    except (RekindleError, ValueError):
         log.exception("Job %s could not be stopped", job_id)
         raise
     log.info("Job %s is being stopped; retry this flow run to resume it", job_id)
+    if jobs.directory_of(job_id).pods.exists():
+        _remove_from_cluster(job_id, log)
+
+
+def _remove_from_cluster(job_id: str, log: Log) -> None:
+    """Remove what a job that was stopped has left there: no flow process will."""
+    limit_s = _GATHER_S + jobs.directory_of(job_id).spec().policy.dump_timeout_s
+    deadline = time.monotonic() + limit_s
+    while jobs.end_of(jobs.history_of(job_id)) is None:
+        if time.monotonic() > deadline:
+            log.warning("Job %s has not ended within %g s; its pods are left", job_id, limit_s)
+            return
+        time.sleep(0.5)
+    try:
+        jobs.engine_of(job_id).release()
+    except JobError as error:
+        log.warning("Something of job %s is left in the cluster: %s", job_id, error)
+        return
+    log.info("Job %s has ended, and nothing of it is left in the cluster", job_id)
 
 
 def _coordinator(job_id: str) -> Endpoint | None:

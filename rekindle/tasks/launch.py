@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import msgspec
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from rekindle import names
 from rekindle.blocks.job import TrainingJob
 from rekindle.errors import JobError
-from rekindle.runtime.spec import JobDirectory, replace_file
+from rekindle.runtime.spec import JobDirectory
 from rekindle.runtime.state import RESCHEDULED
 from rekindle.tasks import jobs
+from rekindle.tasks.describing import describe
 
 # A coordinator that has ended its job exits a moment later.
 _EXIT_TIMEOUT_S = 60.0
@@ -54,7 +54,7 @@ def launch(job: TrainingJob, job_id: str) -> Launched:
     with _launch_lock(directory):
         if job.kubernetes is not None and not jobs.exists(job_id):
             # Another process, elsewhere, may have launched it before: the cluster knows.
-            _describe(job, directory, job_id)
+            describe(job, directory, job_id)
         launched = _launch_or_adopt(job, directory, job_id)
     get_run_logger().info(_TELL[launched.how], job_id, launched.attempt, directory.path)
     return launched
@@ -85,23 +85,11 @@ def _launch_or_adopt(job: TrainingJob, directory: JobDirectory, job_id: str) -> 
     # What is placed anew is the same job, whatever has become of a saved policy since.
     placed_anew = end is not None and end.outcome == RESCHEDULED
     if not placed_anew:
-        _describe(job, directory, job_id)
+        describe(job, directory, job_id)
     engine = jobs.engine_of(job_id)
     with engine.watch(lambda sign: None, get_run_logger().warning):  # nobody could take a sign yet
         endpoint = engine.launch(attempt=attempt + 1)
     return Launched(job_id, How.LAUNCHED, endpoint.attempt)
-
-
-def _describe(job: TrainingJob, directory: JobDirectory, job_id: str) -> None:
-    """Write down what the job is to be. Raises UsageError: no job can be made of it."""
-    spec = job.to_spec(job_id)
-    if job.kubernetes is None:
-        directory.create(spec)
-        directory.pods.unlink(missing_ok=True)
-    else:
-        # First: a job that is described without its pods is one of this machine.
-        replace_file(directory.pods, msgspec.json.encode(job.kubernetes.to_pods()))
-        directory.create(spec, logs=False)  # they are in the pods
 
 
 def _wait_until_gone(job_id: str, limit_s: float) -> None:

@@ -61,12 +61,15 @@ def supervise(job_id: str, *, adopted: bool) -> Ended:
     log = get_run_logger()
     history = jobs.history_of(job_id)
     endpoint = jobs.coordinator_of(job_id)
-    if endpoint is None:
+    if endpoint is None and jobs.end_of(jobs.history_of(job_id)) is not None:
         return _end(job_id)
     engine = jobs.engine_of(job_id)
+    if endpoint is None:  # it died just now
+        endpoint = _next_coordinator(job_id, engine, log)
     with _notices(job_id) as notices, contextlib.ExitStack() as closing:
         supervisor = Supervisor(job_id, history, engine=engine, notices=notices, log=log)
         closing.callback(supervisor.close)
+        supervisor.learn_history()
         closing.enter_context(engine.watch(jobs.client_of(job_id, endpoint).report, log.warning))
         for revivals in itertools.count():
             try:
@@ -165,10 +168,12 @@ class Supervisor:
     def adopt(self) -> None:
         """Take the place of a flow process that was killed, once the lease is held."""
         self._notices.survivor(UUID(runtime.task_run.id))
-        # It may have been killed before it had noted what it heard, or brought all nodes.
+        self.bring(jobs.nodes_missing(self.history))  # it may not have brought all
+
+    def learn_history(self) -> None:
+        """Note what happened before: whoever heard it may have been killed before it was noted."""
         for event in self.history:
             self._learn(event)
-        self.bring(jobs.nodes_missing(self.history))
 
     def _learn(self, event: AnyEvent) -> None:
         """Note what it says of hosts; where that cannot be written, training goes on."""

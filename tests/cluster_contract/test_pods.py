@@ -139,16 +139,23 @@ def test_a_rule_restarts_in_place(space: Space) -> None:
     assert last["exitCode"] == 75
 
 
-def test_images_that_are_not_there(space: Space) -> None:
-    """ImagePullBackOff; the pod is Pending."""
+@pytest.mark.parametrize(
+    ("image", "reason"),
+    [
+        ("missing.example.com/none:1", "ImagePullBackOff"),
+        ("No such:image!", "InvalidImageName"),
+    ],
+)
+def test_images_that_are_not_there(image: str, reason: str, space: Space) -> None:
+    """The pod is Pending, and its container says why."""
     wanted = pod("one")
-    wanted["spec"]["containers"][0]["image"] = "missing.example.com/none:1"
+    wanted["spec"]["containers"][0]["image"] = image
     space.cluster.create(space.pods, wanted)
 
     def waits(found: dict[str, Object]) -> bool:
         statuses = found["one"]["status"].get("containerStatuses") or [{}]
         waiting = statuses[0].get("state", {}).get("waiting") or {}
-        return waiting.get("reason") == "ImagePullBackOff"
+        return waiting.get("reason") == reason
 
     space.cluster.until(space.pods, waits)
     assert space.cluster.get(f"{space.pods}/one")["status"]["phase"] == "Pending"

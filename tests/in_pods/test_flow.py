@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +13,7 @@ from cluster.launch import Simulated
 from flow.prefect_side import FlowRun, Served, free_port, serve, server, until
 from training_jobs.pods import NAMESPACE
 
+from rekindle import names
 from rekindle.engines.kubernetes.api import load
 from rekindle.engines.kubernetes.engine import KubernetesEngine
 from rekindle.engines.kubernetes.labels import slug
@@ -86,6 +90,57 @@ def test_a_flow_process_that_is_killed(cluster: Simulated, served: Served, tmp_p
     assert (run.count(JobStarted), run.count(Ended)) == (1, 1)
     assert objects(cluster, run) == []
     assert "lives, attempt 1; this flow run adopts it" in run.logs()
+
+
+def test_a_cancelled_run_leaves_nothing(cluster: Simulated, served: Served, tmp_path: Path) -> None:
+    """Neither does it keep its retry from going on."""
+    gate = tmp_path / "gate"
+    run = start(served, gate)
+    until(lambda: " on " in holder(run, cluster), "it steers")
+    run.cancel()
+    assert run.until_final().name == "Cancelled"
+    until(lambda: objects(cluster, run) == [], "the job's objects are gone")
+    assert run.history()[-1].outcome == "stopped"
+    gate.touch()
+    run.retry()
+    until(lambda: run.state().name == "Completed", "the next attempt has succeeded")
+    assert (run.count(JobStarted), objects(cluster, run)) == (2, [])
+
+
+HOOK = """
+import sys
+from prefect.client.orchestration import get_client
+from rekindle.flows.train import train
+from rekindle.tasks.hooks import stop_job
+with get_client(sync_client=True) as client:
+    run = client.read_flow_run(sys.argv[1])
+stop_job(train, run, run.state)
+"""
+
+
+def test_cancelled_where_the_job_is_unknown(
+    cluster: Simulated, served: Served, tmp_path: Path
+) -> None:
+    """The runner that cancels may be on another machine: what is to be known is in the cluster."""
+    run = start(served, tmp_path / "gate")
+    until(lambda: " on " in holder(run, cluster), "it steers")
+    elsewhere = {
+        names.ENV_HOME: str(tmp_path / "elsewhere"),
+        "PREFECT_API_URL": str(served.client.api_url),
+        "PREFECT_HOME": str(tmp_path / "elsewhere"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", HOOK, str(run.id)],
+        env={**os.environ, **elsewhere},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    until(lambda: run.count(Ended) == 1, "the job has ended")
+    assert run.history()[-1].outcome == "stopped"
+    until(lambda: objects(cluster, run) == [], "the job's objects are gone")
 
 
 def test_what_becomes_of_pods_is_told(cluster: Simulated, served: Served, tmp_path: Path) -> None:

@@ -187,10 +187,11 @@ def test_who_may_not_write_keeps_it_for_itself(server: Simulated, tmp_path: Path
     token = server.token_for("stranger")
     api = load(str(server.kubeconfig_for(token, tmp_path / "config")))
     hosts, told = Hosts(api, PODS, tmp_path), list[str]()
+    hosts.tell = told.append
     with pytest.raises(JobError, match=r"a is known to this machine alone: .*cannot get"):
         hosts.note(isolated("a"))
     assert HostLog(tmp_path).hosts()["a"].isolated
-    assert hosts.isolated(told.append) == ("a",)
+    assert hosts.isolated() == ("a",)
     assert "which hosts other machines have isolated is not known" in told[0]
     api.close()
 
@@ -199,9 +200,10 @@ def test_one_machine_tells_the_others(api: Api, server: Simulated, tmp_path: Pat
     """What the cluster knows is not in the file of a machine; a release holds for all."""
     here, elsewhere = Hosts(api, PODS, tmp_path / "a"), Hosts(api, PODS, tmp_path / "b")
     told: list[str] = []
+    here.tell = elsewhere.tell = told.append
     here.note(isolated("a"))
-    assert elsewhere.isolated(told.append) == ("a",)
+    assert elsewhere.isolated() == ("a",)
     ClusterHostLog(api, "default").append(HostReleased(host="a", at=2.0, by="me"))
-    assert here.isolated(told.append) == elsewhere.isolated(told.append) == ()
+    assert here.isolated() == elsewhere.isolated() == ()
     assert told == []
     assert not HostLog(tmp_path / "a").hosts()

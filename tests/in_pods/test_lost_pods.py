@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from cluster.launch import Simulated
@@ -13,10 +14,12 @@ from training_jobs.pods import NAMESPACE, PodJob
 from training_jobs.record import Record
 
 from rekindle import names
-from rekindle.engines.kubernetes import engine
+from rekindle.engines.kubernetes import placing
+from rekindle.errors import JobError
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
 from rekindle.recovery.policy import Policy, Strategy
+from rekindle.runtime.state import RESCHEDULED
 
 pytestmark = pytest.mark.timeout(300)  # a cluster, and a job in its pods
 
@@ -110,6 +113,45 @@ def test_evicted_pod(job: Callable[..., PodJob], baseline: Record) -> None:
     assert "EvictionByEvictionAPI" in incident.cause.message
 
 
+def test_no_room_for_another_pod(
+    job: Callable[..., PodJob], cluster: Simulated, baseline: Record
+) -> None:
+    """The wait has an end, and what comes then says what it was waited for."""
+    policy = Policy(node_timeout_s=3.0, max_reschedules=1, max_reschedules_in_row=1)
+    run = job(*PAUSE_ALL, policy=policy, checkpoint_every=5)
+    run.wait_pause(12)
+    doomed = run.pod_of(1)["metadata"]["name"]
+    cordon(cluster, True)
+    run.cluster.delete(f"{NAMESPACE}/pods/{doomed}")
+    run.release_all()
+    assert run.end().outcome == RESCHEDULED, run.story()
+    fault = run.events_of(journal.FaultSeen)[-1].fault
+    assert fault.kind is Kind.SCHEDULING
+    assert "no node came as node 1 within 3 s: pod reason Unschedulable" in fault.message
+    cordon(cluster, False)
+    run.plan()
+    run.start()
+    assert_recovered(run, baseline)
+
+
+def cordon(cluster: Simulated, no_more: bool) -> None:
+    for node in cluster.get("/api/v1/nodes")["items"]:
+        path = f"/api/v1/nodes/{node['metadata']['name']}"
+        cluster.patch(path, {"spec": {"unschedulable": no_more or None}})
+
+
+def test_an_image_that_cannot_be(
+    tmp_path: Path, cluster: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is said at once, and nothing is left."""
+    monkeypatch.setenv(names.ENV_HOME, str(tmp_path / "home"))
+    run = PodJob(tmp_path, cluster, pods={"image": "library/Upper:1"})
+    with pytest.raises(JobError, match="InvalidImageName"):
+        run.start()
+    assert run.objects() == []
+    run.close()
+
+
 def test_lost_host(
     job: Callable[..., PodJob],
     cluster: Simulated,
@@ -117,7 +159,7 @@ def test_lost_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its pods never end by themselves; the one of a lost node is replaced all the same."""
-    monkeypatch.setattr(engine, "OVERDUE_S", 1.0)
+    monkeypatch.setattr(placing, "OVERDUE_S", 1.0)
     run = job(*PAUSE_ALL, pods={"anti_affinity": True})
     run.wait_pause(12)
     (coordinator,) = run.coordinator_pods()

@@ -202,7 +202,7 @@ def test_a_node_that_is_gone_or_made_anew(
     known = hosts(api, tmp_path, Isolation.CORDON)
     known.note(isolated(host="node-9"))
     assert "no such node" in command("nodes")
-    assert known.isolated(print) == ("node-9",)
+    assert known.isolated() == ("node-9",)
     named = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-9"}}
     server.create(NODES, named)
     known.note(isolated(2, host="node-9"))
@@ -242,7 +242,7 @@ def test_no_rights_on_nodes(
     known, began = hosts(own, tmp_path, Isolation.CORDON), time.monotonic()
     with pytest.raises(JobError, match=r"node-0 is isolated, but others may use it: .*no right to"):
         known.note(isolated())
-    assert known.isolated(print) == ("node-0",)
+    assert known.isolated() == ("node-0",)
     with pytest.raises(ForbiddenError):
         list(Marks(own).nodes())
     for words, status in ((["nodes"], 0), (["release-node", "node-0"], 1)):
@@ -252,7 +252,7 @@ def test_no_rights_on_nodes(
     said = capsys.readouterr()
     assert "The nodes themselves cannot be looked at: we have no right to list nodes" in said.out
     assert "whether it is cordoned or tainted is not known" in said.err
-    assert known.isolated(print) == ()
+    assert known.isolated() == ()
     assert time.monotonic() - began < 20
     own.close()
 

@@ -34,10 +34,6 @@ def assert_ended_well(job: PodJob, baseline: Record) -> None:
     job.remove()
 
 
-def workload(job: PodJob) -> dict[str, object]:
-    return job.cluster.get("/apis/batch/v1/namespaces/default/jobs/job")
-
-
 def test_another_process_adopts_it(
     job: Callable[..., PodJob], baseline: Record, tmp_path: Path
 ) -> None:
@@ -110,7 +106,7 @@ def test_the_job_is_placed_anew(
     gone = Sign(source=Source.XID, what="79", node=1, device=0, by="a test")  # off the bus
     run.engine.client(run.endpoint).report(gone)
     assert run.end().outcome == RESCHEDULED, run.story()
-    before = workload(run)["metadata"]["uid"]
+    before = run.workload()["metadata"]["uid"]
     left = {e.host for e in run.events_of(journal.Isolated)}
     run.plan()
     run.start()
@@ -122,7 +118,7 @@ def test_the_job_is_placed_anew(
 
 def assert_ended_well_after(job: PodJob, baseline: Record, uid: object) -> None:
     assert job.end().outcome == "succeeded", job.story()
-    assert workload(job)["metadata"]["uid"] == uid
+    assert job.workload()["metadata"]["uid"] == uid
     assert_ended_well(job, baseline)
 
 

@@ -12,6 +12,7 @@ from cluster.launch import Simulated
 from rekindle.engines.kubernetes.api import load
 from rekindle.engines.kubernetes.engine import KubernetesEngine
 from rekindle.engines.kubernetes.labels import selector
+from rekindle.engines.kubernetes.manifests import adapter
 from rekindle.engines.kubernetes.pods import Pods, Volume
 from rekindle.errors import JobError
 from rekindle.recovery import journal
@@ -24,6 +25,16 @@ from training_jobs.waiting import wait_until
 Object = dict[str, Any]
 
 NAMESPACE = "/api/v1/namespaces/default"
+_OPERATORS = (
+    "jobset.x-k8s.io/v1alpha2/jobsets",
+    "mindxdl.gitee.com/v1/ascendjobs",
+    "batch.volcano.sh/v1alpha1/jobs",
+    "bus.volcano.sh/v1alpha1/commands",
+    "scheduling.volcano.sh/v1beta1/podgroups",
+    "trainer.kubeflow.org/v1alpha1/trainjobs",
+    "trainer.kubeflow.org/v1alpha1/trainingruntimes",
+    "kubeflow.org/v1/pytorchjobs",
+)
 _IN_THE_POD = "/var/lib/rekindle/jobs/job"
 
 
@@ -52,7 +63,8 @@ class PodJob(Job):
         )
         work = Volume(name="work", mount_path=str(folder), host_path=str(folder))
         home = str(folder / "home")
-        self.pods = Pods(image="training", volumes=(work,), home=home, **(pods or {}))
+        own = {"image": "training", "volumes": (work,), "home": home}
+        self.pods = Pods(**(own | (pods or {})))
         self.api = load(str(kubeconfig or cluster.kubeconfig))
         self._watching = contextlib.ExitStack()
         self._learned = 0
@@ -131,6 +143,11 @@ class PodJob(Job):
         by_address = {p["status"].get("podIP"): p for p in self.worker_pods().values()}
         return by_address[joined.address]
 
+    def workload(self) -> Object:
+        """The Job, JobSet and so on."""
+        gvk = adapter(self.pods.kind).gvk
+        return self.cluster.get(f"/apis/{gvk.api_version}/namespaces/default/{gvk.plural}/job")
+
     def coordinator_pods(self) -> list[Object]:
         """The coordinator's."""
         return self._items("pods", "coordinator")
@@ -143,6 +160,11 @@ class PodJob(Job):
         for group in ("batch/v1", "apps/v1", "networking.k8s.io/v1"):
             plural = {"b": "jobs", "a": "deployments", "n": "networkpolicies"}[group[0]]
             found += self._named(f"/apis/{group}/namespaces/default/{plural}")
+        # What controllers make besides bears no label of ours: none of it may be left.
+        for place in _OPERATORS:
+            group, _, plural = place.rpartition("/")
+            items = self.cluster.get(f"/apis/{group}/namespaces/default/{plural}")["items"]
+            found += [f"{plural}/{each['metadata']['name']}" for each in items]
         return found
 
     def _named(self, path: str) -> list[str]:

@@ -102,11 +102,13 @@ class Api:
         uid: str = "",
         propagation: str = "Background",
         grace_s: int | None = None,
+        **query: object,
     ) -> Object:
         """Delete an object, and what it owns; with `uid` only if it is that one.
 
-        grace_s: of a pod, 0 where its host will not answer. All in the body: beside one, the
-        query's propagationPolicy is not looked at.
+        Or the objects of a collection that selectors choose. grace_s: of pods, 0 where their host
+        will not answer. It stands in the body: beside one, the query's propagationPolicy is not
+        looked at.
         """
         body: Object = {"kind": "DeleteOptions", "apiVersion": "v1"}
         body["propagationPolicy"] = propagation
@@ -114,7 +116,7 @@ class Api:
             body["preconditions"] = {"uid": uid}
         if grace_s is not None:
             body["gracePeriodSeconds"] = grace_s
-        return self._request("DELETE", path, {}, body)
+        return self._request("DELETE", path, query, body)
 
     # ---- streams
 

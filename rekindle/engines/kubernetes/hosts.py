@@ -19,18 +19,19 @@ _LONGEST_REASON = 300
 class Hosts:
     """The cluster's log of hosts; this machine's has what could not be written there.
 
-    home: the folder of this machine's log.
+    home: the folder of this machine's log. tell: takes a sentence about what is amiss.
     """
 
     def __init__(self, api: Api, pods: Pods, home: Path) -> None:
+        self.tell: Callable[[str], None] = print
         self._here = HostLog(home)
         self._log = ClusterHostLog(api, pods.namespace)
         self._marks = Marks(api)
         self._namespace = pods.namespace
         self._how = pods.isolated_hosts
 
-    def isolated(self, tell: Callable[[str], None]) -> tuple[str, ...]:
-        """Return the hosts on which nothing is placed; tell: takes what is amiss.
+    def isolated(self) -> tuple[str, ...]:
+        """Return the hosts on which nothing is placed.
 
         Raises JobError: this machine's log cannot be read.
         """
@@ -38,7 +39,7 @@ class Hosts:
         try:
             known += self._log.hosts().values()
         except JobError as error:
-            tell(f"which hosts other machines have isolated is not known: {error}")
+            self.tell(f"which hosts other machines have isolated is not known: {error}")
         return tuple(sorted({host.host for host in known if host.isolated}))
 
     def note(self, event: AnyHostEvent) -> None:

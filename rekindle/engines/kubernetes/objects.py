@@ -12,7 +12,7 @@ from rekindle.engines.kubernetes.errors import ApiError, ConflictError, MissingO
 from rekindle.errors import UsageError
 
 GONE_S = 120.0  # longer than pods may take to end by themselves, in most jobs
-_POLL_S = 0.1
+_POLL_S, _LONGEST_POLL_S = 0.1, 0.5
 _PLURALS = {
     "ConfigMap": "configmaps",
     "Secret": "secrets",
@@ -108,9 +108,10 @@ def _is_gone(api: Api, path: str) -> bool:
 
 
 def wait_until(done: Callable[[], bool], what: str, limit_s: float) -> None:
-    """Look again and again. Raises ApiError: not within the limit."""
-    deadline = time.monotonic() + limit_s
+    """Look again and again, ever less often. Raises ApiError: not within the limit."""
+    deadline, pause_s = time.monotonic() + limit_s, _POLL_S
     while not done():
         if time.monotonic() > deadline:
             raise ApiError(f"waited {limit_s:g} s for {what}")
-        time.sleep(_POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(1.2 * pause_s, _LONGEST_POLL_S)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import msgspec
 
 from rekindle.engines.kubernetes.api import Object
+from rekindle.engines.kubernetes.labels import ROLE
 
 # They say no more than the exit status, or nothing at all.
 _SAY_NOTHING = {"", "Error", "Completed", "ContainerCreating", "PodInitializing"}
@@ -26,16 +27,21 @@ class PodSeen(msgspec.Struct, frozen=True, kw_only=True):
     """One pod.
 
     ip, host: "": it has none yet. waits: it is placed nowhere, or cannot start. exit_code: of its
-    container, if it has ended. ending: it was told to end.
+    container, if it has ended. ending: it was told to end, within grace_s. runs: its container
+    does, which was started anew `restarts` times.
     """
 
     name: str
     uid: str
     phase: str
+    role: str = ""
     ip: str = ""
     host: str = ""
     waits: bool = False
     ending: bool = False
+    grace_s: int = 0
+    runs: bool = False
+    restarts: int = 0
     exit_code: int | None = None
     reasons: tuple[Reason, ...] = ()
 
@@ -43,6 +49,13 @@ class PodSeen(msgspec.Struct, frozen=True, kw_only=True):
     def is_over(self) -> bool:
         """Whether nothing of it runs any more, and nothing will."""
         return self.phase in ("Succeeded", "Failed")
+
+    def is_stuck(self, restarts: int) -> bool:
+        """Whether the container that an agent was lost with, after so many restarts, runs still.
+
+        One that ended is seen to by its kubelet, or by its controller.
+        """
+        return self.runs and not self.ending and self.restarts <= restarts
 
     def in_words(self) -> str:
         """Say what holds it up, or ended it."""
@@ -64,10 +77,14 @@ def look_at(pod: Object) -> PodSeen:
         name=metadata["name"],
         uid=metadata["uid"],
         phase=status.get("phase", "Pending"),
+        role=(metadata.get("labels") or {}).get(ROLE, ""),
         ip=status.get("podIP") or "",
         host=(pod.get("spec") or {}).get("nodeName") or "",
         waits=status.get("phase", "Pending") == "Pending" and bool(reasons),
         ending=bool(metadata.get("deletionTimestamp")),
+        grace_s=metadata.get("deletionGracePeriodSeconds") or 0,
+        runs=any("running" in (c.get("state") or {}) for c in containers),
+        restarts=sum(c.get("restartCount", 0) for c in containers),
         exit_code=ended[0].get("exitCode") if ended else None,
         reasons=reasons,
     )

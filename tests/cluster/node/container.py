@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import uuid
 from collections.abc import Callable, Coroutine
@@ -22,6 +23,8 @@ Object = dict[str, Any]
 _OOM = "test.rekindle.dev/oom-after"
 _BACKOFF_S, _LONGEST_BACKOFF_S, _QUIET_S = 10.0, 300.0, 600.0
 _LONGEST_MESSAGE = 4096
+# A registry, a path, a tag, a digest.
+_REFERENCE = re.compile(r"([\w.-]+(:\d+)?/)?[a-z0-9/._-]+(:[\w.-]{1,128})?(@sha256:[0-9a-f]{64})?")
 
 
 class Around(msgspec.Struct, frozen=True):
@@ -88,8 +91,11 @@ class Container:
         failures = 0
         await self._take_over()
         while not self.finished:
-            if self.spec.get("image", "").startswith("missing"):
+            image = self.spec.get("image", "")
+            if image.startswith("missing"):
                 await self._pull_in_vain()
+            if not _REFERENCE.fullmatch(image):
+                await self._wait_for_another_name()
             since = asyncio.get_running_loop().time()
             self.ended.clear()
             terminated = await self._run_once()
@@ -235,6 +241,14 @@ class Container:
         self._around.event("Failed", f'Failed to pull image "{image}": not found')
         await asyncio.sleep(2 * self._around.scale)
         self._set({"waiting": {"reason": "ImagePullBackOff", "message": told}})
+        await asyncio.Event().wait()
+
+    async def _wait_for_another_name(self) -> None:
+        image = self.spec["image"]
+        told = f'couldn\'t parse image name "{image}": invalid reference format'
+        told = f'Failed to apply default image tag "{image}": {told}'
+        self._set({"waiting": {"reason": "InvalidImageName", "message": told}})
+        self._around.event("InspectFailed", told)
         await asyncio.Event().wait()
 
     async def _back_off(self, failures: int, terminated: Object) -> None:
