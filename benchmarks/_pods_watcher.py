@@ -17,9 +17,9 @@ import psutil
 from kubernetes import client, config
 
 from rekindle.engines.client import JobClient
-from rekindle.engines.host_log import HostLog
 from rekindle.engines.kubernetes.api import load
 from rekindle.engines.kubernetes.eyes import Eyes
+from rekindle.engines.kubernetes.hosts import Hosts
 from rekindle.engines.kubernetes.labels import selector
 from rekindle.engines.kubernetes.placing import Placing
 from rekindle.engines.kubernetes.pods import Pods
@@ -64,9 +64,9 @@ def _eyes(
 
     api = load(kubeconfig)
     pods = msgspec.json.decode(job.pods.read_bytes(), type=Pods)
-    placing = Placing(job, pods, api, HostLog(job.path))
+    placing = Placing(job, pods, api, Hosts(api, pods, job.path))
     eyes = Eyes(api, placing, job.spec().job_id, node_of, report, lambda text: None)
-    with eyes.open():
+    with eyes.open(lambda pod, there: None):
         while len(eyes.pods() or ()) < wanted:
             time.sleep(0.05)
         print("ready", flush=True)
@@ -98,7 +98,8 @@ def _poll(
                 told.add(pod.metadata.uid)
                 node = nodes[pod.status.pod_ip]
                 what = pod.status.reason
-                report(Sign(source=Source.POD_REASON, what=what, node=node, by="poll"))
+                sign = Sign(source=Source.POD_REASON, what=what, node=node, by="poll")
+                report(msgspec.structs.replace(sign, address=pod.status.pod_ip))
     print(_memory_mb(), flush=True)
 
 

@@ -34,9 +34,9 @@ REPLACED_S = 0.05  # from the loss of an agent to the next one's hello
 _BINARY, _CLOSE, _PING = 2, 8, 9
 
 
-def address_of(node: int) -> str:
-    """What an agent says its address is; nobody goes there."""
-    return f"10.{node >> 16}.{node >> 8 & 255}.{node & 255}"
+def address_of(node: int, life: int = 0) -> str:
+    """What the agent of a node says its address is, the first or a later; nobody goes there."""
+    return f"10.{life}.{node >> 8}.{node & 255}"
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,7 @@ class _Agent:
 
     def __init__(self, fleet: _Fleet, node: int) -> None:
         self.node = node
+        self.life = 0
         self.pid = 0
         self.finished: int | None = None
         self.line: Line | None = None
@@ -168,7 +169,7 @@ class _Agent:
             attempt=0,
             version=names.WIRE_VERSION,
             node=self.node,
-            address=address_of(self.node),
+            address=address_of(self.node, self.life),
             pid=os.getpid(),
             processes=1,
             host=f"host-{self.node}",
@@ -347,6 +348,7 @@ class _Fleet:
 
     async def _replace(self, agent: _Agent) -> None:
         await asyncio.sleep(REPLACED_S)
+        agent.life += 1
         await self._connect(agent)
 
     def formed(self) -> None:

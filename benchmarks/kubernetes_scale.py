@@ -22,8 +22,8 @@ from _scale_agents import address_of
 from coordinator_scale import Coordinator, Crowd, Run
 
 from rekindle.engines.client import JobClient
-from rekindle.engines.host_log import HostLog
 from rekindle.engines.kubernetes.api import load
+from rekindle.engines.kubernetes.hosts import Hosts
 from rekindle.engines.kubernetes.placing import Placing
 from rekindle.engines.kubernetes.pods import Pods
 from rekindle.recovery.fault import Kind
@@ -86,7 +86,7 @@ def _place(cluster: Simulated, job: Coordinator, pods: int) -> None:
     described = Pods(image="none", cpu="1m", memory="1Mi")
     job.directory.pods.write_bytes(msgspec.json.encode(described))
     api = load(str(cluster.kubeconfig))
-    placing = Placing(job.directory, described, api, HostLog(job.directory.path))
+    placing = Placing(job.directory, described, api, Hosts(api, described, job.directory.path))
     placing.place(placing.around(0))
     api.close()
     running: set[str] = set()
@@ -105,11 +105,11 @@ def _workers(cluster: Simulated) -> list[dict[str, Any]]:
     return list(cluster.get(f"{PODS}?labelSelector=rekindle.dev/role=worker")["items"])
 
 
-def _run(cluster: Simulated, pod: dict[str, Any]) -> None:
+def _run(cluster: Simulated, pod: dict[str, Any], life: int = 0) -> None:
     index = int(pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"])
     running = {"name": "training", "state": {"running": {}}, "ready": True, "restartCount": 0}
     running |= {"image": "none", "imageID": "none"}
-    status = {"phase": "Running", "podIP": address_of(index), "conditions": READY}
+    status = {"phase": "Running", "podIP": address_of(index, life), "conditions": READY}
     _tell(cluster, pod, status | {"containerStatuses": [running]})
 
 
@@ -185,7 +185,7 @@ class Trial:
             for other in _workers(self._cluster):
                 index = other["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]
                 if int(index) == number and other["metadata"]["uid"] != uid:
-                    _run(self._cluster, other)
+                    _run(self._cluster, other, life=1)
                     return
             time.sleep(0.1)
         raise SystemExit(f"no other pod {number} came in {LIMIT_S:g} s")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rekindle import __version__, arguments
 from rekindle.commands.options import add_arguments as add_checkpoint_arguments
-from rekindle.commands.options import add_kubernetes_arguments
+from rekindle.commands.options import add_cluster_arguments, add_kubernetes_arguments
 from rekindle.errors import RekindleError, UsageError
 from rekindle.simulation.options import add_arguments as add_simulate_arguments
 
@@ -93,6 +93,8 @@ def _parser() -> argparse.ArgumentParser:
         if job:
             command.add_argument("job", help="the job's id")
         arguments.add_people_arguments(name, command)
+        if name in ("nodes", "release-node"):
+            add_cluster_arguments(command)
         command.set_defaults(command=_people, name=name)
     return parser
 

@@ -17,7 +17,7 @@ from rekindle.errors import JobError, UsageError
 from rekindle.recovery import journal
 from rekindle.recovery.classification import Sign, Source
 from rekindle.recovery.codes.verdict import Origin, Severity
-from rekindle.recovery.hosts import Host, HostReleased
+from rekindle.recovery.hosts import HostReleased
 from rekindle.runtime.protocol import Approval
 from rekindle.runtime.spec import Endpoint, JobDirectory, home, job_directory
 from rekindle.table import clock, table
@@ -81,12 +81,16 @@ def incidents(options: argparse.Namespace) -> int:
 
 def nodes(options: argparse.Namespace) -> int:
     """List the hosts that anything is known of, isolated ones first."""
+    if _of_a_cluster(options):
+        from rekindle.commands import cluster_nodes  # the client, where it is used
+
+        return cluster_nodes.nodes(options)
     now = time.time()
     found = sorted(HostLog(home()).hosts().values(), key=lambda h: (not h.isolated, h.host))
     if options.json:
         print(msgspec.json.encode(found).decode())
         return 0
-    rows = [(h.host, _state(h, now), len(h.faults), h.isolated_by or "-") for h in found]
+    rows = [(h.host, h.state(now), len(h.faults), h.isolated_by or "-") for h in found]
     table(("node", "state", "faults", "isolated by"), rows)
     for host in found:
         if host.isolated:
@@ -96,6 +100,10 @@ def nodes(options: argparse.Namespace) -> int:
 
 def release_node(options: argparse.Namespace) -> int:
     """Let a host be used again. Raises UsageError: nothing is known of it, or it is in use."""
+    if _of_a_cluster(options):
+        from rekindle.commands import cluster_nodes
+
+        return cluster_nodes.release_node(options)
     log = HostLog(home())
     known = log.hosts()
     if options.node not in known:
@@ -163,7 +171,5 @@ def _has_ended(events: Sequence[journal.AnyEvent]) -> bool:
     return bool(last) and isinstance(last[-1], journal.Ended)
 
 
-def _state(host: Host, now: float) -> str:
-    if host.isolated:
-        return "isolated"
-    return "lemon" if host.is_lemon(now) else "in use"
+def _of_a_cluster(options: argparse.Namespace) -> bool:
+    return bool(options.kubeconfig or options.context or options.namespace)

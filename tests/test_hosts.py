@@ -105,6 +105,26 @@ def test_what_one_incident_tells_of_a_host_is_one_fault() -> None:
     assert hosts.fold([*filter(None, learned), *filter(None, [again])])["a"].is_lemon(10.0)
 
 
+def test_a_condensed_log_says_the_same() -> None:
+    """Of every host: what was before a release, or is said twice, or is long past, is left out."""
+    old = broke("a", 1.0, "x")
+    lately = [broke("a", 30 * DAY_S + n, job) for n, job in enumerate("xyx")]
+    events = [
+        *(old, *lately, isolated("a", 2.0), isolated("a", 3.0)),
+        *(broke("b", 2.0, "x"), isolated("b"), HostReleased(host="b", at=9.0, by="me")),
+    ]
+    now = 30 * DAY_S + 5
+    fewer = hosts.condensed(events, now)
+    assert [type(event) for event in fewer] == [HostFault] * 3 + [HostIsolated]
+    before, after = hosts.fold(events), hosts.fold(fewer)
+    assert set(after) == {"a"}
+    assert before["b"] == hosts.Host(host="b", faults=[])
+    assert before["a"].is_lemon(now)
+    assert after["a"].is_lemon(now)
+    assert after["a"].isolated_at == before["a"].isolated_at == 3.0
+    assert hosts.condensed(fewer, now) == fewer
+
+
 # ---- the file
 
 
@@ -116,6 +136,9 @@ def test_what_was_learned_from_one_event_is_noted_once(tmp_path: Path) -> None:
         log.append(event)
     assert len((tmp_path / "hosts.jsonl").read_bytes().splitlines()) == 1
     assert HostLog(tmp_path).hosts()["a"].isolated == "r"
+    later = HostIsolated(host="a", at=2.0, source="job#7", by="job", reason="again")
+    log.append(later)  # another job of that name
+    assert log.hosts()["a"].isolated == "again"
 
 
 def test_a_line_that_was_torn_is_cut_off(tmp_path: Path) -> None:

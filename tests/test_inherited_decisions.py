@@ -91,7 +91,7 @@ def test_the_second_stop_during_last_words_is_one_too() -> None:
 
 def sick(job: Driver, node: int) -> None:
     """A node is found to be sick."""
-    sign = Sign(source=Source.NODE_CONDITION, what="Ready=False", node=node)
+    sign = Sign(source=Source.POD_REASON, what="NodeLost", node=node)
     assert job.machine.on_sign(sign, job.now) == ""
     job.collect()
 

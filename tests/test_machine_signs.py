@@ -10,6 +10,7 @@ from jobs.trained import SIGKILL, report, strategies, trained, untouched
 from rekindle.recovery import annotations as a
 from rekindle.recovery import journal
 from rekindle.recovery.classification import Sign, Source
+from rekindle.recovery.codes.verdict import Urgency
 from rekindle.recovery.fault import Kind
 from rekindle.recovery.policy import INNER, Policy, Strategy
 from rekindle.runtime import protocol as p
@@ -236,10 +237,37 @@ def test_a_node_that_is_at_fault_is_isolated(source: Source, what: str, session:
     assert [event.host for event in job.recorded(journal.Isolated)] == ["host-2"]
 
 
+@pytest.mark.parametrize("what", ["Ready=False", "Ready=Unknown", "Exists=False"])
+def test_a_node_that_only_kubernetes_misses_goes_on_training(what: str) -> None:
+    """Its agent is there; after an outage of the control plane all nodes look like that."""
+    job = trained(5, nodes=2)
+    for node in (0, 1):
+        assert report(job, Source.NODE_CONDITION, what, node=node) == ""
+    assert job.last(journal.SignSeen).urgency is Urgency.WATCH
+    assert strategies(job) == []
+    assert job.phase is Phase.TRAINING
+
+
+def test_what_ails_the_host_that_a_node_has_left_is_not_its_own() -> None:
+    """A node that was lost is on another host: nobody there has to suffer for the first one."""
+    job = trained(5, nodes=2)
+    deadlock = Sign(source=Source.NODE_CONDITION, what="KernelDeadlock=True", node=1, host="host-2")
+    said = job.machine.on_sign(msgspec.structs.replace(deadlock, host="host-7"), job.now)
+    assert said == "node 1 is not on host-7"
+    job.lose(1)
+    job.hello(1, host="host-3")
+    before = strategies(job)
+    assert job.machine.on_sign(deadlock, job.now + 60) == ""
+    job.collect()
+    assert job.last(journal.SignSeen).host == "host-2"
+    assert strategies(job) == before
+    assert job.recorded(journal.Isolated) == []
+
+
 def test_a_node_that_is_not_ready_is_not_started_on_again() -> None:
     """All ranks are started anew, its own elsewhere, as when it was lost."""
     job = untouched(Policy(max_restarts=2), nodes=2)
-    assert report(job, Source.NODE_CONDITION, "Ready=False", node=1) == ""
+    assert report(job, Source.POD_REASON, "NodeLost", node=1) == ""
     assert strategies(job) == [RESTART]
     assert [wanted.node for wanted in job.recorded(journal.NodeWanted)] == [1]
     assert job.last(journal.NodeLeft).node == 1
@@ -399,6 +427,19 @@ def test_another_pod_is_lost_for_the_same_reason() -> None:
         assert report(job, Source.POD_REASON, "Evicted", node=1) == ""
         assert len([e for e in seen(job) if e.known and e.fault.kind is Kind.EVICTION]) == round_
         job.hello(1)
+
+
+def test_a_late_reason_does_not_harm_the_pod_that_came() -> None:
+    """It comes when another pod is the node already, on the same host: it tells of the first."""
+    job = trained(5, nodes=2)
+    before = job.machine.roster.nodes[1].address
+    job.lose(1)
+    job.hello(1, address="10.9.9.9")
+    decided = strategies(job)
+    assert report(job, Source.POD_REASON, "Evicted", node=1, address=before) == ""
+    assert seen(job)[-1].fault.kind is Kind.EVICTION
+    assert strategies(job) == decided
+    assert job.machine.roster.nodes[1].address == "10.9.9.9"
 
 
 def test_a_sign_of_a_node_that_never_was() -> None:

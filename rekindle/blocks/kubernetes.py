@@ -150,6 +150,13 @@ class KubernetesPods(BaseModel):
         title="All at once",
         description="Whether all pods are placed at once or none. Empty: if Volcano places them.",
     )
+    isolated_hosts: Literal["avoid", "cordon", "taint"] = Field(
+        default="avoid",
+        title="Isolated hosts",
+        description="What becomes of a host that has broken the job: avoid (jobs of Rekindle keep "
+        "off it), or also cordon or taint, which keeps everybody off it until it is released. "
+        "Needs rights on nodes.",
+    )
     termination_grace_s: int = Field(
         default=0,
         ge=0,

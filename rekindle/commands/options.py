@@ -1,4 +1,4 @@
-"""The command lines of `rekindle checkpoints` and `rekindle kubernetes`.
+"""The command lines of `rekindle checkpoints`, and of what is about a cluster.
 
 They import nothing, for --help is not to wait.
 """
@@ -120,3 +120,13 @@ def add_kubernetes_arguments(parser: argparse.ArgumentParser) -> None:
     trace.add_argument("--context", metavar="NAME", default="", help="of that file")
     said = "ask ClusterD there; default: in a pod at its usual place, else its ConfigMap is written"
     trace.add_argument("--clusterd", metavar="HOST:PORT", default="", help=said)
+
+
+def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare how a cluster is found, for commands that are about this machine without any."""
+    cluster = parser.add_argument_group("a cluster, instead of this machine")
+    said = "default: KUBECONFIG, ~/.kube/config, or the service account of a pod"
+    cluster.add_argument("--kubeconfig", default="", metavar="FILE", help=said)
+    cluster.add_argument("--context", default="", help="of that file; default: its own")
+    said = "where the jobs are; default: default"
+    cluster.add_argument("--namespace", default="", help=said)

@@ -33,7 +33,7 @@ class HostLog:
 
     def _append(self, event: AnyHostEvent) -> None:
         with self._locked() as handle:
-            if event.source and any(each.source == event.source for each in self._events()):
+            if any(each.is_same_source(event) for each in self._events()):
                 return
             end = os.lseek(handle, 0, os.SEEK_END)
             if end and os.pread(handle, 1, end - 1) != b"\n":

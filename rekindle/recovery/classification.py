@@ -98,7 +98,9 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     what: the code, number, line, condition or reason. device: its local number; -1: none is named.
     gone: it is over. by: who says so. severity, origin: of an Ascend code that no table may list;
-    origin None: the chip that `device` names, the node's board where it names none.
+    origin None: the chip that `device` names, the node's board where it names none. host: what the
+    node was on, or is, if whoever says so knows; it may have been lost there, and be elsewhere now.
+    address: so of the pod that it was, or is.
     """
 
     source: Source
@@ -109,6 +111,8 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     by: str = ""
     severity: Severity | None = None
     origin: Origin | None = None
+    host: str = ""
+    address: str = ""
 
     def in_words(self) -> str:
         """Name it in a few words."""

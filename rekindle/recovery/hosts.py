@@ -31,6 +31,13 @@ class HostEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     at: float
     source: str = ""
 
+    def is_same_source(self, other: HostEvent) -> bool:
+        """Whether both were learned from one event of one job, which may be told many times.
+
+        A later job of the same name has events of the same numbers, at other times.
+        """
+        return bool(self.source) and (self.source, self.at) == (other.source, other.at)
+
 
 class HostFault(HostEvent, frozen=True, kw_only=True, tag="fault"):
     """A job met a fault of the host or of one of its devices (-1: of none).
@@ -83,6 +90,12 @@ class Host(msgspec.Struct, kw_only=True):
         jobs = {fault.job_id for fault in recent}
         return len(recent) >= LEMON_FAULTS and len(jobs) >= LEMON_JOBS
 
+    def state(self, now: float) -> str:
+        """Say in a word or two whether it is used."""
+        if self.isolated:
+            return "isolated"
+        return "lemon" if self.is_lemon(now) else "in use"
+
 
 def fold(events: Iterable[AnyHostEvent]) -> dict[str, Host]:
     """Return all hosts that anything is known of, by name."""
@@ -100,6 +113,28 @@ def fold(events: Iterable[AnyHostEvent]) -> dict[str, Host]:
                 host.isolated, host.isolated_by, host.isolated_at = "", "", 0.0
                 host.faults = []
     return found
+
+
+def condensed(events: Iterable[AnyHostEvent], now: float) -> list[AnyHostEvent]:
+    """Return the events that say what is so now; faults that make nobody a lemon are left out."""
+    kept: dict[str, list[AnyHostEvent]] = {}
+    for event in events:
+        before = kept.setdefault(event.host, [])
+        match event:
+            case HostReleased():
+                before.clear()
+            case HostIsolated():
+                before[:] = [each for each in before if not isinstance(each, HostIsolated)]
+                before.append(event)
+            case HostFault():
+                before[:] = [
+                    each
+                    for each in before
+                    if not (isinstance(each, HostFault) and event.is_same_as(each))
+                ]
+                if now - event.at <= LEMON_WINDOW_S:
+                    before.append(event)
+    return [event for each in kept.values() for event in each]
 
 
 def in_order(names: Iterable[str], known: dict[str, Host], now: float) -> list[str]:

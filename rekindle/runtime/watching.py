@@ -63,6 +63,12 @@ class Watching(Stalling):
         host = agent.host if agent else self.incidents.host_lost_with(sign.node)
         if host is None and sign.node not in self.roster.missing:
             return f"the job has no node {sign.node} now"
+        if sign.host not in ("", host):
+            if sign.host != self.incidents.host_lost_with(sign.node):
+                return f"node {sign.node} is not on {sign.host}"
+            agent, host = None, sign.host  # what took its place is not meant
+        if agent is not None and sign.address not in ("", agent.address):
+            agent, host = None, self.incidents.host_lost_with(sign.node)
         per_node = self.spec.processes_per_node
         if not -1 <= sign.device < per_node:
             return f"node {sign.node} has devices 0 to {per_node - 1}; there is no {sign.device}"

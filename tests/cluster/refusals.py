@@ -64,12 +64,13 @@ def forbidden(kind: Kind, name: str, why: str) -> Refused:
 
 
 def invalid(kind: Kind, name: str, *causes: tuple[str, str, str]) -> Refused:
-    """causes: field, reason (Invalid, Required, Forbidden, NotSupported), text after its words."""
+    """causes: field, reason (Invalid, Required, Forbidden and so on), text after its words."""
     words = {
         "Invalid": ("FieldValueInvalid", "Invalid value"),
         "Required": ("FieldValueRequired", "Required value"),
         "Forbidden": ("FieldValueForbidden", "Forbidden"),
         "NotSupported": ("FieldValueNotSupported", "Unsupported value"),
+        "TooLong": ("FieldValueTooLong", "Too long"),
     }
     listed = [
         {"reason": words[reason][0], "message": f"{words[reason][1]}: {text}", "field": field}

@@ -23,6 +23,7 @@ _SUBDOMAIN_TEXT = (
     " '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used"
     f" for validation is '{_SUBDOMAIN.pattern}')"
 )
+_MOST_DATA = 1 << 20  # bytes of a ConfigMap's keys and values
 _IMMUTABLE = "field is immutable"
 _POD_CHANGE = (
     "pod updates may not change fields other than `spec.containers[*].image`,"
@@ -71,8 +72,17 @@ def created(kind: Kind, thing: Object, gates: frozenset[str]) -> None:
         causes += job_rules.rules(thing["metadata"]["name"], spec)
     elif kind is kinds.JOBSETS:
         causes += _jobset(spec, gates)
+    elif kind is kinds.CONFIGMAPS:
+        causes += _config_map(thing)
     if causes:
         raise invalid(kind, thing["metadata"]["name"], *causes)
+
+
+def _config_map(thing: Object) -> list[Cause]:
+    data: dict[str, str] = thing.get("data") or {}
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in data.items())
+    told = f"may not be more than {_MOST_DATA} bytes"
+    return [("", "TooLong", told)] if size > _MOST_DATA else []
 
 
 def _jobset(spec: Object, gates: frozenset[str]) -> list[Cause]:
@@ -109,6 +119,8 @@ def changed(kind: Kind, before: Object, after: Object) -> None:
         causes += _changed_jobset(old, new)
     elif kind is kinds.TRAINJOBS:
         causes += _changed_trainjob(before, after)
+    elif kind is kinds.CONFIGMAPS:
+        causes += _config_map(after) + _changed_other(kind, before, after)
     else:
         causes += _changed_other(kind, before, after)
     if causes:

@@ -45,6 +45,17 @@ def test_what_the_server_adds(core: client.CoreV1Api, namespace: str) -> None:
     assert one.namespace == namespace
 
 
+def test_a_config_map_has_a_limit(core: client.CoreV1Api, namespace: str) -> None:
+    """1 MiB of names and values, when it is made and when it is changed."""
+    most = config_map("most", a="x" * ((1 << 20) - 1))
+    core.create_namespaced_config_map(namespace, most)
+    more = {"data": {"a": "x" * (1 << 20)}}
+    message = refused(422, "Invalid", core.patch_namespaced_config_map, "most", namespace, more)
+    assert "Too long" in message
+    much = config_map("much", a="x" * (1 << 20))
+    refused(422, "Invalid", core.create_namespaced_config_map, namespace, much)
+
+
 def test_names(core: client.CoreV1Api, namespace: str) -> None:
     """They are DNS names, or generated."""
     wanted = config_map("x")

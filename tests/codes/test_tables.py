@@ -181,7 +181,8 @@ def test_a_rank_and_the_table_agree(code: int, number: int, signalled: bool) -> 
     [
         ("Ready", "True", {"urgency": Urgency.NONE}),
         ("Ready", "False", {"kind": Kind.NODE_LOST, "at_fault": Blame.NODE}),
-        ("Ready", "Unknown", {"kind": Kind.NODE_LOST, "urgency": Urgency.NOW}),
+        ("Ready", "Unknown", {"kind": Kind.NODE_LOST, "urgency": Urgency.WATCH}),
+        ("Exists", "False", {"kind": Kind.EVICTION, "urgency": Urgency.WATCH}),
         ("MemoryPressure", "True", {"urgency": Urgency.WATCH, "at_fault": Blame.NOTHING}),
         ("MemoryPressure", "False", {"urgency": Urgency.NONE}),
         ("KernelDeadlock", "True", {"kind": Kind.NODE, "at_fault": Blame.NODE}),

@@ -24,6 +24,7 @@ from rekindle.runtime.state import RESCHEDULED
 pytestmark = pytest.mark.timeout(300)  # a cluster, and a job in its pods
 
 PAUSE_ALL = pause_all(12)
+ONE_RESTART = Policy(max_restarts=1, hang_timeout_s=90.0)
 
 
 def assert_recovered(job: PodJob, baseline: Record) -> None:
@@ -53,6 +54,28 @@ def test_killed_rank(job: Callable[..., PodJob], baseline: Record) -> None:
     assert [i.strategy for i in run.incidents()] == [Strategy.RECOVER_IN_PLACE]
     assert uids(run) == before
     assert_recovered(run, baseline)
+
+
+def test_what_pods_put_out_is_here(job: Callable[..., PodJob]) -> None:
+    """The coordinator's and that of all nodes, with ranks; of a lost node it is said where."""
+    run = job(*PAUSE_ALL, Fault(0, "forward", 18, do="raise"), policy=ONE_RESTART)
+    run.wait_pause(12)
+    name, uid = (run.pod_of(1)["metadata"][key] for key in ("name", "uid"))
+    folder = run.directory.path / "logs"
+    lost = folder / f"{name}-{uid[:8]}.log"
+    run.wait(lost.exists, "its output")
+    run.cluster.delete(f"{NAMESPACE}/pods/{name}")
+    run.release_all()
+    assert run.end().outcome == "succeeded", run.story()
+    assert f"the output of lost node 1 is in {lost}" in run.told
+    pods = (*run.worker_pods().values(), *run.coordinator_pods())
+    run.steer()  # anew: the files are whole then
+    found = {path.name: path.read_text() for path in folder.iterdir()}
+    for pod in (each["metadata"] for each in pods):
+        assert f"{pod['name']}-{pod['uid'][:8]}.log" in found
+    (text,) = [text for text in found.values() if "ValueError: injected into step 18" in text]
+    assert text.count("[default0]:ValueError: injected into step 18") == 1
+    run.remove()
 
 
 @pytest.mark.parametrize("spares", [0, 1])

@@ -89,6 +89,13 @@ def test_flows_may_do_no_more() -> None:
     assert not [key for key in may if key[1] == "nodes" or "*" in (*key, *may[key])]
 
 
+def test_rights_on_nodes_are_to_look_and_to_mark() -> None:
+    """Nobody is let in to make or delete a node."""
+    (role,) = [one for one in objects("nodes") if one["kind"] == "ClusterRole"]
+    (rule,) = role["rules"]
+    assert (rule["resources"], set(rule["verbs"])) == (["nodes"], {"get", "list", "watch", "patch"})
+
+
 @pytest.mark.parametrize("name", ["flow", "training"])
 def test_dockerfiles_copy_what_is_there(name: str) -> None:
     """All that an image is made of is in the repository, and is sent to the builder."""

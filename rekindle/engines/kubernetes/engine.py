@@ -16,10 +16,10 @@ import msgspec
 
 from rekindle import names
 from rekindle.engines.client import JobClient, straight
-from rekindle.engines.host_log import HostLog
 from rekindle.engines.kubernetes.api import Api, Object, load
 from rekindle.engines.kubernetes.errors import ApiError
 from rekindle.engines.kubernetes.eyes import Eyes
+from rekindle.engines.kubernetes.hosts import Hosts
 from rekindle.engines.kubernetes.labels import Role
 from rekindle.engines.kubernetes.mindcluster.watch import Ears, host_eyes
 from rekindle.engines.kubernetes.objects import wait_until
@@ -27,6 +27,7 @@ from rekindle.engines.kubernetes.placing import Placing
 from rekindle.engines.kubernetes.pods import Pods
 from rekindle.engines.kubernetes.preflight import must_fit
 from rekindle.engines.kubernetes.seen import PodSeen, look_at
+from rekindle.engines.kubernetes.watching import Watching
 from rekindle.engines.mirror import Mirror
 from rekindle.errors import JobError, LeaseHeldError
 from rekindle.recovery.classification import Sign
@@ -87,8 +88,9 @@ class KubernetesEngine:
         self._api = api
         self._job_id = directory.spec().job_id
         self._mirror = Mirror(directory.ledger)
-        self._hosts = HostLog(home())
+        self._hosts = Hosts(api, pods, home())
         self._place = Placing(directory, pods, api, self._hosts)
+        self._watching = Watching(api, pods, directory)
         self._eyes: Eyes | None = None
         self._joined: dict[int, _Joined] = {}  # the pods that are nodes now
         self._nodes: dict[str, int] = {}  # what the pods of addresses are, or were
@@ -182,11 +184,12 @@ class KubernetesEngine:
                 self._place.end_pod(pod, LOST_GRACE_S)
 
     def learn(self, event: AnyEvent) -> None:
-        """Note which pod is which node, what is said about hosts, and the event itself.
+        """Note what is said about pods and hosts, and the event itself.
 
         The journal may be lost with the coordinator's pod: then the copy is all there is.
         """
         self._mirror.add([event])
+        self._watching.note(event)
         if isinstance(event, JobStarted):
             self._wanted = set(range(event.nodes))
         if isinstance(event, NodeWanted) and event.node >= 0:
@@ -200,7 +203,7 @@ class KubernetesEngine:
             self._joined[event.node] = _Joined(event.address, restarts)
         said = learned_from(self._job_id, event)
         if said is not None:
-            self._hosts.append(said)
+            self._hosts.note(said)
 
     def release(self) -> None:
         """Remove all objects of the job, and wait until its pods are gone.
@@ -216,10 +219,13 @@ class KubernetesEngine:
     def watch(self, report: Callable[[Sign], None], tell: Callable[[str], None]) -> Iterator[None]:
         """Follow the job's pods meanwhile, and what is known of their devices: report, and tell."""
         self._eyes = Eyes(self._api, self._place, self._job_id, self._node_of, report, tell)
+        self._hosts.tell = tell
+        for event in self._mirror.events():
+            self._watching.note(event)
         ears = Ears(report, tell, self._eyes.known, self._nodes.get, self._mirror.events())
         devices = host_eyes(self._api, self._pods, self._directory.spec(), ears)
         try:
-            with self._eyes.open(), devices:
+            with self._watching.open(report, tell) as see, self._eyes.open(see), devices:
                 yield
         finally:
             self._eyes = None

@@ -15,7 +15,7 @@ from rekindle.engines.kubernetes.follow import Follower
 from rekindle.engines.kubernetes.kinds.base import Phase
 from rekindle.engines.kubernetes.labels import selector
 from rekindle.engines.kubernetes.placing import Placing
-from rekindle.engines.kubernetes.seen import PodSeen, look_at
+from rekindle.engines.kubernetes.seen import PodSeen, Reason, look_at
 from rekindle.errors import JobError
 from rekindle.recovery.classification import Sign, Source
 
@@ -51,10 +51,15 @@ class Eyes:
         self._closed = threading.Event()
 
     @contextmanager
-    def open(self) -> Iterator[None]:
-        """Look meanwhile."""
+    def open(self, see: Callable[[Object, bool], None]) -> Iterator[None]:
+        """Look meanwhile. see: takes each pod that is new or has changed, and if it is there."""
+
+        def look_at_pod(pod: Object, there: bool) -> None:
+            self._look_at_pod(pod)
+            see(pod, there)
+
         works = {
-            "pods": lambda: self._follow(self._pods, self._look_at_pod),
+            "pods": lambda: self._follow(self._pods, look_at_pod),
             "workload": lambda: self._follow(self._workload, self._look_at_workload),
             "rounds": self._go_round,
         }
@@ -90,10 +95,10 @@ class Eyes:
 
     # ---- looking
 
-    def _follow(self, follower: Follower, look: Callable[[Object], None]) -> None:
+    def _follow(self, follower: Follower, look: Callable[[Object, bool], None]) -> None:
         try:
             for changed, there in follower.changes():
-                look(changed)
+                look(changed, there)
                 if not there:
                     self._told.pop(changed["metadata"]["uid"], None)
                     self._unreported.pop(changed["metadata"]["uid"], None)
@@ -116,9 +121,9 @@ class Eyes:
         self._unreported.pop(pod.uid, None)
         for reason in pod.reasons:
             with contextlib.suppress(JobError):  # of a job that ends, or whose node came back
-                self._report(Sign(source=Source.POD_REASON, what=reason.word, node=node, by=BY))
+                self._report(_sign(reason, node, pod))
 
-    def _look_at_workload(self, changed: Object) -> None:
+    def _look_at_workload(self, changed: Object, there: bool) -> None:
         seen, metadata = self._place.kind.status(changed), changed["metadata"]
         if self._is_old(metadata["uid"], (seen.phase,)):
             return
@@ -165,3 +170,11 @@ class Eyes:
         except ApiError as error:
             if not self._is_old(seen.uid, (str(error),)):
                 self._tell(f"pod {seen.name} does not end, and cannot be removed: {error}")
+
+
+def _sign(reason: Reason, node: int, pod: PodSeen) -> Sign:
+    """A pod that waits is no node yet that could be told by where it is."""
+    host, address = ("", "") if pod.waits else (pod.host, pod.ip)
+    return Sign(
+        source=Source.POD_REASON, what=reason.word, node=node, by=BY, host=host, address=address
+    )

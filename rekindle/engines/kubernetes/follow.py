@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
 from rekindle.engines.kubernetes.api import Api, Object
@@ -18,10 +18,15 @@ PAGE = 500
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 
 
+def _whole(found: Object) -> Object:
+    return found
+
+
 @dataclass(slots=True)
 class Follower:
     """Follows the objects of one collection that selectors choose.
 
+    keep: what is kept of an object, and told; its metadata's uid and resourceVersion are needed.
     objects: those there are, by their uid. lists, watches: how many there were.
     """
 
@@ -29,6 +34,7 @@ class Follower:
     path: str
     labels: str = ""
     fields: str = ""
+    keep: Callable[[Object], Object] = _whole
     objects: dict[str, Object] = field(default_factory=dict)
     lists: int = 0
     watches: int = 0
@@ -80,7 +86,8 @@ class Follower:
                 limit=PAGE,
                 **{"continue": rest},
             )
-            found |= {each["metadata"]["uid"]: each for each in page.get("items") or ()}
+            for each in page.get("items") or ():
+                found[each["metadata"]["uid"]] = self.keep(each)
             version = _version(page)
             rest = page["metadata"].get("continue") or ""
             if not rest:
@@ -116,6 +123,7 @@ class Follower:
                     yield None, True, _version(seen)
                     continue
                 there = event["type"] != "DELETED"
+                seen = self.keep(seen)
                 uid = seen["metadata"]["uid"]
                 if there:
                     self.objects[uid] = seen

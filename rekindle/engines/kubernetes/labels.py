@@ -16,6 +16,9 @@ ATTEMPT = f"{PREFIX}attempt"
 DESCRIBED = f"{PREFIX}described"  # says whether two descriptions are the same
 OWNER = f"{PREFIX}owner"  # fencing: who placed the job
 JOB_ID = f"{PREFIX}job-id"  # annotation: no label may be like every id
+ISOLATED = f"{PREFIX}isolated"  # of nodes: annotation and taint
+
+HOSTS = "hosts.rekindle.dev"  # the log of hosts: no slug has a dot, so it is no job's
 
 HOSTNAME = "kubernetes.io/hostname"
 KUEUE = "kueue.x-k8s.io/queue-name"

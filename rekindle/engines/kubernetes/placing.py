@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from rekindle import names
-from rekindle.engines.host_log import HostLog
 from rekindle.engines.kubernetes.api import Api, Object
 from rekindle.engines.kubernetes.ascend import is_mindclusters
 from rekindle.engines.kubernetes.coordinator import owned
 from rekindle.engines.kubernetes.errors import ConflictError, MissingObjectError
+from rekindle.engines.kubernetes.hosts import Hosts
 from rekindle.engines.kubernetes.kinds.base import Phase
 from rekindle.engines.kubernetes.labels import ATTEMPT, Names, selector
 from rekindle.engines.kubernetes.manifests import Manifests, adapter, render
@@ -43,7 +43,7 @@ class Placing:
     directory: the job's on this machine, with its description and its secret.
     """
 
-    def __init__(self, directory: JobDirectory, pods: Pods, api: Api, hosts: HostLog) -> None:
+    def __init__(self, directory: JobDirectory, pods: Pods, api: Api, hosts: Hosts) -> None:
         self._directory = directory
         self._pods = pods
         self._api = api
@@ -158,8 +158,7 @@ class Placing:
         )
 
     def _isolated(self) -> tuple[str, ...]:
-        hosts = self._hosts.hosts().values()
-        return tuple(sorted(host.host for host in hosts if host.isolated))
+        return self._hosts.isolated()
 
     def _is_suspended(self, path: str) -> bool:
         """Whether it may be changed: its controller has seen that it is to stand still."""

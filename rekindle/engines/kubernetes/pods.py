@@ -30,6 +30,14 @@ class Recovery(str, enum.Enum):
     MINDCLUSTER = "mindcluster"  # its labels are set, and its files are mounted
 
 
+class Isolation(str, enum.Enum):
+    """What becomes of a host that is isolated, besides that no job of ours is placed there."""
+
+    AVOID = "avoid"  # nothing: others may use it
+    CORDON = "cordon"
+    TAINT = "taint"
+
+
 class Volume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A volume and where it is mounted. Of claim to secret at most one; none: an emptyDir."""
 
@@ -106,6 +114,7 @@ class Pods(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     anti_affinity: bool | None = None
     topology_key: str = ""
     gang: bool | None = None
+    isolated_hosts: Isolation = Isolation.AVOID
     termination_grace_s: int = 0
     volumes: tuple[Volume, ...] = ()
     home: str = ""

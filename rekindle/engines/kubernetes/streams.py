@@ -78,17 +78,18 @@ class Line:
             rest += piece
         return bytes(rest)
 
-    def readline(self) -> bytes:
-        """Return the next line; without its end, the last, which may be empty."""
+    def readline(self, most: int = 0) -> bytes:
+        """Return the next line, or so many bytes of it; the last may be empty, and lack its end."""
         begin = 0
-        while (end := self._rest.find(b"\n", begin)) < 0:
+        while (end := self._rest.find(b"\n", begin)) < 0 and not 0 < most <= len(self._rest):
             begin = len(self._rest)
             if not (piece := self._piece()):
-                end = begin
                 break
             self._rest += piece
-        line = bytes(self._rest[: end + 1])
-        del self._rest[: end + 1]
+        size = end + 1 if end >= 0 else len(self._rest)
+        size = min(size, most) if most else size
+        line = bytes(self._rest[:size])
+        del self._rest[:size]
         return line
 
     def _piece(self) -> bytes:
@@ -134,10 +135,16 @@ class Stream:
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield each whole line. Raises ApiError: it broke off, or fell silent."""
+        return (line for line in self.pieces() if line.endswith(b"\n"))
+
+    def pieces(self, most: int = 0) -> Iterator[bytes]:
+        """Yield each line, in pieces of at most so many bytes, and what there is of the last.
+
+        Raises ApiError: it broke off, or fell silent.
+        """
         try:
-            while line := self._line.readline():
-                if line.endswith(b"\n"):
-                    yield line
+            while piece := self._line.readline(most):
+                yield piece
         except OSError as error:
             raise ApiError(f"{self._where}: the answer broke off: {error}") from error
 

@@ -1,0 +1,209 @@
+"""The log of hosts in the cluster: shared, bounded, and the same whoever writes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from cluster.launch import Simulated, start
+
+from rekindle.engines.host_log import HostLog
+from rekindle.engines.kubernetes import host_log
+from rekindle.engines.kubernetes.api import Api, load
+from rekindle.engines.kubernetes.host_log import MOST_BYTES, ClusterHostLog
+from rekindle.engines.kubernetes.hosts import Hosts
+from rekindle.engines.kubernetes.labels import HOSTS
+from rekindle.engines.kubernetes.pods import Pods
+from rekindle.errors import JobError
+from rekindle.recovery.fault import Kind
+from rekindle.recovery.hosts import HostFault, HostIsolated, HostReleased
+
+pytestmark = pytest.mark.timeout(300)  # a cluster
+
+MAPS = "/api/v1/namespaces/default/configmaps"
+PODS = Pods(image="training")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
+    with start(tmp_path_factory.mktemp("cluster"), nodes=1) as found:
+        yield found
+
+
+@pytest.fixture
+def api(server: Simulated) -> Iterator[Api]:
+    found = load(str(server.kubeconfig), patience_s=20.0)
+    yield found
+    found.close()
+    server.clear_faults()
+    server.call("DELETE", f"{MAPS}/{HOSTS}")
+
+
+@pytest.fixture
+def log(api: Api) -> ClusterHostLog:
+    return ClusterHostLog(api, "default")
+
+
+def isolated(host: str, number: int = 0, at: float = 1.0, job: str = "job") -> HostIsolated:
+    return HostIsolated(host=host, at=at, source=f"{job}#{number}", by=job, reason="XID 79")
+
+
+def broke(host: str, number: int, message: str = "it is gone") -> HostFault:
+    return HostFault(
+        host=host,
+        at=float(number),
+        source=f"job#{number}",
+        job_id="job",
+        kind=Kind.NODE_LOST,
+        message=message,
+    )
+
+
+def lines(server: Simulated) -> list[str]:
+    return list(server.get(f"{MAPS}/{HOSTS}")["data"]["hosts.jsonl"].splitlines())
+
+
+def test_an_event_is_noted_once(api: Api, log: ClusterHostLog, server: Simulated) -> None:
+    """Also by another process, and what a person does not say twice."""
+    assert log.hosts() == {}
+    for each in (log, ClusterHostLog(api, "default")):
+        each.append(isolated("a"))
+        each.append(HostReleased(host="b", at=5.0, by="me"))
+    assert len(lines(server)) == 2
+    assert log.hosts()["a"].isolated == "XID 79"
+    assert ClusterHostLog(api, "other").hosts() == {}
+
+
+def test_it_bears_our_labels(log: ClusterHostLog, server: Simulated) -> None:
+    """And none of a job: with no job it goes."""
+    log.append(isolated("a"))
+    assert server.get(f"{MAPS}/{HOSTS}")["metadata"]["labels"] == {"rekindle.dev/role": "hosts"}
+
+
+def test_any_number_write_at_once(log: ClusterHostLog, server: Simulated) -> None:
+    """Nothing is lost, nor noted twice."""
+    errors: list[Exception] = []
+
+    def write(writer: int) -> None:
+        own = load(str(server.kubeconfig))
+        try:
+            for number in range(5):
+                ClusterHostLog(own, "default").append(isolated(f"h{writer}", 10 * writer + number))
+                ClusterHostLog(own, "default").append(isolated("all", number, job="shared"))
+        except JobError as error:
+            errors.append(error)
+        finally:
+            own.close()
+
+    threads = [threading.Thread(target=write, args=[n]) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(lines(server)) == len(set(lines(server))) == 6 * 5 + 5
+
+
+def test_a_full_log_is_folded(
+    log: ClusterHostLog, server: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What counts stays, what was told before it was folded is known still."""
+    monkeypatch.setattr(host_log, "MOST_BYTES", 4000)
+    log.append(isolated("bad", 0))
+    log.append(isolated("good", 1))
+    log.append(HostReleased(host="good", at=2.0, by="me"))
+    told = [broke(f"h{number}", number) for number in range(3, 60)]
+    for event in told:
+        log.append(event)
+    assert len("\n".join(lines(server))) <= 4000
+    for event in (isolated("bad", 0), isolated("good", 1), *told):
+        log.append(event)
+    assert log.hosts()["bad"].isolated
+    assert "good" not in log.hosts()
+    log.append(isolated("good", 70, at=59.0))  # a later event, in the same moment as the last
+    assert log.hosts()["good"].isolated
+    log.append(isolated("good", 1, at=500.0, job="other"))
+    assert log.hosts()["good"].isolated_at == 500.0
+
+
+def test_the_limit_is_below_that_of_the_server(log: ClusterHostLog, server: Simulated) -> None:
+    """However long what is said: the oldest faults go, all of them of these days."""
+    text, now = "\N{SNOWMAN}" * 5000, int(time.time())
+    many = [broke(f"h{n}", now - 9000 + n, text[:300]) for n in range(9000)]
+    body, size = [], 0
+    for event in many:
+        body.append(msgspec.json.encode(event).decode() + "\n")
+        size += len(body[-1].encode())
+        if size > MOST_BYTES - 1500:
+            break
+    log.append(isolated("first"))
+    server.patch(
+        f"{MAPS}/{HOSTS}", {"data": {"hosts.jsonl": lines(server)[0] + "\n" + "".join(body)}}
+    )
+    for number in range(3):
+        log.append(broke("sick", now + number, text))
+    known = log.hosts()
+    assert len(known["sick"].faults) == 3
+    assert all(len(fault.message) == 300 for fault in known["sick"].faults)
+    assert known["first"].isolated
+    assert "h0" not in known
+    assert len("\n".join(lines(server)).encode()) <= MOST_BYTES // 2 + 1500
+
+
+def test_too_many_isolated_hosts(log: ClusterHostLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is forgotten: it is said."""
+    for number in range(4):
+        log.append(isolated(f"h{number}", number))
+    monkeypatch.setattr(host_log, "MOST_BYTES", 400)
+    with pytest.raises(JobError, match="full: 5 hosts are isolated"):
+        log.append(isolated("h4", 4))
+    assert log.hosts()["h0"].isolated
+
+
+@pytest.mark.parametrize("data", [{"hosts.jsonl": "{}\n{}\n"}, {"told.json": "["}])
+def test_what_is_no_log_is_named(
+    data: dict[str, str], log: ClusterHostLog, server: Simulated
+) -> None:
+    log.append(isolated("a"))
+    server.patch(f"{MAPS}/{HOSTS}", {"data": data})
+    with pytest.raises(JobError, match=f"ConfigMap {HOSTS} in namespace default.*mend or remove"):
+        log.append(isolated("b", 1))
+
+
+def test_a_log_without_content(log: ClusterHostLog, server: Simulated) -> None:
+    """Somebody has made it, or emptied it."""
+    metadata = {"name": HOSTS}
+    server.create(MAPS, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
+    log.append(isolated("a"))
+    assert log.hosts()["a"].isolated
+
+
+def test_who_may_not_write_keeps_it_for_itself(server: Simulated, tmp_path: Path) -> None:
+    """It is said both when it is noted and when hosts are chosen; training goes on."""
+    token = server.token_for("stranger")
+    api = load(str(server.kubeconfig_for(token, tmp_path / "config")))
+    hosts, told = Hosts(api, PODS, tmp_path), list[str]()
+    hosts.tell = told.append
+    with pytest.raises(JobError, match=r"a is known to this machine alone: .*cannot get"):
+        hosts.note(isolated("a"))
+    assert HostLog(tmp_path).hosts()["a"].isolated
+    assert hosts.isolated() == ("a",)
+    assert "which hosts other machines have isolated is not known" in told[0]
+    api.close()
+
+
+def test_one_machine_tells_the_others(api: Api, server: Simulated, tmp_path: Path) -> None:
+    """What the cluster knows is not in the file of a machine; a release holds for all."""
+    here, elsewhere = Hosts(api, PODS, tmp_path / "a"), Hosts(api, PODS, tmp_path / "b")
+    told: list[str] = []
+    here.tell = elsewhere.tell = told.append
+    here.note(isolated("a"))
+    assert elsewhere.isolated() == ("a",)
+    ClusterHostLog(api, "default").append(HostReleased(host="a", at=2.0, by="me"))
+    assert here.isolated() == elsewhere.isolated() == ()
+    assert told == []
+    assert not HostLog(tmp_path / "a").hosts()

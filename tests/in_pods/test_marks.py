@@ -1,0 +1,289 @@
+"""Nodes that are cordoned or tainted because a job isolates them, and how they are put back."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster.launch import Simulated, start
+from cluster.manifests import pod
+
+from rekindle.cli import main
+from rekindle.engines.kubernetes.api import Api, load
+from rekindle.engines.kubernetes.errors import ForbiddenError
+from rekindle.engines.kubernetes.hosts import Hosts
+from rekindle.engines.kubernetes.labels import HOSTS, ISOLATED
+from rekindle.engines.kubernetes.marks import NODES, Mark, Marks, mark_on
+from rekindle.engines.kubernetes.pods import Isolation, Pods
+from rekindle.errors import JobError
+from rekindle.recovery.hosts import HostIsolated, HostReleased
+
+pytestmark = pytest.mark.timeout(300)  # a cluster
+
+Object = dict[str, Any]
+DEFAULT = "/api/v1/namespaces/default"
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+BAD = f"{NODES}/node-0"
+HOWS = pytest.mark.parametrize("how", [Isolation.CORDON, Isolation.TAINT])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
+    with start(tmp_path_factory.mktemp("cluster"), nodes=2) as found:
+        yield found
+
+
+@pytest.fixture
+def api(server: Simulated) -> Iterator[Api]:
+    found = load(str(server.kubeconfig), patience_s=20.0)
+    yield found
+    found.close()
+    server.clear_faults()
+    server.call("DELETE", f"{DEFAULT}/configmaps/{HOSTS}")
+    back = {"metadata": {"annotations": {ISOLATED: None}}}
+    server.patch(BAD, back | {"spec": {"unschedulable": None, "taints": None}})
+    for each in server.get(f"{DEFAULT}/pods")["items"]:
+        server.call("DELETE", f"{DEFAULT}/pods/{each['metadata']['name']}?gracePeriodSeconds=0")
+
+
+@pytest.fixture
+def command(server: Simulated, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run rekindle about the cluster; what it prints, and its status before that."""
+
+    def run(name: str, *words: str, namespace: str = "default") -> str:
+        where = ["--kubeconfig", str(server.kubeconfig), "--namespace", namespace]
+        with pytest.raises(SystemExit) as end:
+            main([name, *words, *where])
+        said = capsys.readouterr()
+        return f"{end.value.code} {said.out}{said.err}"
+
+    return run
+
+
+def isolated(number: int = 1, host: str = "node-0") -> HostIsolated:
+    return HostIsolated(
+        host=host, at=float(number), source=f"job#{number}", by="job", reason="XID 79"
+    )
+
+
+def hosts(api: Api, folder: Path, how: Isolation, namespace: str = "default") -> Hosts:
+    return Hosts(api, Pods(image="i", isolated_hosts=how, namespace=namespace), folder)
+
+
+def is_free(server: Simulated) -> bool:
+    node = server.get(BAD)
+    return not (node["spec"].get("unschedulable") or node["spec"].get("taints") or mark_on(node))
+
+
+def why_it_waits(found: dict[str, Object]) -> str:
+    conditions = (found["other"].get("status") or {}).get("conditions") or []
+    return next((c.get("message", "") for c in conditions if c["status"] == "False"), "")
+
+
+@HOWS
+def test_nobody_lands_there_until_it_is_released(
+    how: Isolation, api: Api, server: Simulated, tmp_path: Path, command: Callable[..., str]
+) -> None:
+    """Pods of others, too; the one that waits gets there when a person releases the node."""
+    hosts(api, tmp_path, how).note(isolated())
+    other = pod("other")
+    other["spec"]["nodeSelector"] = {"kubernetes.io/hostname": "node-0"}
+    server.create(f"{DEFAULT}/pods", other)
+    told = server.until(f"{DEFAULT}/pods", why_it_waits)
+    assert ("were unschedulable" if how is Isolation.CORDON else ISOLATED) in told
+    said = command("nodes")
+    assert "isolated" in said
+    assert f"{'cordoned' if how is Isolation.CORDON else 'tainted'}\n" in said
+    assert "node-0: XID 79" in said
+    assert command("release-node", "node-0") == "0 node-0 may be used again\n"
+    assert is_free(server)
+    server.until(f"{DEFAULT}/pods", lambda found: found["other"]["spec"].get("nodeName"))
+
+
+@HOWS
+def test_telling_it_again_changes_nothing(
+    how: Isolation, api: Api, server: Simulated, tmp_path: Path
+) -> None:
+    """Not the node, and not what a person has done to it since."""
+    known = hosts(api, tmp_path, how)
+    known.note(isolated())
+    version = server.get(BAD)["metadata"]["resourceVersion"]
+    known.note(isolated())
+    assert server.get(BAD)["metadata"]["resourceVersion"] == version
+    server.patch(BAD, {"spec": {"unschedulable": None, "taints": None}})
+    hosts(api, tmp_path / "b", how).note(isolated())
+    assert not server.get(BAD)["spec"].get("unschedulable")
+    assert not server.get(BAD)["spec"].get("taints")
+
+
+def test_what_was_released_is_not_marked_when_it_is_told_late(
+    api: Api, server: Simulated, tmp_path: Path, command: Callable[..., str]
+) -> None:
+    """By a flow that adopts the job, and tells its whole history."""
+    hosts(api, tmp_path, Isolation.AVOID).note(isolated())
+    assert is_free(server)
+    command("release-node", "node-0")
+    hosts(api, tmp_path, Isolation.CORDON).note(isolated())
+    assert is_free(server)
+
+
+def test_it_is_released_while_it_is_marked(
+    api: Api, server: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The release stands."""
+    known = hosts(api, tmp_path, Isolation.CORDON)
+    put = Marks.put
+
+    def released_just_then(self: Marks, host: str, mark: Mark) -> None:
+        known._log.append(HostReleased(host=host, at=9.0, by="me"))
+        put(self, host, mark)
+
+    monkeypatch.setattr(Marks, "put", released_just_then)
+    known.note(isolated())
+    assert is_free(server)
+
+
+def test_who_else_had_cordoned_it_has_it_cordoned(
+    api: Api, server: Simulated, tmp_path: Path, command: Callable[..., str]
+) -> None:
+    server.patch(BAD, {"spec": {"unschedulable": True}})
+    hosts(api, tmp_path, Isolation.CORDON).note(isolated())
+    assert "cordoned by somebody else" in command("nodes")
+    said = command("release-node", "node-0")
+    assert said == "0 node-0 may be used again by jobs; it stays cordoned by somebody else\n"
+    assert server.get(BAD)["spec"]["unschedulable"]
+    assert mark_on(server.get(BAD)) is None
+
+
+def test_several_at_once(api: Api, server: Simulated, tmp_path: Path) -> None:
+    """One of them marks it; what others write meanwhile stays."""
+    stop = threading.Event()
+
+    def heartbeat() -> None:
+        number = 0
+        while not stop.wait(0.01):
+            number += 1
+            server.patch(BAD, {"metadata": {"annotations": {"beat": str(number)}}})
+
+    errors: list[Exception] = []
+
+    def note(number: int) -> None:
+        own = load(str(server.kubeconfig))
+        try:
+            hosts(own, tmp_path / str(number), Isolation.TAINT).note(isolated(number))
+        except JobError as error:
+            errors.append(error)
+        finally:
+            own.close()
+
+    threads = [threading.Thread(target=note, args=[n]) for n in range(5)]
+    beats = threading.Thread(target=heartbeat)
+    for thread in (beats, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stop.set()
+    beats.join()
+    assert errors == []
+    assert len(server.get(BAD)["spec"]["taints"]) == 1
+    Marks(api).take("node-0", "default")
+    assert is_free(server)
+
+
+def test_a_node_that_is_gone_or_made_anew(
+    api: Api, server: Simulated, tmp_path: Path, command: Callable[..., str]
+) -> None:
+    """There is nothing to mark or to put back; jobs keep off its name until it is released."""
+    known = hosts(api, tmp_path, Isolation.CORDON)
+    known.note(isolated(host="node-9"))
+    assert "no such node" in command("nodes")
+    assert known.isolated() == ("node-9",)
+    named = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-9"}}
+    server.create(NODES, named)
+    known.note(isolated(2, host="node-9"))
+    assert server.get(f"{NODES}/node-9")["spec"]["unschedulable"]
+    server.delete(f"{NODES}/node-9")
+    server.create(NODES, named)
+    assert not server.get(f"{NODES}/node-9")["spec"].get("unschedulable")
+    assert command("release-node", "node-9") == "0 node-9 may be used again\n"
+    server.delete(f"{NODES}/node-9")
+
+
+def test_no_rights_on_nodes(
+    api: Api, server: Simulated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is said at once, and jobs keep off the host all the same."""
+    rules = [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["*"]}]
+    server.call(
+        "POST",
+        f"{RBAC}/namespaces/default/roles",
+        {
+            "metadata": {"name": "maps"},
+            "rules": rules,
+        },
+    )
+    subject = {"kind": "ServiceAccount", "name": "flows", "namespace": "default"}
+    server.call(
+        "POST",
+        f"{RBAC}/namespaces/default/rolebindings",
+        {
+            "metadata": {"name": "maps"},
+            "subjects": [subject],
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "maps"},
+        },
+    )
+    config = server.kubeconfig_for(server.token_for("flows"), tmp_path / "config")
+    own = load(str(config))
+    known, began = hosts(own, tmp_path, Isolation.CORDON), time.monotonic()
+    with pytest.raises(JobError, match=r"node-0 is isolated, but others may use it: .*no right to"):
+        known.note(isolated())
+    assert known.isolated() == ("node-0",)
+    with pytest.raises(ForbiddenError):
+        list(Marks(own).nodes())
+    for words, status in ((["nodes"], 0), (["release-node", "node-0"], 1)):
+        with pytest.raises(SystemExit) as end:
+            main([*words, "--kubeconfig", str(config)])
+        assert end.value.code == status
+    said = capsys.readouterr()
+    assert "The nodes themselves cannot be looked at: we have no right to list nodes" in said.out
+    assert "whether it is cordoned or tainted is not known" in said.err
+    assert known.isolated() == ()
+    assert time.monotonic() - began < 20
+    own.close()
+
+
+def test_another_namespace_has_a_log_of_its_own(
+    api: Api, server: Simulated, tmp_path: Path, command: Callable[..., str]
+) -> None:
+    """A release there leaves our mark, and says who has it."""
+    server.call("POST", "/api/v1/namespaces", {"metadata": {"name": "other"}})
+    hosts(api, tmp_path, Isolation.CORDON).note(isolated())
+    said = command("release-node", "node-0", namespace="other")
+    assert "cordoned because of job job: rekindle release-node --namespace default" in said
+    assert server.get(BAD)["spec"]["unschedulable"]
+    (row,) = json.loads(command("nodes", "--json", namespace="other")[2:])
+    assert (row["host"], row["known"], row["mark"]["by"]) == ("node-0", None, "job")
+    assert command("nodes", namespace="nowhere").startswith("0 ")
+
+
+@pytest.mark.parametrize("name", ["", "node-0?x=y", "../nodes/node-0", "a b", "n#"])
+def test_a_name_that_no_node_has(
+    name: str, api: Api, server: Simulated, tmp_path: Path, command: Callable[..., str]
+) -> None:
+    """It is no way to another node."""
+    known = hosts(api, tmp_path, Isolation.CORDON)
+    known.note(isolated())
+    known.note(isolated(2, host=name))
+    assert command("release-node", name).startswith("0 ")
+    assert server.get(BAD)["spec"]["unschedulable"]
+
+
+def test_nothing_is_known_of_it(api: Api, command: Callable[..., str]) -> None:
+    assert command("release-node", "node-0").startswith("2 rekindle: nothing is known of a node")
+    assert command("release-node", "nowhere").startswith("2 ")
+    assert command("nodes", "--json") == "0 []\n"
