@@ -28,6 +28,7 @@ from rekindle.runtime import wire
 from rekindle.runtime.agent import PING_S
 from rekindle.runtime.spec import bearer
 
+HOST = "node-0"  # of all of them
 AT_ONCE = 64  # lines that one process opens at a time
 TICK_S = 0.01
 REPLACED_S = 0.05  # from the loss of an agent to the next one's hello
@@ -172,7 +173,7 @@ class _Agent:
             address=address_of(self.node, self.life),
             pid=os.getpid(),
             processes=1,
-            host=f"host-{self.node}",
+            host=HOST,
         )
         line.say(hello)
 
