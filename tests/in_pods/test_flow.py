@@ -89,7 +89,7 @@ def test_a_flow_process_that_is_killed(cluster: Simulated, served: Served, tmp_p
     until(lambda: run.state().name == "Completed", "the job has succeeded")
     assert (run.count(JobStarted), run.count(Ended)) == (1, 1)
     assert objects(cluster, run) == []
-    assert "lives, attempt 1; this flow run adopts it" in run.logs()
+    until(lambda: "lives, attempt 1; this flow run adopts it" in run.logs(), "its log is sent")
 
 
 def test_a_cancelled_run_leaves_nothing(cluster: Simulated, served: Served, tmp_path: Path) -> None:
