@@ -423,10 +423,12 @@ def test_another_pod_is_lost_for_the_same_reason() -> None:
     """On the same host: of the new pod that is news."""
     job = trained(5, nodes=2)
     for round_ in (1, 2):
+        address = job.machine.roster.nodes[1].address
         job.lose(1)
-        assert report(job, Source.POD_REASON, "Evicted", node=1) == ""
+        for _ in ("once", "twice"):
+            assert report(job, Source.POD_REASON, "Evicted", node=1, address=address) == ""
         assert len([e for e in seen(job) if e.known and e.fault.kind is Kind.EVICTION]) == round_
-        job.hello(1)
+        job.hello(1, address=f"10.9.9.{round_}")
 
 
 def test_a_late_reason_does_not_harm_the_pod_that_came() -> None:

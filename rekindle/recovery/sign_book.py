@@ -22,7 +22,7 @@ class SignBook:
 
     def __init__(self, seen: Sequence[journal.SignSeen] = (), until: float = 0.0) -> None:
         self._earlier = seen, until
-        self._present: dict[_Place, set[tuple[Source, str]]] = {}
+        self._present: dict[_Place, set[tuple[Source, str, str]]] = {}
         self._changes: dict[_Place, list[Change]] = {}  # of Ascend codes
         self.unmet: list[Fault] = []
         self._answered: dict[_Place, set[tuple[str, str]]] = {}
@@ -31,7 +31,8 @@ class SignBook:
 
     def note(self, sign: Sign, host: str, at: float) -> bool:
         """Take a sign down; False: it is no news."""
-        place, name = (host, sign.device), (sign.source, sign.what)
+        place = (host, sign.device)
+        name = (sign.source, sign.what, sign.address)  # of another pod it is news
         present = self._present.setdefault(place, set())
         if (name in present) is not sign.gone:
             return False
@@ -42,11 +43,6 @@ class SignBook:
         if not sign.gone:
             self._answered.pop(place, None)
         return True
-
-    def forget_pod(self, host: str) -> None:
-        """Another pod begins there: what is told of it is news, though it was told of the last."""
-        present = self._present.get((host, -1), set())
-        present -= {each for each in present if each[0] is Source.POD_REASON}
 
     def recall(self, judge: Callable[[], Judge]) -> None:
         """Take what earlier coordinators have answered for answered.
@@ -81,7 +77,7 @@ class SignBook:
 
     def present(self, host: str, device: int) -> list[tuple[Source, str]]:
         """Return what is known of a device, and not yet gone."""
-        return sorted(self._present.get((host, device), ()))
+        return sorted((source, what) for source, what, _ in self._present.get((host, device), ()))
 
     @property
     def told(self) -> bool:
@@ -91,4 +87,4 @@ class SignBook:
     @property
     def waits(self) -> bool:
         """Whether an Ascend code is present, which may yet stay too long."""
-        return any(source is Source.ASCEND for s in self._present.values() for source, _ in s)
+        return any(source is Source.ASCEND for s in self._present.values() for source, *_ in s)

@@ -153,7 +153,6 @@ class Gathering(ABC):
         for rank, shard in hello.shards.items():
             self.roster.ranks[rank].shard = shard
         self.roster.sit(agent)
-        self._signs.forget_pod(hello.host)
         self._do(Send(connection, p.Welcome(node=seat)))
         agents = self._placements.setdefault(seat, set())
         agents.add((self.attempt, hello.address, hello.pid))
