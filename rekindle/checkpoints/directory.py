@@ -382,4 +382,5 @@ def _told(part: Part) -> Iterator[Bytes]:
 def _seen(path: Path, key: Key) -> Seen:
     """What a look at this directory tells."""
     manifest, reason = look_at(path)
-    return Seen(str(path), *key, manifest, reason, unfinished=bool(reason) and is_unfinished(path))
+    unfinished = bool(reason) and is_unfinished(path)
+    return Seen(str(path), *key, manifest, reason, unfinished, bool(reason) and is_newer(path))

@@ -93,7 +93,8 @@ class Seen(msgspec.Struct, frozen=True):
     """A checkpoint's place, by its manifest and the sizes of its files; their bytes are not read.
 
     manifest: None if there is none that can be read. reason: why it cannot be used; empty: nothing
-    is wrong as far as can be seen. unfinished: no manifest was written yet, or ever.
+    is wrong as far as can be seen. unfinished: no manifest was written yet, or ever. newer: a later
+    version of Rekindle wrote it; it is left alone.
     """
 
     location: str
@@ -102,6 +103,7 @@ class Seen(msgspec.Struct, frozen=True):
     manifest: Manifest | None
     reason: str = ""
     unfinished: bool = False
+    newer: bool = False
 
 
 class Store(Protocol):

@@ -135,7 +135,7 @@ def _would_go(store: Store, seen: Sequence[Seen], retention: Retention) -> tuple
         with progress(f"verify step {key[0]}", _bytes([checkpoint])) as told:
             return not verify(checkpoint, told)
 
-    return may_go(
+    going = may_go(
         finished,
         retention,
         is_valid=is_valid,
@@ -143,6 +143,8 @@ def _would_go(store: Store, seen: Sequence[Seen], retention: Retention) -> tuple
         pins=store.pins(),
         now=time.time(),
     )
+    newer = {(s.step, s.generation) for s in seen if s.newer}
+    return tuple(key for key in going if key not in newer)
 
 
 def _bytes(checkpoints: Sequence[Checkpoint]) -> int:

@@ -163,6 +163,19 @@ def test_prune(store: DirectoryStore, checkpoints: Checkpoints) -> None:
     assert "nothing goes" in checkpoints("prune", "store", "--keep", 1).out
 
 
+def test_what_a_later_version_wrote_is_not_planned_to_go(
+    store: DirectoryStore, checkpoints: Checkpoints
+) -> None:
+    """Nor does it go."""
+    manifest = place(store, 5) / "manifest.json"
+    text = json.dumps({**json.loads(manifest.read_bytes())["manifest"], "format": 9}).encode()
+    manifest.write_bytes(b'{"checksum":"%s","manifest":%s}' % (checksum([text]).encode(), text))
+    for more in (("--dry-run",), ()):
+        done = checkpoints("prune", "store", "--keep", 1, *more)
+        assert [row[0] for row in rows(done.out)[1:]] == ["10"]
+    assert place(store, 5).is_dir()
+
+
 def test_help_needs_nothing_heavy() -> None:
     """The command line is told without torch, rich and Prefect."""
     script = (

@@ -185,10 +185,10 @@ class S3Checkpoint:
 
 def seen_at(place: S3Place, objects: Objects) -> Seen:
     """What these objects tell of their checkpoint; S3Error: its manifest cannot be read."""
-    manifest, reason = None, ""
+    manifest, reason, newer = None, "", False
     try:
         manifest = place.manifest()
         check_sizes(manifest, objects)
     except CorruptError as error:
-        reason = str(error)
-    return Seen(place.url, *place.step, manifest, reason, unfinished=not is_finished(objects))
+        reason, newer = str(error), isinstance(error, NewerFormatError)
+    return Seen(place.url, *place.step, manifest, reason, not is_finished(objects), newer)
