@@ -21,7 +21,7 @@ from prefect.flows import Flow
 from prefect.logging.loggers import flow_run_logger
 
 from rekindle.blocks.job import DEFAULT_NAME
-from rekindle.errors import JobError, RekindleError
+from rekindle.errors import JobError, RekindleError, UsageError
 from rekindle.recovery.policy import Policy, Strategy
 from rekindle.runtime.spec import Endpoint
 from rekindle.tasks import jobs
@@ -81,6 +81,8 @@ def _stop(flow_run: FlowRun, state: State[Any], log: Log) -> None:
         endpoint = _coordinator(job_id)
         if endpoint is None:
             log.info("Job %s does not run; there is nothing to stop", job_id)
+            if jobs.directory_of(job_id).pods.exists():  # a launch, or a release, was cut off
+                _release(job_id, log)
             return
         # Not under the lease: the process that holds it may not be quite dead yet, and a person who
         # cancels does not ask who steers.
@@ -103,12 +105,16 @@ def _remove_from_cluster(job_id: str, log: Log) -> None:
             log.warning("Job %s has not ended within %g s; its pods are left", job_id, limit_s)
             return
         time.sleep(0.5)
+    _release(job_id, log)
+
+
+def _release(job_id: str, log: Log) -> None:
     try:
         jobs.engine_of(job_id).release()
-    except JobError as error:
+    except (JobError, UsageError) as error:
         log.warning("Something of job %s is left in the cluster: %s", job_id, error)
         return
-    log.info("Job %s has ended, and nothing of it is left in the cluster", job_id)
+    log.info("Nothing of job %s is left in the cluster", job_id)
 
 
 def _coordinator(job_id: str) -> Endpoint | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from rekindle.errors import JobError
+from rekindle.errors import JobError, UsageError
 from rekindle.tasks import jobs
 
 
@@ -17,7 +17,7 @@ def release(job_id: str) -> bool:
     """
     try:
         jobs.engine_of(job_id).release()
-    except JobError as error:
+    except (JobError, UsageError) as error:
         get_run_logger().warning("Something of job %s is left in the cluster: %s", job_id, error)
         return False
     return True

@@ -153,7 +153,9 @@ def test_ranks_that_mindcluster_lists() -> None:
     info = ResetInfo(rank_list=read_reset(with_data()).rank_list)
     place = Placed("u", "a", "10.0.0.1", (4, 6), index=0)
     (sign,) = recovery_signs(place, info, node=3, ranks=2)
-    expected = Sign(source=Source.MINDCLUSTER, what="fault", node=3, device=1, by="mindcluster")
+    expected = Sign(
+        source=Source.MINDCLUSTER, what="fault", node=3, device=1, by="mindcluster", host="a"
+    )
     assert sign == expected
     assert verdict_of(Tables.load(), sign).urgency is Urgency.WATCH
     for index in (1, -1):

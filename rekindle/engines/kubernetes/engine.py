@@ -20,7 +20,7 @@ from rekindle.engines.kubernetes.api import Api, Object, load
 from rekindle.engines.kubernetes.errors import ApiError
 from rekindle.engines.kubernetes.eyes import Eyes
 from rekindle.engines.kubernetes.hosts import Hosts
-from rekindle.engines.kubernetes.labels import Role
+from rekindle.engines.kubernetes.labels import Role, selector
 from rekindle.engines.kubernetes.mindcluster.watch import Ears, host_eyes
 from rekindle.engines.kubernetes.objects import wait_until
 from rekindle.engines.kubernetes.placing import Placing
@@ -177,11 +177,12 @@ class KubernetesEngine:
         endpoint = self._directory.endpoint()
         if endpoint is not None and not (self._eyes and self._eyes.workload_stands()):
             self._place.place_missing(endpoint.attempt)
-        lost = self._joined.pop(node, None)
+        lost = self._joined.get(node)
         for pod in self._pods_now() if lost else ():
             seen = look_at(pod)
             if lost and seen.ip == lost.address and seen.is_stuck(lost.restarts):
                 self._place.end_pod(pod, LOST_GRACE_S)
+        self._joined.pop(node, None)
 
     def learn(self, event: AnyEvent) -> None:
         """Note what is said about pods and hosts, and the event itself.
@@ -192,6 +193,8 @@ class KubernetesEngine:
         self._watching.note(event)
         if isinstance(event, JobStarted):
             self._wanted = set(range(event.nodes))
+        if isinstance(event, NodeJoined) and event.node == names.SPARE:
+            self._nodes.pop(event.address, None)  # of a pod that was a node before
         if isinstance(event, NodeWanted) and event.node >= 0:
             self._wanted.add(event.node)
         if isinstance(event, NodeJoined) and event.node >= 0:
@@ -261,7 +264,7 @@ class KubernetesEngine:
 
     def _must_be_possible(self) -> None:
         """Raise HopelessError: the coordinator's pod cannot run, however long one waits."""
-        for pod in self._pods_now():
+        for pod in self._pods_now(Role.COORDINATOR):
             seen = look_at(pod)
             for reason in seen.reasons if seen.role == Role.COORDINATOR.value else ():
                 verdict = _tables().pod_reason(reason.word)
@@ -270,10 +273,13 @@ class KubernetesEngine:
 
     # ---- what is there
 
-    def _pods_now(self) -> list[Object]:
-        """Return the job's pods: as they were a moment ago, where they are watched."""
+    def _pods_now(self, role: Role | None = None) -> list[Object]:
+        """Return the job's pods: as they were a moment ago, where they are watched.
+
+        role: no others are asked for, where they are not.
+        """
         known = self._eyes.pods() if self._eyes is not None else None
-        return self._place.our_pods() if known is None else known
+        return self._place.our_pods(selector(self._job_id, role)) if known is None else known
 
     def _node_of(self, pod: PodSeen) -> int | None:
         """Return the node that a pod is; one that waits may be any that is wanted."""

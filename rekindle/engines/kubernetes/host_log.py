@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 
 import msgspec
@@ -19,6 +20,7 @@ from rekindle.recovery.hosts import AnyHostEvent, Host, HostFault, condensed, fo
 MOST_BYTES = 768 * 1024
 _LONGEST_TEXT = 300  # characters of what was said of a fault
 _MOST_JOBS = 1000  # of which it is known what they have told before
+_NUMBER = re.compile("[0-9]{1,15}")
 _TRIES_S, _LONGEST_PAUSE_S = 30.0, 1.0
 _TOLD = "told.json"  # until where each job's events are noted, once older ones were folded
 
@@ -121,7 +123,7 @@ def _bounded(event: AnyHostEvent) -> AnyHostEvent:
 def _place(event: AnyHostEvent) -> tuple[str, _Place]:
     """The job that told it, and where in its journal; no job: a person said so."""
     job, _, number = event.source.rpartition("#")
-    return job, (event.at, int(number) if number.isdigit() else -1)
+    return job, (event.at, int(number) if _NUMBER.fullmatch(number) else -1)
 
 
 def _told_until(before: _Told, events: list[AnyHostEvent]) -> _Told:

@@ -119,7 +119,11 @@ class Placing:
             ensure(self._api, self.around(attempt).workload)
 
     def remove(self) -> None:
-        """Remove all objects of the job, and wait until they are gone."""
+        """Remove all objects of the job, and wait until they are gone.
+
+        Raises UsageError: the job is in another cluster.
+        """
+        self._must_be_here()
         found = find(self._api, self.workload_path)
         if found is not None:
             self._delete(self.workload_path, found)
@@ -241,7 +245,7 @@ class Placing:
     @property
     def workers(self) -> str:
         """The label selector of the pods of nodes and spares."""
-        return self.kind.pods_selector(self.names.workload)
+        return f"{self.kind.pods_selector(self.names.workload)},{selector(self._job_id)}"
 
     @property
     def workload_path(self) -> str:

@@ -47,7 +47,7 @@ def placed(pod: Object, device: str) -> Placed | None:
         host=seen.host,
         ip=seen.ip,
         chips=chip_numbers(said.get(_ALLOCATED) or said.get(device) or ""),
-        index=int(index) if index.isascii() and index.isdigit() else -1,
+        index=int(index) if index.isascii() and index.isdigit() and len(index) < 10 else -1,
     )
 
 
@@ -99,6 +99,7 @@ def _of_host(place: Placed, fault: HostFault, node: int, ranks: int) -> Sign:
         by=BY,
         severity=fault.severity,
         origin=fault.origin,
+        host=place.host,  # another pod, elsewhere, may be the node by now
     )
 
 
@@ -114,6 +115,7 @@ def recovery_signs(place: Placed, info: ResetInfo, node: int, ranks: int) -> lis
             node=node,
             device=number % devices if devices == ranks else -1,
             by=BY,
+            host=place.host,
         )
         for number, rank in info.ranks.items()
         if number // devices == place.index
