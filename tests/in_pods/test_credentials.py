@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -63,9 +62,9 @@ class Someone:
     def command(self, script: str) -> Object:
         """A user who is told by a program, written in Python."""
         path = self.folder / "login"
-        path.write_text(f"#!{sys.executable}\nimport json, pathlib, sys\n{script}\n")
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
-        return {"exec": {"apiVersion": EXEC, "command": str(path), "interactiveMode": "Never"}}
+        path.write_text(f"import json, pathlib, sys\n{script}\n")
+        how = {"command": sys.executable, "args": [str(path)], "interactiveMode": "Never"}
+        return {"exec": {"apiVersion": EXEC, **how}}
 
     def tells_token(self, expires: str = "") -> Object:
         """A user whose program prints the token that there is."""
