@@ -8,7 +8,6 @@ import pytest
 from rendered import adapter_of, pods, rendered, spec
 
 from rekindle.engines.kubernetes.kinds.base import Observed, Phase
-from rekindle.engines.kubernetes.kinds.volcano_job import command
 
 
 def held(*words: str, **others: Any) -> dict[str, Any]:
@@ -87,20 +86,6 @@ def test_the_message_is_passed_on(kind: str) -> None:
     """What the controller says to people comes with the phase."""
     status = held("Failed") | in_phase("Failed", message="why")
     assert adapter_of(kind).status({"status": status}).message == "why"
-
-
-def test_an_order_to_a_volcano_job() -> None:
-    """The command names the live Job, and goes with it."""
-    pytest.importorskip("kubernetes.client")
-    from rendered.fields import wrong_fields
-
-    live = rendered("volcano-job").workload
-    live["metadata"]["uid"] = "u-1"
-    order = command(live, "RestartJob", "demo-restart-1")
-    assert not wrong_fields(order)
-    assert order["action"] == "RestartJob"
-    assert order["target"]["uid"] == "u-1"
-    assert order["metadata"]["ownerReferences"] == [order["target"]]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rekindle.engines.kubernetes import fitting
+from rekindle.engines.kubernetes.access import may
 from rekindle.engines.kubernetes.api import Api, Object
 from rekindle.engines.kubernetes.errors import (
     ApiError,
@@ -25,7 +26,6 @@ from rekindle.errors import UsageError
 from rekindle.runtime.spec import JobSpec
 
 _WHO = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
-_MAY_I = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _NOBODY = "system:anonymous"
 _INSTALL = {
     "jobset.x-k8s.io": "install JobSet",
@@ -146,31 +146,21 @@ def _right_to(named: str) -> str:
 def _right(api: Api, right: Right, namespace: str) -> Finding:
     """Ask whether we may; all that is refused is one finding."""
     what, optional = _right_to(right.named), bool(right.without)
+    where = "" if right.everywhere else namespace
+
+    def is_given(verb: str) -> bool:
+        return may(api, verb, right.resource, group=right.group, namespace=where)
+
     try:
-        refused = [verb for verb in right.verbs if not _may(api, right, verb, namespace)]
+        refused = [verb for verb in right.verbs if not is_given(verb)]
     except ApiError as error:
         return Finding(what=what, state=State.UNKNOWN, said=str(error), optional=optional)
     if not refused:
         return Finding(what=what, state=State.OK, said=", ".join(right.verbs), optional=optional)
     said = f"we may not {', '.join(refused)}" + (f": {right.without}" if optional else "")
-    where = "deploy/nodes/cluster-role.yaml" if right.everywhere else "deploy/base/role.yaml"
-    do = f"have an administrator grant it, as {where} does"
+    role = "deploy/nodes/cluster-role.yaml" if right.everywhere else "deploy/base/role.yaml"
+    do = f"have an administrator grant it, as {role} does"
     return Finding(what=what, state=State.MISSING, said=said, do=do, optional=optional)
-
-
-def _may(api: Api, right: Right, verb: str, namespace: str) -> bool:
-    resource, _, subresource = right.resource.partition("/")
-    asked = {"verb": verb, "group": right.group, "resource": resource, "subresource": subresource}
-    if not right.everywhere:
-        asked["namespace"] = namespace
-    review = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "spec": {
-            "resourceAttributes": asked if right.everywhere else asked | {"namespace": namespace}
-        },
-    }
-    return bool((api.create(_MAY_I, review).get("status") or {}).get("allowed"))
 
 
 def _kind(obj: Object) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import msgspec
 
 from rekindle.engines.kubernetes.api import Object
-from rekindle.engines.kubernetes.kinds.volcano_job import COMMAND
 from rekindle.engines.kubernetes.manifests import Manifests, adapter
 from rekindle.engines.kubernetes.objects import plural_of
 from rekindle.engines.kubernetes.pods import Kind
@@ -35,7 +34,7 @@ class Right(msgspec.Struct, frozen=True, kw_only=True):
         return named(self.group, self.resource)
 
 
-# Neither are in the Role of a namespace, nor asked for by a job as it stands.
+# Nodes are of no namespace: a ClusterRole hands this out, for who wants it.
 NODES = Right(
     group="",
     resource="nodes",
@@ -83,21 +82,12 @@ def useful(kind: Kind) -> Iterator[Right]:
         ("", "configmaps", ("list", "watch", "patch"), "jobs cannot be listed, nor told anything"),
         ("", "pods", ("get",), "a single pod cannot be looked at"),
         ("", "pods/log", ("get",), "the output of pods cannot be read"),
-        ("", "pods/eviction", ("create",), "a pod cannot be asked to leave its node"),
-        ("", "events", ("get", "list", "watch"), "why a pod is not made is not told"),
         ("", "resourcequotas", ("list",), "a job that can never fit is not told so before"),
         ("", "limitranges", ("list",), "a pod that is never let in is not told so before"),
         ("", "persistentvolumeclaims", ("get",), "a claim that is not there is not told before"),
         ("", "serviceaccounts", ("get",), "an account that is not there is not told before"),
     ):
         yield Right(group=group, resource=resource, verbs=verbs, without=without)
-    if kind is Kind.VOLCANO_JOB:
-        yield Right(
-            group=COMMAND.group,
-            resource=COMMAND.plural,
-            verbs=("create",),
-            without="a restart cannot be ordered",
-        )
 
 
 def place(obj: Object) -> tuple[str, str]:

@@ -53,7 +53,6 @@ class RestartAll(str, enum.Enum):
     """How all pods are started anew."""
 
     SUSPEND = "suspend"  # suspended, and resumed once its pods are gone
-    COMMAND = "command"  # by an object that orders it
     RECREATE = "recreate"  # deleted, and made anew
 
 

@@ -15,10 +15,8 @@ from rekindle.engines.kubernetes.kinds.base import (
     RestartAll,
     workload,
 )
-from rekindle.engines.kubernetes.labels import JOB
 from rekindle.engines.kubernetes.pods import Pods
 
-COMMAND = Gvk("bus.volcano.sh", "v1alpha1", "commands", "Command")
 TASK = "node"
 
 _PHASES = {
@@ -46,7 +44,7 @@ class VolcanoJob:
     # Its webhook keeps the templates as they are.
     caps = Caps(
         restart_rank=True,
-        restart_all=RestartAll.COMMAND,
+        restart_all=RestartAll.RECREATE,
         avoid=(Avoid.RECREATE, Avoid.TAINT),
         suspend=False,
         gang=True,
@@ -95,7 +93,7 @@ class VolcanoJob:
         )
 
     def suspend_patch(self) -> None:
-        """Return nothing: `command` aborts and resumes it."""
+        """Return nothing: it is made anew."""
 
     def resume_patch(self, workload: Manifest, avoid: tuple[str, ...]) -> None:
         """Return nothing: its templates cannot be changed."""
@@ -115,31 +113,3 @@ def _policies(job: Rendered) -> list[Manifest]:
     elif job.pods.ascend.recover_policy_path:
         found.append({"event": "PodFailed", "action": "RestartTask"})
     return found
-
-
-def command(live: Manifest, action: str, name: str) -> Manifest:
-    """Return the order to a live Job: RestartJob, AbortJob, ResumeJob or TerminateJob.
-
-    Volcano finds the Job by its name alone: whoever sends it has made sure of the uid.
-    """
-    metadata = live["metadata"]
-    target = {
-        "apiVersion": VolcanoJob.gvk.api_version,
-        "kind": VolcanoJob.gvk.kind,
-        "name": metadata["name"],
-        "uid": metadata["uid"],
-        "controller": True,
-        "blockOwnerDeletion": False,
-    }
-    return {
-        "apiVersion": COMMAND.api_version,
-        "kind": COMMAND.kind,
-        "metadata": {
-            "name": name,
-            "namespace": metadata["namespace"],
-            "labels": {JOB: metadata["labels"][JOB]},
-            "ownerReferences": [target],
-        },
-        "action": action,
-        "target": target,
-    }
