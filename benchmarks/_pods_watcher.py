@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import psutil
@@ -30,6 +31,16 @@ from rekindle.runtime.spec import JobDirectory
 POLL_S = 2.0
 
 
+class Watched(NamedTuple):
+    """A job, and who hears of its pods. nodes: by their addresses. wanted: how many pods."""
+
+    kubeconfig: str
+    job: JobDirectory
+    report: Callable[[Sign], None]
+    nodes: dict[str, int]
+    wanted: int
+
+
 def main() -> None:
     """Watch until stdin ends."""
     how, kubeconfig, directory, wanted = sys.argv[1:]
@@ -42,23 +53,17 @@ def main() -> None:
         for event in coordinator.history()
         if getattr(event, "address", "") and event.node >= 0
     }
-    if how == "engine":
-        _eyes(kubeconfig, job, coordinator.report, nodes, int(wanted))
-    else:
-        _poll(kubeconfig, job, coordinator.report, nodes, int(wanted))
+    watched = Watched(kubeconfig, job, coordinator.report, nodes, int(wanted))
+    (_eyes if how == "engine" else _poll)(watched)
 
 
 def _memory_mb() -> float:
     return round(psutil.Process().memory_info().rss / 1e6, 1)
 
 
-def _eyes(
-    kubeconfig: str,
-    job: JobDirectory,
-    report: Callable[[Sign], None],
-    nodes: dict[str, int],
-    wanted: int,
-) -> None:
+def _eyes(watched: Watched) -> None:
+    kubeconfig, job, report, nodes, wanted = watched
+
     def node_of(pod: PodSeen) -> int | None:
         return nodes.get(pod.ip)
 
@@ -74,13 +79,8 @@ def _eyes(
         print(_memory_mb(), flush=True)
 
 
-def _poll(
-    kubeconfig: str,
-    job: JobDirectory,
-    report: Callable[[Sign], None],
-    nodes: dict[str, int],
-    wanted: int,
-) -> None:
+def _poll(watched: Watched) -> None:
+    kubeconfig, job, report, nodes, wanted = watched
     config.load_kube_config(kubeconfig)
     core = client.CoreV1Api()
     told: set[str] = set()

@@ -105,11 +105,11 @@ def _workers(cluster: Simulated) -> list[dict[str, Any]]:
     return list(cluster.get(f"{PODS}?labelSelector=rekindle.dev/role=worker")["items"])
 
 
-def _run(cluster: Simulated, pod: dict[str, Any], life: int = 0) -> None:
+def _run(cluster: Simulated, pod: dict[str, Any]) -> None:
     index = int(pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"])
     running = {"name": "training", "state": {"running": {}}, "ready": True, "restartCount": 0}
     running |= {"image": "none", "imageID": "none"}
-    status = {"phase": "Running", "podIP": address_of(index, life), "conditions": READY}
+    status = {"phase": "Running", "podIP": address_of(index), "conditions": READY}
     _tell(cluster, pod, status | {"containerStatuses": [running]})
 
 
@@ -174,21 +174,7 @@ class Trial:
         self._crowd.step()
         decided = self._wait(known, lambda event: isinstance(event, Decided))
         told = self._wait(known, _is_eviction)
-        self._replace(pod, number)
         return (decided - at) * 1000, (told - at) * 1000
-
-    def _replace(self, pod: dict[str, Any], number: int) -> None:
-        """The Job makes another pod for the index; it runs where the agent is again."""
-        deadline = time.monotonic() + LIMIT_S
-        uid = pod["metadata"]["uid"]
-        while time.monotonic() < deadline:
-            for other in _workers(self._cluster):
-                index = other["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]
-                if int(index) == number and other["metadata"]["uid"] != uid:
-                    _run(self._cluster, other, life=1)
-                    return
-            time.sleep(0.1)
-        raise SystemExit(f"no other pod {number} came in {LIMIT_S:g} s")
 
     def _history(self) -> list[AnyEvent]:
         endpoint = self._job.directory.endpoint()
