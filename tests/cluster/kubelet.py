@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from cluster.node import logs, marks
+from cluster.node import logs, marks, tasks
 from cluster.node.api import Api
 from cluster.node.machine import Machine
 from cluster.node.pod import Kit, Pod
@@ -211,8 +211,7 @@ async def _main() -> None:
             part.write_text(str(port))
             part.replace(arguments.port_file)
         await stop.wait()
-        following.cancel()
-        services.cancel()
+        await tasks.end([following, services])
         await asyncio.gather(*(machine.close() for machine in machines))
         await runner.cleanup()
     marks.sweep_all(mark)

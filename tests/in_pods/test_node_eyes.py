@@ -113,6 +113,8 @@ def test_a_node_that_joins_where_something_is_amiss(seen: Seen, server: Simulate
 def test_a_node_that_is_taken_out_of_the_cluster(seen: Seen, server: Simulated) -> None:
     """It may come again under its name, also while nobody looked."""
     named = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-9"}}
+    condition(server, "node-0", "DiskPressure", "True")
+    seen.wait((0, DISK, False))  # it looks by now
     seen.eyes.joined(7, "node-9")
     server.create(NODES, named)
     server.delete(f"{NODES}/node-9")

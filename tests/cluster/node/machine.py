@@ -7,6 +7,7 @@ import contextlib
 from typing import Any
 
 from cluster import clock
+from cluster.node import tasks
 from cluster.node.pod import Kit, Pod, forget
 
 Object = dict[str, Any]
@@ -54,7 +55,7 @@ class Machine:
         """Its processes are gone, and nobody is told."""
         self.is_down = True
         if self._beating:
-            self._beating.cancel()
+            await tasks.end([self._beating])
         pods, self.pods = list(self.pods.values()), {}
         await asyncio.gather(*(pod.drop() for pod in pods))
 

@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 
 from cluster import clock, events, kinds
-from cluster.node import environment, probes
+from cluster.node import environment, probes, tasks
 from cluster.node.api import Api
 from cluster.node.container import Around, Container
 from cluster.node.environment import CannotConfigure
@@ -76,11 +76,9 @@ class Pod:
 
     async def drop(self) -> None:
         """Nobody is told: it is gone from the server, or its node is down."""
-        for task in self._tasks:
-            task.cancel()
         for container in (*self.containers, *self.inits):
             container.kill()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await tasks.end(self._tasks)
         for container in (*self.containers, *self.inits):
             container.kill()
             container.ended.set()
@@ -164,9 +162,7 @@ class Pod:
         for each in everyone:
             if "waiting" in each.state and self.pod["status"].get("phase") == "Running":
                 each.state = each.last_state or each.state
-        self._tasks[0].cancel()
-        self._tasks[1].cancel()
-        await asyncio.gather(*self._tasks[:2], return_exceptions=True)
+        await tasks.end(self._tasks[:2])
         for each in everyone:
             each.kill()
         await self._push(self._status(last=True))

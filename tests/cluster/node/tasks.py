@@ -1,0 +1,22 @@
+"""Ends tasks, whatever they are about."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+_AGAIN_S = 0.1
+
+
+async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel them until they are over.
+
+    Once is not enough: asyncio.wait_for (up to Python 3.11) loses a cancellation that comes at the
+    very moment at which it is done.
+    """
+    left = {task for task in tasks if not task.done()}
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=_AGAIN_S)
