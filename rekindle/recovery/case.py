@@ -21,6 +21,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     spares: agents in reserve. left: nodes that the world may go on with, without those that are
         lost; 0: it may not.
     engine: the outer strategies that whoever steers the job can carry out.
+    comes_back: a new node may come to the very host that it is to leave, while the job stands.
     last_words: step of the newest snapshot, if no checkpoint is as new.
     incident: number of the fault's incident.
     past: earlier faults and their strategies, oldest first.
@@ -36,6 +37,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     spares: int = 0
     left: int = 0
     engine: tuple[Strategy, ...] = OUTER
+    comes_back: bool = False
     last_words: int | None = None
     incident: int = 0
     past: tuple[Past, ...] = ()

@@ -65,13 +65,14 @@ class NodeWanted(Event, frozen=True, kw_only=True, tag="node-wanted"):
 class NodeLeft(Event, frozen=True, kw_only=True, tag="node-left"):
     """A node's agent is gone that nobody misses: no rank was started, or the world goes on without.
 
-    reason: why it was sent away, if it was.
+    reason: why it was sent away, if it was. replaced: another one, elsewhere, is to take its place.
     """
 
     node: int
     address: str
     pid: int
     reason: str = ""
+    replaced: bool = False
 
 
 class SpareLost(Event, frozen=True, kw_only=True, tag="spare-lost"):

@@ -31,13 +31,18 @@ class Elastic(Ending):
             return
         self._dismiss_agent(node, reason)
 
-    def _dismiss_agent(self, node: int, reason: str) -> None:
-        """Tell an agent to end; its ranks end with it, and what it still says is not heard."""
+    def _dismiss_agent(self, node: int, reason: str, *, replaced: bool = False) -> None:
+        """Tell an agent to end; its ranks end with it, and what it still says is not heard.
+
+        replaced: another one is to come. An agent that ends well would be taken for one whose work
+        is done, and nothing would come in the place of its pod.
+        """
         agent = self.roster.nodes[node]
-        self._record(
-            journal.NodeLeft(node=node, address=agent.address, pid=agent.pid, reason=reason)
+        left = journal.NodeLeft(
+            node=node, address=agent.address, pid=agent.pid, reason=reason, replaced=replaced
         )
-        self._do(Send(agent.connection, p.Bye(status=0)))
+        self._record(left)
+        self._do(Send(agent.connection, p.Bye(status=1 if replaced else 0)))
         self.sent_home.add(agent.connection)
         self._injections.lost(self.roster.ranks_of(node))
         self._store.node_lost(node)

@@ -18,6 +18,7 @@ from rekindle.runtime import protocol as p
 from rekindle.runtime.assembly import Assembly
 from rekindle.runtime.inheritance import Earlier, Inheritance, interval_of
 from rekindle.runtime.injections import Injections
+from rekindle.runtime.isolation import Isolation
 from rekindle.runtime.roster import Node, Rank, Roster, Status, by_node
 from rekindle.runtime.spec import JobSpec
 from rekindle.runtime.state import (
@@ -44,6 +45,7 @@ class Gathering(ABC):
     """
 
     _doubted: tuple[Fault, ...] = ()  # not decided yet: a sign may tell more of them
+    _at_once = False  # the job is stopped without grace
     _devices = False  # a node has devices of which signs may tell
     _planned: Plan | None = None  # of the generation formed last
     _healing: frozenset[int] = frozenset()  # ranks that were told to start with a healed device
@@ -83,7 +85,6 @@ class Gathering(ABC):
         self._inherits = False  # a coordinator of this attempt died before
         self._taken_over = False  # from a coordinator that died, with ranks in a Session
         self._stop_reason = ""
-        self._at_once = False  # the job is stopped without grace
         self._assembly = Assembly()
         self._interval = interval_of(spec, earlier)
         self._committing: set[int] = set()  # nodes that were told to commit a checkpoint
@@ -94,6 +95,7 @@ class Gathering(ABC):
         self._outcome = "stopped"
         self._refused: set[tuple[int, Source, Made]] = set()  # (node, source, state) that failed
         self._injections = Injections()
+        self._isolation = Isolation(spec.keeps_off)
         self._asked = False  # for those that had not come
         self._late_passed = False  # whoever is to come had the time for it
         self._held = 0  # the generation that is being held, for the world to grow
@@ -117,6 +119,7 @@ class Gathering(ABC):
             if inherited.incident is not None:
                 self.incidents.inherit(inherited.incident)
             self._to_heal = set(inherited.to_heal)
+            self._isolation.add(inherited.isolated)
             self._awaiting, self._held_faults = inherited.awaiting, list(inherited.held)
             if self._awaiting is not None:
                 self._do(SetTimer("approval", self.spec.policy.approval_timeout_s))
@@ -135,8 +138,13 @@ class Gathering(ABC):
         restarting = self.phase is Phase.RESTARTING
         if hello.ranks and (restarting or hello.restart < self.restarts):
             seat = "all ranks are started anew, and this agent has some of before"
+        seat = seat if ending else self._isolation.refuses(hello) or seat
         if isinstance(seat, str):
             self._do(Send(connection, p.Refused(reason=seat)))
+            if self._isolation.is_hopeless and self.roster.missing:
+                why = f"whatever comes, comes from a host that is isolated, as {hello.host}"
+                self.roster.obstacles |= dict.fromkeys(self.roster.missing, why)
+                self._do(SetTimer("node", 0.0))
             return
         agent = Node(
             node=seat,
@@ -153,6 +161,7 @@ class Gathering(ABC):
         for rank, shard in hello.shards.items():
             self.roster.ranks[rank].shard = shard
         self.roster.sit(agent)
+        self._isolation.came()
         self._do(Send(connection, p.Welcome(node=seat)))
         agents = self._placements.setdefault(seat, set())
         agents.add((self.attempt, hello.address, hello.pid))

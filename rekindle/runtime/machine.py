@@ -326,7 +326,9 @@ class Machine(Watching):
         self._go_on_without_missing()
         if self.roster.missing:
             where = ", ".join(map(str, self.roster.missing))
-            text = f"no node came as node {where} within {self.spec.policy.node_timeout_s:g} s"
+            text = f"no node came as node {where}"
+            if not self._isolation.is_hopeless:
+                text += f" within {self.spec.policy.node_timeout_s:g} s"
             why = "; ".join(sorted(set(self.roster.obstacles.values())))
             text += f": {why}" if why else ""
             self._on_fault(Fault(kind=Kind.SCHEDULING, message=text, at=now))

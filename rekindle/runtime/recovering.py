@@ -17,6 +17,7 @@ from rekindle.runtime import protocol as p
 from rekindle.runtime.elastic import Elastic
 from rekindle.runtime.ending import GONE, STOP_GRACE_S
 from rekindle.runtime.roster import Status
+from rekindle.runtime.spec import KeepsOff
 from rekindle.runtime.state import ENDING, RESCHEDULED, CancelTimer, Phase, SetTimer
 
 # How often codes that are present are looked at again (the shortest rule about codes that stay too
@@ -82,6 +83,7 @@ class Recovering(Elastic):
             spares=len(self.roster.free_spares),
             left=self.roster.may_be_left_out(fault.node),
             engine=self.spec.engine,
+            comes_back=self.spec.keeps_off is KeepsOff.ANEW,
             last_words=self._step_of_last_words(),
             incident=self.incidents.open,
             past=tuple(besides(self.incidents.past, fault)),
@@ -170,7 +172,7 @@ class Recovering(Elastic):
         """Let go of a node that is still there; whoever takes its place is asked for."""
         if node not in self.roster.nodes:
             return  # it was lost, and was or will be asked for
-        self._dismiss_agent(node, reason)
+        self._dismiss_agent(node, reason, replaced=True)
         self._fill(node)
         self._do(SetTimer("node", self.spec.policy.node_timeout_s))
 
@@ -179,6 +181,7 @@ class Recovering(Elastic):
         agent = self.roster.nodes.get(node)
         host = host or (agent.host if agent else "")
         if host:
+            self._isolation.add([host])
             self._record(
                 journal.Isolated(incident=self.incidents.open, node=node, host=host, reason=reason)
             )

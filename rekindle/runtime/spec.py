@@ -29,6 +29,14 @@ class EntryKind(str, enum.Enum):
     PROGRAM = "program"  # any executable (torchrun --no-python)
 
 
+class KeepsOff(str, enum.Enum):
+    """How new agents of a job are kept off hosts that are isolated."""
+
+    NEVER = "never"  # they come where they come
+    ANEW = "anew"  # when the whole job is placed anew
+    AT_ONCE = "at-once"
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One training run, as given to coordinator and agents.
 
@@ -44,6 +52,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     allow_injection: whether faults may be injected (`rekindle inject`).
     fault_tables: a file of the user's own entries (docs/faults.md); absolute.
     engine: the outer strategies that whoever steers the job can carry out.
+    keeps_off: what it can do about hosts that are isolated.
     redirects, tee: torchrun's -r and -t: 0 none, 1 stdout, 2 stderr, 3 both (see docs/running.md).
     """
 
@@ -72,6 +81,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     policy: Policy = Policy()
     fault_tables: str = ""
     engine: tuple[Strategy, ...] = OUTER
+    keeps_off: KeepsOff = KeepsOff.NEVER
 
     @property
     def world_size(self) -> int:

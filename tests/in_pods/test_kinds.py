@@ -75,7 +75,7 @@ def test_a_host_is_left(kind: Kind, job: Callable[..., PodJob], baseline: Record
     assert_ended_well(run, baseline)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if adapter(kind).caps.suspend][1:])
+@pytest.mark.parametrize("kind", [kind for kind in Kind if adapter(kind).suspend_patch()][1:])
 def test_placed_anew(kind: Kind, job: Callable[..., PodJob], baseline: Record) -> None:
     """The object is suspended and goes on; it is the same one."""
     policy = placed_by(Strategy.RESCHEDULE_JOB)

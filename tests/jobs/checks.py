@@ -41,6 +41,7 @@ def check_inherited(old: Machine, past: Earlier, left: Inheritance | None) -> No
     held = [fault for fault in old._held_faults if fault.kind not in (Kind.COORDINATOR, Kind.LINK)]
     assert list(left.held) == held
     assert left.to_heal >= old._to_heal
+    assert set(left.isolated) == old._isolation.hosts
 
 
 class Checks:

@@ -21,7 +21,7 @@ from rekindle.runtime import protocol as p
 from rekindle.runtime.inheritance import Earlier, earlier, inheritance
 from rekindle.runtime.machine import Machine
 from rekindle.runtime.roster import Status
-from rekindle.runtime.spec import EntryKind, JobSpec
+from rekindle.runtime.spec import EntryKind, JobSpec, KeepsOff
 from rekindle.runtime.state import CancelTimer, Command, End, Phase, Record, Send, SetTimer
 
 M = TypeVar("M", bound=p.Message)
@@ -63,6 +63,7 @@ class Driver:
         spares: int = 0,
         least: int = 0,
         allow_injection: bool = False,
+        keeps_off: KeepsOff = KeepsOff.NEVER,
     ) -> None:
         spec = spec_of(
             nodes=nodes,
@@ -71,6 +72,7 @@ class Driver:
             spares=spares,
             min_nodes=least,
             allow_injection=allow_injection,
+            keeps_off=keeps_off,
         )
         self.machine = Machine(
             spec, tables, attempt=attempt, earlier=Earlier(generation=generation)
@@ -231,6 +233,10 @@ class Driver:
         """The line to a spare is cut."""
         self.machine.on_agent_lost(connection, self.now)
         self.collect()
+
+    def end(self, node: int) -> None:
+        """The agent of `node`, which was told to, has ended with its ranks; its line is no more."""
+        self._forget(node)
 
     def _forget(self, node: int) -> None:
         lost = [rank for rank in self.ranks if self.node_of(rank) == node]

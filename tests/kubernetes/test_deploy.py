@@ -69,14 +69,14 @@ def test_rights_on_nodes_are_those_of_the_list() -> None:
 
 
 def test_whoever_is_inside_needs_no_proxy() -> None:
-    """The coordinator is reached directly then; a kind that is not suspended needs no patch."""
+    """The coordinator is reached directly then; a kind that is never patched needs no right to."""
     wanted = rendered()
     outside, inside = (needed(Kind.INDEXED_JOB, wanted, inside=each) for each in (False, True))
     assert {each.resource for each in outside} - {each.resource for each in inside} == {
         "services/proxy"
     }
-    found = needed(Kind.ASCENDJOB, rendered("ascendjob"))
-    (workload,) = [each for each in found if each.resource == "ascendjobs"]
+    found = needed(Kind.VOLCANO_JOB, rendered("volcano-job"))
+    (workload,) = [each for each in found if each.named == "jobs.batch.volcano.sh"]
     assert "patch" not in workload.verbs
 
 

@@ -14,9 +14,9 @@ import yaml
 from rendered import SECRET, adapter_of, container, of, rendered, spec, templates
 
 from rekindle.commands.kubernetes import stream
-from rekindle.engines.kubernetes.kinds.base import Avoid
-from rekindle.engines.kubernetes.pods import Kind
-from rekindle.runtime.spec import JobSpec
+from rekindle.engines.kubernetes.manifests import keeps_off
+from rekindle.engines.kubernetes.pods import Isolation, Kind, Pods
+from rekindle.runtime.spec import JobSpec, KeepsOff
 
 pytest.importorskip("kubernetes.client")
 from rendered.fields import wrong_fields
@@ -121,7 +121,9 @@ def test_secrets_are_in_the_secret_alone(kind: str) -> None:
     secret = of(found, "Secret")
     content = {key: base64.b64decode(text) for key, text in secret["data"].items()}
     assert content["secret"].decode() == SECRET
-    assert msgspec.json.decode(content["job.json"], type=JobSpec) == spec()
+    assert msgspec.json.decode(content["job.json"], type=JobSpec) == msgspec.structs.replace(
+        spec(), keeps_off=keeps_off(Pods(kind=Kind(kind), image="training"))
+    )
     others = [one for one in found.every if one is not secret]
     for hidden in (SECRET, "hush", *secret["data"].values()):
         assert hidden not in str(others)
@@ -189,17 +191,26 @@ def test_all_objects_bear_the_jobs_label(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_caps_say_what_the_patches_do(kind: str) -> None:
-    """Who can be suspended has the patches for it, who takes affinity has it in them."""
+def test_what_patches_can_do(kind: str) -> None:
+    """Who can be suspended goes on by a patch, who follows one has the hosts to avoid in it."""
     its = adapter_of(kind)
-    assert (its.suspend_patch() is not None) == its.caps.suspend
-    assert its.caps.avoid[-1] in (Avoid.RECREATE, Avoid.TAINT)
-    avoiding = rendered(kind, avoid=("n1",)).workload
-    patch = its.resume_patch(avoiding, ("n1",))
-    assert (patch is not None) == (Avoid.AFFINITY in its.caps.avoid)
-    assert ("n1" in str(patch)) == (Avoid.AFFINITY in its.caps.avoid)
-    if its.caps.suspend:
+    patch = its.resume_patch(rendered(kind, avoid=("n1",)).workload, ("n1",))
+    if its.follows:
+        assert "n1" in str(patch)
+    if its.suspend_patch() is not None:
         assert "False" in str(its.resume_patch(rendered(kind).workload, ()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({"kind": Kind.INDEXED_JOB}, KeepsOff.ANEW),
+        ({"kind": Kind.INDEXED_JOB, "isolated_hosts": Isolation.TAINT}, KeepsOff.AT_ONCE),
+        ({"kind": Kind.ASCENDJOB}, KeepsOff.AT_ONCE),
+    ],
+)
+def test_how_single_pods_are_kept_off_a_host(settings: dict[str, Any], wanted: KeepsOff) -> None:
+    assert keeps_off(Pods(image="training", **settings)) is wanted
 
 
 def test_resuming_takes_back_what_is_no_longer_avoided() -> None:

@@ -9,7 +9,6 @@ import pytest
 from rendered import pods, rendered, spec
 
 from rekindle.engines.kubernetes.checking import check_pods
-from rekindle.engines.kubernetes.manifests import render
 from rekindle.errors import UsageError
 from rekindle.recovery.policy import Policy
 
@@ -187,14 +186,6 @@ def test_patches_that_would_lose_the_job(patch: dict[str, Any], text: str) -> No
     """What the job is found by, and its pods, stay."""
     with pytest.raises(UsageError, match=text):
         rendered(overrides=patch)
-
-
-def test_an_owner_is_a_labels_value() -> None:
-    """Who places a job is written in labels."""
-    found = render(spec(), pods(), secret="x", owner="run-1")
-    assert found.root["metadata"]["labels"]["rekindle.dev/owner"] == "run-1"
-    with pytest.raises(UsageError, match="owner is 'a b'; give at most 63"):
-        render(spec(), pods(), secret="x", owner="a b")
 
 
 def test_our_variables_are_not_patched() -> None:

@@ -55,7 +55,7 @@ def test_slugs_are_stable(job_id: str, name: str) -> None:
 
 def test_labels_of_any_id_are_valid() -> None:
     """The id itself, which may end in a dot, is in no label."""
-    found = labels("a.", Role.WORKER, attempt=2, owner="run-1")
+    found = labels("a.", Role.WORKER, attempt=2)
     assert found["rekindle.dev/job"] == slug("a.")
     assert found["rekindle.dev/attempt"] == "2"
     assert selector("demo", Role.WORKER) == "rekindle.dev/job=demo,rekindle.dev/role=worker"

@@ -34,7 +34,14 @@ from rekindle.recovery.classification import Sign
 from rekindle.recovery.codes.tables import Tables
 from rekindle.recovery.fault import Kind
 from rekindle.recovery.hosts import learned_from
-from rekindle.recovery.journal import AnyEvent, JobStarted, NodeJoined, NodeWanted
+from rekindle.recovery.journal import (
+    AnyEvent,
+    Isolated,
+    JobStarted,
+    NodeJoined,
+    NodeLeft,
+    NodeWanted,
+)
 from rekindle.runtime.ledger import under_way
 from rekindle.runtime.spec import Endpoint, JobDirectory, home
 
@@ -66,10 +73,10 @@ def _tables() -> Tables:
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """The pod that a node was when it joined, and how often its container had been restarted."""
+    """The pod that a node was when it joined, in seconds since the epoch."""
 
     address: str
-    restarts: int
+    at: float
 
 
 class HopelessError(JobError):
@@ -93,6 +100,8 @@ class KubernetesEngine:
         self._watching = Watching(api, pods, directory)
         self._eyes: Eyes | None = None
         self._joined: dict[int, _Joined] = {}  # the pods that are nodes now
+        self._sent_away: list[_Joined] = []  # those that were nodes, and are to go
+        self._isolated: set[str] = set()  # hosts, by this attempt
         self._nodes: dict[str, int] = {}  # what the pods of addresses are, or were
         self._wanted: set[int] = set()  # nodes that no pod is
         self._expected: dict[str, int] = {}  # which of them pods by uid may be, that are not yet
@@ -172,17 +181,23 @@ class KubernetesEngine:
         """Have the kind's controller make the pod of a lost node anew.
 
         It does so by itself once the pod is over, or its kubelet starts the container anew. One
-        that runs still is told to end, and is removed where its host does not answer.
+        that runs still is told to end, and is removed where its host does not answer; so is one
+        that would be started anew where nothing is to be.
         """
         endpoint = self._directory.endpoint()
         if endpoint is not None and not (self._eyes and self._eyes.workload_stands()):
             self._place.place_missing(endpoint.attempt)
-        lost = self._joined.get(node)
-        for pod in self._pods_now() if lost else ():
+        elif endpoint is not None and self._isolated:
+            self._place.keep_off(endpoint.attempt)
+        lost = self._joined.pop(node, None)
+        sent_away, self._sent_away = self._sent_away, []
+        for pod in self._pods_now() if lost or sent_away else ():
             seen = look_at(pod)
-            if lost and seen.ip == lost.address and seen.is_stuck(lost.restarts):
+            leaves = any(seen.is_of(each.address, each.at) for each in sent_away)
+            if lost and seen.is_of(lost.address, lost.at):
+                leaves |= seen.ran(lost.at) or seen.host in self._isolated
+            if leaves and seen.stays:
                 self._place.end_pod(pod, LOST_GRACE_S)
-        self._joined.pop(node, None)
 
     def learn(self, event: AnyEvent) -> None:
         """Note what is said about pods and hosts, and the event itself.
@@ -193,6 +208,11 @@ class KubernetesEngine:
         self._watching.note(event)
         if isinstance(event, JobStarted):
             self._wanted = set(range(event.nodes))
+            self._isolated.clear()
+        if isinstance(event, Isolated):
+            self._isolated.add(event.host)
+        if isinstance(event, NodeLeft) and event.replaced and event.node in self._joined:
+            self._sent_away.append(self._joined.pop(event.node))
         if isinstance(event, NodeJoined) and event.node == names.SPARE:
             self._nodes.pop(event.address, None)  # of a pod that was a node before
         if isinstance(event, NodeWanted) and event.node >= 0:
@@ -200,10 +220,7 @@ class KubernetesEngine:
         if isinstance(event, NodeJoined) and event.node >= 0:
             self._wanted.discard(event.node)
             self._nodes[event.address] = event.node
-            known = (self._eyes.pods() if self._eyes else None) or ()
-            pods = (seen for pod in known if (seen := look_at(pod)).ip == event.address)
-            restarts = max((seen.restarts for seen in pods), default=0)
-            self._joined[event.node] = _Joined(event.address, restarts)
+            self._joined[event.node] = _Joined(event.address, event.at)
         said = learned_from(self._job_id, event)
         if said is not None:
             self._hosts.note(said)

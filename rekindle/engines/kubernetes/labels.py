@@ -14,7 +14,6 @@ JOB = f"{PREFIX}job"  # the slug of the job's id
 ROLE = f"{PREFIX}role"
 ATTEMPT = f"{PREFIX}attempt"
 DESCRIBED = f"{PREFIX}described"  # says whether two descriptions are the same
-OWNER = f"{PREFIX}owner"  # fencing: who placed the job
 JOB_ID = f"{PREFIX}job-id"  # annotation: no label may be like every id
 ISOLATED = f"{PREFIX}isolated"  # of nodes: annotation and taint
 
@@ -89,17 +88,13 @@ class Names(msgspec.Struct, frozen=True):
         return f"{self.slug}-nodes"
 
 
-def labels(
-    job_id: str, role: Role | None = None, *, attempt: int | None = None, owner: str = ""
-) -> dict[str, str]:
+def labels(job_id: str, role: Role | None = None, *, attempt: int | None = None) -> dict[str, str]:
     """Return the labels of one of the job's objects."""
     found = {JOB: slug(job_id)}
     if role is not None:
         found[ROLE] = role.value
     if attempt is not None:
         found[ATTEMPT] = str(attempt)
-    if owner:
-        found[OWNER] = owner
     return found
 
 

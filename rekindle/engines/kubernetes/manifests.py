@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from rekindle.engines.kubernetes import ascend, coordinator, labels, values
+from rekindle.engines.kubernetes import ascend, coordinator, labels
 from rekindle.engines.kubernetes.checking import check_pods
 from rekindle.engines.kubernetes.kinds.ascendjob import AscendJob
 from rekindle.engines.kubernetes.kinds.base import Adapter, Rendered
@@ -16,10 +16,10 @@ from rekindle.engines.kubernetes.kinds.pytorchjob import PyTorchJob
 from rekindle.engines.kubernetes.kinds.trainjob import TrainJob
 from rekindle.engines.kubernetes.kinds.volcano_job import VolcanoJob
 from rekindle.engines.kubernetes.merge import merge
-from rekindle.engines.kubernetes.pods import Kind, Pods
+from rekindle.engines.kubernetes.pods import Isolation, Kind, Pods
 from rekindle.engines.kubernetes.template import keep_off, pod_template
 from rekindle.errors import UsageError
-from rekindle.runtime.spec import JobSpec
+from rekindle.runtime.spec import JobSpec, KeepsOff
 
 Manifest = dict[str, Any]
 
@@ -57,6 +57,15 @@ def adapter(kind: Kind) -> Adapter:
     return _ADAPTERS[kind]
 
 
+def keeps_off(pods: Pods) -> KeepsOff:
+    """Return what is done about isolated hosts.
+
+    Where nothing marks the host for all, the kind's controller has to place single pods elsewhere.
+    """
+    marked = pods.isolated_hosts is not Isolation.AVOID
+    return KeepsOff.AT_ONCE if marked or adapter(pods.kind).follows else KeepsOff.ANEW
+
+
 def render(
     spec: JobSpec,
     pods: Pods,
@@ -64,17 +73,16 @@ def render(
     secret: str,
     attempt: int = 0,
     avoid: tuple[str, ...] = (),
-    owner: str = "",
 ) -> Manifests:
     """Return all objects of a job.
 
-    secret: the job's. avoid: names of nodes. owner: who places the job, as a label's value.
+    secret: the job's. avoid: names of nodes.
     Raises UsageError: the pods cannot be as said, or a patch does not fit.
     """
     check_pods(pods, spec)
-    values.value("owner", owner)
+    told = msgspec.structs.replace(spec, keeps_off=keeps_off(pods))
     kind = adapter(pods.kind)
-    own = labels.labels(spec.job_id, attempt=attempt, owner=owner)
+    own = labels.labels(spec.job_id, attempt=attempt)
     own[labels.DESCRIBED] = labels.described(secret, spec, pods)
     said = ascend.job_labels(pods.ascend, process_level=pods.process_level)
     job = Rendered(
@@ -97,7 +105,7 @@ def render(
     return Manifests(
         root=coordinator.root(spec, pods, own),
         around=(
-            coordinator.secret(spec, pods, secret),
+            coordinator.secret(told, pods, secret),
             *coordinator.services(spec, pods),
             *coordinator.policies(spec, pods),
             coordinator.deployment(spec, pods),

@@ -118,6 +118,14 @@ class Placing:
         if found is None:
             ensure(self._api, self.around(attempt).workload)
 
+    def keep_off(self, attempt: int) -> None:
+        """Have pods that are made later keep off isolated hosts, where the kind can."""
+        if not self.kind.follows:
+            return
+        wanted = self._render(attempt).workload
+        if patch := self.kind.resume_patch(wanted, self._isolated()):
+            self._api.patch(self.workload_path, patch)
+
     def remove(self) -> None:
         """Remove all objects of the job, and wait until they are gone.
 

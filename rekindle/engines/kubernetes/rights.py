@@ -65,7 +65,7 @@ def needed(kind: Kind, wanted: Manifests, *, inside: bool = False) -> tuple[Righ
     if not inside:
         ask("", "services/proxy", "create", "get")
     ask(*place(wanted.workload), "create", "get", "delete")
-    if adapter(kind).suspend_patch() is not None:
+    if adapter(kind).suspend_patch() is not None or adapter(kind).follows:
         ask(*place(wanted.workload), "patch")
     ask("", "pods", "list", "watch", "delete", "deletecollection")
     return tuple(

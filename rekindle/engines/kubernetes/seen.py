@@ -5,6 +5,7 @@ The names of reasons are those that `recovery/codes/data/kubernetes_pods.toml` h
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator
 
 import msgspec
@@ -27,8 +28,9 @@ class PodSeen(msgspec.Struct, frozen=True, kw_only=True):
     """One pod.
 
     ip, host: "": it has none yet. waits: it is placed nowhere, or cannot start. exit_code: of its
-    container, if it has ended. ending: it was told to end, within grace_s. runs: its container
-    does, which was started anew `restarts` times.
+    container, if it has ended. ending: it was told to end, within grace_s. started: when its
+    container was, if it runs, after so many restarts. Times are in seconds since the epoch; the
+    cluster cuts them to whole ones.
     """
 
     name: str
@@ -40,7 +42,8 @@ class PodSeen(msgspec.Struct, frozen=True, kw_only=True):
     waits: bool = False
     ending: bool = False
     grace_s: int = 0
-    runs: bool = False
+    created: float = 0.0
+    started: float = 0.0
     restarts: int = 0
     exit_code: int | None = None
     reasons: tuple[Reason, ...] = ()
@@ -50,12 +53,18 @@ class PodSeen(msgspec.Struct, frozen=True, kw_only=True):
         """Whether nothing of it runs any more, and nothing will."""
         return self.phase in ("Succeeded", "Failed")
 
-    def is_stuck(self, restarts: int) -> bool:
-        """Whether the container that an agent was lost with, after so many restarts, runs still.
+    @property
+    def stays(self) -> bool:
+        """Whether nobody has told it to end, and its kubelet would start its container anew."""
+        return not self.ending and not self.is_over
 
-        One that ended is seen to by its kubelet, or by its controller.
-        """
-        return self.runs and not self.ending and self.restarts <= restarts
+    def is_of(self, address: str, at: float) -> bool:
+        """Whether it had this address at that time; addresses come again."""
+        return self.ip == address and self.created <= at
+
+    def ran(self, at: float) -> bool:
+        """Whether its container ran at that time already, and has not ended since."""
+        return 0 < self.started <= at
 
     def in_words(self) -> str:
         """Say what holds it up, or ended it."""
@@ -83,11 +92,22 @@ def look_at(pod: Object) -> PodSeen:
         waits=status.get("phase", "Pending") == "Pending" and bool(reasons),
         ending=bool(metadata.get("deletionTimestamp")),
         grace_s=metadata.get("deletionGracePeriodSeconds") or 0,
-        runs=any("running" in (c.get("state") or {}) for c in containers),
+        created=_seconds(metadata.get("creationTimestamp")),
+        started=max((_seconds(since) for since in _running_since(containers)), default=0.0),
         restarts=sum(c.get("restartCount", 0) for c in containers),
         exit_code=ended[0].get("exitCode") if ended else None,
         reasons=reasons,
     )
+
+
+def _running_since(containers: list[Object]) -> Iterator[str | None]:
+    for container in containers:
+        if running := (container.get("state") or {}).get("running"):
+            yield running.get("startedAt")
+
+
+def _seconds(stamp: str | None) -> float:
+    return datetime.datetime.fromisoformat(stamp).timestamp() if stamp else 0.0
 
 
 def _reasons(status: Object) -> Iterator[Reason]:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from rekindle.engines.kubernetes import ascend
 from rekindle.engines.kubernetes.kinds.base import (
-    Avoid,
-    Caps,
     Gvk,
     Manifest,
     Observed,
     Phase,
     Rendered,
-    RestartAll,
     observed,
     workload,
 )
@@ -39,14 +36,7 @@ class AscendJob:
 
     gvk = Gvk("mindxdl.gitee.com", "v1", "ascendjobs", "AscendJob")
     # There is no webhook: affinity may be patched at any time, and new pods follow it.
-    caps = Caps(
-        restart_rank=True,
-        restart_all=RestartAll.RECREATE,
-        avoid=(Avoid.AFFINITY, Avoid.TAINT, Avoid.RECREATE),
-        suspend=False,
-        gang=True,
-        keeps_uid=False,
-    )
+    follows = True
 
     def restart(self, pods: Pods) -> str:
         """Return nothing: it stands beside the template."""

@@ -49,37 +49,6 @@ class Gvk(msgspec.Struct, frozen=True):
         return f"{self.group}/{self.version}"
 
 
-class RestartAll(str, enum.Enum):
-    """How all pods are started anew."""
-
-    SUSPEND = "suspend"  # suspended, and resumed once its pods are gone
-    RECREATE = "recreate"  # deleted, and made anew
-
-
-class Avoid(str, enum.Enum):
-    """How pods are kept off a node."""
-
-    AFFINITY = "affinity"  # a patch of the live workload, which pods made later follow
-    RECREATE = "recreate"  # the workload is made anew
-    TAINT = "taint"  # the node is cordoned, or tainted: that needs rights on nodes
-
-
-class Caps(msgspec.Struct, frozen=True, kw_only=True):
-    """What a kind can do.
-
-    restart_rank: whether a pod that is deleted comes back alone. avoid: gentlest way first.
-    suspend: whether a patch ends all pods and keeps the object. gang: whether all pods can be
-    placed at once or none. keeps_uid: whether the object is the same after a restart of all.
-    """
-
-    restart_rank: bool
-    restart_all: RestartAll
-    avoid: tuple[Avoid, ...]
-    suspend: bool
-    gang: bool
-    keeps_uid: bool
-
-
 class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     """What a job's workload is made of; `template` is that of its pods, rendered for the kind."""
 
@@ -113,8 +82,8 @@ class Adapter(Protocol):
         """What it is called in the API."""
 
     @property
-    def caps(self) -> Caps:
-        """What it can do."""
+    def follows(self) -> bool:
+        """Whether pods that are made later follow what a live, running workload is patched to."""
 
     def restart(self, pods: Pods) -> str:
         """Return the restartPolicy of its pods; "": it stands elsewhere in the manifest."""

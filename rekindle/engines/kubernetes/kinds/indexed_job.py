@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from rekindle.engines.kubernetes.kinds.base import (
     FOREVER,
-    Avoid,
-    Caps,
     Gvk,
     Manifest,
     Observed,
     Phase,
     Rendered,
-    RestartAll,
     active,
     by_conditions,
     next_attempt,
@@ -33,14 +30,7 @@ class IndexedJob:
     """Its controller makes a lost pod anew, with the same index, 10 s later or more."""
 
     gvk = Gvk("batch", "v1", "jobs", "Job")
-    caps = Caps(
-        restart_rank=True,
-        restart_all=RestartAll.SUSPEND,
-        avoid=(Avoid.AFFINITY, Avoid.TAINT, Avoid.RECREATE),
-        suspend=True,
-        gang=False,
-        keeps_uid=True,
-    )
+    follows = False
 
     def restart(self, pods: Pods) -> str:
         """Return the restartPolicy of its pods."""

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from rekindle.engines.kubernetes.kinds.base import (
-    Avoid,
-    Caps,
     Gvk,
     Manifest,
     Observed,
     Phase,
     Rendered,
-    RestartAll,
     active,
     by_conditions,
     workload,
@@ -32,14 +29,7 @@ class JobSet:
 
     gvk = Gvk("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
     # Its webhook refuses any change of affinity, suspended or not.
-    caps = Caps(
-        restart_rank=True,
-        restart_all=RestartAll.SUSPEND,
-        avoid=(Avoid.RECREATE, Avoid.TAINT),
-        suspend=True,
-        gang=False,
-        keeps_uid=True,
-    )
+    follows = False
 
     def restart(self, pods: Pods) -> str:
         """Return the restartPolicy of its pods."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from rekindle.engines.kubernetes.kinds.base import (
     FOREVER,
-    Avoid,
-    Caps,
     Gvk,
     Manifest,
     Observed,
     Rendered,
-    RestartAll,
     workload,
 )
 from rekindle.engines.kubernetes.kinds.kubeflow import (
@@ -26,14 +23,7 @@ class PyTorchJob:
     """The kubelet starts a container anew that has ended; the operator a pod that is gone."""
 
     gvk = Gvk("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
-    caps = Caps(
-        restart_rank=True,
-        restart_all=RestartAll.SUSPEND,
-        avoid=(Avoid.AFFINITY, Avoid.TAINT, Avoid.RECREATE),
-        suspend=True,
-        gang=True,
-        keeps_uid=True,
-    )
+    follows = True
 
     def restart(self, pods: Pods) -> str:
         """Return nothing: it stands beside the template."""

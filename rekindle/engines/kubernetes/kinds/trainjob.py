@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from rekindle.engines.kubernetes.kinds.base import (
-    Avoid,
-    Caps,
     Gvk,
     Manifest,
     Observed,
     Phase,
     Rendered,
-    RestartAll,
     active,
     by_conditions,
     workload,
@@ -34,14 +31,7 @@ class TrainJob:
 
     gvk = Gvk("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob")
     # The JobSet behind it refuses any change of affinity.
-    caps = Caps(
-        restart_rank=True,
-        restart_all=RestartAll.SUSPEND,
-        avoid=(Avoid.RECREATE, Avoid.TAINT),
-        suspend=True,
-        gang=True,
-        keeps_uid=True,
-    )
+    follows = False
 
     def restart(self, pods: Pods) -> str:
         """Return the restartPolicy of its pods."""

@@ -5,14 +5,11 @@ from __future__ import annotations
 from rekindle.engines.kubernetes.kinds.ascendjob import reset_config
 from rekindle.engines.kubernetes.kinds.base import (
     FOREVER,
-    Avoid,
-    Caps,
     Gvk,
     Manifest,
     Observed,
     Phase,
     Rendered,
-    RestartAll,
     workload,
 )
 from rekindle.engines.kubernetes.pods import Pods
@@ -42,14 +39,7 @@ class VolcanoJob:
 
     gvk = Gvk("batch.volcano.sh", "v1alpha1", "jobs", "Job")
     # Its webhook keeps the templates as they are.
-    caps = Caps(
-        restart_rank=True,
-        restart_all=RestartAll.RECREATE,
-        avoid=(Avoid.RECREATE, Avoid.TAINT),
-        suspend=False,
-        gang=True,
-        keeps_uid=True,
-    )
+    follows = False
 
     def restart(self, pods: Pods) -> str:
         """Return the restartPolicy of its pods."""

@@ -1,0 +1,148 @@
+"""A node that leaves its host: what takes its place does not come from there again."""
+
+from __future__ import annotations
+
+import pytest
+from jobs.driver import Driver
+from jobs.trained import report, strategies, trained
+
+from rekindle.recovery import journal
+from rekindle.recovery.classification import Source
+from rekindle.recovery.fault import Kind
+from rekindle.recovery.policy import Policy, Strategy
+from rekindle.runtime import protocol as p
+from rekindle.runtime.spec import KeepsOff
+
+RECOVERS = Policy(strategies=(Strategy.RECOVER,))
+MOVES_JOBS = Policy(
+    strategies=(Strategy.RECOVER, Strategy.RESCHEDULE_POD, Strategy.RESCHEDULE_JOB_ISOLATED),
+    max_pod_reschedules=1,
+    max_reschedules=1,
+)
+
+
+def broken(keeps_off: KeepsOff, policy: Policy = RECOVERS, **world: object) -> tuple[Driver, str]:
+    """A job of two nodes; a device of node 1 falls off the bus. With it: its host."""
+    job = trained(5, nodes=2, keeps_off=keeps_off, policy=policy, **world)
+    host = job.machine.roster.nodes[1].host
+    assert report(job, Source.XID, "79", node=1, device=0) == ""
+    return job, host
+
+
+def left(keeps_off: KeepsOff) -> tuple[Driver, str]:
+    """As above, and its agent has ended."""
+    job, host = broken(keeps_off)
+    job.end(1)
+    return job, host
+
+
+def refused(job: Driver) -> list[str]:
+    return [each.message.reason for each in job.sent(p.Refused)]
+
+
+def test_it_ends_with_a_status_that_has_another_one_come() -> None:
+    job, host = broken(KeepsOff.AT_ONCE)
+    assert strategies(job) == [Strategy.RECOVER]
+    assert [each.message.status for each in job.sent(p.Bye)] == [1]
+    assert job.last(journal.Isolated).host == host
+    left = job.last(journal.NodeLeft)
+    assert (left.node, left.replaced) == (1, True)
+    assert [e.node for e in job.recorded(journal.NodeWanted)] == [1]
+
+
+def test_an_agent_of_an_isolated_host_is_refused() -> None:
+    """Whether as a node or as a spare; one from elsewhere is taken in, and training goes on."""
+    job, host = left(KeepsOff.AT_ONCE)
+    for spare in (False, True):
+        job.hello(-1, host=host, spare=spare)
+        assert refused(job) == [f"host {host} is isolated"]
+    assert job.machine.roster.missing == [1]
+    job.hello(-1, host="another")
+    assert job.last(journal.NodeJoined).node == 1
+
+
+def test_another_coordinator_refuses_it_too() -> None:
+    job, host = left(KeepsOff.AT_ONCE)
+    job.lose_coordinator()
+    job.hello(-1, host=host)
+    assert refused(job) == [f"host {host} is isolated"]
+
+
+def test_an_agent_that_is_a_node_may_go_on_where_it_is() -> None:
+    """As the other node of a host of two: the fault was not its own."""
+    job, host = broken(KeepsOff.AT_ONCE)
+    job.lose(0)
+    job.hello(0, host=host)
+    assert refused(job) == []
+
+
+def test_a_machine_of_its_own_is_all_there_is() -> None:
+    job, host = left(KeepsOff.NEVER)
+    job.hello(-1, host=host)
+    assert refused(job) == []
+    assert job.last(journal.NodeJoined).node == 1
+
+
+def test_no_more_is_waited_for_than_two_of_them() -> None:
+    """The first may be the old one; then whoever places them will do it again."""
+    job, host = broken(KeepsOff.ANEW)
+    assert strategies(job) == [Strategy.RECOVER]  # the policy has nothing else
+    job.hello(-1, host=host)
+    assert job.timers["node"] > 0
+    job.hello(-1, host=host)
+    assert job.timers["node"] == 0
+    job.fire("node")
+    fault = job.last(journal.FaultSeen).fault
+    assert fault.kind is Kind.SCHEDULING
+    assert fault.message.startswith("no node came as node 1: ")
+    assert host in fault.message
+
+
+def test_one_that_comes_from_elsewhere_in_between() -> None:
+    """After it, two more are needed."""
+    job, host = left(KeepsOff.ANEW)
+    job.hello(-1, host=host)
+    job.hello(-1, host="another")
+    job.lose(1)
+    job.hello(-1, host=host)
+    assert job.timers["node"] > 0
+
+
+def test_where_it_can_be_kept_off_it_is_refused_for_as_long_as_it_comes() -> None:
+    job, host = broken(KeepsOff.AT_ONCE)
+    for _ in range(5):
+        job.hello(-1, host=host)
+    assert job.timers["node"] > 0
+
+
+@pytest.mark.parametrize(
+    ("keeps_off", "spares", "wanted"),
+    [
+        (KeepsOff.AT_ONCE, 0, Strategy.RECOVER),
+        (KeepsOff.ANEW, 1, Strategy.RECOVER),  # the spare is elsewhere
+        (KeepsOff.ANEW, 0, Strategy.RESCHEDULE_JOB_ISOLATED),
+    ],
+)
+def test_the_whole_job_is_placed_anew_only_where_it_has_to_be(
+    keeps_off: KeepsOff, spares: int, wanted: Strategy
+) -> None:
+    job = trained(5, nodes=2, keeps_off=keeps_off, policy=MOVES_JOBS, spares=spares)
+    for _ in range(spares):
+        job.hello(-1, spare=True)
+    report(job, Source.XID, "79", node=1, device=0)
+    assert strategies(job) == [wanted]
+
+
+def test_the_reason_is_told() -> None:
+    job, _ = broken(KeepsOff.ANEW, MOVES_JOBS)
+    assert "a new node may come to the host that is to be left" in job.last(journal.Decided).reason
+
+
+def test_a_lost_node_needs_no_other_host() -> None:
+    """Nobody knows that the host is to blame: its pod may come there again."""
+    job = trained(5, nodes=2, keeps_off=KeepsOff.ANEW, policy=MOVES_JOBS)
+    host = job.machine.roster.nodes[1].host
+    job.lose(1)
+    assert strategies(job) == [Strategy.RECOVER]
+    job.hello(-1, host=host)
+    assert refused(job) == []
