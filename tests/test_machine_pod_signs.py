@@ -47,6 +47,19 @@ def test_another_pod_is_lost_for_the_same_reason() -> None:
         job.hello(1, address=f"10.9.9.{round_}")
 
 
+def test_a_pod_is_lost_for_the_same_reason_once_more() -> None:
+    """Its kubelet starts its container anew where it is; that ends as the first did."""
+    job = trained(5, nodes=2)
+    address = job.machine.roster.nodes[1].address
+    for run in (0, 1):
+        job.lose(1)
+        for _ in ("once", "twice"):
+            said = {"node": 1, "address": address, "run": run}
+            assert report(job, Source.POD_REASON, "OOMKilled", **said) == ""
+        assert len([e for e in seen(job) if e.known]) == run + 1
+        job.hello(1, address=address)
+
+
 def test_a_late_reason_does_not_harm_the_pod_that_came() -> None:
     """It comes when another pod is the node already, on the same host: it tells of the first."""
     job = trained(5, nodes=2)

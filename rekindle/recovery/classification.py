@@ -100,7 +100,7 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     gone: it is over. by: who says so. severity, origin: of an Ascend code that no table may list;
     origin None: the chip that `device` names, the node's board where it names none. host: what the
     node was on, or is, if whoever says so knows; it may have been lost there, and be elsewhere now.
-    address: so of the pod that it was, or is.
+    address: so of the pod that it was, or is; run: how often its container had been started anew.
     """
 
     source: Source
@@ -113,6 +113,7 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     origin: Origin | None = None
     host: str = ""
     address: str = ""
+    run: int = 0
 
     def in_words(self) -> str:
         """Name it in a few words."""

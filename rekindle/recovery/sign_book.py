@@ -22,7 +22,7 @@ class SignBook:
 
     def __init__(self, seen: Sequence[journal.SignSeen] = (), until: float = 0.0) -> None:
         self._earlier = seen, until
-        self._present: dict[_Place, set[tuple[Source, str, str]]] = {}
+        self._present: dict[_Place, set[tuple[Source, str, str, int]]] = {}
         self._changes: dict[_Place, list[Change]] = {}  # of Ascend codes
         self.unmet: list[Fault] = []
         self._answered: dict[_Place, set[tuple[str, str]]] = {}
@@ -32,7 +32,8 @@ class SignBook:
     def note(self, sign: Sign, host: str, at: float) -> bool:
         """Take a sign down; False: it is no news."""
         place = (host, sign.device)
-        name = (sign.source, sign.what, sign.address)  # of another pod it is news
+        # Of another pod it is news, or of its container once that was started anew.
+        name = (sign.source, sign.what, sign.address, sign.run)
         present = self._present.setdefault(place, set())
         if (name in present) is not sign.gone:
             return False
@@ -77,7 +78,7 @@ class SignBook:
 
     def present(self, host: str, device: int) -> list[tuple[Source, str]]:
         """Return what is known of a device, and not yet gone."""
-        return sorted((source, what) for source, what, _ in self._present.get((host, device), ()))
+        return sorted((source, what) for source, what, *_ in self._present.get((host, device), ()))
 
     @property
     def told(self) -> bool:

@@ -39,14 +39,14 @@ def served(cluster: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         yield running
 
 
-def start(served: Served, gate: Path) -> FlowRun:
+def start(served: Served, gate: Path, image: str = "training") -> FlowRun:
     return served.start(
         script=str(SCRIPT),
         working_directory=str(gate.parent),
         arguments=[str(gate), "400", "0.2"],
         nodes=2,
         environment={"OMP_NUM_THREADS": "1"},
-        kubernetes={"image": "training"},
+        kubernetes={"image": image},
     )
 
 
@@ -105,6 +105,18 @@ def test_a_cancelled_run_leaves_nothing(cluster: Simulated, served: Served, tmp_
     run.retry()
     until(lambda: run.state().name == "Completed", "the next attempt has succeeded")
     assert (run.count(JobStarted), objects(cluster, run)) == (2, [])
+
+
+def test_cancelled_while_the_image_is_fetched(
+    cluster: Simulated, served: Served, tmp_path: Path
+) -> None:
+    """The coordinator has never run: there is no journal to wait for."""
+    run = start(served, tmp_path / "gate", image="missing")
+    coordinators = f"{NAMESPACE}/pods?labelSelector=rekindle.dev/role=coordinator"
+    until(lambda: "ImagePull" in str(cluster.get(coordinators)["items"]), "it waits")
+    run.cancel()
+    assert run.until_final().name == "Cancelled"
+    until(lambda: objects(cluster, run) == [], "the job's objects are gone")
 
 
 HOOK = """

@@ -81,7 +81,7 @@ def test_a_spare_takes_its_place(job: Callable[..., PodJob], baseline: Record) -
 @pytest.mark.parametrize("cluster", [{"nodes": 2}], indirect=True)
 def test_there_is_no_other_host(job: Callable[..., PodJob]) -> None:
     """What comes is refused twice; then it is given up, with the reason, and not waited for."""
-    run = job(*PAUSE_ALL, policy=POLICY)
+    run = job(*PAUSE_ALL, policy=POLICY, pods={"anti_affinity": True})
     host, _ = leave(run)
     ended = run.end()
     assert ended.outcome == "failed", run.story()

@@ -147,8 +147,8 @@ class KubernetesEngine:
     def history(self) -> list[AnyEvent]:
         """Fetch what is new from the coordinator, if there is one, and return all.
 
-        Where it does not answer for a while, what is known here is returned. Raises JobError:
-        nothing is, and it does not answer in time.
+        Where it does not answer for a while, what is known here is returned; nothing, where it has
+        never run. Raises JobError: nothing is known, and it does not answer in time.
         """
         known = self._mirror.events()
         if not self._place.has_coordinator():
@@ -160,7 +160,7 @@ class KubernetesEngine:
             with contextlib.suppress(JobError):
                 fetched.extend(self.client(self._endpoint(0)).history(since=since))
                 return True
-            return not self._place.has_coordinator()
+            return not self._place.has_coordinator() or not (known or self._has_run())
 
         limit_s = SILENT_S if known else READY_S
         with contextlib.suppress(*([ApiError] if known else [])):
@@ -287,6 +287,11 @@ class KubernetesEngine:
                 verdict = _tables().pod_reason(reason.word)
                 if verdict.kind is Kind.USER_CODE:
                     raise HopelessError(f"{seen.in_words()}: {verdict.explanation}")
+
+    def _has_run(self) -> bool:
+        """Whether the coordinator's container was ever started: its image may still be fetched."""
+        pods = map(look_at, self._pods_now(Role.COORDINATOR))
+        return any(pod.has_run for pod in pods if pod.role == Role.COORDINATOR.value)
 
     # ---- what is there
 

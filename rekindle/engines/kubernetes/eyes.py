@@ -108,7 +108,7 @@ class Eyes:
 
     def _look_at_pod(self, changed: Object) -> None:
         pod = look_at(changed)
-        if not pod.reasons or self._is_old(pod.uid, (pod.reasons, pod.exit_code)):
+        if not pod.reasons or self._is_old(pod.uid, (pod.reasons, pod.exit_code, pod.restarts)):
             return
         self._tell(pod.in_words())
         self._unreported[pod.uid] = pod
@@ -176,5 +176,11 @@ def _sign(reason: Reason, node: int, pod: PodSeen) -> Sign:
     """A pod that waits is no node yet that could be told by where it is."""
     host, address = ("", "") if pod.waits else (pod.host, pod.ip)
     return Sign(
-        source=Source.POD_REASON, what=reason.word, node=node, by=BY, host=host, address=address
+        source=Source.POD_REASON,
+        what=reason.word,
+        node=node,
+        by=BY,
+        host=host,
+        address=address,
+        run=pod.restarts,
     )

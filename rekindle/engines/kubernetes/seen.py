@@ -54,6 +54,11 @@ class PodSeen(msgspec.Struct, frozen=True, kw_only=True):
         return self.phase in ("Succeeded", "Failed")
 
     @property
+    def has_run(self) -> bool:
+        """Whether its container was ever started."""
+        return self.started > 0 or self.exit_code is not None or self.restarts > 0
+
+    @property
     def stays(self) -> bool:
         """Whether nobody has told it to end, and its kubelet would start its container anew."""
         return not self.ending and not self.is_over
