@@ -25,15 +25,14 @@ def held(job: Callable[..., Job], **settings: object) -> Job:
     return run
 
 
-@pytest.mark.parametrize("step", [9, None])
 @pytest.mark.parametrize(
-    ("kind", "strategy", "cause", "replaced"),
+    ("kind", "strategy", "cause", "replaced", "step"),
     [
-        ("kill", Strategy.RECOVER_IN_PLACE, Kind.PROCESS, {2}),
-        ("oom", Strategy.RECOVER_IN_PLACE, Kind.DEVICE_OOM, {2}),
-        ("uce", Strategy.RETRY, Kind.DEVICE_MEMORY, ()),
-        ("torn-update", Strategy.RETRY, Kind.DEVICE_MEMORY, ()),
-        ("node-lost", Strategy.RECOVER, Kind.NODE_LOST, {2, 3}),
+        ("kill", Strategy.RECOVER_IN_PLACE, Kind.PROCESS, {2}, 9),
+        ("oom", Strategy.RECOVER_IN_PLACE, Kind.DEVICE_OOM, {2}, None),
+        ("uce", Strategy.RETRY, Kind.DEVICE_MEMORY, (), 9),
+        ("torn-update", Strategy.RETRY, Kind.DEVICE_MEMORY, (), None),
+        ("node-lost", Strategy.RECOVER, Kind.NODE_LOST, {2, 3}, 9),
     ],
 )
 def test_fault_that_costs_no_step(

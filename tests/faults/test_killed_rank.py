@@ -11,6 +11,7 @@ from training_jobs.checks import assert_recovered, steps_lost
 from training_jobs.injection import Fault
 from training_jobs.job import STEPS, Job, pause_all
 from training_jobs.record import Record
+from training_jobs.selection import soak_but
 
 from rekindle.recovery import journal
 from rekindle.recovery.policy import Policy, Strategy
@@ -18,26 +19,38 @@ from rekindle.recovery.policy import Policy, Strategy
 LAST = STEPS - 1
 
 
+PLACES = [
+    ("ddp", 1, 9, "forward"),
+    ("ddp", 0, 9, "backward"),
+    ("ddp", 3, 12, "update"),
+    ("ddp", 2, 9, "updated"),
+    ("ddp", 0, 10, "between"),
+    ("ddp", 0, 9, "snapshot"),
+    ("ddp", 0, 9, "after SnapshotTaken"),
+    ("ddp", 1, 0, "forward"),
+    ("ddp", 0, 0, "backward"),
+    ("ddp", 2, 0, "update"),
+    ("ddp", 1, LAST, "forward"),
+    ("ddp", 0, LAST, "last line"),
+    ("plain", 1, 9, "collective"),
+    ("plain", 0, 0, "collective"),
+    ("plain", 3, 9, "update"),
+    ("plain", 2, LAST, "collective"),
+]
+
+
 @pytest.mark.parametrize(
     ("variant", "rank", "step", "place"),
-    [
-        ("ddp", 1, 9, "forward"),
+    soak_but(
+        PLACES,
         ("ddp", 0, 9, "backward"),
-        ("ddp", 3, 12, "update"),
         ("ddp", 2, 9, "updated"),
-        ("ddp", 0, 10, "between"),
-        ("ddp", 0, 9, "snapshot"),
         ("ddp", 0, 9, "after SnapshotTaken"),
         ("ddp", 1, 0, "forward"),
-        ("ddp", 0, 0, "backward"),
-        ("ddp", 2, 0, "update"),
-        ("ddp", 1, LAST, "forward"),
         ("ddp", 0, LAST, "last line"),
-        ("plain", 1, 9, "collective"),
-        ("plain", 0, 0, "collective"),
         ("plain", 3, 9, "update"),
-        ("plain", 2, LAST, "collective"),
-    ],
+        ("plain", 0, 0, "collective"),
+    ),
 )
 def test_rank_killed_at_a_place(
     variant: str,
@@ -113,7 +126,7 @@ def test_rank_killed_while_the_first_generation_forms(
     assert steps_lost(run) == [0]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", soak_but(range(3), 0))
 def test_rank_killed_at_any_moment(seed: int, job: Callable[..., Job], baseline: Record) -> None:
     """A rank killed from outside, wherever it just is, is replaced: no step is lost."""
     chance = random.Random(seed)

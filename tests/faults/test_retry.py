@@ -10,6 +10,7 @@ from training_jobs.checks import assert_recovered, steps_lost
 from training_jobs.injection import Fault, held
 from training_jobs.job import STEPS, Job
 from training_jobs.record import Record
+from training_jobs.selection import soak_but
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
@@ -21,6 +22,13 @@ KINDS = {
     "uce": Kind.DEVICE_MEMORY,
     "uce-temporary": Kind.DEVICE_MEMORY,
 }
+PLACES = [
+    ("ddp", 1, 9, "forward"),
+    ("ddp", 0, 0, "forward"),
+    ("ddp", 2, 9, "backward"),
+    ("plain", 3, 9, "collective"),
+    ("plain", 0, LAST, "collective"),
+]
 
 
 def next_steps(job: Job) -> list[int]:
@@ -29,16 +37,16 @@ def next_steps(job: Job) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("variant", "rank", "step", "place"),
-    [
-        ("ddp", 1, 9, "forward"),
-        ("ddp", 0, 0, "forward"),
-        ("ddp", 2, 9, "backward"),
-        ("plain", 3, 9, "collective"),
-        ("plain", 0, LAST, "collective"),
-    ],
+    ("how", "variant", "rank", "step", "place"),
+    soak_but(
+        [(how, *where) for how in KINDS for where in PLACES],
+        ("hiccup", "ddp", 1, 9, "forward"),
+        ("hiccup", "plain", 0, LAST, "collective"),
+        ("uce", "ddp", 0, 0, "forward"),
+        ("uce", "plain", 3, 9, "collective"),
+        ("uce-temporary", "ddp", 2, 9, "backward"),
+    ),
 )
-@pytest.mark.parametrize("how", KINDS)
 def test_fault_before_the_update(
     how: str,
     variant: str,
@@ -62,8 +70,15 @@ def test_fault_before_the_update(
     assert incident.sources == taken
 
 
-@pytest.mark.parametrize("place", ["update", "updated"])
-@pytest.mark.parametrize("how", KINDS)
+@pytest.mark.parametrize(
+    ("how", "place"),
+    soak_but(
+        [(how, place) for how in KINDS for place in ("update", "updated")],
+        ("hiccup", "update"),
+        ("uce", "updated"),
+        ("uce-temporary", "update"),
+    ),
+)
 def test_fault_inside_the_update(
     how: str, place: str, job: Callable[..., Job], baseline: Record
 ) -> None:
@@ -91,8 +106,19 @@ def test_step_that_a_replica_has_finished_is_not_done_again(
     assert run.incidents()[0].sources == {"self": RANKS - 1, "peer": 1}
 
 
-@pytest.mark.parametrize("place", ["keep buffers", "wait", "keep state"])
-@pytest.mark.parametrize("how", ["uce", "uce-temporary"])
+@pytest.mark.parametrize(
+    ("how", "place"),
+    soak_but(
+        [
+            (how, at)
+            for how in ("uce", "uce-temporary")
+            for at in ("keep buffers", "wait", "keep state")
+        ],
+        ("uce", "keep buffers"),
+        ("uce-temporary", "wait"),
+        ("uce", "keep state"),
+    ),
+)
 def test_fault_that_shows_itself_at_the_edge_of_a_step(
     how: str, place: str, job: Callable[..., Job], baseline: Record
 ) -> None:
@@ -159,15 +185,12 @@ def all_at_once(job: Callable[..., Job], ranks: Collection[int], **settings: obj
     return run
 
 
-@pytest.mark.parametrize("ranks", [(0, 3), (0, 1, 2)])
-def test_several_ranks_at_once(
-    ranks: tuple[int, ...], job: Callable[..., Job], baseline: Record
-) -> None:
+def test_several_ranks_at_once(job: Callable[..., Job], baseline: Record) -> None:
     """One intact replica is enough."""
-    run = all_at_once(job, ranks)
+    run = all_at_once(job, (0, 1, 2))
     assert_recovered(run, baseline, replaced=())
     assert steps_lost(run) == [0]
-    assert run.incidents()[0].sources == {"self": RANKS - len(ranks), "peer": len(ranks)}
+    assert run.incidents()[0].sources == {"self": RANKS - 3, "peer": 3}
 
 
 def test_all_ranks_at_once(job: Callable[..., Job], baseline: Record) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +27,7 @@ pytestmark = pytest.mark.timeout(300)  # a cluster, and a job in its pods
 
 SCRIPT = Path(__file__).parents[1] / "flow" / "scripts" / "steps.py"
 JOBS = "/apis/batch/v1/namespaces/default/jobs"
+MOST_OBJECTS = 6  # a Job, two nodes and a coordinator, the root and the secret
 
 
 @pytest.fixture
@@ -90,6 +93,37 @@ def test_a_flow_process_that_is_killed(cluster: Simulated, served: Served, tmp_p
     assert (run.count(JobStarted), run.count(Ended)) == (1, 1)
     assert objects(cluster, run) == []
     until(lambda: "lives, attempt 1; this flow run adopts it" in run.logs(), "its log is sent")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_flow_process_that_is_killed_twenty_times(
+    seed: int, cluster: Simulated, served: Served, tmp_path: Path
+) -> None:
+    """At any moment, from its first: it launches, adopts, follows, or has not even begun."""
+    gate, chance = tmp_path / "gate", random.Random(seed)
+    run = start(served, gate)
+    killed: list[int] = []
+    while len(killed) < 20:
+        flow = until(
+            lambda: (p := served.flow_process()) and p.pid not in killed and p,
+            f"the flow runs again after {len(killed)} kills",
+            180.0,  # Prefect looks for what is scheduled now and then
+        )
+        # Half of them strike while it begins, which takes some seconds, half while it follows.
+        limit_s = chance.uniform(0.0, 12.0)
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline and flow.is_running():
+            time.sleep(0.01)
+        flow.kill()
+        killed.append(flow.pid)
+        assert len(cluster.get(JOBS)["items"]) <= 1
+        assert len(objects(cluster, run)) <= MOST_OBJECTS
+    gate.touch()
+    until(lambda: run.state().name == "Completed", "the job has succeeded", 180.0)
+    assert (run.count(JobStarted), run.count(Ended)) == (1, 1), run.story()
+    assert objects(cluster, run) == []
 
 
 def test_a_cancelled_run_leaves_nothing(cluster: Simulated, served: Served, tmp_path: Path) -> None:
