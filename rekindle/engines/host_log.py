@@ -33,7 +33,7 @@ class HostLog:
 
     def _append(self, event: AnyHostEvent) -> None:
         with self._locked() as handle:
-            if any(each.is_same_source(event) for each in self._events()):
+            if any(each.is_same_source(event) for each in self.events()):
                 return
             end = os.lseek(handle, 0, os.SEEK_END)
             if end and os.pread(handle, 1, end - 1) != b"\n":
@@ -47,9 +47,10 @@ class HostLog:
 
         Raises JobError: the file is damaged, or cannot be read.
         """
-        return fold(self._events())
+        return fold(self.events())
 
-    def _events(self) -> list[AnyHostEvent]:
+    def events(self) -> list[AnyHostEvent]:
+        """Return all that was noted, in its order. Raises as hosts() does."""
         try:
             return read(self._path.read_bytes().splitlines())
         except FileNotFoundError:

@@ -207,3 +207,13 @@ def test_one_machine_tells_the_others(api: Api, server: Simulated, tmp_path: Pat
     assert here.isolated() == elsewhere.isolated() == ()
     assert told == []
     assert not HostLog(tmp_path / "a").hosts()
+
+
+def test_what_was_said_last_counts(api: Api, tmp_path: Path) -> None:
+    """A host that only this machine had isolated is released for all, and isolated again."""
+    hosts = Hosts(api, PODS, tmp_path)
+    HostLog(tmp_path).append(isolated("a"))
+    ClusterHostLog(api, "default").append(HostReleased(host="a", at=2.0, by="me"))
+    assert hosts.isolated() == ()
+    HostLog(tmp_path).append(msgspec.structs.replace(isolated("a"), at=3.0))
+    assert hosts.isolated() == ("a",)

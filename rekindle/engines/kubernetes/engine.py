@@ -17,6 +17,7 @@ import msgspec
 from rekindle import names
 from rekindle.engines.client import JobClient, straight
 from rekindle.engines.kubernetes.api import Api, Object, load
+from rekindle.engines.kubernetes.chores import Chores
 from rekindle.engines.kubernetes.errors import ApiError
 from rekindle.engines.kubernetes.eyes import Eyes
 from rekindle.engines.kubernetes.hosts import Hosts
@@ -98,6 +99,7 @@ class KubernetesEngine:
         self._hosts = Hosts(api, pods, home())
         self._place = Placing(directory, pods, api, self._hosts)
         self._watching = Watching(api, pods, directory)
+        self._chores = Chores()
         self._eyes: Eyes | None = None
         self._joined: dict[int, _Joined] = {}  # the pods that are nodes now
         self._sent_away: list[_Joined] = []  # those that were nodes, and are to go
@@ -184,18 +186,25 @@ class KubernetesEngine:
         that runs still is told to end, and is removed where its host does not answer; so is one
         that would be started anew where nothing is to be.
         """
+        lost = self._joined.pop(node, None)
+        sent_away, self._sent_away = tuple(self._sent_away), []
+        isolated = frozenset(self._isolated)
+        what = f"{'a spare' if node == names.SPARE else f'node {node}'} cannot be replaced"
+        self._chores.do(what, lambda: self._replace(lost, sent_away, isolated))
+
+    def _replace(
+        self, lost: _Joined | None, sent_away: tuple[_Joined, ...], isolated: frozenset[str]
+    ) -> None:
         endpoint = self._directory.endpoint()
         if endpoint is not None and not (self._eyes and self._eyes.workload_stands()):
             self._place.place_missing(endpoint.attempt)
-        elif endpoint is not None and self._isolated:
+        elif endpoint is not None and isolated:
             self._place.keep_off(endpoint.attempt)
-        lost = self._joined.pop(node, None)
-        sent_away, self._sent_away = self._sent_away, []
         for pod in self._pods_now() if lost or sent_away else ():
             seen = look_at(pod)
             leaves = any(seen.is_of(each.address, each.at) for each in sent_away)
             if lost and seen.is_of(lost.address, lost.at):
-                leaves |= seen.ran(lost.at) or seen.host in self._isolated
+                leaves |= seen.ran(lost.at) or seen.host in isolated
             if leaves and seen.stays:
                 self._place.end_pod(pod, LOST_GRACE_S)
 
@@ -223,7 +232,8 @@ class KubernetesEngine:
             self._joined[event.node] = _Joined(event.address, event.at)
         said = learned_from(self._job_id, event)
         if said is not None:
-            self._hosts.note(said)
+            noted = functools.partial(self._hosts.note, said)
+            self._chores.do(f"what was learned of {said.host} is not noted", noted)
 
     def release(self) -> None:
         """Remove all objects of the job, and wait until its pods are gone.
@@ -245,7 +255,12 @@ class KubernetesEngine:
         ears = Ears(report, tell, self._eyes.known, self._nodes.get, self._mirror.events())
         devices = host_eyes(self._api, self._pods, self._directory.spec(), ears)
         try:
-            with self._watching.open(report, tell) as see, self._eyes.open(see), devices:
+            with (
+                self._watching.open(report, tell) as see,
+                self._eyes.open(see),
+                devices,
+                self._chores.open(tell),
+            ):
                 yield
         finally:
             self._eyes = None

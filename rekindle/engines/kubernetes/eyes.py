@@ -21,6 +21,7 @@ from rekindle.recovery.classification import Sign, Source
 
 BY = "kubernetes"
 _BETWEEN_ROUNDS_S = 1.0
+CLOSE_S = 5.0  # for threads to end: a server that does not answer is asked for a minute
 
 
 class Eyes:
@@ -75,8 +76,9 @@ class Eyes:
             self._closed.set()
             self._pods.end()
             self._workload.end()
+            deadline = time.monotonic() + CLOSE_S
             for thread in threads:
-                thread.join()
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     # ---- what is known
 

@@ -61,7 +61,11 @@ class ClusterHostLog:
 
     def hosts(self) -> dict[str, Host]:
         """Return all hosts that anything is known of. Raises as append() does."""
-        return fold(self._events(self._read()))
+        return fold(self.events())
+
+    def events(self) -> list[AnyHostEvent]:
+        """Return all that is noted, in its order. Raises as append() does."""
+        return self._events(self._read())
 
     def _read(self) -> Object:
         """The ConfigMap; without a version: there is none."""

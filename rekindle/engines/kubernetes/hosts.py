@@ -11,7 +11,7 @@ from rekindle.engines.kubernetes.host_log import ClusterHostLog
 from rekindle.engines.kubernetes.marks import Mark, Marks
 from rekindle.engines.kubernetes.pods import Isolation, Pods
 from rekindle.errors import JobError
-from rekindle.recovery.hosts import AnyHostEvent, HostIsolated
+from rekindle.recovery.hosts import AnyHostEvent, HostIsolated, fold
 
 _LONGEST_REASON = 300
 
@@ -31,16 +31,17 @@ class Hosts:
         self._how = pods.isolated_hosts
 
     def isolated(self) -> tuple[str, ...]:
-        """Return the hosts on which nothing is placed.
+        """Return the hosts on which nothing is placed, by what was said of each last.
 
         Raises JobError: this machine's log cannot be read.
         """
-        known = list(self._here.hosts().values())
+        said = self._here.events()
         try:
-            known += self._log.hosts().values()
+            said += self._log.events()
         except JobError as error:
             self.tell(f"which hosts other machines have isolated is not known: {error}")
-        return tuple(sorted({host.host for host in known if host.isolated}))
+        known = fold(sorted(said, key=lambda event: event.at))
+        return tuple(sorted(host.host for host in known.values() if host.isolated))
 
     def note(self, event: AnyHostEvent) -> None:
         """Take down what was learned of a host, and mark the node of one that is isolated.

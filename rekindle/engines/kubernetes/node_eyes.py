@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from rekindle.engines.kubernetes.access import may
 from rekindle.engines.kubernetes.api import Api, Object
 from rekindle.engines.kubernetes.errors import ApiError
-from rekindle.engines.kubernetes.eyes import BY
+from rekindle.engines.kubernetes.eyes import BY, CLOSE_S
 from rekindle.engines.kubernetes.follow import Follower
 from rekindle.engines.kubernetes.marks import NODES
 from rekindle.errors import JobError
@@ -20,7 +20,6 @@ from rekindle.recovery.codes.verdict import Urgency
 
 REMOVED = "Exists=False"  # no condition of Kubernetes': the Node object was deleted
 
-_CLOSE_S = 5.0
 _Ailments = dict[str, str]  # conditions, as Type=Status, and what is said of them
 
 
@@ -47,7 +46,7 @@ class NodeEyes:
             yield
         finally:
             follower.end()
-            thread.join(_CLOSE_S)  # a server that does not answer is asked for a minute
+            thread.join(CLOSE_S)
 
     def joined(self, node: int, host: str) -> None:
         """Know that a node of the job is on this host from now on; what ails that is reported."""

@@ -115,7 +115,7 @@ class HostEyes:
                 if follower is not None:
                     follower.end()
             self._heard.put(lambda: None)
-            looking.join()
+            looking.join(_JOIN_S)
             for thread in following:
                 thread.join(_JOIN_S)
 
