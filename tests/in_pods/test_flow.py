@@ -116,6 +116,7 @@ def test_a_flow_process_that_is_killed_twenty_times(
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline and flow.is_running():
             time.sleep(0.01)
+        assert flow.is_running(), run.story()
         flow.kill()
         killed.append(flow.pid)
         assert len(cluster.get(JOBS)["items"]) <= 1
