@@ -119,7 +119,7 @@ def test_killed_agent(
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("variant", ["ddp", "sharded"])
+@pytest.mark.parametrize("variant", ["ddp", "hybrid"])  # the second: a shard on each rank
 def test_agent_killed_often(
     variant: str,
     location: str,

@@ -42,11 +42,11 @@ def served(cluster: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         yield running
 
 
-def start(served: Served, gate: Path, image: str = "training") -> FlowRun:
+def start(served: Served, gate: Path, image: str = "training", steps: int = 400) -> FlowRun:
     return served.start(
         script=str(SCRIPT),
         working_directory=str(gate.parent),
-        arguments=[str(gate), "400", "0.2"],
+        arguments=[str(gate), str(steps), "0.2"],
         nodes=2,
         environment={"OMP_NUM_THREADS": "1"},
         kubernetes={"image": image},
@@ -103,7 +103,7 @@ def test_a_flow_process_that_is_killed_twenty_times(
 ) -> None:
     """At any moment, from its first: it launches, adopts, follows, or has not even begun."""
     gate, chance = tmp_path / "gate", random.Random(seed)
-    run = start(served, gate)
+    run = start(served, gate, steps=4000)
     killed: list[int] = []
     while len(killed) < 20:
         flow = until(

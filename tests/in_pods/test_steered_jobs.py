@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,6 +85,29 @@ def test_the_coordinator_is_lost_with_its_volume(
     assert [e.attempt for e in run.events_of(journal.JobStarted)] == [0]
     (incident,) = run.incidents()
     assert (incident.cause.kind, incident.steps_lost) == (Kind.COORDINATOR, 0)
+
+
+def test_every_journal_is_lost(
+    job: Callable[..., PodJob], baseline: Record, tmp_path: Path
+) -> None:
+    """The coordinator's with its volume, the flow's with its machine: the attempt goes on."""
+    policy = Policy(strategies=(Strategy.RESCHEDULE_JOB,), max_reschedules=3)
+    run = job(*PAUSE_ALL, policy=policy, checkpoint_every=5)
+    run.wait_pause(12)
+    gone = Sign(source=Source.XID, what="79", node=1, device=0, by="a test")
+    run.engine.client(run.endpoint).report(gone)
+    assert run.end().outcome == RESCHEDULED, run.story()
+    run.plan(*(dataclasses.replace(each, life=2) for each in pause_all(14)))
+    run.start()
+    run.wait_pause(14)
+    (pod,) = run.coordinator_pods()
+    run.cluster.delete(f"{NAMESPACE}/pods/{pod['metadata']['name']}")
+    run.wait(lambda: not_answering(run), "the end of the coordinator")
+    run.steer(tmp_path / "elsewhere")
+    run.endpoint = run.engine.launch(attempt=0)
+    assert run.endpoint.attempt == 1
+    run.release_all()
+    assert_ended_well(run, baseline)
 
 
 def not_answering(job: PodJob) -> bool:

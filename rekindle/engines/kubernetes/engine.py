@@ -113,11 +113,13 @@ class KubernetesEngine:
     def launch(self, *, attempt: int) -> Endpoint:
         """Put the job's objects in place, or those of the next attempt, and begin it.
 
+        Where a later attempt than this is placed, that is joined: its journal is known to nobody.
         Raises UsageError: the cluster lacks something; then nothing was made.
         Raises JobError: the coordinator's pod does not run in time, or cannot; in the second case
         nothing of the job is left.
         """
         must_fit(self._api, self._directory.spec(), self._pods)
+        attempt = max(attempt, self._place.attempt())
         self._place.place(self._place.around(attempt))
         try:
             return self._begin(attempt)

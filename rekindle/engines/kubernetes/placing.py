@@ -236,6 +236,11 @@ class Placing:
         self._secret = base64.b64decode(found["data"][names.SECRET_FILE]).decode().strip()
         replace_file(self._directory.path / names.SECRET_FILE, self._secret.encode())
 
+    def attempt(self) -> int:
+        """Return the attempt that is placed; -1: none is."""
+        found = find(self._api, self.workload_path)
+        return -1 if found is None else _attempt_of(found)
+
     def has_coordinator(self) -> bool:
         """Whether there is to be one; it may not answer."""
         path = self.path("apps/v1", "deployments", self.names.coordinator)
