@@ -29,6 +29,10 @@ class JobError(RekindleError):
     """A job that ended without success, or cannot be reached or steered."""
 
 
+class UnansweredError(JobError):
+    """A job's coordinator did not hear what it was asked: it is away, or out of reach."""
+
+
 class LeaseHeldError(JobError):
     """Another process steers this job; only one may."""
 

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from rekindle import names
-from rekindle.errors import JobError, LeaseHeldError
+from rekindle.errors import JobError, LeaseHeldError, UnansweredError
 from rekindle.recovery import journal
 from rekindle.recovery.classification import Sign
 from rekindle.runtime.protocol import Approval, Inject
@@ -24,6 +24,12 @@ from rekindle.runtime.view import JobView
 
 # The coordinator says something every second; one that is silent for this long is gone.
 SILENCE_S = 20.0
+# What passes requests on says so where it reaches no coordinator.
+_ON_THE_WAY = (
+    http.HTTPStatus.BAD_GATEWAY,
+    http.HTTPStatus.SERVICE_UNAVAILABLE,
+    http.HTTPStatus.GATEWAY_TIMEOUT,
+)
 
 
 class Answer(Protocol):
@@ -214,7 +220,7 @@ class _Call:
             self.response = self._connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise JobError(f"{self.where} does not answer: {error}") from error
+            raise UnansweredError(f"{self.where} does not answer: {error}") from error
         if self.response.status != http.HTTPStatus.OK:
             self._refuse()
 
@@ -246,4 +252,5 @@ class _Call:
         said = answer.get("error", text) if isinstance(answer, dict) else text
         if status == http.HTTPStatus.CONFLICT:
             raise LeaseHeldError(f"{self.where} refuses: {said}")
-        raise JobError(f"{self.where} refuses with HTTP status {status}: {said}")
+        refusal = UnansweredError if status in _ON_THE_WAY else JobError
+        raise refusal(f"{self.where} refuses with HTTP status {status}: {said}")

@@ -27,6 +27,7 @@ from rekindle.engines.kubernetes.objects import wait_until
 from rekindle.engines.kubernetes.placing import Placing
 from rekindle.engines.kubernetes.pods import Pods
 from rekindle.engines.kubernetes.preflight import must_fit
+from rekindle.engines.kubernetes.reporting import Reporter
 from rekindle.engines.kubernetes.seen import PodSeen, look_at
 from rekindle.engines.kubernetes.watching import Watching
 from rekindle.engines.mirror import Mirror
@@ -250,22 +251,23 @@ class KubernetesEngine:
     @contextmanager
     def watch(self, report: Callable[[Sign], None], tell: Callable[[str], None]) -> Iterator[None]:
         """Follow the job's pods meanwhile, and what is known of their devices: report, and tell."""
-        self._eyes = Eyes(self._api, self._place, self._job_id, self._node_of, report, tell)
         self._hosts.tell = tell
         for event in self._mirror.events():
             self._watching.note(event)
-        ears = Ears(report, tell, self._eyes.known, self._nodes.get, self._mirror.events())
-        devices = host_eyes(self._api, self._pods, self._directory.spec(), ears)
-        try:
-            with (
-                self._watching.open(report, tell) as see,
-                self._eyes.open(see),
-                devices,
-                self._chores.open(tell),
-            ):
-                yield
-        finally:
-            self._eyes = None
+        with Reporter(report, tell).open() as say:
+            eyes = Eyes(self._api, self._place, self._job_id, self._node_of, say, tell)
+            ears = Ears(report, tell, eyes.known, self._nodes.get, self._mirror.events())
+            self._eyes = eyes
+            try:
+                with (
+                    self._watching.open(say, tell) as see,
+                    eyes.open(see),
+                    host_eyes(self._api, self._pods, self._directory.spec(), ears),
+                    self._chores.open(tell),
+                ):
+                    yield
+            finally:
+                self._eyes = None
 
     # ---- beginning
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,6 @@ from rekindle.engines.kubernetes.kinds.base import Phase
 from rekindle.engines.kubernetes.labels import selector
 from rekindle.engines.kubernetes.placing import Placing
 from rekindle.engines.kubernetes.seen import PodSeen, Reason, look_at
-from rekindle.errors import JobError
 from rekindle.recovery.classification import Sign, Source
 
 BY = "kubernetes"
@@ -27,8 +25,8 @@ CLOSE_S = 5.0  # for threads to end: a server that does not answer is asked for 
 class Eyes:
     """One list and one watch of the pods, and of the workload.
 
-    node_of: which node a pod is, or is to be; None: that is not known yet. report: takes a sign;
-    may raise JobError. tell: takes a sentence for people.
+    node_of: which node a pod is, or is to be; None: that is not known yet. report: takes a sign.
+    tell: takes a sentence for people.
     """
 
     def __init__(
@@ -122,8 +120,7 @@ class Eyes:
             return
         self._unreported.pop(pod.uid, None)
         for reason in pod.reasons:
-            with contextlib.suppress(JobError):  # of a job that ends, or whose node came back
-                self._report(_sign(reason, node, pod))
+            self._report(_sign(reason, node, pod))
 
     def _look_at_workload(self, changed: Object, there: bool) -> None:
         seen, metadata = self._place.kind.status(changed), changed["metadata"]

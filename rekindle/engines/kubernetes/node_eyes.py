@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from rekindle.engines.kubernetes.errors import ApiError
 from rekindle.engines.kubernetes.eyes import BY, CLOSE_S
 from rekindle.engines.kubernetes.follow import Follower
 from rekindle.engines.kubernetes.marks import NODES
-from rekindle.errors import JobError
 from rekindle.recovery.classification import Sign, Source
 from rekindle.recovery.codes.tables import Tables
 from rekindle.recovery.codes.verdict import Urgency
@@ -35,7 +33,7 @@ class NodeEyes:
 
     @contextmanager
     def open(self, report: Callable[[Sign], None], tell: Callable[[str], None]) -> Iterator[None]:
-        """Follow meanwhile. report: takes a sign; may raise JobError. tell: takes a sentence."""
+        """Follow meanwhile. report: takes a sign. tell: takes a sentence."""
         self._report = report
         follower = Follower(self._api, NODES, keep=_conditions_alone)
         thread = threading.Thread(
@@ -85,8 +83,7 @@ class NodeEyes:
         sign = Sign(
             source=Source.NODE_CONDITION, what=condition, node=node, gone=gone, by=BY, host=host
         )
-        with contextlib.suppress(JobError):  # of a job that ends, or whose node is elsewhere
-            self._report(sign)
+        self._report(sign)
 
 
 def _ailments(node: Object, tables: Tables) -> _Ailments:
