@@ -18,6 +18,7 @@ from training_jobs.record import Record
 from rekindle.engines.kubernetes.api import Api, load
 from rekindle.engines.kubernetes.marks import NODES
 from rekindle.engines.kubernetes.node_eyes import REMOVED, NodeEyes
+from rekindle.engines.kubernetes.pods import Isolation
 from rekindle.recovery import journal
 from rekindle.recovery.classification import Sign, Source
 from rekindle.recovery.codes.verdict import Urgency
@@ -159,7 +160,8 @@ def test_a_job_on_hosts_that_are_amiss(
     job: Callable[..., PodJob], cluster: Simulated, baseline: Record
 ) -> None:
     """What need not stop it is written down; a node whose kernel hangs is left."""
-    run = job(*pause_all(12))
+    # Cordoned, or its pod might well come back to it: nothing else is at work there.
+    run = job(*pause_all(12), pods={"isolated_hosts": Isolation.CORDON})
     run.wait_pause(12)
     host = run.pod_of(1)["spec"]["nodeName"]
     node = next(e.node for e in run.events_of(journal.NodeJoined) if e.host == host)
