@@ -6,6 +6,7 @@ import pytest
 from jobs.driver import Driver
 from jobs.trained import report, strategies, trained
 
+from rekindle.names import SPARE
 from rekindle.recovery import journal
 from rekindle.recovery.classification import Source
 from rekindle.recovery.fault import Kind
@@ -108,11 +109,93 @@ def test_one_that_comes_from_elsewhere_in_between() -> None:
     assert job.timers["node"] > 0
 
 
-def test_where_it_can_be_kept_off_it_is_refused_for_as_long_as_it_comes() -> None:
+def test_where_it_can_be_kept_off_more_are_refused() -> None:
+    """Each time it is asked for again; five of them say that the host is not kept off after all."""
     job, host = broken(KeepsOff.AT_ONCE)
-    for _ in range(5):
+    for _ in range(4):
         job.hello(-1, host=host)
     assert job.timers["node"] > 0
+    assert [e.node for e in job.recorded(journal.NodeWanted)] == [1] * 5
+    job.hello(-1, host=host)
+    assert job.timers["node"] == 0
+
+
+def test_one_that_was_lost_for_another_reason_is_waited_for() -> None:
+    """A pod that comes again and again from the host that was left is none of its business."""
+    job = trained(5, nodes=2, keeps_off=KeepsOff.ANEW, policy=RECOVERS, spares=1)
+    job.hello(-1, spare=True, host="another")
+    host = job.machine.roster.nodes[1].host
+    report(job, Source.XID, "79", node=1, device=0)
+    job.hello(-1, host=host)  # before the spare has come
+    job.hello(-1, host=host)
+    assert job.recorded(journal.NodeWanted)[-1].node == SPARE
+    job.hello(1, host="another")
+    job.lose(0)
+    for _ in range(3):
+        job.hello(-1, host=host)
+    assert job.timers["node"] > 0
+    assert host not in "".join(job.machine.roster.obstacles.values())
+
+
+def test_two_hosts_that_are_left() -> None:
+    """One refusal of each says nothing."""
+    job = trained(5, nodes=3, keeps_off=KeepsOff.ANEW, policy=RECOVERS)
+    hosts = [job.machine.roster.nodes[node].host for node in (1, 2)]
+    for node in (1, 2):
+        report(job, Source.XID, "79", node=node, device=0)
+    for host in hosts:
+        job.hello(-1, host=host)
+    assert job.timers["node"] > 0
+    job.hello(-1, host=hosts[0])
+    assert job.timers["node"] == 0
+
+
+def test_another_coordinator_knows_who_was_to_leave() -> None:
+    job, host = broken(KeepsOff.ANEW)
+    job.end(1)
+    job.lose_coordinator()
+    job.hello(0)
+    for _ in range(2):
+        assert job.timers["node"] > 0
+        job.hello(-1, host=host)
+    assert job.timers["node"] == 0
+
+
+def test_a_spare_that_waits_there_is_no_help() -> None:
+    """It ends as the node does, and so does what it says before it hears of that."""
+    job = trained(5, nodes=2, keeps_off=KeepsOff.AT_ONCE, policy=RECOVERS, spares=2)
+    host = job.machine.roster.nodes[1].host
+    sick = job.hello(-1, spare=True, host=host)
+    job.hello(-1, spare=True, host="another")
+    report(job, Source.XID, "79", node=1, device=0)
+    assert [each.message.status for each in job.sent(p.Bye)] == [1, 1]
+    assert sick in job.machine.sent_home
+    assert job.last(journal.SpareLost).left == 1
+    assert [e.node for e in job.recorded(journal.NodeWanted)] == [SPARE, SPARE]
+    job.hello(1, host="another")
+    assert job.machine.roster.nodes[1].host == "another"
+
+
+def test_spares_on_a_machine_of_ones_own_stay() -> None:
+    job = trained(5, nodes=2, keeps_off=KeepsOff.NEVER, policy=RECOVERS, spares=1)
+    job.hello(-1, spare=True, host=job.machine.roster.nodes[1].host)
+    report(job, Source.XID, "79", node=1, device=0)
+    assert job.recorded(journal.SpareLost) == []
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy(max_pod_reschedules=2),
+        Policy(strategies=(Strategy.RECOVER, Strategy.RESCHEDULE_JOB), max_reschedules=2),
+        Policy(strategies=(Strategy.RECOVER, Strategy.RESTART), max_restarts=3),
+    ],
+)
+def test_what_would_stay_on_the_host_is_not_better(policy: Policy) -> None:
+    """A new node may come from elsewhere; another rung would cost more, and may come there too."""
+    job, host = broken(KeepsOff.ANEW, policy)
+    assert strategies(job) == [Strategy.RECOVER]
+    assert job.last(journal.Isolated).host == host
 
 
 @pytest.mark.parametrize(

@@ -228,11 +228,11 @@ class _Call:
         return self
 
     def read(self) -> bytes:
-        """Read the whole answer. Raises JobError: it broke off."""
+        """Read the whole answer. Raises UnansweredError: it broke off."""
         try:
             return self.response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise JobError(f"{self.where} died: its answer broke off: {error!r}") from error
+            raise UnansweredError(f"{self.where} died: its answer broke off: {error!r}") from error
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -243,14 +243,19 @@ class _Call:
 
     def _refuse(self) -> None:
         status = self.response.status
-        text = self.response.read().decode(errors="replace")
-        self.close()
+        try:
+            text = self.read().decode(errors="replace")
+        finally:
+            self.close()
         try:
             answer = json.loads(text)
         except ValueError:
             answer = {"error": text.strip()}
-        said = answer.get("error", text) if isinstance(answer, dict) else text
+        answer = answer if isinstance(answer, dict) else {}
+        said = answer.get("error") or answer.get("message") or text
         if status == http.HTTPStatus.CONFLICT:
             raise LeaseHeldError(f"{self.where} refuses: {said}")
-        refusal = UnansweredError if status in _ON_THE_WAY else JobError
+        # An API server that passes requests on says itself which version its answers have.
+        on_the_way = status in _ON_THE_WAY or "apiVersion" in answer
+        refusal = UnansweredError if on_the_way else JobError
         raise refusal(f"{self.where} refuses with HTTP status {status}: {said}")

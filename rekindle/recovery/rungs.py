@@ -75,7 +75,7 @@ def _recover(policy: Policy, case: Case) -> Option | None:
     else:
         doing = "there is no spare: a new node takes its place, all healthy ranks wait"
     why_not = _hinders_inner(Strategy.RECOVER, policy, case)
-    return Option(doing, why_not or _comes_back(Strategy.RECOVER, policy, case), _is_sick(case))
+    return Option(doing, why_not or _comes_back(policy, case), _is_sick(case))
 
 
 def _shrink(policy: Policy, case: Case) -> Option | None:
@@ -133,7 +133,7 @@ def _reschedule_pod(policy: Policy, case: Case) -> Option | None:
         why_not = f"{used} of {policy.max_pod_reschedules} pod reschedules are used"
     else:
         why_not = _not_offered(Strategy.RESCHEDULE_POD, case)
-        why_not = why_not or _comes_back(Strategy.RESCHEDULE_POD, policy, case)
+        why_not = why_not or _comes_back(policy, case)
     doing = "its pod alone is placed anew, on another node; all ranks are started anew"
     return Option(doing, why_not, _blames(case))
 
@@ -217,12 +217,17 @@ def _is_sick(case: Case) -> bool:
     return _blames(case) and case.fault.kind is not Kind.NODE_LOST
 
 
-def _comes_back(strategy: Strategy, policy: Policy, case: Case) -> str:
-    """Say why no new node is asked for alone: it may come to the same host; else nothing."""
-    if _is_sick(case) and case.comes_back and not case.spares:
-        if _is_outdone(strategy, policy, case):
-            return "a new node may come to the host that is to be left"
-    return ""
+def _comes_back(policy: Policy, case: Case) -> str:
+    """Say why no new node is asked for alone: it may come to the same host; else nothing.
+
+    Only where the whole job can leave the host: whatever else there is would stay on it as well.
+    """
+    if not (_is_sick(case) and case.comes_back) or case.spares:
+        return ""
+    leaves = Strategy.RESCHEDULE_JOB_ISOLATED
+    option = _reschedule_job_isolated(policy, case) if leaves in policy.strategies else None
+    possible = option is not None and not option.why_not
+    return "a new node may come to the host that is to be left" if possible else ""
 
 
 def _user_wore_it_out(case: Case) -> bool:

@@ -151,6 +151,8 @@ class Coordinator:
             self.carry_out()
 
     def _on_message(self, connection: int, message: protocol.Message) -> None:
+        if connection in self.machine.sent_home:
+            return  # it said so before it heard that it is to end
         if isinstance(message, protocol.Hello):
             self.machine.on_hello(connection, message)
             return
@@ -159,8 +161,6 @@ class Coordinator:
             self.ledger.append(journal.CheckpointSkipped(path=message.path, reason=message.reason))
             return
         seated = roster.by_connection(connection)
-        if seated is None and connection in self.machine.sent_home:
-            return
         if seated is None:
             raise ProtocolError("the agent is no node of the job, and may only say hello")
         if not roster.owns(seated.node, protocol.ranks_named(message)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rekindle.names import SPARE
 from rekindle.recovery import journal
 from rekindle.runtime import protocol as p
 from rekindle.runtime.ending import Ending
@@ -47,6 +48,28 @@ class Elastic(Ending):
         self._injections.lost(self.roster.ranks_of(node))
         self._store.node_lost(node)
         self.roster.lose(agent)
+
+    def _dismiss_spares(self, host: str) -> None:
+        """Tell spares to end that wait where nothing is to be; others come elsewhere."""
+        for connection, spare in list(self.roster.spares.items()):
+            if spare.host == host and self._isolation.shuts_out(host):
+                self._do(Send(connection, p.Bye(status=1)))
+                self.sent_home.add(connection)
+                self._on_spare_lost(connection)
+
+    def _on_spare_lost(self, connection: int) -> None:
+        """A spare is gone: training does not notice, unless it was to take a place."""
+        lost = self.roster.lose_spare(connection)
+        if lost is None or self.phase in ENDING:
+            return
+        spare, promised = lost
+        left = len(self.roster.free_spares)
+        self._record(journal.SpareLost(address=spare.address, pid=spare.pid, left=left))
+        for node in promised:
+            self._fill(node)
+        self._spares_lost += 1
+        if not promised and self._spares_lost <= self.spec.policy.max_recoveries:
+            self._record(journal.NodeWanted(node=SPARE))
 
     def _is_on_trial(self, node: int) -> bool:
         """Whether a node was just taken in, and the world may go on without it."""

@@ -119,7 +119,7 @@ class Gathering(ABC):
             if inherited.incident is not None:
                 self.incidents.inherit(inherited.incident)
             self._to_heal = set(inherited.to_heal)
-            self._isolation.add(inherited.isolated)
+            self._isolation.add(inherited.isolated, inherited.leaving)
             self._awaiting, self._held_faults = inherited.awaiting, list(inherited.held)
             if self._awaiting is not None:
                 self._do(SetTimer("approval", self.spec.policy.approval_timeout_s))
@@ -134,17 +134,14 @@ class Gathering(ABC):
     def on_hello(self, connection: int, hello: p.Hello) -> None:
         """An agent asks to be taken in."""
         ending = self.phase in ENDING
+        if not ending and self._shuts_out(connection, hello):
+            return
         seat = "the job is ending" if ending else self.roster.seat(connection, hello, self.attempt)
         restarting = self.phase is Phase.RESTARTING
         if hello.ranks and (restarting or hello.restart < self.restarts):
             seat = "all ranks are started anew, and this agent has some of before"
-        seat = seat if ending else self._isolation.refuses(hello) or seat
         if isinstance(seat, str):
             self._do(Send(connection, p.Refused(reason=seat)))
-            if self._isolation.is_hopeless and self.roster.missing:
-                why = f"whatever comes, comes from a host that is isolated, as {hello.host}"
-                self.roster.obstacles |= dict.fromkeys(self.roster.missing, why)
-                self._do(SetTimer("node", 0.0))
             return
         agent = Node(
             node=seat,
@@ -161,7 +158,7 @@ class Gathering(ABC):
         for rank, shard in hello.shards.items():
             self.roster.ranks[rank].shard = shard
         self.roster.sit(agent)
-        self._isolation.came()
+        self._isolation.came(seat)
         self._do(Send(connection, p.Welcome(node=seat)))
         agents = self._placements.setdefault(seat, set())
         agents.add((self.attempt, hello.address, hello.pid))
@@ -184,6 +181,20 @@ class Gathering(ABC):
                 self._start_missing()
         elif self._late_passed and len(self.roster.nodes) >= self.spec.least_nodes:
             self._go_on_without_missing()
+
+    def _shuts_out(self, connection: int, hello: p.Hello) -> bool:
+        """Refuse what comes from an isolated host; have another looked for, if that can help."""
+        if not self._isolation.refuses(hello):
+            return False
+        self._do(Send(connection, p.Refused(reason=f"host {hello.host} is isolated")))
+        unpromised = set(self.roster.missing) - self.roster.promised.keys()
+        awaited = self._isolation.refused(hello.host, unpromised)
+        self._record(journal.NodeWanted(node=min(awaited, default=SPARE)))
+        if awaited and self._isolation.just_in_vain(hello.host):
+            why = f"whatever comes, comes from a host that is isolated, as {hello.host}"
+            self.roster.obstacles |= dict.fromkeys(awaited, why)
+            self._do(SetTimer("node", 0.0))
+        return True
 
     def _promote(self) -> None:
         """Ask spares to take the places that are vacant."""

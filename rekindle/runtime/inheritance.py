@@ -89,8 +89,9 @@ class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
     resumed: the step after which all ranks last began to train together.
     awaiting: what a person has yet to approve; held: faults that nothing is decided about before.
     to_heal: ranks whose device is healed before they start. unmet: signs that no rank has met.
-    isolated: hosts. left_out: nodes that the newest world went on without. stopping: how and why
-    the attempt was being ended, if it was.
+    isolated: hosts; leaving: nodes that were to leave them and have not come again.
+    left_out: nodes that the newest world went on without. stopping: how and why the attempt was
+    being ended, if it was.
     """
 
     restarts: int
@@ -101,6 +102,7 @@ class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
     to_heal: frozenset[int] = frozenset()
     unmet: tuple[journal.SignSeen, ...] = ()
     isolated: tuple[str, ...] = ()
+    leaving: frozenset[int] = frozenset()
     left_out: tuple[int, ...] = ()
     stopping: journal.Stopping | None = None
 
@@ -127,6 +129,7 @@ def inheritance(events: Iterable[journal.Event], attempt: int) -> Inheritance | 
         to_heal=left_open.to_heal(own),
         unmet=left_open.unmet(own),
         isolated=tuple(event.host for event in own if isinstance(event, journal.Isolated)),
+        leaving=left_open.leaving(own),
         left_out=formed[-1].left_out if formed else (),
         stopping=stopping[-1] if stopping else None,
     )

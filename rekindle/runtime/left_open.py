@@ -36,6 +36,18 @@ def held(own: Iterable[journal.Event]) -> tuple[Fault, ...]:
     return tuple(found)
 
 
+def leaving(own: Iterable[journal.Event]) -> frozenset[int]:
+    """Return the nodes that were to leave a host, and have not come again since."""
+    found: set[int] = set()
+    for event in own:
+        match event:
+            case journal.Isolated(node=node):
+                found.add(node)
+            case journal.NodeJoined(node=node):
+                found.discard(node)
+    return frozenset(found)
+
+
 def to_heal(own: Iterable[journal.Event]) -> frozenset[int]:
     """Return the ranks whose device was to be healed, and that were not started since."""
     found: set[int] = set()

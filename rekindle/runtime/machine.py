@@ -155,20 +155,6 @@ class Machine(Watching):
         self._left_early += 1
         return True
 
-    def _on_spare_lost(self, connection: int) -> None:
-        """A spare is gone: training does not notice, unless it was to take a place."""
-        lost = self.roster.lose_spare(connection)
-        if lost is None or self.phase in ENDING:
-            return
-        spare, promised = lost
-        left = len(self.roster.free_spares)
-        self._record(journal.SpareLost(address=spare.address, pid=spare.pid, left=left))
-        for node in promised:
-            self._fill(node)
-        self._spares_lost += 1
-        if not promised and self._spares_lost <= self.spec.policy.max_recoveries:
-            self._record(journal.NodeWanted(node=SPARE))
-
     def on_exited(self, message: p.Exited, now: float) -> None:
         """A rank's process ended."""
         rank = self.roster.ranks[message.rank]
@@ -327,7 +313,7 @@ class Machine(Watching):
         if self.roster.missing:
             where = ", ".join(map(str, self.roster.missing))
             text = f"no node came as node {where}"
-            if not self._isolation.is_hopeless:
+            if not self._isolation.is_in_vain:
                 text += f" within {self.spec.policy.node_timeout_s:g} s"
             why = "; ".join(sorted(set(self.roster.obstacles.values())))
             text += f": {why}" if why else ""

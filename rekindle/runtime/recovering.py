@@ -181,10 +181,11 @@ class Recovering(Elastic):
         agent = self.roster.nodes.get(node)
         host = host or (agent.host if agent else "")
         if host:
-            self._isolation.add([host])
+            self._isolation.add([host], [node])
             self._record(
                 journal.Isolated(incident=self.incidents.open, node=node, host=host, reason=reason)
             )
+            self._dismiss_spares(host)
 
     def _older_checkpoint(self) -> int | None:
         """Return the step of the newest checkpoint that is older than what was resumed from."""

@@ -89,7 +89,8 @@ def _launch_or_adopt(job: TrainingJob, directory: JobDirectory, job_id: str) -> 
     engine = jobs.engine_of(job_id)
     with engine.watch(lambda sign: None, get_run_logger().warning):  # nobody could take a sign yet
         endpoint = engine.launch(attempt=attempt + 1)
-    return Launched(job_id, How.LAUNCHED, endpoint.attempt)
+    joined = endpoint.attempt != attempt + 1  # one that nobody knew of any more
+    return Launched(job_id, How.ADOPTED if joined else How.LAUNCHED, endpoint.attempt)
 
 
 def _wait_until_gone(job_id: str, limit_s: float) -> None:

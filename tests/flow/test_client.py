@@ -12,7 +12,7 @@ from servers import Answer, serving
 
 from rekindle import names
 from rekindle.engines.client import JobClient
-from rekindle.errors import JobError, LeaseHeldError
+from rekindle.errors import JobError, LeaseHeldError, UnansweredError
 from rekindle.recovery import journal
 from rekindle.recovery.journal import Ended, Event, JobStarted, Stopping
 from rekindle.runtime.spec import Endpoint, bearer
@@ -114,6 +114,30 @@ def test_a_refusal_says_why() -> None:
         for ask in (client.status, client.events, lambda: client.stop(token=1, reason="x")):
             with pytest.raises(JobError, match="HTTP status 401: wrong secret"):
                 ask()
+
+
+@pytest.mark.parametrize("status", [401, 404, 429, 500, 503])
+def test_what_an_api_server_says_on_the_way_is_no_answer(status: int) -> None:
+    """It restarts, say; the coordinator has heard nothing."""
+    body = {"kind": "Status", "apiVersion": "v1", "message": "try it later", "code": status}
+    with (
+        coordinator(reply(status, body)) as client,
+        pytest.raises(UnansweredError, match=f"HTTP status {status}: try it later"),
+    ):
+        client.status()
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_an_answer_that_breaks_off_is_none(status: int) -> None:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        handler.send_header("Content-Length", "100")
+        handler.end_headers()
+        handler.wfile.write(b"{")
+        handler.close_connection = True
+
+    with coordinator(answer) as client, pytest.raises(UnansweredError, match="broke off"):
+        client.status()
 
 
 def test_no_coordinator_is_an_error_that_names_its_process() -> None:

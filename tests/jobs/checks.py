@@ -41,7 +41,8 @@ def check_inherited(old: Machine, past: Earlier, left: Inheritance | None) -> No
     held = [fault for fault in old._held_faults if fault.kind not in (Kind.COORDINATOR, Kind.LINK)]
     assert list(left.held) == held
     assert left.to_heal >= old._to_heal
-    assert set(left.isolated) == old._isolation.hosts
+    assert set(left.isolated) == old._isolation._hosts
+    assert left.leaving == old._isolation._leaving
 
 
 class Checks:

@@ -8,7 +8,7 @@ import pytest
 
 from rekindle.engines.kubernetes import chores
 from rekindle.engines.kubernetes.chores import Chores
-from rekindle.errors import JobError
+from rekindle.errors import JobError, UsageError
 
 
 def refuse() -> None:
@@ -49,6 +49,51 @@ def test_what_fails_is_told() -> None:
     assert (told, done) == (["it is not done: no"], [1])
 
 
+def test_what_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nothing else is to be done; that it failed is told once."""
+    monkeypatch.setattr(chores, "AGAIN_S", 0.001)
+    told: list[str] = []
+    tries: list[int] = []
+    done = threading.Event()
+
+    def fails_at_first() -> None:
+        tries.append(0)
+        if len(tries) < 3:
+            raise OSError("the disk is full")
+        done.set()
+
+    mine = Chores()
+    with mine.open(told.append):
+        mine.do("it is not done", fails_at_first)
+        assert done.wait(10)
+    assert (len(tries), told) == (3, ["it is not done: the disk is full"])
+
+
+def test_what_fails_until_the_end_is_tried_once_more_then() -> None:
+    tries: list[int] = []
+
+    def fails() -> None:
+        tries.append(0)
+        refuse()
+
+    mine = Chores()
+    with mine.open(print):
+        mine.do("it is not done", fails)
+    assert len(tries) == 2
+
+
+def test_what_cannot_work_is_not_tried_again() -> None:
+    told: list[str] = []
+
+    def cannot() -> None:
+        raise UsageError("never")
+
+    mine = Chores()
+    with mine.open(told.append):
+        mine.do("it is not done", cannot)
+    assert told == ["it is not done: never"]
+
+
 def test_it_is_done_at_once_while_nobody_looks() -> None:
     """Before and after; whoever asks is told of a failure."""
     mine = Chores()
@@ -61,12 +106,24 @@ def test_it_is_done_at_once_while_nobody_looks() -> None:
 
 
 def test_an_end_that_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It names what it has given up."""
+    """It names what it has given up, which knows it, and nothing after it is done."""
     monkeypatch.setattr(chores, "CLOSE_S", 0.1)
     told: list[str] = []
-    gate = threading.Event()
+    seen: list[bool] = []
+    gate, over = threading.Event(), threading.Event()
     mine = Chores()
+
+    def stuck() -> None:
+        seen.append(mine.is_given_up)
+        wait(gate)
+        seen.append(mine.is_given_up)
+        over.set()
+
     with mine.open(told.append):
-        mine.do("node 1 is not replaced", lambda: wait(gate))
-    gate.set()
+        mine.do("node 1 is not replaced", stuck)
+        mine.do("nor is node 2", lambda: seen.append(True))
+    with mine.open(told.append):  # a later one has a thread of its own
+        gate.set()
+        assert over.wait(10)
+    assert seen == [False, True]
     assert told == ["given up after 0.1 s, with all that came later: node 1 is not replaced"]

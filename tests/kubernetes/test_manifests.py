@@ -14,6 +14,7 @@ import yaml
 from rendered import SECRET, adapter_of, container, of, rendered, spec, templates
 
 from rekindle.commands.kubernetes import stream
+from rekindle.engines.kubernetes.kinds.base import Following
 from rekindle.engines.kubernetes.manifests import keeps_off
 from rekindle.engines.kubernetes.pods import Isolation, Kind, Pods
 from rekindle.runtime.spec import JobSpec, KeepsOff
@@ -195,8 +196,11 @@ def test_what_patches_can_do(kind: str) -> None:
     """Who can be suspended goes on by a patch, who follows one has the hosts to avoid in it."""
     its = adapter_of(kind)
     patch = its.resume_patch(rendered(kind, avoid=("n1",)).workload, ("n1",))
-    if its.follows:
+    if isinstance(its, Following):
+        avoided = its.avoid_patch(rendered(kind, avoid=("n1",)).workload)
         assert "n1" in str(patch)
+        assert "n1" in str(avoided)
+        assert "suspend" not in str(avoided)
     if its.suspend_patch() is not None:
         assert "False" in str(its.resume_patch(rendered(kind).workload, ()))
 

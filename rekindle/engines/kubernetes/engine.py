@@ -10,7 +10,6 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import msgspec
 
@@ -22,13 +21,15 @@ from rekindle.engines.kubernetes.errors import ApiError
 from rekindle.engines.kubernetes.eyes import Eyes
 from rekindle.engines.kubernetes.hosts import Hosts
 from rekindle.engines.kubernetes.labels import Role, selector
+from rekindle.engines.kubernetes.manifests import keeps_off
+from rekindle.engines.kubernetes.members import Gone, Members
 from rekindle.engines.kubernetes.mindcluster.watch import Ears, host_eyes
 from rekindle.engines.kubernetes.objects import wait_until
 from rekindle.engines.kubernetes.placing import Placing
 from rekindle.engines.kubernetes.pods import Pods
 from rekindle.engines.kubernetes.preflight import must_fit
 from rekindle.engines.kubernetes.reporting import Reporter
-from rekindle.engines.kubernetes.seen import PodSeen, look_at
+from rekindle.engines.kubernetes.seen import look_at
 from rekindle.engines.kubernetes.watching import Watching
 from rekindle.engines.mirror import Mirror
 from rekindle.errors import JobError, LeaseHeldError
@@ -36,16 +37,9 @@ from rekindle.recovery.classification import Sign
 from rekindle.recovery.codes.tables import Tables
 from rekindle.recovery.fault import Kind
 from rekindle.recovery.hosts import learned_from
-from rekindle.recovery.journal import (
-    AnyEvent,
-    Isolated,
-    JobStarted,
-    NodeJoined,
-    NodeLeft,
-    NodeWanted,
-)
+from rekindle.recovery.journal import AnyEvent, Isolated
 from rekindle.runtime.ledger import under_way
-from rekindle.runtime.spec import Endpoint, JobDirectory, home
+from rekindle.runtime.spec import Endpoint, JobDirectory, KeepsOff, home
 
 LOST_GRACE_S = 1  # for a pod whose agent is lost: its kubelet still tells how it ended
 READY_S = 300.0  # for a coordinator's pod: its image may have to be pulled
@@ -73,14 +67,6 @@ def _tables() -> Tables:
     return Tables.load()
 
 
-@dataclass(frozen=True, slots=True)
-class _Joined:
-    """The pod that a node was when it joined, in seconds since the epoch."""
-
-    address: str
-    at: float
-
-
 class HopelessError(JobError):
     """The job's pods cannot run as they are described."""
 
@@ -102,12 +88,7 @@ class KubernetesEngine:
         self._watching = Watching(api, pods, directory)
         self._chores = Chores()
         self._eyes: Eyes | None = None
-        self._joined: dict[int, _Joined] = {}  # the pods that are nodes now
-        self._sent_away: list[_Joined] = []  # those that were nodes, and are to go
-        self._isolated: set[str] = set()  # hosts, by this attempt
-        self._nodes: dict[str, int] = {}  # what the pods of addresses are, or were
-        self._wanted: set[int] = set()  # nodes that no pod is
-        self._expected: dict[str, int] = {}  # which of them pods by uid may be, that are not yet
+        self._members = Members(keeps_off=keeps_off(pods) is KeepsOff.AT_ONCE)
 
     # ---- what an engine does
 
@@ -165,7 +146,7 @@ class KubernetesEngine:
             with contextlib.suppress(JobError):
                 fetched.extend(self.client(self._endpoint(0)).history(since=since))
                 return True
-            return not self._place.has_coordinator() or not (known or self._has_run())
+            return not self._place.has_coordinator() or not (known or self._may_have_run())
 
         limit_s = SILENT_S if known else READY_S
         with contextlib.suppress(*([ApiError] if known else [])):
@@ -189,27 +170,26 @@ class KubernetesEngine:
         that runs still is told to end, and is removed where its host does not answer; so is one
         that would be started anew where nothing is to be.
         """
-        lost = self._joined.pop(node, None)
-        sent_away, self._sent_away = tuple(self._sent_away), []
-        isolated = frozenset(self._isolated)
+        gone = self._members.take_gone(node)
         what = f"{'a spare' if node == names.SPARE else f'node {node}'} cannot be replaced"
-        self._chores.do(what, lambda: self._replace(lost, sent_away, isolated))
+        self._chores.do(what, lambda: self._replace(gone))
 
-    def _replace(
-        self, lost: _Joined | None, sent_away: tuple[_Joined, ...], isolated: frozenset[str]
-    ) -> None:
-        endpoint = self._directory.endpoint()
-        if endpoint is not None and not (self._eyes and self._eyes.workload_stands()):
-            self._place.place_missing(endpoint.attempt)
-        elif endpoint is not None and isolated:
-            self._place.keep_off(endpoint.attempt)
-        for pod in self._pods_now() if lost or sent_away else ():
-            seen = look_at(pod)
-            leaves = any(seen.is_of(each.address, each.at) for each in sent_away)
-            if lost and seen.is_of(lost.address, lost.at):
-                leaves |= seen.ran(lost.at) or seen.host in isolated
-            if leaves and seen.stays:
+    def _replace(self, gone: Gone) -> None:
+        """Have what is made anew keep off isolated hosts; then end what is to go, come what may."""
+        try:
+            self._set_right(self._members.isolated)
+        finally:
+            for pod in self._members.to_end(self._pods_now(), gone):
                 self._place.end_pod(pod, LOST_GRACE_S)
+
+    def _set_right(self, isolated: frozenset[str]) -> None:
+        endpoint = self._directory.endpoint()
+        if endpoint is None or self._chores.is_given_up:
+            return  # the job may be removed by now
+        if not (self._eyes and self._eyes.workload_stands()):
+            self._place.place_missing(endpoint.attempt, isolated)
+        if isolated:
+            self._place.keep_off(endpoint.attempt, isolated)
 
     def learn(self, event: AnyEvent) -> None:
         """Note what is said about pods and hosts, and the event itself.
@@ -218,21 +198,10 @@ class KubernetesEngine:
         """
         self._mirror.add([event])
         self._watching.note(event)
-        if isinstance(event, JobStarted):
-            self._wanted = set(range(event.nodes))
-            self._isolated.clear()
-        if isinstance(event, Isolated):
-            self._isolated.add(event.host)
-        if isinstance(event, NodeLeft) and event.replaced and event.node in self._joined:
-            self._sent_away.append(self._joined.pop(event.node))
-        if isinstance(event, NodeJoined) and event.node == names.SPARE:
-            self._nodes.pop(event.address, None)  # of a pod that was a node before
-        if isinstance(event, NodeWanted) and event.node >= 0:
-            self._wanted.add(event.node)
-        if isinstance(event, NodeJoined) and event.node >= 0:
-            self._wanted.discard(event.node)
-            self._nodes[event.address] = event.node
-            self._joined[event.node] = _Joined(event.address, event.at)
+        self._members.learn(event)
+        if isinstance(event, Isolated) and self._eyes is not None:
+            what = f"the job's pods do not keep off {event.host}"
+            self._chores.do(what, lambda: self._replace(Gone()))
         said = learned_from(self._job_id, event)
         if said is not None:
             noted = functools.partial(self._hosts.note, said)
@@ -255,8 +224,8 @@ class KubernetesEngine:
         for event in self._mirror.events():
             self._watching.note(event)
         with Reporter(report, tell).open() as say:
-            eyes = Eyes(self._api, self._place, self._job_id, self._node_of, say, tell)
-            ears = Ears(report, tell, eyes.known, self._nodes.get, self._mirror.events())
+            eyes = Eyes(self._api, self._place, self._job_id, self._members.node_of, say, tell)
+            ears = Ears(report, tell, eyes.known, self._members.at, self._mirror.events())
             self._eyes = eyes
             try:
                 with (
@@ -307,8 +276,13 @@ class KubernetesEngine:
                 if verdict.kind is Kind.USER_CODE:
                     raise HopelessError(f"{seen.in_words()}: {verdict.explanation}")
 
-    def _has_run(self) -> bool:
-        """Whether the coordinator's container was ever started: its image may still be fetched."""
+    def _may_have_run(self) -> bool:
+        """Whether a coordinator's container was ever started: its image may still be fetched.
+
+        Where it has a volume that stays, the pod of one that has run may be gone.
+        """
+        if self._pods.coordinator.claim:
+            return True
         pods = map(look_at, self._pods_now(Role.COORDINATOR))
         return any(pod.has_run for pod in pods if pod.role == Role.COORDINATOR.value)
 
@@ -321,16 +295,6 @@ class KubernetesEngine:
         """
         known = self._eyes.pods() if self._eyes is not None else None
         return self._place.our_pods(selector(self._job_id, role)) if known is None else known
-
-    def _node_of(self, pod: PodSeen) -> int | None:
-        """Return the node that a pod is; one that waits may be any that is wanted."""
-        node = self._nodes.get(pod.ip) if pod.ip else None
-        if node is not None or pod.role != Role.WORKER.value or not pod.waits:
-            return node
-        free = sorted(self._wanted - set(self._expected.values())) or sorted(self._wanted)
-        if self._expected.get(pod.uid) not in self._wanted and free:
-            self._expected[pod.uid] = free[0]
-        return self._expected.get(pod.uid) if free else None
 
     def _endpoint(self, attempt: int) -> Endpoint:
         host = f"{self._place.names.coordinator}.{self._pods.namespace}.svc"

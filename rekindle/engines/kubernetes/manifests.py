@@ -9,7 +9,7 @@ import msgspec
 from rekindle.engines.kubernetes import ascend, coordinator, labels
 from rekindle.engines.kubernetes.checking import check_pods
 from rekindle.engines.kubernetes.kinds.ascendjob import AscendJob
-from rekindle.engines.kubernetes.kinds.base import Adapter, Rendered
+from rekindle.engines.kubernetes.kinds.base import Adapter, Following, Rendered
 from rekindle.engines.kubernetes.kinds.indexed_job import IndexedJob
 from rekindle.engines.kubernetes.kinds.jobset import JobSet
 from rekindle.engines.kubernetes.kinds.pytorchjob import PyTorchJob
@@ -63,7 +63,8 @@ def keeps_off(pods: Pods) -> KeepsOff:
     Where nothing marks the host for all, the kind's controller has to place single pods elsewhere.
     """
     marked = pods.isolated_hosts is not Isolation.AVOID
-    return KeepsOff.AT_ONCE if marked or adapter(pods.kind).follows else KeepsOff.ANEW
+    follows = isinstance(adapter(pods.kind), Following)
+    return KeepsOff.AT_ONCE if marked or follows else KeepsOff.ANEW
 
 
 def render(

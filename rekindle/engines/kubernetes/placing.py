@@ -15,7 +15,7 @@ from rekindle.engines.kubernetes.ascend import is_mindclusters
 from rekindle.engines.kubernetes.coordinator import owned
 from rekindle.engines.kubernetes.errors import ConflictError, MissingObjectError
 from rekindle.engines.kubernetes.hosts import Hosts
-from rekindle.engines.kubernetes.kinds.base import Phase
+from rekindle.engines.kubernetes.kinds.base import Following, Phase
 from rekindle.engines.kubernetes.labels import ATTEMPT, Names, selector
 from rekindle.engines.kubernetes.manifests import Manifests, adapter, render
 from rekindle.engines.kubernetes.objects import (
@@ -50,25 +50,28 @@ class Placing:
         self._hosts = hosts
         self._job_id = directory.spec().job_id
         self._secret = ""
+        self._kept_off: tuple[int, frozenset[str]] = (-1, frozenset())  # by an attempt, hosts
         self.kind = adapter(pods.kind)
         self.names = Names.of(self._job_id)
 
     # ---- putting in place
 
-    def around(self, attempt: int) -> Manifests:
+    def around(self, attempt: int, isolated: frozenset[str] = frozenset()) -> Manifests:
         """Put in place all but the workload, as it was or is to be; return the manifests.
 
+        isolated: hosts that this very attempt has isolated. One may have been released since: it
+        refuses what comes from there all the same.
         Raises UsageError: the job is in another cluster.
         """
         self._must_be_here()
-        wanted = self._render(attempt)
+        wanted = self._render(attempt, isolated)
         root = ensure(self._api, wanted.root)
         replace_file(self._directory.cluster, self._api.host.encode())
         uid = root["metadata"]["uid"]
         secret, *others = wanted.around
         self._keep_secret(ensure(self._api, owned(secret, uid)))
         # With the secret that counts, which may be another process's.
-        wanted = self._render(attempt)
+        wanted = self._render(attempt, isolated)
         for each in (*others, *wanted.beside):
             if is_mindclusters(each):
                 ensure(self._api, owned(each, uid))
@@ -109,22 +112,28 @@ class Placing:
         labels = {"metadata": {"labels": wanted.workload["metadata"]["labels"]}}
         self._api.patch(path, resume | labels)
 
-    def place_missing(self, attempt: int) -> None:
-        """Make the workload anew if somebody has removed it, or its controller has given it up."""
+    def place_missing(self, attempt: int, isolated: frozenset[str]) -> None:
+        """Make the workload anew if somebody has removed it, or its controller has given it up.
+
+        isolated: as above.
+        """
         found = find(self._api, self.workload_path)
         if found is not None and self.kind.status(found).phase is Phase.FAILED:
             self._delete(self.workload_path, found)
             found = None
         if found is None:
-            ensure(self._api, self.around(attempt).workload)
+            ensure(self._api, self.around(attempt, isolated).workload)
 
-    def keep_off(self, attempt: int) -> None:
-        """Have pods that are made later keep off isolated hosts, where the kind can."""
-        if not self.kind.follows:
+    def keep_off(self, attempt: int, isolated: frozenset[str]) -> None:
+        """Have pods that are made later keep off isolated hosts, where the kind can; once.
+
+        isolated: as above.
+        """
+        if not isinstance(self.kind, Following) or self._kept_off == (attempt, isolated):
             return
-        wanted = self._render(attempt).workload
-        if patch := self.kind.resume_patch(wanted, self._isolated()):
-            self._api.patch(self.workload_path, patch)
+        wanted = self._render(attempt, isolated).workload
+        self._api.patch(self.workload_path, self.kind.avoid_patch(wanted))
+        self._kept_off = (attempt, isolated)
 
     def remove(self) -> None:
         """Remove all objects of the job, and wait until they are gone.
@@ -160,13 +169,13 @@ class Placing:
                 f"the current context), or remove {noted} if it is gone for good"
             )
 
-    def _render(self, attempt: int) -> Manifests:
+    def _render(self, attempt: int, isolated: frozenset[str]) -> Manifests:
         return render(
             self._directory.spec(),
             self._pods,
             secret=self.secret(),
             attempt=attempt,
-            avoid=self._isolated(),
+            avoid=tuple(sorted(isolated.union(self._isolated()))),
         )
 
     def _isolated(self) -> tuple[str, ...]:

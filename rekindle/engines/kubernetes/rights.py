@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import msgspec
 
 from rekindle.engines.kubernetes.api import Object
+from rekindle.engines.kubernetes.kinds.base import Following
 from rekindle.engines.kubernetes.manifests import Manifests, adapter
 from rekindle.engines.kubernetes.objects import plural_of
 from rekindle.engines.kubernetes.pods import Kind
@@ -65,7 +66,7 @@ def needed(kind: Kind, wanted: Manifests, *, inside: bool = False) -> tuple[Righ
     if not inside:
         ask("", "services/proxy", "create", "get")
     ask(*place(wanted.workload), "create", "get", "delete")
-    if adapter(kind).suspend_patch() is not None or adapter(kind).follows:
+    if adapter(kind).suspend_patch() is not None or isinstance(adapter(kind), Following):
         ask(*place(wanted.workload), "patch")
     ask("", "pods", "list", "watch", "delete", "deletecollection")
     return tuple(

@@ -112,6 +112,8 @@ def _running_since(containers: list[Object]) -> Iterator[str | None]:
 
 
 def _seconds(stamp: str | None) -> float:
+    # The Z for UTC is not read before Python 3.11.
+    stamp = (stamp or "").replace("Z", "+00:00")
     return datetime.datetime.fromisoformat(stamp).timestamp() if stamp else 0.0
 
 

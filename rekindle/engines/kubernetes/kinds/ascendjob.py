@@ -36,7 +36,6 @@ class AscendJob:
 
     gvk = Gvk("mindxdl.gitee.com", "v1", "ascendjobs", "AscendJob")
     # There is no webhook: affinity may be patched at any time, and new pods follow it.
-    follows = True
 
     def restart(self, pods: Pods) -> str:
         """Return nothing: it stands beside the template."""
@@ -124,7 +123,11 @@ class AscendJob:
         """Return nothing: it cannot be suspended."""
 
     def resume_patch(self, workload: Manifest, avoid: tuple[str, ...]) -> Manifest:
-        """Return the patch that pods made later follow."""
+        """Return the patch that pods made later follow; it cannot be suspended."""
+        return self.avoid_patch(workload)
+
+    def avoid_patch(self, workload: Manifest) -> Manifest:
+        """Return the same."""
         return {"spec": {"replicaSpecs": role_patches(workload["spec"]["replicaSpecs"])}}
 
     def pods_selector(self, name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -81,10 +81,6 @@ class Adapter(Protocol):
     def gvk(self) -> Gvk:
         """What it is called in the API."""
 
-    @property
-    def follows(self) -> bool:
-        """Whether pods that are made later follow what a live, running workload is patched to."""
-
     def restart(self, pods: Pods) -> str:
         """Return the restartPolicy of its pods; "": it stands elsewhere in the manifest."""
 
@@ -116,6 +112,14 @@ class Adapter(Protocol):
 
     def pods_selector(self, name: str) -> str:
         """Return the label selector of the pods of the workload of this name."""
+
+
+@runtime_checkable
+class Following(Protocol):
+    """A kind whose pods, if they are made later, follow what a live workload is patched to."""
+
+    def avoid_patch(self, workload: Manifest) -> Manifest:
+        """Return the merge patch by which they keep off the nodes that this manifest avoids."""
 
 
 def workload(gvk: Gvk, job: Rendered, spec: Manifest) -> Manifest:

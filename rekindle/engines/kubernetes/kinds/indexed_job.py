@@ -30,7 +30,6 @@ class IndexedJob:
     """Its controller makes a lost pod anew, with the same index, 10 s later or more."""
 
     gvk = Gvk("batch", "v1", "jobs", "Job")
-    follows = False
 
     def restart(self, pods: Pods) -> str:
         """Return the restartPolicy of its pods."""

@@ -29,7 +29,6 @@ class JobSet:
 
     gvk = Gvk("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
     # Its webhook refuses any change of affinity, suspended or not.
-    follows = False
 
     def restart(self, pods: Pods) -> str:
         """Return the restartPolicy of its pods."""

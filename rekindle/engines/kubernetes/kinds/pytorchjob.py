@@ -23,7 +23,6 @@ class PyTorchJob:
     """The kubelet starts a container anew that has ended; the operator a pod that is gone."""
 
     gvk = Gvk("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
-    follows = True
 
     def restart(self, pods: Pods) -> str:
         """Return nothing: it stands beside the template."""
@@ -64,8 +63,12 @@ class PyTorchJob:
 
     def resume_patch(self, workload: Manifest, avoid: tuple[str, ...]) -> Manifest:
         """Return the patch that lets it go on; its webhook looks at no template."""
+        return {"spec": {"runPolicy": {"suspend": False}, **self.avoid_patch(workload)["spec"]}}
+
+    def avoid_patch(self, workload: Manifest) -> Manifest:
+        """Return the patch that pods made later follow; suspended or not, it stays so."""
         roles = role_patches(workload["spec"]["pytorchReplicaSpecs"])
-        return {"spec": {"runPolicy": {"suspend": False}, "pytorchReplicaSpecs": roles}}
+        return {"spec": {"pytorchReplicaSpecs": roles}}
 
     def pods_selector(self, name: str) -> str:
         """Return the selector of its pods."""

@@ -31,7 +31,6 @@ class TrainJob:
 
     gvk = Gvk("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob")
     # The JobSet behind it refuses any change of affinity.
-    follows = False
 
     def restart(self, pods: Pods) -> str:
         """Return the restartPolicy of its pods."""

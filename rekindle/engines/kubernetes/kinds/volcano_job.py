@@ -39,7 +39,6 @@ class VolcanoJob:
 
     gvk = Gvk("batch.volcano.sh", "v1alpha1", "jobs", "Job")
     # Its webhook keeps the templates as they are.
-    follows = False
 
     def restart(self, pods: Pods) -> str:
         """Return the restartPolicy of its pods."""
