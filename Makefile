@@ -47,7 +47,7 @@ lint: setup
 # The console script, not `python -m pytest`: that would put the root, and with it the links there,
 # on the module path.
 test: lint
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
 soak: setup
 	$(BIN)/pytest -m soak $(PYTEST_ARGS)

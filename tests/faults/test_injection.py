@@ -10,6 +10,7 @@ from training_jobs.checks import assert_recovered, steps_lost
 from training_jobs.injection import Fault
 from training_jobs.job import Job
 from training_jobs.record import Record
+from training_jobs.selection import soak_but
 
 from rekindle.errors import JobError
 from rekindle.recovery.fault import Kind
@@ -27,13 +28,18 @@ def held(job: Callable[..., Job], **settings: object) -> Job:
 
 @pytest.mark.parametrize(
     ("kind", "strategy", "cause", "replaced", "step"),
-    [
+    soak_but(
+        [
+            ("kill", Strategy.RECOVER_IN_PLACE, Kind.PROCESS, {2}, 9),
+            ("oom", Strategy.RECOVER_IN_PLACE, Kind.DEVICE_OOM, {2}, None),
+            ("uce", Strategy.RETRY, Kind.DEVICE_MEMORY, (), 9),
+            ("torn-update", Strategy.RETRY, Kind.DEVICE_MEMORY, (), None),
+            ("node-lost", Strategy.RECOVER, Kind.NODE_LOST, {2, 3}, 9),
+        ],
         ("kill", Strategy.RECOVER_IN_PLACE, Kind.PROCESS, {2}, 9),
-        ("oom", Strategy.RECOVER_IN_PLACE, Kind.DEVICE_OOM, {2}, None),
         ("uce", Strategy.RETRY, Kind.DEVICE_MEMORY, (), 9),
-        ("torn-update", Strategy.RETRY, Kind.DEVICE_MEMORY, (), None),
         ("node-lost", Strategy.RECOVER, Kind.NODE_LOST, {2, 3}, 9),
-    ],
+    ),
 )
 def test_fault_that_costs_no_step(
     kind: str,

@@ -14,6 +14,7 @@ from training_jobs.checks import assert_same_training, assert_samples_once
 from training_jobs.injection import Fault
 from training_jobs.job import Job, pause_all
 from training_jobs.record import Record
+from training_jobs.selection import soak_but
 
 from rekindle.recovery import journal
 from rekindle.recovery.policy import INNER, Policy, Strategy
@@ -57,7 +58,7 @@ def test_script_raises(job: Callable[..., Job], baseline: Record) -> None:
     assert_resumes(run, baseline, at=10)
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", soak_but([0, 1], 0))
 def test_node_and_all_other_ranks_lost(
     lost: int, job: Callable[..., Job], baseline: Record
 ) -> None:

@@ -82,7 +82,8 @@ def test_both_nodes_lost(
     assert sources(run)[-1] == {"checkpoint" if checkpoint_every else "fresh": RANKS}
 
 
-@pytest.mark.parametrize("second", soak_but([0, 1], 1))
+@pytest.mark.soak
+@pytest.mark.parametrize("second", [0, 1])
 def test_two_nodes_lost_one_after_the_other(
     second: int, job: Callable[..., Job], baseline_of: Callable[[str], Record]
 ) -> None:
@@ -128,7 +129,9 @@ def test_damaged_copy(
     assert sum(steps_lost(run)) == lost
 
 
-@pytest.mark.parametrize(("variant", "nodes"), [("hybrid", 2), ("sharded", 1)])
+@pytest.mark.parametrize(
+    ("variant", "nodes"), soak_but([("hybrid", 2), ("sharded", 1)], ("sharded", 1))
+)
 def test_no_copies_where_they_protect_nothing(
     variant: str, nodes: int, job: Callable[..., Job]
 ) -> None:
@@ -156,6 +159,7 @@ def test_memory(job: Callable[..., Job], baseline_of: Callable[[str], Record]) -
     assert_recovered(run, baseline_of("sharded"), replaced=())
 
 
+@pytest.mark.soak
 def test_snapshot_of_every_step(
     job: Callable[..., Job], baseline_of: Callable[[str], Record]
 ) -> None:

@@ -41,8 +41,6 @@ def next_steps(job: Job) -> list[int]:
     soak_but(
         [(how, *where) for how in KINDS for where in PLACES],
         ("hiccup", "ddp", 1, 9, "forward"),
-        ("hiccup", "plain", 0, LAST, "collective"),
-        ("uce", "ddp", 0, 0, "forward"),
         ("uce", "plain", 3, 9, "collective"),
         ("uce-temporary", "ddp", 2, 9, "backward"),
     ),
@@ -76,7 +74,6 @@ def test_fault_before_the_update(
         [(how, place) for how in KINDS for place in ("update", "updated")],
         ("hiccup", "update"),
         ("uce", "updated"),
-        ("uce-temporary", "update"),
     ),
 )
 def test_fault_inside_the_update(
@@ -115,8 +112,6 @@ def test_step_that_a_replica_has_finished_is_not_done_again(
             for at in ("keep buffers", "wait", "keep state")
         ],
         ("uce", "keep buffers"),
-        ("uce-temporary", "wait"),
-        ("uce", "keep state"),
     ),
 )
 def test_fault_that_shows_itself_at_the_edge_of_a_step(
@@ -141,7 +136,7 @@ def test_damage_while_state_is_sent(
     assert {fault.kind for fault in incident.faults} >= {Kind.DEVICE_MEMORY}
 
 
-@pytest.mark.parametrize("how", ["hiccup", "uce"])
+@pytest.mark.parametrize("how", soak_but(["hiccup", "uce"], "uce"))
 def test_fault_that_a_retry_does_not_end(
     how: str, job: Callable[..., Job], baseline: Record
 ) -> None:

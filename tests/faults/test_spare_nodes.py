@@ -58,7 +58,7 @@ def test_new_spare_is_used_as_well(job: Callable[..., Job], baseline: Record) ->
     assert [event.node for event in run.events_of(journal.NodeWanted)] == [SPARE, SPARE]
 
 
-@pytest.mark.parametrize(("every", "lost"), [(5, 2), (0, 12)])
+@pytest.mark.parametrize(("every", "lost"), soak_but([(5, 2), (0, 12)], (5, 2)))
 def test_all_nodes_lost(every: int, lost: int, job: Callable[..., Job], baseline: Record) -> None:
     """Spares know of checkpoints that were written while they waited."""
     run = job(*PAUSE_ALL, nodes=2, spares=2, checkpoint_every=every, replaces=False)

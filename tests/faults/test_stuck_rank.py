@@ -9,12 +9,13 @@ from training_jobs.checks import assert_recovered, steps_lost
 from training_jobs.injection import Fault
 from training_jobs.job import Job
 from training_jobs.record import Record
+from training_jobs.selection import soak_but
 
 from rekindle.recovery.fault import Kind
 from rekindle.recovery.policy import Policy
 
 
-@pytest.mark.parametrize("how", ["stop", "hang"])
+@pytest.mark.parametrize("how", soak_but(["stop", "hang"], "hang"))
 def test_rank_that_cannot_leave_its_step(
     how: str, job: Callable[..., Job], baseline: Record
 ) -> None:

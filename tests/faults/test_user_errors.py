@@ -11,6 +11,7 @@ from training_jobs.injection import Fault
 from training_jobs.job import STEPS, Job
 from training_jobs.memory import wait_sealed
 from training_jobs.record import Record
+from training_jobs.selection import soak_but
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
@@ -22,16 +23,22 @@ ERROR = "ValueError: injected into step"
 
 @pytest.mark.parametrize(
     ("ranks", "step", "place"),
-    [
-        ((2,), 0, "forward"),
+    soak_but(
+        [
+            ((2,), 0, "forward"),
+            ((1,), 9, "forward"),
+            ((0,), 9, "backward"),
+            ((3,), 9, "update"),
+            (range(RANKS), 0, "forward"),
+            (range(RANKS), 9, "updated"),
+            ((1,), 9, "between"),
+            ((0,), LAST, "end"),
+        ],
         ((1,), 9, "forward"),
-        ((0,), 9, "backward"),
-        ((3,), 9, "update"),
         (range(RANKS), 0, "forward"),
-        (range(RANKS), 9, "updated"),
-        ((1,), 9, "between"),
+        ((3,), 9, "update"),
         ((0,), LAST, "end"),
-    ],
+    ),
 )
 def test_error_ends_the_job_once(
     ranks: tuple[int, ...], step: int, place: str, job: Callable[..., Job]
@@ -64,7 +71,11 @@ def test_error_ends_the_job_once(
 
 @pytest.mark.parametrize(
     ("place", "snapshots", "checkpoints", "lost"),
-    [("forward", 5, 0, 2), ("update", 5, 0, 2), ("forward", 0, 5, 2), ("update", 0, 0, 12)],
+    soak_but(
+        [("forward", 5, 0, 2), ("update", 5, 0, 2), ("forward", 0, 5, 2), ("update", 0, 0, 12)],
+        ("update", 5, 0, 2),
+        ("forward", 0, 5, 2),
+    ),
 )
 def test_transient_error_is_restarted(
     place: str,

@@ -19,6 +19,7 @@ from prefect.settings import (
     temporary_settings,
 )
 from prefect.states import Scheduled
+from training_jobs.selection import soak_but
 
 from rekindle.flows.train import train
 from rekindle.recovery.policy import Policy
@@ -113,7 +114,9 @@ def test_a_run_that_breaks_is_run_again(runs: Runs, how: str, end: str) -> None:
     assert said.startswith("It is run again: ")
 
 
-@pytest.mark.parametrize(("how", "end"), [("exit", "Crashed"), ("wrong", "Failed")])
+@pytest.mark.parametrize(
+    ("how", "end"), soak_but([("exit", "Crashed"), ("wrong", "Failed")], ("wrong", "Failed"))
+)
 def test_what_another_run_does_not_help_stays(runs: Runs, how: str, end: str) -> None:
     """The same doing of the script twice is enough; a retry by a person begins anew."""
     run = runs.start("breaks", how, 100)

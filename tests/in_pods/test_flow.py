@@ -30,15 +30,19 @@ JOBS = "/apis/batch/v1/namespaces/default/jobs"
 MOST_OBJECTS = 6  # a Job, two nodes and a coordinator, the root and the secret
 
 
+@pytest.fixture(scope="module")
+def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with server(tmp_path_factory.mktemp("prefect"), free_port()) as api:
+        yield api
+
+
 @pytest.fixture
-def served(cluster: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+def served(
+    cluster: Simulated, prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Served]:
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-    (tmp_path / "prefect").mkdir()
     (tmp_path / "home").mkdir()
-    with (
-        server(tmp_path / "prefect", free_port()) as api,
-        serve(api, tmp_path / "home", "pods") as running,
-    ):
+    with serve(prefect_api, tmp_path / "home", "pods") as running:
         yield running
 
 

@@ -12,6 +12,7 @@ from training_jobs.checks import assert_same_training
 from training_jobs.job import pause_all
 from training_jobs.pods import PodJob
 from training_jobs.record import Record
+from training_jobs.selection import soak_but
 
 from rekindle import names
 from rekindle.engines.kubernetes.marks import holds, mark_on
@@ -44,7 +45,7 @@ def hosts_of(job: PodJob) -> set[str]:
     return {event.host for event in job.events_of(journal.NodeJoined)}
 
 
-@pytest.mark.parametrize("how", [Isolation.CORDON, Isolation.TAINT])
+@pytest.mark.parametrize("how", soak_but([Isolation.CORDON, Isolation.TAINT], Isolation.TAINT))
 def test_the_cluster_keeps_everybody_off_it(
     how: Isolation, job: Callable[..., PodJob], cluster: Simulated, tmp_path: Path
 ) -> None:

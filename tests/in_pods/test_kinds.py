@@ -9,6 +9,7 @@ from training_jobs.checks import assert_same_training, assert_samples_once
 from training_jobs.job import pause_all
 from training_jobs.pods import NAMESPACE, PodJob
 from training_jobs.record import Record
+from training_jobs.selection import soak_but
 
 from rekindle.engines.kubernetes.manifests import adapter
 from rekindle.engines.kubernetes.pods import Kind
@@ -18,7 +19,7 @@ from rekindle.recovery.policy import Policy, Strategy
 from rekindle.runtime.state import RESCHEDULED
 
 pytestmark = pytest.mark.timeout(300)  # a cluster, and a job in its pods
-EVERY = pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.INDEXED_JOB])
+KINDS = [kind for kind in Kind if kind is not Kind.INDEXED_JOB]
 
 PAUSE_ALL = pause_all(12)
 
@@ -35,7 +36,7 @@ def assert_ended_well(job: PodJob, baseline: Record) -> None:
     job.remove()
 
 
-@EVERY
+@pytest.mark.parametrize("kind", soak_but(KINDS, Kind.JOBSET, Kind.VOLCANO_JOB, Kind.TRAINJOB))
 def test_a_deleted_pod(kind: Kind, job: Callable[..., PodJob], baseline: Record) -> None:
     """The kind's controller makes another one, which joins the job that goes on."""
     run = job(*PAUSE_ALL, pods={"kind": kind})
@@ -63,7 +64,7 @@ def place_anew(run: PodJob) -> None:
     assert run.end().outcome == "succeeded", run.story()
 
 
-@EVERY
+@pytest.mark.parametrize("kind", soak_but(KINDS, Kind.ASCENDJOB, Kind.TRAINJOB))
 def test_a_host_is_left(kind: Kind, job: Callable[..., PodJob], baseline: Record) -> None:
     """The job is placed anew by the kind's own means, off the host that is isolated."""
     policy = placed_by(Strategy.RESCHEDULE_JOB_ISOLATED)
@@ -75,7 +76,9 @@ def test_a_host_is_left(kind: Kind, job: Callable[..., PodJob], baseline: Record
     assert_ended_well(run, baseline)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if adapter(kind).suspend_patch()][1:])
+@pytest.mark.parametrize(
+    "kind", soak_but([kind for kind in KINDS if adapter(kind).suspend_patch()], Kind.PYTORCHJOB)
+)
 def test_placed_anew(kind: Kind, job: Callable[..., PodJob], baseline: Record) -> None:
     """The object is suspended and goes on; it is the same one."""
     policy = placed_by(Strategy.RESCHEDULE_JOB)

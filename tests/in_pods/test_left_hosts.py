@@ -10,6 +10,7 @@ from training_jobs.checks import assert_same_training, assert_samples_once
 from training_jobs.job import pause_all
 from training_jobs.pods import PodJob
 from training_jobs.record import Record
+from training_jobs.selection import soak_but
 
 from rekindle.engines.kubernetes.pods import Isolation, Kind
 from rekindle.recovery import journal
@@ -43,11 +44,15 @@ def assert_repaired(run: PodJob, baseline: Record) -> None:
 
 @pytest.mark.parametrize(
     "pods",
-    [
-        {"kind": Kind.ASCENDJOB},  # its pods follow a patch
-        {"kind": Kind.PYTORCHJOB},  # as these
+    soak_but(
+        [
+            {"kind": Kind.ASCENDJOB},  # its pods follow a patch
+            {"kind": Kind.PYTORCHJOB},  # as these
+            {"isolated_hosts": Isolation.CORDON},
+        ],
+        {"kind": Kind.ASCENDJOB},
         {"isolated_hosts": Isolation.CORDON},
-    ],
+    ),
 )
 def test_a_new_pod_takes_its_place(
     pods: dict[str, Any], job: Callable[..., PodJob], baseline: Record

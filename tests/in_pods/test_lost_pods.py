@@ -12,9 +12,10 @@ from training_jobs.injection import Fault
 from training_jobs.job import pause_all
 from training_jobs.pods import NAMESPACE, PodJob
 from training_jobs.record import Record
+from training_jobs.waiting import LIMIT_S
 
 from rekindle import names
-from rekindle.engines.kubernetes import placing
+from rekindle.engines.kubernetes import engine, placing
 from rekindle.errors import JobError
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
@@ -140,13 +141,23 @@ def cordon(cluster: Simulated, no_more: bool) -> None:
         cluster.patch(path, {"spec": {"unschedulable": no_more or None}})
 
 
-def test_an_image_that_cannot_be(
-    tmp_path: Path, cluster: Simulated, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("image", "reason", "ready_s"),
+    [("library/Upper:1", "InvalidImageName", LIMIT_S), ("missing", "ImagePull", 3.0)],
+)
+def test_an_image_that_is_not_there(
+    image: str,
+    reason: str,
+    ready_s: float,
+    tmp_path: Path,
+    cluster: Simulated,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is said at once, and nothing is left."""
+    """If it cannot be it is said at once, else after a while; then nothing is left."""
     monkeypatch.setenv(names.ENV_HOME, str(tmp_path / "home"))
-    run = PodJob(tmp_path, cluster, pods={"image": "library/Upper:1"})
-    with pytest.raises(JobError, match="InvalidImageName"):
+    monkeypatch.setattr(engine, "READY_S", ready_s)
+    run = PodJob(tmp_path, cluster, pods={"image": image})
+    with pytest.raises(JobError, match=reason):
         run.start()
     assert run.objects() == []
     run.close()

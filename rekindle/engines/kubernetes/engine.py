@@ -97,16 +97,18 @@ class KubernetesEngine:
 
         Where a later attempt than this is placed, that is joined: its journal is known to nobody.
         Raises UsageError: the cluster lacks something; then nothing was made.
-        Raises JobError: the coordinator's pod does not run in time, or cannot; in the second case
-        nothing of the job is left.
+        Raises JobError: the coordinator does not answer in time, or its pod cannot run. Where it
+        never ran, nothing of the job is left: its other pods would only take devices.
         """
         must_fit(self._api, self._directory.spec(), self._pods)
         attempt = max(attempt, self._place.attempt())
         self._place.place(self._place.around(attempt))
         try:
             return self._begin(attempt)
-        except HopelessError:
-            self._place.remove()
+        except JobError as error:
+            with contextlib.suppress(ApiError):  # why it does not run is what is told
+                if isinstance(error, HopelessError) or not self._has_run():
+                    self._place.remove()
             raise
 
     def alive(self) -> Endpoint | None:
@@ -146,7 +148,9 @@ class KubernetesEngine:
             with contextlib.suppress(JobError):
                 fetched.extend(self.client(self._endpoint(0)).history(since=since))
                 return True
-            return not self._place.has_coordinator() or not (known or self._may_have_run())
+            # One whose volume stays may have run in a pod that is gone.
+            may_have_run = known or self._pods.coordinator.claim or self._has_run()
+            return not (self._place.has_coordinator() and may_have_run)
 
         limit_s = SILENT_S if known else READY_S
         with contextlib.suppress(*([ApiError] if known else [])):
@@ -276,13 +280,8 @@ class KubernetesEngine:
                 if verdict.kind is Kind.USER_CODE:
                     raise HopelessError(f"{seen.in_words()}: {verdict.explanation}")
 
-    def _may_have_run(self) -> bool:
-        """Whether a coordinator's container was ever started: its image may still be fetched.
-
-        Where it has a volume that stays, the pod of one that has run may be gone.
-        """
-        if self._pods.coordinator.claim:
-            return True
+    def _has_run(self) -> bool:
+        """Whether the coordinator's container was ever started: its image may still be fetched."""
         pods = map(look_at, self._pods_now(Role.COORDINATOR))
         return any(pod.has_run for pod in pods if pod.role == Role.COORDINATOR.value)
 
