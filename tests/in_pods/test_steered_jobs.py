@@ -6,12 +6,15 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from cluster.launch import Simulated
 from training_jobs.checks import assert_same_training, assert_samples_once
 from training_jobs.job import pause_all
 from training_jobs.pods import NAMESPACE, PodJob
+from training_jobs.processes import dead
 from training_jobs.record import Record
+from training_jobs.waiting import wait_until
 
 from rekindle.errors import JobError
 from rekindle.recovery import journal
@@ -62,7 +65,9 @@ def test_the_api_server_restarts(
     pids = [run.pid(rank) for rank in range(4)]
     cluster.stop_server()
     run.release_all()
-    run.kill_pid(pids[1])
+    killed = psutil.Process(pids[1])
+    killed.kill()
+    wait_until(lambda: dead(killed), "the end of the rank")  # without asking the server
     cluster.start_server(deny_for=1.0)
     assert_ended_well(run, baseline)
     assert [i.strategy for i in run.incidents()] == [Strategy.RECOVER_IN_PLACE]
