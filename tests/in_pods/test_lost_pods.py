@@ -143,7 +143,7 @@ def cordon(cluster: Simulated, no_more: bool) -> None:
 
 @pytest.mark.parametrize(
     ("image", "reason", "ready_s"),
-    [("library/Upper:1", "InvalidImageName", LIMIT_S), ("missing", "ImagePull", 3.0)],
+    [("library/Upper:1", "InvalidImageName", LIMIT_S), ("missing", "ImagePull", 12.0)],
 )
 def test_an_image_that_is_not_there(
     image: str,

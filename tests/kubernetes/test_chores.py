@@ -110,11 +110,12 @@ def test_an_end_that_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(chores, "CLOSE_S", 0.1)
     told: list[str] = []
     seen: list[bool] = []
-    gate, over = threading.Event(), threading.Event()
+    gate, begun, over = threading.Event(), threading.Event(), threading.Event()
     mine = Chores()
 
     def stuck() -> None:
         seen.append(mine.is_given_up)
+        begun.set()
         wait(gate)
         seen.append(mine.is_given_up)
         over.set()
@@ -122,6 +123,7 @@ def test_an_end_that_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> 
     with mine.open(told.append):
         mine.do("node 1 is not replaced", stuck)
         mine.do("nor is node 2", lambda: seen.append(True))
+        assert begun.wait(10)
     with mine.open(told.append):  # a later one has a thread of its own
         gate.set()
         assert over.wait(10)
