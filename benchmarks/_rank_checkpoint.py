@@ -79,9 +79,8 @@ def main() -> None:
             wait_committed(session.finished)
             took |= saver.peers()
             took["restore_memory"] = restore(session)
-            if session.finished > 1:  # the first of each makes its buffers and imports
-                for name, second in took.items():
-                    seconds.setdefault(name, []).append(longest(second))
+            for name, second in took.items():
+                seconds.setdefault(name, []).append(longest(second))
         if dist.get_rank() == 0:
             found = {"bytes": saver.bytes, "tensors": len(saver.tensors), "seconds": seconds}
             (folder / "stalls.json").write_text(json.dumps(found))

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from jobs.depots import steps_of
+from jobs.depots import room_of, steps_of
 from jobs.driver import spec_of
 
 from rekindle.checkpoints.directory import DirectoryStore
@@ -52,12 +52,12 @@ class Node:
     def steps(self) -> dict[int, tuple[int, ...]]:
         return steps_of(self.depot.kept)
 
-    def take(
+    async def take(
         self, step: int, content: bytes = CONTENT, *, rank: int = 0, checkpoint: bool = False
     ) -> SnapshotBuffer:
         """The rank takes a snapshot over its oldest one; return the buffer as the agent has it."""
         wanted = p.SnapshotRoom(rank=rank, bytes=len(content), buffers=3)
-        _, fds = self.snapshots.room(wanted)
+        fds = await room_of(self.snapshots, wanted)
         held = [buffer for _, buffer in self.snapshots._buffers[rank]]
         index = min(range(len(fds)), key=lambda i: held[i].recency)
         buffer = held[index]
@@ -139,10 +139,10 @@ def test_a_snapshot_is_settled_when_it_is_copied(tmp_path: Path) -> None:
     """Not before; and where none is due, when it is sealed."""
 
     async def body(own: Node, other: Node) -> None:
-        await settled(own.take(5))
+        await settled(await own.take(5))
         assert other.steps == {}
         own.snapshots.formed(form(other.at))
-        await settled(own.take(10))
+        await settled(await own.take(10))
         assert other.steps == {0: (5, 10)}
         assert other.told[-1] == p.Copies(kept={0: ((5, 1), (10, 1))})
 
@@ -155,7 +155,7 @@ def test_a_new_generation_copies_what_its_keeper_has_not(tmp_path: Path) -> None
     async def body(own: Node, other: Node) -> None:
         own.snapshots.formed(form(other.at))
         for step in (5, 10, 15):
-            await settled(own.take(step))
+            await settled(await own.take(step))
         assert other.steps == {0: (10, 15)}
         for node, own_form in ((own, form(other.at, generation=2)), (other, form(generation=2))):
             node.snapshots.formed(own_form)
@@ -173,7 +173,7 @@ def test_the_end_of_a_generation_breaks_copies_off(tmp_path: Path) -> None:
     async def body(own: Node, other: Node) -> None:
         with deaf() as silent:
             own.snapshots.formed(form(silent))
-            buffer = own.take(5)
+            buffer = await own.take(5)
             while not buffer.is_sealed:
                 await asyncio.sleep(0.001)
             await asyncio.sleep(0.05)
@@ -197,7 +197,7 @@ def test_a_neighbour_that_fails(
         with deaf() as silent:
             own.snapshots.formed(form(silent))
             for step in (5, 10, 15):
-                await settled(own.take(step))
+                await settled(await own.take(step))
             assert capfd.readouterr().err == (
                 "rekindle agent: node 1 keeps no copy of rank 0 after step 5: "
                 f"the agent at {silent.host}:{silent.port} is silent\n"
@@ -217,7 +217,7 @@ def test_a_copy_is_fetched_as_a_snapshot_of_the_ranks_own(tmp_path: Path) -> Non
         for step in (5, 10):
             content = CONTENT + bytes([step])
             other.snapshots.formed(form(own.at))
-            await settled(other.take(step, content))
+            await settled(await other.take(step, content))
         assert own.steps == {0: (5, 10)}
         for node in (other, Node(tmp_path)):
             node.snapshots.formed(form(source=own.at))
@@ -238,7 +238,7 @@ def test_copies_that_cannot_be_fetched(tmp_path: Path) -> None:
     """Said why, and what else the rank has stays."""
 
     async def body(own: Node, other: Node) -> None:
-        await settled(own.take(5))
+        await settled(await own.take(5))
         error, held = await own.fetch(10)
         assert "no generation goes on" in error
         own.snapshots.formed(form(source=other.at))
@@ -262,7 +262,7 @@ def test_last_words_from_a_copy(tmp_path: Path) -> None:
 
     async def body(own: Node, other: Node) -> None:
         own.snapshots.formed(form(other.at))
-        await settled(own.take(5, FILE))
+        await settled(await own.take(5, FILE))
         other.snapshots.dump(order)
         other.snapshots.dump(p.Dump(made=1, step=6, shards={1: 0}, of=2))
         await other.snapshots.finish()
@@ -280,7 +280,7 @@ def test_what_is_forgotten_of_a_whole_state(tmp_path: Path) -> None:
     async def body(own: Node, other: Node) -> None:
         whole = msgspec.structs.replace(form(other.at), generation=2, step=9, shards=1)
         for step in (5, 10):
-            await settled(own.take(step))
+            await settled(await own.take(step))
         own.snapshots.formed(whole)
         assert steps_of(own.snapshots.kept) == {0: (5, 10)}
         own.snapshots.formed(msgspec.structs.replace(whole, suspicions=((1, 7),)))
@@ -294,7 +294,7 @@ def test_last_words_that_are_clean(tmp_path: Path) -> None:
 
     async def body(own: Node, other: Node) -> None:
         for step in (6, 8):
-            await settled(own.take(step, FILE))
+            await settled(await own.take(step, FILE))
         own.snapshots.dump(p.Dump(step=6, made=1, suspicions=((2, 7),)))
         await own.snapshots.finish()
         (written,) = (m for m in own.told if isinstance(m, p.CheckpointWritten))
@@ -310,7 +310,7 @@ def test_a_checkpoint_that_is_forgotten_before_it_is_written(tmp_path: Path) -> 
         stored = threading.Event()
         own.snapshots._writes.submit(stored.wait)  # a slow store
         whole = msgspec.structs.replace(form(other.at), generation=2, step=5, shards=1)
-        buffer = own.take(9, FILE, checkpoint=True)
+        buffer = await own.take(9, FILE, checkpoint=True)
         await settled(buffer)
         own.snapshots.formed(msgspec.structs.replace(whole, suspicions=((1, 7),)))
         stored.set()

@@ -12,12 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from jobs.depots import room_of
 from jobs.driver import spec_of
 
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.retention import Retention
 from rekindle.errors import CheckpointError
 from rekindle.runtime import protocol as p
+from rekindle.runtime.buffer_memory import create_buffer
 from rekindle.runtime.depot import Depot
 from rekindle.runtime.depot_line import Pass
 from rekindle.runtime.neighbours import Neighbours
@@ -68,7 +70,7 @@ class Node:
     async def take(self, step: int, *, checkpoint: bool = True) -> None:
         """The rank takes a snapshot as SnapshotWriter would, never waiting for the store."""
         count = 2 if self.shards == 1 else BUFFERS_OF_SHARD
-        self.snapshots.room(p.SnapshotRoom(rank=0, bytes=len(FILE), buffers=count))
+        await room_of(self.snapshots, p.SnapshotRoom(rank=0, bytes=len(FILE), buffers=count))
         pair = self.snapshots._buffers[0]
         for index in sorted(range(count), key=lambda i: pair[i][1].recency)[:2]:
             buffer = SnapshotBuffer(pair[index][0])
@@ -181,7 +183,7 @@ def test_what_is_amiss_with_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def buffers() -> Iterator[list[int]]:
-    fds = [SnapshotBuffer.create("test", 1 << 16) for _ in range(BUFFERS_OF_SHARD)]
+    fds = [create_buffer("test", 1 << 16) for _ in range(BUFFERS_OF_SHARD)]
     yield fds
     for fd in fds:
         os.close(fd)

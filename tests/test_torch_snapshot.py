@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rekindle.errors import CorruptError
+from rekindle.runtime.buffer_memory import create_buffer
 from rekindle.runtime.protocol import SnapshotTaken
 from rekindle.runtime.snapshot import SnapshotBuffer
 from rekindle.training import torch_snapshot
@@ -23,7 +24,7 @@ class Rank:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.taken: list[SnapshotTaken] = []
-        self.fds = [SnapshotBuffer.create("test", 1 << 16) for _ in range(2)]
+        self.fds = [create_buffer("test", 1 << 16) for _ in range(2)]
         self.agent = [SnapshotBuffer(fd) for fd in self.fds]
         ours = [SnapshotBuffer(fd) for fd in self.fds]
         monkeypatch.setattr(torch_snapshot, "ask_for_buffers", lambda *_: ours)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import socket
 from collections import defaultdict
@@ -13,13 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import psutil
-
 from rekindle import names
 from rekindle.errors import CheckpointError, CorruptError, ProtocolError, StaleError
 from rekindle.recovery.plan import Made
 from rekindle.recovery.suspicion import Suspicion, is_clean
 from rekindle.runtime import protocol
+from rekindle.runtime.buffer_memory import create_buffer
 from rekindle.runtime.depot_line import (
     ANSWERS,
     REQUESTS,
@@ -221,10 +219,8 @@ class Depot:
             if room not in fitting:
                 room.close()
         if not fitting:
-            if put.bytes > psutil.virtual_memory().available:
-                raise OSError(errno.ENOMEM, "the machine has less")
             name = f"{self._spec.job_id}-copy{put.rank}"
-            fd = await self._in_thread(SnapshotBuffer.create, name, put.bytes)
+            fd = await self._in_thread(create_buffer, name, put.bytes)
             fitting = [_Copy(put.generation, fd, SnapshotBuffer(fd))]
         [copy] = fitting
         copy.generation = put.generation

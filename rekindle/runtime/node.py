@@ -286,8 +286,7 @@ class NodeRanks:
             case protocol.SnapshotRoom() if message.copy is not None:
                 self._snapshots.fetch(message, functools.partial(self._answer, rank))
             case protocol.SnapshotRoom():
-                answer, fds = self._snapshots.room(message)
-                rank.send(answer, fds)
+                self._snapshots.room(message, functools.partial(self._answer, rank))
             case protocol.SnapshotTaken():
                 self._snapshots.taken(message)
             case protocol.Arrived():

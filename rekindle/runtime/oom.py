@@ -7,9 +7,11 @@ of a rank that was killed so before says nothing about the rank.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from rekindle.runtime.memory import memory_cgroups
+
+_FILES = "memory.events", "memory.oom_control"  # of cgroup v2, and of v1
 _COUNT = "oom_kill"  # of a line, in both files; kills by any out-of-memory killer are counted
 
 NEAR_S = 2.0  # between a kill and the end of the process, which gives its memory back first
@@ -24,7 +26,9 @@ class OomCounter:
     def __init__(
         self, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc/self")
     ) -> None:
-        self._file = _events_file(root, proc)
+        folders = memory_cgroups(root, proc)
+        files = (folder / name for folder in folders for name in _FILES)
+        self._file = next((file for file in files if file.exists()), None)
         self._seen = self._read()
         self._risen_at = -NEAR_S
 
@@ -48,26 +52,3 @@ class OomCounter:
             return 0
         counts = (line.split() for line in lines)
         return next((int(words[1]) for words in counts if words[:1] == [_COUNT]), 0)
-
-
-def _events_file(root: Path, proc: Path) -> Path | None:
-    """Find the file with the count: memory.events (cgroup v2) or memory.oom_control (v1)."""
-    try:
-        lines = (proc / "cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        below = os.path.normpath(path).lstrip("/")  # a container may see a part of it only
-        if "memory" in controllers.split(","):
-            candidates = (root / "memory" / below, root / "memory")
-            name = "memory.oom_control"
-        elif not controllers:
-            candidates = (root / below, root)
-            name = "memory.events"
-        else:
-            continue
-        for folder in candidates:
-            if (folder / name).exists():
-                return folder / name
-    return None

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import os
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,6 +18,7 @@ from rekindle.names import OFFERS
 from rekindle.recovery.plan import Made
 from rekindle.recovery.suspicion import is_clean
 from rekindle.runtime import protocol
+from rekindle.runtime.buffer_memory import create_buffer
 from rekindle.runtime.checkpoint_files import CheckpointFiles
 from rekindle.runtime.depot import Depot
 from rekindle.runtime.due_checkpoints import DueCheckpoints
@@ -27,6 +29,7 @@ from rekindle.runtime.spec import JobSpec
 _ROOM = 65536  # bytes that a buffer has more than was asked for
 _TICK_S = 0.005
 
+_Held = list[tuple[int, SnapshotBuffer]]  # the buffers of a rank, with their descriptors
 Answer = Callable[[protocol.SnapshotBuffers, list[int]], None]
 
 
@@ -47,7 +50,8 @@ class Snapshots:
         self._send = send
         self._depot = depot
         self._neighbours = neighbours
-        self._buffers: dict[int, list[tuple[int, SnapshotBuffer]]] = {}
+        self._buffers: dict[int, _Held] = {}
+        self._making: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._seals = ThreadPoolExecutor(max_workers=1, thread_name_prefix="seals")
         self._writes = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         self.kept: dict[int, tuple[Made, ...]] = {}  # the sealed snapshots of each rank
@@ -55,38 +59,62 @@ class Snapshots:
         self._jobs: set[asyncio.Task[None]] = set()
         self._due = DueCheckpoints(self._files, self._writes, self._tell, self._start)
 
-    def room(self, wanted: protocol.SnapshotRoom) -> tuple[protocol.SnapshotBuffers, list[int]]:
+    def room(self, wanted: protocol.SnapshotRoom, answer: Answer) -> None:
         """Answer a rank: its buffers, made anew if they are too small."""
-        rank, data_bytes = wanted.rank, wanted.bytes
-        held = self._fitting(rank, data_bytes)
-        if data_bytes and not held:
-            try:
-                held = self._buffers[rank] = self._make(rank, wanted.buffers, data_bytes)
-            except CheckpointError as error:
-                failed = protocol.CheckpointWritten(step=0, generation=0, error=str(error))
-                self._send(failed)
-                return protocol.SnapshotBuffers(error=str(error)), []
-        if not held:
-            return protocol.SnapshotBuffers(error=f"there is no snapshot of rank {rank}"), []
-        return protocol.SnapshotBuffers(), [fd for fd, _ in held]
+        if self._fitting(wanted.rank, wanted.bytes) or not wanted.bytes:
+            self._offer(wanted.rank, answer)
+        else:
+            self._start(self._room(wanted, answer))
 
-    def _fitting(self, rank: int, data_bytes: int) -> list[tuple[int, SnapshotBuffer]]:
-        """Return the buffers of a rank; those that are too small are let go."""
-        held = self._buffers.get(rank, [])
-        if held and len(held[0][1].data) < data_bytes:
-            self._start(self._close(self._buffers.pop(rank), set(self._jobs)))
-            return []
-        return held
-
-    def _make(self, rank: int, count: int, data_bytes: int) -> list[tuple[int, SnapshotBuffer]]:
-        """Make buffers. Raises CheckpointError: the memory is not to be had."""
-        name = f"{self._spec.job_id}-rank{rank}"
+    async def _room(self, wanted: protocol.SnapshotRoom, answer: Answer) -> None:
         try:
-            # Another process of the rank may need a few bytes more than the one that asks.
-            fds = [SnapshotBuffer.create(f"{name}-{i}", data_bytes + _ROOM) for i in range(count)]
-        except OSError as error:
-            text = f"no memory for {count} snapshots of {data_bytes} bytes: {error.strerror}"
-            raise CheckpointError(text) from error
+            await self._have(wanted, wanted.bytes)
+        except CheckpointError as error:
+            text = str(error)
+            self._send(protocol.CheckpointWritten(step=0, generation=0, error=text))
+            answer(protocol.SnapshotBuffers(error=text), [])
+        else:
+            self._offer(wanted.rank, answer)
+
+    def _offer(self, rank: int, answer: Answer) -> None:
+        fds = [fd for fd, _ in self._buffers.get(rank, ())]
+        error = "" if fds else f"there is no snapshot of rank {rank}"
+        answer(protocol.SnapshotBuffers(error=error), fds)
+
+    def _fitting(self, rank: int, data_bytes: int) -> _Held:
+        """Return the buffers of a rank; none: there are none, or they are too small."""
+        held = self._buffers.get(rank, [])
+        return held if held and len(held[0][1].data) >= data_bytes else []
+
+    async def _have(self, wanted: protocol.SnapshotRoom, data_bytes: int) -> _Held:
+        """Return the buffers of a rank; those that are too small are let go, and others made.
+
+        Raises CheckpointError: the memory is not to be had.
+        """
+        rank = wanted.rank
+        async with self._making[rank]:  # whoever asked before has died meanwhile, it may be
+            if held := self._fitting(rank, data_bytes):
+                return held
+            users = self._jobs - {asyncio.current_task()}
+            self._start(self._close(self._buffers.pop(rank, []), users))
+            self._buffers[rank] = await self._make(rank, wanted.buffers, data_bytes)
+            return self._buffers[rank]
+
+    async def _make(self, rank: int, count: int, data_bytes: int) -> _Held:
+        name = f"{self._spec.job_id}-rank{rank}"
+        # Another process of the rank may need a few bytes more than the one that asks.
+        size = data_bytes + _ROOM
+        making = [asyncio.to_thread(create_buffer, f"{name}-{i}", size) for i in range(count)]
+        made = await asyncio.gather(*making, return_exceptions=True)
+        fds = [each for each in made if isinstance(each, int)]
+        for error in made:
+            if isinstance(error, BaseException):
+                for fd in fds:
+                    os.close(fd)
+                if not isinstance(error, OSError):
+                    raise error
+                text = f"no memory for {count} snapshots of {data_bytes} bytes: {error.strerror}"
+                raise CheckpointError(text) from error
         return [(fd, SnapshotBuffer(fd)) for fd in fds]
 
     def fetch(self, wanted: protocol.SnapshotRoom, answer: Answer) -> None:
@@ -101,19 +129,18 @@ class Snapshots:
                 await self._neighbours.fetch(wanted.rank, wanted.copy or (0, 0), make_room)
             except CheckpointError as failed:
                 error = str(failed)
-        if wanted.rank in self._buffers:
+        if self._buffers.get(wanted.rank):
             self._sealed(wanted.rank)  # an older one was overwritten, even if it failed
-        answer(*((protocol.SnapshotBuffers(error=error), []) if error else self.room(wanted)))
+        if error:
+            answer(protocol.SnapshotBuffers(error=error), [])
+        else:
+            self._offer(wanted.rank, answer)
 
     async def _room_for_copy(
         self, wanted: protocol.SnapshotRoom, used: contextlib.ExitStack, data_bytes: int
     ) -> SnapshotBuffer:
         """Lock a buffer for a copy: that of a damaged snapshot of its state, else the oldest."""
-        rank = wanted.rank
-        held = self._fitting(rank, data_bytes)
-        if not held:
-            held = await asyncio.to_thread(self._make, rank, wanted.buffers, data_bytes)
-            self._buffers[rank] = held
+        held = await self._have(wanted, data_bytes)
         fd, _ = min(held, key=lambda each: (each[1].made != wanted.copy, each[1].recency))
         buffer = SnapshotBuffer(fd)  # with locks of its own: it may be read here
         used.callback(buffer.close)
@@ -149,7 +176,7 @@ class Snapshots:
             buffer.unlock()
 
     def _sealed(self, rank: int) -> None:
-        sealed = [buffer for _, buffer in self._buffers[rank] if buffer.is_sealed]
+        sealed = [buffer for _, buffer in self._buffers.get(rank, ()) if buffer.is_sealed]
         # The rank may be about to overwrite one of them.
         self.kept[rank] = tuple(made for buffer in sealed if (made := buffer.made) is not None)
         self._send(protocol.Snapshots(kept={rank: self.kept[rank]}))
@@ -301,10 +328,8 @@ class Snapshots:
         self._seals.shutdown()
         self._writes.shutdown()
 
-    async def _close(
-        self, pair: list[tuple[int, SnapshotBuffer]], users: set[asyncio.Task[None]]
-    ) -> None:
-        """Close two buffers when those who may still read them are done."""
+    async def _close(self, pair: _Held, users: set[asyncio.Task[None]]) -> None:
+        """Close buffers when those who may still read them are done."""
         if users:
             await asyncio.wait(users)
         for fd, buffer in pair:

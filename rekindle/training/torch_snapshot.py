@@ -170,6 +170,7 @@ class SnapshotWriter:
         needed = self._layout.total_bytes
         self._buffers = ask_for_buffers(self._channel, self._slot, needed, self._count)
         for buffer in self._buffers:
+            buffer.map_pages()
             if buffer.made is not None and not buffer.is_sealed:
                 _drop_unannounced(buffer)
         # What a dead process of this rank left there is kept until there is something newer.

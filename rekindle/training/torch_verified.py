@@ -6,6 +6,7 @@ may be used before all are: the seal is over all of them.
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from rekindle.runtime.snapshot import SnapshotBuffer
 from rekindle.training.torch_state import view
 
 _Copy = tuple[torch.Tensor, torch.Tensor]  # to, and from
+_Move = tuple[int, int, int]  # to and from which address, and how many bytes
 
 
 def copy_verified(buffer: SnapshotBuffer, targets: Iterable[tuple[torch.Tensor, int]]) -> None:
@@ -26,7 +28,7 @@ def copy_verified(buffer: SnapshotBuffer, targets: Iterable[tuple[torch.Tensor, 
     """
     file = buffer.file
     count = blocks_of(len(file))
-    pieces: list[list[_Copy]] = [[] for _ in range(count)]
+    pieces: list[list[_Move]] = [[] for _ in range(count)]
     others: list[_Copy] = []
     for target, begin in targets:
         if target.device.type == "cpu" and target.is_contiguous():
@@ -43,7 +45,9 @@ def copy_verified(buffer: SnapshotBuffer, targets: Iterable[tuple[torch.Tensor, 
             except IndexError:
                 return  # the other thread was quicker
             digests[number] = digest(block_of(file, number))
-            _copy(pieces[number])
+            for move in pieces[number]:
+                # Not a copy by torch: each of the two threads would bring its own OpenMP threads.
+                ctypes.memmove(*move)
 
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="rekindle-restore") as helper:
         helped = helper.submit(work)
@@ -53,18 +57,18 @@ def copy_verified(buffer: SnapshotBuffer, targets: Iterable[tuple[torch.Tensor, 
     buffer.verify(digests)
 
 
-def _cut(target: torch.Tensor, file: memoryview, begin: int, pieces: list[list[_Copy]]) -> None:
+def _cut(target: torch.Tensor, file: memoryview, begin: int, pieces: list[list[_Move]]) -> None:
     """Cut a tensor where the blocks of the file end, and add each piece to those of its block."""
     size = target.nbytes
     if size == 0:
         return
-    to = target.detach().view(-1).view(torch.uint8)
-    source = torch.frombuffer(file, dtype=torch.uint8, count=size, offset=begin)
+    to = target.data_ptr()
+    source = torch.frombuffer(file, dtype=torch.uint8, count=size, offset=begin).data_ptr()
     done = 0
     while done < size:
         number = (begin + done) // BLOCK_BYTES
         end = min(size, (number + 1) * BLOCK_BYTES - begin)
-        pieces[number].append((to[done:end], source[done:end]))
+        pieces[number].append((to + done, source + done, end - done))
         done = end
 
 

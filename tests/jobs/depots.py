@@ -14,9 +14,11 @@ from jobs.driver import spec_of
 from rekindle.names import LOOPBACK
 from rekindle.recovery.plan import Made
 from rekindle.runtime import protocol
+from rekindle.runtime.buffer_memory import create_buffer
 from rekindle.runtime.depot import Depot, fetch, put
 from rekindle.runtime.depot_line import Line, Pass
 from rekindle.runtime.snapshot import SnapshotBuffer
+from rekindle.runtime.snapshots import Snapshots
 
 KNOWN = Pass("pretended", 0, "the secret")
 CONTENT = os.urandom(50_000)
@@ -100,7 +102,7 @@ class Kept:
 
 @contextlib.contextmanager
 def empty_buffer(size: int) -> Iterator[SnapshotBuffer]:
-    fd = SnapshotBuffer.create("test", size)
+    fd = create_buffer("test", size)
     buffer = SnapshotBuffer(fd)
     try:
         yield buffer
@@ -157,3 +159,12 @@ async def served(kept: Kept) -> None:
     """Whatever came before, the depot keeps and gives."""
     await kept.put(77, rank=1)
     assert await kept.fetch(77, rank=1) == CONTENT
+
+
+async def room_of(snapshots: Snapshots, wanted: protocol.SnapshotRoom) -> list[int]:
+    """What a rank is given that asks for room: its buffers, by their descriptors."""
+    answers: asyncio.Queue[tuple[protocol.SnapshotBuffers, list[int]]] = asyncio.Queue()
+    snapshots.room(wanted, lambda *answer: answers.put_nowait(answer))
+    answer, fds = await answers.get()
+    assert not answer.error
+    return fds

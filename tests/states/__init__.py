@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from rekindle.runtime.buffer_memory import create_buffer
 from rekindle.runtime.snapshot import SnapshotBuffer
 from rekindle.training.torch_state import State, finish, prepare
 
@@ -24,7 +25,7 @@ def move(state: State, named: Mapping[str, Any]) -> None:
 
 def sealed(content: bytes) -> SnapshotBuffer:
     """A snapshot with this content, as a rank finds it in its agent's memory."""
-    fd = SnapshotBuffer.create("test", max(1, len(content)))
+    fd = create_buffer("test", max(1, len(content)))
     try:
         buffer = SnapshotBuffer(fd)
     finally:

@@ -1,0 +1,61 @@
+"""The memory of snapshot buffers: all of it is there before a rank writes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+
+from rekindle.runtime.memory import available_bytes
+from rekindle.runtime.snapshot import CONTROL_BYTES
+
+_ZEROS_BYTES = 1 << 20  # written at once
+
+
+class _Promised:
+    """Memory that is promised to buffers and not taken yet: several are made at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bytes = 0
+
+    def promise(self, size: int) -> None:
+        """Raises OSError: there is not as much."""
+        with self._lock:
+            left = available_bytes() - self._bytes
+            if size > left:
+                raise OSError(errno.ENOMEM, f"{max(0, left)} bytes are left here")
+            self._bytes += size
+
+    def keep(self, size: int) -> None:
+        """So much is taken now, or not needed any more."""
+        with self._lock:
+            self._bytes -= size
+
+
+_promised = _Promised()
+
+
+def create_buffer(name: str, data_bytes: int) -> int:
+    """Make the memory file of a buffer for `data_bytes`, and return its descriptor.
+
+    Takes as long as there are bytes (0.4 s a GB). Raises OSError: they are not to be had.
+    """
+    size = CONTROL_BYTES + data_bytes
+    _promised.promise(size)
+    done = 0
+    # Memory that is only reserved (posix_fallocate) is cleared when it is first touched: by a rank,
+    # while training waits.
+    zeros = memoryview(bytes(min(size, _ZEROS_BYTES)))
+    fd = os.memfd_create(f"rekindle-{name}")
+    try:
+        while done < size:
+            wrote = os.pwrite(fd, zeros[: size - done], done)
+            _promised.keep(wrote)
+            done += wrote
+    except OSError:
+        os.close(fd)
+        raise
+    finally:
+        _promised.keep(size - done)
+    return fd

@@ -1,0 +1,69 @@
+"""How much memory this process may still take: of its machine, and of the cgroups it is in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+
+ROOT = Path("/sys/fs/cgroup")
+PROC = Path("/proc/self")
+
+
+def available_bytes(root: Path = ROOT, proc: Path = PROC) -> int:
+    """What can be taken before the kernel has to kill: files that are cached are no hindrance."""
+    left = (_left(folder) for folder in memory_cgroups(root, proc))
+    return min([psutil.virtual_memory().available, *(each for each in left if each is not None)])
+
+
+def memory_cgroups(root: Path = ROOT, proc: Path = PROC) -> list[Path]:
+    """Folders of the cgroups that account for this process's memory, its own first.
+
+    A container sees those above its own in part only, or none: its own is then the root.
+    root: where the file systems of cgroups are mounted.
+    """
+    try:
+        lines = (proc / "cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    folders: list[Path] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        mounted = root / "memory" if controllers else root  # of cgroup v1, or of v2
+        own = mounted / os.path.normpath(path).lstrip("/")
+        folders += [each for each in (own, *own.parents) if each.is_relative_to(mounted)]
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def _left(cgroup: Path) -> int | None:
+    """Bytes below the limit of a cgroup; None: it has none."""
+    limit = _number(cgroup, "memory.max", "memory.limit_in_bytes")
+    used = _number(cgroup, "memory.current", "memory.usage_in_bytes")
+    if limit is None or used is None:
+        return None
+    return limit - used + _cached(cgroup)
+
+
+def _number(cgroup: Path, *names: str) -> int | None:
+    """What the first of these files holds that there is; None: none does, or no number."""
+    for name in names:
+        try:
+            return int((cgroup / name).read_text())
+        except (OSError, ValueError):  # "max" is no limit
+            continue
+    return None
+
+
+def _cached(cgroup: Path) -> int:
+    """Bytes of files that the kernel would give up; shared memory is not among them."""
+    try:
+        lines = (cgroup / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    stat = dict(line.split() for line in lines)
+    # In v1 those with "total" include the cgroups below, as the usage does.
+    kinds = ("active_file", "inactive_file")
+    return sum(int(stat.get(f"total_{kind}", stat.get(kind, 0))) for kind in kinds)

@@ -1,0 +1,173 @@
+"""Memory for snapshots: made while the agent goes on, once, and refused before it is missed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs.depots import room_of
+from jobs.driver import spec_of
+
+from rekindle.checkpoints.directory import DirectoryStore
+from rekindle.runtime import buffer_memory, snapshots
+from rekindle.runtime import protocol as p
+from rekindle.runtime.buffer_memory import create_buffer
+from rekindle.runtime.depot import Depot
+from rekindle.runtime.depot_line import Pass
+from rekindle.runtime.neighbours import Neighbours
+from rekindle.runtime.snapshots import Snapshots
+
+KNOWN = Pass("pretended", 0, "the secret")
+WANTED = p.SnapshotRoom(rank=0, bytes=100_000, buffers=3)
+
+
+class Node:
+    """An agent's snapshots, and what the coordinator is told."""
+
+    def __init__(self, folder: Path) -> None:
+        spec = spec_of(nodes=2, processes=1)
+        self.told: list[p.Message] = []
+        self.answers: list[tuple[p.SnapshotBuffers, list[int]]] = []
+        depot = Depot(spec, KNOWN, self.told.append)
+        self.snapshots = Snapshots(
+            spec,
+            DirectoryStore(folder),
+            self.told.append,
+            depot=depot,
+            neighbours=Neighbours(KNOWN),
+        )
+
+    def ask(self, wanted: p.SnapshotRoom = WANTED) -> None:
+        self.snapshots.room(wanted, lambda *answer: self.answers.append(answer))
+
+    def run(self, body: Coroutine[Any, Any, None]) -> None:
+        async def main() -> None:
+            try:
+                await asyncio.wait_for(body, 30)
+            finally:
+                await self.snapshots.close()
+
+        asyncio.run(main())
+
+
+def memory_files() -> dict[int, int]:
+    """The buffers that this process has open: by their number, how many bytes are in each."""
+    files: dict[int, int] = {}
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another thread has just closed it
+            if "memfd:rekindle-" in str(link.readlink()):
+                file = link.stat()
+                files[file.st_ino] = file.st_size
+    return files
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_the_agent_goes_on_while_memory_is_made(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that dies meanwhile and asks again gets what was made for it, and nothing twice."""
+    go_on = threading.Event()
+    made: list[str] = []
+
+    def slowly(name: str, data_bytes: int) -> int:
+        made.append(name)
+        assert go_on.wait(20)
+        return create_buffer(name, data_bytes)
+
+    monkeypatch.setattr(snapshots, "create_buffer", slowly)
+
+    async def body() -> None:
+        node.ask()
+        while len(made) < 3:
+            await asyncio.sleep(0.001)  # the loop turns
+        node.ask()  # the next process of the rank
+        node.snapshots.room(
+            p.SnapshotRoom(rank=0, bytes=0, buffers=0), lambda *a: node.answers.append(a)
+        )
+        [(none, _)] = node.answers
+        assert "no snapshot of rank 0" in none.error
+        go_on.set()
+        await node.snapshots.finish()
+        [_, (_, first), (_, second)] = node.answers
+        assert first == second
+        assert len(made) == len(first) == 3
+
+    node.run(body())
+    assert not memory_files()
+
+
+def test_a_state_that_grows_gets_larger_buffers(node: Node) -> None:
+    """Those that are too small are let go."""
+
+    async def body() -> None:
+        small = await room_of(node.snapshots, WANTED)
+        assert await room_of(node.snapshots, WANTED) == small
+        large = await room_of(node.snapshots, p.SnapshotRoom(rank=0, bytes=900_000, buffers=3))
+        assert os.fstat(large[0]).st_size >= 900_000
+        await node.snapshots.finish()
+        assert len(memory_files()) == 3
+
+    node.run(body())
+
+
+@pytest.mark.parametrize("enough_for", [0, 1, 2])
+def test_memory_that_is_not_to_be_had(
+    node: Node, monkeypatch: pytest.MonkeyPatch, enough_for: int
+) -> None:
+    """It is refused before the kernel has to kill somebody, whichever buffer finds it missing."""
+    enough = enough_for * 200_000
+    left = lambda: enough - sum(memory_files().values())  # noqa: E731
+    monkeypatch.setattr(buffer_memory, "available_bytes", left)
+
+    async def body() -> None:
+        node.ask()
+        await node.snapshots.finish()
+        [(refused, fds)] = node.answers
+        assert refused.error.startswith("no memory for 3 snapshots of 100000 bytes: ")
+        assert fds == []
+        [told] = node.told
+        assert isinstance(told, p.CheckpointWritten)
+        assert told.error == refused.error
+        assert not memory_files()
+        monkeypatch.undo()
+        assert len(await room_of(node.snapshots, WANTED)) == 3  # what was promised is free again
+
+    node.run(body())
+
+
+def test_what_others_were_promised_is_not_promised_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks ask at the same time, before the memory of any is taken."""
+    monkeypatch.setattr(buffer_memory, "available_bytes", lambda: 1_000_000)
+    begun, go_on = threading.Event(), threading.Event()
+    write = os.pwrite
+
+    def slowly(fd: int, data: bytes, at: int) -> int:
+        begun.set()
+        assert go_on.wait(20)
+        return write(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", slowly)
+    fds: list[int] = []
+    first = threading.Thread(target=lambda: fds.append(create_buffer("first", 600_000)))
+    first.start()
+    try:
+        assert begun.wait(20)
+        with pytest.raises(OSError, match="395904 bytes are left here"):
+            create_buffer("second", 600_000)
+    finally:
+        go_on.set()
+        first.join()
+    monkeypatch.setattr(os, "pwrite", write)
+    fds.append(create_buffer("third", 600_000))  # of this million nothing is taken
+    for fd in fds:
+        os.close(fd)
