@@ -7,6 +7,7 @@ of a memory file system.
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import secrets
 import shutil
@@ -15,8 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from _common import summary
 
@@ -38,41 +41,52 @@ def have_rclone() -> bool:
 
 
 def transfers(folder: Path, megabytes: int, rounds: int) -> dict[str, dict[str, float | int]]:
-    """Milliseconds of each way: ours and rclone's, up and down."""
-    data = memoryview(os.urandom(megabytes * 1_000_000))
+    """Milliseconds of each way: ours and rclone's, up and down.
+
+    They take turns in who is first: of large files the machine has only the last ones in memory.
+    """
     folder.mkdir(parents=True)
     source = folder / "source"
-    source.write_bytes(data)
+    with source.open("wb") as made:
+        for _ in range(megabytes):
+            made.write(os.urandom(1_000_000))
     took: dict[str, list[float]] = {}
 
-    def timed(name: str, begin: float) -> None:
+    def timed(name: str, work: Callable[[], Any]) -> None:
+        begin = time.perf_counter()
+        work()
         took.setdefault(name, []).append((time.perf_counter() - begin) * 1000)
 
     memory = tempfile.TemporaryDirectory(dir="/dev/shm")
-    with _server(folder / "served") as port, memory as restored:
+    with _server(folder / "served") as port, memory as restored, source.open("rb") as file:
+        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         location = f"s3://{BUCKET}/job?endpoint=http://127.0.0.1:{port}&addressing=path"
         keys = {ENV_STORE_ACCESS_KEY_ID: KEY, ENV_STORE_SECRET_ACCESS_KEY: SECRET}
         store = open_store(location, keys)
         remote = f":s3,provider=Rclone,endpoint='http://127.0.0.1:{port}',access_key_id={KEY},"
         remote += f"secret_access_key={SECRET}:{BUCKET}/peer"
-        for step in range(1, rounds + 1):
-            begin = time.perf_counter()
-            store.write(_manifest(step), {FILE: Part([data], (0,))})
-            timed("upload", begin)
-            begin = time.perf_counter()
-            _rclone("copyto", str(source), f"{remote}/{step}")
-            timed("upload_rclone", begin)
+
+        def read(step: int) -> None:
             checkpoint = store.find(step, 1)
             assert checkpoint is not None
-            begin = time.perf_counter()
             checkpoint.read(FILE)
-            timed("restore", begin)
-            begin = time.perf_counter()
-            _rclone("copyto", f"{remote}/{step}", f"{restored}/state")
-            timed("restore_rclone", begin)
-            Path(restored, "state").unlink()  # what is there already it would not fetch
+
+        for step in range(1, rounds + 1):
+            there, back = f"{remote}/{step}", f"{restored}/state"
+            up: list[tuple[str, Callable[[], Any]]] = [
+                ("upload", partial(store.write, _manifest(step), {FILE: Part([data], (0,))})),
+                ("upload_rclone", partial(_rclone, "copyto", str(source), there)),
+            ]
+            down: list[tuple[str, Callable[[], Any]]] = [
+                ("restore", partial(read, step)),
+                ("restore_rclone", partial(_rclone, "copyto", there, back)),
+            ]
+            for ways in (up, down):
+                for name, work in ways if step % 2 else reversed(ways):
+                    timed(name, work)
+            Path(back).unlink()  # what is there already it would not fetch
             store.prune(Retention(last=1))
-            _rclone("deletefile", f"{remote}/{step}")
+            _rclone("deletefile", there)
     shutil.rmtree(folder)
     return {name: summary(each) for name, each in took.items()}
 

@@ -73,9 +73,11 @@ def _stalls(folder: Path, size: str, rounds: int, ranks: int) -> dict[str, Any]:
         if job.wait_all("written", limit_s=LIMIT_S) is None:
             sys.exit(f"the job has not measured anything:\n{job.output()}")
         found = json.loads((folder / "stalls.json").read_text())
-    # The first of each makes its buffers and imports; that of ours is shown beside the others.
+    # The first of each makes its buffers and imports. Of ours it is shown: what was left out while
+    # the agent had no memory for it yet, and what was taken then.
+    left_out = found["seconds"].pop("rekindle_left_out", [])
     seconds = {name: each[1:] for name, each in found["seconds"].items()}
-    seconds["rekindle_first"] = found["seconds"]["rekindle"][:1]
+    seconds["rekindle_first"] = [*left_out[:1], found["seconds"]["rekindle"][0]]
     ways = {name: summary([s * 1000 for s in each]) for name, each in seconds.items()}
     show_summaries(f"{ranks} ranks, {number(found['bytes'] / 1e6)} MB each: ms stopped", ways)
     medians = {name: float(way["median_ms"]) for name, way in ways.items()}

@@ -25,7 +25,6 @@ from rekindle.runtime.depot_line import Pass
 from rekindle.runtime.neighbours import Neighbours
 from rekindle.runtime.snapshot import BUFFERS_OF_SHARD, SnapshotBuffer
 from rekindle.runtime.snapshots import Snapshots
-from rekindle.training import torch_snapshot
 from rekindle.training.place import Place
 from rekindle.training.torch_snapshot import SnapshotWriter
 
@@ -189,19 +188,22 @@ def buffers() -> Iterator[list[int]]:
         os.close(fd)
 
 
-def test_a_rank_does_not_wait_for_the_store(
-    buffers: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_does_not_wait_for_the_store(buffers: list[int]) -> None:
     """While the store has one of the three buffers of a shard the others take turns."""
-    agent, ours = ([SnapshotBuffer(fd) for fd in buffers] for _ in range(2))
-    monkeypatch.setattr(torch_snapshot, "ask_for_buffers", lambda *_: ours)
+    agent = [SnapshotBuffer(fd) for fd in buffers]
     place = Place(0, shard=0, generation=1, shards=2)
 
     class Line:
-        def send(self, message: p.SnapshotTaken) -> None:
-            sealed = agent[message.buffer]
-            sealed.seal()
-            sealed.settle()
+        def send(self, message: p.SnapshotTaken | p.SnapshotRoom) -> None:
+            if isinstance(message, p.SnapshotTaken):
+                sealed = agent[message.buffer]
+                sealed.seal()
+                sealed.settle()
+
+        def buffers(
+            self, serial: int, timeout_s: float | None
+        ) -> tuple[p.SnapshotBuffers, list[int]]:
+            return p.SnapshotBuffers(serial=serial), [os.dup(fd) for fd in buffers]
 
     writer, model = SnapshotWriter(Line(), place, seed=0), torch.nn.Linear(2, 2)
 

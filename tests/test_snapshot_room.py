@@ -32,6 +32,7 @@ class Node:
 
     def __init__(self, folder: Path) -> None:
         spec = spec_of(nodes=2, processes=1)
+        self._others = set(memory_files())  # of tests before this one
         self.told: list[p.Message] = []
         self.answers: list[tuple[p.SnapshotBuffers, list[int]]] = []
         depot = Depot(spec, KNOWN, self.told.append)
@@ -45,6 +46,10 @@ class Node:
 
     def ask(self, wanted: p.SnapshotRoom = WANTED) -> None:
         self.snapshots.room(wanted, lambda *answer: self.answers.append(answer))
+
+    def memory(self) -> dict[int, int]:
+        """The buffers that have been made since, and the bytes of each."""
+        return {file: size for file, size in memory_files().items() if file not in self._others}
 
     def run(self, body: Coroutine[Any, Any, None]) -> None:
         async def main() -> None:
@@ -103,7 +108,7 @@ def test_the_agent_goes_on_while_memory_is_made(
         assert len(made) == len(first) == 3
 
     node.run(body())
-    assert not memory_files()
+    assert not node.memory()
 
 
 def test_a_state_that_grows_gets_larger_buffers(node: Node) -> None:
@@ -115,7 +120,7 @@ def test_a_state_that_grows_gets_larger_buffers(node: Node) -> None:
         large = await room_of(node.snapshots, p.SnapshotRoom(rank=0, bytes=900_000, buffers=3))
         assert os.fstat(large[0]).st_size >= 900_000
         await node.snapshots.finish()
-        assert len(memory_files()) == 3
+        assert len(node.memory()) == 3
 
     node.run(body())
 
@@ -126,7 +131,7 @@ def test_memory_that_is_not_to_be_had(
 ) -> None:
     """It is refused before the kernel has to kill somebody, whichever buffer finds it missing."""
     enough = enough_for * 200_000
-    left = lambda: enough - sum(memory_files().values())  # noqa: E731
+    left = lambda: enough - sum(node.memory().values())  # noqa: E731
     monkeypatch.setattr(buffer_memory, "available_bytes", left)
 
     async def body() -> None:
@@ -138,7 +143,7 @@ def test_memory_that_is_not_to_be_had(
         [told] = node.told
         assert isinstance(told, p.CheckpointWritten)
         assert told.error == refused.error
-        assert not memory_files()
+        assert not node.memory()
         monkeypatch.undo()
         assert len(await room_of(node.snapshots, WANTED)) == 3  # what was promised is free again
 

@@ -12,36 +12,49 @@ import torch
 
 from rekindle.errors import CorruptError
 from rekindle.runtime.buffer_memory import create_buffer
-from rekindle.runtime.protocol import SnapshotTaken
+from rekindle.runtime.protocol import SnapshotBuffers, SnapshotRoom, SnapshotTaken
 from rekindle.runtime.snapshot import SnapshotBuffer
-from rekindle.training import torch_snapshot
 from rekindle.training.place import Place
-from rekindle.training.torch_snapshot import SnapshotWriter, load_snapshot
+from rekindle.training.torch_snapshot import PATIENCE_S, SnapshotWriter, load_snapshot
 
 
 class Rank:
     """A rank, and the buffers of its agent, which does nothing by itself."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.taken: list[SnapshotTaken] = []
         self.fds = [create_buffer("test", 1 << 16) for _ in range(2)]
         self.agent = [SnapshotBuffer(fd) for fd in self.fds]
-        ours = [SnapshotBuffer(fd) for fd in self.fds]
-        monkeypatch.setattr(torch_snapshot, "ask_for_buffers", lambda *_: ours)
+        self.asked: list[SnapshotRoom] = []
+        self.makes = True  # memory, as soon as it is asked for it
+        self.patience: list[float | None] = []
         self.writer = SnapshotWriter(self, Place(0, generation=1), seed=0)
         self.model = torch.nn.Linear(2, 2)
 
-    def send(self, message: SnapshotTaken) -> None:
-        self.taken.append(message)
+    def send(self, message: SnapshotTaken | SnapshotRoom) -> None:
+        if isinstance(message, SnapshotRoom):
+            self.asked.append(message)
+        else:
+            self.taken.append(message)
 
-    def take(self, step: int, *, checkpoint: bool = False) -> bool:
+    def buffers(
+        self, serial: int, timeout_s: float | None
+    ) -> tuple[SnapshotBuffers, list[int]] | None:
+        """As of a Channel."""
+        assert serial == self.asked[-1].serial
+        self.patience.append(timeout_s)
+        if not self.makes and timeout_s is not None:
+            return None
+        return SnapshotBuffers(serial=serial), [os.dup(fd) for fd in self.fds]
+
+    def take(self, step: int, *, checkpoint: bool = False, wait: bool = False) -> bool:
         return self.writer.take(
             {"model": self.model},
             place=Place(0, generation=1, writes=True),
             step=step,
             notes={},
             checkpoint=checkpoint,
-            wait=False,
+            wait=wait,
         )
 
     def seal(self, step: int) -> None:
@@ -59,8 +72,8 @@ class Rank:
 
 
 @pytest.fixture
-def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
-    found = Rank(monkeypatch)
+def rank() -> Iterator[Rank]:
+    found = Rank()
     yield found
     found.close()
 
@@ -98,9 +111,7 @@ def descriptors() -> int:
 
 
 @pytest.mark.parametrize("byte", [9, 400, -1])
-def test_a_damaged_snapshot_leaves_nothing_behind(
-    byte: int, rank: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_snapshot_leaves_nothing_behind(byte: int, rank: Rank) -> None:
     """Whatever of it is damaged: it is refused, unlocked, and its memory goes with the error."""
     rank.take(1)
     rank.seal(1)
@@ -110,9 +121,7 @@ def test_a_damaged_snapshot_leaves_nothing_behind(
     # As in a process that has just begun: nobody else has the memory mapped.
     rank.close()
     before = descriptors()
-    monkeypatch.setattr(
-        torch_snapshot, "ask_for_buffers", lambda *_, **__: [SnapshotBuffer(fd) for fd in fds]
-    )
+    rank.fds = fds
     with pytest.raises(CorruptError):
         load_snapshot(rank, 0, {"model": rank.model}, (1, 1))
     other = [SnapshotBuffer(fd) for fd in fds]
@@ -120,6 +129,7 @@ def test_a_damaged_snapshot_leaves_nothing_behind(
     for buffer in other:
         buffer.close()
         buffer.close()  # twice is once
+    rank.fds = []
     gc.collect()
     assert descriptors() == before
     for fd in fds:
@@ -144,3 +154,56 @@ def test_a_snapshot_that_fails_is_not_in_the_way(
     assert rank.agent[1].lock(write=True)
     rank.agent[1].unlock()
     assert rank.take(3)
+
+
+def test_training_goes_on_while_the_first_memory_is_made(rank: Rank) -> None:
+    """Gigabytes take their time: it is asked for once, and waited for a moment; then for no time.
+
+    The last checkpoint of all waits for it.
+    """
+    rank.makes = False
+    assert [rank.take(step) for step in (1, 2)] == [False, False]
+    assert rank.patience == [PATIENCE_S, 0.0]
+    rank.makes = True
+    assert rank.take(3)
+    assert rank.take(4)
+    assert (len(rank.asked), rank.patience) == (1, [PATIENCE_S, 0.0, 0.0])  # then it has them
+    assert [snapshot.step for snapshot in rank.taken] == [3, 4]
+
+
+def test_the_last_checkpoint_waits_for_its_memory(rank: Rank) -> None:
+    """Also if it is the first."""
+    rank.makes = False
+    assert rank.take(1, checkpoint=True, wait=True)
+    assert rank.patience == [None]
+
+
+def test_a_state_that_changes_while_memory_is_made(rank: Rank) -> None:
+    """It is asked for anew; what comes for the old shape is nobody's."""
+    rank.makes = False
+    assert not rank.take(1)
+    rank.model = torch.nn.Linear(3, 3)
+    assert not rank.take(2)
+    rank.makes = True
+    assert rank.take(3)
+    first, second = (asked.serial for asked in rank.asked)
+    assert second > first
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "patience"), [(True, None), (False, PATIENCE_S)], ids=["written", "kept"]
+)
+def test_a_shard_that_is_to_be_written_waits_for_its_memory(
+    checkpoint: bool, patience: float | None, rank: Rank
+) -> None:
+    """The other shards of its step are written, too."""
+    place = Place(0, shard=0, generation=1, shards=2, writes=True)
+    rank.makes = False
+    rank.fds.append(create_buffer("test", 1 << 16))
+    writer = SnapshotWriter(rank, place, seed=0)
+    taken = writer.take(
+        {"model": rank.model}, place=place, step=1, notes={}, checkpoint=checkpoint, wait=False
+    )
+    assert (taken, rank.patience) == (checkpoint, [patience])
+    writer.close()
+    os.close(rank.fds.pop())

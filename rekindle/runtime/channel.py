@@ -7,6 +7,7 @@ import queue
 import signal
 import socket
 import threading
+import time
 import traceback
 from collections.abc import Callable
 
@@ -38,6 +39,7 @@ class Channel:
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
         self._waiting: queue.SimpleQueue[tuple[Message, list[int]]] = queue.SimpleQueue()
+        self._buffers: queue.SimpleQueue[tuple[SnapshotBuffers, list[int]]] = queue.SimpleQueue()
         self._over = -1
         self._settled = -1  # the same, once `on_over` has done its work
         self._held = -1  # the newest generation that is to be held between two steps
@@ -84,14 +86,21 @@ class Channel:
             if isinstance(message, Form) and message.generation > newer_than:
                 return message
 
-    def wait_buffers(self) -> tuple[SnapshotBuffers, list[int]]:
-        """Wait for the answer to SnapshotRoom; an end of the generation meanwhile is kept."""
+    def buffers(
+        self, serial: int, timeout_s: float | None = None
+    ) -> tuple[SnapshotBuffers, list[int]] | None:
+        """The answer to this SnapshotRoom; None: it has not come in time."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            message, fds = self._next()
-            if isinstance(message, SnapshotBuffers):
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                message, fds = self._buffers.get(timeout=left)
+            except queue.Empty:
+                return None
+            if message.serial == serial:
                 return message, fds
-            if not isinstance(message, Over):
-                raise ProtocolError(f"expected snapshot buffers, got {message}")
+            for fd in fds:  # nobody waits any more for what was asked before
+                os.close(fd)
 
     def _next(self) -> tuple[Message, list[int]]:
         message, fds = self._waiting.get()
@@ -122,6 +131,9 @@ class Channel:
                 continue
             if isinstance(message, CheckpointEvery):
                 self.checkpoint_every = message.steps
+                continue
+            if isinstance(message, SnapshotBuffers):
+                self._buffers.put((message, fds))
                 continue
             if isinstance(message, Form):
                 self.checkpoint_every = message.checkpoint_every

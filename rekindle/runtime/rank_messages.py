@@ -86,12 +86,14 @@ class SnapshotRoom(Message, frozen=True, kw_only=True, tag="snapshot-room"):
 
     bytes 0: it asks for the buffers that exist, to read them.
     copy: the state whose copy is fetched from the neighbour first, as one of the rank's snapshots.
+    serial: of the rank's requests; a later one may be answered before this one.
     """
 
     rank: int
     bytes: int
     buffers: int
     copy: Made | None = None
+    serial: int = 0
 
 
 class SnapshotTaken(Message, frozen=True, kw_only=True, tag="snapshot-taken"):
@@ -179,9 +181,10 @@ class CheckpointEvery(Message, frozen=True, kw_only=True, tag="checkpoint-every"
 
 
 class SnapshotBuffers(Message, frozen=True, kw_only=True, tag="snapshot-buffers"):
-    """Memory files come with this message, if `error` is empty."""
+    """Memory files come with this message, if `error` is empty; `serial`: of the request."""
 
     error: str = ""
+    serial: int = 0
 
 
 class Dismiss(Message, frozen=True, kw_only=True, tag="dismiss"):

@@ -62,7 +62,7 @@ class Snapshots:
     def room(self, wanted: protocol.SnapshotRoom, answer: Answer) -> None:
         """Answer a rank: its buffers, made anew if they are too small."""
         if self._fitting(wanted.rank, wanted.bytes) or not wanted.bytes:
-            self._offer(wanted.rank, answer)
+            self._offer(wanted, answer)
         else:
             self._start(self._room(wanted, answer))
 
@@ -72,14 +72,14 @@ class Snapshots:
         except CheckpointError as error:
             text = str(error)
             self._send(protocol.CheckpointWritten(step=0, generation=0, error=text))
-            answer(protocol.SnapshotBuffers(error=text), [])
+            answer(protocol.SnapshotBuffers(error=text, serial=wanted.serial), [])
         else:
-            self._offer(wanted.rank, answer)
+            self._offer(wanted, answer)
 
-    def _offer(self, rank: int, answer: Answer) -> None:
-        fds = [fd for fd, _ in self._buffers.get(rank, ())]
-        error = "" if fds else f"there is no snapshot of rank {rank}"
-        answer(protocol.SnapshotBuffers(error=error), fds)
+    def _offer(self, wanted: protocol.SnapshotRoom, answer: Answer) -> None:
+        fds = [fd for fd, _ in self._buffers.get(wanted.rank, ())]
+        error = "" if fds else f"there is no snapshot of rank {wanted.rank}"
+        answer(protocol.SnapshotBuffers(error=error, serial=wanted.serial), fds)
 
     def _fitting(self, rank: int, data_bytes: int) -> _Held:
         """Return the buffers of a rank; none: there are none, or they are too small."""
@@ -132,9 +132,9 @@ class Snapshots:
         if self._buffers.get(wanted.rank):
             self._sealed(wanted.rank)  # an older one was overwritten, even if it failed
         if error:
-            answer(protocol.SnapshotBuffers(error=error), [])
+            answer(protocol.SnapshotBuffers(error=error, serial=wanted.serial), [])
         else:
-            self._offer(wanted.rank, answer)
+            self._offer(wanted, answer)
 
     async def _room_for_copy(
         self, wanted: protocol.SnapshotRoom, used: contextlib.ExitStack, data_bytes: int

@@ -7,6 +7,7 @@ is left out, and what is overwritten is the oldest, or, while the store has that
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Mapping
@@ -27,7 +28,11 @@ from rekindle.training.torch_state import DTYPE_CODES, State, capture, finish, p
 from rekindle.training.torch_verified import copy_verified
 
 STEP = "step"
+# For which training waits for the memory of its first snapshot: longer than an agent is ever busy,
+# shorter than it takes to make that of many gigabytes.
+PATIENCE_S = 3.0
 _TICK_S = 0.0005
+_serials = itertools.count(1)
 _Shape = tuple[tuple[str, torch.dtype, torch.Size], ...]  # of a state
 # Bytes by which the skeleton (learning rates, counters) may grow between snapshots, at least; new
 # buffers have nothing in them, so they are to be rare.
@@ -49,6 +54,7 @@ class SnapshotWriter:
         self._shape: _Shape = ()
         self._buffers: list[SnapshotBuffer] = []
         self._views: list[list[torch.Tensor]] = []
+        self._asked: int | None = None  # the request for buffers that is not answered yet
         self._next = 0
         self._to_write: int | None = None  # the buffer whose newest snapshot is to be a checkpoint
 
@@ -66,7 +72,9 @@ class SnapshotWriter:
 
         notes: what a checkpoint's manifest will tell, by keys of rekindle.runtime.checkpoint_files.
         False: there was no buffer to write, because the agent reads one or has not sealed the
-        other yet (one sealed snapshot is always kept). With `wait`, one is waited for.
+        other yet (one sealed snapshot is always kept), or because it is still making them. With
+        `wait`, one is waited for; so is the memory of a shard that is to be written to the store,
+        for the other shards are written, too.
         Raises CheckpointError: the agent has no memory for the buffers.
         """
         began = time.monotonic()
@@ -80,7 +88,8 @@ class SnapshotWriter:
             **{name: msgspec.json.encode(note).decode() for name, note in notes.items()},
             **self._said,
         }
-        self._fit(state, shape, metadata)
+        if not self._fit(state, shape, metadata, wait=wait or (checkpoint and self._sharded)):
+            return False
         index = self._choose(wait=wait, copied=place.copied)
         if index is None:
             return False
@@ -154,41 +163,57 @@ class SnapshotWriter:
             return first
         return None
 
-    def _fit(self, state: State, shape: _Shape, metadata: Mapping[str, str]) -> None:
-        """Have buffers that the state fits into; made once, or anew when it changes its shape."""
+    def _fit(self, state: State, shape: _Shape, metadata: Mapping[str, str], *, wait: bool) -> bool:
+        """Have buffers that the state fits into; made once, or anew when it changes its shape.
+
+        False: the agent is still at it. Gigabytes take it seconds, in which training goes on.
+        """
         room = len(msgspec.json.encode(metadata))
-        if self._layout is not None and shape == self._shape and room <= self._room:
-            return
-        self.close()
-        self._room = 2 * room + _ROOM
-        self._layout = plan_layout(
-            ((name, DTYPE_CODES[t.dtype], tuple(t.shape)) for name, t in state.tensors.items()),
-            metadata_room=self._room,
-        )
-        self._shape = shape
-        self._to_write = None
-        needed = self._layout.total_bytes
-        self._buffers = ask_for_buffers(self._channel, self._slot, needed, self._count)
-        for buffer in self._buffers:
+        patience_s = None if wait else 0.0
+        if self._layout is None or shape != self._shape or room > self._room:
+            self.close()
+            self._room = 2 * room + _ROOM
+            self._layout = plan_layout(
+                ((name, DTYPE_CODES[t.dtype], tuple(t.shape)) for name, t in state.tensors.items()),
+                metadata_room=self._room,
+            )
+            self._shape = shape
+            self._to_write = None
+            needed = self._layout.total_bytes
+            self._asked = ask_for_buffers(self._channel, self._slot, needed, self._count)
+            patience_s = None if wait else PATIENCE_S
+        if self._asked is not None:
+            buffers = receive_buffers(self._channel, self._asked, patience_s)
+            if buffers is None:
+                return False
+            self._asked = None
+            self._use(buffers, state, self._layout)
+        return True
+
+    def _use(self, buffers: list[SnapshotBuffer], state: State, layout: Layout) -> None:
+        self._buffers = buffers
+        for buffer in buffers:
             buffer.map_pages()
             if buffer.made is not None and not buffer.is_sealed:
                 _drop_unannounced(buffer)
         # What a dead process of this rank left there is kept until there is something newer.
-        self._next = min(range(self._count), key=lambda i: self._buffers[i].recency)
-        by_name = {spec.name: spec for spec in self._layout.specs}
-        begin = self._layout.header_bytes
+        self._next = min(range(self._count), key=lambda i: buffers[i].recency)
+        by_name = {spec.name: spec for spec in layout.specs}
         self._views = [
             [
-                view(buffer.data, t.dtype, tuple(t.shape), begin + by_name[name].begin)
+                view(
+                    buffer.data, t.dtype, tuple(t.shape), layout.header_bytes + by_name[name].begin
+                )
                 for name, t in state.tensors.items()
             ]
-            for buffer in self._buffers
+            for buffer in buffers
         ]
 
     def close(self) -> None:
         """Let go of the buffers; the agent keeps what they hold."""
         self._views = []
         self._layout = None
+        self._asked = None
         for buffer in self._buffers:
             buffer.close()
         self._buffers = []
@@ -204,14 +229,29 @@ def _drop_unannounced(buffer: SnapshotBuffer) -> None:
 
 def ask_for_buffers(
     channel: Channel, slot: int, data_bytes: int = 0, count: int = 0, copy: Made | None = None
-) -> list[SnapshotBuffer]:
-    """Get the rank's buffers from its agent; 0 bytes: those that exist.
+) -> int:
+    """Ask the rank's agent for its buffers; 0 bytes: those that exist. Gives what to receive by.
 
     copy: the state that a neighbour's copy of is to be in one of them.
-    Raises CheckpointError: it has none, or no memory for them, or no such copy is to be had.
     """
-    channel.send(protocol.SnapshotRoom(rank=slot, bytes=data_bytes, buffers=count, copy=copy))
-    answer, fds = channel.wait_buffers()
+    serial = next(_serials)
+    channel.send(
+        protocol.SnapshotRoom(rank=slot, bytes=data_bytes, buffers=count, copy=copy, serial=serial)
+    )
+    return serial
+
+
+def receive_buffers(
+    channel: Channel, serial: int, timeout_s: float | None = None
+) -> list[SnapshotBuffer] | None:
+    """Get what was asked for; None: it is not there in time.
+
+    Raises CheckpointError: the agent has none, or no memory for them, or no such copy is to be had.
+    """
+    answered = channel.buffers(serial, timeout_s)
+    if answered is None:
+        return None
+    answer, fds = answered
     if answer.error:
         raise CheckpointError(answer.error)
     try:
@@ -229,7 +269,8 @@ def load_snapshot(
     Raises CheckpointError: it is not there; CorruptError: it is not what was sealed.
     """
     count = BUFFERS_OF_SHARD if copy else 0
-    buffers = ask_for_buffers(channel, slot, count=count, copy=made if copy else None)
+    serial = ask_for_buffers(channel, slot, count=count, copy=made if copy else None)
+    buffers = receive_buffers(channel, serial) or []
     try:
         held = [buffer for buffer in buffers if buffer.made == made]
         if not held:

@@ -36,8 +36,8 @@ class Agent:
                     self._say(next(self._forms, protocol.Dismiss(finished=finished or 0)))
                 case protocol.StepFailed(generation=generation):
                     self.over(generation)
-                case protocol.SnapshotRoom():
-                    self._say(protocol.SnapshotBuffers(error="no memory"))
+                case protocol.SnapshotRoom(serial=serial):
+                    self._say(protocol.SnapshotBuffers(error="no memory", serial=serial))
 
     def _say(self, message: protocol.Message) -> None:
         self._mine.send(wire.encode(message))
