@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import yaml
+from jsonschema import ValidationError, validate
+from prefect.client.schemas.objects import FlowRun
+from prefect.utilities.templating import apply_values
 from rendered import rendered
 
 from rekindle.engines.kubernetes.pods import Kind
@@ -22,9 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
 def objects(folder: str) -> list[dict[str, Any]]:
     """The objects of one kustomization's own files."""
     place = ROOT / "deploy" / folder
-    listed = yaml.safe_load((place / "kustomization.yaml").read_text())["resources"]
+    told = yaml.safe_load((place / "kustomization.yaml").read_text())
+    listed = told["resources"]
     files = [place / name for name in listed if name.endswith(".yaml")]
-    assert {path.name for path in place.iterdir()} == {f.name for f in files} | {
+    made = {name for each in told.get("configMapGenerator", ()) for name in each.get("files", ())}
+    assert {path.name for path in place.iterdir()} == {f.name for f in files} | made | {
         "kustomization.yaml"
     }
     return [one for path in files for one in yaml.safe_load_all(path.read_text())]
@@ -41,12 +48,41 @@ def rights() -> dict[tuple[str, str], set[str]]:
     }
 
 
-@pytest.mark.parametrize("folder", ["base", "nodes", "mindcluster"])
+@pytest.mark.parametrize("folder", ["base", "nodes", "mindcluster", "prefect"])
 def test_objects_are_sound(folder: str) -> None:
     """Every object has only fields that exist, and is named for what it is."""
     for one in objects(folder):
         assert not wrong_fields(one)
         assert one["metadata"]["name"].startswith("rekindle")
+
+
+def test_a_flow_run_is_a_pod_as_its_job_needs_it() -> None:
+    """The work pool's template, as the real worker reads it: every field exists."""
+    worker = pytest.importorskip("prefect_kubernetes.worker", reason="needs Python 3.11")
+    template = json.loads((ROOT / "deploy" / "prefect" / "base-job-template.json").read_text())
+    variables = template["variables"]
+    assert not any("anyOf" in each for each in variables["properties"].values())  # in the form
+    with pytest.raises(ValidationError, match="'image' is a required property"):
+        validate({}, variables)
+    values = {"image": "rekindle-flow:1", "node_selector": {"pool": "cpu"}, "env": {"A": "1"}}
+    validate(values, variables)
+    defaults = {
+        name: each["default"] for name, each in variables["properties"].items() if "default" in each
+    }
+    filled = apply_values(template["job_configuration"], defaults | values)
+    configuration = worker.KubernetesWorkerJobConfiguration(**filled)
+    configuration.prepare_for_flow_run(FlowRun(flow_id=uuid4(), name="brave-otter"))
+    job = configuration.job_manifest
+    assert not wrong_fields(job)
+    pod = job["spec"]["template"]
+    assert pod["metadata"]["labels"]["rekindle.dev/role"] == "flow"
+    assert {"name": "A", "value": "1"} in pod["spec"]["containers"][0]["env"]
+    assert pod["spec"]["serviceAccountName"] == "rekindle-flows"
+    assert pod["spec"]["nodeSelector"] == {"pool": "cpu"}
+    assert "tolerations" not in pod["spec"]
+    # Else the Job of a pod that is evicted fails before its flow run is scheduled again, and the
+    # worker takes the run for crashed.
+    assert job["spec"]["podReplacementPolicy"] == "Failed"
 
 
 def test_the_role_is_the_list_of_rights() -> None:
