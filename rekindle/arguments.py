@@ -22,6 +22,7 @@ from rekindle.errors import UsageError
 from rekindle.recovery.classification import Source
 from rekindle.recovery.codes.verdict import Origin, Severity
 from rekindle.recovery.interval import AUTO
+from rekindle.recovery.node_check.evidence import FACTOR, Limits
 from rekindle.recovery.policy import Policy
 from rekindle.runtime.protocol import Inject, InjectionKind
 from rekindle.runtime.spec import EntryKind, JobSpec, job_directory
@@ -40,6 +41,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     _program(parser)
     _output(parser)
     _recovery(parser)
+    _node_check(parser)
     ignored = parser.add_argument_group("accepted for torchrun's sake, without effect")
     for name in _IGNORED:
         option(ignored, name, default=None)
@@ -112,6 +114,27 @@ def _recovery(parser: argparse.ArgumentParser) -> None:
     option(group, "allow_injection", action="store_true", help="let `rekindle inject` break it")
 
 
+def _node_check(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("node check, before training, as dlrover-run's")
+    said = "measure devices and links of each node; one that is faulty takes no part"
+    option(group, "network_check", action="store_true", help=said)
+    said = "nor does one that is slow; implies --network-check"
+    option(group, "exclude_straggler", action="store_true", help=said)
+    said = f"it is slow if its devices take N times as long as others'; default: {FACTOR:g}"
+    option(group, "compute_factor", type=float, default=FACTOR, metavar="N", help=said)
+    said = f"or its links do; default: {FACTOR:g}"
+    option(group, "link_factor", type=float, default=FACTOR, metavar="N", help=said)
+    said = f"how long it may take for one of its tasks; default: {Limits().timeout_s:g}"
+    option(
+        group,
+        "node_check_timeout",
+        type=float,
+        default=Limits().timeout_s,
+        metavar="SECONDS",
+        help=said,
+    )
+
+
 # The ranks inherit the whole environment; the coordinator needs these.
 _KEPT = (names.ENV_FAILOVER_GRACE,)
 
@@ -149,6 +172,9 @@ def read_spec(options: argparse.Namespace) -> JobSpec:
         tee=_streams("tee", options.tee),
         allow_injection=options.allow_injection,
         policy=_policy(options),
+        network_check=options.network_check or options.exclude_straggler,
+        exclude_straggler=options.exclude_straggler,
+        node_check=_limits(options),
         fault_tables=str(Path(options.fault_tables).absolute()) if options.fault_tables else "",
     )
 
@@ -243,6 +269,17 @@ def _retention(options: argparse.Namespace) -> Retention:
         )
     except ValueError as error:
         raise UsageError(f"--keep-...: {error}") from error
+
+
+def _limits(options: argparse.Namespace) -> Limits:
+    try:
+        return Limits(
+            compute_factor=options.compute_factor,
+            link_factor=options.link_factor,
+            timeout_s=options.node_check_timeout,
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _policy(options: argparse.Namespace) -> Policy:

@@ -90,8 +90,8 @@ def nodes(options: argparse.Namespace) -> int:
     if options.json:
         print(msgspec.json.encode(found).decode())
         return 0
-    rows = [(h.host, h.state(now), len(h.faults), h.isolated_by or "-") for h in found]
-    table(("node", "state", "faults", "isolated by"), rows)
+    rows = [(h.host, h.state(now), len(h.faults), h.isolated_by or "-", h.checked()) for h in found]
+    table(("node", "state", "faults", "isolated by", "checked"), rows)
     for host in found:
         if host.isolated:
             print(f"{host.host}: {host.isolated}")

@@ -201,7 +201,7 @@ def test_a_rank_does_not_wait_for_the_store(buffers: list[int]) -> None:
                 sealed.settle()
 
         def buffers(
-            self, serial: int, timeout_s: float | None
+            self, serial: int, timeout_s: float | None, *, generation: int
         ) -> tuple[p.SnapshotBuffers, list[int]]:
             return p.SnapshotBuffers(serial=serial), [os.dup(fd) for fd in buffers]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
@@ -32,8 +32,9 @@ def value(of: Any) -> st.SearchStrategy[Any]:
     """Values of an annotation that JSON can carry."""
     if of in NAMED:
         return NAMED[of]
-    if of in (dict[str, int], dict[str, float]):
-        return st.dictionaries(st.text(), value(get_args(of)[1]), max_size=3)
+    if get_origin(of) is dict:
+        keys, values = get_args(of)
+        return st.dictionaries(value(keys), value(values), max_size=3)
     if of == tuple[int, ...]:
         return st.lists(NAMED[int], max_size=4).map(tuple)
     if isinstance(of, type) and issubclass(of, msgspec.Struct):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Coroutine
@@ -47,6 +48,16 @@ class Node:
     def ask(self, wanted: p.SnapshotRoom = WANTED) -> None:
         self.snapshots.room(wanted, lambda *answer: self.answers.append(answer))
 
+    async def answered(self, count: int) -> list[tuple[p.SnapshotBuffers, list[int]]]:
+        """All answers, once there are so many."""
+        while len(self.answers) < count:
+            await asyncio.sleep(0.001)
+        return self.answers
+
+    def heard_of_none(self) -> bool:
+        """Whether it was told that nothing is kept of the rank."""
+        return any(isinstance(each, p.Snapshots) and each.kept == {0: ()} for each in self.told)
+
     def memory(self) -> dict[int, int]:
         """The buffers that have been made since, and the bytes of each."""
         return {file: size for file, size in memory_files().items() if file not in self._others}
@@ -84,10 +95,10 @@ def test_the_agent_goes_on_while_memory_is_made(
     go_on = threading.Event()
     made: list[str] = []
 
-    def slowly(name: str, data_bytes: int) -> int:
+    def slowly(name: str, data_bytes: int, stop: threading.Event) -> int:
         made.append(name)
         assert go_on.wait(20)
-        return create_buffer(name, data_bytes)
+        return create_buffer(name, data_bytes, stop)
 
     monkeypatch.setattr(snapshots, "create_buffer", slowly)
 
@@ -101,9 +112,9 @@ def test_the_agent_goes_on_while_memory_is_made(
         )
         [(none, _)] = node.answers
         assert "no snapshot of rank 0" in none.error
+        await node.snapshots.finish()  # nothing that has to be done waits for memory
         go_on.set()
-        await node.snapshots.finish()
-        [_, (_, first), (_, second)] = node.answers
+        [_, (_, first), (_, second)] = await node.answered(3)
         assert first == second
         assert len(made) == len(first) == 3
 
@@ -136,8 +147,7 @@ def test_memory_that_is_not_to_be_had(
 
     async def body() -> None:
         node.ask()
-        await node.snapshots.finish()
-        [(refused, fds)] = node.answers
+        [(refused, fds)] = await node.answered(1)
         assert refused.error.startswith("no memory for 3 snapshots of 100000 bytes: ")
         assert fds == []
         [told] = node.told
@@ -176,3 +186,95 @@ def test_what_others_were_promised_is_not_promised_again(monkeypatch: pytest.Mon
     fds.append(create_buffer("third", 600_000))  # of this million nothing is taken
     for fd in fds:
         os.close(fd)
+
+
+def test_memory_whose_maker_fails_is_not_promised_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No descriptor is left to be had, say."""
+    monkeypatch.setattr(buffer_memory, "available_bytes", lambda: 1_000_000)
+
+    def fail(name: str) -> int:
+        raise OSError(errno.EMFILE, name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "memfd_create", fail)
+        for _ in range(3):
+            with pytest.raises(OSError, match="rekindle-first"):
+                create_buffer("first", 600_000)
+    os.close(create_buffer("second", 600_000))
+
+
+def test_an_agent_that_ends_does_not_wait_for_memory(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is being made is given up; whoever waits is told."""
+    begun, write = threading.Event(), os.pwrite
+
+    def slowly(fd: int, data: bytes, at: int) -> int:
+        begun.set()
+        assert node.snapshots._closing.wait(20)
+        return write(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", slowly)
+
+    async def body() -> None:
+        node.ask(p.SnapshotRoom(rank=0, bytes=50_000_000, buffers=3))
+        await asyncio.to_thread(begun.wait, 20)
+
+    node.run(body())
+    [(refused, _)] = node.answers
+    assert "it is not needed any more" in refused.error
+    assert not node.memory()
+
+
+def test_a_fetch_that_is_broken_off_leaves_its_memory_to_the_next(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A generation ends while the memory for a neighbour's copy is made."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(name: str, data_bytes: int, stop: threading.Event) -> int:
+        begun.set()
+        assert go_on.wait(20)
+        return create_buffer(name, data_bytes, stop)
+
+    monkeypatch.setattr(snapshots, "create_buffer", slowly)
+
+    async def body() -> None:
+        fetch = asyncio.ensure_future(node.snapshots._have(WANTED, WANTED.bytes))
+        await asyncio.to_thread(begun.wait, 20)
+        fetch.cancel()
+        await asyncio.wait([fetch])
+        go_on.set()
+        node.ask()
+        [(_, fds)] = await node.answered(1)
+        assert len(fds) == len(node.memory()) == 3
+
+    node.run(body())
+    assert not node.memory()
+
+
+def test_old_buffers_that_are_still_read_are_waited_for(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is not memory enough for both: the new ones are made when the old ones are gone."""
+    enough = 4_000_000
+    left = lambda: enough - sum(node.memory().values())  # noqa: E731
+    monkeypatch.setattr(buffer_memory, "available_bytes", left)
+
+    async def body() -> None:
+        await room_of(node.snapshots, p.SnapshotRoom(rank=0, bytes=600_000, buffers=3))
+        reads = asyncio.Event()
+        node.snapshots._start(_until(reads))  # as an upload does
+        node.ask(p.SnapshotRoom(rank=0, bytes=700_000, buffers=3))
+        while not node.heard_of_none():
+            await asyncio.sleep(0.001)  # what was kept is kept no more, and everybody knows it
+        assert not node.answers
+        reads.set()
+        [(answer, fds)] = await node.answered(1)
+        assert (answer.error, len(fds)) == ("", 3)
+
+    node.run(body())
+
+
+async def _until(event: asyncio.Event) -> None:
+    await event.wait()

@@ -28,6 +28,7 @@ class Rank:
         self.asked: list[SnapshotRoom] = []
         self.makes = True  # memory, as soon as it is asked for it
         self.patience: list[float | None] = []
+        self.forgotten: list[int] = []
         self.writer = SnapshotWriter(self, Place(0, generation=1), seed=0)
         self.model = torch.nn.Linear(2, 2)
 
@@ -38,7 +39,7 @@ class Rank:
             self.taken.append(message)
 
     def buffers(
-        self, serial: int, timeout_s: float | None
+        self, serial: int, timeout_s: float | None, *, generation: int | None
     ) -> tuple[SnapshotBuffers, list[int]] | None:
         """As of a Channel."""
         assert serial == self.asked[-1].serial
@@ -46,6 +47,10 @@ class Rank:
         if not self.makes and timeout_s is not None:
             return None
         return SnapshotBuffers(serial=serial), [os.dup(fd) for fd in self.fds]
+
+    def forget(self, serial: int) -> None:
+        """As of a Channel."""
+        self.forgotten.append(serial)
 
     def take(self, step: int, *, checkpoint: bool = False, wait: bool = False) -> bool:
         return self.writer.take(
@@ -120,6 +125,7 @@ def test_a_damaged_snapshot_leaves_nothing_behind(byte: int, rank: Rank) -> None
     fds = [os.dup(fd) for fd in rank.fds]
     # As in a process that has just begun: nobody else has the memory mapped.
     rank.close()
+    gc.collect()  # what earlier tests have left
     before = descriptors()
     rank.fds = fds
     with pytest.raises(CorruptError):
@@ -188,6 +194,7 @@ def test_a_state_that_changes_while_memory_is_made(rank: Rank) -> None:
     assert rank.take(3)
     first, second = (asked.serial for asked in rank.asked)
     assert second > first
+    assert rank.forgotten == [first]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from pydantic import (
 from rekindle import names
 from rekindle.blocks.cluster import MinNodes, Nodes, ProcessesPerNode, Spares
 from rekindle.blocks.kubernetes import KubernetesPods
+from rekindle.blocks.node_check import NodeCheck
 from rekindle.blocks.policy import RecoveryPolicy
 from rekindle.blocks.store import CheckpointDirectory
 from rekindle.checkpoints.location import absolute, below
@@ -104,6 +105,10 @@ class TrainingJob(BaseModel):
     policy: RecoveryPolicy = Field(
         default=RecoveryPolicy(),
         description="How faults are met: which strategies are used, and within which limits.",
+    )
+    node_check: NodeCheck = Field(
+        default=NodeCheck(),
+        description="Whether nodes are checked before they train, and when one is sick.",
     )
     kubernetes: KubernetesPods | None = Field(
         default=None,
@@ -195,6 +200,9 @@ class TrainingJob(BaseModel):
             keep=self.checkpoint.keep.to_retention(),
             allow_injection=self.allow_injection,
             policy=self.policy.to_policy(),
+            network_check=self.node_check.enabled or self.node_check.exclude_straggler,
+            exclude_straggler=self.node_check.exclude_straggler,
+            node_check=self.node_check.to_limits(),
             fault_tables=str(work / Path(self.fault_tables).expanduser())
             if self.fault_tables
             else "",

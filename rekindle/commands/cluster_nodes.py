@@ -65,7 +65,7 @@ def nodes(options: argparse.Namespace) -> int:
 def _print(rows: list[Row], found: Mapping[str, Object], unseen: str) -> None:
     now = time.time()
     table(
-        ("node", "state", "faults", "isolated by", "since", "in the cluster"),
+        ("node", "state", "faults", "isolated by", "since", "checked", "in the cluster"),
         [
             (
                 row.host,
@@ -73,6 +73,7 @@ def _print(rows: list[Row], found: Mapping[str, Object], unseen: str) -> None:
                 len(row.known.faults) if row.known else 0,
                 _by(row) or "-",
                 clock(at) if (at := _since(row)) else "-",
+                row.known.checked() if row.known else "-",
                 _in_the_cluster(row, found.get(row.host)),
             )
             for row in rows

@@ -84,7 +84,7 @@ _JOB_FILE = "YAML: the fields of a training job, kubernetes among them"
 # As rekindle.engines.kubernetes.pods.Kind has them.
 KINDS = ("indexed-job", "jobset", "ascendjob", "volcano-job", "trainjob", "pytorchjob")
 
-# As rekindle.engines.kubernetes.mindcluster.trace.WORDS has them.
+# As rekindle.profiling.switch.WORDS has them.
 TRACES = ("communication", "step", "save-checkpoint", "forward", "data-loader")
 
 

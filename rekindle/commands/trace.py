@@ -8,13 +8,9 @@ import sys
 from rekindle.engines.kubernetes.api import Api, load
 from rekindle.engines.kubernetes.labels import Names
 from rekindle.engines.kubernetes.mindcluster import clusterd
-from rekindle.engines.kubernetes.mindcluster.trace import (
-    Switch,
-    switch_of,
-    switch_trace,
-    traced,
-)
+from rekindle.engines.kubernetes.mindcluster.trace import switch_trace, traced
 from rekindle.errors import RekindleError
+from rekindle.profiling.switch import Switch, switch_of
 
 
 def run(options: argparse.Namespace) -> int:

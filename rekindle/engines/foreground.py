@@ -193,6 +193,8 @@ def _saying(event: journal.Event) -> str:
         case journal.Formed() if event.step:
             world = f"generation {event.generation} of {event.world_size} ranks"
             return f"{world} goes on after step {event.step}"
+        case journal.NodeChecked():
+            return event.in_words()
         case journal.NodeLeft(reason=reason) if reason:
             return f"node {event.node} has left: {reason}"
         case journal.LastWords(path=path):

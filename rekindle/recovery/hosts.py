@@ -12,6 +12,8 @@ import msgspec
 from rekindle.errors import JobError
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
+from rekindle.recovery.node_check.evidence import FACTOR, Part
+from rekindle.recovery.node_check.verdicts import Health
 
 # Machines that break jobs again and again without ever being found broken are few (1.3 % at Meta)
 # and cost much: keeping work away from them took the failures of large jobs from 14 % to 4 %
@@ -72,17 +74,47 @@ class HostReleased(HostEvent, frozen=True, kw_only=True, tag="released"):
     by: str
 
 
-AnyHostEvent = HostFault | HostIsolated | HostReleased
+class HostChecked(HostEvent, frozen=True, kw_only=True, tag="checked"):
+    """Its devices and links were measured before a job took it in; seconds: of each part."""
+
+    health: Health
+    seconds: dict[Part, float] = {}
+
+
+AnyHostEvent = HostFault | HostIsolated | HostReleased | HostChecked
+CHECKS_KEPT = 20  # of each host, the newest
+DRIFT = FACTOR  # times of its own best, from when on a part of a host is said to have become slow
 
 
 class Host(msgspec.Struct, kw_only=True):
-    """One host as it is now. isolated: why, or empty; faults: since it was released last."""
+    """One host as it is now.
+
+    isolated: why, or empty; faults: since it was released last; checks: oldest first.
+    """
 
     host: str
     isolated: str = ""
     isolated_by: str = ""
     isolated_at: float = 0.0
     faults: list[HostFault] = []
+    checks: list[HostChecked] = []
+
+    def drift(self) -> dict[Part, float]:
+        """Return how many times as long each part takes as it has taken this host at best."""
+        found: dict[Part, float] = {}
+        for part, now in (self.checks[-1].seconds if self.checks else {}).items():
+            best = min(each.seconds[part] for each in self.checks if part in each.seconds)
+            found[part] = now / best if best else 1.0
+        return found
+
+    def checked(self) -> str:
+        """Say how it was when it was checked last, and which parts are slower than they were."""
+        if not self.checks:
+            return "-"
+        slower = (
+            f"{part.value} {over:.2f}x" for part, over in self.drift().items() if over > DRIFT
+        )
+        return ", ".join((self.checks[-1].health.value, *slower))
 
     def is_lemon(self, now: float) -> bool:
         """Whether it has broken several jobs lately."""
@@ -101,7 +133,7 @@ def fold(events: Iterable[AnyHostEvent]) -> dict[str, Host]:
     """Return all hosts that anything is known of, by name."""
     found: dict[str, Host] = {}
     for event in events:
-        host = found.setdefault(event.host, Host(host=event.host, faults=[]))
+        host = found.setdefault(event.host, Host(host=event.host, faults=[], checks=[]))
         match event:
             case HostFault():
                 others = [fault for fault in host.faults if not event.is_same_as(fault)]
@@ -112,6 +144,8 @@ def fold(events: Iterable[AnyHostEvent]) -> dict[str, Host]:
             case HostReleased():
                 host.isolated, host.isolated_by, host.isolated_at = "", "", 0.0
                 host.faults = []
+            case HostChecked():
+                host.checks = [*host.checks, event][-CHECKS_KEPT:]
     return found
 
 
@@ -122,7 +156,11 @@ def condensed(events: Iterable[AnyHostEvent], now: float) -> list[AnyHostEvent]:
         before = kept.setdefault(event.host, [])
         match event:
             case HostReleased():
-                before.clear()
+                before[:] = [each for each in before if isinstance(each, HostChecked)]
+            case HostChecked():
+                others = [each for each in before if not isinstance(each, HostChecked)]
+                checks = [each for each in before if isinstance(each, HostChecked)]
+                before[:] = [*others, *checks[1 - CHECKS_KEPT :], event]
             case HostIsolated():
                 before[:] = [each for each in before if not isinstance(each, HostIsolated)]
                 before.append(event)
@@ -161,6 +199,14 @@ def learned_from(job_id: str, event: journal.AnyEvent) -> AnyHostEvent | None:
             )
         case journal.Isolated(host=host, reason=reason):
             return HostIsolated(host=host, at=event.at, source=source, by=job_id, reason=reason)
+        case journal.NodeChecked(host=host, verdict=verdict) if host:
+            return HostChecked(
+                host=host,
+                at=event.at,
+                source=source,
+                health=verdict.health,
+                seconds=verdict.seconds,
+            )
     return None
 
 

@@ -14,6 +14,7 @@ from rekindle.errors import JobError
 from rekindle.recovery.classification import Sign, explains
 from rekindle.recovery.codes.verdict import Urgency
 from rekindle.recovery.fault import Fault, root_cause
+from rekindle.recovery.node_check.event import NodeChecked
 from rekindle.recovery.policy import Strategy
 from rekindle.recovery.store_events import (
     Checkpointed,
@@ -33,6 +34,7 @@ __all__ = [  # what is told elsewhere too, for this is the whole journal
     "Checkpointed",
     "CheckpointsPruned",
     "Event",
+    "NodeChecked",
 ]
 
 
@@ -249,6 +251,7 @@ AnyEvent = (
     | Answered
     | SignSeen
     | Isolated
+    | NodeChecked
     | Formed
     | Restored
     | FirstStep
@@ -337,6 +340,10 @@ def _apply(incident: Incident, event: Event) -> None:
             incident.reason = f"{fault.message}; training goes on"
             incident.detected = incident.first_step = event.at
             incident.resumed_at = fault.finished
+        case NodeChecked(fault=Fault() as fault):
+            incident.faults.append(fault)
+            incident.reason = f"{fault.message}; another node is asked for"
+            incident.detected = incident.first_step = event.at
         case _:
             pass
 

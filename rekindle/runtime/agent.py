@@ -29,6 +29,7 @@ from rekindle.checkpoints.place import Key
 from rekindle.checkpoints.store import Found
 from rekindle.errors import JobError, RekindleError
 from rekindle.runtime import device_tools, lifeline, protocol, wire
+from rekindle.runtime.checkers import Checkers
 from rekindle.runtime.depot import Depot
 from rekindle.runtime.depot_line import Pass
 from rekindle.runtime.environment import agent_environment
@@ -83,9 +84,9 @@ class Agent:
         self._snapshots = Snapshots(
             spec, self._store, self.send, depot=self._depot, neighbours=Neighbours(known)
         )
-        self.ranks = NodeRanks(
-            spec, self._snapshots, self.send, agent_environment(os.environ, spec), pretended
-        )
+        environment = agent_environment(os.environ, spec)
+        self.ranks = NodeRanks(spec, self._snapshots, self.send, environment, pretended)
+        self._checkers = Checkers(spec, self.ranks.fork, self.send, environment)
 
     def send(self, message: protocol.Message) -> None:
         """Send to the coordinator, in order."""
@@ -134,6 +135,7 @@ class Agent:
         """Serve one coordinator; False: the line to it was cut."""
         self._lines += 1  # what an earlier coordinator has ordered is not begun any more
         async with self._obeying:
+            await self._checkers.end()
             unsent = self._sort_outbox()
             described = wire.encode(self.ranks.describe(self._hello, unsent))
         with contextlib.suppress(ConnectionError):
@@ -232,6 +234,8 @@ class Agent:
                     continue
                 if isinstance(message, protocol.Promote):
                     await self._take_place(message.node)
+                elif isinstance(message, protocol.CheckOrder):
+                    await self._checkers.obey(message)
                 else:
                     await self.ranks.obey(message)
 
@@ -266,6 +270,7 @@ class Agent:
 
     async def _end(self) -> None:
         """Leave nothing behind: ranks, their helpers, zygote, store, memory."""
+        await self._checkers.end()
         await self.ranks.end()
         if not self._hurried:
             await self._snapshots.close()

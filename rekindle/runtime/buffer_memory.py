@@ -36,25 +36,29 @@ class _Promised:
 _promised = _Promised()
 
 
-def create_buffer(name: str, data_bytes: int) -> int:
+def create_buffer(name: str, data_bytes: int, stop: threading.Event | None = None) -> int:
     """Make the memory file of a buffer for `data_bytes`, and return its descriptor.
 
-    Takes as long as there are bytes (0.4 s a GB). Raises OSError: they are not to be had.
+    Takes as long as there are bytes (0.4 s a GB, and more). stop: if set meanwhile, it is given up.
+    Raises OSError: they are not to be had, or it was given up.
     """
     size = CONTROL_BYTES + data_bytes
     _promised.promise(size)
-    done = 0
-    # Memory that is only reserved (posix_fallocate) is cleared when it is first touched: by a rank,
-    # while training waits.
-    zeros = memoryview(bytes(min(size, _ZEROS_BYTES)))
-    fd = os.memfd_create(f"rekindle-{name}")
+    done, fd = 0, -1
     try:
+        fd = os.memfd_create(f"rekindle-{name}")
+        # Memory that is only reserved (posix_fallocate) is cleared when it is first touched: by a
+        # rank, while training waits.
+        zeros = memoryview(bytes(min(size, _ZEROS_BYTES)))
         while done < size:
+            if stop is not None and stop.is_set():
+                raise OSError(errno.ECANCELED, "it is not needed any more")
             wrote = os.pwrite(fd, zeros[: size - done], done)
             _promised.keep(wrote)
             done += wrote
-    except OSError:
-        os.close(fd)
+    except BaseException:
+        if fd >= 0:
+            os.close(fd)
         raise
     finally:
         _promised.keep(size - done)

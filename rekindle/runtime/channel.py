@@ -7,7 +7,6 @@ import queue
 import signal
 import socket
 import threading
-import time
 import traceback
 from collections.abc import Callable
 
@@ -39,7 +38,9 @@ class Channel:
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
         self._waiting: queue.SimpleQueue[tuple[Message, list[int]]] = queue.SimpleQueue()
-        self._buffers: queue.SimpleQueue[tuple[SnapshotBuffers, list[int]]] = queue.SimpleQueue()
+        self._answered = threading.Condition()
+        self._answers: dict[int, tuple[SnapshotBuffers, list[int]]] = {}  # by what they answer
+        self._unwanted: set[int] = set()
         self._over = -1
         self._settled = -1  # the same, once `on_over` has done its work
         self._held = -1  # the newest generation that is to be held between two steps
@@ -87,20 +88,37 @@ class Channel:
                 return message
 
     def buffers(
-        self, serial: int, timeout_s: float | None = None
+        self, serial: int, timeout_s: float | None = None, *, generation: int | None = None
     ) -> tuple[SnapshotBuffers, list[int]] | None:
-        """The answer to this SnapshotRoom; None: it has not come in time."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            try:
-                message, fds = self._buffers.get(timeout=left)
-            except queue.Empty:
-                return None
-            if message.serial == serial:
-                return message, fds
-            for fd in fds:  # nobody waits any more for what was asked before
-                os.close(fd)
+        """The answer to this SnapshotRoom; None: it has not come in time.
+
+        generation: it is waited for no longer than this one goes on.
+        """
+
+        def is_decided() -> bool:
+            over = generation is not None and self.is_over(generation)
+            return over or serial in self._answers
+
+        with self._answered:
+            self._answered.wait_for(is_decided, timeout_s)
+            return self._answers.pop(serial, None)
+
+    def forget(self, serial: int) -> None:
+        """Nobody waits for the answer to this SnapshotRoom any more."""
+        with self._answered:
+            if serial in self._answers:
+                _close(self._answers.pop(serial)[1])
+            else:
+                self._unwanted.add(serial)
+
+    def _keep(self, answer: SnapshotBuffers, fds: list[int]) -> None:
+        with self._answered:
+            if answer.serial in self._unwanted:
+                self._unwanted.discard(answer.serial)
+                _close(fds)
+            else:
+                self._answers[answer.serial] = answer, fds
+                self._answered.notify_all()
 
     def _next(self) -> tuple[Message, list[int]]:
         message, fds = self._waiting.get()
@@ -133,11 +151,18 @@ class Channel:
                 self.checkpoint_every = message.steps
                 continue
             if isinstance(message, SnapshotBuffers):
-                self._buffers.put((message, fds))
+                self._keep(message, fds)
                 continue
             if isinstance(message, Form):
                 self.checkpoint_every = message.checkpoint_every
             if isinstance(message, Over):
-                self._over = max(self._over, message.generation)
+                with self._answered:
+                    self._over = max(self._over, message.generation)
+                    self._answered.notify_all()
                 self.on_over(message)
             self._waiting.put((message, fds))
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)

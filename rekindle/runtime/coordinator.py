@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from aiohttp import WSMsgType, web
@@ -28,6 +29,7 @@ from rekindle.errors import ProtocolError, RekindleError
 from rekindle.recovery import journal
 from rekindle.recovery.classification import Judge
 from rekindle.runtime import lifeline, protocol, state, wire
+from rekindle.runtime.check_room import TIMERS, CheckRoom, Judged
 from rekindle.runtime.front_desk import FrontDesk
 from rekindle.runtime.inheritance import earlier, inheritance
 from rekindle.runtime.ledger import Ledger
@@ -38,6 +40,8 @@ from rekindle.runtime.spec import Endpoint, JobDirectory, is_authorized
 FAREWELL_S = 15.0  # how long agents may take to end after Bye
 PROGRESS_S = 0.5
 TABLES_AFTER_S = 3.0  # from the start, which has more urgent things to do
+AWAITING = ("late", "node")  # timers of the machine that end its wait for agents
+CHECKED_AFTER_S = 1.0
 BACKLOG = 4096  # agents that knock at the same moment; one that is turned away tries again late
 GARBAGE_AFTER = 50_000  # new objects between two searches for cycles; usual are 700 or 2,000
 OTHER_FILES = 64  # open beside the lines of agents: the ledger, followers, what Python needs
@@ -63,6 +67,7 @@ class Coordinator:
         self.tables = functools.partial(_tables, self.spec.fault_tables)
         self.machine = Machine(self.spec, self.tables, attempt=attempt, earlier=earlier(past))
         self._inherited = inheritance(past, attempt)
+        self.room = CheckRoom(self.spec) if self.spec.network_check else None
         self.desk = FrontDesk(self.machine, self.ledger, self.carry_out)
         self.ended = asyncio.Event()
         self.succeeded = False
@@ -74,7 +79,7 @@ class Coordinator:
     def carry_out(self) -> None:
         """Carry out all that the machine asks for."""
         last, encoded = None, b""  # what all agents are told comes in a row, and is one object
-        for command in self.machine.drain():
+        for command in (*self._from_room(), *self.machine.drain()):
             match command:
                 case state.Send(connection, message):
                     line = self._lines.get(connection)
@@ -93,6 +98,15 @@ class Coordinator:
                     self.succeeded = succeeded
                     self.ended.set()
 
+    def _from_room(self) -> Iterator[state.Command]:
+        """Let in who was checked; what else the room asks for is left."""
+        for command in self.room.drain() if self.room else ():
+            if isinstance(command, Judged):
+                connection, hello, verdict = command.connection, command.hello, command.verdict
+                self.machine.on_checked(connection, hello, verdict, time.time())
+            else:
+                yield command
+
     def _set_timer(self, name: str, seconds: float) -> None:
         self._cancel_timer(name)
         loop = asyncio.get_running_loop()
@@ -104,7 +118,12 @@ class Coordinator:
             timer.cancel()
 
     def _on_timer(self, name: str) -> None:
-        self.machine.on_timer(name, time.time())
+        if self.room is not None and name in TIMERS:
+            self.room.on_timer(name)
+        elif self.room is not None and self.room.is_busy and name in AWAITING:
+            self._set_timer(name, CHECKED_AFTER_S)  # whom it waits for is here, it may be
+        else:
+            self.machine.on_timer(name, time.time())
         self.carry_out()
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
@@ -126,7 +145,8 @@ class Coordinator:
         finally:
             sender.cancel()
             del self._lines[connection]
-            self.machine.on_agent_lost(connection, time.time())
+            if self.room is None or not self.room.on_lost(connection):
+                self.machine.on_agent_lost(connection, time.time())
             self.carry_out()
         return socket
 
@@ -153,8 +173,14 @@ class Coordinator:
     def _on_message(self, connection: int, message: protocol.Message) -> None:
         if connection in self.machine.sent_home:
             return  # it said so before it heard that it is to end
+        if self.room is not None and self.room.knows(connection):
+            self.room.on_message(connection, message)
+            return
         if isinstance(message, protocol.Hello):
-            self.machine.on_hello(connection, message)
+            if self.room is not None and self.machine.is_to_be_checked(connection, message):
+                self.room.on_hello(connection, message)
+            else:
+                self.machine.on_hello(connection, message)
             return
         roster = self.machine.roster
         if isinstance(message, protocol.CheckpointPassedOver) and roster.knows(connection):

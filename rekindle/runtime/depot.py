@@ -29,7 +29,7 @@ from rekindle.runtime.depot_line import (
     Put,
     patience_s,
 )
-from rekindle.runtime.snapshot import SnapshotBuffer
+from rekindle.runtime.snapshot import BUFFERS_OF_SHARD, SnapshotBuffer
 from rekindle.runtime.spec import JobSpec
 
 KEPT = 2  # steps of each rank: ranks may be a snapshot apart
@@ -173,6 +173,8 @@ class Depot:
             async with self.reading(request.rank, request.made) as buffer:
                 with buffer.file as content:
                     await line.say(Answer(bytes=len(content), checksum=buffer.checksum))
+                    # Whoever asked has its memory made first.
+                    line.silence_s = patience_s(BUFFERS_OF_SHARD * len(content))
                     await line.send(content)
         except CheckpointError as error:
             await line.say(Answer(error=str(error)))

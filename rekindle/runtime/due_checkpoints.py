@@ -19,7 +19,7 @@ from rekindle.runtime import protocol
 from rekindle.runtime.checkpoint_files import CheckpointFiles
 from rekindle.runtime.snapshot import SnapshotBuffer
 
-Start = Callable[[Coroutine[None, None, None]], None]
+Start = Callable[[Coroutine[None, None, None]], object]
 Written = TypeVar("Written", protocol.CheckpointWritten, protocol.PartWritten)
 
 

@@ -9,10 +9,10 @@
     DUMPING     their newest snapshot is being written: last words
     ENDED
 
-It has nine layers, a module each: who is there (`gathering`), forming generations (`forming`),
+It has ten layers, a module each: who is there (`gathering`), forming generations (`forming`),
 checkpoints (`storing`), the end (`ending`), nodes that come and go (`elastic`), what is done about
 faults (`recovering`), ranks that make no progress (`stalling`), signs that are seen from outside
-(`watching`), and what else counts as a fault (here).
+(`watching`), nodes that were checked (`admitting`), and what else counts as a fault (here).
 
 Untouched scripts never arrive: to the machine they stay in REGROUPING until they end.
 """
@@ -28,10 +28,10 @@ from rekindle.recovery.classification import fault_of_exit
 from rekindle.recovery.fault import Fault, Kind
 from rekindle.recovery.policy import LATE_S
 from rekindle.runtime import protocol as p
+from rekindle.runtime.admitting import Admitting
 from rekindle.runtime.roster import Node, Status, by_node
 from rekindle.runtime.state import ENDING, Phase, Send, SetTimer
 from rekindle.runtime.storing import StoreNews
-from rekindle.runtime.watching import Watching
 
 _FAILED = {
     Kind.LINK: "a collective of rank {rank} failed: {error}",
@@ -41,7 +41,7 @@ _FAILED = {
 }
 
 
-class Machine(Watching):
+class Machine(Admitting):
     """The state of one attempt of a job: `on_...` methods take events, `drain` gives commands."""
 
     def on_message(self, node: int, message: p.Message, now: float) -> None:

@@ -58,12 +58,12 @@ def _number(cgroup: Path, *names: str) -> int | None:
 
 
 def _cached(cgroup: Path) -> int:
-    """Bytes of files that the kernel would give up; shared memory is not among them."""
+    """Bytes that the kernel would give up, of files above all; shared memory is not among them."""
     try:
         lines = (cgroup / "memory.stat").read_text().splitlines()
     except OSError:
         return 0
     stat = dict(line.split() for line in lines)
     # In v1 those with "total" include the cgroups below, as the usage does.
-    kinds = ("active_file", "inactive_file")
+    kinds = ("active_file", "inactive_file", "slab_reclaimable")
     return sum(int(stat.get(f"total_{kind}", stat.get(kind, 0))) for kind in kinds)

@@ -207,7 +207,7 @@ class NodeRanks:
         )
         try:
             fds = [theirs.fileno(), page_fd, *(stream.fd for stream in streams)]
-            process.pid = await self._fork(request, fds)
+            process.pid = await self.fork(request, fds)
         finally:
             theirs.close()
             for stream in streams:
@@ -217,7 +217,7 @@ class NodeRanks:
         self._ended.discard(rank)
         return process
 
-    async def _fork(self, request: RunRank | RunStore, fds: list[int]) -> int:
+    async def fork(self, request: RunRank | RunStore, fds: list[int]) -> int:
         """Fork from the zygote; a dead one (the kernel short of memory, say) is started anew."""
         assert self._zygote is not None
         if self._zygote.process.poll() is not None:
@@ -270,7 +270,7 @@ class NodeRanks:
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            pid = await self._fork(RunStore(port=order.port), [theirs.fileno()])
+            pid = await self.fork(RunStore(port=order.port), [theirs.fileno()])
         except RekindleError as error:
             ours.close()
             self._send(protocol.StoreUp(serial=order.serial, port=0, error=str(error)))

@@ -26,8 +26,8 @@ class OomCounter:
     def __init__(
         self, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc/self")
     ) -> None:
-        folders = memory_cgroups(root, proc)
-        files = (folder / name for folder in folders for name in _FILES)
+        own = memory_cgroups(root, proc)[:1]  # those above count strangers, too
+        files = (folder / name for folder in own for name in _FILES)
         self._file = next((file for file in files if file.exists()), None)
         self._seen = self._read()
         self._risen_at = -NEAR_S

@@ -11,6 +11,14 @@ import msgspec
 
 from rekindle.recovery.fault import ErrorRecord, Exit
 from rekindle.recovery.plan import Made
+from rekindle.runtime.check_messages import (
+    CheckAlone,
+    Checked,
+    CheckOver,
+    CheckPair,
+    CheckReady,
+    CheckStop,
+)
 from rekindle.runtime.rank_messages import (
     Arrived,
     CheckpointEvery,
@@ -47,6 +55,12 @@ from rekindle.runtime.watch_messages import Look, Looked, RankLook, Stalled
 
 __all__ = [  # what is said elsewhere too, for this is the whole protocol
     "Arrived",
+    "CheckAlone",
+    "CheckOver",
+    "CheckPair",
+    "CheckReady",
+    "CheckStop",
+    "Checked",
     "CheckpointEvery",
     "CheckpointLeftOut",
     "CheckpointPassedOver",
@@ -295,6 +309,8 @@ FromAgent = (
     | Pruned
     | CheckpointPassedOver
     | Beat
+    | CheckReady
+    | Checked
     | Stalled
     | Looked
     | Arrived
@@ -310,6 +326,10 @@ ToAgent = (
     | Spawn
     | HostStore
     | Kill
+    | CheckAlone
+    | CheckPair
+    | CheckStop
+    | CheckOver
     | Dump
     | WriteParts
     | Commit
@@ -322,6 +342,9 @@ ToAgent = (
     | Dismiss
     | Inject
 )
+
+
+CheckOrder = (CheckAlone, CheckPair, CheckStop, CheckOver)
 
 
 def ranks_named(message: Message) -> tuple[int, ...]:

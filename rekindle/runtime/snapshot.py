@@ -26,6 +26,8 @@ BUFFERS = 2  # one is written while the other is kept
 # have one that all have.
 BUFFERS_OF_SHARD = 3
 
+_MAPPED_AT_ONCE = 1 << 28
+
 # Control words: valid flag, step, generation and bytes of the file; then 64 bytes of checksum text,
 # and a flag.
 _WORDS = struct.Struct("<qqqq")
@@ -100,7 +102,8 @@ class SnapshotBuffer:
 
         The kernel maps a page's neighbours with it when it is read, but not when it is written.
         """
-        bytes(self.data[:: mmap.PAGESIZE])
+        for begin in range(0, len(self.data), _MAPPED_AT_ONCE):  # other threads have their turns
+            bytes(self.data[begin : begin + _MAPPED_AT_ONCE : mmap.PAGESIZE])
 
     def close(self) -> None:
         """Unmap the buffer; its bytes live on as long as the other side has it. Twice is once."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import os
-from collections import defaultdict
+import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 
@@ -28,6 +28,7 @@ from rekindle.runtime.spec import JobSpec
 
 _ROOM = 65536  # bytes that a buffer has more than was asked for
 _TICK_S = 0.005
+MAKERS = 8  # threads that make memory: more are no faster
 
 _Held = list[tuple[int, SnapshotBuffer]]  # the buffers of a rank, with their descriptors
 Answer = Callable[[protocol.SnapshotBuffers, list[int]], None]
@@ -51,12 +52,15 @@ class Snapshots:
         self._depot = depot
         self._neighbours = neighbours
         self._buffers: dict[int, _Held] = {}
-        self._making: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._making: dict[int, asyncio.Task[None]] = {}
+        self._makes = ThreadPoolExecutor(max_workers=MAKERS, thread_name_prefix="buffers")
+        self._closing = threading.Event()
         self._seals = ThreadPoolExecutor(max_workers=1, thread_name_prefix="seals")
         self._writes = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         self.kept: dict[int, tuple[Made, ...]] = {}  # the sealed snapshots of each rank
         self.checkpoints: tuple[Made, ...] = ()  # those written here, newest first
         self._jobs: set[asyncio.Task[None]] = set()
+        self._asking: set[asyncio.Task[None]] = set()  # of ranks that wait; no other job waits
         self._due = DueCheckpoints(self._files, self._writes, self._tell, self._start)
 
     def room(self, wanted: protocol.SnapshotRoom, answer: Answer) -> None:
@@ -64,21 +68,20 @@ class Snapshots:
         if self._fitting(wanted.rank, wanted.bytes) or not wanted.bytes:
             self._offer(wanted, answer)
         else:
-            self._start(self._room(wanted, answer))
+            self._start(self._room(wanted, answer), self._asking)
 
     async def _room(self, wanted: protocol.SnapshotRoom, answer: Answer) -> None:
+        error = ""
         try:
             await self._have(wanted, wanted.bytes)
-        except CheckpointError as error:
-            text = str(error)
-            self._send(protocol.CheckpointWritten(step=0, generation=0, error=text))
-            answer(protocol.SnapshotBuffers(error=text, serial=wanted.serial), [])
-        else:
-            self._offer(wanted, answer)
+        except CheckpointError as failed:
+            error = str(failed)
+            self._send(protocol.CheckpointWritten(step=0, generation=0, error=error))
+        self._offer(wanted, answer, error)
 
-    def _offer(self, wanted: protocol.SnapshotRoom, answer: Answer) -> None:
-        fds = [fd for fd, _ in self._buffers.get(wanted.rank, ())]
-        error = "" if fds else f"there is no snapshot of rank {wanted.rank}"
+    def _offer(self, wanted: protocol.SnapshotRoom, answer: Answer, error: str = "") -> None:
+        fds = [fd for fd, _ in self._buffers.get(wanted.rank, ())] if not error else []
+        error = error or ("" if fds else f"there is no snapshot of rank {wanted.rank}")
         answer(protocol.SnapshotBuffers(error=error, serial=wanted.serial), fds)
 
     def _fitting(self, rank: int, data_bytes: int) -> _Held:
@@ -92,34 +95,62 @@ class Snapshots:
         Raises CheckpointError: the memory is not to be had.
         """
         rank = wanted.rank
-        async with self._making[rank]:  # whoever asked before has died meanwhile, it may be
-            if held := self._fitting(rank, data_bytes):
-                return held
-            users = self._jobs - {asyncio.current_task()}
-            self._start(self._close(self._buffers.pop(rank, []), users))
-            self._buffers[rank] = await self._make(rank, wanted.buffers, data_bytes)
-            return self._buffers[rank]
+        while not (held := self._fitting(rank, data_bytes)):
+            if rank not in self._making:
+                making = asyncio.ensure_future(self._remake(rank, wanted.buffers, data_bytes))
+                making.add_done_callback(lambda done: done.exception())  # those who wait see it
+                self._making[rank] = making
+            # Whoever asks may be broken off, or die: what is being made is the next one's.
+            await asyncio.shield(self._making[rank])
+        return held
+
+    async def _remake(self, rank: int, count: int, data_bytes: int) -> None:
+        try:
+            old = self._buffers.pop(rank, [])
+            if not old:
+                self._buffers[rank] = await self._make(rank, count, data_bytes)
+                return
+            self._sealed(rank)  # it keeps nothing any more
+            closing = self._start(self._close(old, set(self._jobs)))
+            try:
+                held = await self._make(rank, count, data_bytes)
+            except CheckpointError:
+                await closing  # somebody has still read the old ones, it may be
+                held = await self._make(rank, count, data_bytes)
+            self._buffers[rank] = held
+        finally:
+            del self._making[rank]
 
     async def _make(self, rank: int, count: int, data_bytes: int) -> _Held:
-        name = f"{self._spec.job_id}-rank{rank}"
+        loop, name = asyncio.get_running_loop(), f"{self._spec.job_id}-rank{rank}"
         # Another process of the rank may need a few bytes more than the one that asks.
         size = data_bytes + _ROOM
-        making = [asyncio.to_thread(create_buffer, f"{name}-{i}", size) for i in range(count)]
+        making = [
+            loop.run_in_executor(self._makes, create_buffer, f"{name}-{i}", size, self._closing)
+            for i in range(count)
+        ]
         made = await asyncio.gather(*making, return_exceptions=True)
         fds = [each for each in made if isinstance(each, int)]
-        for error in made:
-            if isinstance(error, BaseException):
-                for fd in fds:
-                    os.close(fd)
-                if not isinstance(error, OSError):
-                    raise error
-                text = f"no memory for {count} snapshots of {data_bytes} bytes: {error.strerror}"
-                raise CheckpointError(text) from error
-        return [(fd, SnapshotBuffer(fd)) for fd in fds]
+        held: _Held = []
+        try:
+            for each in made:
+                if isinstance(each, BaseException):
+                    raise each
+                held.append((each, SnapshotBuffer(each)))
+        except BaseException as error:
+            for _, buffer in held:
+                buffer.close()
+            for fd in fds:
+                os.close(fd)
+            if not isinstance(error, OSError):
+                raise
+            text = f"no memory for {count} snapshots of {data_bytes} bytes: {error.strerror}"
+            raise CheckpointError(text) from error
+        return held
 
     def fetch(self, wanted: protocol.SnapshotRoom, answer: Answer) -> None:
         """Answer a rank when one of its buffers has the copy that a neighbour keeps of it."""
-        self._start(self._fetch(wanted, answer))
+        self._start(self._fetch(wanted, answer), self._asking)
 
     async def _fetch(self, wanted: protocol.SnapshotRoom, answer: Answer) -> None:
         error = ""
@@ -131,10 +162,7 @@ class Snapshots:
                 error = str(failed)
         if self._buffers.get(wanted.rank):
             self._sealed(wanted.rank)  # an older one was overwritten, even if it failed
-        if error:
-            answer(protocol.SnapshotBuffers(error=error, serial=wanted.serial), [])
-        else:
-            self._offer(wanted, answer)
+        self._offer(wanted, answer, error)
 
     async def _room_for_copy(
         self, wanted: protocol.SnapshotRoom, used: contextlib.ExitStack, data_bytes: int
@@ -152,14 +180,15 @@ class Snapshots:
         """Seal a snapshot that a rank has just taken and, if asked to, write it to the store."""
         self._start(self._keep(message, *self._buffers[message.rank][message.buffer]))
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
+    def _start(
+        self, work: Coroutine[None, None, None], among: set[asyncio.Task[None]] | None = None
+    ) -> asyncio.Task[None]:
         job = asyncio.ensure_future(work)
-        self._jobs.add(job)
-        job.add_done_callback(self._done)
-
-    def _done(self, job: asyncio.Task[None]) -> None:
-        self._jobs.discard(job)
-        job.result()  # an error here is a bug: let it be seen
+        jobs = self._jobs if among is None else among
+        jobs.add(job)
+        job.add_done_callback(jobs.discard)
+        job.add_done_callback(lambda done: done.result())  # an error is a bug: let it be seen
+        return job
 
     async def _keep(self, message: protocol.SnapshotTaken, fd: int, buffer: SnapshotBuffer) -> None:
         loop = asyncio.get_running_loop()
@@ -321,10 +350,14 @@ class Snapshots:
     async def close(self) -> None:
         """Give the memory back, once what is under way is done."""
         self._neighbours.break_off()
+        self._closing.set()
+        while self._asking:
+            await asyncio.wait(list(self._asking))
         await self.finish()
         self._due.formed()
         for rank in list(self._buffers):
             await self._close(self._buffers.pop(rank), set())
+        self._makes.shutdown()
         self._seals.shutdown()
         self._writes.shutdown()
 

@@ -18,6 +18,7 @@ from rekindle.checkpoints.opening import check_location
 from rekindle.checkpoints.retention import Retention
 from rekindle.errors import UsageError
 from rekindle.recovery.interval import AUTO
+from rekindle.recovery.node_check.evidence import Limits
 from rekindle.recovery.policy import OUTER, Policy, Strategy
 
 
@@ -50,6 +51,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     path, shared by all nodes or private to each, or a URL.
     master_port: port of the ranks' store; 0 = any free one.
     allow_injection: whether faults may be injected (`rekindle inject`).
+    network_check: agents are checked before they are taken in, and sent away if their nodes are
+    faulty; exclude_straggler: also if they are slow. node_check: from when on they are.
     fault_tables: a file of the user's own entries (docs/faults.md); absolute.
     engine: the outer strategies that whoever steers the job can carry out.
     keeps_off: what it can do about hosts that are isolated.
@@ -79,6 +82,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tee: int = 0
     allow_injection: bool = False
     policy: Policy = Policy()
+    network_check: bool = False
+    exclude_straggler: bool = False
+    node_check: Limits = Limits()
     fault_tables: str = ""
     engine: tuple[Strategy, ...] = OUTER
     keeps_off: KeepsOff = KeepsOff.NEVER

@@ -156,6 +156,11 @@ class Incidents:
         self.number += 1
         return journal.CheckpointFailed(incident=self.number, fault=fault)
 
+    def aside(self) -> int:
+        """Number an incident that is over as it is told: nothing was training there."""
+        self.number += 1
+        return self.number
+
     def decide(self, case: Case) -> tuple[Decision, journal.Decided]:
         """Decide about a fault. Each decision is told, for it counts against the budgets."""
         decision = decide(self._policy, case)

@@ -24,6 +24,7 @@ from rekindle.engines.base import MOST_REVIVALS, Engine
 from rekindle.engines.client import Lease
 from rekindle.errors import JobError, LeaseHeldError, UsageError
 from rekindle.recovery import journal
+from rekindle.recovery.fault import Fault
 from rekindle.recovery.journal import (
     Answered,
     AnyEvent,
@@ -37,6 +38,7 @@ from rekindle.recovery.journal import (
     FirstStep,
     Formed,
     Isolated,
+    NodeChecked,
     NodeWanted,
     Progress,
     Restored,
@@ -246,7 +248,7 @@ def incident_steps(event: AnyEvent, history: list[AnyEvent]) -> tuple[str, ...]:
             before = (e for e in history[:-1] if isinstance(e, FaultSeen))
             first = all(e.incident != event.incident for e in before)
             return ("detected",) if first else ()
-        case CheckpointFailed():
+        case CheckpointFailed() | NodeChecked(fault=Fault()):
             return ("detected", "closed")
         case Decided(approval=asked, lighter=False):
             return ("decided", "awaiting-approval") if asked else ("decided",)

@@ -24,6 +24,7 @@ from rekindle.recovery.journal import (
     Isolated,
     JobStarted,
     LastWords,
+    NodeChecked,
     NodeJoined,
     NodeLeft,
     NodeWanted,
@@ -59,7 +60,7 @@ def _sentence(event: AnyEvent) -> str:
             return event.in_words()
         case Progress():
             return f"step {event.finished} of {event.total}"
-        case LastWords():
+        case LastWords() | NodeChecked():
             return event.in_words()
         case Stopping():
             return f"the job is being stopped: {event.reason}"

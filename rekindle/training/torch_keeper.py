@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from rekindle.runtime.checkpoint_files import METADATA_METRICS, METADATA_POSITIO
 from rekindle.training import rank_environment
 from rekindle.training.place import Place
 from rekindle.training.torch_snapshot import SnapshotWriter
+
+REST_S = 600.0  # once the agent had no memory: others may have given some back by then
 
 
 class StateKeeper:
@@ -27,6 +30,7 @@ class StateKeeper:
         snapshot_every = rank_environment.number(names.ENV_SNAPSHOT_EVERY)
         self._snapshot_every = snapshot_every if local_rank == 0 or place.shard is not None else 0
         self._missed_checkpoint = False
+        self._rests_until = 0.0
         self._checkpointed = 0  # the step of the newest
 
     def keep(
@@ -56,6 +60,8 @@ class StateKeeper:
             return  # the script has left its loop early, after a step whose checkpoint was due
         if not checkpoint and not _is_due(step, self._snapshot_every):
             return
+        if not last and time.monotonic() < self._rests_until:
+            return
         try:
             taken = self._writer.take(
                 named,
@@ -68,7 +74,8 @@ class StateKeeper:
         except CheckpointError:
             # The agent has no memory for it, and has said so: training goes on without.
             self.close()
-            self._writer = None
+            self._rests_until = time.monotonic() + REST_S
+            self._missed_checkpoint = False
             return
         self._missed_checkpoint = checkpoint and not taken
         if checkpoint and taken:

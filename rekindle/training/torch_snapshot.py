@@ -88,7 +88,8 @@ class SnapshotWriter:
             **{name: msgspec.json.encode(note).decode() for name, note in notes.items()},
             **self._said,
         }
-        if not self._fit(state, shape, metadata, wait=wait or (checkpoint and self._sharded)):
+        needed = wait or (checkpoint and self._sharded)
+        if not self._fit(state, shape, metadata, wait=needed, generation=place.generation):
             return False
         index = self._choose(wait=wait, copied=place.copied)
         if index is None:
@@ -163,10 +164,19 @@ class SnapshotWriter:
             return first
         return None
 
-    def _fit(self, state: State, shape: _Shape, metadata: Mapping[str, str], *, wait: bool) -> bool:
+    def _fit(
+        self,
+        state: State,
+        shape: _Shape,
+        metadata: Mapping[str, str],
+        *,
+        wait: bool,
+        generation: int,
+    ) -> bool:
         """Have buffers that the state fits into; made once, or anew when it changes its shape.
 
-        False: the agent is still at it. Gigabytes take it seconds, in which training goes on.
+        False: the agent is still at it. Gigabytes take it seconds, in which training goes on. Who
+        waits does so for as long as the generation goes on.
         """
         room = len(msgspec.json.encode(metadata))
         patience_s = None if wait else 0.0
@@ -183,10 +193,11 @@ class SnapshotWriter:
             self._asked = ask_for_buffers(self._channel, self._slot, needed, self._count)
             patience_s = None if wait else PATIENCE_S
         if self._asked is not None:
-            buffers = receive_buffers(self._channel, self._asked, patience_s)
+            asked, self._asked = self._asked, None
+            buffers = receive_buffers(self._channel, asked, patience_s, generation=generation)
             if buffers is None:
+                self._asked = asked
                 return False
-            self._asked = None
             self._use(buffers, state, self._layout)
         return True
 
@@ -213,7 +224,9 @@ class SnapshotWriter:
         """Let go of the buffers; the agent keeps what they hold."""
         self._views = []
         self._layout = None
-        self._asked = None
+        if self._asked is not None:
+            self._channel.forget(self._asked)
+            self._asked = None
         for buffer in self._buffers:
             buffer.close()
         self._buffers = []
@@ -242,13 +255,17 @@ def ask_for_buffers(
 
 
 def receive_buffers(
-    channel: Channel, serial: int, timeout_s: float | None = None
+    channel: Channel,
+    serial: int,
+    timeout_s: float | None = None,
+    *,
+    generation: int | None = None,
 ) -> list[SnapshotBuffer] | None:
-    """Get what was asked for; None: it is not there in time.
+    """Get what was asked for; None: it is not there in time, or before this generation's end.
 
     Raises CheckpointError: the agent has none, or no memory for them, or no such copy is to be had.
     """
-    answered = channel.buffers(serial, timeout_s)
+    answered = channel.buffers(serial, timeout_s, generation=generation)
     if answered is None:
         return None
     answer, fds = answered

@@ -31,7 +31,8 @@ def copy_verified(buffer: SnapshotBuffer, targets: Iterable[tuple[torch.Tensor, 
     pieces: list[list[_Move]] = [[] for _ in range(count)]
     others: list[_Copy] = []
     for target, begin in targets:
-        if target.device.type == "cpu" and target.is_contiguous():
+        lazy = target.is_conj() or target.is_neg()  # its bytes are not its values
+        if target.device.type == "cpu" and target.is_contiguous() and not lazy:
             _cut(target, file, begin, pieces)
         else:  # to a device only the thread that trains copies: in the order of its stream
             others.append((target, view(file, target.dtype, tuple(target.shape), begin)))

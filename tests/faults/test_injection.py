@@ -85,7 +85,7 @@ def test_hanging_rank_is_replaced_when_the_others_leave(
     job: Callable[..., Job], baseline: Record
 ) -> None:
     """It does not follow the call to regroup."""
-    run = held(job, policy=Policy(leave_timeout_s=0.5))
+    run = held(job, policy=Policy(leave_timeout_s=3.0))
     run.inject(1, "hang", step=5)
     run.release(0)
     run.wait(lambda: "hang injected into step 5" in run.stderr(1), "the hang")

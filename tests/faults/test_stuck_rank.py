@@ -20,7 +20,7 @@ def test_rank_that_cannot_leave_its_step(
     how: str, job: Callable[..., Job], baseline: Record
 ) -> None:
     """A stopped or hanging rank that does not leave a broken step in time is replaced too."""
-    run = job(Fault(2, "forward", 9, do=how), policy=Policy(leave_timeout_s=0.5))
+    run = job(Fault(2, "forward", 9, do=how), policy=Policy(leave_timeout_s=3.0))
     run.wait_fault(0)
     run.kill(1)
     assert_recovered(run, baseline, replaced={1, 2})

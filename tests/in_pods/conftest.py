@@ -14,6 +14,7 @@ from training_jobs.pods import PodJob
 from training_jobs.record import Record
 
 from rekindle import names
+from rekindle.engines.kubernetes.api import Api, load
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +30,25 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Simulate
     """Three nodes that run pods as processes of this machine; options by indirect parameters."""
     with start(tmp_path / "cluster", **getattr(request, "param", {})) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def server(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Simulated]:
+    """A cluster for all tests of a module, with as many nodes as its NODE_COUNT says."""
+    nodes: int = request.module.NODE_COUNT
+    with start(tmp_path_factory.mktemp("cluster"), nodes=nodes) as found:
+        yield found
+
+
+@pytest.fixture
+def api(server: Simulated) -> Iterator[Api]:
+    """A client of that; what the server was told to get wrong ends with it."""
+    found = load(str(server.kubeconfig), patience_s=20.0)
+    yield found
+    found.close()
+    server.clear_faults()
 
 
 @pytest.fixture(scope="session")

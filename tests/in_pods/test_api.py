@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster.launch import Simulated, start
+from cluster.launch import Simulated
 
 from rekindle.engines.kubernetes.api import Api, load
 from rekindle.engines.kubernetes.errors import (
@@ -22,21 +22,13 @@ from rekindle.errors import UsageError
 
 pytestmark = pytest.mark.timeout(300)  # a cluster, and a job in its pods
 
+NODE_COUNT = 1
 MAPS = "/api/v1/namespaces/default/configmaps"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
-    with start(tmp_path_factory.mktemp("cluster"), nodes=1) as found:
-        yield found
-
-
-@pytest.fixture
-def api(server: Simulated) -> Iterator[Api]:
-    found = load(str(server.kubeconfig), patience_s=20.0)
-    yield found
-    found.close()
-    server.clear_faults()
+@pytest.fixture(autouse=True)
+def left_clean(server: Simulated) -> Iterator[None]:
+    yield
     for each in server.get(MAPS)["items"]:
         server.delete(f"{MAPS}/{each['metadata']['name']}")
 

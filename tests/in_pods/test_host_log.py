@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from cluster.launch import Simulated, start
+from cluster.launch import Simulated
 
 from rekindle.engines.host_log import HostLog
 from rekindle.engines.kubernetes import host_log
@@ -24,22 +24,14 @@ from rekindle.recovery.hosts import HostFault, HostIsolated, HostReleased
 
 pytestmark = pytest.mark.timeout(300)  # a cluster
 
+NODE_COUNT = 1
 MAPS = "/api/v1/namespaces/default/configmaps"
 PODS = Pods(image="training")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
-    with start(tmp_path_factory.mktemp("cluster"), nodes=1) as found:
-        yield found
-
-
-@pytest.fixture
-def api(server: Simulated) -> Iterator[Api]:
-    found = load(str(server.kubeconfig), patience_s=20.0)
-    yield found
-    found.close()
-    server.clear_faults()
+@pytest.fixture(autouse=True)
+def left_clean(server: Simulated) -> Iterator[None]:
+    yield
     server.call("DELETE", f"{MAPS}/{HOSTS}")
 
 

@@ -118,7 +118,8 @@ def test_no_room_for_another_pod(
     job: Callable[..., PodJob], cluster: Simulated, baseline: Record
 ) -> None:
     """The wait has an end, and what comes then says what it was waited for."""
-    policy = Policy(node_timeout_s=3.0, max_reschedules=1, max_reschedules_in_row=1)
+    # As long as the pods of another attempt need, too.
+    policy = Policy(node_timeout_s=10.0, max_reschedules=1, max_reschedules_in_row=1)
     run = job(*PAUSE_ALL, policy=policy, checkpoint_every=5)
     run.wait_pause(12)
     doomed = run.pod_of(1)["metadata"]["name"]
@@ -128,7 +129,7 @@ def test_no_room_for_another_pod(
     assert run.end().outcome == RESCHEDULED, run.story()
     fault = run.events_of(journal.FaultSeen)[-1].fault
     assert fault.kind is Kind.SCHEDULING
-    assert "no node came as node 1 within 3 s: pod reason Unschedulable" in fault.message
+    assert "no node came as node 1 within 10 s: pod reason Unschedulable" in fault.message
     cordon(cluster, False)
     run.plan()
     run.start()

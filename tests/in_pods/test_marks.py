@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.launch import Simulated, start
+from cluster.launch import Simulated
 from cluster.manifests import pod
 
 from rekindle.cli import main
@@ -26,24 +26,16 @@ from rekindle.recovery.hosts import HostIsolated, HostReleased
 pytestmark = pytest.mark.timeout(300)  # a cluster
 
 Object = dict[str, Any]
+NODE_COUNT = 2
 DEFAULT = "/api/v1/namespaces/default"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 BAD = f"{NODES}/node-0"
 HOWS = pytest.mark.parametrize("how", [Isolation.CORDON, Isolation.TAINT])
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
-    with start(tmp_path_factory.mktemp("cluster"), nodes=2) as found:
-        yield found
-
-
-@pytest.fixture
-def api(server: Simulated) -> Iterator[Api]:
-    found = load(str(server.kubeconfig), patience_s=20.0)
-    yield found
-    found.close()
-    server.clear_faults()
+@pytest.fixture(autouse=True)
+def left_clean(server: Simulated) -> Iterator[None]:
+    yield
     server.call("DELETE", f"{DEFAULT}/configmaps/{HOSTS}")
     back = {"metadata": {"annotations": {ISOLATED: None}}}
     server.patch(BAD, back | {"spec": {"unschedulable": None, "taints": None}})

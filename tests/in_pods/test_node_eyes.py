@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.launch import Simulated, start
+from cluster.launch import Simulated
 from training_jobs.checks import assert_same_training
 from training_jobs.job import pause_all
 from training_jobs.pods import PodJob
@@ -27,6 +27,7 @@ from rekindle.recovery.policy import Strategy
 
 pytestmark = pytest.mark.timeout(300)  # a cluster, and a job in its pods
 
+NODE_COUNT = 3
 DISK = "DiskPressure=True"
 
 
@@ -53,19 +54,11 @@ class Seen:
             assert self._news.wait_for(lambda: set(wanted) <= set(self.signs), 30), self.signs
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
-    with start(tmp_path_factory.mktemp("cluster"), nodes=3) as found:
-        yield found
-
-
 @pytest.fixture
-def seen(server: Simulated) -> Iterator[Seen]:
-    api = load(str(server.kubeconfig), patience_s=20.0)
+def seen(server: Simulated, api: Api) -> Iterator[Seen]:
     found = Seen(api)
     with found.eyes.open(found.report, found.told.append):
         yield found
-    api.close()
     for name in ("node-0", "node-1", "node-2"):
         condition(server, name, "DiskPressure", "False")
 

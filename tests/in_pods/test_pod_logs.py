@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.launch import Simulated, start
+from cluster.launch import Simulated
 from cluster.manifests import pod
 from training_jobs.waiting import wait_until
 
@@ -24,6 +24,7 @@ from rekindle.engines.kubernetes.pod_logs import PodLogs
 pytestmark = pytest.mark.timeout(300)  # a cluster
 
 Object = dict[str, Any]
+NODE_COUNT = 2
 PODS = "/api/v1/namespaces/default/pods"
 COUNT = "i=0; while [ $i -lt {most} ]; do echo line $i; i=$((i+1)); sleep 0.02; done"
 
@@ -80,12 +81,6 @@ class Reader:
     def wait(self, name: str, last: str) -> list[str]:
         wait_until(lambda: last in self.lines(name), f"{last} of {name}", 60)
         return self.lines(name)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
-    with start(tmp_path_factory.mktemp("cluster"), nodes=2) as found:
-        yield found
 
 
 @pytest.fixture

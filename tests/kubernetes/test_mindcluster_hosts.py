@@ -26,7 +26,7 @@ pytest.importorskip("kubernetes.client")
 from rekindle.engines.kubernetes.errors import DamagedError
 from rekindle.engines.kubernetes.mindcluster.known import Known
 from rekindle.engines.kubernetes.mindcluster.readers import read
-from rekindle.engines.kubernetes.mindcluster.reports import HostFault, Report, Told, Topic
+from rekindle.engines.kubernetes.mindcluster.reports import ActiveCode, Report, Told, Topic
 from rekindle.recovery.codes.verdict import Origin, Severity
 
 SWITCH = "[0x00f1fef5,155912,npu,na]"
@@ -63,12 +63,12 @@ def test_faults_of_chips() -> None:
     report = chips_of(thing)
     assert report == Report(
         faults=(
-            HostFault("A8028801", 4, Origin.CHIP),
-            HostFault("80E18402", 4, Origin.CHIP),
-            HostFault("81078603", 0, Origin.NETWORK, Severity.MINOR),
-            HostFault("120001001", -1, Origin.NODE),
-            HostFault("80C98006", 3, Origin.CHIP, Severity.MINOR),
-            HostFault("80CB8006", 6, Origin.CHIP, Severity.MINOR),
+            ActiveCode("A8028801", 4, Origin.CHIP),
+            ActiveCode("80E18402", 4, Origin.CHIP),
+            ActiveCode("81078603", 0, Origin.NETWORK, Severity.MINOR),
+            ActiveCode("120001001", -1, Origin.NODE),
+            ActiveCode("80C98006", 3, Origin.CHIP, Severity.MINOR),
+            ActiveCode("80CB8006", 6, Origin.CHIP, Severity.MINOR),
         ),
         updated=1744182144,
     )
@@ -108,7 +108,7 @@ def test_newer_resources_and_fields() -> None:
     }
     cover = {"DeviceInfo": info, "CheckCode": code_of(go(info)), "RackID": 7}
     thing = configmap("mindx-dl-deviceinfo-a", {"DeviceInfoCfg": go(cover)})
-    assert chips_of(thing).faults == (HostFault("80E01801", 1, Origin.CHIP),)
+    assert chips_of(thing).faults == (ActiveCode("80E01801", 1, Origin.CHIP),)
 
 
 def test_what_has_no_code_is_a_remark() -> None:
@@ -142,7 +142,7 @@ def test_bus_switches(entry: Any) -> None:
     chips, switches = read(thing)
     assert switches.topic is Topic.SWITCHES
     assert switches.report is not None
-    assert switches.report.faults == (HostFault(SWITCH, -1, Origin.NODE),)
+    assert switches.report.faults == (ActiveCode(SWITCH, -1, Origin.NODE),)
     chips, switches = read(changed(thing, "SwitchInfoCfg", '{"FaultCode":['))
     assert chips.report is not None
     assert "SwitchInfoCfg" in switches.damage
@@ -235,7 +235,7 @@ def test_all_hosts_of_clusterd() -> None:
         *(("a", Topic.CHIPS), ("b", Topic.CHIPS), ("a", Topic.SWITCHES))
     ]
     assert told[0].report is not None
-    assert told[0].report.faults == (HostFault("80E01801", 1, Origin.CHIP),)
+    assert told[0].report.faults == (ActiveCode("80E01801", 1, Origin.CHIP),)
     assert "mindx-dl-deviceinfo-b" in told[1].damage
 
 

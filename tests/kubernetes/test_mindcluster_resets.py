@@ -18,7 +18,7 @@ from rekindle.engines.kubernetes.mindcluster.placed import (
     signs,
 )
 from rekindle.engines.kubernetes.mindcluster.recoveries import Recovery
-from rekindle.engines.kubernetes.mindcluster.reports import HostFault, Report
+from rekindle.engines.kubernetes.mindcluster.reports import ActiveCode, Report
 from rekindle.engines.kubernetes.mindcluster.resets import ResetInfo, progress, read_reset
 from rekindle.recovery.classification import Sign, Source, verdict_of
 from rekindle.recovery.codes.tables import Tables
@@ -112,7 +112,7 @@ def test_pods_with_ranks() -> None:
         assert placed(other, RESOURCE) is None
 
 
-def told(place: Placed, *faults: HostFault, ranks: int = 2) -> list[tuple[str, int]]:
+def told(place: Placed, *faults: ActiveCode, ranks: int = 2) -> list[tuple[str, int]]:
     found = signs(place, [Report(faults)], 3, ranks)
     assert {one.node for one in found} <= {3}
     return [(one.what, one.device) for one in found]
@@ -122,16 +122,16 @@ def test_chips_of_other_pods_are_none_of_our_business() -> None:
     """A chip of ours is a device of the node, by its place among ours; a board's fault is all's."""
     place = Placed("u", "a", "10.0.0.1", (4, 6))
     chip = Origin.CHIP
-    faults = [HostFault("80E01801", number, chip) for number in (0, 4, 6)]
+    faults = [ActiveCode("80E01801", number, chip) for number in (0, 4, 6)]
     assert told(place, *faults) == [("80E01801", 0), ("80E01801", 1)]
-    assert told(place, HostFault("2C000031", -1, Origin.NODE)) == [("2C000031", -1)]
+    assert told(place, ActiveCode("2C000031", -1, Origin.NODE)) == [("2C000031", -1)]
     assert told(place, faults[2], ranks=1) == [("80E01801", -1)]  # a rank with two chips
 
 
 def test_a_pod_whose_chips_are_not_known() -> None:
     """Nobody is told that a chip of it is broken which may be another's; people are."""
     unknown = Placed("u", "a", "10.0.0.1")
-    faults = HostFault("80E01801", 0, Origin.CHIP), HostFault("2C000031", -1, Origin.NODE)
+    faults = ActiveCode("80E01801", 0, Origin.CHIP), ActiveCode("2C000031", -1, Origin.NODE)
     assert told(unknown, *faults) == [("2C000031", -1)]
     (remark,) = remarks(unknown, [Report(faults)])
     assert "host a, chip 0: has fault 80E01801" in remark
@@ -141,8 +141,8 @@ def test_a_pod_whose_chips_are_not_known() -> None:
 def test_codes_that_no_table_lists() -> None:
     """They are taken as MindCluster takes them: it lets training go on, or it does not."""
     place, tables = Placed("u", "a", "10.0.0.1", (0, 1)), Tables.load()
-    mild = HostFault("80999999", 0, Origin.CHIP, Severity.MINOR)
-    grave = HostFault("80999999", 1, Origin.CHIP)
+    mild = ActiveCode("80999999", 0, Origin.CHIP, Severity.MINOR)
+    grave = ActiveCode("80999999", 1, Origin.CHIP)
     found = signs(place, [Report((mild, grave))], 0, 2)
     urgencies = [verdict_of(tables, one).urgency for one in found]
     assert urgencies == [Urgency.NONE, Urgency.NOW]

@@ -27,15 +27,9 @@ from rekindle.engines.kubernetes.errors import DamagedError
 from rekindle.engines.kubernetes.hosts import Hosts
 from rekindle.engines.kubernetes.mindcluster.clusterd import modify_trace, request, response
 from rekindle.engines.kubernetes.mindcluster.resets import read_reset
-from rekindle.engines.kubernetes.mindcluster.trace import (
-    FIELDS,
-    WORDS,
-    Switch,
-    data_trace,
-    read_trace,
-    switch_of,
-)
+from rekindle.engines.kubernetes.mindcluster.trace import data_trace, read_trace
 from rekindle.engines.kubernetes.placing import Placing
+from rekindle.profiling.switch import FIELDS, WORDS, Switch, switch_of
 from rekindle.runtime.spec import JobDirectory
 
 MAPS = "/api/v1/namespaces/default/configmaps"

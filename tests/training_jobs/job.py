@@ -16,11 +16,12 @@ import psutil
 from rekindle.checkpoints.retention import Retention
 from rekindle.engines.client import JobClient
 from rekindle.engines.local import LocalEngine
+from rekindle.engines.pretended import PretendedHosts
 from rekindle.errors import JobError
 from rekindle.recovery import journal
 from rekindle.recovery.policy import Policy
 from rekindle.runtime.protocol import Inject, InjectionKind
-from rekindle.runtime.spec import EntryKind, JobDirectory, JobSpec, check
+from rekindle.runtime.spec import EntryKind, JobDirectory, JobSpec, check, home
 from rekindle.runtime.view import JobView
 from training_jobs import RANKS
 from training_jobs.injection import Fault, reached, release, write_faults
@@ -53,6 +54,7 @@ class Job:
     """One job of the training script; a context manager that leaves nothing behind.
 
     nodes: pretended nodes, of all processes together.
+    hosts: whether nodes have pretended hosts, and what is learned of those is noted.
     replaces: whether nodes that are wanted are brought. misfit: more environment for the ranks.
     script: another one than the training script.
     """
@@ -71,6 +73,7 @@ class Job:
         checkpoint_every: int = 0,
         keep: Retention = Retention(),  # noqa: B008
         policy: Policy = _POLICY,
+        hosts: bool = False,
         replaces: bool = True,
         checkpoint_store: str = "",
         misfit: dict[str, str] | None = None,
@@ -80,6 +83,7 @@ class Job:
         self.mark = uuid.uuid4().hex
         self.record = Record(folder, steps, ranks=processes)
         self.replaces = replaces
+        self.hosts = PretendedHosts(home()) if hosts else None
         self.directory = JobDirectory(folder / "job")
         self.spec = JobSpec(
             job_id="job",
@@ -124,7 +128,7 @@ class Job:
         self._wanted = len(self.events())
         os.environ[MARK] = self.mark
         try:
-            self.engine = LocalEngine(self.directory)
+            self.engine = LocalEngine(self.directory, hosts=self.hosts)
             self.endpoint = self.engine.launch(attempt=self._attempt)
         finally:
             del os.environ[MARK]
@@ -250,6 +254,8 @@ class Job:
         events = self.events()
         new, self._wanted = events[self._wanted :], len(events)
         for event in new:
+            if self.hosts is not None:
+                self.engine.learn(event)
             if isinstance(event, journal.NodeWanted):
                 self.bring(event.node)
 

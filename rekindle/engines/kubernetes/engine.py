@@ -25,12 +25,12 @@ from rekindle.engines.kubernetes.manifests import keeps_off
 from rekindle.engines.kubernetes.members import Gone, Members
 from rekindle.engines.kubernetes.mindcluster.watch import Ears, host_eyes
 from rekindle.engines.kubernetes.objects import wait_until
+from rekindle.engines.kubernetes.observers import Observers
 from rekindle.engines.kubernetes.placing import Placing
 from rekindle.engines.kubernetes.pods import Pods
 from rekindle.engines.kubernetes.preflight import must_fit
 from rekindle.engines.kubernetes.reporting import Reporter
 from rekindle.engines.kubernetes.seen import look_at
-from rekindle.engines.kubernetes.watching import Watching
 from rekindle.engines.mirror import Mirror
 from rekindle.errors import JobError, LeaseHeldError
 from rekindle.recovery.classification import Sign
@@ -85,7 +85,7 @@ class KubernetesEngine:
         self._mirror = Mirror(directory.ledger)
         self._hosts = Hosts(api, pods, home())
         self._place = Placing(directory, pods, api, self._hosts)
-        self._watching = Watching(api, pods, directory)
+        self._observers = Observers(api, pods, directory)
         self._chores = Chores()
         self._eyes: Eyes | None = None
         self._members = Members(keeps_off=keeps_off(pods) is KeepsOff.AT_ONCE)
@@ -201,7 +201,7 @@ class KubernetesEngine:
         The journal may be lost with the coordinator's pod: then the copy is all there is.
         """
         self._mirror.add([event])
-        self._watching.note(event)
+        self._observers.note(event)
         self._members.learn(event)
         if isinstance(event, Isolated) and self._eyes is not None:
             what = f"the job's pods do not keep off {event.host}"
@@ -226,14 +226,14 @@ class KubernetesEngine:
         """Follow the job's pods meanwhile, and what is known of their devices: report, and tell."""
         self._hosts.tell = tell
         for event in self._mirror.events():
-            self._watching.note(event)
+            self._observers.note(event)
         with Reporter(report, tell).open() as say:
             eyes = Eyes(self._api, self._place, self._job_id, self._members.node_of, say, tell)
             ears = Ears(report, tell, eyes.known, self._members.at, self._mirror.events())
             self._eyes = eyes
             try:
                 with (
-                    self._watching.open(say, tell) as see,
+                    self._observers.open(say, tell) as see,
                     eyes.open(see),
                     host_eyes(self._api, self._pods, self._directory.spec(), ears),
                     self._chores.open(tell),

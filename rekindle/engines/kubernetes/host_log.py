@@ -14,7 +14,15 @@ from rekindle.engines.kubernetes.api import Api, Object
 from rekindle.engines.kubernetes.errors import ConflictError
 from rekindle.engines.kubernetes.objects import collection, find
 from rekindle.errors import JobError
-from rekindle.recovery.hosts import AnyHostEvent, Host, HostFault, condensed, fold, read
+from rekindle.recovery.hosts import (
+    AnyHostEvent,
+    Host,
+    HostChecked,
+    HostFault,
+    condensed,
+    fold,
+    read,
+)
 
 # A ConfigMap holds 1 MiB (1,048,576 bytes of keys and values), and etcd takes requests of 1.5 MiB.
 MOST_BYTES = 768 * 1024
@@ -140,16 +148,17 @@ def _told_until(before: _Told, events: list[AnyHostEvent]) -> _Told:
 
 
 def _shortened(events: list[AnyHostEvent]) -> list[AnyHostEvent]:
-    """Leave out what does not count, and then the oldest faults, until there is room again.
+    """Leave out what does not count, then old checks, then old faults, until there is room again.
 
     Raises JobError: isolated hosts alone are too many.
     """
     kept = condensed(events, time.time())
-    faults = sorted((e for e in kept if isinstance(e, HostFault)), key=lambda e: -e.at)
-    while _size(kept) > MOST_BYTES // 2 and faults:
-        oldest = {id(each) for each in faults[len(faults) // 2 :]}
-        faults = faults[: len(faults) // 2]
-        kept = [each for each in kept if id(each) not in oldest]
+    for kind in (HostChecked, HostFault):
+        some = sorted((e for e in kept if isinstance(e, kind)), key=lambda e: -e.at)
+        while _size(kept) > MOST_BYTES // 2 and some:
+            oldest = {id(each) for each in some[len(some) // 2 :]}
+            some = some[: len(some) // 2]
+            kept = [each for each in kept if id(each) not in oldest]
     if _size(kept) > MOST_BYTES:
         raise JobError(
             f"the log of hosts is full: {len(kept)} hosts are isolated (rekindle release-node)"

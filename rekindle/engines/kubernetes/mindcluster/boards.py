@@ -8,7 +8,7 @@ import msgspec
 
 from rekindle.engines.kubernetes.api import Object
 from rekindle.engines.kubernetes.mindcluster.documents import check, decode, name_of, text_of
-from rekindle.engines.kubernetes.mindcluster.reports import HostFault, Report
+from rekindle.engines.kubernetes.mindcluster.reports import ActiveCode, Report
 from rekindle.recovery.codes.spelling import ascend_key, shown
 from rekindle.recovery.codes.verdict import Origin
 
@@ -48,7 +48,7 @@ def switches(info: SwitchInfo, what: str) -> Report:
                 continue
             code = event.assembled_fault_code
         if isinstance(code, str) and ascend_key(code) is not None:
-            faults.append(HostFault(shown(code), -1, Origin.NODE))
+            faults.append(ActiveCode(shown(code), -1, Origin.NODE))
         else:
             remarks.append((-1, f"has a bus switch with a fault of unknown form: {str(code)[:80]}"))
     return Report(tuple(dict.fromkeys(faults)), tuple(dict.fromkeys(remarks)), info.update_time)
@@ -81,7 +81,7 @@ def node_info(configmap: Object) -> Report:
 
 def board_report(board: Board) -> Report:
     """Read the devices of a board that have faults."""
-    faults: list[HostFault] = []
+    faults: list[ActiveCode] = []
     remarks: list[tuple[int, str]] = []
     for device in board.fault_dev_list or ():
         for code in device.fault_code or ():
@@ -89,5 +89,5 @@ def board_report(board: Board) -> Report:
                 where = f"{device.device_type} {device.device_id}"
                 remarks.append((-1, f"has a fault of unknown form in {where}: {code[:40]!r}"))
             else:
-                faults.append(HostFault(shown(code), -1, Origin.NODE))
+                faults.append(ActiveCode(shown(code), -1, Origin.NODE))
     return Report(tuple(dict.fromkeys(faults)), tuple(dict.fromkeys(remarks)))

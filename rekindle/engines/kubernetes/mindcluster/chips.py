@@ -6,7 +6,7 @@ import msgspec
 
 from rekindle.engines.kubernetes.api import Object
 from rekindle.engines.kubernetes.mindcluster.documents import check, decode, name_of, text_of
-from rekindle.engines.kubernetes.mindcluster.reports import HostFault, Report, chip_number
+from rekindle.engines.kubernetes.mindcluster.reports import ActiveCode, Report, chip_number
 from rekindle.recovery.codes.spelling import ascend_key, shown
 from rekindle.recovery.codes.verdict import Origin, Severity
 
@@ -59,7 +59,7 @@ def device_info(configmap: Object) -> Report:
 
 def chips(info: DeviceList, what: str) -> Report:
     """Read the lists of chips. Raises DamagedError."""
-    faults: list[HostFault] = []
+    faults: list[ActiveCode] = []
     remarks: list[tuple[int, str]] = []
     lists = info.device_list or {}
     for key, text in lists.items():
@@ -75,7 +75,7 @@ def chips(info: DeviceList, what: str) -> Report:
     return Report(tuple(dict.fromkeys(faults)), tuple(dict.fromkeys(remarks)), info.update_time)
 
 
-def _add_card(card: _CardFault, faults: list[HostFault], remarks: list[tuple[int, str]]) -> None:
+def _add_card(card: _CardFault, faults: list[ActiveCode], remarks: list[tuple[int, str]]) -> None:
     chip = chip_number(card.npu_name)
     level = card.fault_handling or card.fault_level or card.large_model_fault_level
     levels = card.fault_time_and_level_map or {}
@@ -86,6 +86,6 @@ def _add_card(card: _CardFault, faults: list[HostFault], remarks: list[tuple[int
         else:
             severity = Severity.MINOR if own in _MILD else None
             origin = _ORIGINS.get(card.fault_type, Origin.CHIP)
-            faults.append(HostFault(shown(code), chip, origin, severity))
+            faults.append(ActiveCode(shown(code), chip, origin, severity))
     if level == _BY_HAND:
         remarks.append((chip, _SEPARATED))

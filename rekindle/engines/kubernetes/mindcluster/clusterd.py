@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rekindle.engines.kubernetes.mindcluster.trace import Switch, values
 from rekindle.errors import JobError, UsageError
+from rekindle.profiling.switch import Switch, values
 
 ADDRESS = "clusterd-grpc-svc.mindx-dl.svc.cluster.local:8899"
 METHOD = "/TrainingDataTrace/ModifyTrainingDataTraceSwitch"

@@ -8,7 +8,7 @@ import msgspec
 
 from rekindle.engines.kubernetes.api import Object
 from rekindle.engines.kubernetes.labels import ROLE, Role
-from rekindle.engines.kubernetes.mindcluster.reports import HostFault, Report, chip_numbers
+from rekindle.engines.kubernetes.mindcluster.reports import ActiveCode, Report, chip_numbers
 from rekindle.engines.kubernetes.mindcluster.resets import RankState, ResetInfo
 from rekindle.engines.kubernetes.seen import look_at
 from rekindle.recovery.classification import Sign, Source
@@ -88,7 +88,7 @@ def _chip(number: int) -> str:
     return f", chip {number}" if number >= 0 else ""
 
 
-def _of_host(place: Placed, fault: HostFault, node: int, ranks: int) -> Sign:
+def _of_host(place: Placed, fault: ActiveCode, node: int, ranks: int) -> Sign:
     """Where a rank has several chips, the node is told."""
     named = fault.chip >= 0 and len(place.chips) == ranks
     return Sign(

@@ -20,7 +20,7 @@ class Topic(str, enum.Enum):
     BOARD = "board"
 
 
-class HostFault(msgspec.Struct, frozen=True):
+class ActiveCode(msgspec.Struct, frozen=True):
     """A fault code that is present. chip: its number on the host; -1: it is of no chip.
 
     severity: for a code that no table lists: MINOR where MindCluster lets training go on.
@@ -38,7 +38,7 @@ class Report(msgspec.Struct, frozen=True):
     remarks: what has no code: (chip or -1, sentence about it).
     """
 
-    faults: tuple[HostFault, ...] = ()
+    faults: tuple[ActiveCode, ...] = ()
     remarks: tuple[tuple[int, str], ...] = ()
     updated: int = 0
 

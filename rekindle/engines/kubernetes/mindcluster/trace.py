@@ -6,8 +6,6 @@ pods mount; TaskD in them reads it there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import msgspec
 
 from rekindle.engines.kubernetes.api import Api, Object
@@ -18,55 +16,9 @@ from rekindle.engines.kubernetes.labels import Names, Role, labels, selector
 from rekindle.engines.kubernetes.mindcluster.documents import decode, name_of, text_of
 from rekindle.engines.kubernetes.objects import collection, find, path_of
 from rekindle.errors import UsageError
+from rekindle.profiling.switch import FIELDS, Switch, read_switch, values
 
 _PREFIX, _KEY = "data-trace-", "profilingSwitch"
-_ON, _OFF = "on", "off"
-
-
-class Switch(msgspec.Struct, frozen=True, kw_only=True):
-    """Which times are written down. All but those of communication go together.
-
-    communication: of collectives, which slows training down.
-    """
-
-    communication: bool = False
-    step: bool = False
-    save_checkpoint: bool = False
-    forward: bool = False
-    data_loader: bool = False
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """What is on, as people write it."""
-        return tuple(word for word in WORDS if getattr(self, word.replace("-", "_")))
-
-
-WORDS = tuple(name.replace("_", "-") for name in Switch.__struct_fields__)
-FIELDS = ("CommunicationOperator", "Step", "SaveCheckpoint", "FP", "DataLoader")  # in that order
-
-
-def switch_of(words: Iterable[str]) -> Switch:
-    """Return the switch that has these on; none: all are off.
-
-    All but communication are on as soon as anything is: MindCluster knows no other way. Raises
-    UsageError: a word is none of WORDS.
-    """
-    asked = set(words)
-    if strange := sorted(asked - set(WORDS)):
-        raise UsageError(f"{', '.join(strange)}: no such trace; give some of {', '.join(WORDS)}")
-    others = bool(asked)
-    return Switch(
-        communication="communication" in asked,
-        step=others,
-        save_checkpoint=others,
-        forward=others,
-        data_loader=others,
-    )
-
-
-def values(switch: Switch) -> list[str]:
-    """Return what MindCluster calls on and off, in the order of FIELDS."""
-    return [_ON if on else _OFF for on in msgspec.structs.astuple(switch)]
 
 
 def data_trace(job_id: str, namespace: str, switch: Switch) -> Object:
@@ -91,8 +43,7 @@ def read_trace(configmap: Object) -> Switch:
     if text is None:
         raise DamagedError(f"{what} is missing")
     said = decode(text, dict[str, str], what)
-    on = (said.get(field) == _ON for field in FIELDS)
-    return Switch(**dict(zip(Switch.__struct_fields__, on, strict=True)))
+    return read_switch(said)
 
 
 def traced(api: Api, namespace: str, job_id: str) -> Switch:

@@ -18,7 +18,7 @@ from rekindle.recovery.journal import AnyEvent, FaultSeen, NodeJoined
 from rekindle.runtime.spec import JobDirectory
 
 
-class Watching:
+class Observers:
     """Looks at one job; it may be opened again once it is closed."""
 
     def __init__(self, api: Api, pods: Pods, directory: JobDirectory) -> None:

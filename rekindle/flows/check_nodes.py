@@ -1,0 +1,56 @@
+"""The check-nodes flow: find sick nodes while nobody trains on them."""
+
+# Annotations stay values in this module, as in `rekindle.flows.train`.
+
+from typing import Any
+
+from prefect import flow
+
+from rekindle.blocks.cluster import Nodes, ProcessesPerNode
+from rekindle.blocks.job import TrainingJob
+from rekindle.blocks.kubernetes import KubernetesPods
+from rekindle.blocks.node_check import NodeCheck
+from rekindle.errors import JobFailedError
+from rekindle.flows.train import train_to_the_end
+from rekindle.tasks.hooks import OF_FLOW_PROCESS, stop_job
+from rekindle.tasks.jobs import job_of_this_run
+from rekindle.tasks.node_checks import report_nodes
+from rekindle.tasks.recovery_hooks import recovery_hooks
+
+NAME = "check-nodes"
+
+
+@flow(
+    name=NAME,
+    persist_result=False,
+    on_cancellation=[stop_job],
+    **recovery_hooks(OF_FLOW_PROCESS),
+)
+def check_nodes(
+    nodes: Nodes,
+    processes_per_node: ProcessesPerNode = 1,
+    node_check: NodeCheck = NodeCheck(),  # noqa: B008
+    kubernetes: KubernetesPods | None = None,
+) -> list[dict[str, Any]]:
+    """Measure devices and links of nodes, isolate those that are faulty, and show them all.
+
+    It is a job like any other, which trains nothing. With `exclude_straggler` slow nodes are
+    isolated, too. Raises JobFailedError: there were too few healthy nodes.
+    """
+    job = TrainingJob(
+        name=NAME,
+        module="rekindle.training.node_check",
+        working_directory="/",
+        nodes=nodes,
+        processes_per_node=processes_per_node,
+        snapshot_every=0,
+        node_check=node_check.model_copy(update={"enabled": True}),
+        kubernetes=kubernetes,
+    )
+    job_id = job_of_this_run(job.name)
+    try:
+        train_to_the_end(job, job_id)
+    except JobFailedError:
+        report_nodes(job_id)
+        raise
+    return report_nodes(job_id)

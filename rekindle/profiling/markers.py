@@ -1,0 +1,140 @@
+"""Records of where a rank's time goes: TaskD's format, one JSON object a line. Pure.
+
+A range is two records of the same Id, its start and its end. Those of communication bear what the
+collective is in their name, as JSON. Source: the writer of TaskD 7.1 (taskd/go), its fields and
+flags as MSPTI has them; times are nanoseconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+MARKER = 1  # Kind; TaskD also writes kernels (2) and calls of the driver (3)
+START, END = 2, 4  # Flag, of ranges by the host's clock
+START_DEVICE, END_DEVICE = 16, 32  # and by a device's
+DEFAULT, COMMUNICATION = "default", "communication"  # Domain
+STEP, FORWARD, DATA_LOADER, SAVE = "step", "forward", "dataloader", "save_checkpoint"
+
+
+class ProcessThread(msgspec.Struct, frozen=True, rename="pascal"):
+    """Who ran it."""
+
+    process_id: int = 0
+    thread_id: int = 0
+
+
+class DeviceStream(msgspec.Struct, frozen=True, rename="pascal"):
+    """Where it ran."""
+
+    device_id: int = 0
+    stream_id: int = 0
+
+
+class Place(msgspec.Struct, frozen=True, rename="pascal"):
+    """Where a record comes from."""
+
+    pt: ProcessThread = ProcessThread()
+    ds: DeviceStream = DeviceStream()
+
+
+class Marker(msgspec.Struct, frozen=True, rename="pascal"):
+    """One record. source_kind: 0 of the host, 1 of a device."""
+
+    kind: int
+    flag: int
+    source_kind: int
+    timestamp: int
+    id: int
+    mspti_object_id: Place
+    name: str
+    domain: str = DEFAULT
+
+
+class Operation(msgspec.Struct, frozen=True, rename="camel"):
+    """What a collective is: the name of its records, as JSON. count: elements."""
+
+    stream_id: str
+    count: str
+    data_type: str
+    op_name: str
+    group_name: str
+
+
+class Range(msgspec.Struct, frozen=True):
+    """Something that a rank has done. start, end: nanoseconds since the epoch."""
+
+    name: str
+    domain: str
+    start: int
+    end: int
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return (self.end - self.start) / 1e9
+
+    @property
+    def step(self) -> int:
+        """The number of a step's range; -1: it is none."""
+        kind, _, number = self.name.partition(" ")
+        return int(number) if kind == STEP and number.isdigit() else -1
+
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(Marker)
+_OPERATION = msgspec.json.Decoder(Operation)
+
+
+class Encoder:
+    """Writes the ranges of one thread of a process. device: the rank's own, by its number."""
+
+    def __init__(self, process_id: int, device: int) -> None:
+        self._process, self._device = process_id, device
+        self._next = 1
+
+    def lines(self, made: Range, thread_id: int) -> bytes:
+        """Return the two records of a range, each with its newline."""
+        place = Place(ProcessThread(self._process, thread_id), DeviceStream(self._device))
+        number, self._next = self._next, self._next + 1
+        begin = Marker(MARKER, START, 0, made.start, number, place, made.name, made.domain)
+        end = Marker(MARKER, END, 0, made.end, number, place, made.name, made.domain)
+        return b"%b\n%b\n" % (_ENCODER.encode(begin), _ENCODER.encode(end))
+
+
+def operation_name(operation: Operation) -> str:
+    """Return the name of a collective's records."""
+    return _ENCODER.encode(operation).decode()
+
+
+def operation_of(made: Range) -> Operation | None:
+    """Return what a range of communication is; None: it is of none, or does not say."""
+    if made.domain != COMMUNICATION:
+        return None
+    try:
+        return _OPERATION.decode(made.name)
+    except msgspec.DecodeError:
+        return None
+
+
+def ranges(lines: Iterable[bytes]) -> Iterator[Range]:
+    """Read records, and give each range as it ends.
+
+    What is no marker is passed over: kernels, calls, a line that is torn. A range whose start is
+    not there, or whose end never comes, is none. Where device and host tell of one range, both do.
+    """
+    open_: dict[tuple[int, str, int], Marker] = {}
+    for line in lines:
+        try:
+            marker = _DECODER.decode(line)
+        except msgspec.DecodeError:
+            continue
+        if marker.kind != MARKER:
+            continue
+        key = (marker.id, marker.domain, marker.source_kind)
+        if marker.flag in (START, START_DEVICE):
+            open_[key] = marker
+        elif marker.flag in (END, END_DEVICE) and key in open_:
+            begun = open_.pop(key)
+            yield Range(begun.name, begun.domain, begun.timestamp, marker.timestamp)

@@ -1,0 +1,145 @@
+"""What the evidence says of each node. Pure.
+
+A collective that fails, or is slow, blames two nodes. Only a node that fails, or is slow, with each
+of two that work well with somebody is taken for the cause. Where that cannot be told (two nodes,
+one of them sick; more than half of all sick) it is said to be unknown, and nobody is accused.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+import msgspec
+
+from rekindle.recovery.node_check.evidence import Evidence, Limits, Part
+from rekindle.recovery.node_check.rounds import TRIES, WITNESSES, is_witness
+
+_WORK = {
+    Part.COMPUTE: "a product of matrices",
+    Part.MEMORY: "a copy in memory",
+    Part.LOCAL_LINK: "a collective of its devices",
+    Part.LINK: "a collective with another node",
+}
+
+
+class Health(str, enum.Enum):
+    """What a node is, as far as it can be told."""
+
+    HEALTHY = "healthy"
+    FAULTY = "faulty"  # it cannot do what training needs
+    STRAGGLER = "straggler"  # it can, and all others would wait for it
+    UNKNOWN = "unknown"
+
+
+SICK = (Health.FAULTY, Health.STRAGGLER)
+
+
+class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What is said of one node, and why.
+
+    part: what of it is sick. over: how many times as long as healthy nodes that takes it. seconds:
+    what was measured, by part.
+    """
+
+    node: int
+    health: Health
+    reason: str = ""
+    part: Part | None = None
+    over: float = 1.0
+    device: int = -1
+    seconds: dict[Part, float] = {}
+
+    def in_words(self) -> str:
+        """Say how it is, and what was measured."""
+        measured = ", ".join(f"{p.value} {each * 1e3:.3g} ms" for p, each in self.seconds.items())
+        because = f": {self.reason}" if self.reason else ""
+        return f"{self.health.value}{because}" + (f" ({measured})" if measured else "")
+
+
+def verdicts(
+    evidence: Evidence, limits: Limits, names: Mapping[int, str] | None = None
+) -> list[NodeVerdict]:
+    """Return one verdict for each node, in their order. names: what people call the nodes."""
+    called = names or {node: f"node {node}" for node in evidence.nodes}
+    witnesses = {node for node in evidence.nodes if is_witness(evidence, limits, node)}
+    found = {node: _verdict(evidence, limits, node, witnesses, called) for node in evidence.nodes}
+    faulty = {node for node, each in found.items() if each.health is Health.FAULTY}
+    for node, verdict in found.items():
+        unexplained = evidence.failed_with(node) - faulty
+        if verdict.health is Health.HEALTHY and unexplained:
+            met = " and ".join(called[other] for other in sorted(unexplained))
+            reason = f"its collective with {met} failed, and those with others did not"
+            found[node] = msgspec.structs.replace(
+                verdict, health=Health.UNKNOWN, part=Part.LINK, reason=reason
+            )
+    return list(found.values())
+
+
+def _verdict(
+    evidence: Evidence, limits: Limits, node: int, witnesses: set[int], called: Mapping[int, str]
+) -> NodeVerdict:
+    measured = {part: evidence.seconds(part, node) for part in Part}
+    verdict = NodeVerdict(
+        node=node,
+        health=Health.HEALTHY,
+        seconds={part: round(each, 6) for part, each in measured.items() if each is not None},
+    )
+    if evidence.is_broken(node):
+        last = evidence.alone[node][-1]
+        reason = f"{last.error} ({evidence.tries(node)} times)"
+        return msgspec.structs.replace(
+            verdict, health=Health.FAULTY, part=Part.COMPUTE, reason=reason, device=last.device
+        )
+    failed = _failed(evidence, node, witnesses, called)
+    if failed is not None:
+        health, reason = failed
+        return msgspec.structs.replace(verdict, health=health, part=Part.LINK, reason=reason)
+    slow = _slow_part(evidence, limits, node, witnesses)
+    if slow is not None:
+        part, over = slow
+        reason = (
+            f"{_WORK[part]} takes it {over:.2f} times as long as healthy nodes "
+            f"({limits.of(part):g} is the limit)"
+        )
+        return msgspec.structs.replace(
+            verdict, health=Health.STRAGGLER, part=part, over=round(over, 3), reason=reason
+        )
+    return verdict
+
+
+def _failed(
+    evidence: Evidence, node: int, witnesses: set[int], called: Mapping[int, str]
+) -> tuple[Health, str] | None:
+    """Say what it is if no collective of the node came out well though some were tried."""
+    tried = evidence.pairs_of(node)
+    if not tried or evidence.worked_with(node):
+        return None
+    error = next(pair.error for pair in reversed(tried) if pair.error)
+    # One that fails with others that work well, too, may be the cause itself.
+    against = sorted(
+        other
+        for other in evidence.failed_with(node) & witnesses
+        if not any(evidence.worked_with(each) for each in evidence.failed_with(other))
+    )
+    if len(against) >= WITNESSES:
+        others = " and ".join(called[other] for other in against)
+        return Health.FAULTY, f"its collectives with {others} failed, which work well: {error}"
+    if len(evidence.nodes) == 2:
+        return Health.UNKNOWN, f"one of 2 nodes, and which cannot be told: {error}"
+    return Health.UNKNOWN, f"too few nodes work well to tell whose fault it is: {error}"
+
+
+def _slow_part(
+    evidence: Evidence, limits: Limits, node: int, witnesses: set[int]
+) -> tuple[Part, float] | None:
+    """Return the first part that is slow: a slow device makes links slow, never the other way."""
+    for part in Part:
+        over = evidence.over(part, node)
+        if part is Part.LINK:
+            sure = len(evidence.worked_with(node) & witnesses) >= WITNESSES
+        else:
+            sure = evidence.tries(node) >= TRIES
+        if sure and over > limits.of(part):
+            return part, over
+    return None

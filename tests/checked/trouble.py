@@ -1,0 +1,60 @@
+"""Trouble for the checkers of a pretended host: they are killed, or made slow."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from rekindle.training.node_check.checker import NAME
+
+_SLOW_DEVICE = Path(__file__).parent / "slow_device"
+
+
+def checkers(host: str, within: Path) -> Iterator[psutil.Process]:
+    """The checkers of a pretended host of the job in this folder, as they come and go."""
+    for process in psutil.process_iter(["name", "ppid"]):
+        if process.info["name"] != NAME:
+            continue
+        with contextlib.suppress(psutil.NoSuchProcess):
+            words = [Path(word) for word in psutil.Process(process.info["ppid"]).cmdline()]
+            if any(word.name == host and word.is_relative_to(within) for word in words):
+                yield process
+
+
+class Killer:
+    """Kills each checker of a host as soon as it comes, until the end."""
+
+    def __init__(self, host: str, within: Path) -> None:
+        self._host, self._within = host, within
+        self._over = threading.Event()
+        self.victims: set[int] = set()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Killer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            for process in checkers(self._host, self._within):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+                    self.victims.add(process.pid)
+            self._over.wait(0.005)
+
+
+def slow(*hosts: str, seconds: float) -> dict[str, str]:
+    """Return the environment in which a product takes these hosts' devices so much longer."""
+    return {
+        "PYTHONPATH": str(_SLOW_DEVICE),
+        "SLOW_HOSTS": " ".join(hosts),
+        "SLOW_S": str(seconds),
+    }

@@ -1,0 +1,102 @@
+"""Files of records: the newest is added to, large ones end, old ones age, strangers are left."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rekindle.profiling import files
+from rekindle.profiling.files import RecordFiles, age, lines_of, numbered, rank_folders, task_folder
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOST_BYTES", 1000)
+
+
+def test_folders_are_named_after_the_task(tmp_path: Path) -> None:
+    assert task_folder(tmp_path, "task-7", 5.5) == tmp_path / "task-7"
+    assert task_folder(tmp_path, "", 1234.9) == tmp_path / "default_task_id_1234"
+
+
+def test_records_go_to_the_newest_file(tmp_path: Path) -> None:
+    for name, content in (("100", "old\n"), ("200", "new\n"), ("notes.txt", "mine\n")):
+        (tmp_path / name).write_text(content)
+    records = RecordFiles(tmp_path)
+    records.append(b"more\n")
+    records.close()
+    assert (tmp_path / "200").read_bytes() == b"new\nmore\n"
+    assert (tmp_path / "100").read_bytes() == b"old\n"
+    assert list(lines_of(tmp_path)) == [b"old\n", b"new\n", b"more\n"]
+
+
+def test_a_file_that_is_too_large_is_followed_by_another(tmp_path: Path) -> None:
+    records = RecordFiles(tmp_path / "0")
+    for number in range(5):
+        records.append(b"%d" % number * 600 + b"\n")
+    records.close()
+    found = sorted(numbered(tmp_path / "0"), key=lambda path: int(path.name))
+    assert [path.stat().st_size for path in found] == [1202, 1202, 601]
+    assert len({path.name for path in found}) == 3  # also within one second
+    again = RecordFiles(tmp_path / "0")
+    again.append(b"x\n")
+    again.close()
+    assert found[-1].read_bytes().endswith(b"\nx\n")
+
+
+def test_it_ends_at_ten_mebibytes() -> None:
+    assert files.CAP_BYTES == 5000 * 2**20
+    assert files.KEPT_FILES == 3
+
+
+def fill(folder: Path, rank: int, count: int) -> list[Path]:
+    place = folder / "task" / str(rank)
+    place.mkdir(parents=True)
+    made = []
+    for number in range(count):
+        path = place / str(1000 + number)
+        path.write_bytes(b"x" * 100)
+        # By the time of their change, not by their name.
+        os.utime(path, (5000 - number, 5000 - number))
+        made.append(path)
+    return made
+
+
+def test_the_oldest_fifth_ages(tmp_path: Path) -> None:
+    mine = fill(tmp_path, 0, 10)
+    others = fill(tmp_path, 1, 10)
+    notes = tmp_path / "task" / "0" / "notes"
+    notes.write_text("x" * 5000)
+    assert age(tmp_path, [0], cap_bytes=2000) == []
+    removed = age(tmp_path, [0], cap_bytes=1999)
+    assert removed == [mine[9], mine[8]]
+    assert all(path.exists() for path in (*others, *mine[:8], notes))
+
+
+@pytest.mark.parametrize(("count", "gone"), [(1, 0), (3, 0), (4, 1), (5, 1), (9, 1), (25, 5)])
+def test_few_files_do_not_age(tmp_path: Path, count: int, gone: int) -> None:
+    fill(tmp_path, 0, count)
+    assert len(age(tmp_path, [0], cap_bytes=0)) == gone
+
+
+def test_only_files_with_numbers_of_ranks_are_ours(tmp_path: Path) -> None:
+    fill(tmp_path, 0, 4)
+    elsewhere = tmp_path / "task" / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "1").write_text("x" * 9999)
+    (tmp_path / "task" / "0" / "9").symlink_to(elsewhere / "1")
+    (tmp_path / "task" / "parallel_group.json").write_text("{}")
+    assert set(rank_folders(tmp_path / "task")) == {0}
+    assert len(age(tmp_path, [0, 1, 2], cap_bytes=0)) == 1
+    assert (elsewhere / "1").exists()
+
+
+def test_nothing_is_there_yet(tmp_path: Path) -> None:
+    assert list(lines_of(tmp_path / "none")) == []
+    assert age(tmp_path / "none", [0]) == []
+
+
+def test_a_local_disk_is_no_network(tmp_path: Path) -> None:
+    assert not files.is_network(Path("/proc"))
