@@ -19,6 +19,7 @@ from rekindle import names
 from rekindle.checkpoints.location import absolute
 from rekindle.checkpoints.retention import Retention
 from rekindle.errors import UsageError
+from rekindle.profiling.switch import WORDS
 from rekindle.recovery.classification import Source
 from rekindle.recovery.codes.verdict import Origin, Severity
 from rekindle.recovery.interval import AUTO
@@ -197,6 +198,10 @@ def add_people_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         said = "what reported the Ascend code; default: the chip, or without --device the node"
         option(parser, "origin", choices=origins, help=said)
         parser.add_argument("what", help="the code, number, line of the kernel's log, or condition")
+    if name == "profile":
+        parser.add_argument("switch", choices=("on", "off"))
+        said = f"some of {','.join(WORDS)}; default: all but communication on, or all off"
+        option(parser, "kinds", default="", metavar="KIND,...", help=said)
     if name == "approve":
         parser.add_argument("--incident", type=int, default=0, help="the one that is meant")
         parser.add_argument("--deny", action="store_true", help="refuse it: the job ends")

@@ -105,6 +105,7 @@ _PEOPLE = (
     ("incidents", "list a job's incidents and what was done about them", True),
     ("approve", "approve (or refuse) what a job waits to be allowed to do", True),
     ("report-fault", "tell a job of trouble that a monitor or you have seen", True),
+    ("profile", "have a job's ranks write down where their time goes, or no more", True),
     ("stop", "stop a job; its last words are written", True),
     ("nodes", "list the nodes that jobs had trouble with", False),
     ("release-node", "let an isolated node be used again", False),

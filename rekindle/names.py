@@ -13,6 +13,7 @@ ENV_FULL_WORLD = "REKINDLE_FULL_WORLD"  # ranks of the full world
 ENV_CHANNEL_FD = "REKINDLE_CHANNEL_FD"  # unix socket to the agent (SOCK_SEQPACKET)
 ENV_HEARTBEAT_FD = "REKINDLE_HEARTBEAT_FD"  # the rank's heartbeat page (memfd)
 ENV_STACK_FILE = "REKINDLE_STACK_FILE"  # where the rank writes its stacks when it is asked to
+ENV_PROFILING = "REKINDLE_PROFILING"  # the folder of all records of light profiling
 ENV_METRICS_FILE = "REKINDLE_METRICS_FILE"  # where the rank appends its step records
 ENV_SNAPSHOT_EVERY = "REKINDLE_SNAPSHOT_EVERY"  # steps between snapshots; 0 = never
 ENV_CHECKPOINT_STORE = "REKINDLE_CHECKPOINT_STORE"  # its location
@@ -45,6 +46,7 @@ LOGS_DIRECTORY = "logs"
 ERROR_FILE = "error.json"  # of a rank, beside its output, as torchrun has it
 STACK_FILE = "stacks.log"  # of a rank: where it was when it was asked
 METRICS_DIRECTORY = "metrics"
+PROFILING_DIRECTORY = "profiling"  # records of light profiling
 NODES_DIRECTORY = "nodes"  # of nodes that joined, each by its hostname
 CHECKPOINT_DIRECTORY = "checkpoints"
 
@@ -68,6 +70,7 @@ PATH_EVENTS = "/events"
 PATH_STEER = "/steer"
 PATH_CONTROL = "/control"
 PATH_INJECT = "/inject"
+PATH_PROFILE = "/profile"
 PATH_APPROVE = "/approve"
 PATH_STOP = "/stop"
 PATH_SIGNS = "/signs"

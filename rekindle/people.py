@@ -14,6 +14,7 @@ from rekindle.engines.client import JobClient
 from rekindle.engines.foreground import read_ledger
 from rekindle.engines.host_log import HostLog
 from rekindle.errors import JobError, UsageError
+from rekindle.profiling.switch import Order
 from rekindle.recovery import journal
 from rekindle.recovery.classification import Sign, Source
 from rekindle.recovery.codes.verdict import Origin, Severity
@@ -124,6 +125,15 @@ def approve(options: argparse.Namespace) -> int:
     by = getpass.getuser()
     answer = Approval(incident=number, granted=not options.deny, by=by, about=about)
     JobClient(endpoint, directory.secret()).approve(answer)
+    return 0
+
+
+def profile(options: argparse.Namespace) -> int:
+    """Have ranks write down where their time goes, or no more."""
+    endpoint, directory = _running(options.job)
+    kinds = tuple(options.kinds.split(",")) if options.kinds else ()
+    order = Order(on=options.switch == "on", kinds=kinds, by=getpass.getuser())
+    JobClient(endpoint, directory.secret()).profile(order)
     return 0
 
 

@@ -45,7 +45,7 @@ def loader_of(**settings: Any) -> DataLoader[Any]:
 
 def data_of(loader: Any, *, full_world: int = 1) -> Data:
     """The data of a Session."""
-    return Data(None, loader, full_world=full_world, in_parts=False)
+    return Data(None, loader, full_world, in_parts=False)
 
 
 class Broken(IterableDataset[int]):

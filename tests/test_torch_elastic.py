@@ -18,6 +18,7 @@ from rekindle.recovery.plan import RankPlan, Source
 from rekindle.runtime.protocol import Arrived, Form, SnapshotRoom, StateReady, StepDone, StepFailed
 from rekindle.training import torch_keeper
 from rekindle.training.place import Place
+from rekindle.training.profiler import Profiler
 from rekindle.training.records import Records
 from rekindle.training.torch import Session, StepSampler
 from rekindle.training.torch_keeper import StateKeeper
@@ -271,7 +272,8 @@ def test_whoever_writes_has_checkpoints_written(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(torch_keeper, "SnapshotWriter", Writer)
     monkeypatch.setenv(names.ENV_SNAPSHOT_EVERY, "2")
-    keeper = StateKeeper(SimpleNamespace(checkpoint_every=4), Place(2), local_rank=0, seed=0)
+    channel = SimpleNamespace(checkpoint_every=4)
+    keeper = StateKeeper(channel, Place(2), Profiler(2, 0), seed=0)
     writes = {8, 9, 12, 15}
     for step in (4, 8, 9, 12, 13, 14, 15, 20):
         free = step != 12

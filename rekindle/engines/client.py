@@ -16,6 +16,7 @@ import msgspec
 
 from rekindle import names
 from rekindle.errors import JobError, LeaseHeldError, UnansweredError
+from rekindle.profiling.switch import Order
 from rekindle.recovery import journal
 from rekindle.recovery.classification import Sign
 from rekindle.runtime.protocol import Approval, Inject
@@ -131,6 +132,10 @@ class JobClient:
     def stop_by_hand(self, *, by: str) -> None:
         """Stop the job for a person, whoever steers it."""
         self._post(names.PATH_STOP, json.dumps({"by": by}).encode())
+
+    def profile(self, order: Order) -> None:
+        """Switch light profiling. Raises JobError: the job ends, or kinds cannot be off alone."""
+        self._post(names.PATH_PROFILE, msgspec.json.encode(order))
 
     def inject(self, fault: Inject) -> None:
         """Have a rank suffer a fault. Raises JobError: the job does not allow it, or it cannot."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 FOLDER = "/user/cluster-info/profiling"
@@ -20,6 +20,11 @@ CAP_BYTES = 5000 * 1024 * 1024  # of all files
 AGED_SHARE = 5  # one of so many files goes when there is too much
 KEPT_FILES = 3  # of a rank; as few do not age
 LOOK_S = 60.0  # between two looks at how much there is
+
+
+def records_folder(environment: Mapping[str, str], own: Path) -> Path:
+    """Return the folder of all records: MindCluster's in its pods, else `own`."""
+    return Path(FOLDER) if environment.get(ENV_TASK) else own
 
 
 def task_folder(folder: Path, task_id: str, now: float) -> Path:

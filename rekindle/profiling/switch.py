@@ -33,6 +33,33 @@ WORDS = tuple(name.replace("_", "-") for name in Switch.__struct_fields__)
 FIELDS = ("CommunicationOperator", "Step", "SaveCheckpoint", "FP", "DataLoader")  # in that order
 
 
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody wants these kinds on or off; without kinds: the four that go together, or all."""
+
+    on: bool
+    kinds: tuple[str, ...] = ()
+    by: str = ""
+
+
+def switched(now: Switch, kinds: Iterable[str], *, on: bool) -> Switch:
+    """Return the switch after some kinds are put on or off.
+
+    Raises UsageError: a kind is none of WORDS, or cannot be off by itself.
+    """
+    asked = switch_of(kinds)  # looks at the words
+    if on:
+        return switch_of((*now.words, *asked.words) or ("step",))
+    others = set(kinds) - {"communication"}
+    if not others and asked.communication:
+        return msgspec.structs.replace(now, communication=False)
+    if others and now.communication and not asked.communication:
+        raise UsageError(
+            f"{', '.join(sorted(others))}: off only together with communication, as MindCluster "
+            "has it: name that, too, or no kinds at all"
+        )
+    return Switch()
+
+
 def switch_of(words: Iterable[str]) -> Switch:
     """Return the switch that has these on; none: all are off.
 

@@ -16,6 +16,7 @@ from rekindle.recovery.codes.verdict import Urgency
 from rekindle.recovery.fault import Fault, root_cause
 from rekindle.recovery.node_check.event import NodeChecked
 from rekindle.recovery.policy import Strategy
+from rekindle.recovery.profiled import Profiled
 from rekindle.recovery.store_events import (
     Checkpointed,
     CheckpointFailed,
@@ -35,6 +36,7 @@ __all__ = [  # what is told elsewhere too, for this is the whole journal
     "CheckpointsPruned",
     "Event",
     "NodeChecked",
+    "Profiled",
 ]
 
 
@@ -252,6 +254,7 @@ AnyEvent = (
     | SignSeen
     | Isolated
     | NodeChecked
+    | Profiled
     | Formed
     | Restored
     | FirstStep

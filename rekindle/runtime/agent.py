@@ -28,6 +28,7 @@ from rekindle.checkpoints.opening import open_store
 from rekindle.checkpoints.place import Key
 from rekindle.checkpoints.store import Found
 from rekindle.errors import JobError, RekindleError
+from rekindle.profiling.files import records_folder
 from rekindle.runtime import device_tools, lifeline, protocol, wire
 from rekindle.runtime.checkers import Checkers
 from rekindle.runtime.depot import Depot
@@ -38,6 +39,7 @@ from rekindle.runtime.ledger import is_over
 from rekindle.runtime.neighbours import Neighbours
 from rekindle.runtime.node import NodeRanks
 from rekindle.runtime.pretended_host import read_condition
+from rekindle.runtime.record_care import RecordCare
 from rekindle.runtime.snapshots import Snapshots
 from rekindle.runtime.spec import EntryKind, JobDirectory, bearer
 
@@ -86,7 +88,14 @@ class Agent:
         )
         environment = agent_environment(os.environ, spec)
         self.ranks = NodeRanks(spec, self._snapshots, self.send, environment, pretended)
+        records = records_folder(environment, Path(spec.directory, names.PROFILING_DIRECTORY))
+        self._care = RecordCare(records, self._own_ranks, self.send)
         self._checkers = Checkers(spec, self.ranks.fork, self.send, environment)
+
+    def _own_ranks(self) -> range:
+        """Numbers of this node's ranks; of a spare none that there are."""
+        count = self.spec.processes_per_node
+        return range(self.ranks.node * count, (self.ranks.node + 1) * count)
 
     def send(self, message: protocol.Message) -> None:
         """Send to the coordinator, in order."""
@@ -105,6 +114,7 @@ class Agent:
         self._learn(self._store.newest())  # while the zygote imports
         beats = asyncio.create_task(self._beat())
         watching = asyncio.create_task(self.ranks.lookout.watch())
+        caring = asyncio.create_task(self._care.run())
         orders: Orders = asyncio.Queue()
         worker = asyncio.create_task(self._obey(orders))
         worker.add_done_callback(functools.partial(_end_with, asyncio.current_task()))
@@ -121,6 +131,7 @@ class Agent:
         finally:
             beats.cancel()
             watching.cancel()
+            caring.cancel()
             failed = worker.done() and not worker.cancelled()
             worker.cancel()
             await self._end()

@@ -22,6 +22,7 @@ from rekindle.runtime.protocol import (
     Inject,
     Message,
     Over,
+    Profile,
     SnapshotBuffers,
 )
 
@@ -45,6 +46,7 @@ class Channel:
         self._settled = -1  # the same, once `on_over` has done its work
         self._held = -1  # the newest generation that is to be held between two steps
         self.checkpoint_every = 0  # steps between two checkpoints, as was said last
+        self.profile = Profile()  # what is to be written down of where time goes
         self.injected: list[Inject] = []  # faults to suffer, emptied by whoever suffers them
         self.on_over: Callable[[Over], None] = lambda over: None
         threading.Thread(target=self._listen, name="rekindle-channel", daemon=True).start()
@@ -150,11 +152,14 @@ class Channel:
             if isinstance(message, CheckpointEvery):
                 self.checkpoint_every = message.steps
                 continue
+            if isinstance(message, Profile):
+                self.profile = message
+                continue
             if isinstance(message, SnapshotBuffers):
                 self._keep(message, fds)
                 continue
             if isinstance(message, Form):
-                self.checkpoint_every = message.checkpoint_every
+                self.checkpoint_every, self.profile = message.checkpoint_every, message.profile
             if isinstance(message, Over):
                 with self._answered:
                     self._over = max(self._over, message.generation)

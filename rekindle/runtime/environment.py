@@ -54,6 +54,7 @@ def rank_environment(
         names.ENV_FULL_WORLD: str(spec.world_size),
         names.ENV_STACK_FILE: str(logs / names.STACK_FILE),
         names.ENV_METRICS_FILE: metrics_file,
+        names.ENV_PROFILING: str(Path(spec.directory, names.PROFILING_DIRECTORY)),
         names.ENV_SNAPSHOT_EVERY: str(spec.snapshot_every),
         names.ENV_CHECKPOINT_STORE: spec.checkpoint_store,
     }

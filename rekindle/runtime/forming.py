@@ -237,6 +237,7 @@ class Forming(Gathering):
                 shards=plan.shards,
                 passed=passed,
                 checkpoint_every=self._interval.steps,
+                profile=self._profile,
                 ranks=own,
                 plan=plans,
                 depots=self._depots(plans.values()),

@@ -8,6 +8,7 @@ POST /control  stop the job; needs the lease's token
 POST /approve  a person's answer to a strategy that waits for it
 POST /stop     a person ends the job, whoever steers it
 POST /inject   a fault that a rank is to suffer
+POST /profile  what ranks are to write down of where time goes
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import msgspec
 from aiohttp import web
 
 from rekindle import names
+from rekindle.profiling.switch import Order
 from rekindle.recovery import journal
 from rekindle.recovery.classification import Sign
 from rekindle.runtime import protocol, view
@@ -54,6 +56,7 @@ class FrontDesk:
         router.add_get(names.PATH_STEER, self._steer)
         router.add_post(names.PATH_CONTROL, self._control)
         router.add_post(names.PATH_INJECT, self._inject)
+        router.add_post(names.PATH_PROFILE, self._profile)
         router.add_post(names.PATH_APPROVE, self._approve)
         router.add_post(names.PATH_STOP, self._stop)
         router.add_post(names.PATH_SIGNS, self._sign)
@@ -118,6 +121,12 @@ class FrontDesk:
     async def _inject(self, request: web.Request) -> web.Response:
         """Pass on a fault that a rank is to suffer."""
         return await self._for_people(request, protocol.Inject, self._machine.inject)
+
+    async def _profile(self, request: web.Request) -> web.Response:
+        """Switch light profiling."""
+        return await self._for_people(
+            request, Order, lambda order: self._machine.profile(order, time.time())
+        )
 
     async def _approve(self, request: web.Request) -> web.Response:
         """Take a person's answer to a strategy that waits for it."""

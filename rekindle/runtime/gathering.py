@@ -45,6 +45,7 @@ class Gathering(ABC):
     """
 
     _doubted: tuple[Fault, ...] = ()  # not decided yet: a sign may tell more of them
+    _asked = False  # for those that had not come
     _at_once = False  # the job is stopped without grace
     _devices = False  # a node has devices of which signs may tell
     _planned: Plan | None = None  # of the generation formed last
@@ -87,6 +88,7 @@ class Gathering(ABC):
         self._stop_reason = ""
         self._assembly = Assembly()
         self._interval = interval_of(spec, earlier)
+        self._profile = earlier.profile
         self._committing: set[int] = set()  # nodes that were told to commit a checkpoint
         self._dumpers: set[int] = set()  # the nodes that write last words
         self._dumping = 0  # the step that it was asked for
@@ -96,7 +98,6 @@ class Gathering(ABC):
         self._refused: set[tuple[int, Source, Made]] = set()  # (node, source, state) that failed
         self._injections = Injections()
         self._isolation = Isolation(spec.keeps_off)
-        self._asked = False  # for those that had not come
         self._late_passed = False  # whoever is to come had the time for it
         self._held = 0  # the generation that is being held, for the world to grow
         self._tries: Counter[int] = Counter()  # how often a node was put out again

@@ -13,8 +13,10 @@ from rekindle.recovery.history import Past, besides
 from rekindle.recovery.interval import Interval
 from rekindle.recovery.ladder import Decision
 from rekindle.recovery.policy import INNER
+from rekindle.recovery.profiled import Profiled
 from rekindle.recovery.suspicion import Suspicion, suspicions
 from rekindle.runtime import left_open
+from rekindle.runtime.rank_messages import Profile
 from rekindle.runtime.spec import JobSpec
 from rekindle.runtime.state import RESCHEDULED
 
@@ -27,7 +29,8 @@ class Earlier(msgspec.Struct, frozen=True, kw_only=True):
     generation, incident: the newest; their numbers only ever rise. suspicions: what ranks have said
     to be wrong. signs: what was reported of devices. past: what was decided. placements: the agents
     of each node. at: when the last of it happened. checkpoint_every: steps, as they were chosen
-    last, 0: never. faults, seconds: how often training was broken, in how long a time.
+    last, 0: never. profile: what is written down. faults, seconds: how often training was broken,
+    in how long a time.
     """
 
     generation: int = 0
@@ -38,6 +41,7 @@ class Earlier(msgspec.Struct, frozen=True, kw_only=True):
     placements: dict[int, frozenset[Placement]] = {}
     at: float = 0.0
     checkpoint_every: int = 0
+    profile: Profile = Profile()
     faults: int = 0
     seconds: float = 0.0
 
@@ -55,6 +59,14 @@ def earlier(events: Sequence[journal.Event]) -> Earlier:
         at=max((event.at for event in events), default=0.0),
         checkpoint_every=next(
             (e.steps for e in reversed(events) if isinstance(e, journal.CheckpointInterval)), 0
+        ),
+        profile=next(
+            (
+                Profile(switch=e.switch, since=e.since)
+                for e in reversed(events)
+                if isinstance(e, Profiled)
+            ),
+            Profile(),
         ),
         faults=len({event.incident for event in events if isinstance(event, journal.FaultSeen)}),
         seconds=_seconds(events),

@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import msgspec
 
-from rekindle.errors import ProtocolError
+from rekindle.errors import ProtocolError, UsageError
 from rekindle.names import KILLED_S, SPARE
+from rekindle.profiling.switch import Order, Switch, switched
 from rekindle.recovery import journal
 from rekindle.recovery.classification import fault_of_exit
 from rekindle.recovery.fault import Fault, Kind
 from rekindle.recovery.policy import LATE_S
+from rekindle.recovery.profiled import Profiled
 from rekindle.runtime import protocol as p
 from rekindle.runtime.admitting import Admitting
 from rekindle.runtime.roster import Node, Status, by_node
@@ -64,6 +66,8 @@ class Machine(Admitting):
                 self.on_store_news(node, message, now)
             case p.CheckpointLeftOut() | p.Pruned():
                 self.on_store_news(node, message, now)
+            case p.Traced():
+                self._switch(message.switch, "data-trace", now)
             case p.Snapshots() | p.Copies():
                 self.on_snapshots(node, message)
             case _:
@@ -342,6 +346,23 @@ class Machine(Admitting):
                 continue  # an earlier one took its node out of the world
             self._kill([rank], grace_s=0.0)
             self._on_fault(self._fault(Kind.STUCK, rank, f"rank {rank.rank} did not {what}", now))
+
+    def profile(self, order: Order, now: float) -> str:
+        """Have ranks write down where time goes, or no more; return why not, if that cannot be."""
+        if self.phase in ENDING:
+            return "the job is ending"
+        try:
+            switch = switched(self._profile.switch, order.kinds, on=order.on)
+        except UsageError as error:
+            return str(error)
+        self._switch(switch, order.by, now)
+        return ""
+
+    def _switch(self, switch: Switch, by: str, now: float) -> None:
+        if switch != self._profile.switch and self.phase not in ENDING:
+            self._profile = p.Profile(switch=switch, since=self._profile.since or int(now))
+            self._record(Profiled(switch=switch, since=self._profile.since, by=by))
+            self._tell_nodes(self._profile)
 
     def inject(self, order: p.Inject) -> str:
         """Have a rank suffer a fault; return why not, if it cannot.

@@ -104,7 +104,7 @@ class NodeRanks:
                     own = {rank.rank: message.ranks[rank.rank]}
                     plan = {rank.rank: message.plan[rank.rank]}
                     rank.send(msgspec.structs.replace(message, ranks=own, plan=plan, depots={}))
-            case protocol.CheckpointEvery():
+            case protocol.CheckpointEvery() | protocol.Profile():
                 self._tell_all(message)
             case protocol.Over():
                 self._snapshots.break_off()

@@ -32,6 +32,7 @@ from rekindle.runtime.rank_messages import (
     InjectionKind,
     Message,
     Over,
+    Profile,
     SnapshotBuffers,
     SnapshotRoom,
     SnapshotTaken,
@@ -51,7 +52,7 @@ from rekindle.runtime.store_messages import (
     Pruned,
     WriteParts,
 )
-from rekindle.runtime.watch_messages import Look, Looked, RankLook, Stalled
+from rekindle.runtime.watch_messages import Look, Looked, RankLook, Stalled, Traced
 
 __all__ = [  # what is said elsewhere too, for this is the whole protocol
     "Arrived",
@@ -81,6 +82,7 @@ __all__ = [  # what is said elsewhere too, for this is the whole protocol
     "Over",
     "PartDue",
     "PartWritten",
+    "Profile",
     "Pruned",
     "RankLook",
     "SnapshotBuffers",
@@ -91,6 +93,7 @@ __all__ = [  # what is said elsewhere too, for this is the whole protocol
     "StepDone",
     "StepFailed",
     "ToRank",
+    "Traced",
     "WriteParts",
 ]
 
@@ -313,6 +316,7 @@ FromAgent = (
     | Checked
     | Stalled
     | Looked
+    | Traced
     | Arrived
     | StepFailed
     | Held
@@ -334,6 +338,7 @@ ToAgent = (
     | WriteParts
     | Commit
     | CheckpointEvery
+    | Profile
     | Bye
     | Look
     | Over

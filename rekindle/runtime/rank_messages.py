@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from rekindle.profiling.switch import Switch
 from rekindle.recovery.fault import Kind
 from rekindle.recovery.plan import Made, RankPlan
 from rekindle.recovery.suspicion import Suspicion
@@ -145,6 +146,17 @@ class Depot(msgspec.Struct, frozen=True, kw_only=True):
     port: int
 
 
+class Profile(Message, frozen=True, kw_only=True, tag="profile"):
+    """Write down where time goes, from the next step on; nothing, where the switch is off.
+
+    since: when the job was told so first, in seconds since the epoch; it names the records' folder
+    where the job has no id of a task.
+    """
+
+    switch: Switch = Switch()
+    since: int = 0
+
+
 class Form(Message, frozen=True, kw_only=True, tag="form"):
     """Form this generation at the named store, with state as planned, and go on from `step`.
 
@@ -153,7 +165,8 @@ class Form(Message, frozen=True, kw_only=True, tag="form"):
     number in the full one. plan: what each of them does, with peers by their number in this
     world. An agent passes on only the rank's own of both. shards: pieces that the state is in.
     depots: where those of the nodes are that the plan names; for the agent alone.
-    checkpoint_every: steps between two checkpoints, until CheckpointEvery; 0: none.
+    checkpoint_every: steps between two checkpoints, until CheckpointEvery; 0: none. profile: what
+    is written down, until Profile.
     """
 
     generation: int
@@ -166,6 +179,7 @@ class Form(Message, frozen=True, kw_only=True, tag="form"):
     shards: int = 1
     passed: int = 0
     checkpoint_every: int = 0
+    profile: Profile = Profile()
     ranks: dict[int, int]
     plan: dict[int, RankPlan]
     depots: dict[int, Depot] = msgspec.field(default_factory=dict)
@@ -225,4 +239,4 @@ class Inject(Message, frozen=True, kw_only=True, tag="inject"):
 
 
 FromRank = Arrived | StepFailed | Held | StateReady | StepDone | SnapshotRoom | SnapshotTaken
-ToRank = Over | Hold | Form | CheckpointEvery | SnapshotBuffers | Dismiss | Inject
+ToRank = Over | Hold | Form | CheckpointEvery | Profile | SnapshotBuffers | Dismiss | Inject

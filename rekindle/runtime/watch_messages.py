@@ -1,4 +1,4 @@
-"""What agent and coordinator say to each other about ranks that make no progress.
+"""What agent and coordinator say to each other about ranks that make no progress, and of switches.
 
 A part of the protocol, see rekindle.runtime.protocol.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from rekindle.profiling.switch import Switch
 from rekindle.runtime.heartbeat import Doing
 from rekindle.runtime.rank_messages import Message
 
@@ -19,6 +20,12 @@ class Stalled(Message, frozen=True, kw_only=True, tag="stalled"):
 
     rank: int
     generation: int
+
+
+class Traced(Message, frozen=True, kw_only=True, tag="traced"):
+    """MindCluster's switch of light profiling, which an agent can read, says something new."""
+
+    switch: Switch
 
 
 class Look(Message, frozen=True, kw_only=True, tag="look"):

@@ -28,6 +28,7 @@ from rekindle.recovery.journal import (
     NodeJoined,
     NodeLeft,
     NodeWanted,
+    Profiled,
     Progress,
     RanksStarted,
     Restored,
@@ -60,7 +61,7 @@ def _sentence(event: AnyEvent) -> str:
             return event.in_words()
         case Progress():
             return f"step {event.finished} of {event.total}"
-        case LastWords() | NodeChecked():
+        case LastWords() | NodeChecked() | Profiled():
             return event.in_words()
         case Stopping():
             return f"the job is being stopped: {event.reason}"

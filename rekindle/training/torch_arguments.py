@@ -34,11 +34,16 @@ def check_arguments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
         )
 
 
-def check_extra(named: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
-    """Raises SessionError: a name of `extra` is that of something else that is kept."""
+def with_extra(named: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all that is kept, by name; None is nothing.
+
+    Raises SessionError: a name of `extra` is that of something else that is kept.
+    """
     for name in extra:
         if named.get(name) is not None:
             raise SessionError(f"extra: {name!r} is the Session's own name, choose another one")
+    kept = {**named, **extra}
+    return {name: thing for name, thing in kept.items() if thing is not None}
 
 
 def check_shard(shard: int | None, *, ddp: bool, parts: bool) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -27,9 +30,17 @@ class Data:
     """
 
     def __init__(
-        self, sampler: StepSampler | None, loader: Any, *, full_world: int, in_parts: bool
+        self,
+        sampler: StepSampler | None,
+        loader: Any,
+        full_world: int,
+        waits: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        *,
+        in_parts: bool,
     ) -> None:
         """in_parts: a step may take several batches on a rank, to keep the global one.
+
+        waits: around each time that the loader is waited for.
 
         Raises SessionError: the position of such a loader cannot be kept.
         """
@@ -49,6 +60,7 @@ class Data:
         if isinstance(self._position, StreamPosition | StatefulPosition):
             self.named["loader"] = self._position
         self._sharing = Sharing()
+        self._waits = waits
         self._told: list[bytes] | None = None
         self._batch: Any = None  # the last one
 
@@ -86,7 +98,8 @@ class Data:
         if self._position is None:
             raise SessionError("step.batch: give Session a loader, Session(loader=...)")
         try:
-            self._batch, words = self._position.take()
+            with self._waits():
+                self._batch, words = self._position.take()
         except Exception:
             self._position.close()  # a script that tries once more gets this very batch
             raise

@@ -12,6 +12,7 @@ from rekindle.runtime.channel import Channel
 from rekindle.runtime.checkpoint_files import METADATA_METRICS, METADATA_POSITION
 from rekindle.training import rank_environment
 from rekindle.training.place import Place
+from rekindle.training.profiler import Profiler
 from rekindle.training.torch_snapshot import SnapshotWriter
 
 REST_S = 600.0  # once the agent had no memory: others may have given some back by then
@@ -21,14 +22,21 @@ class StateKeeper:
     """Takes the snapshots that are due after a step; without an agent, none."""
 
     def __init__(
-        self, channel: Channel | None, place: Place, *, local_rank: int, seed: int
+        self,
+        channel: Channel | None,
+        place: Place,
+        profiler: Profiler,
+        *,
+        seed: int,
     ) -> None:
+        self._profiler = profiler
         self._channel = channel
         self._writer = SnapshotWriter(channel, place, seed=seed) if channel else None
         # Replicas hold the same state: one of each node keeps it, one of all has it written. Which
         # others of a node hold the same shard is not known here.
         snapshot_every = rank_environment.number(names.ENV_SNAPSHOT_EVERY)
-        self._snapshot_every = snapshot_every if local_rank == 0 or place.shard is not None else 0
+        keeps = rank_environment.number("LOCAL_RANK") == 0 or place.shard is not None
+        self._snapshot_every = snapshot_every if keeps else 0
         self._missed_checkpoint = False
         self._rests_until = 0.0
         self._checkpointed = 0  # the step of the newest
@@ -62,6 +70,7 @@ class StateKeeper:
             return
         if not last and time.monotonic() < self._rests_until:
             return
+        began = time.time_ns()
         try:
             taken = self._writer.take(
                 named,
@@ -77,6 +86,8 @@ class StateKeeper:
             self._rests_until = time.monotonic() + REST_S
             self._missed_checkpoint = False
             return
+        if taken:
+            self._profiler.saved(began)
         self._missed_checkpoint = checkpoint and not taken
         if checkpoint and taken:
             self._checkpointed = step

@@ -27,7 +27,7 @@ from rekindle.training.progress import Progress, phase_of
 from rekindle.training.records import Records
 from rekindle.training.sampler import StepSampler
 from rekindle.training.step_under_way import StepUnderWay
-from rekindle.training.torch_arguments import check_arguments, check_extra, check_parts, check_shard
+from rekindle.training.torch_arguments import check_arguments, check_parts, check_shard, with_extra
 from rekindle.training.torch_data import Data
 from rekindle.training.torch_ddp import broadcast_module_state, wrap_ddp
 from rekindle.training.torch_faults import kind_of
@@ -36,6 +36,7 @@ from rekindle.training.torch_groups import ScriptGroups
 from rekindle.training.torch_injection import suffer
 from rekindle.training.torch_keeper import StateKeeper
 from rekindle.training.torch_placeholder import in_placeholder, leave_placeholder
+from rekindle.training.torch_profiler import TorchProfiler
 from rekindle.training.torch_remains import drop_gradients, free_frames
 from rekindle.training.torch_repairs import Repairs
 from rekindle.training.torch_standing import Standing
@@ -93,20 +94,18 @@ class Session:
         check_arguments(model, optimizer)
         self.seed = seed
         self.keep_global_batch = keep_global_batch
-        self.rank = rank_environment.number("RANK")
-        self.local_rank = rank_environment.number("LOCAL_RANK")
+        self.rank, self.local_rank = map(rank_environment.number, ("RANK", "LOCAL_RANK"))
         self.world_size = rank_environment.number("WORLD_SIZE", 1)
         self.slot = rank_environment.number(names.ENV_SLOT, self.rank)
         self.full_world = rank_environment.number(names.ENV_FULL_WORLD, self.world_size)
         self.generation = 0
-        self.data = Data(sampler, loader, full_world=self.full_world, in_parts=keep_global_batch)
-        if keep_global_batch:
+        self._profiler = TorchProfiler(self.slot, self.local_rank, model)
+        world, waits, parts = self.full_world, self._profiler.loading, keep_global_batch
+        self.data = Data(sampler, loader, world, waits, in_parts=parts)
+        if parts:
             check_parts(self.data.sampler, ddp)
         named = {"model": model, "optimizer": local_optimizer(optimizer), "scheduler": scheduler}
-        named |= self.data.named
-        check_extra(named, extra or {})
-        named |= extra or {}
-        self.named = {name: thing for name, thing in named.items() if thing is not None}
+        self.named = with_extra(named | self.data.named, extra or {})
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._transient = transient
         self.model: torch.nn.Module = model
@@ -125,10 +124,8 @@ class Session:
         self._standing = Standing(self.named, self._groups, fresh=fresh)
         self._place = self._groups.place(self.slot, self.full_world, shard)
         shard = self._place.shard
-        check_shard(shard, ddp=bool(ddp) and not is_zero(optimizer), parts=keep_global_batch)
-        self._keeper = StateKeeper(
-            self._channel, self._place, local_rank=self.local_rank, seed=seed
-        )
+        check_shard(shard, ddp=bool(ddp) and not is_zero(optimizer), parts=parts)
+        self._keeper = StateKeeper(self._channel, self._place, self._profiler, seed=seed)
         self._step = StepUnderWay()
         self._repairs = Repairs(self.slot, self.device, model, self._step)
         together = shard is not None or self.device.type == "npu"
@@ -161,6 +158,7 @@ class Session:
         self._progress.leave()
         self.data.close()
         self._keeper.close()
+        self._profiler.close()
         self.records.close()
 
     def steps(self, total: int) -> Iterator[Step]:
@@ -219,8 +217,10 @@ class Session:
         self._progress.begin_step()
         self._step.begin()
         rng.begin_step(self.seed, self.rank, step)
-        if self._channel is not None and self._channel.injected:
-            suffer(self._channel.injected, step, self._module, self.named["optimizer"])
+        if self._channel is not None:
+            self._profiler.begin_step(step, self._channel.profile)
+            if self._channel.injected:
+                suffer(self._channel.injected, step, self._module, self.named["optimizer"])
 
     def end_step(self) -> None:
         """The step's body ended well: the state is that of one more step."""
@@ -229,6 +229,7 @@ class Session:
         self._standing.step_done(self.generation)
         self.data.advance()
         self._progress.end_step(self.finished)
+        self._profiler.end_step()
         self._step.end(self.finished)
         if self._channel is None:
             return

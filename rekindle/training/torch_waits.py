@@ -9,8 +9,10 @@ waits.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Callable
 from datetime import timedelta
@@ -22,6 +24,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket, Work  # torch.distributed's; typed here
 
 from rekindle.errors import StaleError
+from rekindle.profiling.markers import Operation
 from rekindle.runtime.heartbeat import Page
 
 # Operations that gloo does end when it is severed end within milliseconds, and until then may write
@@ -52,12 +55,17 @@ class Waits:
         self._released = False
 
     def follow(
-        self, future: _Future, pick: Callable[[Any], Any] = _same, mark: int | None = None
+        self,
+        future: _Future,
+        pick: Callable[[Any], Any] = _same,
+        mark: int | None = None,
+        operation: Operation | None = None,
     ) -> _Future:
         """A future that is done when `future` is, or fails when the waits are released.
 
         pick: its value, of that of `future` (a `then` would bury the exception's text).
         mark: tells the collective from others; None: it is none that all ranks take part in.
+        operation: what it is, if that is recorded.
         """
         ours: _Future = torch.futures.Future()
         with self._lock:
@@ -70,21 +78,24 @@ class Waits:
                 if not self._futures:
                     self._page.wait(True)
             self._futures.add(ours)
+        if operation is not None and _record is not None:
+            tell, began = functools.partial(_record, operation), time.time_ns()
+            future.add_done_callback(lambda _: tell(began))
         future.add_done_callback(lambda done: self._pass_on(done, ours, pick))
         return ours
 
-    def wait(self, work: Work, mark: int | None = None) -> bool:
+    def wait(self, work: Work, mark: int | None = None, operation: Operation | None = None) -> bool:
         """Wait for `work`; raises StaleError when the waits are released, else what it raises.
 
-        mark: as of `follow`.
+        mark, operation: as of `follow`.
         """
         try:
             future = work.get_future()
         except RuntimeError:  # a send or a receive has none
             future = _future_of(work)
-            self.follow(future).wait()
+            self.follow(future, operation=operation).wait()
             return True  # and never twice: each wait takes one completion
-        self.follow(future, mark=mark).wait()
+        self.follow(future, mark=mark, operation=operation).wait()
         return _native_wait(work)
 
     def hide(self) -> None:
@@ -153,6 +164,16 @@ def _over() -> StaleError:
 
 
 _current: Waits | None = None
+_record: Callable[[Operation, int], None] | None = None
+
+
+def record(tell: Callable[[Operation, int], None] | None) -> None:
+    """Have `tell` called when a collective is done: what it is, and when it was waited for first.
+
+    In nanoseconds since the epoch, by any thread. None: nobody wants to know.
+    """
+    global _record
+    _record = tell
 
 
 def use(waits: Waits | None) -> None:
@@ -174,7 +195,8 @@ def _wait(work: Work, timeout: timedelta | None = None) -> bool:
         return _native_wait(work)
     caller = sys._getframe(1)  # in torch, a function named as the collective is
     place = f"{caller.f_code.co_name}:{caller.f_lineno}"
-    return _current.wait(work, _mark(place) if _is_everybodys(caller) else None)
+    operation = _operation(caller) if _record is not None else None
+    return _current.wait(work, _mark(place) if _is_everybodys(caller) else None, operation)
 
 
 def _is_everybodys(caller: FrameType) -> bool:
@@ -185,6 +207,32 @@ def _is_everybodys(caller: FrameType) -> bool:
     if caller.f_code.co_filename != dist.distributed_c10d.__file__:
         return len(dist.distributed_c10d._world.pg_map) == 1
     return caller.f_locals.get("group") in (None, dist.group.WORLD)
+
+
+def _operation(caller: FrameType) -> Operation:
+    """What is waited for there: a collective of torch's, or something begun before."""
+    if caller.f_code.co_filename != dist.distributed_c10d.__file__:
+        return Operation("0", "0", "", "wait", "")
+    here = caller.f_locals
+    tensor = next(
+        (here[name] for name in _TENSORS if isinstance(here.get(name), torch.Tensor)), None
+    )
+    return _described(caller.f_code.co_name, tensor, here.get("group"))
+
+
+def _described(name: str, tensor: torch.Tensor | None, group: Any) -> Operation:
+    return Operation(
+        stream_id="0",
+        count=str(tensor.numel() if tensor is not None else 0),
+        data_type=str(tensor.dtype).removeprefix("torch.") if tensor is not None else "",
+        op_name=name,
+        group_name=(
+            "default_group" if group in (None, dist.group.WORLD) else str(group.group_name)
+        ),
+    )
+
+
+_TENSORS = ("tensor", "input_tensor", "input", "output_tensor", "output")
 
 
 def _mark(place: str) -> int:
@@ -209,4 +257,8 @@ def reduce_bucket(chosen: list[tuple[Hook, Any]], bucket: GradBucket) -> _Future
         assert work is not None  # None: this rank is not of the group
         future = work.get_future()
     following = _current or Waits()
-    return following.follow(future, _only_tensor, _mark(f"bucket {bucket.index()}"))
+    operation = None
+    if _record is not None:
+        operation = _described("all_reduce", bucket.buffer(), None)
+    mark = _mark(f"bucket {bucket.index()}")
+    return following.follow(future, _only_tensor, mark, operation)

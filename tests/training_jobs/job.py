@@ -18,6 +18,7 @@ from rekindle.engines.client import JobClient
 from rekindle.engines.local import LocalEngine
 from rekindle.engines.pretended import PretendedHosts
 from rekindle.errors import JobError
+from rekindle.profiling.switch import Order
 from rekindle.recovery import journal
 from rekindle.recovery.policy import Policy
 from rekindle.runtime.protocol import Inject, InjectionKind
@@ -355,6 +356,11 @@ class Job:
         """Have a rank suffer a fault, as `rekindle inject` does."""
         fault = Inject(rank=rank, kind=InjectionKind(kind), **more)
         JobClient(self.endpoint, self.directory.secret()).inject(fault)
+
+    def profile(self, kinds: str = "", *, on: bool = True) -> None:
+        """Switch light profiling, as `rekindle profile` does."""
+        order = Order(on=on, kinds=tuple(kinds.split()), by="test")
+        JobClient(self.endpoint, self.directory.secret()).profile(order)
 
     def kill(self, *ranks: int, number: int = signal.SIGKILL) -> None:
         """Signal these ranks, one straight after the other."""

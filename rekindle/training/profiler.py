@@ -1,0 +1,155 @@
+"""Writes down where a rank's time goes, from the step on in which it was asked to.
+
+A range costs training two looks at the clock and one entry of a list; another thread encodes and
+writes. Times are the host's: of a device that computes behind its back they are those of its calls.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rekindle import names
+from rekindle.profiling.files import ENV_TASK, RecordFiles, records_folder, task_folder
+from rekindle.profiling.markers import (
+    COMMUNICATION,
+    DATA_LOADER,
+    DEFAULT,
+    FORWARD,
+    SAVE,
+    STEP,
+    Encoder,
+    Operation,
+    Range,
+    operation_name,
+)
+from rekindle.profiling.switch import Switch
+from rekindle.runtime.rank_messages import Profile
+from rekindle.training import rank_environment
+
+FLUSH_S = 5.0
+MOST_WAITING = 200_000  # ranges; where the disk is slower than training the oldest are lost
+
+
+class Profiler:
+    """The records of one rank. slot: its number in the full world; device: its own on the node.
+
+    Without an agent nobody asks for any.
+    """
+
+    def __init__(self, slot: int, device: int) -> None:
+        self.on = Switch()
+        folder = rank_environment.path(names.ENV_PROFILING)
+        self._folder = records_folder(os.environ, folder) if folder is not None else None
+        self._slot, self._device = slot, device
+        self._asked = Profile()
+        self._waiting: collections.deque[tuple[Range, int]] = collections.deque(maxlen=MOST_WAITING)
+        self._step, self._began, self._forward = -1, 0, 0
+        self._writer: _Writer | None = None
+
+    def begin_step(self, step: int, asked: Profile) -> None:
+        """A step's body begins, for the first time or again. asked: what is to be written down."""
+        if asked is not self._asked:
+            self._obey(asked)
+        if self.on.step:
+            self._step, self._began = step, time.time_ns()
+
+    def end_step(self) -> None:
+        """It has ended well."""
+        if self._step >= 0:
+            self._add(f"{STEP} {self._step}", DEFAULT, self._began)
+            self._step = -1
+
+    def begin_forward(self, *_: object) -> None:
+        """A forward pass begins: a hook of the model's."""
+        self._forward = time.time_ns()
+
+    def end_forward(self, *_: object) -> None:
+        """It has ended; those outside of a step, of an evaluation, are not training's."""
+        if self.on.forward and self._forward and self._step >= 0:
+            self._add(FORWARD, DEFAULT, self._forward)
+        self._forward = 0
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """The rank waits for its batch."""
+        began = time.time_ns()
+        yield
+        if self.on.data_loader and self._step >= 0:
+            self._add(DATA_LOADER, DEFAULT, began)
+
+    def saved(self, began: int) -> None:
+        """State was kept, since then; nanoseconds since the epoch."""
+        if self.on.save_checkpoint:
+            self._add(SAVE, DEFAULT, began)
+
+    def communicated(self, operation: Operation, began: int) -> None:
+        """A collective that the rank has joined then is done; called by any thread."""
+        self._add(operation_name(operation), COMMUNICATION, began)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._obey(Profile())
+
+    def switched(self) -> None:
+        """What is on has changed: the place to hook into a framework, or out of it."""
+
+    def _add(self, name: str, domain: str, began: int) -> None:
+        made = Range(name, domain, began, time.time_ns())
+        self._waiting.append((made, threading.get_ident()))
+
+    def _obey(self, asked: Profile) -> None:
+        self._asked, self._step = asked, -1
+        is_asked = bool(asked.switch.words) and self._folder is not None
+        if self._writer is not None and not is_asked:
+            self._writer.end()
+            self._writer = None
+        elif self._writer is None and is_asked:
+            assert self._folder is not None
+            task = task_folder(self._folder, os.environ.get(ENV_TASK, ""), asked.since)
+            self._writer = _Writer(task / str(self._slot), self._waiting, self._device)
+        self.on = asked.switch if is_asked else Switch()
+        self.switched()
+
+
+class _Writer:
+    """The thread that writes."""
+
+    def __init__(
+        self, folder: Path, waiting: collections.deque[tuple[Range, int]], device: int
+    ) -> None:
+        self._files = RecordFiles(folder)
+        self._waiting = waiting
+        self._encoder = Encoder(os.getpid(), device)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rekindle-profile", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Write the rest, and wait for that."""
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._over.wait(FLUSH_S):
+                self._flush()
+            self._flush()
+        except OSError as error:
+            # Training is worth more than what is known about it.
+            print(f"rekindle: nothing is written down any more: {error}", file=sys.stderr)
+        self._files.close()
+
+    def _flush(self) -> None:
+        lines = []
+        while self._waiting:
+            made, thread = self._waiting.popleft()
+            lines.append(self._encoder.lines(made, thread))
+        if lines:
+            self._files.append(b"".join(lines))

@@ -1,0 +1,130 @@
+"""Light profiling of a running job: what its ranks write down, read as the seed describes it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_jobs import RANKS
+from training_jobs.checks import assert_recovered
+from training_jobs.job import STEPS, Job, pause_all
+from training_jobs.record import Record
+
+from rekindle.errors import JobError
+from rekindle.recovery import journal
+
+HELD = 3  # the step in which a job is told
+
+
+def held(job: Callable[..., Job], *faults: Any, **settings: object) -> Job:
+    """Start a job whose ranks wait in a step."""
+    run = job(*pause_all(HELD), *faults, **settings)
+    run.wait_pause(HELD)
+    return run
+
+
+def task_of(run: Job) -> Path:
+    """The one folder of a task that there is."""
+    (task,) = (run.directory.path / "profiling").iterdir()
+    return task
+
+
+def records(run: Job, rank: int) -> Iterator[dict[str, Any]]:
+    """All records of a rank, by a reader that knows nothing but the seed's words."""
+    files = [path for path in (task_of(run) / str(rank)).iterdir() if path.name.isdigit()]
+    for path in sorted(files, key=lambda path: int(path.name)):
+        yield from map(json.loads, path.read_text().splitlines())
+
+
+def spans(run: Job, rank: int) -> list[tuple[str, int, int]]:
+    """Name, start and end of all that a rank has written down."""
+    open_: dict[int, dict[str, Any]] = {}
+    found = []
+    for record in records(run, rank):
+        begun = open_.pop(record["Id"], None)
+        if begun is None:
+            open_[record["Id"]] = record
+        else:
+            assert (begun["Name"], begun["Flag"], record["Flag"]) == (record["Name"], 2, 4)
+            found.append((record["Name"], begun["Timestamp"], record["Timestamp"]))
+    assert not open_
+    return found
+
+
+def steps(run: Job, rank: int) -> list[int]:
+    words = (name.split() for name, _, _ in spans(run, rank))
+    return [int(each[1]) for each in words if each[0] == "step"]
+
+
+def test_five_kinds_are_written(job: Callable[..., Job]) -> None:
+    """From the next step on."""
+    run = held(job, variant="map-0")
+    run.profile("communication")
+    run.wait_event(journal.Profiled)
+    run.release_all()
+    assert run.end().outcome == "succeeded", run.story()
+    assert task_of(run).name.startswith("default_task_id_")
+    for rank in range(RANKS):
+        assert steps(run, rank) == list(range(HELD + 1, STEPS))
+        kinds = Counter(name.split()[0] for name, _, _ in spans(run, rank))
+        count = STEPS - HELD - 1
+        assert (kinds["forward"], kinds["dataloader"]) == (count, count)
+        assert kinds["save_checkpoint"] >= (rank == 0)
+        operations = [json.loads(name) for name, _, _ in spans(run, rank) if name[0] == "{"]
+        assert {each["opName"] for each in operations} == {"all_reduce", "broadcast"}
+        assert {each["groupName"] for each in operations} == {"default_group"}
+        assert all(int(each["count"]) > 0 for each in operations)
+        assert len(operations) >= count
+
+
+def test_whoever_takes_the_place_of_a_rank_goes_on(
+    job: Callable[..., Job], baseline: Record
+) -> None:
+    """Also when another coordinator has to tell it; its records are in the same folder."""
+    run = held(job)
+    run.profile()
+    run.kill_coordinator()
+    run.revive_coordinator()
+    run.inject(1, "kill", step=9)
+    run.release_all()
+    assert_recovered(run, baseline, replaced={1})
+    for rank in range(RANKS):
+        assert set(steps(run, rank)) >= set(range(10, STEPS))
+        assert not any(name[0] == "{" for name, _, _ in spans(run, rank))
+    assert not run.events_of(journal.Profiled)[1:]
+
+
+def test_off_again(job: Callable[..., Job], baseline: Record) -> None:
+    """The four kinds go off only together with communication, which does so by itself."""
+    run = held(job, *pause_all(12))
+    run.profile("communication")
+    run.release_all()
+    run.wait_pause(12, first=RANKS)
+    with pytest.raises(JobError, match="off only together with communication"):
+        run.profile("step", on=False)
+    with pytest.raises(JobError, match="stop: no such trace"):
+        run.profile("stop")
+    run.profile("communication", on=False)
+    assert run.wait_event(journal.Profiled, count=2).switch.words[0] == "step"
+    run.profile(on=False)
+    run.release_all(first=RANKS)
+    assert_recovered(run, baseline, replaced=())
+    for rank in range(RANKS):
+        # The step in which it was told to stop is not known to have ended while it was on.
+        assert steps(run, rank) == list(range(HELD + 1, 13))
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing(
+    job: Callable[..., Job], baseline: Record
+) -> None:
+    """It is said, and training goes on."""
+    run = held(job)
+    (run.directory.path / "profiling").write_text("in the way")
+    run.profile()
+    run.release_all()
+    assert_recovered(run, baseline, replaced=())
+    assert "nothing is written down any more" in run.stderr(0)
