@@ -9,7 +9,11 @@ from pathlib import Path
 
 from rekindle import __version__, arguments
 from rekindle.commands.options import add_arguments as add_checkpoint_arguments
-from rekindle.commands.options import add_cluster_arguments, add_kubernetes_arguments
+from rekindle.commands.options import (
+    add_cluster_arguments,
+    add_diagnose_arguments,
+    add_kubernetes_arguments,
+)
 from rekindle.errors import RekindleError, UsageError
 from rekindle.simulation.options import add_arguments as add_simulate_arguments
 
@@ -88,6 +92,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_kubernetes_arguments(kubernetes)
     kubernetes.set_defaults(command=_kubernetes)
+    diagnose = commands.add_parser(
+        "diagnose",
+        help="tell where ranks' time goes, and who is slow",
+        description="Read the records of light profiling: of a job, or of a folder, also TaskD's.",
+    )
+    add_diagnose_arguments(diagnose)
+    diagnose.set_defaults(command=_diagnose)
     for name, about, job in _PEOPLE:
         command = commands.add_parser(name, help=about, description=f"{about.capitalize()}.")
         if job:
@@ -156,6 +167,12 @@ def _kubernetes(options: argparse.Namespace) -> int:
     from rekindle.commands import kubernetes
 
     return kubernetes.run(options)
+
+
+def _diagnose(options: argparse.Namespace) -> int:
+    from rekindle.commands import diagnose
+
+    return diagnose.run(options)
 
 
 def _inject(options: argparse.Namespace) -> int:

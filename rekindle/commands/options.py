@@ -130,3 +130,13 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     cluster.add_argument("--context", default="", help="of that file; default: its own")
     said = "where the jobs are; default: default"
     cluster.add_argument("--namespace", default="", help=said)
+
+
+def add_diagnose_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `rekindle diagnose`."""
+    parser.add_argument("job", metavar="JOB|DIR", help="a job's id, or a folder of records")
+    parser.add_argument("--steps", default="", metavar="FIRST:LAST", help="default: all")
+    parser.add_argument("--per-node", type=int, metavar="N", help="ranks of a node; default: 1")
+    parser.add_argument("--trace", metavar="FILE", help="write these steps for Perfetto or Chrome")
+    parser.add_argument("--picture", metavar="FILE", help="draw ranks over steps, PNG or SVG")
+    parser.add_argument("--json", action="store_true", help="print JSON")

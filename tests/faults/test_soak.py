@@ -108,9 +108,9 @@ def test_second_kill_at_a_random_moment(
         step = (kill + 1) * STEPS // 8
         run.wait(lambda wanted=step: run.status().finished >= wanted, f"step {step}")
         first, second = chance.sample(range(RANKS), 2)
-        run.kill(first)
         moment = chance.choice([journal.FaultSeen, journal.RanksStarted, journal.Formed])
         count = len(run.events_of(moment))
+        run.kill(first)
         run.wait(lambda of=moment, n=count: len(run.events_of(of)) > n, moment.__name__)
         run.kill(second)
     ended = run.end(300)

@@ -1,0 +1,280 @@
+"""Whether slow ranks, nodes, loaders and stores are found, and nobody else.
+
+Real ranks train and write down their steps. How much a rank's work varies from step to step is
+taken from that, in its order and with its outliers, and made as large as is asked for; cases are
+made of it with 4 to 256 ranks. In each case something becomes slow in the middle of a run: it
+counts as found if exactly that is named within 20 steps. In others the work is uneven, or its size
+varies, and nobody is sick: whoever would be checked for that counts as an eviction.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from _common import HERE, Conditions, clean_environment, finish, need_torch, number, place, table
+from _common import options as common_options
+
+from rekindle.profiling.detector import Detector, Slow
+from rekindle.profiling.files import lines_of, rank_folders
+from rekindle.profiling.markers import (
+    COMMUNICATION,
+    DATA_LOADER,
+    DEFAULT,
+    FORWARD,
+    STEP,
+    Encoder,
+    Operation,
+    Range,
+    operation_name,
+    ranges,
+)
+from rekindle.profiling.reading import diagnose, read_task
+from rekindle.profiling.steps import StepTimes, step_times
+
+RECORDED_RANKS, RECORDED_STEPS = 2, 400
+SIZES = (4, 8, 16, 64, 256)
+FACTORS = (1.1, 1.2, 1.3, 1.5, 2.0, 4.0)
+NOISES = (0.01, 0.02, 0.04)
+SICK = (Slow.RANK, Slow.NODE, Slow.LOADING, Slow.SAVING)
+WELL = ("healthy", "last-stage", "one-long-rank", "varying")
+STEPS, WITHIN = 75, 20
+Truth = tuple[Slow, tuple[int, ...]]
+
+
+class Case(msgspec.Struct):
+    """kind: what becomes slow, or why nobody is. onset: from which step on."""
+
+    kind: str
+    size: int
+    factor: float
+    noise: float
+    per_node: int
+    onset: int
+    peers: list[list[int]] = []
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = common_options(__doc__.partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    need_torch()
+    conditions = Conditions()
+    chance = np.random.default_rng(args.seed)
+    with place() as folder:
+        varies = _recorded(folder)
+        took = _thousand(folder / "thousand", chance, varies)
+    counts: dict[str, Counter[str]] = {}
+    evictions, began = 0, time.perf_counter()
+    cases = list(_cases(chance, 1 if args.quick else 3))
+    for case in cases:
+        right, wrong, missed, evicted = _judge(case, chance, varies)
+        counts.setdefault(case.kind, Counter()).update(
+            cases=1, right=right, wrong=wrong, missed=missed
+        )
+        evictions += evicted
+    rows = [
+        (kind, *(str(c[n]) for n in ("cases", "right", "missed", "wrong")))
+        for kind, c in counts.items()
+    ]
+    table(("what", "cases", "found", "missed", "wrongly named"), rows)
+    total = sum(counts.values(), Counter())
+    print(f"records of 1,000 ranks, {STEPS} steps each: read and judged in {number(took)} s")
+    result: dict[str, Any] = {
+        "cases": len(cases),
+        "precision": round(total["right"] / max(1, total["right"] + total["wrong"]), 4),
+        "recall": round(total["right"] / max(1, total["right"] + total["missed"]), 4),
+        "imbalance_evictions": evictions,
+        "thousand_ranks_s": round(took, 2),
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+    finish(result, conditions, args.json)
+
+
+def _recorded(folder: Path) -> np.ndarray:
+    """Train, and return how the logarithm of each rank's work varies, one row for each."""
+    gate, home = folder / "go", folder / "home"
+    environment = clean_environment(home) | {"REKINDLE_HOME": str(home)}
+    home.mkdir()
+    rekindle = [sys.executable, "-m", "rekindle.cli"]
+    command = [*rekindle, "run", "--job-id", "recorded", "--nproc-per-node", str(RECORDED_RANKS)]
+    command += [str(HERE / "_rank_recorded.py"), str(gate), str(RECORDED_STEPS)]
+    with (folder / "output").open("w") as output:
+        job = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        try:
+            _switch_on(
+                [*rekindle, "profile", "recorded", "on", "--kinds", "communication"], environment
+            )
+            gate.touch()
+            job.wait(120)
+        finally:
+            job.terminate()
+            job.wait(60)
+    (task,) = (home / "jobs" / "recorded" / "profiling").iterdir()
+    rows = []
+    for rank_folder in rank_folders(task).values():
+        steps = list(step_times(ranges(lines_of(rank_folder))))[10:]
+        rows.append(np.log([max(each.compute, 1e-6) for each in steps]))
+    length = min(map(len, rows))
+    found = np.array([row[:length] - np.median(row[:length]) for row in rows])
+    return found / (1.4826 * np.median(np.abs(found)))
+
+
+def _switch_on(command: list[str], environment: dict[str, str]) -> None:
+    """As soon as the job answers."""
+    deadline = time.monotonic() + 60
+    while subprocess.run(command, env=environment, capture_output=True, check=False).returncode:
+        if time.monotonic() > deadline:
+            raise SystemExit("the job that is to be recorded does not answer")
+        time.sleep(0.2)
+
+
+def _cases(chance: np.random.Generator, repeats: int) -> Iterator[Case]:
+    for _ in range(repeats):
+        for size in SIZES:
+            per_node = 4 if size < 64 else 8
+            for noise in NOISES:
+                for kind in SICK:
+                    for factor in FACTORS:
+                        if kind is Slow.NODE and size <= per_node:
+                            continue
+                        onset = int(chance.integers(30, 45))
+                        # Saves of a store that is well may take twice as long for a while.
+                        more = 1.5 if kind is Slow.SAVING and factor <= 2.0 else 0.0
+                        yield Case(kind.value, size, factor + more, noise, per_node, onset)
+                for kind in WELL:
+                    for factor in (1.2, 2.0):
+                        peers = []
+                        if kind == "last-stage":
+                            quarter = size // 4
+                            peers = [list(range(i * quarter, (i + 1) * quarter)) for i in range(4)]
+                        yield Case(kind, size, factor, noise, per_node, 0, peers)
+
+
+def _steps(
+    case: Case, chance: np.random.Generator, varies: np.ndarray
+) -> tuple[list[dict[int, StepTimes]], Truth | None]:
+    """What each rank does in each step, and what is to be found."""
+    rows = chance.integers(0, len(varies), case.size)
+    starts = chance.integers(0, varies.shape[1] - STEPS, case.size)
+    noise = np.array([varies[r, s : s + STEPS] for r, s in zip(rows, starts, strict=True)]).T
+    # A batch that is longer is so for all ranks, mostly; where sequences are packed.
+    work = np.exp(case.noise * noise) * chance.lognormal(0, 0.2, STEPS)[:, None]
+    loading = np.full((STEPS, case.size), 0.01) * np.exp(case.noise * np.abs(noise))
+    saving = np.zeros((STEPS, case.size))
+    saving[::5] = 0.2 * np.exp(case.noise * np.abs(noise[::5]))
+    truth = _afflict(case, chance, work, loading, saving)
+    total = (work + loading).max(axis=1) + 0.05
+    steps = [
+        {
+            rank: StepTimes(
+                step=step,
+                start=0,
+                seconds=float(total[step]),
+                own=float(work[step, rank] + loading[step, rank]),
+                loading=float(loading[step, rank]),
+                saving=float(saving[step, rank]),
+            )
+            for rank in range(case.size)
+        }
+        for step in range(STEPS)
+    ]
+    return steps, truth
+
+
+def _afflict(
+    case: Case,
+    chance: np.random.Generator,
+    work: np.ndarray,
+    loading: np.ndarray,
+    saving: np.ndarray,
+) -> Truth | None:
+    rank = int(chance.integers(0, case.size))
+    match case.kind:
+        case Slow.RANK:
+            work[case.onset :, rank] *= case.factor
+        case Slow.NODE:
+            first = rank // case.per_node * case.per_node
+            work[case.onset :, first : first + case.per_node] *= case.factor
+            return Slow.NODE, tuple(range(first, first + case.per_node))
+        case Slow.LOADING:
+            loading[case.onset :, rank] += case.factor - 1
+        case Slow.SAVING:
+            saving[case.onset :, rank] *= case.factor
+        case "last-stage":
+            work[:, -case.size // 4 :] *= case.factor
+            return None
+        case "one-long-rank":
+            work[:, rank] *= case.factor
+            return None
+        case "varying":
+            work *= np.exp(chance.normal(0, 0.1 * case.factor, work.shape))
+            return None
+        case _:
+            return None
+    return Slow(case.kind), (rank,)
+
+
+def _judge(
+    case: Case, chance: np.random.Generator, varies: np.ndarray
+) -> tuple[int, int, int, int]:
+    """Return how much was found rightly, wrongly, and missed, and who would have been sent away."""
+    steps, truth = _steps(case, chance, varies)
+    detector = Detector(case.peers, per_node=case.per_node)
+    right = wrong = evicted = 0
+    for step, times in enumerate(steps):
+        for finding in detector.add(step, times):
+            if finding.kind is Slow.UNEVEN:
+                continue
+            said = (finding.kind, finding.ranks)
+            if said == truth and case.onset <= step <= case.onset + WITHIN:
+                right = 1
+            elif truth is None or not _is_part(said, truth):
+                wrong += 1
+                evicted += truth is None and finding.may_be_sick
+    return right, wrong, int(truth is not None and not right), evicted
+
+
+def _is_part(said: Truth, truth: Truth) -> bool:
+    """A node's ranks are named one by one until all of them are seen."""
+    return set(said[1]) <= set(truth[1]) and {said[0], truth[0]} <= {truth[0], Slow.RANK}
+
+
+def _thousand(folder: Path, chance: np.random.Generator, varies: np.ndarray) -> float:
+    """Write the records of 1,000 ranks, and return how long it takes to read and judge them."""
+    case = Case(Slow.RANK.value, 1000, 1.5, 0.02, 8, 40)
+    steps, _ = _steps(case, chance, varies)
+    name = operation_name(Operation("0", "1000000", "float32", "all_reduce", "default_group"))
+    for rank in range(case.size):
+        encoder, lines, now = Encoder(rank, 0), [], 0
+        for step, times in enumerate(steps):
+            mine = times[rank]
+            loaded, done = (now + int(each * 1e9) for each in (mine.loading, mine.own))
+            end = now + int(mine.seconds * 1e9)
+            for made in (
+                Range(DATA_LOADER, DEFAULT, now, loaded),
+                Range(FORWARD, DEFAULT, loaded, (loaded + done) // 2),
+                Range(name, COMMUNICATION, done, end),
+                Range(f"{STEP} {step}", DEFAULT, now, end),
+            ):
+                lines.append(encoder.lines(made, 1))
+            now = end
+        (folder / str(rank)).mkdir(parents=True)
+        (folder / str(rank) / "1").write_bytes(b"".join(lines))
+    began = time.perf_counter()
+    found, _ = diagnose(read_task(folder), per_node=case.per_node)
+    took = time.perf_counter() - began
+    assert [each.kind for each in found] == [Slow.RANK], found
+    return took
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""`rekindle diagnose`: what the records of a job, or of any folder, tell of slow ranks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+
+import msgspec
+
+from rekindle import names
+from rekindle.errors import UsageError
+from rekindle.profiling.chrome import chrome_trace
+from rekindle.profiling.reading import Task, diagnose, in_words, ranges_of, read_task
+from rekindle.runtime.spec import JobDirectory, job_directory
+from rekindle.table import table
+
+_PARTS = ("seconds", "compute", "forward", "loading", "waiting")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print where ranks' time goes and who is slow; write what is asked for besides."""
+    folder, per_node = _where(options.job, options.per_node)
+    task = read_task(folder)
+    window = _window(task, options.steps)
+    if options.trace is not None:
+        began = min(times.start for times in task.steps[window[0]].values())
+        last = task.steps[window[-1]].values()
+        end = max(times.start + int(times.seconds * 1e9) for times in last)
+        found = ranges_of(task.folder, began, end)
+        Path(options.trace).write_bytes(chrome_trace(found, per_node=per_node))
+    if options.picture is not None:
+        from rekindle.commands.heat_map import draw
+
+        draw(task, window, Path(options.picture))
+    told, now = diagnose(task, per_node=per_node)
+    if options.json:
+        print(json.dumps({"found": msgspec.to_builtins(told), "now": msgspec.to_builtins(now)}))
+        return 0
+    print(f"{task.folder}: {len(task.ranks)} ranks, steps {min(task.steps)} to {max(task.steps)}")
+    heads = ("step", *_PARTS[1:], "saving")
+    table(("rank", *(f"{head} (ms)" for head in heads)), _rows(task, window))
+    print(
+        "medians of the steps, of saving the mean; compute: own work without waiting for data; "
+        "waiting: in collectives"
+    )
+    if not told:
+        print("nobody is slow")
+    for each in told:
+        over = "" if each in now or any(_same(each, n) for n in now) else " (it is over)"
+        print(f"{each.kind.value}: {in_words(each, per_node=per_node)}{over}")
+    if any(each.may_be_sick for each in now):
+        print("whether a machine is the cause tells a node check: rekindle run --network-check")
+    return 0
+
+
+def _same(one: object, other: object) -> bool:
+    key = ("kind", "ranks")
+    return all(getattr(one, name) == getattr(other, name) for name in key)
+
+
+def _where(text: str, per_node: int | None) -> tuple[Path, int]:
+    """Return the folder that is meant, and how many ranks a node has."""
+    directory = JobDirectory(job_directory(text)) if "/" not in text else None
+    if directory is not None and directory.ledger.exists():
+        ranks = directory.spec().processes_per_node
+        return directory.path / names.PROFILING_DIRECTORY, per_node or ranks
+    if not Path(text).is_dir():
+        raise UsageError(f"{text!r} is neither a job on this machine nor a folder of records")
+    return Path(text), per_node or 1
+
+
+def _window(task: Task, asked: str) -> list[int]:
+    """Return the numbers of the steps that are meant. Raises UsageError."""
+    if not asked:
+        return list(task.steps)
+    first, colon, last = asked.partition(":")
+    if not (colon and first.isdigit() and last.isdigit()):
+        raise UsageError(f"--steps {asked!r}: give FIRST:LAST, such as 100:200")
+    found = [step for step in task.steps if int(first) <= step <= int(last)]
+    if not found:
+        there = f"{min(task.steps)}:{max(task.steps)}"
+        raise UsageError(f"--steps {asked}: there are records of {there}")
+    return found
+
+
+def _rows(task: Task, window: list[int]) -> list[tuple[object, ...]]:
+    rows = []
+    for rank in task.ranks:
+        own = [task.steps[step][rank] for step in window if rank in task.steps[step]]
+        if own:
+            figures = [statistics.median(getattr(t, part) for t in own) for part in _PARTS]
+            saving = statistics.fmean(times.saving for times in own)
+            rows.append((rank, *(f"{each * 1e3:.3g}" for each in (*figures, saving))))
+    return rows

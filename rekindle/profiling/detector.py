@@ -1,0 +1,321 @@
+"""Who has become slow, told from what ranks did in each step. Pure, and fast enough for any world.
+
+A rank is compared with its peers, and with itself: first its work is put in relation to that of the
+faster peers in the same step, so that what all share (a long batch, a slow step) is not seen; then
+that relation to what it was in its baseline. Whoever has had more work from the start, as the last
+stage of a pipeline has, or a rank with the longer sequences, is not slow but loaded unevenly, and
+nobody is sent away for that. How sure it must be follows from how much its steps vary.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import statistics
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from rekindle.profiling.steps import StepTimes
+
+SKIPPED = 3  # steps in which caches fill, and kernels are chosen
+BASELINE = 20  # steps, as MindCluster's detection takes
+# How many of the newest steps must agree, and for how large a change, in times of the least: a
+# machine is busy with something else for some steps now and then.
+WINDOWS = ((8, 4.0), (12, 2.0), (18, 1.0))
+LEAST = 1.06  # times of what it was: below that nobody is slow
+SURE = 2.2  # standard errors, and more of them the more ranks there are to be wrong about
+HOLDS = 3  # steps that something must be seen in, one after the other
+MOST = (
+    0.75  # of the steps that must be nearer to what is now than to what was, and then the other way
+)
+SHARE = 0.05  # of a step that waiting for data or saving must cost
+_MAD = 1.4826  # of a normal distribution: its standard deviation, in median absolute deviations
+_MEDIAN = 1.2533  # and the standard error of a median, in that of a mean
+_FLOOR = 1e-4  # seconds that no clock tells apart
+
+
+class Slow(str, enum.Enum):
+    """What is slow."""
+
+    RANK = "slow-rank"
+    NODE = "slow-node"
+    LOADING = "slow-data-loading"
+    SAVING = "slow-checkpoint-storage"
+    UNEVEN = "uneven-work"
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that costs steps their time.
+
+    factor: how many times as long as before, or, of uneven work, as its peers. since: the step that
+    it began with; found: the one that it was told in. cost: share of the steps' time that it costs.
+    """
+
+    kind: Slow
+    ranks: tuple[int, ...]
+    factor: float
+    since: int
+    found: int
+    cost: float = 0.0
+
+    @property
+    def may_be_sick(self) -> bool:
+        """Whether a node check of it is worth its time; of nothing else anybody is replaced."""
+        return self.kind in (Slow.RANK, Slow.NODE)
+
+
+class Detector:
+    """Reads steps as they come.
+
+    peers: ranks that do the same work, each in one group; without any all are peers.
+    per_node: ranks of a node, which are numbered one after the other.
+    """
+
+    def __init__(self, peers: Sequence[Sequence[int]] = (), *, per_node: int = 1) -> None:
+        self._group_of = {rank: index for index, group in enumerate(peers) for rank in group}
+        self._per_node = per_node
+        self._work: dict[int, _Series] = defaultdict(_Series)
+        self._nodes: dict[int, _Series] = defaultdict(_Series)
+        self._loading: dict[int, _Series] = defaultdict(_Series)
+        self._saving: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=BASELINE))
+        self._seconds: deque[float] = deque(maxlen=BASELINE)
+        self._open: dict[tuple[Slow, tuple[int, ...]], Finding] = {}
+        self._seen: dict[tuple[Slow, tuple[int, ...]], int] = {}  # for so many steps
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is slow now."""
+        return list(self._open.values())
+
+    def add(self, step: int, times: Mapping[int, StepTimes]) -> list[Finding]:
+        """Take one step of all ranks; return what is found new in it."""
+        if not times:
+            return []
+        self._seconds.append(statistics.median(each.seconds for each in times.values()))
+        usual = statistics.median(self._seconds)
+        groups: dict[int, list[int]] = defaultdict(list)
+        for rank in times:
+            groups[self._group_of.get(rank, -1)].append(rank)
+        relation: dict[int, float] = {}
+        for ranks in groups.values():
+            work = {rank: max(times[rank].compute, _FLOOR) for rank in ranks}
+            reference = math.log(faster(list(work.values())))
+            for rank in ranks:
+                relation[rank] = math.log(work[rank]) - reference
+                self._work[rank].add(step, relation[rank])
+                # Waiting for data in parts of a step: it may be nothing, of which there is no log.
+                self._loading[rank].add(step, times[rank].loading / usual)
+                if times[rank].saving:
+                    self._saving[rank].append(times[rank].saving)
+        for node, ranks in self._by_node(times).items():
+            self._nodes[node].add(step, statistics.median(relation[rank] for rank in ranks))
+        found = [*self._slow_ranks(step, times), *self._slow_loading(step, times)]
+        found += self._slow_saving(step, times, usual)
+        found += self._uneven(step, groups)
+        return self._note(found)
+
+    # ---- each kind
+
+    def _by_node(self, times: Mapping[int, StepTimes]) -> dict[int, list[int]]:
+        """Nodes of more than one rank."""
+        nodes: dict[int, list[int]] = defaultdict(list)
+        for rank in times:
+            nodes[rank // self._per_node].append(rank)
+        return {node: ranks for node, ranks in nodes.items() if len(ranks) > 1}
+
+    def _slow_ranks(self, step: int, times: Mapping[int, StepTimes]) -> list[Finding]:
+        """Nodes all of whose ranks have become slow, and else ranks."""
+        found, told, sure = [], set(), _sure(len(times))
+        for node, ranks in self._by_node(times).items():
+            shift = self._nodes[node].shift(math.log(LEAST), sure)
+            if shift is None:
+                continue
+            rises = [self._work[rank].rise(shift.since) for rank in ranks]
+            if sum(rise > shift.height / 2 for rise in rises) >= MOST * len(ranks):
+                found.append(self._finding(Slow.NODE, tuple(ranks), shift, step, times))
+                told |= set(ranks)
+        for rank in times:
+            shift = None if rank in told else self._work[rank].shift(math.log(LEAST), sure)
+            if shift is not None:
+                found.append(self._finding(Slow.RANK, (rank,), shift, step, times))
+        return found
+
+    def _finding(
+        self,
+        kind: Slow,
+        ranks: tuple[int, ...],
+        shift: _Shift,
+        step: int,
+        times: Mapping[int, StepTimes],
+    ) -> Finding:
+        factor = math.exp(shift.height)
+        lost = max(times[rank].compute * (1 - 1 / factor) for rank in ranks)
+        cost = lost / max(times[ranks[0]].seconds, _FLOOR)
+        return Finding(
+            kind=kind,
+            ranks=ranks,
+            factor=round(factor, 3),
+            since=shift.since,
+            found=step,
+            cost=round(min(cost, 1.0), 3),
+        )
+
+    def _slow_loading(self, step: int, times: Mapping[int, StepTimes]) -> list[Finding]:
+        found, sure = [], _sure(len(times))
+        for rank in times:
+            shift = self._loading[rank].shift(SHARE, sure)
+            if shift is not None:
+                before = max(shift.before, _FLOOR)
+                found.append(
+                    Finding(
+                        kind=Slow.LOADING,
+                        ranks=(rank,),
+                        factor=round((before + shift.height) / before, 3),
+                        since=shift.since,
+                        found=step,
+                        cost=round(min(shift.height / (1 + shift.height), 1.0), 3),
+                    )
+                )
+        return found
+
+    def _slow_saving(
+        self, step: int, times: Mapping[int, StepTimes], usual: float
+    ) -> list[Finding]:
+        """Saves are few: three in a row that take twice as long as the ones before are enough."""
+        found = []
+        for rank in times:
+            saves = list(self._saving[rank])
+            if not times[rank].saving or len(saves) < 6:
+                continue
+            before, now = statistics.median(saves[:-3]), min(saves[-3:])
+            if now > 2 * before and now - before > SHARE * usual:
+                found.append(
+                    Finding(
+                        kind=Slow.SAVING,
+                        ranks=(rank,),
+                        factor=round(now / max(before, _FLOOR), 3),
+                        since=step,
+                        found=step,
+                    )
+                )
+        return found
+
+    def _uneven(self, step: int, groups: Mapping[int, Sequence[int]]) -> list[Finding]:
+        """Whoever has done more than its peers from the start."""
+        found = []
+        for ranks in groups.values():
+            for rank in ranks:
+                before = self._work[rank].before
+                if len(ranks) > 1 and before is not None and before > math.log(1 + 2 * SHARE):
+                    found.append(
+                        Finding(
+                            kind=Slow.UNEVEN,
+                            ranks=(rank,),
+                            factor=round(math.exp(before), 3),
+                            since=0,
+                            found=step,
+                        )
+                    )
+        return found
+
+    def _note(self, found: list[Finding]) -> list[Finding]:
+        """Keep what holds; return what is new. Saves come seldom, and hold until the next one."""
+        now = {(each.kind, each.ranks): each for each in found}
+        self._seen = {key: self._seen.get(key, 0) + 1 for key in now}
+        new = []
+        for key, each in now.items():
+            if key in self._open:
+                before = self._open[key]
+                now[key] = msgspec.structs.replace(each, since=before.since, found=before.found)
+            elif each.kind is Slow.SAVING or self._seen[key] >= HOLDS:
+                new.append(each)
+        kept = {k: e for k, e in self._open.items() if k in now or e.kind is Slow.SAVING}
+        self._open = {key: now.get(key, each) for key, each in kept.items()}
+        self._open |= {(each.kind, each.ranks): each for each in new}
+        return new
+
+
+class _Shift(msgspec.Struct, frozen=True):
+    """A series has risen: by how much, from which step on, and what it was before."""
+
+    height: float
+    since: int
+    before: float
+
+
+class _Series:
+    """One figure of one rank: its baseline, and the newest steps."""
+
+    def __init__(self) -> None:
+        self._first: list[float] = []
+        self._newest: deque[tuple[int, float]] = deque(maxlen=3 * WINDOWS[-1][0])
+        self._skipped = 0
+        self._spread = 0.0
+        self.before: float | None = None  # the baseline's median, as soon as it is there
+
+    def add(self, step: int, value: float) -> None:
+        if self._skipped < SKIPPED:
+            self._skipped += 1
+        elif self.before is None:
+            self._first.append(value)
+            if len(self._first) == BASELINE:
+                self.before = statistics.median(self._first)
+                self._spread = _spread(self._first, self.before)
+        else:
+            self._newest.append((step, value))
+
+    def shift(self, least: float, sure: float) -> _Shift | None:
+        """Return the rise that the newest steps agree on, if it is more than `least`."""
+        if self.before is None:
+            return None
+        values = [value for _, value in self._newest]
+        for window, times in WINDOWS:
+            if len(values) < window:
+                return None
+            newest = values[-window:]
+            now = statistics.median(newest)
+            spread = max(_spread(newest, now), self._spread)
+            error = _MEDIAN * spread * math.sqrt(1 / window + 1 / BASELINE)
+            height = now - self.before
+            middle = self.before + height / 2
+            most = sum(value > middle for value in newest) >= MOST * window
+            few = sum(value > middle for value in self._first) <= (1 - MOST) * BASELINE
+            if height > times * least and height > sure * error and most and few:
+                return _Shift(height, self._since(self.before + height / 2), self.before)
+        return None
+
+    def rise(self, since: int) -> float:
+        """Return by how much the steps from there on are above the baseline."""
+        newest = [value for step, value in self._newest if step >= since]
+        return (
+            statistics.median(newest) - self.before if newest and self.before is not None else 0.0
+        )
+
+    def _since(self, half: float) -> int:
+        """Return the step from which on most values are above the middle."""
+        best, total, since = -math.inf, 0.0, self._newest[-1][0]
+        for step, value in reversed(self._newest):
+            total += value - half
+            if total >= best:
+                best, since = total, step
+        return since
+
+
+def _sure(ranks: int) -> float:
+    """Return for how many standard errors one of so many is not taken for slow by chance."""
+    return SURE + math.sqrt(2 * math.log(ranks + 1))
+
+
+def faster(values: list[float]) -> float:
+    """Return the median of the faster half: half of all peers may be slow alike."""
+    values.sort()
+    return statistics.median(values[: (len(values) + 1) // 2])
+
+
+def _spread(values: Sequence[float], around: float) -> float:
+    """Return how far values lie around there: the larger of both sides, for delays have a tail."""
+    above = [value - around for value in values if value >= around]
+    below = [around - value for value in values if value <= around]
+    return _MAD * max(statistics.median(above), statistics.median(below))

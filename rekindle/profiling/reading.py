@@ -1,0 +1,88 @@
+"""Reads the records of a task: of a job, of a copied folder, or of TaskD's own."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import msgspec
+
+from rekindle.errors import UsageError
+from rekindle.profiling.detector import Detector, Finding, Slow
+from rekindle.profiling.files import lines_of, rank_folders
+from rekindle.profiling.markers import Range, ranges
+from rekindle.profiling.steps import StepTimes, step_times
+
+
+class Task(msgspec.Struct, frozen=True):
+    """What the ranks of a task have done, step by step; of one done again the last time."""
+
+    folder: Path
+    steps: dict[int, dict[int, StepTimes]]  # by number, then by rank
+
+    @property
+    def ranks(self) -> list[int]:
+        """All that have written anything."""
+        return sorted({rank for times in self.steps.values() for rank in times})
+
+
+def task_in(folder: Path) -> Path:
+    """Return the folder of a task: the given one, or the newest in it.
+
+    Raises UsageError: there are no records.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: there is no such folder")
+    if rank_folders(folder):
+        return folder
+    tasks = [each for each in folder.iterdir() if each.is_dir() and rank_folders(each)]
+    if not tasks:
+        raise UsageError(
+            f"{folder} holds no records: nobody has asked for them (`rekindle profile JOB on`), or "
+            "they are elsewhere; give the folder of a task, with one folder for each rank in it"
+        )
+    return max(tasks, key=lambda each: each.stat().st_mtime)
+
+
+def read_task(folder: Path) -> Task:
+    """Read all steps of a task. Raises UsageError: as task_in, or it has not ended a step."""
+    task = task_in(folder)
+    steps: dict[int, dict[int, StepTimes]] = defaultdict(dict)
+    for rank, path in rank_folders(task).items():
+        for times in step_times(ranges(lines_of(path))):
+            steps[times.step][rank] = times
+    if not steps:
+        raise UsageError(f"{task}: no step has ended in these records")
+    return Task(task, dict(sorted(steps.items())))
+
+
+def ranges_of(task: Path, first_ns: int, end_ns: int) -> dict[int, list[Range]]:
+    """Return what each rank has done between two times, begun and ended."""
+    return {
+        rank: [r for r in ranges(lines_of(path)) if first_ns <= r.start and r.end <= end_ns]
+        for rank, path in sorted(rank_folders(task).items())
+    }
+
+
+def diagnose(task: Task, *, per_node: int = 1) -> tuple[list[Finding], list[Finding]]:
+    """Return all that was ever found, in its order, and what still holds at the end."""
+    detector = Detector(per_node=per_node)
+    told = [found for step, times in task.steps.items() for found in detector.add(step, times)]
+    return told, detector.findings
+
+
+def in_words(found: Finding, *, per_node: int = 1) -> str:
+    """Say what is slow, since when, and what that costs."""
+    ranks = ", ".join(map(str, found.ranks))
+    who = f"rank{'s' * (len(found.ranks) > 1)} {ranks} (node {found.ranks[0] // per_node})"
+    since = f"since step {found.since}, seen in step {found.found}"
+    cost = f"; it costs {found.cost:.0%} of each step" if found.cost else ""
+    match found.kind:
+        case Slow.UNEVEN:
+            return f"{who}: {found.factor:.3g} times the work of its peers from the start; not sick"
+        case Slow.LOADING:
+            return f"{who}: waits {found.factor:.3g} times as long for its data, {since}{cost}"
+        case Slow.SAVING:
+            return f"{who}: saves take {found.factor:.3g} times as long, {since}"
+        case _:
+            return f"{who}: computes {found.factor:.3g} times as long as before, {since}{cost}"

@@ -1,0 +1,75 @@
+"""What a rank did in each step, from its records. Pure.
+
+In synchronous training a step takes all ranks the same time: who is slow is waited for by the
+others, in a collective. So what counts is a rank's own work: the step without its waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from rekindle.profiling.markers import COMMUNICATION, DATA_LOADER, FORWARD, SAVE, Range
+
+
+class StepTimes(msgspec.Struct, frozen=True, gc=False):
+    """Seconds of one step of one rank.
+
+    own: its own work, with loading. waiting: in collectives, while it did nothing else; 0 where
+    collectives were not recorded. saving: training stood still for, since the step before.
+    """
+
+    step: int
+    start: int  # nanoseconds since the epoch
+    seconds: float
+    own: float
+    waiting: float = 0.0
+    loading: float = 0.0
+    forward: float = 0.0
+    saving: float = 0.0
+
+    @property
+    def compute(self) -> float:
+        """Own work without waiting for data."""
+        return max(self.own - self.loading, 0.0)
+
+
+def step_times(ranges: Iterable[Range]) -> Iterator[StepTimes]:
+    """Yield each step as it ends; of one that was done again each time that it ended well."""
+    pending: list[Range] = []
+    saving = 0.0
+    for made in ranges:
+        if made.step < 0:
+            pending.append(made)
+            continue
+        saving += sum(each.seconds for each in pending if each.name == SAVE)
+        inside = [each for each in pending if made.start <= each.start < made.end]
+        waiting = _waiting(made, [each for each in inside if each.domain == COMMUNICATION])
+        yield StepTimes(
+            step=made.step,
+            start=made.start,
+            seconds=made.seconds,
+            own=made.seconds - waiting,
+            waiting=waiting,
+            loading=sum(each.seconds for each in inside if each.name == DATA_LOADER),
+            forward=sum(each.seconds for each in inside if each.name == FORWARD),
+            saving=saving,
+        )
+        pending, saving = [], 0.0
+
+
+def _waiting(step: Range, collectives: list[Range]) -> float:
+    """Seconds in which the rank did nothing but wait.
+
+    While a collective is under way and the rank joins another, it has worked meanwhile: gradients
+    are reduced while earlier layers compute theirs. So it waits only from its last joining on.
+    """
+    waited = 0
+    collectives.sort(key=lambda each: each.start)
+    for index, each in enumerate(collectives):
+        joins_next = collectives[index + 1].start if index + 1 < len(collectives) else step.end
+        end = min(max(other.end for other in collectives[: index + 1]), step.end)
+        if end <= joins_next:
+            waited += end - each.start
+    return waited / 1e9

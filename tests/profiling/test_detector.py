@@ -1,0 +1,147 @@
+"""Who is said to be slow, and who is not: steps that are made up, with noise of known size."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from rekindle.profiling.detector import BASELINE, SKIPPED, Detector, Finding, Slow, faster
+from rekindle.profiling.steps import StepTimes
+
+ONSET, STEPS, WITHIN = 35, 60, 20
+NOISE = 0.02
+Work = Callable[[int, int], float]  # of a rank in a step, in times of the usual one
+
+
+def watch(
+    ranks: int,
+    work: Work = lambda rank, step: 1.0,
+    *,
+    loading: Work = lambda rank, step: 0.01,
+    saving: Work = lambda rank, step: 0.0,
+    detector: Detector | None = None,
+    steps: int = STEPS,
+    seed: int = 5,
+) -> tuple[list[Finding], Detector]:
+    """Return all that is found, and who has found it."""
+    chance = random.Random(seed)
+    detector = detector or Detector()
+    found = []
+    for step in range(steps):
+        all_ = 0.1 * chance.lognormvariate(0, 0.2)  # a longer batch is longer for all
+        own = {r: all_ * work(r, step) * chance.lognormvariate(0, NOISE) for r in range(ranks)}
+        waited = {r: 0.1 * loading(r, step) for r in range(ranks)}
+        total = max(own[r] + waited[r] for r in range(ranks))
+        times = {
+            r: StepTimes(
+                step, 0, total, own[r] + waited[r], 0.0, waited[r], 0.0, 0.1 * saving(r, step)
+            )
+            for r in range(ranks)
+        }
+        found += detector.add(step, times)
+    return found, detector
+
+
+def from_onset(factor: float, *slow: int, usual: float = 1.0) -> Work:
+    return lambda rank, step: usual * (factor if rank in slow and step >= ONSET else 1.0)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 64])
+@pytest.mark.parametrize("factor", [1.15, 1.5, 4.0])
+def test_a_slow_rank(ranks: int, factor: float) -> None:
+    (found,), detector = watch(ranks, from_onset(factor, 1))
+    assert (found.kind, found.ranks) == (Slow.RANK, (1,))
+    assert found.factor == pytest.approx(factor, rel=0.1)
+    assert abs(found.since - ONSET) <= 3
+    assert ONSET < found.found <= ONSET + WITHIN
+    assert 0 < found.cost < 1
+    assert found.may_be_sick
+    assert [each.ranks for each in detector.findings] == [(1,)]
+
+
+def test_half_of_all_ranks_slow_alike() -> None:
+    found, _ = watch(8, from_onset(1.5, 0, 2, 5, 7))
+    assert {each.ranks for each in found} == {(0,), (2,), (5,), (7,)}
+
+
+def test_a_slow_node_is_one() -> None:
+    """All of its ranks at once; one of them alone is a slow rank."""
+    (found,), _ = watch(8, from_onset(1.3, 4, 5, 6, 7), detector=Detector(per_node=4))
+    assert (found.kind, found.ranks) == (Slow.NODE, (4, 5, 6, 7))
+    (found,), _ = watch(8, from_onset(1.3, 5), detector=Detector(per_node=4))
+    assert (found.kind, found.ranks) == (Slow.RANK, (5,))
+
+
+def test_slow_loading_is_no_sick_rank() -> None:
+    (found,), _ = watch(4, loading=from_onset(20, 2, usual=0.01))
+    assert (found.kind, found.ranks) == (Slow.LOADING, (2,))
+    assert not found.may_be_sick
+
+
+def test_slow_storage() -> None:
+    def saving(rank: int, step: int) -> float:
+        return (1.0 if rank == 3 and step >= ONSET else 0.2) if step % 4 == 0 else 0.0
+
+    (found,), detector = watch(4, saving=saving)
+    assert (found.kind, found.ranks) == (Slow.SAVING, (3,))
+    assert found.factor == pytest.approx(5.0)
+    assert detector.findings == [found]
+
+
+@pytest.mark.parametrize(
+    ("work", "peers"),
+    [
+        (lambda rank, step: 1.3 if rank >= 6 else 1.0, [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        (lambda rank, step: 1.3 if rank >= 6 else 1.0, []),
+        (lambda rank, step: random.Random(rank * 1000 + step).lognormvariate(0, 0.25), []),
+        (lambda rank, step: 3.0 if (rank, step) in ((2, 40), (3, 41), (2, 42)) else 1.0, []),
+        (lambda rank, step: 2.0 if rank == 2 and 40 <= step < 44 else 1.0, []),
+        (lambda rank, step: 2.0 if step >= ONSET else 1.0, []),
+    ],
+    ids=["last-stage", "last-stage-unknown", "lengths", "hiccups", "a-moment", "all-alike"],
+)
+def test_nobody_is_sick(work: Work, peers: list[list[int]]) -> None:
+    found, detector = watch(8, work, detector=Detector(peers))
+    assert not [each for each in (*found, *detector.findings) if each.may_be_sick]
+
+
+def test_uneven_work_is_said_to_be_that() -> None:
+    found, _ = watch(4, lambda rank, step: 1.4 if rank == 3 else 1.0)
+    assert [(each.kind, each.ranks) for each in found] == [(Slow.UNEVEN, (3,))]
+    assert found[0].factor == pytest.approx(1.4, rel=0.05)
+
+
+def test_it_is_over_when_it_is() -> None:
+    def work(rank: int, step: int) -> float:
+        return 1.5 if rank == 1 and ONSET <= step < ONSET + 20 else 1.0
+
+    found, detector = watch(4, work, steps=ONSET + 45)
+    assert len(found) == 1
+    assert detector.findings == []
+
+
+def test_a_rank_that_is_not_there_for_a_while() -> None:
+    """A world that shrinks and grows, a rank that is new, no rank at all."""
+    detector = Detector()
+    for step in range(STEPS):
+        times = {r: StepTimes(step, 0, 1.0, 0.9) for r in range(4) if r != 2 or step % 3}
+        assert detector.add(step, times) == []
+    assert detector.add(STEPS, {}) == []
+    assert detector.add(STEPS + 1, {7: StepTimes(STEPS + 1, 0, 1.0, 9.0)}) == []
+
+
+def test_work_that_takes_no_time() -> None:
+    found, _ = watch(4, lambda rank, step: 0.0)
+    assert found == []
+
+
+def test_nothing_is_said_before_there_is_a_baseline() -> None:
+    found, _ = watch(4, from_onset(4.0, 1), steps=SKIPPED + BASELINE)
+    assert found == []
+
+
+def test_faster_half() -> None:
+    assert faster([9.0, 1.0, 8.0, 2.0]) == 1.5
+    assert faster([3.0]) == 3.0

@@ -1,0 +1,55 @@
+"""Records of other writers, and a trace that others can open."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rekindle import cli
+from rekindle.profiling.chrome import chrome_trace
+from rekindle.profiling.markers import COMMUNICATION, DEFAULT, Operation, Range, operation_name
+
+TASKD = Path(__file__).parent / "taskd.jsonl"
+
+
+def test_records_that_taskd_has_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a task's folder, beside what is nobody's."""
+    for rank in (0, 1):
+        (tmp_path / "task" / str(rank)).mkdir(parents=True)
+        shutil.copy(TASKD, tmp_path / "task" / str(rank) / "1753340000")
+        (tmp_path / "task" / str(rank) / "notes.txt").write_text("mine")
+    (tmp_path / "task" / "parallel_group.json").write_text("{}")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["diagnose", str(tmp_path)])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert "2 ranks, steps" in shown
+    assert "nobody is slow" in shown
+
+
+@pytest.mark.parametrize(
+    ("asked", "wrong"), [("7", "give FIRST:LAST"), ("9000:9001", "there are records of")]
+)
+def test_steps_that_are_none(
+    asked: str, wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "0").mkdir()
+    shutil.copy(TASKD, tmp_path / "0" / "1")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["diagnose", str(tmp_path), "--steps", asked])
+    assert ended.value.code == 2
+    assert wrong in capsys.readouterr().err
+
+
+def test_a_trace_has_a_process_for_each_rank() -> None:
+    name = operation_name(Operation("0", "64", "float32", "all_reduce", "default_group"))
+    ranges = [Range("step 1", DEFAULT, 2_000, 9_000), Range(name, COMMUNICATION, 3_000, 4_000)]
+    trace = json.loads(chrome_trace({5: ranges}, per_node=4))
+    named, step, reduced = trace["traceEvents"]
+    assert named["args"] == {"name": "rank 5 (node 1)"}
+    assert (step["pid"], step["ts"], step["dur"], step["name"]) == (5, 2.0, 7.0, "step 1")
+    assert (reduced["name"], reduced["tid"]) == ("all_reduce", 1)
+    assert reduced["args"]["groupName"] == "default_group"

@@ -1,0 +1,71 @@
+"""What a rank's records say that it did in each step."""
+
+from __future__ import annotations
+
+import pytest
+
+from rekindle.profiling.markers import COMMUNICATION, DEFAULT, Range
+from rekindle.profiling.steps import StepTimes, step_times
+
+S = 1_000_000_000
+
+
+def made(name: str, start: float, end: float, domain: str = DEFAULT) -> Range:
+    return Range(name, domain, int(start * S), int(end * S))
+
+
+def reduced(start: float, end: float) -> Range:
+    return made("all_reduce", start, end, COMMUNICATION)
+
+
+def only(*ranges: Range) -> StepTimes:
+    (times,) = step_times(ranges)
+    return times
+
+
+def test_a_step_in_its_parts() -> None:
+    times = only(
+        made("dataloader", 0, 1), made("forward", 1, 3), reduced(6, 9), made("step 7", 0, 10)
+    )
+    assert (times.step, times.seconds) == (7, 10.0)
+    assert (times.loading, times.forward, times.waiting) == (1.0, 2.0, 3.0)
+    assert (times.own, times.compute) == (7.0, 6.0)
+
+
+def test_without_collectives_all_is_own_work() -> None:
+    times = only(made("step 0", 0, 10))
+    assert (times.own, times.waiting) == (10.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("collectives", "waiting"),
+    [
+        ([(2, 3), (5, 9)], 5.0),  # each is waited for
+        ([(2, 5), (4, 9)], 5.0),  # the first is under way while the rank works on the second
+        ([(2, 9), (4, 5)], 5.0),  # and may even end after it
+        ([(2, 3), (3, 4)], 2.0),  # one after the other
+        ([(8, 14)], 2.0),  # it ends with the step, whatever a late callback says
+        ([], 0.0),
+    ],
+)
+def test_a_rank_waits_only_while_it_does_nothing_else(
+    collectives: list[tuple[float, float]], waiting: float
+) -> None:
+    ranges = [reduced(*each) for each in collectives]
+    for order in (ranges, ranges[::-1]):
+        assert only(*order, made("step 1", 0, 10)).waiting == pytest.approx(waiting)
+
+
+def test_what_is_of_no_step_is_not_counted() -> None:
+    """Of an evaluation, or of a step that was broken off; saves are between steps."""
+    first, second = step_times(
+        [
+            made("forward", 0, 4),
+            made("step 0", 5, 6),
+            made("save_checkpoint", 6, 8),
+            made("forward", 8, 9),
+            made("step 1", 8, 10),
+        ]
+    )
+    assert (first.forward, first.saving) == (0.0, 0.0)
+    assert (second.forward, second.saving) == (1.0, 2.0)
