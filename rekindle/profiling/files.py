@@ -71,6 +71,8 @@ class RecordFiles:
             newest = self._folder / str(number)
         self._fd = os.open(newest, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._bytes = os.fstat(self._fd).st_size
+        if self._bytes and not _ends_a_line(newest):  # whoever wrote there was killed meanwhile
+            self._bytes += os.write(self._fd, b"\n")
         self._slow = is_network(self._folder)
 
 
@@ -137,6 +139,12 @@ def is_network(folder: Path) -> bool:
 
 
 _NETWORK = ("nfs", "cifs", "smb", "lustre", "ceph", "glusterfs", "fuse.", "9p", "beegfs", "gpfs")
+
+
+def _ends_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
 
 
 def _number(path: Path) -> int:

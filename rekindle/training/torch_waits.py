@@ -9,7 +9,6 @@ waits.
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 import time
@@ -79,8 +78,7 @@ class Waits:
                     self._page.wait(True)
             self._futures.add(ours)
         if operation is not None and _record is not None:
-            tell, began = functools.partial(_record, operation), time.time_ns()
-            future.add_done_callback(lambda _: tell(began))
+            pick = _telling(_record, operation, pick)
         future.add_done_callback(lambda done: self._pass_on(done, ours, pick))
         return ours
 
@@ -136,6 +134,19 @@ class Waits:
     def _show_end(self) -> None:
         if self._page is not None and not self._futures:
             self._page.wait(False)
+
+
+def _telling(
+    tell: Callable[[Operation, int], None], operation: Operation, pick: Callable[[Any], Any]
+) -> Callable[[Any], Any]:
+    """Pick a value as `pick` does, and tell of it: of what has failed nothing is told."""
+    began = time.time_ns()
+
+    def told(value: Any) -> Any:
+        tell(operation, began)
+        return pick(value)
+
+    return told
 
 
 def _future_of(work: Work) -> _Future:

@@ -46,6 +46,21 @@ def test_a_file_that_is_too_large_is_followed_by_another(tmp_path: Path) -> None
     assert found[-1].read_bytes().endswith(b"\nx\n")
 
 
+def test_a_torn_line_spoils_no_other(tmp_path: Path) -> None:
+    """A rank was killed while it wrote; its successor goes on in that file."""
+    (tmp_path / "7").write_bytes(b'{"Kind":1}\n{"Ki')
+    files = RecordFiles(tmp_path)
+    files.append(b'{"Kind":2}\n')
+    files.append(b'{"Kind":3}\n')
+    files.close()
+    assert list(lines_of(tmp_path)) == [
+        b'{"Kind":1}\n',
+        b'{"Ki\n',
+        b'{"Kind":2}\n',
+        b'{"Kind":3}\n',
+    ]
+
+
 def test_it_ends_at_ten_mebibytes() -> None:
     assert files.CAP_BYTES == 5000 * 2**20
     assert files.KEPT_FILES == 3
