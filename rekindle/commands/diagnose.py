@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
         found = ranges_of(task.folder, began, end)
         Path(options.trace).write_bytes(chrome_trace(found, per_node=per_node))
     if options.picture is not None:
-        from rekindle.commands.heat_map import draw
+        from rekindle.tasks.heat_map import draw
 
         draw(task, window, Path(options.picture))
     told, now = diagnose(task, per_node=per_node)

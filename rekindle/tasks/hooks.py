@@ -55,7 +55,7 @@ def stop_abandoned(flow_run: FlowRun, state: State[Any], log: Log) -> bool:
     """
     if not (state.is_cancelled() or state.is_cancelling()):
         return False
-    job_id = _job_of(flow_run)
+    job_id = job_of(flow_run)
     describe_elsewhere(flow_run, job_id)
     endpoint = jobs.coordinator_of(job_id)
     client = jobs.client_of(job_id, endpoint) if endpoint else None
@@ -66,13 +66,14 @@ def stop_abandoned(flow_run: FlowRun, state: State[Any], log: Log) -> bool:
     return True
 
 
-def _job_of(flow_run: FlowRun) -> str:
+def job_of(flow_run: FlowRun) -> str:
+    """Return the job of a flow run, whether or not there is one."""
     name = flow_run.parameters.get("job", {}).get("name", DEFAULT_NAME)
     return jobs.job_id_of(jobs.lasting_id(flow_run), name)
 
 
 def _stop(flow_run: FlowRun, state: State[Any], log: Log) -> None:
-    job_id = _job_of(flow_run)
+    job_id = job_of(flow_run)
     if state.message == RUNNER_SHUTS_DOWN:
         log.info("The runner shuts down; job %s goes on. Retry this flow run to adopt it", job_id)
         return

@@ -1,0 +1,41 @@
+"""The profile flow: have a training run's ranks write down where their time goes, from the UI."""
+
+# Annotations stay values in this module, as in `rekindle.flows.train`.
+
+from typing import Any, Literal
+from uuid import UUID
+
+from prefect import flow
+from prefect.client.orchestration import get_client
+
+from rekindle.errors import JobError
+from rekindle.profiling.switch import Order
+from rekindle.tasks import jobs
+from rekindle.tasks.describing import describe_elsewhere
+from rekindle.tasks.hooks import job_of
+from rekindle.tasks.profile_report import report_profile
+
+Kind = Literal["communication", "step", "save-checkpoint", "forward", "data-loader"]
+
+
+@flow(name="profile", persist_result=False)
+def profile(
+    flow_run_id: UUID,
+    on: bool = True,
+    kinds: list[Kind] = [],  # noqa: B006
+) -> list[dict[str, Any]]:
+    """Switch light profiling of a flow run's job, and show what its records tell so far.
+
+    flow_run_id: of the training run. kinds: none are the four cheap ones, or, off, all. Raises
+    JobError: the job does not run, or these kinds cannot be off alone.
+    """
+    with get_client(sync_client=True) as client:
+        flow_run = client.read_flow_run(flow_run_id)
+    job_id = job_of(flow_run)
+    describe_elsewhere(flow_run, job_id)
+    endpoint = jobs.coordinator_of(job_id)
+    if endpoint is None:
+        raise JobError(f"job {job_id} of flow run {flow_run.name} does not run")
+    order = Order(on=on, kinds=tuple(kinds), by=f"flow run {flow_run.name}")
+    jobs.client_of(job_id, endpoint).profile(order)
+    return report_profile(job_id)

@@ -1,0 +1,63 @@
+"""What the records of a job's ranks tell so far, as an artifact."""
+
+from __future__ import annotations
+
+import base64
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from prefect import get_run_logger, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from rekindle import names
+from rekindle.errors import UsageError
+from rekindle.profiling.reading import Task, diagnose, in_words, read_task
+from rekindle.tasks import jobs
+
+MOST_STEPS = 500  # in the picture, the newest ones
+
+
+@task(name="report-profile", cache_policy=NO_CACHE)
+def report_profile(job_id: str) -> list[dict[str, Any]]:
+    """Show who is slow, and a picture; return the same as plain values.
+
+    Records are read where this machine has them: ranks of pods write theirs into the pods.
+    """
+    directory = jobs.directory_of(job_id)
+    log = get_run_logger()
+    try:
+        found = read_task(directory.path / names.PROFILING_DIRECTORY)
+    except UsageError as error:
+        log.info("Nothing to show yet: %s", error)
+        return []
+    per_node = directory.spec().processes_per_node
+    _, now = diagnose(found, per_node=per_node)
+    said = [f"- **{each.kind.value}**: {in_words(each, per_node=per_node)}" for each in now]
+    steps = list(found.steps)
+    text = "\n".join(
+        [
+            f"Steps {steps[0]} to {steps[-1]} of {len(found.ranks)} ranks",
+            "",
+            *(said or ["Nobody is slow."]),
+            "",
+            f"![Compute](data:image/png;base64,{_picture(found, steps[-MOST_STEPS:])})",
+        ]
+    )
+    create_markdown_artifact(
+        text, key=f"{job_id}-profile", description=f"Where the time of job {job_id} goes"
+    )
+    for each in now:
+        log.warning("%s: %s", each.kind.value, in_words(each, per_node=per_node))
+    return [msgspec.to_builtins(each) for each in now]
+
+
+def _picture(found: Task, steps: list[int]) -> str:
+    from rekindle.tasks.heat_map import draw  # matplotlib takes its time
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "compute.png"
+        draw(found, steps, path)
+        return base64.b64encode(path.read_bytes()).decode()
