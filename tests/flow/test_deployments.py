@@ -33,6 +33,8 @@ SETTINGS = {"REKINDLE_ROOT": str(ROOT)}
 WANTED = {
     "train/local": ("rekindle/flows/train.py:train", "local", "default"),
     "retrain/nightly": ("rekindle/flows/retrain.py:retrain", "local", "nightly"),
+    "check-nodes/check-nodes": ("rekindle/flows/check_nodes.py:check_nodes", "local", "default"),
+    "profile/profile": ("rekindle/flows/profile.py:profile", "local", "default"),
     "rescue/rescue": ("rekindle/flows/rescue.py:rescue", "local", "default"),
 }
 HEARTBEAT = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
@@ -133,10 +135,11 @@ def test_a_deployment_is_what_the_file_says(
     step = {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
     assert found.pull_steps == [step]
     schema = found.parameter_openapi_schema or {}
-    if name == "rescue/rescue":
-        assert schema["required"] == ["flow_run_id"]  # the automation says which
+    if name in ("rescue/rescue", "profile/profile"):
+        assert schema["required"] == ["flow_run_id"]  # the automation, or a person, says which
     else:
         validate(found.parameters, schema, raise_on_error=True)
+    if "job" in found.parameters:
         monkeypatch.chdir(ROOT)
         spec = TrainingJob(**found.parameters["job"]).to_spec("job")
         assert (spec.nodes, spec.processes_per_node, spec.checkpoint_every) == (2, 2, 100)
@@ -147,13 +150,15 @@ def test_a_deployment_is_what_the_file_says(
 
 
 def test_pool_queue_and_schedule(deployed: Deployed) -> None:
-    """One night at a time, at two o'clock; nothing else runs by itself."""
+    """One night at a time, at two o'clock, with nodes that were checked before."""
     assert deployed.client.read_work_pool("local").type == "process"
     assert deployed.nightly_queue().concurrency_limit == 1
     planned = {name: found.schedules for name, found in deployed.found.items()}
     (night,) = planned.pop("retrain/nightly")
     assert night.schedule == CronSchedule(cron="0 2 * * *", timezone="UTC")
     assert night.active
+    (check,) = planned.pop("check-nodes/check-nodes")
+    assert check.schedule == CronSchedule(cron="30 1 * * *", timezone="UTC")
     assert not any(planned.values())
     assert deployed.found["retrain/nightly"].global_concurrency_limit is None
 
