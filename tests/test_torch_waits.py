@@ -81,11 +81,13 @@ def _is_broken_off(rank: Rank, operation: str) -> float:
 
     rank.store.set(f"pid{rank.rank}", str(os.getpid()))
     value = torch.full((ELEMENTS,), float(1 - rank.rank))
+    severing = threading.Thread(target=control, daemon=True)
     if rank.rank == 0:
-        threading.Thread(target=control, daemon=True).start()
+        severing.start()
     with pytest.raises((StaleError, RuntimeError)):  # some, gloo does not forget
         OPERATIONS[operation](rank, value)
     woken_at = time.monotonic()
+    severing.join()  # gloo may have ended it before anybody said so
     group.leave()
     return woken_at - severed_at[0]
 
