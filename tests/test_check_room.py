@@ -28,7 +28,9 @@ class Visit:
     """A room, and agents that do what they are told; their nodes are their connections."""
 
     def __init__(self, nodes: int, spares: int = 0) -> None:
-        self.room = CheckRoom(spec_of(nodes=nodes, processes=1, spares=spares, network_check=True))
+        self.room = CheckRoom(
+            spec_of(nodes=nodes, processes=1, spares=spares, network_check=True), nodes + spares
+        )
         self.timers: set[str] = set()
         self.orders: list[tuple[int, CheckAlone | CheckPair]] = []
         self.stopped: list[int] = []

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rekindle.recovery.policy import ALLOWABLE, LADDER, Policy, Strategy
+from rekindle.recovery.policy import ALLOWABLE, LADDER, Policy, Stragglers, Strategy
 
 
 def _one_of(strategies: Iterable[Strategy]) -> str:
@@ -16,6 +16,7 @@ def _one_of(strategies: Iterable[Strategy]) -> str:
 
 
 StrategyName = Annotated[str, Field(pattern=_one_of(ALLOWABLE))]
+StragglersName = Literal["warn", "isolate", "replace"]
 AskedName = Annotated[str, Field(pattern=_one_of(LADDER))]
 
 
@@ -126,11 +127,20 @@ class RecoveryPolicy(BaseModel):
         description="Seconds that ranks train on without a coordinator, when it died and nobody "
         "has started another one.",
     )
-
     dump_timeout_s: float = Field(
         default=600.0,
         gt=0,
         description="Seconds that a node may take to write the last snapshot of a job that ends.",
+    )
+    stragglers: StragglersName = Field(
+        default="warn",
+        description="What follows when light profiling shows that a node has become slow: warn, no "
+        "more; isolate, it is checked when all ranks wait the next time, and replaced if the check "
+        "finds it sick; replace, training is held between two steps for that check.",
+    )
+    stragglers_shadow: bool = Field(
+        default=False,
+        description="Only say what would follow, and how often that would have been right.",
     )
 
     @model_validator(mode="after")
@@ -140,8 +150,9 @@ class RecoveryPolicy(BaseModel):
 
     def to_policy(self) -> Policy:
         """Return the policy as coordinator and flow read it."""
-        fields = self.model_dump(exclude={"strategies", "approve"})
+        fields = self.model_dump(exclude={"strategies", "approve", "stragglers"})
         return Policy(
+            stragglers=Stragglers(self.stragglers),
             strategies=tuple(map(Strategy, self.strategies)),
             approve=tuple(map(Strategy, self.approve)),
             **fields,

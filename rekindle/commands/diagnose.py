@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from pathlib import Path
 
 import msgspec
 
 from rekindle import names
 from rekindle.errors import UsageError
+from rekindle.profiling.breakdown import HEADS, WHAT, breakdown
 from rekindle.profiling.chrome import chrome_trace
-from rekindle.profiling.reading import Task, diagnose, in_words, ranges_of, read_task
+from rekindle.profiling.reading import Task, diagnose, ranges_of, read_task
+from rekindle.profiling.words import in_words, nodes_of
+from rekindle.recovery import journal
+from rekindle.recovery.precision import precision
+from rekindle.recovery.stragglers import StragglerEvent
 from rekindle.runtime.spec import JobDirectory, job_directory
-from rekindle.table import table
-
-_PARTS = ("seconds", "compute", "forward", "loading", "waiting")
+from rekindle.table import clock, table
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,20 +41,31 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps({"found": msgspec.to_builtins(told), "now": msgspec.to_builtins(now)}))
         return 0
     print(f"{task.folder}: {len(task.ranks)} ranks, steps {min(task.steps)} to {max(task.steps)}")
-    heads = ("step", *_PARTS[1:], "saving")
-    table(("rank", *(f"{head} (ms)" for head in heads)), _rows(task, window))
-    print(
-        "medians of the steps, of saving the mean; compute: own work without waiting for data; "
-        "waiting: in collectives"
-    )
+    table(HEADS, breakdown(task, window))
+    print(WHAT)
     if not told:
         print("nobody is slow")
     for each in told:
         over = "" if each in now or any(_same(each, n) for n in now) else " (it is over)"
-        print(f"{each.kind.value}: {in_words(each, per_node=per_node)}{over}")
+        print(f"{each.kind.value}: {in_words(each, nodes_of(each, per_node))}{over}")
     if any(each.may_be_sick for each in now):
         print("whether a machine is the cause tells a node check: rekindle run --network-check")
+    _print_journal(options.job)
     return 0
+
+
+def _print_journal(text: str) -> None:
+    """Print what the job itself has found and done while it trained, if `text` is a job's name."""
+    directory = _job(text)
+    if directory is None:
+        return
+    events = journal.read(directory.ledger.read_bytes().splitlines(keepends=True))
+    found = [event for event in events if isinstance(event, StragglerEvent)]
+    if found:
+        print("\nwhile it trained:")
+        for event in found:
+            print(f"{clock(event.at)}  {event.in_words()}")
+        print(precision(events).in_words())
 
 
 def _same(one: object, other: object) -> bool:
@@ -60,10 +73,16 @@ def _same(one: object, other: object) -> bool:
     return all(getattr(one, name) == getattr(other, name) for name in key)
 
 
+def _job(text: str) -> JobDirectory | None:
+    """The job of this name, if this machine has it."""
+    directory = JobDirectory(job_directory(text)) if "/" not in text else None
+    return directory if directory is not None and directory.ledger.exists() else None
+
+
 def _where(text: str, per_node: int | None) -> tuple[Path, int]:
     """Return the folder that is meant, and how many ranks a node has."""
-    directory = JobDirectory(job_directory(text)) if "/" not in text else None
-    if directory is not None and directory.ledger.exists():
+    directory = _job(text)
+    if directory is not None:
         ranks = directory.spec().processes_per_node
         return directory.path / names.PROFILING_DIRECTORY, per_node or ranks
     if not Path(text).is_dir():
@@ -83,14 +102,3 @@ def _window(task: Task, asked: str) -> list[int]:
         there = f"{min(task.steps)}:{max(task.steps)}"
         raise UsageError(f"--steps {asked}: there are records of {there}")
     return found
-
-
-def _rows(task: Task, window: list[int]) -> list[tuple[object, ...]]:
-    rows = []
-    for rank in task.ranks:
-        own = [task.steps[step][rank] for step in window if rank in task.steps[step]]
-        if own:
-            figures = [statistics.median(getattr(t, part) for t in own) for part in _PARTS]
-            saving = statistics.fmean(times.saving for times in own)
-            rows.append((rank, *(f"{each * 1e3:.3g}" for each in (*figures, saving))))
-    return rows

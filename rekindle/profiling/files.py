@@ -19,6 +19,7 @@ MOST_BYTES = 10 * 1024 * 1024  # of a file, from which on another one is begun
 CAP_BYTES = 5000 * 1024 * 1024  # of all files
 AGED_SHARE = 5  # one of so many files goes when there is too much
 KEPT_FILES = 3  # of a rank; as few do not age
+MOST_READ = 64 * 1024 * 1024  # of a file at once; whoever writes more is ahead of who reads
 LOOK_S = 60.0  # between two looks at how much there is
 
 
@@ -97,6 +98,37 @@ def lines_of(folder: Path) -> Iterator[bytes]:
                 yield from file
         except FileNotFoundError:
             continue
+
+
+class Follower:
+    """Reads what is added to a rank's records from now on."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        newest = max(numbered(folder), key=_number, default=None)
+        self._name = _number(newest) if newest else -1
+        self._at = _size(newest) if newest else 0
+        self._rest = b""  # the beginning of a line
+
+    def lines(self) -> list[bytes]:
+        """Return the whole lines that were added since the last call. Raises OSError."""
+        found = []
+        for path in sorted(numbered(self._folder), key=_number):
+            number = _number(path)
+            if number < self._name:
+                continue
+            if number > self._name:
+                self._name, self._at, self._rest = number, 0, b""
+            try:
+                with path.open("rb") as file:
+                    file.seek(self._at)
+                    data = file.read(MOST_READ)
+            except FileNotFoundError:
+                continue
+            self._at += len(data)
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            found += lines
+        return found
 
 
 def age(folder: Path, own: Iterable[int], cap_bytes: int = CAP_BYTES) -> list[Path]:

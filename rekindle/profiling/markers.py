@@ -118,23 +118,33 @@ def operation_of(made: Range) -> Operation | None:
         return None
 
 
-def ranges(lines: Iterable[bytes]) -> Iterator[Range]:
-    """Read records, and give each range as it ends.
+class Ranges:
+    """Reads the records of a rank as they come.
 
     What is no marker is passed over: kernels, calls, a line that is torn. A range whose start is
     not there, or whose end never comes, is none. Where device and host tell of one range, both do.
     """
-    open_: dict[tuple[int, str, int], Marker] = {}
-    for line in lines:
-        try:
-            marker = _DECODER.decode(line)
-        except msgspec.DecodeError:
-            continue
-        if marker.kind != MARKER:
-            continue
-        key = (marker.id, marker.domain, marker.source_kind)
-        if marker.flag in (START, START_DEVICE):
-            open_[key] = marker
-        elif marker.flag in (END, END_DEVICE) and key in open_:
-            begun = open_.pop(key)
-            yield Range(begun.name, begun.domain, begun.timestamp, marker.timestamp)
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[int, str, int], Marker] = {}
+
+    def read(self, lines: Iterable[bytes]) -> Iterator[Range]:
+        """Give each range as it ends."""
+        for line in lines:
+            try:
+                marker = _DECODER.decode(line)
+            except msgspec.DecodeError:
+                continue
+            if marker.kind != MARKER:
+                continue
+            key = (marker.id, marker.domain, marker.source_kind)
+            if marker.flag in (START, START_DEVICE):
+                self._open[key] = marker
+            elif marker.flag in (END, END_DEVICE) and key in self._open:
+                begun = self._open.pop(key)
+                yield Range(begun.name, begun.domain, begun.timestamp, marker.timestamp)
+
+
+def ranges(lines: Iterable[bytes]) -> Iterator[Range]:
+    """Read all records of a rank, and give each range as it ends."""
+    return Ranges().read(lines)

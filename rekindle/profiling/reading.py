@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from rekindle.errors import UsageError
-from rekindle.profiling.detector import Detector, Finding, Slow
+from rekindle.profiling.detector import Detector, Finding
 from rekindle.profiling.files import lines_of, rank_folders
 from rekindle.profiling.markers import Range, ranges
 from rekindle.profiling.steps import StepTimes, step_times
@@ -69,20 +69,3 @@ def diagnose(task: Task, *, per_node: int = 1) -> tuple[list[Finding], list[Find
     detector = Detector(per_node=per_node)
     told = [found for step, times in task.steps.items() for found in detector.add(step, times)]
     return told, detector.findings
-
-
-def in_words(found: Finding, *, per_node: int = 1) -> str:
-    """Say what is slow, since when, and what that costs."""
-    ranks = ", ".join(map(str, found.ranks))
-    who = f"rank{'s' * (len(found.ranks) > 1)} {ranks} (node {found.ranks[0] // per_node})"
-    since = f"since step {found.since}, seen in step {found.found}"
-    cost = f"; it costs {found.cost:.0%} of each step" if found.cost else ""
-    match found.kind:
-        case Slow.UNEVEN:
-            return f"{who}: {found.factor:.3g} times the work of its peers from the start; not sick"
-        case Slow.LOADING:
-            return f"{who}: waits {found.factor:.3g} times as long for its data, {since}{cost}"
-        case Slow.SAVING:
-            return f"{who}: saves take {found.factor:.3g} times as long, {since}"
-        case _:
-            return f"{who}: computes {found.factor:.3g} times as long as before, {since}{cost}"

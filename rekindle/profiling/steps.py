@@ -35,28 +35,41 @@ class StepTimes(msgspec.Struct, frozen=True, gc=False):
         return max(self.own - self.loading, 0.0)
 
 
+class Steps:
+    """The steps of a rank, as its ranges come."""
+
+    def __init__(self) -> None:
+        self._pending: list[Range] = []  # since the step before
+
+    def read(self, ranges: Iterable[Range]) -> Iterator[StepTimes]:
+        """Yield each step as it ends; of one that was done again each time that it ended well."""
+        for made in ranges:
+            if made.step < 0:
+                self._pending.append(made)
+            else:
+                yield _times(made, self._pending)
+                self._pending = []
+
+
 def step_times(ranges: Iterable[Range]) -> Iterator[StepTimes]:
-    """Yield each step as it ends; of one that was done again each time that it ended well."""
-    pending: list[Range] = []
-    saving = 0.0
-    for made in ranges:
-        if made.step < 0:
-            pending.append(made)
-            continue
-        saving += sum(each.seconds for each in pending if each.name == SAVE)
-        inside = [each for each in pending if made.start <= each.start < made.end]
-        waiting = _waiting(made, [each for each in inside if each.domain == COMMUNICATION])
-        yield StepTimes(
-            step=made.step,
-            start=made.start,
-            seconds=made.seconds,
-            own=made.seconds - waiting,
-            waiting=waiting,
-            loading=sum(each.seconds for each in inside if each.name == DATA_LOADER),
-            forward=sum(each.seconds for each in inside if each.name == FORWARD),
-            saving=saving,
-        )
-        pending, saving = [], 0.0
+    """Yield all steps of a rank."""
+    return Steps().read(ranges)
+
+
+def _times(step: Range, before: list[Range]) -> StepTimes:
+    """What a rank did in a step, of all that it has done since the step before."""
+    inside = [each for each in before if step.start <= each.start < step.end]
+    waiting = _waiting(step, [each for each in inside if each.domain == COMMUNICATION])
+    return StepTimes(
+        step=step.step,
+        start=step.start,
+        seconds=step.seconds,
+        own=step.seconds - waiting,
+        waiting=waiting,
+        loading=sum(each.seconds for each in inside if each.name == DATA_LOADER),
+        forward=sum(each.seconds for each in inside if each.name == FORWARD),
+        saving=sum(each.seconds for each in before if each.name == SAVE),
+    )
 
 
 def _waiting(step: Range, collectives: list[Range]) -> float:

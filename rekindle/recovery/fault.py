@@ -111,7 +111,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SICK = (Kind.NODE, Kind.DEVICE, Kind.DEVICE_MEMORY)  # a place that is there, and known to be bad
-_HARDWARE = (Kind.NODE_LOST, *SICK)
+_HARDWARE = (Kind.NODE_LOST, Kind.STRAGGLER, *SICK)
 
 # How likely a fault is the cause of the others seen with it, most likely first: a dead process
 # breaks its peers' links, never the other way round. An eviction ends processes and takes nodes; a

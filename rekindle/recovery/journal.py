@@ -26,6 +26,7 @@ from rekindle.recovery.store_events import (
     CheckpointsPruned,
     Event,
 )
+from rekindle.recovery.stragglers import StragglerEvent
 
 __all__ = [  # what is told elsewhere too, for this is the whole journal
     "CheckpointFailed",
@@ -255,6 +256,7 @@ AnyEvent = (
     | Isolated
     | NodeChecked
     | Profiled
+    | StragglerEvent
     | Formed
     | Restored
     | FirstStep

@@ -24,6 +24,14 @@ class Strategy(str, enum.Enum):
     FAIL = "fail"
 
 
+class Stragglers(str, enum.Enum):
+    """What follows when a node has become slow while it trains; no more than saying so: `warn`."""
+
+    WARN = "warn"
+    ISOLATE = "isolate"  # it is checked when all ranks wait anyway
+    REPLACE = "replace"  # training is held between two steps for that
+
+
 INNER = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER, Strategy.SHRINK)
 ANEW = (Strategy.HANG_RESTART, Strategy.RESTART)
 OUTER = (
@@ -92,6 +100,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     hang_timeout_s: how long a rank may make no progress in a step before the job is looked at as
         hanging, even if all steps so far were short; see rekindle.runtime.patience.
     idle_timeout_s: how long all processes of a script without a Session may do nothing.
+    stragglers: what follows when light profiling shows that a node has become slow. Whatever it is,
+        a node check has to find it sick first.
+    stragglers_shadow: it is only said what would follow.
     """
 
     strategies: tuple[Strategy, ...] = ALLOWABLE
@@ -113,6 +124,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     approval_timeout_s: float = 86_400.0
     hang_timeout_s: float = 10.0
     idle_timeout_s: float = 1800.0
+    stragglers: Stragglers = Stragglers.WARN
+    stragglers_shadow: bool = False
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work.

@@ -47,7 +47,7 @@ _IN_PLACE = (
 _STAYS = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE)
 _MOVES = (Strategy.RECOVER, Strategy.SHRINK)
 _GONE = (Kind.NODE_LOST, Kind.EVICTION)  # the node is not there any more
-_NEEDS_NO_START = (Kind.HANG, Kind.NODE, Kind.EVICTION, Kind.SCHEDULING)
+_NEEDS_NO_START = (Kind.HANG, Kind.NODE, Kind.STRAGGLER, Kind.EVICTION, Kind.SCHEDULING)
 
 
 def _retry(policy: Policy, case: Case) -> Option | None:
@@ -200,7 +200,7 @@ def _leaves_its_place(case: Case) -> bool:
     fault = case.fault
     if fault.kind is Kind.DEVICE and not fault.code and not fault.user_caused:
         return True  # the rank gave its device up; a new process may still be able to use it
-    return fault.kind in (*_GONE, Kind.NODE) or _is_beyond_healing(case)
+    return fault.kind in (*_GONE, Kind.NODE, Kind.STRAGGLER) or _is_beyond_healing(case)
 
 
 def _blames(case: Case) -> bool:

@@ -40,6 +40,7 @@ from rekindle.runtime.neighbours import Neighbours
 from rekindle.runtime.node import NodeRanks
 from rekindle.runtime.pretended_host import read_condition
 from rekindle.runtime.record_care import RecordCare
+from rekindle.runtime.record_reader import RecordReader
 from rekindle.runtime.snapshots import Snapshots
 from rekindle.runtime.spec import EntryKind, JobDirectory, bearer
 
@@ -89,7 +90,9 @@ class Agent:
         environment = agent_environment(os.environ, spec)
         self.ranks = NodeRanks(spec, self._snapshots, self.send, environment, pretended)
         records = records_folder(environment, Path(spec.directory, names.PROFILING_DIRECTORY))
-        self._care = RecordCare(records, self._own_ranks, self.send)
+        asked, own, size = lambda: self.ranks.profile, self._own_ranks, spec.world_size
+        reader = RecordReader(records, environment, asked, own, size)
+        self._care = RecordCare(records, self._own_ranks, self.send, reader.read)
         self._checkers = Checkers(spec, self.ranks.fork, self.send, environment)
 
     def _own_ranks(self) -> range:

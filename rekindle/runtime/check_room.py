@@ -29,9 +29,6 @@ from rekindle.runtime.state import CancelTimer, Send, SetTimer
 # Who comes within this time of each other is checked together, if not all have come that are
 # awaited: alone a node has nobody to be compared with.
 GATHER_S = 20.0
-LIMIT = "check"
-DOORS = "check-begins"
-TIMERS = (LIMIT, DOORS)
 _GONE = "its agent is gone"
 
 
@@ -66,11 +63,15 @@ class _Item(msgspec.Struct):
 
 
 class CheckRoom:
-    """Checks all who have come, then those who come later, together."""
+    """Checks all who have come, then those who come later, together.
 
-    def __init__(self, spec: JobSpec) -> None:
+    awaited: how many are to come before it begins. name: of its timers.
+    """
+
+    def __init__(self, spec: JobSpec, awaited: int, name: str = "check") -> None:
         self._limits: Limits = spec.node_check
-        self._awaited = spec.nodes + spec.spares
+        self._awaited = awaited
+        self._limit, self._doors = name, f"{name}-begins"
         self._waiting: list[_Guest] = []  # not being checked yet
         self._guests: dict[int, _Guest] = {}  # being checked, by number
         self._evidence: Evidence | None = None
@@ -79,6 +80,11 @@ class CheckRoom:
         self._serial = 0
         self._numbers = 0
         self._commands: list[RoomCommand] = []
+
+    @property
+    def timers(self) -> tuple[str, str]:
+        """The names of its timers."""
+        return self._limit, self._doors
 
     @property
     def is_busy(self) -> bool:
@@ -101,7 +107,7 @@ class CheckRoom:
         if len(self._waiting) >= self._awaited:
             self._begin()
         else:
-            self._do(SetTimer(DOORS, GATHER_S))
+            self._do(SetTimer(self._doors, GATHER_S))
 
     def knows(self, connection: int) -> bool:
         """Whether this line's agent is here."""
@@ -123,7 +129,7 @@ class CheckRoom:
 
     def on_timer(self, name: str) -> None:
         """A time limit has passed."""
-        if name == DOORS:
+        if name == self._doors:
             if self._evidence is None and self._waiting:
                 self._begin()
             return
@@ -156,7 +162,7 @@ class CheckRoom:
     # ---- checking
 
     def _begin(self) -> None:
-        self._do(CancelTimer(DOORS))
+        self._do(CancelTimer(self._doors))
         self._guests = {guest.number: guest for guest in self._waiting}
         self._waiting = []
         self._evidence = Evidence(self._guests)
@@ -169,7 +175,7 @@ class CheckRoom:
             self._give_out()
             if self._items or self._todo:
                 return
-            self._do(CancelTimer(LIMIT))
+            self._do(CancelTimer(self._limit))
             planned = next_round(self._evidence, self._limits)
             if planned is None:
                 self._judge(self._evidence)
@@ -195,7 +201,7 @@ class CheckRoom:
                 continue
             busy |= machines
             self._order(item)
-            self._do(SetTimer(LIMIT, self._limits.timeout_s))
+            self._do(SetTimer(self._limit, self._limits.timeout_s))
 
     def _order(self, item: _Item) -> None:
         first, *others = item.guests

@@ -29,7 +29,8 @@ from rekindle.errors import ProtocolError, RekindleError
 from rekindle.recovery import journal
 from rekindle.recovery.classification import Judge
 from rekindle.runtime import lifeline, protocol, state, wire
-from rekindle.runtime.check_room import TIMERS, CheckRoom, Judged
+from rekindle.runtime.check_room import CheckRoom, Judged
+from rekindle.runtime.examination import Examination
 from rekindle.runtime.front_desk import FrontDesk
 from rekindle.runtime.inheritance import earlier, inheritance
 from rekindle.runtime.ledger import Ledger
@@ -67,7 +68,9 @@ class Coordinator:
         self.tables = functools.partial(_tables, self.spec.fault_tables)
         self.machine = Machine(self.spec, self.tables, attempt=attempt, earlier=earlier(past))
         self._inherited = inheritance(past, attempt)
-        self.room = CheckRoom(self.spec) if self.spec.network_check else None
+        awaited = self.spec.nodes + self.spec.spares
+        self.room = CheckRoom(self.spec, awaited) if self.spec.network_check else None
+        self.examination: Examination | None = None
         self.desk = FrontDesk(self.machine, self.ledger, self.carry_out)
         self.ended = asyncio.Event()
         self.succeeded = False
@@ -78,8 +81,9 @@ class Coordinator:
 
     def carry_out(self) -> None:
         """Carry out all that the machine asks for."""
+        begun = False
         last, encoded = None, b""  # what all agents are told comes in a row, and is one object
-        for command in (*self._from_room(), *self.machine.drain()):
+        for command in (*self._from_rooms(), *self.machine.drain()):
             match command:
                 case state.Send(connection, message):
                     line = self._lines.get(connection)
@@ -94,12 +98,23 @@ class Coordinator:
                     self._set_timer(name, seconds)
                 case state.CancelTimer(name):
                     self._cancel_timer(name)
+                case state.Examine(nodes):
+                    agents = [self.machine.roster.nodes[node] for node in nodes]
+                    self.examination = Examination(self.spec, agents)
+                    begun = True
                 case state.End(succeeded):
                     self.succeeded = succeeded
                     self.ended.set()
+        if begun:
+            self.carry_out()
 
-    def _from_room(self) -> Iterator[state.Command]:
-        """Let in who was checked; what else the room asks for is left."""
+    def _from_rooms(self) -> Iterator[state.Command]:
+        """Let in who was checked, and tell how the slow are; what else is asked for is left."""
+        if self.examination is not None:
+            yield from self.examination.drain()
+            if self.examination.is_over:
+                verdicts, self.examination = self.examination.verdicts, None
+                self.machine.on_examined(verdicts, time.time())
         for command in self.room.drain() if self.room else ():
             if isinstance(command, Judged):
                 connection, hello, verdict = command.connection, command.hello, command.verdict
@@ -118,8 +133,10 @@ class Coordinator:
             timer.cancel()
 
     def _on_timer(self, name: str) -> None:
-        if self.room is not None and name in TIMERS:
+        if self.room is not None and name in self.room.timers:
             self.room.on_timer(name)
+        elif self.examination is not None and name in self.examination.timers:
+            self.examination.on_timer(name)
         elif self.room is not None and self.room.is_busy and name in AWAITING:
             self._set_timer(name, CHECKED_AFTER_S)  # whom it waits for is here, it may be
         else:
@@ -145,6 +162,8 @@ class Coordinator:
         finally:
             sender.cancel()
             del self._lines[connection]
+            if self.examination is not None:
+                self.examination.on_lost(connection)
             if self.room is None or not self.room.on_lost(connection):
                 self.machine.on_agent_lost(connection, time.time())
             self.carry_out()
@@ -175,6 +194,8 @@ class Coordinator:
             return  # it said so before it heard that it is to end
         if self.room is not None and self.room.knows(connection):
             self.room.on_message(connection, message)
+            return
+        if self.examination is not None and self.examination.on_message(connection, message):
             return
         if isinstance(message, protocol.Hello):
             if self.room is not None and self.machine.is_to_be_checked(connection, message):

@@ -114,11 +114,15 @@ class Forming(Gathering):
 
         Not before all have done a step since the last time, nor when the first are done.
         """
+        if self.roster.outside and self.roster.arrived_outside:
+            self._hold()
+
+    def _hold(self) -> None:
+        """Have the world stand between two steps, once in a generation, as soon as all train."""
         steady = self.phase is Phase.TRAINING and self.roster.all_stepped
-        staying = self.roster.all_are(Status.TRAINING)
-        if self._held == self.generation or not (steady and staying and self.roster.outside):
+        if self._held == self.generation or not steady:
             return
-        if self.roster.arrived_outside:
+        if self.roster.all_are(Status.TRAINING):
             self._held = self.generation
             first = self.roster.world[0]
             hold = p.Hold(rank=first.rank, generation=self.generation)
@@ -150,7 +154,7 @@ class Forming(Gathering):
             return
         if self.phase is Phase.REGROUPING and self.roster.outside:
             self._take_in()  # all wait anyway
-        if self.phase not in (Phase.REGROUPING, Phase.GATHERING):
+        if self.phase not in (Phase.REGROUPING, Phase.GATHERING) or self._is_held_up():
             return
         if self._disagree():
             return
@@ -353,6 +357,10 @@ class Forming(Gathering):
 
     @abstractmethod
     def _put_newcomers_out(self) -> None: ...
+
+    @abstractmethod
+    def _is_held_up(self) -> bool:
+        """Whether something else is to be done while all ranks wait, which goes on by itself."""
 
     @abstractmethod
     def _decide(self, fault: Fault) -> None: ...

@@ -9,10 +9,11 @@
     DUMPING     their newest snapshot is being written: last words
     ENDED
 
-It has ten layers, a module each: who is there (`gathering`), forming generations (`forming`),
+It has eleven layers, a module each: who is there (`gathering`), forming generations (`forming`),
 checkpoints (`storing`), the end (`ending`), nodes that come and go (`elastic`), what is done about
 faults (`recovering`), ranks that make no progress (`stalling`), signs that are seen from outside
-(`watching`), nodes that were checked (`admitting`), and what else counts as a fault (here).
+(`watching`), nodes that were checked (`admitting`), ranks that have become slow (`slowing`), and
+what else counts as a fault (here).
 
 Untouched scripts never arrive: to the machine they stay in REGROUPING until they end.
 """
@@ -30,8 +31,8 @@ from rekindle.recovery.fault import Fault, Kind
 from rekindle.recovery.policy import LATE_S
 from rekindle.recovery.profiled import Profiled
 from rekindle.runtime import protocol as p
-from rekindle.runtime.admitting import Admitting
 from rekindle.runtime.roster import Node, Status, by_node
+from rekindle.runtime.slowing import Slowing
 from rekindle.runtime.state import ENDING, Phase, Send, SetTimer
 from rekindle.runtime.storing import StoreNews
 
@@ -43,7 +44,7 @@ _FAILED = {
 }
 
 
-class Machine(Admitting):
+class Machine(Slowing):
     """The state of one attempt of a job: `on_...` methods take events, `drain` gives commands."""
 
     def on_message(self, node: int, message: p.Message, now: float) -> None:
@@ -66,6 +67,8 @@ class Machine(Admitting):
                 self.on_store_news(node, message, now)
             case p.CheckpointLeftOut() | p.Pruned():
                 self.on_store_news(node, message, now)
+            case p.Timed():
+                self.on_timed(message)
             case p.Traced():
                 self._switch(message.switch, "data-trace", now)
             case p.Snapshots() | p.Copies():

@@ -51,6 +51,7 @@ class NodeRanks:
         host: Path | None = None,
     ) -> None:
         self.node = 0
+        self.profile = protocol.Profile()  # what ranks are to write down
         self._spec = spec
         self._snapshots = snapshots
         self._send = send
@@ -98,6 +99,7 @@ class NodeRanks:
                 self._in_background(self.lookout.look(message))
             case protocol.Form():
                 self._generation = self.lookout.generation = message.generation
+                self.profile = message.profile
                 self._waiting.clear()
                 self._snapshots.formed(message)
                 for rank in self._ranks.values():
@@ -105,7 +107,7 @@ class NodeRanks:
                     plan = {rank.rank: message.plan[rank.rank]}
                     rank.send(msgspec.structs.replace(message, ranks=own, plan=plan, depots={}))
             case protocol.CheckpointEvery() | protocol.Profile():
-                self._tell_all(message)
+                self._hear(message)
             case protocol.Over():
                 self._snapshots.break_off()
                 self._tell_all(self._brought_up_to_date(message))
@@ -121,6 +123,11 @@ class NodeRanks:
         pages = (page for _, page in self._pages.values())
         finished = max(((page.finished or 0) + page.in_update for page in pages), default=0)
         return msgspec.structs.replace(over, finished=max(over.finished, finished))
+
+    def _hear(self, message: protocol.CheckpointEvery | protocol.Profile) -> None:
+        if isinstance(message, protocol.Profile):
+            self.profile = message
+        self._tell_all(message)
 
     def _tell_all(self, message: protocol.Message) -> None:
         for rank in self._ranks.values():

@@ -52,7 +52,7 @@ from rekindle.runtime.store_messages import (
     Pruned,
     WriteParts,
 )
-from rekindle.runtime.watch_messages import Look, Looked, RankLook, Stalled, Traced
+from rekindle.runtime.watch_messages import Look, Looked, RankLook, Stalled, Timed, Traced
 
 __all__ = [  # what is said elsewhere too, for this is the whole protocol
     "Arrived",
@@ -92,6 +92,7 @@ __all__ = [  # what is said elsewhere too, for this is the whole protocol
     "StateReady",
     "StepDone",
     "StepFailed",
+    "Timed",
     "ToRank",
     "Traced",
     "WriteParts",
@@ -316,6 +317,7 @@ FromAgent = (
     | Checked
     | Stalled
     | Looked
+    | Timed
     | Traced
     | Arrived
     | StepFailed
@@ -357,7 +359,7 @@ def ranks_named(message: Message) -> tuple[int, ...]:
     match message:
         case Spawned(ranks=live) | Hello(ranks=live):
             return tuple(rank.rank for rank in live)
-        case Beat(finished=by_rank) | Snapshots(kept=by_rank):
+        case Beat(finished=by_rank) | Snapshots(kept=by_rank) | Timed(steps=by_rank):
             return tuple(by_rank)
         case Looked(looks=looks):
             return tuple(look.rank for look in looks)

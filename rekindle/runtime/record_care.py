@@ -23,16 +23,21 @@ _TICK_S = 1.0
 
 
 class RecordCare:
-    """What an agent does about records. folder: of all; own: ranks whose records are ours."""
+    """What an agent does about records. folder: of all; own: ranks whose records are ours.
+
+    read: returns what the coordinator is to be told of them; in a thread.
+    """
 
     def __init__(
         self,
         folder: Path,
         own: Callable[[], Iterable[int]],
         send: Callable[[Message], None],
+        read: Callable[[], Message | None],
         switch: Path = SWITCH,
     ) -> None:
         self._folder, self._own, self._send, self._file = folder, own, send, switch
+        self._read = read
         self._said = Switch()
         self._refused = ""
 
@@ -42,6 +47,12 @@ class RecordCare:
         while True:
             await asyncio.sleep(_TICK_S)
             self.look()
+            try:
+                news = await asyncio.to_thread(self._read)
+                if news is not None:
+                    self._send(news)
+            except OSError as error:
+                self._refuse(f"the records of steps cannot be read: {error}")
             if time.monotonic() >= due:
                 due = time.monotonic() + LOOK_S
                 await asyncio.to_thread(age, self._folder, tuple(self._own()))

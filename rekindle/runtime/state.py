@@ -69,7 +69,13 @@ class End(msgspec.Struct, frozen=True):
     succeeded: bool
 
 
-Command = Send | Record | SetTimer | CancelTimer | End
+class Examine(msgspec.Struct, frozen=True):
+    """Check these nodes together, while their ranks wait, and call `on_examined`."""
+
+    nodes: tuple[int, ...]
+
+
+Command = Send | Record | SetTimer | CancelTimer | Examine | End
 
 
 class Store:

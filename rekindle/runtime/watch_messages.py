@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from rekindle.profiling.steps import StepTimes
 from rekindle.profiling.switch import Switch
 from rekindle.runtime.heartbeat import Doing
 from rekindle.runtime.rank_messages import Message
@@ -26,6 +27,12 @@ class Traced(Message, frozen=True, kw_only=True, tag="traced"):
     """MindCluster's switch of light profiling, which an agent can read, says something new."""
 
     switch: Switch
+
+
+class Timed(Message, frozen=True, kw_only=True, tag="timed"):
+    """How long steps of the node's ranks took, by what they have written down. By rank."""
+
+    steps: dict[int, tuple[StepTimes, ...]]
 
 
 class Look(Message, frozen=True, kw_only=True, tag="look"):

@@ -14,9 +14,12 @@ from prefect.cache_policies import NO_CACHE
 
 from rekindle import names
 from rekindle.errors import UsageError
-from rekindle.profiling.reading import Task, diagnose, in_words, read_task
+from rekindle.profiling.breakdown import HEADS, WHAT, breakdown
+from rekindle.profiling.reading import Task, diagnose, read_task
+from rekindle.profiling.words import in_words, nodes_of
 from rekindle.tasks import jobs
 
+MOST_RANKS = 64  # in the table
 MOST_STEPS = 500  # in the picture, the newest ones
 
 
@@ -35,7 +38,7 @@ def report_profile(job_id: str) -> list[dict[str, Any]]:
         return []
     per_node = directory.spec().processes_per_node
     _, now = diagnose(found, per_node=per_node)
-    said = [f"- **{each.kind.value}**: {in_words(each, per_node=per_node)}" for each in now]
+    said = [f"- **{each.kind.value}**: {in_words(each, nodes_of(each, per_node))}" for each in now]
     steps = list(found.steps)
     text = "\n".join(
         [
@@ -44,14 +47,24 @@ def report_profile(job_id: str) -> list[dict[str, Any]]:
             *(said or ["Nobody is slow."]),
             "",
             f"![Compute](data:image/png;base64,{_picture(found, steps[-MOST_STEPS:])})",
+            "",
+            *_table(found, steps[-MOST_STEPS:]),
         ]
     )
     create_markdown_artifact(
         text, key=f"{job_id}-profile", description=f"Where the time of job {job_id} goes"
     )
     for each in now:
-        log.warning("%s: %s", each.kind.value, in_words(each, per_node=per_node))
+        log.warning("%s: %s", each.kind.value, in_words(each, nodes_of(each, per_node)))
     return [msgspec.to_builtins(each) for each in now]
+
+
+def _table(found: Task, steps: list[int]) -> list[str]:
+    """Where each rank's time goes, in markdown; of a large world the first ranks."""
+    rows = [HEADS, ["---:"] * len(HEADS), *breakdown(found, steps)[:MOST_RANKS]]
+    more = len(found.ranks) - MOST_RANKS
+    note = f"{WHAT}; {more} more ranks: `rekindle diagnose`" if more > 0 else WHAT
+    return [*(f"| {' | '.join(map(str, row))} |" for row in rows), "", note]
 
 
 def _picture(found: Task, steps: list[int]) -> str:

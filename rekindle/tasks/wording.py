@@ -37,6 +37,7 @@ from rekindle.recovery.journal import (
     Stopping,
     Suspected,
 )
+from rekindle.recovery.stragglers import Examined, Slowed, SlowOver
 
 
 def sentence(event: AnyEvent) -> str:
@@ -61,7 +62,7 @@ def _sentence(event: AnyEvent) -> str:
             return event.in_words()
         case Progress():
             return f"step {event.finished} of {event.total}"
-        case LastWords() | NodeChecked() | Profiled():
+        case LastWords() | NodeChecked() | Profiled() | Slowed() | SlowOver() | Examined():
             return event.in_words()
         case Stopping():
             return f"the job is being stopped: {event.reason}"

@@ -51,10 +51,14 @@ class Killer:
             self._over.wait(0.005)
 
 
-def slow(*hosts: str, seconds: float) -> dict[str, str]:
-    """Return the environment in which a product takes these hosts' devices so much longer."""
+def slow(*hosts: str, seconds: float, begins: Path | None = None) -> dict[str, str]:
+    """Return the environment in which a product takes these hosts' devices so much longer.
+
+    begins: the file from whose creation on it does so; None: from the start.
+    """
     return {
         "PYTHONPATH": str(_SLOW_DEVICE),
         "SLOW_HOSTS": " ".join(hosts),
         "SLOW_S": str(seconds),
+        "SLOW_FILE": str(begins or ""),
     }

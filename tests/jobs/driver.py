@@ -22,7 +22,7 @@ from rekindle.runtime.inheritance import Earlier, earlier, inheritance
 from rekindle.runtime.machine import Machine
 from rekindle.runtime.roster import Status
 from rekindle.runtime.spec import EntryKind, JobSpec, KeepsOff
-from rekindle.runtime.state import CancelTimer, Command, End, Phase, Record, Send, SetTimer
+from rekindle.runtime.state import CancelTimer, Command, End, Examine, Phase, Record, Send, SetTimer
 
 M = TypeVar("M", bound=p.Message)
 E = TypeVar("E", bound=journal.Event)
@@ -90,6 +90,7 @@ class Driver:
         self.stores: list[tuple[int, p.HostStore]] = []
         self.unstarted: list[tuple[int, p.Spawn]] = []
         self.doomed: list[int] = []
+        self.examinations: list[tuple[int, ...]] = []
         self.promotions: list[tuple[int, int]] = []  # spares (connections) and the node they become
         self._checks = Checks(self.machine.generation)
         self._connections = 0
@@ -142,6 +143,8 @@ class Driver:
                     self.timers[name] = seconds
                 case CancelTimer(name):
                     self.timers.pop(name, None)
+                case Examine(nodes):
+                    self.examinations.append(nodes)
                 case End(succeeded):
                     self.outcome = succeeded
 

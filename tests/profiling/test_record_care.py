@@ -25,7 +25,7 @@ def told() -> list[Message]:
 
 @pytest.fixture
 def care(tmp_path: Path, told: list[Message]) -> RecordCare:
-    return RecordCare(tmp_path, lambda: (0,), told.append, tmp_path / "switch")
+    return RecordCare(tmp_path, lambda: (0,), told.append, lambda: None, tmp_path / "switch")
 
 
 def test_what_is_new_is_told_once(care: RecordCare, told: list[Message], tmp_path: Path) -> None:

@@ -146,10 +146,19 @@ class Run:
         self.leave_result()
 
     def vary_step(self) -> None:
-        """Let steps take between once and ten times as long, if that is asked for."""
+        """Let steps take once to ten times as long, or as long as a product on the host."""
         shortest_s = float(os.environ.get("SHORTEST_STEP_S", "0"))
         if shortest_s:
             time.sleep(shortest_s * 10 ** random.random())
+        product_s = float(os.environ.get("PRODUCT_S", "0"))
+        if product_s:
+            torch.mm(self.inputs[:2], self.inputs[:2].T)  # slow on hosts that a test makes slow
+            time.sleep(product_s + self.more_s())
+
+    def more_s(self) -> float:
+        """Seconds that this rank has more to do than others, from when on a test says so."""
+        mine = os.environ.get("MORE_RANK") == str(self.rank)
+        return float(os.environ["MORE_S"]) if mine and Path(os.environ["MORE_FILE"]).exists() else 0
 
     def loss_of(self, session: Session, chosen: list[int]) -> torch.Tensor:
         noise = 0.01 * torch.randn(len(chosen), FEATURES) + 0.001 * random.random()

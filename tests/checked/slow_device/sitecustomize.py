@@ -1,7 +1,8 @@
 """Python starts with this where its folder is on PYTHONPATH: pretended hosts' devices are slow.
 
 A real process that is merely stopped now and then is slow only by the mercy of a busy machine's
-scheduler. SLOW_HOSTS names the hosts, SLOW_S the seconds that a product takes longer there.
+scheduler. SLOW_HOSTS names the hosts, SLOW_S the seconds that a product takes longer there, if
+SLOW_FILE is no file that does not exist (yet).
 """
 
 import os
@@ -23,8 +24,11 @@ if _is_forkserver_of(os.environ["SLOW_HOSTS"].split()):
 
     fast = torch.mm
 
+    seconds, begins = float(os.environ["SLOW_S"]), Path(os.environ["SLOW_FILE"] or "/")
+
     def mm(*args: object, **more: object) -> torch.Tensor:
-        time.sleep(float(os.environ["SLOW_S"]))
+        if begins.exists():
+            time.sleep(seconds)
         return fast(*args, **more)
 
     torch.mm = mm

@@ -1,0 +1,98 @@
+"""Steps that ranks tell of at different times, put together."""
+
+from __future__ import annotations
+
+from rekindle.profiling import pace as p
+from rekindle.profiling.detector import Slow
+from rekindle.profiling.pace import Pace
+from rekindle.profiling.steps import StepTimes
+
+RANKS = range(4)
+
+
+def steps(
+    first: int, end: int, rank: int = 0, factor: float = 1.0, loading: float = 0.0
+) -> list[StepTimes]:
+    """Steps that vary a little."""
+    return [
+        StepTimes(
+            step=step,
+            start=step,
+            seconds=0.1,
+            own=0.05 * factor * (1 + 0.002 * ((step * 7 + rank * 3) % 5)) + loading,
+            loading=loading,
+        )
+        for step in range(first, end)
+    ]
+
+
+def all_tell(pace: Pace, first: int, end: int, slow: int = -1) -> tuple[list, list]:
+    return pace.add({r: steps(first, end, r, 1.5 if r == slow else 1.0) for r in RANKS})
+
+
+def test_ranks_tell_in_any_order() -> None:
+    """One is told of when all have done the step, and once."""
+    pace = Pace(RANKS, per_node=1)
+    found = []
+    for rank in (2, 0, 3, 1):
+        for first in (0, 30, 45):
+            end = {0: 30, 30: 45, 45: 80}[first]
+            factor = 1.5 if rank == 2 and first else 1.0
+            new, over = pace.add({rank: steps(first, end, rank, factor)})
+            found += new
+            assert not over
+    assert [(each.kind, each.ranks) for each in found] == [(Slow.RANK, (2,))]
+    assert pace.holding == found
+    assert abs(found[0].since - 30) <= 2
+    assert found[0].found - 30 <= 20
+    again, _ = all_tell(pace, 80, 100, slow=2)
+    assert not again
+
+
+def test_what_is_over_may_come_again() -> None:
+    pace = Pace(RANKS, per_node=1)
+    all_tell(pace, 0, 30)
+    assert all_tell(pace, 30, 60, slow=1)[0]
+    _, over = all_tell(pace, 60, 120)
+    assert [each.ranks for each in over] == [(1,)]
+    assert not pace.holding
+    found, _ = all_tell(pace, 120, 160, slow=1)
+    assert [each.ranks for each in found] == [(1,)]
+
+
+def test_steps_that_are_done_again() -> None:
+    """After a fault all go back; steps of before are told late, and do not disturb."""
+    pace = Pace(RANKS, per_node=1)
+    all_tell(pace, 0, 40)
+    pace.go_back(20)
+    pace.add({0: steps(35, 41)})
+    found, _ = all_tell(pace, 21, 30)
+    assert not found
+    found, _ = all_tell(pace, 30, 70, slow=3)
+    assert [each.ranks for each in found] == [(3,)]
+
+
+def test_a_rank_that_tells_nothing_holds_up_nobody_for_ever() -> None:
+    """What is pending is bounded."""
+    pace = Pace(RANKS, per_node=1)
+    for first in range(0, 3 * p.MOST_PENDING, 1000):
+        pace.add({rank: steps(first, first + 1000, rank) for rank in (0, 1, 2)})
+    assert len(pace._pending) <= p.MOST_PENDING
+
+
+def test_ranks_outside_of_the_world_do_not_count() -> None:
+    """One that was left out still writes down what it did before."""
+    pace = Pace((0, 1), per_node=1)
+    pace.add({5: steps(0, 10)})
+    assert not pace._pending
+
+
+def test_uneven_work_of_many_is_one_finding() -> None:
+    pace = Pace(range(8), per_node=1)
+    found = []
+    for first in (0, 15, 30):
+        new, _ = pace.add(
+            {r: steps(first, first + 15, r, 1.5 if r in (6, 7) else 1.0) for r in range(8)}
+        )
+        found += new
+    assert [(each.kind, each.ranks) for each in found] == [(Slow.UNEVEN, (6, 7))]

@@ -1,0 +1,107 @@
+"""An agent that reads what its ranks write down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rekindle.profiling.files import Follower
+from rekindle.profiling.markers import DEFAULT, Encoder, Range
+from rekindle.profiling.switch import Order, Switch, switched
+from rekindle.runtime.protocol import Profile
+from rekindle.runtime.record_reader import RecordReader
+
+ON = Profile(switch=switched(Switch(), Order(on=True).kinds, on=True), since=5)
+OFF = Profile()
+
+
+def lines(first: int, end: int, seconds: float = 0.1) -> bytes:
+    encoder = Encoder(1, 0)
+    ns = int(seconds * 1e9)
+    made = (Range(f"step {n}", DEFAULT, n * ns, (n + 1) * ns) for n in range(first, end))
+    return b"".join(encoder.lines(each, 1) for each in made)
+
+
+class Node:
+    """A node of two ranks of this many."""
+
+    def __init__(self, folder: Path, world_size: int = 2) -> None:
+        self.folder, self.asked = folder, ON
+        self.reader = RecordReader(folder, {}, lambda: self.asked, lambda: (0, 1), world_size)
+
+    def write(self, rank: int, data: bytes, name: str = "100") -> None:
+        folder = self.folder / "default_task_id_5" / str(rank)
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / name).open("ab") as file:
+            file.write(data)
+
+    def told(self) -> dict[int, list[int]]:
+        told = self.reader.read()
+        return {r: [t.step for t in each] for r, each in told.steps.items()} if told else {}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_only_what_is_new_is_told(node: Node) -> None:
+    """Nothing of what was there before, or was told before."""
+    node.write(0, lines(0, 5))
+    assert node.told() == {}
+    node.write(0, lines(5, 7))
+    node.write(1, lines(0, 2))
+    assert node.told() == {0: [5, 6], 1: [0, 1]}
+    assert node.told() == {}
+
+
+def test_half_a_line_waits_for_its_other_half(node: Node) -> None:
+    node.told()
+    data = lines(0, 2)
+    node.write(0, data[:-30])
+    assert node.told() == {0: [0]}
+    node.write(0, data[-30:])
+    assert node.told() == {0: [1]}
+
+
+def test_another_file_is_followed(node: Node) -> None:
+    """As a rank begins one past 10 MB; names that are no numbers are somebody else's."""
+    node.told()
+    node.write(0, lines(0, 2))
+    node.write(0, lines(2, 4), name="101")
+    node.write(0, lines(4, 6), name="notes")
+    assert node.told() == {0: [0, 1, 2, 3]}
+    node.write(0, lines(6, 7), name="101")
+    assert node.told() == {0: [6]}
+
+
+def test_nothing_is_told_while_it_is_off(node: Node) -> None:
+    node.told()
+    node.asked = OFF
+    node.write(0, lines(0, 2))
+    assert node.told() == {}
+    node.asked = ON
+    assert node.told() == {}
+    node.write(0, lines(2, 3))
+    assert node.told() == {0: [2]}
+
+
+def test_of_very_many_steps_all_ranks_tell_of_the_same(tmp_path: Path) -> None:
+    """1,000 ranks whose steps take 2 ms tell of every 128th, and of a few less as well."""
+    node = Node(tmp_path, world_size=1000)
+    node.told()
+    node.write(0, lines(0, 1000, 0.002))
+    node.write(1, lines(0, 1000, 0.0019))
+    told = node.told()
+    assert told[0] == list(range(0, 1000, 128))
+    assert set(told[0]) & set(told[1])
+
+
+def test_a_file_that_ages_meanwhile(tmp_path: Path) -> None:
+    follower = Follower(tmp_path)
+    (tmp_path / "1").write_bytes(b"one\n")
+    assert follower.lines() == [b"one"]
+    (tmp_path / "1").unlink()
+    (tmp_path / "2").write_bytes(b"two\n")
+    assert follower.lines() == [b"two"]
