@@ -17,7 +17,7 @@ from rekindle.runtime.check_messages import (
     CheckReady,
     CheckStop,
 )
-from rekindle.runtime.check_room import DOORS, LIMIT, CheckRoom, Judged
+from rekindle.runtime.check_room import CheckRoom, Judged
 from rekindle.runtime.protocol import Hello
 from rekindle.runtime.state import CancelTimer, Send, SetTimer
 
@@ -138,7 +138,7 @@ def test_it_begins_without_those_who_do_not_come() -> None:
     visit = Visit(4)
     visit.come(0, 1, 2)
     assert not visit.orders
-    visit.time_out(DOORS)
+    visit.time_out(visit.room.timers[1])
     visit.work()
     assert visit.healths() == dict.fromkeys(range(3), Health.HEALTHY)
 
@@ -211,7 +211,7 @@ def test_a_silent_one_is_not_waited_for_longer_than_the_limit() -> None:
     while visit.room.is_busy:
         visit.work()
         if visit.room.is_busy:
-            visit.time_out(LIMIT)
+            visit.time_out(visit.room.timers[0])
     assert visit.healths()[0] is Health.FAULTY
     assert "did not answer within 120 s" in visit.judged[0].verdict.reason
     assert 0 in visit.stopped
@@ -231,7 +231,7 @@ def test_one_whose_agent_goes_is_forgotten(when: str) -> None:
     visit.collect()
     assert not visit.room.knows(1)
     if when == "before":
-        visit.time_out(DOORS)
+        visit.time_out(visit.room.timers[1])
     visit.work()
     assert not visit.room.is_busy
     assert 1 not in visit.judged

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ from rekindle import names
 from rekindle.errors import UsageError
 from rekindle.profiling.breakdown import HEADS, WHAT, breakdown
 from rekindle.profiling.chrome import chrome_trace
-from rekindle.profiling.reading import Task, diagnose, ranges_of, read_task
+from rekindle.profiling.reading import Task, diagnose, ranges_of, read_task, stuck_in
 from rekindle.profiling.words import in_words, nodes_of
 from rekindle.recovery import journal
 from rekindle.recovery.precision import precision
@@ -48,6 +49,8 @@ def run(options: argparse.Namespace) -> int:
     for each in told:
         over = "" if each in now or any(_same(each, n) for n in now) else " (it is over)"
         print(f"{each.kind.value}: {in_words(each, nodes_of(each, per_node))}{over}")
+    for stuck in stuck_in(task.folder, time.time_ns()):
+        print(f"stuck: {stuck.in_words()}")
     if any(each.may_be_sick for each in now):
         print("whether a machine is the cause tells a node check: rekindle run --network-check")
     _print_journal(options.job)

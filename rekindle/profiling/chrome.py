@@ -22,7 +22,7 @@ def chrome_trace(by_rank: Mapping[int, Sequence[Range]], *, per_node: int = 1) -
 
 
 def _event(rank: int, made: Range) -> dict[str, object]:
-    operation = operation_of(made)
+    operation = operation_of(made.name) if made.domain == COMMUNICATION else None
     return {
         "ph": "X",
         "name": operation.op_name if operation else made.name,

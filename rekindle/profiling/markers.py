@@ -78,8 +78,13 @@ class Range(msgspec.Struct, frozen=True):
     @property
     def step(self) -> int:
         """The number of a step's range; -1: it is none."""
-        kind, _, number = self.name.partition(" ")
-        return int(number) if kind == STEP and number.isdigit() else -1
+        return step_of(self.name)
+
+
+def step_of(name: str) -> int:
+    """Return the number of the step that a range of this name is; -1: it is none."""
+    kind, _, number = name.partition(" ")
+    return int(number) if kind == STEP and number.isdigit() else -1
 
 
 _ENCODER = msgspec.json.Encoder()
@@ -96,11 +101,21 @@ class Encoder:
 
     def lines(self, made: Range, thread_id: int) -> bytes:
         """Return the two records of a range, each with its newline."""
-        place = Place(ProcessThread(self._process, thread_id), DeviceStream(self._device))
+        number, begin = self.begin(made.name, made.domain, made.start, thread_id)
+        return begin + self.end(number, made.name, made.domain, made.end, thread_id)
+
+    def begin(self, name: str, domain: str, at: int, thread_id: int) -> tuple[int, bytes]:
+        """Return the first record of a range that has not ended yet, and the range's Id."""
         number, self._next = self._next, self._next + 1
-        begin = Marker(MARKER, START, 0, made.start, number, place, made.name, made.domain)
-        end = Marker(MARKER, END, 0, made.end, number, place, made.name, made.domain)
-        return b"%b\n%b\n" % (_ENCODER.encode(begin), _ENCODER.encode(end))
+        return number, self._line(START, at, number, name, domain, thread_id)
+
+    def end(self, number: int, name: str, domain: str, at: int, thread_id: int) -> bytes:
+        """Return its second record."""
+        return self._line(END, at, number, name, domain, thread_id)
+
+    def _line(self, flag: int, at: int, number: int, name: str, domain: str, thread: int) -> bytes:
+        place = Place(ProcessThread(self._process, thread), DeviceStream(self._device))
+        return _ENCODER.encode(Marker(MARKER, flag, 0, at, number, place, name, domain)) + b"\n"
 
 
 def operation_name(operation: Operation) -> str:
@@ -108,35 +123,38 @@ def operation_name(operation: Operation) -> str:
     return _ENCODER.encode(operation).decode()
 
 
-def operation_of(made: Range) -> Operation | None:
-    """Return what a range of communication is; None: it is of none, or does not say."""
-    if made.domain != COMMUNICATION:
-        return None
+def operation_of(name: str) -> Operation | None:
+    """Return what a range of communication is, by its name; None: it does not say."""
     try:
-        return _OPERATION.decode(made.name)
+        return _OPERATION.decode(name)
     except msgspec.DecodeError:
         return None
+
+
+def marks(lines: Iterable[bytes]) -> Iterator[Marker]:
+    """Read records; what is no marker is passed over: kernels, calls, a line that is torn."""
+    for line in lines:
+        try:
+            marker = _DECODER.decode(line)
+        except msgspec.DecodeError:
+            continue
+        if marker.kind == MARKER:
+            yield marker
 
 
 class Ranges:
     """Reads the records of a rank as they come.
 
-    What is no marker is passed over: kernels, calls, a line that is torn. A range whose start is
-    not there, or whose end never comes, is none. Where device and host tell of one range, both do.
+    A range whose start is not there, or whose end never comes, is none. Where device and host tell
+    of one range, both do.
     """
 
     def __init__(self) -> None:
         self._open: dict[tuple[int, str, int], Marker] = {}
 
-    def read(self, lines: Iterable[bytes]) -> Iterator[Range]:
+    def read(self, marks: Iterable[Marker]) -> Iterator[Range]:
         """Give each range as it ends."""
-        for line in lines:
-            try:
-                marker = _DECODER.decode(line)
-            except msgspec.DecodeError:
-                continue
-            if marker.kind != MARKER:
-                continue
+        for marker in marks:
             key = (marker.id, marker.domain, marker.source_kind)
             if marker.flag in (START, START_DEVICE):
                 self._open[key] = marker
@@ -147,4 +165,4 @@ class Ranges:
 
 def ranges(lines: Iterable[bytes]) -> Iterator[Range]:
     """Read all records of a rank, and give each range as it ends."""
-    return Ranges().read(lines)
+    return Ranges().read(marks(lines))

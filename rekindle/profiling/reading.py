@@ -10,8 +10,11 @@ import msgspec
 from rekindle.errors import UsageError
 from rekindle.profiling.detector import Detector, Finding
 from rekindle.profiling.files import lines_of, rank_folders
-from rekindle.profiling.markers import Range, ranges
+from rekindle.profiling.markers import Range, marks, ranges
 from rekindle.profiling.steps import StepTimes, step_times
+from rekindle.profiling.stuck import Standing, Stuck, stuck
+
+STILL_NS = 15_000_000_000  # three times as long as between two times that ranks write
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -62,6 +65,19 @@ def ranges_of(task: Path, first_ns: int, end_ns: int) -> dict[int, list[Range]]:
         rank: [r for r in ranges(lines_of(path)) if first_ns <= r.start and r.end <= end_ns]
         for rank, path in sorted(rank_folders(task).items())
     }
+
+
+def stuck_in(task: Path, now_ns: int) -> list[Stuck]:
+    """Return the collectives that some ranks have not joined, if all has stood still since.
+
+    Ranks write every few seconds, not all at once: of newer records nobody can say so.
+    """
+    standings = {}
+    for rank, path in rank_folders(task).items():
+        standings[rank] = Standing()
+        standings[rank].read(marks(lines_of(path)))
+    newest = max((each.at for each in standings.values()), default=0)
+    return stuck(standings) if now_ns - newest > STILL_NS else []
 
 
 def diagnose(task: Task, *, per_node: int = 1) -> tuple[list[Finding], list[Finding]]:

@@ -91,7 +91,9 @@ class Agent:
         self.ranks = NodeRanks(spec, self._snapshots, self.send, environment, pretended)
         records = records_folder(environment, Path(spec.directory, names.PROFILING_DIRECTORY))
         asked, own, size = lambda: self.ranks.profile, self._own_ranks, spec.world_size
-        reader = RecordReader(records, environment, asked, own, size)
+        formed = lambda: self.ranks.formed_at  # noqa: E731
+        reader = RecordReader(records, environment, asked, own, size, formed)
+        self.ranks.lookout.standings = reader.standings
         self._care = RecordCare(records, self._own_ranks, self.send, reader.read)
         self._checkers = Checkers(spec, self.ranks.fork, self.send, environment)
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from rekindle.profiling.stuck import Stuck, stuck
 from rekindle.runtime.heartbeat import Doing
 from rekindle.runtime.patience import BUSY_S
 from rekindle.runtime.watch_messages import RankLook
@@ -120,10 +121,21 @@ def _judge_alike(looks: Sequence[RankLook], limit_s: float) -> Verdict | None:
 
 def _judge_waiting(looks: Sequence[RankLook]) -> Verdict:
     """Blame the rank that is in another collective than the others, or did not come to theirs."""
+    for each in missed(looks):
+        there = [look for look in looks if look.rank in each.missing]
+        return Verdict(there[0].rank, f"{each.in_words()}; {_does(there[0])}")
     found = _astray(looks) or _least(looks, _operations) or _odd(looks, _where) or _behind(looks)
     if found is None:
         return Verdict(-1, f"{_names(looks)} wait for each other in a collective")
     return _blame(found, "waits in another collective than the others", looks)
+
+
+def missed(looks: Sequence[RankLook]) -> list[Stuck]:
+    """The collectives that some ranks have not joined, by what all have written down; the least
+    that miss one first. None where not all have."""
+    standings = {look.rank: look.standing for look in looks if look.standing is not None}
+    found = stuck(standings) if len(standings) == len(looks) else []
+    return sorted(found, key=lambda each: len(each.missing))
 
 
 def _astray(looks: Sequence[RankLook]) -> RankLook | None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from rekindle.profiling.stuck import Standing
 from rekindle.runtime import device_tools, protocol, stacks
 from rekindle.runtime.activity import activities
 from rekindle.runtime.hang import LONGEST_LOOK_S, LOOK_S, Rest, Watch
@@ -45,6 +46,7 @@ class Lookout:
     ) -> None:
         policy = spec.policy
         self.generation = 0
+        self.standings: Callable[[], Mapping[int, Standing]] = dict[int, Standing]
         self.oom = OomCounter()
         self._per_node = spec.processes_per_node
         self._ranks = ranks
@@ -176,6 +178,7 @@ class Lookout:
             busy=busy,
             where=stacks.innermost(stack),
             stack="" if waits else stack[: stacks.MOST],
+            standing=self.standings().get(rank),
         )
 
 

@@ -51,7 +51,7 @@ class NodeRanks:
         host: Path | None = None,
     ) -> None:
         self.node = 0
-        self.profile = protocol.Profile()  # what ranks are to write down
+        self.profile, self.formed_at = protocol.Profile(), 0  # what ranks write down; ns, epoch
         self._spec = spec
         self._snapshots = snapshots
         self._send = send
@@ -99,7 +99,7 @@ class NodeRanks:
                 self._in_background(self.lookout.look(message))
             case protocol.Form():
                 self._generation = self.lookout.generation = message.generation
-                self.profile = message.profile
+                self.profile, self.formed_at = message.profile, time.time_ns()
                 self._waiting.clear()
                 self._snapshots.formed(message)
                 for rank in self._ranks.values():

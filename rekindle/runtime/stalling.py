@@ -13,7 +13,7 @@ import msgspec
 
 from rekindle.recovery.fault import Kind
 from rekindle.runtime import protocol as p
-from rekindle.runtime.culprit import Verdict, judge, tell
+from rekindle.runtime.culprit import Verdict, judge, missed, tell
 from rekindle.runtime.ending import STOP_GRACE_S
 from rekindle.runtime.recovering import Recovering
 from rekindle.runtime.roster import Status
@@ -152,7 +152,9 @@ class Stalling(Recovering):
         rank = self.roster.ranks[verdict.rank if blamed else looks[0].rank]
         if not rank.inside:
             return  # its node was put out because of another of its ranks
-        seen = "\n".join((*(look.stack for look in blamed), *map(tell, looks[:MOST_TOLD])))
+        collectives = [each.in_words() for each in missed(looks)]
+        told = (*(look.stack for look in blamed), *collectives, *map(tell, looks[:MOST_TOLD]))
+        seen = "\n".join(told)
         fault = msgspec.structs.replace(self._fault(Kind.HANG, rank, text, now), traceback=seen)
         if not blamed:
             fault = msgspec.structs.replace(fault, rank=-1, node=-1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from rekindle.profiling.steps import StepTimes
+from rekindle.profiling.stuck import Standing
 from rekindle.profiling.switch import Switch
 from rekindle.runtime.heartbeat import Doing
 from rekindle.runtime.rank_messages import Message
@@ -51,6 +52,7 @@ class RankLook(msgspec.Struct, frozen=True, kw_only=True):
     they read or write.
     where: its main thread, the innermost frames first; stack: all of it, as faulthandler writes it;
     left out for a rank that waits. Both are empty where there is no Python, or none that answers.
+    standing: in collectives, by what it has written down, if it has.
     """
 
     rank: int
@@ -65,6 +67,7 @@ class RankLook(msgspec.Struct, frozen=True, kw_only=True):
     busy: bool = False
     where: str = ""
     stack: str = ""
+    standing: Standing | None = None
 
 
 class Looked(Message, frozen=True, kw_only=True, tag="looked"):

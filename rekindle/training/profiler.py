@@ -11,9 +11,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from rekindle import names
 from rekindle.profiling.files import ENV_TASK, RecordFiles, records_folder, task_folder
@@ -47,9 +48,10 @@ class Profiler:
         self.on = Switch()
         folder = rank_environment.path(names.ENV_PROFILING)
         self._folder = records_folder(os.environ, folder) if folder is not None else None
-        self._slot, self._device = slot, device
+        self._slot = slot
         self._asked = Profile()
-        self._waiting: collections.deque[tuple[Range, int]] = collections.deque(maxlen=MOST_WAITING)
+        self._waiting: collections.deque[_Entry] = collections.deque(maxlen=MOST_WAITING)
+        self._encoder = Encoder(os.getpid(), device)
         self._step, self._began, self._forward = -1, 0, 0
         self._writer: _Writer | None = None
 
@@ -89,9 +91,15 @@ class Profiler:
         if self.on.save_checkpoint:
             self._add(SAVE, DEFAULT, began)
 
-    def communicated(self, operation: Operation, began: int) -> None:
-        """A collective that the rank has joined then is done; called by any thread."""
-        self._add(operation_name(operation), COMMUNICATION, began)
+    def joined(self, operation: Operation) -> Callable[[], None]:
+        """The rank has joined a collective; return what is to be called when that is done.
+
+        It is written down at once: of a rank that hangs it is to be seen where it waits. By any
+        thread.
+        """
+        joined = _Joined(operation_name(operation), time.time_ns(), threading.get_ident())
+        self._waiting.append(joined)
+        return lambda: self._waiting.append(_Done(joined, time.time_ns()))
 
     def close(self) -> None:
         """Write what is left."""
@@ -113,20 +121,37 @@ class Profiler:
         elif self._writer is None and is_asked:
             assert self._folder is not None
             task = task_folder(self._folder, os.environ.get(ENV_TASK, ""), asked.since)
-            self._writer = _Writer(task / str(self._slot), self._waiting, self._device)
+            self._waiting.clear()  # what was done while nothing was written
+            self._writer = _Writer(task / str(self._slot), self._waiting, self._encoder)
         self.on = asked.switch if is_asked else Switch()
         self.switched()
+
+
+class _Joined:
+    """A collective that was joined. number: its Id, when that was written."""
+
+    def __init__(self, name: str, at: int, thread: int) -> None:
+        self.name, self.at, self.thread = name, at, thread
+        self.number = 0
+
+
+class _Done(NamedTuple):
+    """It is done."""
+
+    joined: _Joined
+    at: int
+
+
+_Entry = tuple[Range, int] | _Joined | _Done
 
 
 class _Writer:
     """The thread that writes."""
 
-    def __init__(
-        self, folder: Path, waiting: collections.deque[tuple[Range, int]], device: int
-    ) -> None:
+    def __init__(self, folder: Path, waiting: collections.deque[_Entry], encoder: Encoder) -> None:
         self._files = RecordFiles(folder)
         self._waiting = waiting
-        self._encoder = Encoder(os.getpid(), device)
+        self._encoder = encoder
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rekindle-profile", daemon=True)
         self._thread.start()
@@ -149,7 +174,19 @@ class _Writer:
     def _flush(self) -> None:
         lines = []
         while self._waiting:
-            made, thread = self._waiting.popleft()
-            lines.append(self._encoder.lines(made, thread))
+            lines.append(self._encode(self._waiting.popleft()))
         if lines:
             self._files.append(b"".join(lines))
+
+    def _encode(self, entry: _Entry) -> bytes:
+        match entry:
+            case _Joined(name=name):
+                entry.number, line = self._encoder.begin(
+                    name, COMMUNICATION, entry.at, entry.thread
+                )
+                return line
+            case _Done(joined, at):
+                number, name, thread = joined.number, joined.name, joined.thread
+                return self._encoder.end(number, name, COMMUNICATION, at, thread)
+            case (made, thread):
+                return self._encoder.lines(made, thread)

@@ -27,4 +27,4 @@ class TorchProfiler(Profiler):
                 self._model.register_forward_pre_hook(self.begin_forward),
                 self._model.register_forward_hook(self.end_forward),
             ]
-        torch_waits.record(self.communicated if self.on.communication else None)
+        torch_waits.record(self.joined if self.on.communication else None)

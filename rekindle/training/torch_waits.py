@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 import zlib
 from collections.abc import Callable
 from datetime import timedelta
@@ -78,7 +77,7 @@ class Waits:
                     self._page.wait(True)
             self._futures.add(ours)
         if operation is not None and _record is not None:
-            pick = _telling(_record, operation, pick)
+            pick = _telling(_record(operation), pick)
         future.add_done_callback(lambda done: self._pass_on(done, ours, pick))
         return ours
 
@@ -136,14 +135,11 @@ class Waits:
             self._page.wait(False)
 
 
-def _telling(
-    tell: Callable[[Operation, int], None], operation: Operation, pick: Callable[[Any], Any]
-) -> Callable[[Any], Any]:
-    """Pick a value as `pick` does, and tell of it: of what has failed nothing is told."""
-    began = time.time_ns()
+def _telling(done: Callable[[], None], pick: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Pick a value as `pick` does, and say that it is there: of what fails nothing is said."""
 
     def told(value: Any) -> Any:
-        tell(operation, began)
+        done()
         return pick(value)
 
     return told
@@ -175,16 +171,16 @@ def _over() -> StaleError:
 
 
 _current: Waits | None = None
-_record: Callable[[Operation, int], None] | None = None
+_record: Callable[[Operation], Callable[[], None]] | None = None
 
 
-def record(tell: Callable[[Operation, int], None] | None) -> None:
-    """Have `tell` called when a collective is done: what it is, and when it was waited for first.
+def record(joined: Callable[[Operation], Callable[[], None]] | None) -> None:
+    """Have `joined` called when a collective is waited for, and what it returns when it is done.
 
-    In nanoseconds since the epoch, by any thread. None: nobody wants to know.
+    By any thread. None: nobody wants to know.
     """
     global _record
-    _record = tell
+    _record = joined
 
 
 def use(waits: Waits | None) -> None:

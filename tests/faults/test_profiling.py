@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,11 +12,14 @@ from typing import Any
 import pytest
 from training_jobs import RANKS
 from training_jobs.checks import assert_recovered
+from training_jobs.injection import Fault
 from training_jobs.job import STEPS, Job, pause_all
 from training_jobs.record import Record
 
 from rekindle.errors import JobError
 from rekindle.recovery import journal
+from rekindle.recovery.fault import Kind
+from rekindle.recovery.policy import Policy
 
 HELD = 3  # the step in which a job is told
 
@@ -128,3 +132,17 @@ def test_a_folder_that_cannot_be_written_costs_nothing(
     run.release_all()
     assert_recovered(run, baseline, replaced=())
     assert "nothing is written down any more" in run.stderr(0)
+
+
+def test_a_rank_that_did_not_join_a_collective_is_named(
+    job: Callable[..., Job], baseline: Record
+) -> None:
+    """In the incident: which collective of which step, and who waits in it."""
+    run = held(job, Fault(2, "backward", 9, do="hang"), policy=Policy())
+    run.profile("communication")
+    run.release_all()
+    seen = run.wait_event(journal.FaultSeen).fault
+    assert (seen.kind, seen.rank) == (Kind.HANG, 2)
+    which = r"all_reduce no\. \d of default_group in step 9"
+    assert re.search(rf"ranks 0, 1, 3 in {which}, which rank 2 did not join", seen.traceback)
+    assert run.end().outcome == "succeeded", run.story()

@@ -59,7 +59,7 @@ def test_taskds_own_are_read() -> None:
     collective, step = found
     assert (step.name, step.step, step.seconds) == ("step 12", 12, 2.0)
     assert collective.domain == COMMUNICATION
-    operation = operation_of(collective)
+    operation = operation_of(collective.name)
     assert operation == Operation("3", "1024", "float32", "HcclAllreduce", "group-1")
     assert abs(collective.seconds - 0.1) < 1e-9
 
@@ -91,5 +91,5 @@ def test_what_is_torn_strange_or_without_an_end_is_passed_over() -> None:
     ]
     assert list(ranges(text)) == [Range("forward", DEFAULT, 1, 2)]
     assert list(ranges([lines[1]])) == []
-    assert operation_of(Range("not JSON", COMMUNICATION, 1, 2)) is None
+    assert operation_of("not JSON") is None
     assert Range("step x", DEFAULT, 1, 2).step == Range("stepping", DEFAULT, 1, 2).step == -1

@@ -1,0 +1,128 @@
+"""Who did not join a collective, by what ranks have written down."""
+
+from __future__ import annotations
+
+from rekindle.profiling.markers import (
+    COMMUNICATION,
+    DEFAULT,
+    Encoder,
+    Operation,
+    Range,
+    marks,
+    operation_name,
+)
+from rekindle.profiling.stuck import Standing, stuck
+
+
+class Rank:
+    """What a rank writes down."""
+
+    def __init__(self, process: int = 1) -> None:
+        self.standing = Standing()
+        self._encoder = Encoder(process, 0)
+        self._now = 0
+
+    def _write(self, data: bytes) -> None:
+        self._now += 10
+        self.standing.read(marks(data.splitlines(keepends=True)))
+
+    def step(self, number: int) -> None:
+        self._write(self._encoder.lines(Range(f"step {number}", DEFAULT, 0, self._now), 1))
+
+    def joins(self, group: str = "dp", name: str = "all_reduce", *, ends: bool = True) -> None:
+        said = operation_name(Operation("0", "4", "float32", name, group))
+        number, line = self._encoder.begin(said, COMMUNICATION, self._now, 1)
+        self._write(line)
+        if ends:
+            self._write(self._encoder.end(number, said, COMMUNICATION, self._now, 1))
+
+    def dies(self) -> None:
+        """Another process goes on; its Ids begin anew."""
+        self._encoder = Encoder(2, 0)
+
+
+def world(count: int = 4, steps: int = 3) -> list[Rank]:
+    """Ranks that have done some steps of two collectives."""
+    ranks = [Rank() for _ in range(count)]
+    for rank in ranks:
+        for step in range(steps):
+            rank.joins()
+            rank.joins("tp")
+            rank.step(step)
+    return ranks
+
+
+def found(ranks: list[Rank]) -> list[str]:
+    return [each.in_words() for each in stuck({n: r.standing for n, r in enumerate(ranks)})]
+
+
+def test_nobody_waits() -> None:
+    assert found(world()) == []
+
+
+def test_one_did_not_join() -> None:
+    """Whatever step profiling began in."""
+    ranks = world()
+    ranks[0] = Rank()
+    ranks[0].joins()
+    ranks[0].step(2)
+    for rank in ranks:
+        rank.joins()
+    for number in (0, 1, 3):
+        ranks[number].joins(ends=False)
+    assert found(ranks) == [
+        "ranks 0, 1, 3 in all_reduce no. 2 of dp in step 3, which rank 2 did not join"
+    ]
+
+
+def test_each_group_by_itself() -> None:
+    """A rank that never was in a group is not missed there."""
+    ranks = world()
+    other = Rank()
+    other.joins("pp")
+    other.step(2)
+    ranks.append(other)
+    ranks[0].joins("tp", ends=False)
+    for number in (1, 2, 3):
+        ranks[number].joins("dp", "broadcast", ends=False)
+    assert found(ranks) == [
+        "ranks 1, 2, 3 in broadcast no. 1 of dp in step 3, which rank 0 did not join",
+        "rank 0 in all_reduce no. 1 of tp in step 3, which ranks 1, 2, 3 did not join",
+    ]
+
+
+def test_all_have_joined() -> None:
+    """Nobody is missed where all are there: it is a link that is broken."""
+    ranks = world()
+    for rank in ranks:
+        rank.joins(ends=False)
+    assert found(ranks) == []
+
+
+def test_transfers_between_two_are_none_of_all() -> None:
+    ranks = world()
+    ranks[0].joins(name="send", ends=False)
+    ranks[1].joins(name="recv", ends=False)
+    assert found(ranks) == []
+
+
+def test_what_a_killed_process_had_joined() -> None:
+    """The one that takes its place has not."""
+    ranks = world()
+    for rank in ranks:
+        rank.joins(ends=False)
+    ranks[2].dies()
+    ranks[2].joins("tp")
+    assert found(ranks) == [
+        "ranks 0, 1, 3 in all_reduce no. 1 of dp in step 3, which rank 2 did not join"
+    ]
+
+
+def test_another_generation_begins_anew() -> None:
+    """What was joined in the one before is over; records of it may be read later."""
+    ranks = world()
+    ranks[0].joins(ends=False)
+    for rank in ranks:
+        rank.standing.formed(10**6)
+    ranks[1].joins(ends=False)
+    assert found(ranks) == []
