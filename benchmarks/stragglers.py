@@ -43,7 +43,8 @@ RECORDED_RANKS, RECORDED_STEPS = 2, 400
 SIZES = (4, 8, 16, 64, 256)
 FACTORS = (1.1, 1.2, 1.3, 1.5, 2.0, 4.0)
 NOISES = (0.01, 0.02, 0.04)
-SICK = (Slow.RANK, Slow.NODE, Slow.LOADING, Slow.SAVING)
+SICK = (Slow.RANK, Slow.NODE, Slow.LINK, Slow.LOADING, Slow.SAVING)
+TRANSFER_S = 0.3
 WELL = ("healthy", "last-stage", "one-long-rank", "varying")
 STEPS, WITHIN = 75, 20
 Truth = tuple[Slow, tuple[int, ...]]
@@ -147,8 +148,10 @@ def _cases(chance: np.random.Generator, repeats: int) -> Iterator[Case]:
                         if kind is Slow.NODE and size <= per_node:
                             continue
                         onset = int(chance.integers(30, 45))
-                        # Saves of a store that is well may take twice as long for a while.
+                        # Saves of a store that is well may take twice as long for a while, and
+                        # what goes over a network varies.
                         more = 1.5 if kind is Slow.SAVING and factor <= 2.0 else 0.0
+                        more += 0.3 if kind is Slow.LINK else 0.0
                         yield Case(kind.value, size, factor + more, noise, per_node, onset)
                 for kind in WELL:
                     for factor in (1.2, 2.0):
@@ -171,8 +174,22 @@ def _steps(
     loading = np.full((STEPS, case.size), 0.01) * np.exp(case.noise * np.abs(noise))
     saving = np.zeros((STEPS, case.size))
     saving[::5] = 0.2 * np.exp(case.noise * np.abs(noise[::5]))
+    groups = _groups(case)
+    transfer = np.full((STEPS, len(groups)), TRANSFER_S)
+    transfer *= np.exp(case.noise * noise[:, chance.integers(0, case.size, len(groups))])
     truth = _afflict(case, chance, work, loading, saving)
-    total = (work + loading).max(axis=1) + 0.05
+    if case.kind == Slow.LINK:
+        slow = int(chance.integers(0, len(groups)))
+        transfer[case.onset :, slow] *= case.factor
+        truth = Slow.LINK, tuple(groups[slow])
+    own = work + loading
+    total = own.max(axis=1) + transfer.max(axis=1)
+    # Whoever comes early waits for the last one of the group.
+    waits = np.zeros((STEPS, case.size))
+    for column, group in enumerate(groups):
+        last = own[:, group].max(axis=1, keepdims=True)
+        waits[:, group] = transfer[:, [column]] + last - own[:, group]
+    member = {rank: n for n, group in enumerate(groups) for rank in group}
     steps = [
         {
             rank: StepTimes(
@@ -182,12 +199,19 @@ def _steps(
                 own=float(work[step, rank] + loading[step, rank]),
                 loading=float(loading[step, rank]),
                 saving=float(saving[step, rank]),
+                links=((f"group {member[rank]}", float(waits[step, rank])),),
             )
             for rank in range(case.size)
         }
         for step in range(STEPS)
     ]
     return steps, truth
+
+
+def _groups(case: Case) -> list[list[int]]:
+    """Ranks that do collectives with each other: on each node those of the same number there."""
+    count = case.per_node if case.size > case.per_node else 1
+    return [list(range(first, case.size, count)) for first in range(count)]
 
 
 def _afflict(

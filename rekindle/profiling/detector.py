@@ -25,6 +25,7 @@ BASELINE = 20  # steps, as MindCluster's detection takes
 # machine is busy with something else for some steps now and then.
 WINDOWS = ((8, 4.0), (12, 2.0), (18, 1.0))
 LEAST = 1.06  # times of what it was: below that nobody is slow
+LEAST_LINK = 1.3  # the same, of collectives: they vary with all that goes over the network
 SURE = 2.2  # standard errors, and more of them the more ranks there are to be wrong about
 HOLDS = 3  # steps that something must be seen in, one after the other
 MOST = (
@@ -41,6 +42,7 @@ class Slow(str, enum.Enum):
 
     RANK = "slow-rank"
     NODE = "slow-node"
+    LINK = "slow-link"
     LOADING = "slow-data-loading"
     SAVING = "slow-checkpoint-storage"
     UNEVEN = "uneven-work"
@@ -51,6 +53,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     factor: how many times as long as before, or, of uneven work, as its peers. since: the step that
     it began with; found: the one that it was told in. cost: share of the steps' time that it costs.
+    group: whose collectives are slow, of a link.
     """
 
     kind: Slow
@@ -59,11 +62,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     since: int
     found: int
     cost: float = 0.0
+    group: str = ""
 
     @property
     def may_be_sick(self) -> bool:
-        """Whether a node check of it is worth its time; of nothing else anybody is replaced."""
-        return self.kind in (Slow.RANK, Slow.NODE)
+        """Whether a node check is worth its time; because of nothing else anybody is replaced."""
+        return self.kind in (Slow.RANK, Slow.NODE, Slow.LINK)
 
 
 class Detector:
@@ -80,6 +84,8 @@ class Detector:
         self._nodes: dict[int, _Series] = defaultdict(_Series)
         self._loading: dict[int, _Series] = defaultdict(_Series)
         self._saving: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=BASELINE))
+        self._links: dict[str, _Series] = defaultdict(_Series)
+        self._members: dict[str, set[int]] = defaultdict(set)  # ranks that have been in a group
         self._seconds: deque[float] = deque(maxlen=BASELINE)
         self._open: dict[tuple[Slow, tuple[int, ...]], Finding] = {}
         self._seen: dict[tuple[Slow, tuple[int, ...]], int] = {}  # for so many steps
@@ -113,6 +119,7 @@ class Detector:
             self._nodes[node].add(step, statistics.median(relation[rank] for rank in ranks))
         found = [*self._slow_ranks(step, times), *self._slow_loading(step, times)]
         found += self._slow_saving(step, times, usual)
+        found += self._slow_links(step, times, usual)
         found += self._uneven(step, groups)
         return self._note(found)
 
@@ -176,6 +183,41 @@ class Detector:
                         since=shift.since,
                         found=step,
                         cost=round(min(shift.height / (1 + shift.height), 1.0), 3),
+                    )
+                )
+        return found
+
+    def _slow_links(self, step: int, times: Mapping[int, StepTimes], usual: float) -> list[Finding]:
+        """Groups whose collectives take longer, also him who joins them last, and waits for nobody.
+
+        Which of a group's links it is, they do not tell.
+        """
+        there: dict[str, dict[int, float]] = defaultdict(dict)
+        for rank, each in times.items():
+            for group, seconds in each.links:
+                there[group][rank] = seconds
+        found = []
+        for group, seconds_of in there.items():
+            self._members[group] |= seconds_of.keys()
+            if len(seconds_of) < max(2, len(self._members[group])):
+                continue
+            seconds = max(min(seconds_of.values()), _FLOOR)
+            self._links[group].add(step, math.log(seconds))
+            shift = self._links[group].shift(math.log(LEAST_LINK), _sure(len(there)))
+            if shift is None:
+                continue
+            factor = math.exp(shift.height)
+            cost = math.exp(shift.before) * (factor - 1) / usual
+            if cost > SHARE:
+                found.append(
+                    Finding(
+                        kind=Slow.LINK,
+                        ranks=tuple(sorted(seconds_of)),
+                        factor=round(factor, 3),
+                        since=shift.since,
+                        found=step,
+                        cost=round(min(cost, 1.0), 3),
+                        group=group,
                     )
                 )
         return found

@@ -7,6 +7,7 @@ flags as MSPTI has them; times are nanoseconds since the epoch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -129,6 +130,18 @@ def operation_of(name: str) -> Operation | None:
         return _OPERATION.decode(name)
     except msgspec.DecodeError:
         return None
+
+
+_BY_TWO = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
+
+
+@functools.lru_cache(4096)
+def group_of(name: str) -> str:
+    """Return the group all of whose ranks join in this; empty: it is of two alone, or unknown."""
+    operation = operation_of(name)
+    if operation is None or operation.op_name in _BY_TWO:
+        return ""
+    return operation.group_name
 
 
 def marks(lines: Iterable[bytes]) -> Iterator[Marker]:

@@ -10,14 +10,15 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from rekindle.profiling.markers import COMMUNICATION, DATA_LOADER, FORWARD, SAVE, Range
+from rekindle.profiling.markers import COMMUNICATION, DATA_LOADER, FORWARD, SAVE, Range, group_of
 
 
 class StepTimes(msgspec.Struct, frozen=True, gc=False):
     """Seconds of one step of one rank.
 
     own: its own work, with loading. waiting: in collectives, while it did nothing else; 0 where
-    collectives were not recorded. saving: training stood still for, since the step before.
+    collectives were not recorded. saving: training stood still for, since the step before. links:
+    in collectives of each group, with what was waited for others there.
     """
 
     step: int
@@ -28,6 +29,7 @@ class StepTimes(msgspec.Struct, frozen=True, gc=False):
     loading: float = 0.0
     forward: float = 0.0
     saving: float = 0.0
+    links: tuple[tuple[str, float], ...] = ()
 
     @property
     def compute(self) -> float:
@@ -59,7 +61,8 @@ def step_times(ranges: Iterable[Range]) -> Iterator[StepTimes]:
 def _times(step: Range, before: list[Range]) -> StepTimes:
     """What a rank did in a step, of all that it has done since the step before."""
     inside = [each for each in before if step.start <= each.start < step.end]
-    waiting = _waiting(step, [each for each in inside if each.domain == COMMUNICATION])
+    collectives = [each for each in inside if each.domain == COMMUNICATION]
+    waiting = _waiting(step, collectives)
     return StepTimes(
         step=step.step,
         start=step.start,
@@ -69,7 +72,17 @@ def _times(step: Range, before: list[Range]) -> StepTimes:
         loading=sum(each.seconds for each in inside if each.name == DATA_LOADER),
         forward=sum(each.seconds for each in inside if each.name == FORWARD),
         saving=sum(each.seconds for each in before if each.name == SAVE),
+        links=_links(collectives),
     )
+
+
+def _links(collectives: list[Range]) -> tuple[tuple[str, float], ...]:
+    seconds: dict[str, float] = {}
+    for each in collectives:
+        group = group_of(each.name)
+        if group:
+            seconds[group] = seconds.get(group, 0.0) + each.seconds
+    return tuple(seconds.items())
 
 
 def _waiting(step: Range, collectives: list[Range]) -> float:

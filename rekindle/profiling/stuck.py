@@ -16,11 +16,11 @@ from rekindle.profiling.markers import (
     END_DEVICE,
     START,
     Marker,
+    group_of,
     operation_of,
     step_of,
 )
 
-_BY_TWO = ("send", "recv", "isend", "irecv", "batch_isend_irecv")  # the others join in nothing
 _Place = tuple[int, int]  # the last step that was finished, and collectives joined since
 
 
@@ -78,10 +78,10 @@ class Standing(msgspec.Struct, kw_only=True):
             if mark.id == self.open:
                 self.waits = ""
             return
+        group = group_of(mark.name)
         operation = operation_of(mark.name)
-        if operation is None or not operation.group_name or operation.op_name in _BY_TWO:
+        if not group or operation is None:
             return
-        group = operation.group_name
         self.groups.add(group)
         self.joined[group] = self.joined.get(group, 0) + 1
         self.waits, self.doing, self.open = group, operation.op_name, mark.id

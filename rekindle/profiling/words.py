@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from rekindle.profiling.detector import Finding, Slow
 
+MOST = 16  # ranks that are named
+
 
 def nodes_of(found: Finding, per_node: int) -> tuple[int, ...]:
     """Return the nodes that the finding is about; their ranks are numbered one after the other."""
@@ -13,14 +15,16 @@ def nodes_of(found: Finding, per_node: int) -> tuple[int, ...]:
 
 
 def who(found: Finding) -> str:
-    """Name its ranks."""
-    return f"rank{'s' * (len(found.ranks) > 1)} {', '.join(map(str, found.ranks))}"
+    """Name its ranks, of very many the first."""
+    shown = ", ".join(map(str, found.ranks[:MOST])) + ", ..." * (len(found.ranks) > MOST)
+    return f"rank{'s' * (len(found.ranks) > 1)} {shown}"
 
 
 def in_words(found: Finding, nodes: Sequence[int], hosts: Sequence[str] = ()) -> str:
     """Say what is slow, where, since when, and what that costs."""
-    where = f"node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))}"
-    on = f" on {', '.join(hosts)}" if any(hosts) else ""
+    several = "s" * (len(nodes) > 1)
+    where = f"node{several} {', '.join(map(str, nodes[:MOST]))}" + ", ..." * (len(nodes) > MOST)
+    on = f" on {', '.join(hosts)}" if any(hosts) and len(hosts) <= MOST else ""
     subject = f"{who(found)} ({where}{on})"
     since = f"since step {found.since}, seen in step {found.found}"
     cost = f"; it costs {found.cost:.0%} of each step" if found.cost else ""
@@ -28,6 +32,9 @@ def in_words(found: Finding, nodes: Sequence[int], hosts: Sequence[str] = ()) ->
     match found.kind:
         case Slow.UNEVEN:
             return f"{subject}: {times} the work of its peers from the start; not sick"
+        case Slow.LINK:
+            slow = f"collectives of {found.group} take {times} as long"
+            return f"{subject}: {slow}, though nobody comes late to them, {since}{cost}"
         case Slow.LOADING:
             return f"{subject}: waits {times} as long for its data, {since}{cost}"
         case Slow.SAVING:

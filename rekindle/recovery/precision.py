@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from rekindle.profiling.detector import Finding, Slow
 from rekindle.recovery.journal import Event, FaultSeen
 from rekindle.recovery.node_check.event import NodeChecked
 from rekindle.recovery.node_check.verdicts import SICK, Health
@@ -39,10 +40,10 @@ def precision(events: Iterable[Event]) -> Precision:
     right = wrong = 0
     for event in events:
         match event:
-            case Slowed(finding=found, hosts=hosts) if found.may_be_sick:
+            case Slowed(finding=found, hosts=hosts) if _accuses(found):
                 for host in hosts:
                     unknown[host] = unknown.get(host, 0) + 1
-            case SlowOver(finding=found, hosts=hosts) if found.may_be_sick:
+            case SlowOver(finding=found, hosts=hosts) if _accuses(found):
                 wrong += sum(unknown.pop(host, 0) for host in hosts)
             case Examined(host=host, verdict=verdict) | NodeChecked(host=host, verdict=verdict):
                 if verdict.health in SICK:
@@ -52,3 +53,8 @@ def precision(events: Iterable[Event]) -> Precision:
             case FaultSeen(fault=fault) if fault.of_hardware:
                 right += unknown.pop(fault.host, 0)
     return Precision(right, wrong, sum(unknown.values()))
+
+
+def _accuses(found: Finding) -> bool:
+    """Whether it names who is slow; of a slow link it names all that it may be."""
+    return found.kind in (Slow.RANK, Slow.NODE)

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 
-from rekindle.profiling.detector import Finding
+from rekindle.profiling.detector import Finding, Slow
 from rekindle.profiling.pace import Pace
 from rekindle.profiling.words import in_words, nodes_of
 from rekindle.recovery.fault import Fault, Kind
@@ -86,7 +86,8 @@ class Slowing(Admitting):
 
     def _obstacle(self, found: Finding, nodes: tuple[int, ...]) -> str:
         """Say why nothing can be done about slow nodes; empty: it can."""
-        if 2 * len({*nodes, *self._suspects}) > len(self.roster.members):
+        one_by_one = found.kind is not Slow.LINK  # of a link, any of its nodes may be sick
+        if one_by_one and 2 * len({*nodes, *self._suspects}) > len(self.roster.members):
             return "nothing is done: too few other nodes are there to compare it with"
         for host in self._hosts(found):
             if self._exams[host] >= MOST_EXAMS:
@@ -123,7 +124,7 @@ class Slowing(Admitting):
         self._examining = {n: found for n, found in self._suspects.items() if n in here}
         self._suspects = {}
         others = [node for node in here if node not in self._examining]
-        if not self._examining or not others:
+        if not self._examining or len(here) == 1:
             self._examining = {}
             return False
         self._do(Examine((*self._examining, *others[:WITNESSES])))

@@ -21,6 +21,8 @@ def watch(
     *,
     loading: Work = lambda rank, step: 0.01,
     saving: Work = lambda rank, step: 0.0,
+    transfer: Callable[[str, int], float] = lambda group, step: 0.0,
+    groups: dict[str, list[int]] | None = None,
     detector: Detector | None = None,
     steps: int = STEPS,
     seed: int = 5,
@@ -34,9 +36,31 @@ def watch(
         own = {r: all_ * work(r, step) * chance.lognormvariate(0, NOISE) for r in range(ranks)}
         waited = {r: 0.1 * loading(r, step) for r in range(ranks)}
         total = max(own[r] + waited[r] for r in range(ranks))
+        took = {
+            name: 0.1 * transfer(name, step) * chance.lognormvariate(0, NOISE)
+            for name in groups or {}
+        }
+        links = {
+            # Whoever comes early waits for the last one of the group.
+            r: tuple(
+                (name, took[name] + max(own[other] for other in members) - own[r])
+                for name, members in (groups or {}).items()
+                if r in members
+            )
+            for r in range(ranks)
+        }
+        total += max(took.values(), default=0.0)
         times = {
             r: StepTimes(
-                step, 0, total, own[r] + waited[r], 0.0, waited[r], 0.0, 0.1 * saving(r, step)
+                step,
+                0,
+                total,
+                own[r] + waited[r],
+                0.0,
+                waited[r],
+                0.0,
+                0.1 * saving(r, step),
+                links[r],
             )
             for r in range(ranks)
         }
@@ -78,6 +102,37 @@ def test_slow_loading_is_no_sick_rank() -> None:
     (found,), _ = watch(4, loading=from_onset(20, 2, usual=0.01))
     assert (found.kind, found.ranks) == (Slow.LOADING, (2,))
     assert not found.may_be_sick
+
+
+GROUPS = {"dp 0": [0, 2, 4, 6], "dp 1": [1, 3, 5, 7], "tp 0": [0, 1]}
+
+
+def test_a_slow_link() -> None:
+    """Collectives of one group take longer, for him who comes last too; no rank is slow."""
+
+    def transfer(group: str, step: int) -> float:
+        return 0.6 if group == "dp 1" and step >= ONSET else 0.2
+
+    (found,), _ = watch(8, transfer=transfer, groups=GROUPS)
+    assert (found.kind, found.group, found.ranks) == (Slow.LINK, "dp 1", (1, 3, 5, 7))
+    assert found.factor == pytest.approx(3.0, rel=0.1)
+    assert found.found <= ONSET + WITHIN
+    assert found.cost > 0.1
+
+
+def test_a_slow_rank_is_no_slow_link() -> None:
+    """All others wait longer for it in their collectives."""
+    found, _ = watch(8, from_onset(1.5, 3), transfer=lambda g, s: 0.2, groups=GROUPS)
+    assert [(each.kind, each.ranks) for each in found] == [(Slow.RANK, (3,))]
+
+
+def test_a_link_that_costs_little() -> None:
+    """A slow link that takes a hundredth of the step is nobody's trouble."""
+
+    def transfer(group: str, step: int) -> float:
+        return 0.02 if group == "tp 0" and step >= ONSET else 0.01
+
+    assert watch(8, transfer=transfer, groups=GROUPS)[0] == []
 
 
 def test_slow_storage() -> None:
