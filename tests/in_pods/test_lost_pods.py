@@ -19,6 +19,9 @@ from rekindle.engines.kubernetes import engine, placing
 from rekindle.errors import JobError
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
+from rekindle.recovery.node_check.event import NodeChecked
+from rekindle.recovery.node_check.evidence import Limits
+from rekindle.recovery.node_check.verdicts import Health
 from rekindle.recovery.policy import Policy, Strategy
 from rekindle.runtime.state import RESCHEDULED
 
@@ -81,8 +84,8 @@ def test_what_pods_put_out_is_here(job: Callable[..., PodJob]) -> None:
 
 @pytest.mark.parametrize("spares", [0, 1])
 def test_deleted_pod(spares: int, job: Callable[..., PodJob], baseline: Record) -> None:
-    """A spare takes over at once; without one the pod that comes in its place does."""
-    run = job(*PAUSE_ALL, spares=spares)
+    """A spare takes over at once; without one the pod that comes in its place does, if healthy."""
+    run = job(*PAUSE_ALL, spares=spares, checked=Limits(compute_factor=20.0, link_factor=20.0))
     run.wait_pause(12)
     doomed = run.pod_of(1)["metadata"]["name"]
     run.cluster.delete(f"{NAMESPACE}/pods/{doomed}")
@@ -93,6 +96,10 @@ def test_deleted_pod(spares: int, job: Callable[..., PodJob], baseline: Record) 
     took_over = run.events_of(journal.NodeJoined, node=1)[-1]
     waited = {e.pid for e in run.events_of(journal.NodeJoined, node=names.SPARE)}
     assert (took_over.pid in waited) == bool(spares)
+    checks = run.events_of(NodeChecked)
+    assert len(checks) == 3, "two pods and the third, whichever it is"
+    assert {each.verdict.health for each in checks} == {Health.HEALTHY}
+    assert {each.host for each in checks} <= {"node-0", "node-1", "node-2"}
 
 
 def test_evicted_pod(job: Callable[..., PodJob], baseline: Record) -> None:

@@ -16,6 +16,7 @@ from rekindle.engines.kubernetes.manifests import adapter
 from rekindle.engines.kubernetes.pods import Pods, Volume
 from rekindle.errors import JobError
 from rekindle.recovery import journal
+from rekindle.recovery.node_check.evidence import Limits
 from rekindle.runtime.spec import JobDirectory
 from rekindle.runtime.view import JobView
 from training_jobs.injection import Fault
@@ -52,6 +53,7 @@ class PodJob(Job):
         nodes: int = 2,
         pods: dict[str, Any] | None = None,
         kubeconfig: Path | None = None,
+        checked: Limits | None = None,
         **settings: Any,
     ) -> None:
         settings.setdefault("checkpoint_store", str(folder / "checkpoints"))
@@ -59,7 +61,11 @@ class PodJob(Job):
         self.cluster = cluster
         self.told: list[str] = []
         self.spec = msgspec.structs.replace(
-            self.spec, directory=_IN_THE_POD, log_directory=f"{_IN_THE_POD}/logs"
+            self.spec,
+            directory=_IN_THE_POD,
+            log_directory=f"{_IN_THE_POD}/logs",
+            network_check=checked is not None,
+            node_check=checked or self.spec.node_check,
         )
         work = Volume(name="work", mount_path=str(folder), host_path=str(folder))
         home = str(folder / "home")

@@ -1,0 +1,80 @@
+"""A rank that trains with light profiling off and on in turn, and times it.
+
+Arguments: folder, size, seconds, steps per block. Rank r writes FOLDER/times<r>.json. What is
+written down is encoded and written at the end of each block, in its time: in the background it
+would be done whenever there is air, and charged to whatever block that falls in.
+"""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+from _progress import Progress
+
+progress = Progress(sys.argv[1], int(os.environ["RANK"]))
+progress.tell("up")  # before torch is imported
+
+import torch
+import torch.distributed as dist
+from _task import BATCH_SIZE, Task
+
+from rekindle.profiling.switch import Switch, switched
+from rekindle.runtime.rank_messages import Profile
+from rekindle.training import profiler
+from rekindle.training.torch import Session, StepSampler
+
+MODES = {
+    "off": Profile(),
+    "off again": Profile(),
+    "on": Profile(switch=switched(Switch(), (), on=True), since=1),
+    "with communication": Profile(switch=switched(Switch(), ("communication",), on=True), since=1),
+}
+WARM_UP = 3  # turns
+profiler.FLUSH_S = 1e9
+
+
+def main() -> None:
+    folder, size = Path(sys.argv[1]), sys.argv[2]
+    seconds, length = map(int, sys.argv[3:5])
+    task = Task(size)
+    sampler = StepSampler(len(task.windows), BATCH_SIZE)
+    turns: list[dict[str, float]] = []
+    with Session(model=task.model, optimizer=task.optimizer, sampler=sampler, ddp=True) as session:
+        steps = session.steps(10**9)
+
+        def train(count: int) -> None:
+            for _ in range(count):
+                with next(steps) as step:
+                    loss = task.forward(session.model, step.indices)
+                    step.log(loss=loss)
+                    task.update(loss)
+
+        def block(mode: str) -> float:
+            session._channel.profile = MODES[mode]
+            train(1)  # what goes on or off does so here
+            begin = time.perf_counter()
+            train(length)
+            if session._profiler._writer is not None:
+                session._profiler._writer._flush()
+            return time.perf_counter() - begin
+
+        until, up = time.monotonic() + seconds, torch.tensor([False])
+        while not up:
+            order = random.Random(len(turns)).sample(list(MODES), len(MODES))
+            turns.append({mode: block(mode) for mode in order})
+            up = torch.tensor([time.monotonic() > until])
+            dist.broadcast(up, src=0)
+        (folder / f"times{session.rank}.json").write_text(json.dumps(turns[WARM_UP:]))
+        progress.tell("written")
+        dist.barrier()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""What light profiling costs each step: off, on, and with records of collectives.
+
+Within one job blocks of steps follow each other in a changing order, and each is put in relation to
+the block without profiling of the same turn; a second such block shows what the machine's noise
+alone makes of it.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import _jobs
+from _common import Conditions, finish, need_torch, number, options, place, table
+from overhead import _error_of_median, _wait
+
+from rekindle.profiling.files import lines_of, rank_folders
+
+LENGTH = 40  # steps of a block
+TARGET = 1.01
+KEYS = {
+    "off again": "off_over_off",
+    "on": "on_over_off",
+    "with communication": "on_with_communication_over_off",
+}
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = options(__doc__.partition("\n")[0])
+    parser.add_argument("--size", default="tiny", help="of the model, as in examples/charlm")
+    parser.add_argument("--seconds", type=int, help="of training (default: 240, quick: 30)")
+    args = parser.parse_args()
+    need_torch()
+    seconds = args.seconds or (30 if args.quick else 240)
+    conditions = Conditions()
+    with place() as folder:
+        arguments = [args.size, seconds, LENGTH]
+        with _jobs.rekindle(folder / "job", "_rank_profiled.py", arguments, ranks=2) as job:
+            _wait(job, "written")
+            turns = json.loads((folder / "job" / "times0.json").read_text())
+            per_step = _records(folder / "job")
+    result: dict[str, Any] = {"size": args.size, "turns": len(turns), "records_per_step": per_step}
+    rows = []
+    for mode, key in KEYS.items():
+        ratios = [turn[mode] / turn["off"] for turn in turns]
+        ratio, error = statistics.median(ratios), _error_of_median(ratios)
+        step_ms = statistics.median(turn[mode] for turn in turns) / LENGTH * 1000
+        result[key] = {
+            "ratio": round(ratio, 4),
+            "interval": [round(ratio - 2 * error, 4), round(ratio + 2 * error, 4)],
+            "step_ms": round(step_ms, 3),
+        }
+        rows.append((mode, number(step_ms), f"{ratio:.4f}", f"{error:.4f}"))
+    table(("profiling", "step (ms)", "times off", "std. error"), rows)
+    print(f"target: on without communication at most {TARGET}")
+    finish(result, conditions, args.json)
+
+
+def _records(folder: Path) -> float:
+    """Records that a rank has made of each step, on average of all that were written down."""
+    (task,) = folder.rglob("default_task_id_*")
+    lines = list(lines_of(rank_folders(task)[0]))
+    steps = sum(b'"step ' in line for line in lines) / 2
+    return round(len(lines) / steps, 1)
+
+
+if __name__ == "__main__":
+    main()
