@@ -45,7 +45,7 @@ def main() -> None:
     seconds, length = map(int, sys.argv[3:5])
     task = Task(size)
     sampler = StepSampler(len(task.windows), BATCH_SIZE)
-    turns: list[dict[str, float]] = []
+    turns: list[dict[str, tuple[float, float]]] = []  # seconds, and of CPU
     with Session(model=task.model, optimizer=task.optimizer, sampler=sampler, ddp=True) as session:
         steps = session.steps(10**9)
 
@@ -56,14 +56,18 @@ def main() -> None:
                     step.log(loss=loss)
                     task.update(loss)
 
-        def block(mode: str) -> float:
+        def block(mode: str) -> tuple[float, float]:
             session._channel.profile = MODES[mode]
             train(1)  # what goes on or off does so here
-            begin = time.perf_counter()
+            write()
+            begin, begin_cpu = time.perf_counter(), time.process_time()
             train(length)
+            write()
+            return time.perf_counter() - begin, time.process_time() - begin_cpu
+
+        def write() -> None:
             if session._profiler._writer is not None:
                 session._profiler._writer._flush()
-            return time.perf_counter() - begin
 
         until, up = time.monotonic() + seconds, torch.tensor([False])
         while not up:

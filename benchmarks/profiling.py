@@ -45,16 +45,17 @@ def main() -> None:
     result: dict[str, Any] = {"size": args.size, "turns": len(turns), "records_per_step": per_step}
     rows = []
     for mode, key in KEYS.items():
-        ratios = [turn[mode] / turn["off"] for turn in turns]
-        ratio, error = statistics.median(ratios), _error_of_median(ratios)
-        step_ms = statistics.median(turn[mode] for turn in turns) / LENGTH * 1000
-        result[key] = {
-            "ratio": round(ratio, 4),
-            "interval": [round(ratio - 2 * error, 4), round(ratio + 2 * error, 4)],
-            "step_ms": round(step_ms, 3),
-        }
-        rows.append((mode, number(step_ms), f"{ratio:.4f}", f"{error:.4f}"))
-    table(("profiling", "step (ms)", "times off", "std. error"), rows)
+        step_ms = statistics.median(turn[mode][0] for turn in turns) / LENGTH * 1000
+        result[key], figures = {"step_ms": round(step_ms, 3)}, []
+        for of, index in (("wall", 0), ("cpu", 1)):
+            ratios = [turn[mode][index] / turn["off"][index] for turn in turns]
+            ratio, error = statistics.median(ratios), _error_of_median(ratios)
+            interval = [round(ratio - 2 * error, 4), round(ratio + 2 * error, 4)]
+            result[key] |= {of: round(ratio, 4), f"{of}_interval": interval}
+            figures += [f"{ratio:.4f}", f"{error:.4f}"]
+        rows.append((mode, number(step_ms), *figures))
+    heads = ("times off", "std. error", "its CPU time", "std. error")
+    table(("profiling", "step (ms)", *heads), rows)
     print(f"target: on without communication at most {TARGET}")
     finish(result, conditions, args.json)
 
