@@ -23,6 +23,7 @@ from rekindle import names
 from rekindle.engines.base import MOST_REVIVALS, Engine
 from rekindle.engines.client import Lease
 from rekindle.errors import JobError, LeaseHeldError, UsageError
+from rekindle.profiling.detector import Slow
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault
 from rekindle.recovery.journal import (
@@ -43,6 +44,7 @@ from rekindle.recovery.journal import (
     Progress,
     Restored,
 )
+from rekindle.recovery.stragglers import Slowed
 from rekindle.runtime.spec import Endpoint
 from rekindle.tasks import jobs
 from rekindle.tasks.approval import Question
@@ -269,7 +271,8 @@ _STEPS = {Formed: "regrouped", Restored: "restored", FirstStep: "closed"}
 def _level(event: AnyEvent) -> int:
     loud = isinstance(event, FaultSeen | CheckpointFailed | CheckpointSkipped | CheckpointLeftOut)
     amiss = isinstance(event, CheckpointsPruned) and bool(event.error)
-    return logging.WARNING if loud or amiss else logging.INFO
+    slow = isinstance(event, Slowed) and event.finding.kind is not Slow.UNEVEN
+    return logging.WARNING if loud or amiss or slow else logging.INFO
 
 
 def _follow(supervisor: Supervisor, lease: Lease, job_id: str) -> None:
