@@ -80,8 +80,37 @@ def stuck_in(task: Path, now_ns: int) -> list[Stuck]:
     return stuck(standings) if now_ns - newest > STILL_NS else []
 
 
+class _Group(msgspec.Struct):
+    """A process group, as TaskD writes it down for each rank (iteration 5 of a run)."""
+
+    group_name: str
+    global_ranks: list[int]
+
+
+def peers_in(task: Path) -> list[list[int]]:
+    """Return the data-parallel groups of a task, whose ranks do the same work; empty: unknown.
+
+    Raises UsageError: a `parallel_group.json` is not understood.
+    """
+    groups: set[tuple[int, ...]] = set()
+    for folder in rank_folders(task).values():
+        path = folder / "parallel_group.json"
+        try:
+            found = msgspec.json.decode(path.read_bytes(), type=dict[str, _Group])
+        except FileNotFoundError:
+            continue
+        except msgspec.DecodeError as error:
+            raise UsageError(f"{path} is not understood: {error}; remove it, or mend it") from error
+        groups |= {tuple(g.global_ranks) for g in found.values() if g.group_name == "dp"}
+    ranks = [rank for group in groups for rank in group]
+    return [list(group) for group in sorted(groups)] if len(ranks) == len(set(ranks)) else []
+
+
 def diagnose(task: Task, *, per_node: int = 1) -> tuple[list[Finding], list[Finding]]:
-    """Return all that was ever found, in its order, and what still holds at the end."""
-    detector = Detector(per_node=per_node)
+    """Return all that was ever found, in its order, and what still holds at the end.
+
+    Raises UsageError: as peers_in.
+    """
+    detector = Detector(peers_in(task.folder), per_node=per_node)
     told = [found for step, times in task.steps.items() for found in detector.add(step, times)]
     return told, detector.findings

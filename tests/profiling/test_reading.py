@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from rekindle import cli
+from rekindle.errors import UsageError
 from rekindle.profiling.chrome import chrome_trace
 from rekindle.profiling.markers import COMMUNICATION, DEFAULT, Operation, Range, operation_name
+from rekindle.profiling.reading import peers_in
 
 TASKD = Path(__file__).parent / "taskd.jsonl"
 
@@ -53,3 +55,40 @@ def test_a_trace_has_a_process_for_each_rank() -> None:
     assert (step["pid"], step["ts"], step["dur"], step["name"]) == (5, 2.0, 7.0, "step 1")
     assert (reduced["name"], reduced["tid"]) == ("all_reduce", 1)
     assert reduced["args"]["groupName"] == "default_group"
+
+
+def groups(task: Path, rank: int, **named: list[int]) -> None:
+    """Write down a rank's groups as TaskD does."""
+    told = {
+        f"hccl-{name}": {"group_name": name, "group_rank": 0, "global_ranks": ranks}
+        for name, ranks in named.items()
+    }
+    (task / str(rank)).mkdir(parents=True, exist_ok=True)
+    (task / str(rank) / "parallel_group.json").write_text(json.dumps(told))
+
+
+def test_peers_are_those_of_a_data_parallel_group(tmp_path: Path) -> None:
+    """They do the same work; those of a pipeline's other stages do not."""
+    for rank in range(4):
+        stage = rank // 2
+        groups(tmp_path, rank, dp=[2 * stage, 2 * stage + 1], pp=[rank % 2, rank % 2 + 2])
+    assert peers_in(tmp_path) == [[0, 1], [2, 3]]
+
+
+def test_without_groups_all_are_peers(tmp_path: Path) -> None:
+    groups(tmp_path, 0, tp=[0, 1])
+    (tmp_path / "1").mkdir()
+    assert peers_in(tmp_path) == []
+
+
+def test_groups_that_contradict_each_other_are_none(tmp_path: Path) -> None:
+    groups(tmp_path, 0, dp=[0, 1])
+    groups(tmp_path, 1, dp=[1, 2])
+    assert peers_in(tmp_path) == []
+
+
+def test_groups_that_are_not_understood(tmp_path: Path) -> None:
+    (tmp_path / "3").mkdir()
+    (tmp_path / "3" / "parallel_group.json").write_text("{")
+    with pytest.raises(UsageError, match="3/parallel_group.json is not understood"):
+        peers_in(tmp_path)
