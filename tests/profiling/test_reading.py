@@ -90,5 +90,5 @@ def test_groups_that_contradict_each_other_are_none(tmp_path: Path) -> None:
 def test_groups_that_are_not_understood(tmp_path: Path) -> None:
     (tmp_path / "3").mkdir()
     (tmp_path / "3" / "parallel_group.json").write_text("{")
-    with pytest.raises(UsageError, match="3/parallel_group.json is not understood"):
+    with pytest.raises(UsageError, match=r"3/parallel_group\.json is not understood"):
         peers_in(tmp_path)
