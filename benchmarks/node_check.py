@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from _checks import compared
 from _common import ROOT, Conditions, finish, need_torch, number, options, place, table
 
 from rekindle.recovery import journal
@@ -36,10 +37,21 @@ def main() -> None:
     """Measure, print and write."""
     parser = options(__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=1)
+    said = "folder of the programs of an environment with DLRover: its check is timed beside ours"
+    parser.add_argument("--dlrover", type=Path, metavar="BIN", help=said)
+    parser.add_argument("--only-dlrover", action="store_true", help="nothing but that")
     args = parser.parse_args()
     need_torch()
     conditions = Conditions()
     chance = random.Random(args.seed)
+    beside: dict[str, Any] = {}
+    if args.dlrover is not None:
+        with place() as folder:
+            beside = compared(folder, args.dlrover, 1 if args.quick else 3)
+        print(f"the check alone: {beside['check_s']} s, ratio {beside['dlrover_ratio']}")
+        if args.only_dlrover:
+            finish(beside, conditions, args.json)
+            return
     sizes = SIZES[:2] if args.quick else SIZES
     rows, exact, took = [], 0, {}
     with place() as folder:
@@ -63,6 +75,7 @@ def main() -> None:
         "seconds": round(statistics.median(took["4"]), 2),
         "sets": len(rows),
         "simulated_sets": SETS,
+        **beside,
     }
     finish(result, conditions, args.json)
 

@@ -1,0 +1,8 @@
+"""A rank that only says when it came: it writes the time to FOLDER/<rank>, and ends."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+Path(sys.argv[1], os.environ["RANK"]).write_text(repr(time.time()))
