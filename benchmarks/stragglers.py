@@ -199,7 +199,7 @@ def _steps(
                 own=float(work[step, rank] + loading[step, rank]),
                 loading=float(loading[step, rank]),
                 saving=float(saving[step, rank]),
-                links=((f"group {member[rank]}", float(waits[step, rank])),),
+                links=((f"group {member[rank]}", (float(waits[step, rank]),)),),
             )
             for rank in range(case.size)
         }

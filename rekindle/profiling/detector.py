@@ -17,23 +17,15 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from rekindle.profiling.series import BASELINE, MOST, Series, Shift
 from rekindle.profiling.steps import StepTimes
 
-SKIPPED = 3  # steps in which caches fill, and kernels are chosen
-BASELINE = 20  # steps, as MindCluster's detection takes
-# How many of the newest steps must agree, and for how large a change, in times of the least: a
-# machine is busy with something else for some steps now and then.
-WINDOWS = ((8, 4.0), (12, 2.0), (18, 1.0))
 LEAST = 1.06  # times of what it was: below that nobody is slow
 LEAST_LINK = 1.3  # the same, of collectives: they vary with all that goes over the network
 SURE = 2.2  # standard errors, and more of them the more ranks there are to be wrong about
+APART = 1.5  # times what others have ever moved by themselves
 HOLDS = 3  # steps that something must be seen in, one after the other
-MOST = (
-    0.75  # of the steps that must be nearer to what is now than to what was, and then the other way
-)
 SHARE = 0.05  # of a step that waiting for data or saving must cost
-_MAD = 1.4826  # of a normal distribution: its standard deviation, in median absolute deviations
-_MEDIAN = 1.2533  # and the standard error of a median, in that of a mean
 _FLOOR = 1e-4  # seconds that no clock tells apart
 
 
@@ -80,11 +72,14 @@ class Detector:
     def __init__(self, peers: Sequence[Sequence[int]] = (), *, per_node: int = 1) -> None:
         self._group_of = {rank: index for index, group in enumerate(peers) for rank in group}
         self._per_node = per_node
-        self._work: dict[int, _Series] = defaultdict(_Series)
-        self._nodes: dict[int, _Series] = defaultdict(_Series)
-        self._loading: dict[int, _Series] = defaultdict(_Series)
+        self._work: dict[int, Series] = defaultdict(Series)
+        self._nodes: dict[int, Series] = defaultdict(Series)
+        self._faster: dict[int, Series] = defaultdict(Series)  # by group: how fast its faster half
+        self._load = Series()  # the work of all
+        self._recorded: bool | None = None  # whether collectives are
+        self._loading: dict[int, Series] = defaultdict(Series)
         self._saving: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=BASELINE))
-        self._links: dict[str, _Series] = defaultdict(_Series)
+        self._links: dict[str, Series] = defaultdict(Series)
         self._members: dict[str, set[int]] = defaultdict(set)  # ranks that have been in a group
         self._seconds: deque[float] = deque(maxlen=BASELINE)
         self._open: dict[tuple[Slow, tuple[int, ...]], Finding] = {}
@@ -100,14 +95,16 @@ class Detector:
         if not times:
             return []
         self._seconds.append(statistics.median(each.seconds for each in times.values()))
-        usual = statistics.median(self._seconds)
+        usual = max(statistics.median(self._seconds), _FLOOR)
+        self._begin_anew(any(each.waiting or each.links for each in times.values()))
         groups: dict[int, list[int]] = defaultdict(list)
         for rank in times:
             groups[self._group_of.get(rank, -1)].append(rank)
         relation: dict[int, float] = {}
         for ranks in groups.values():
-            work = {rank: max(times[rank].compute, _FLOOR) for rank in ranks}
+            work = {rank: max(self._own(times[rank]), _FLOOR) for rank in ranks}
             reference = math.log(faster(list(work.values())))
+            self._faster[self._group_of.get(ranks[0], -1)].add(step, -reference)
             for rank in ranks:
                 relation[rank] = math.log(work[rank]) - reference
                 self._work[rank].add(step, relation[rank])
@@ -122,6 +119,24 @@ class Detector:
         found += self._slow_links(step, times, usual)
         found += self._uneven(step, groups)
         return self._note(found)
+
+    def _begin_anew(self, recorded: bool) -> None:
+        """Forget what was usual when records of collectives begin or end: work is another figure.
+
+        With them a rank's own work is known. Without, it is the step, in which who is early waits
+        for the others, for their batches too.
+        """
+        if recorded is self._recorded:
+            return
+        self._recorded = recorded
+        for series in (self._work, self._nodes, self._links, self._faster):
+            series.clear()
+        self._load = Series()
+        kept = (Slow.LOADING, Slow.SAVING)
+        self._open = {key: found for key, found in self._open.items() if key[0] in kept}
+
+    def _own(self, times: StepTimes) -> float:
+        return times.compute if self._recorded else times.own
 
     # ---- each kind
 
@@ -140,25 +155,36 @@ class Detector:
             if shift is None:
                 continue
             rises = [self._work[rank].rise(shift.since) for rank in ranks]
-            if sum(rise > shift.height / 2 for rise in rises) >= MOST * len(ranks):
+            most = sum(rise > shift.height / 2 for rise in rises) >= MOST * len(ranks)
+            if most and self._is_alone(shift, ranks, times):
                 found.append(self._finding(Slow.NODE, tuple(ranks), shift, step, times))
                 told |= set(ranks)
         for rank in times:
             shift = None if rank in told else self._work[rank].shift(math.log(LEAST), sure)
-            if shift is not None:
+            if shift is not None and self._is_alone(shift, [rank], times):
                 found.append(self._finding(Slow.RANK, (rank,), shift, step, times))
         return found
+
+    def _is_alone(self, shift: Shift, ranks: Sequence[int], times: Mapping[int, StepTimes]) -> bool:
+        """Whether it is these that have changed: not their peers, which have become faster, nor
+        all, whose work comes in long pieces that differ."""
+        group = self._group_of.get(ranks[0], -1)
+        if self._faster[group].rose(shift.since, shift.height / 2):
+            return False
+        moves = sorted(self._work[rank].most for rank in times if rank not in ranks)
+        # Some of them may be slow as well, or will be: a quarter of all is not.
+        return len(moves) < 3 or shift.height > APART * moves[len(moves) // 4]
 
     def _finding(
         self,
         kind: Slow,
         ranks: tuple[int, ...],
-        shift: _Shift,
+        shift: Shift,
         step: int,
         times: Mapping[int, StepTimes],
     ) -> Finding:
         factor = math.exp(shift.height)
-        lost = max(times[rank].compute * (1 - 1 / factor) for rank in ranks)
+        lost = max(self._own(times[rank]) * (1 - 1 / factor) for rank in ranks)
         cost = lost / max(times[ranks[0]].seconds, _FLOOR)
         return Finding(
             kind=kind,
@@ -192,19 +218,23 @@ class Detector:
 
         Which of a group's links it is, they do not tell.
         """
-        there: dict[str, dict[int, float]] = defaultdict(dict)
+        there: dict[str, dict[int, tuple[float, ...]]] = defaultdict(dict)
         for rank, each in times.items():
             for group, seconds in each.links:
                 there[group][rank] = seconds
+        work = faster([each.compute for each in times.values()])
+        self._load.add(step, math.log(max(work, _FLOOR)))
         found = []
-        for group, seconds_of in there.items():
-            self._members[group] |= seconds_of.keys()
-            if len(seconds_of) < max(2, len(self._members[group])):
+        for group, of in there.items():
+            self._members[group] |= of.keys()
+            if len(of) < max(2, len(self._members[group])) or len(set(map(len, of.values()))) > 1:
                 continue
-            seconds = max(min(seconds_of.values()), _FLOOR)
-            self._links[group].add(step, math.log(seconds))
+            # Who comes last may be another one in each collective.
+            took = max(sum(map(min, zip(*of.values(), strict=True))), _FLOOR)
+            self._links[group].add(step, math.log(took))
             shift = self._links[group].shift(math.log(LEAST_LINK), _sure(len(there)))
-            if shift is None:
+            # Longer batches are more to send as well.
+            if shift is None or self._load.rose(shift.since, shift.height / 2):
                 continue
             factor = math.exp(shift.height)
             cost = math.exp(shift.before) * (factor - 1) / usual
@@ -212,7 +242,7 @@ class Detector:
                 found.append(
                     Finding(
                         kind=Slow.LINK,
-                        ranks=tuple(sorted(seconds_of)),
+                        ranks=tuple(sorted(of)),
                         factor=round(factor, 3),
                         since=shift.since,
                         found=step,
@@ -279,72 +309,6 @@ class Detector:
         return new
 
 
-class _Shift(msgspec.Struct, frozen=True):
-    """A series has risen: by how much, from which step on, and what it was before."""
-
-    height: float
-    since: int
-    before: float
-
-
-class _Series:
-    """One figure of one rank: its baseline, and the newest steps."""
-
-    def __init__(self) -> None:
-        self._first: list[float] = []
-        self._newest: deque[tuple[int, float]] = deque(maxlen=3 * WINDOWS[-1][0])
-        self._skipped = 0
-        self._spread = 0.0
-        self.before: float | None = None  # the baseline's median, as soon as it is there
-
-    def add(self, step: int, value: float) -> None:
-        if self._skipped < SKIPPED:
-            self._skipped += 1
-        elif self.before is None:
-            self._first.append(value)
-            if len(self._first) == BASELINE:
-                self.before = statistics.median(self._first)
-                self._spread = _spread(self._first, self.before)
-        else:
-            self._newest.append((step, value))
-
-    def shift(self, least: float, sure: float) -> _Shift | None:
-        """Return the rise that the newest steps agree on, if it is more than `least`."""
-        if self.before is None:
-            return None
-        values = [value for _, value in self._newest]
-        for window, times in WINDOWS:
-            if len(values) < window:
-                return None
-            newest = values[-window:]
-            now = statistics.median(newest)
-            spread = max(_spread(newest, now), self._spread)
-            error = _MEDIAN * spread * math.sqrt(1 / window + 1 / BASELINE)
-            height = now - self.before
-            middle = self.before + height / 2
-            most = sum(value > middle for value in newest) >= MOST * window
-            few = sum(value > middle for value in self._first) <= (1 - MOST) * BASELINE
-            if height > times * least and height > sure * error and most and few:
-                return _Shift(height, self._since(self.before + height / 2), self.before)
-        return None
-
-    def rise(self, since: int) -> float:
-        """Return by how much the steps from there on are above the baseline."""
-        newest = [value for step, value in self._newest if step >= since]
-        return (
-            statistics.median(newest) - self.before if newest and self.before is not None else 0.0
-        )
-
-    def _since(self, half: float) -> int:
-        """Return the step from which on most values are above the middle."""
-        best, total, since = -math.inf, 0.0, self._newest[-1][0]
-        for step, value in reversed(self._newest):
-            total += value - half
-            if total >= best:
-                best, since = total, step
-        return since
-
-
 def _sure(ranks: int) -> float:
     """Return for how many standard errors one of so many is not taken for slow by chance."""
     return SURE + math.sqrt(2 * math.log(ranks + 1))
@@ -354,10 +318,3 @@ def faster(values: list[float]) -> float:
     """Return the median of the faster half: half of all peers may be slow alike."""
     values.sort()
     return statistics.median(values[: (len(values) + 1) // 2])
-
-
-def _spread(values: Sequence[float], around: float) -> float:
-    """Return how far values lie around there: the larger of both sides, for delays have a tail."""
-    above = [value - around for value in values if value >= around]
-    below = [around - value for value in values if value <= around]
-    return _MAD * max(statistics.median(above), statistics.median(below))

@@ -12,13 +12,16 @@ import msgspec
 
 from rekindle.profiling.markers import COMMUNICATION, DATA_LOADER, FORWARD, SAVE, Range, group_of
 
+MOST_LINKS = 16
+
 
 class StepTimes(msgspec.Struct, frozen=True, gc=False):
     """Seconds of one step of one rank.
 
     own: its own work, with loading. waiting: in collectives, while it did nothing else; 0 where
     collectives were not recorded. saving: training stood still for, since the step before. links:
-    in collectives of each group, with what was waited for others there.
+    in each collective of each group, with what was waited for others there; of more than
+    MOST_LINKS the next one adds to the first again.
     """
 
     step: int
@@ -29,7 +32,7 @@ class StepTimes(msgspec.Struct, frozen=True, gc=False):
     loading: float = 0.0
     forward: float = 0.0
     saving: float = 0.0
-    links: tuple[tuple[str, float], ...] = ()
+    links: tuple[tuple[str, tuple[float, ...]], ...] = ()
 
     @property
     def compute(self) -> float:
@@ -42,15 +45,21 @@ class Steps:
 
     def __init__(self) -> None:
         self._pending: list[Range] = []  # since the step before
+        self._last = Range("", "", 0, 0)
 
     def read(self, ranges: Iterable[Range]) -> Iterator[StepTimes]:
-        """Yield each step as it ends; of one that was done again each time that it ended well."""
+        """Yield each step as it ends; of one that was done again each time that it ended well.
+
+        One that device and host tell of is told by whoever does so first.
+        """
         for made in ranges:
             if made.step < 0:
                 self._pending.append(made)
+            elif made.step == self._last.step and made.start < self._last.end:
+                continue
             else:
                 yield _times(made, self._pending)
-                self._pending = []
+                self._last, self._pending = made, []
 
 
 def step_times(ranges: Iterable[Range]) -> Iterator[StepTimes]:
@@ -76,13 +85,19 @@ def _times(step: Range, before: list[Range]) -> StepTimes:
     )
 
 
-def _links(collectives: list[Range]) -> tuple[tuple[str, float], ...]:
-    seconds: dict[str, float] = {}
+def _links(collectives: list[Range]) -> tuple[tuple[str, tuple[float, ...]], ...]:
+    found: dict[str, list[float]] = {}
     for each in collectives:
         group = group_of(each.name)
         if group:
-            seconds[group] = seconds.get(group, 0.0) + each.seconds
-    return tuple(seconds.items())
+            found.setdefault(group, []).append(each.seconds)
+    return tuple(
+        (
+            group,
+            tuple(sum(seconds[first::MOST_LINKS]) for first in range(MOST_LINKS)[: len(seconds)]),
+        )
+        for group, seconds in found.items()
+    )
 
 
 def _waiting(step: Range, collectives: list[Range]) -> float:
@@ -91,11 +106,12 @@ def _waiting(step: Range, collectives: list[Range]) -> float:
     While a collective is under way and the rank joins another, it has worked meanwhile: gradients
     are reduced while earlier layers compute theirs. So it waits only from its last joining on.
     """
-    waited = 0
+    waited = last = 0
     collectives.sort(key=lambda each: each.start)
     for index, each in enumerate(collectives):
         joins_next = collectives[index + 1].start if index + 1 < len(collectives) else step.end
-        end = min(max(other.end for other in collectives[: index + 1]), step.end)
+        last = max(last, each.end)
+        end = min(last, step.end)
         if end <= joins_next:
             waited += end - each.start
     return waited / 1e9

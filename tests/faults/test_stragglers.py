@@ -23,7 +23,7 @@ from rekindle.recovery.stragglers import Examined, Slowed
 
 HELD = 1
 STEPS = 260
-PRODUCT_S, LONGER_S = 0.015, 0.03
+PRODUCT_S, LONGER_S = 0.015, 0.06
 BEGINS = 40  # the step from which on a host is slow, about
 LIMITS = Limits(compute_factor=5.0, link_factor=5.0)  # two cores are never quiet
 SLOW_HOST = "local-2"

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from rekindle.profiling.detector import BASELINE, SKIPPED, Detector, Finding, Slow, faster
+from rekindle.profiling.detector import Detector, Finding, Slow, faster
+from rekindle.profiling.series import BASELINE, SKIPPED
 from rekindle.profiling.steps import StepTimes
 
 ONSET, STEPS, WITHIN = 35, 60, 20
@@ -21,6 +22,7 @@ def watch(
     *,
     loading: Work = lambda rank, step: 0.01,
     saving: Work = lambda rank, step: 0.0,
+    recorded: Callable[[int], bool] = lambda step: True,
     transfer: Callable[[str, int], float] = lambda group, step: 0.0,
     groups: dict[str, list[int]] | None = None,
     detector: Detector | None = None,
@@ -43,27 +45,26 @@ def watch(
         links = {
             # Whoever comes early waits for the last one of the group.
             r: tuple(
-                (name, took[name] + max(own[other] for other in members) - own[r])
+                (name, (took[name] + max(own[other] for other in members) - own[r],))
                 for name, members in (groups or {}).items()
                 if r in members
             )
             for r in range(ranks)
         }
         total += max(took.values(), default=0.0)
-        times = {
-            r: StepTimes(
-                step,
-                0,
-                total,
-                own[r] + waited[r],
-                0.0,
-                waited[r],
-                0.0,
-                0.1 * saving(r, step),
-                links[r],
+        times = {}
+        for r in range(ranks):
+            busy = own[r] + waited[r] if recorded(step) else total
+            times[r] = StepTimes(
+                step=step,
+                start=0,
+                seconds=total,
+                own=busy,
+                waiting=total - busy,
+                loading=waited[r],
+                saving=0.1 * saving(r, step),
+                links=links[r],
             )
-            for r in range(ranks)
-        }
         found += detector.add(step, times)
     return found, detector
 
@@ -200,3 +201,63 @@ def test_nothing_is_said_before_there_is_a_baseline() -> None:
 def test_faster_half() -> None:
     assert faster([9.0, 1.0, 8.0, 2.0]) == 1.5
     assert faster([3.0]) == 3.0
+
+
+def test_a_slow_loader_where_collectives_are_not_recorded() -> None:
+    """All others wait for it, and do not work any longer for that."""
+    (found,), _ = watch(4, loading=from_onset(20, 2, usual=0.01), recorded=lambda step: False)
+    assert (found.kind, found.ranks) == (Slow.LOADING, (2,))
+
+
+def test_records_of_collectives_that_begin_later() -> None:
+    """Work is another figure from then on: who has more of it is not slower than before."""
+    found, _ = watch(
+        8,
+        lambda rank, step: 1.4 if rank == 3 else 1.0,
+        recorded=lambda step: step >= ONSET,
+        steps=90,
+    )
+    assert [(each.kind, each.ranks) for each in found] == [(Slow.UNEVEN, (3,))]
+
+
+def test_peers_that_become_faster() -> None:
+    """Whoever stays as it was is not slow, although all wait for it."""
+    found, _ = watch(8, lambda rank, step: 0.7 if rank and step >= ONSET else 1.0)
+    assert [each for each in found if each.may_be_sick] == []
+
+
+def test_ranks_whose_work_comes_in_long_pieces() -> None:
+    """Of documents that differ in length, each five steps another."""
+    chance = random.Random(4)
+    pieces = [[chance.lognormvariate(0, 0.1) for _ in range(60)] for _ in range(8)]
+    found, _ = watch(8, lambda rank, step: pieces[rank][step // 5], steps=300)
+    assert [each for each in found if each.may_be_sick] == []
+
+
+def test_a_baseline_in_which_machines_become_warm_is_none() -> None:
+    """It begins again when they are."""
+    found, _ = watch(
+        16,
+        lambda rank, step: 1.3 if rank >= 4 and step < 12 else 1.0,
+        detector=Detector(per_node=4),
+    )
+    assert found == []
+
+
+def test_longer_batches_are_no_slow_link() -> None:
+    """All that is sent grows with them."""
+    found, _ = watch(
+        4,
+        lambda rank, step: 2.0 if step >= ONSET else 1.0,
+        transfer=lambda group, step: 0.4 if step >= ONSET else 0.2,
+        groups={"dp": [0, 1, 2, 3]},
+    )
+    assert found == []
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-12])
+def test_steps_that_take_no_time(seconds: float) -> None:
+    detector = Detector()
+    for step in range(60):
+        times = {r: StepTimes(step, 0, seconds, seconds, loading=seconds) for r in range(3)}
+        assert detector.add(step, times) == []
