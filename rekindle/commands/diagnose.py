@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -32,11 +33,11 @@ def run(options: argparse.Namespace) -> int:
         last = task.steps[window[-1]].values()
         end = max(times.start + int(times.seconds * 1e9) for times in last)
         found = ranges_of(task.folder, began, end)
-        Path(options.trace).write_bytes(chrome_trace(found, per_node=per_node))
+        _write(options.trace, lambda path: path.write_bytes(chrome_trace(found, per_node=per_node)))
     if options.picture is not None:
         from rekindle.tasks.heat_map import draw
 
-        draw(task, window, Path(options.picture))
+        _write(options.picture, lambda path: draw(task, window, path))
     told, now = diagnose(task, per_node=per_node)
     if options.json:
         print(json.dumps({"found": msgspec.to_builtins(told), "now": msgspec.to_builtins(now)}))
@@ -55,6 +56,14 @@ def run(options: argparse.Namespace) -> int:
         print("whether a machine is the cause tells a node check: rekindle run --network-check")
     _print_journal(options.job)
     return 0
+
+
+def _write(where: str, write: Callable[[Path], object]) -> None:
+    """Write a file. Raises UsageError: that is not possible there."""
+    try:
+        write(Path(where))
+    except (OSError, ValueError) as error:  # also of a picture's format that nobody knows
+        raise UsageError(f"{where} cannot be written: {error}") from error
 
 
 def _print_journal(text: str) -> None:
@@ -83,7 +92,9 @@ def _job(text: str) -> JobDirectory | None:
 
 
 def _where(text: str, per_node: int | None) -> tuple[Path, int]:
-    """Return the folder that is meant, and how many ranks a node has."""
+    """Return the folder that is meant, and how many ranks a node has. Raises UsageError."""
+    if per_node is not None and per_node < 1:
+        raise UsageError(f"--per-node {per_node}: a node has a rank at least")
     directory = _job(text)
     if directory is not None:
         ranks = directory.spec().processes_per_node
@@ -98,7 +109,7 @@ def _window(task: Task, asked: str) -> list[int]:
     if not asked:
         return list(task.steps)
     first, colon, last = asked.partition(":")
-    if not (colon and first.isdigit() and last.isdigit()):
+    if not (colon and all(each.isascii() and each.isdecimal() for each in (first, last))):
         raise UsageError(f"--steps {asked!r}: give FIRST:LAST, such as 100:200")
     found = [step for step in task.steps if int(first) <= step <= int(last)]
     if not found:

@@ -9,6 +9,7 @@ its source give them.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -70,7 +71,8 @@ class RecordFiles:
         if newest is None or newest.stat().st_size > MOST_BYTES:
             number = max(int(time.time()), _number(newest) + 1 if newest else 0)
             newest = self._folder / str(number)
-        self._fd = os.open(newest, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._fd = os.open(newest, flags, 0o644)
         self._bytes = os.fstat(self._fd).st_size
         if self._bytes and not _ends_a_line(newest):  # whoever wrote there was killed meanwhile
             self._bytes += os.write(self._fd, b"\n")
@@ -80,14 +82,18 @@ class RecordFiles:
 def numbered(folder: Path) -> Iterator[Path]:
     """The files of a rank's folder whose names are numbers; others are somebody else's."""
     for path in folder.iterdir() if folder.is_dir() else ():
-        if path.name.isdecimal() and path.is_file() and not path.is_symlink():
+        if _NUMBER.fullmatch(path.name) and path.is_file() and not path.is_symlink():
             yield path
 
 
 def rank_folders(folder: Path) -> dict[int, Path]:
-    """Return the folders of a task's ranks."""
+    """Return the folders of a task's ranks; a link to elsewhere is none, nor is 007."""
     found = folder.iterdir() if folder.is_dir() else ()
-    return {int(path.name): path for path in found if path.name.isdecimal() and path.is_dir()}
+    return {
+        int(path.name): path
+        for path in found
+        if _NUMBER.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
+    }
 
 
 def lines_of(folder: Path) -> Iterator[bytes]:
@@ -155,6 +161,9 @@ def age(folder: Path, own: Iterable[int], cap_bytes: int = CAP_BYTES) -> list[Pa
             file.unlink(missing_ok=True)
             removed.append(file)
     return removed
+
+
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
 def is_network(folder: Path) -> bool:

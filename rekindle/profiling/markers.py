@@ -85,8 +85,13 @@ class Range(msgspec.Struct, frozen=True):
 def step_of(name: str) -> int:
     """Return the number of the step that a range of this name is; -1: it is none."""
     kind, _, number = name.partition(" ")
-    return int(number) if kind == STEP and number.isdigit() else -1
+    is_number = number.isascii() and number.isdecimal() and len(number) <= MOST_DIGITS
+    return int(number) if kind == STEP and is_number else -1
 
+
+# What reading a line may raise: no JSON, no UTF-8, or arrays in arrays without end.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+MOST_DIGITS = 18
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(Marker)
@@ -128,7 +133,7 @@ def operation_of(name: str) -> Operation | None:
     """Return what a range of communication is, by its name; None: it does not say."""
     try:
         return _OPERATION.decode(name)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
 
 
@@ -149,7 +154,7 @@ def marks(lines: Iterable[bytes]) -> Iterator[Marker]:
     for line in lines:
         try:
             marker = _DECODER.decode(line)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             continue
         if marker.kind == MARKER:
             yield marker

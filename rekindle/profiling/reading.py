@@ -9,7 +9,7 @@ import msgspec
 
 from rekindle.errors import UsageError
 from rekindle.profiling.detector import Detector, Finding
-from rekindle.profiling.files import lines_of, rank_folders
+from rekindle.profiling.files import lines_of, numbered, rank_folders
 from rekindle.profiling.markers import Range, marks, ranges
 from rekindle.profiling.steps import StepTimes, step_times
 from rekindle.profiling.stuck import Standing, Stuck, stuck
@@ -36,15 +36,21 @@ def task_in(folder: Path) -> Path:
     """
     if not folder.is_dir():
         raise UsageError(f"{folder}: there is no such folder")
-    if rank_folders(folder):
+    if _newest(folder):
         return folder
-    tasks = [each for each in folder.iterdir() if each.is_dir() and rank_folders(each)]
+    tasks = [each for each in folder.iterdir() if each.is_dir() and _newest(each)]
     if not tasks:
         raise UsageError(
             f"{folder} holds no records: nobody has asked for them (`rekindle profile JOB on`), or "
             "they are elsewhere; give the folder of a task, with one folder for each rank in it"
         )
-    return max(tasks, key=lambda each: each.stat().st_mtime)
+    return max(tasks, key=_newest)
+
+
+def _newest(task: Path) -> float:
+    """When a rank of the task has last written; 0: none has."""
+    files = (file for folder in rank_folders(task).values() for file in numbered(folder))
+    return max((file.stat().st_mtime for file in files), default=0.0)
 
 
 def read_task(folder: Path) -> Task:

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from rekindle.profiling.files import LOOK_S, age
+from rekindle.profiling.markers import UNREADABLE
 from rekindle.profiling.switch import Switch, read_switch, switch_of
 from rekindle.runtime.protocol import Message, Traced
 
@@ -46,21 +47,22 @@ class RecordCare:
         due = time.monotonic()
         while True:
             await asyncio.sleep(_TICK_S)
-            self.look()
+            # Nobody may lose a job's records, or its switch, for a file that somebody has spoilt.
             try:
+                self.look()
                 news = await asyncio.to_thread(self._read)
                 if news is not None:
                     self._send(news)
-            except OSError as error:
-                self._refuse(f"the records of steps cannot be read: {error}")
-            if time.monotonic() >= due:
-                due = time.monotonic() + LOOK_S
-                await asyncio.to_thread(age, self._folder, tuple(self._own()))
+                if time.monotonic() >= due:
+                    due = time.monotonic() + LOOK_S
+                    await asyncio.to_thread(age, self._folder, tuple(self._own()))
+            except (OSError, ValueError) as error:
+                self._refuse(f"records cannot be looked at: {error}")
 
     def look(self) -> None:
         """Tell the coordinator what the switch says, if that is new; without one nothing."""
         try:
-            text = self._file.read_text()
+            text = self._file.read_bytes()
         except FileNotFoundError:
             return
         except OSError as error:
@@ -68,7 +70,7 @@ class RecordCare:
             return
         try:
             said = switch_of(read_switch(msgspec.json.decode(text, type=dict[str, str])).words)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             self._refuse(f"{self._file} is not understood, and stays without effect: {error}")
             return
         if said != self._said:

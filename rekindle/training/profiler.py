@@ -35,6 +35,7 @@ from rekindle.runtime.rank_messages import Profile
 from rekindle.training import rank_environment
 
 FLUSH_S = 5.0
+END_S = 2.0  # for what is left when it goes off; storage that hangs has no more
 MOST_WAITING = 200_000  # ranges; where the disk is slower than training the oldest are lost
 
 
@@ -121,7 +122,8 @@ class Profiler:
         elif self._writer is None and is_asked:
             assert self._folder is not None
             task = task_folder(self._folder, os.environ.get(ENV_TASK, ""), asked.since)
-            self._waiting.clear()  # what was done while nothing was written
+            # A writer whose storage hangs may still have the others.
+            self._waiting = collections.deque(maxlen=MOST_WAITING)
             self._writer = _Writer(task / str(self._slot), self._waiting, self._encoder)
         self.on = asked.switch if is_asked else Switch()
         self.switched()
@@ -157,9 +159,11 @@ class _Writer:
         self._thread.start()
 
     def end(self) -> None:
-        """Write the rest, and wait for that."""
+        """Write the rest, and wait for that: not longer than training may stand still for it."""
         self._over.set()
-        self._thread.join()
+        self._thread.join(END_S)
+        if self._thread.is_alive():
+            print("rekindle: records are not written yet; training goes on", file=sys.stderr)
 
     def _run(self) -> None:
         try:

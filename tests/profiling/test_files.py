@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,23 @@ def test_nothing_is_there_yet(tmp_path: Path) -> None:
 
 def test_a_local_disk_is_no_network(tmp_path: Path) -> None:
     assert not files.is_network(Path("/proc"))
+
+
+def test_nothing_is_followed_out_of_the_folder(tmp_path: Path) -> None:
+    """Neither to remove what is there, nor to write."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for number in range(10):
+        (elsewhere / str(number)).write_bytes(b"x" * 100)
+    task = tmp_path / "records" / "task"
+    task.mkdir(parents=True)
+    (task / "0").symlink_to(elsewhere)
+    assert age(tmp_path / "records", (0,), cap_bytes=10) == []
+    assert rank_folders(task) == {}
+    rank = task / "1"
+    rank.mkdir()
+    for number in range(int(time.time()), int(time.time()) + 60):
+        (rank / str(number)).symlink_to(elsewhere / "0")
+    with pytest.raises(OSError, match="symbolic links"):
+        RecordFiles(rank).append(b"mine\n")
+    assert (elsewhere / "0").read_bytes() == b"x" * 100

@@ -11,8 +11,16 @@ import pytest
 from rekindle import cli
 from rekindle.errors import UsageError
 from rekindle.profiling.chrome import chrome_trace
-from rekindle.profiling.markers import COMMUNICATION, DEFAULT, Operation, Range, operation_name
-from rekindle.profiling.reading import peers_in
+from rekindle.profiling.markers import (
+    COMMUNICATION,
+    DEFAULT,
+    Operation,
+    Range,
+    marks,
+    operation_name,
+    step_of,
+)
+from rekindle.profiling.reading import peers_in, task_in
 
 TASKD = Path(__file__).parent / "taskd.jsonl"
 
@@ -33,7 +41,12 @@ def test_records_that_taskd_has_made(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    ("asked", "wrong"), [("7", "give FIRST:LAST"), ("9000:9001", "there are records of")]
+    ("asked", "wrong"),
+    [
+        ("7", "give FIRST:LAST"),
+        ("\u00b2:3", "give FIRST:LAST"),
+        ("9000:9001", "there are records of"),
+    ],
 )
 def test_steps_that_are_none(
     asked: str, wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -44,6 +57,53 @@ def test_steps_that_are_none(
         cli.main(["diagnose", str(tmp_path), "--steps", asked])
     assert ended.value.code == 2
     assert wrong in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--picture", "nowhere/there/map.png"],
+        ["--picture", "map.nothing"],
+        ["--trace", "nowhere/there/trace.json"],
+        ["--per-node", "0"],
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "0").mkdir()
+    shutil.copy(TASKD, tmp_path / "0" / "1")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["diagnose", str(tmp_path), *more])
+    assert ended.value.code == 2
+    assert more[1] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\xff\xfe",
+        b'{"x":' + b"[" * 200_000,
+        b'{"Kind":1,"Flag":2,"SourceKind":0,"Timestamp":1,"Id":1,"Name":"\xff","Domain":"x"}',
+    ],
+)
+def test_a_line_that_somebody_has_spoilt(line: bytes) -> None:
+    assert list(marks([line])) == []
+
+
+@pytest.mark.parametrize("number", ["\u00b2", "9" * 5000, "-1", ""])
+def test_steps_without_a_number(number: str) -> None:
+    assert step_of(f"step {number}") == -1
+
+
+def test_the_newest_task_that_has_records(tmp_path: Path) -> None:
+    """Also of a task whose id is a number, beside one that has not begun to write."""
+    for task in ("12345", "12346"):
+        (tmp_path / task / "0").mkdir(parents=True)
+    shutil.copy(TASKD, tmp_path / "12345" / "0" / "1")
+    assert task_in(tmp_path) == tmp_path / "12345"
+    with pytest.raises(UsageError, match="holds no records"):
+        task_in(tmp_path / "12346")
 
 
 def test_a_trace_has_a_process_for_each_rank() -> None:

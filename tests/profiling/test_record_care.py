@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -77,3 +78,29 @@ def test_a_switch_that_is_not_understood(
     care.look()
     assert not told
     assert capsys.readouterr().err.count("is not understood") == 1
+
+
+def test_nothing_that_is_spoilt_ends_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It looks again and again, and says once what it cannot read."""
+    monkeypatch.setattr("rekindle.runtime.record_care._TICK_S", 0.001)
+    (tmp_path / "switch").write_bytes(b"\xff")
+    asyncio.run(_look_three_times(tmp_path))
+    said = capsys.readouterr().err
+    assert "is not understood" in said
+    assert "read-only" in said
+
+
+async def _look_three_times(folder: Path) -> None:
+    looked, loop, reads = asyncio.Event(), asyncio.get_running_loop(), iter(range(1000))
+
+    def read() -> None:
+        if next(reads) < 3:
+            raise PermissionError("read-only")
+        loop.call_soon_threadsafe(looked.set)
+
+    care = RecordCare(folder, lambda: (0,), lambda _: None, read, folder / "switch")
+    running = asyncio.ensure_future(care.run())
+    await asyncio.wait_for(looked.wait(), 10.0)
+    running.cancel()
