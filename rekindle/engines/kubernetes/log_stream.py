@@ -20,6 +20,7 @@ from rekindle.engines.kubernetes.streams import Stream
 TAIL_LINES = 500  # of a pod whose output is not streamed
 _TAIL_BYTES = 1 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
+_TOLD_S = 2.0  # for kubelets to tell how their containers are, when the server is there again
 _LAST_S = 3.0  # for what is there when the job is left
 
 
@@ -73,6 +74,7 @@ class LogStream:
         self._amiss = amiss
         self._ended = threading.Event()
         self._stream: Stream | None = None
+        self._broken = False  # reading was, since the container's state was last sure
 
     def end(self) -> None:
         """Have follow() read what is there, and return; from another thread."""
@@ -95,6 +97,7 @@ class LogStream:
                         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                     self._read(file, most_s=_LAST_S)
             except (ApiError, OSError) as error:
+                self._broken = True
                 if self._ended.is_set():
                     return
                 self._amiss(error)
@@ -156,8 +159,13 @@ class LogStream:
         with self._api.stream(f"{self._source.path}/log", silence_s=silence_s, **query) as stream:
             if following:
                 self._stream = stream
+                if self._broken:
+                    # A kubelet that could not tell may have started the container again meanwhile:
+                    # then this is another run, and the rest of the one before comes first.
+                    self._ended.wait(_TOLD_S)
                 if self._ended.is_set() or self._look() != following:
                     return
+                self._broken = False
             for piece in stream.pieces(PIECE):
                 file.add(piece)
                 most -= len(piece)
