@@ -74,7 +74,7 @@ class LogStream:
         self._amiss = amiss
         self._ended = threading.Event()
         self._stream: Stream | None = None
-        self._broken = False  # reading was, since the container's state was last sure
+        self._away = False  # the server was, since the container's state was last sure
 
     def end(self) -> None:
         """Have follow() read what is there, and return; from another thread."""
@@ -97,7 +97,6 @@ class LogStream:
                         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                     self._read(file, most_s=_LAST_S)
             except (ApiError, OSError) as error:
-                self._broken = True
                 if self._ended.is_set():
                     return
                 self._amiss(error)
@@ -112,7 +111,11 @@ class LogStream:
 
     def _pass(self, file: LogFile) -> bool:
         """Read on from where the file ends; return whether nothing more can come."""
-        runs = self._look()
+        try:
+            runs = self._look()
+        except ApiError:
+            self._away = True
+            raise
         if runs is None:
             return True
         if not runs.began:
@@ -159,13 +162,13 @@ class LogStream:
         with self._api.stream(f"{self._source.path}/log", silence_s=silence_s, **query) as stream:
             if following:
                 self._stream = stream
-                if self._broken:
+                if self._away:
                     # A kubelet that could not tell may have started the container again meanwhile:
                     # then this is another run, and the rest of the one before comes first.
                     self._ended.wait(_TOLD_S)
                 if self._ended.is_set() or self._look() != following:
                     return
-                self._broken = False
+                self._away = False
             for piece in stream.pieces(PIECE):
                 file.add(piece)
                 most -= len(piece)
