@@ -26,7 +26,7 @@ from rekindle.runtime.neighbours import Neighbours
 from rekindle.runtime.snapshot import BUFFERS_OF_SHARD, SnapshotBuffer
 from rekindle.runtime.snapshots import Snapshots
 from rekindle.training.place import Place
-from rekindle.training.torch_snapshot import SnapshotWriter
+from rekindle.training.torch_snapshot import TorchSnapshotWriter
 
 HEADER = b'{"__metadata__":{"metrics":"{\\"loss\\":0.5}"}}'
 FILE = len(HEADER).to_bytes(8, "little") + HEADER  # of a snapshot without tensors
@@ -205,7 +205,7 @@ def test_a_rank_does_not_wait_for_the_store(buffers: list[int]) -> None:
         ) -> tuple[p.SnapshotBuffers, list[int]]:
             return p.SnapshotBuffers(serial=serial), [os.dup(fd) for fd in buffers]
 
-    writer, model = SnapshotWriter(Line(), place, seed=0), torch.nn.Linear(2, 2)
+    writer, model = TorchSnapshotWriter(Line(), place, seed=0), torch.nn.Linear(2, 2)
 
     def take(step: int) -> list[int]:
         writer.take(

@@ -16,12 +16,11 @@ from torch import nn
 from rekindle import names
 from rekindle.recovery.plan import RankPlan, Source
 from rekindle.runtime.protocol import Arrived, Form, SnapshotRoom, StateReady, StepDone, StepFailed
-from rekindle.training import torch_keeper
+from rekindle.training.keeper import StateKeeper
 from rekindle.training.place import Place
 from rekindle.training.profiler import Profiler
 from rekindle.training.records import Records
 from rekindle.training.torch import Session, StepSampler
-from rekindle.training.torch_keeper import StateKeeper
 
 FULL, BATCH, LENGTH, STEPS = 4, 5, 200, 6
 SHRINK, GROW = 2, 4  # steps finished when the world's size changes
@@ -263,17 +262,16 @@ def test_whoever_writes_has_checkpoints_written(monkeypatch: pytest.MonkeyPatch)
     free = True
 
     class Writer:
-        def __init__(self, channel: object, place: Place, *, seed: int) -> None:
+        def __init__(self, channel: object, place: Place) -> None:
             assert place.slot == 2
 
         def take(self, named: object, *, step: int, checkpoint: bool, **_: object) -> bool:
             taken.append((step, checkpoint))
             return free
 
-    monkeypatch.setattr(torch_keeper, "SnapshotWriter", Writer)
     monkeypatch.setenv(names.ENV_SNAPSHOT_EVERY, "2")
     channel = SimpleNamespace(checkpoint_every=4)
-    keeper = StateKeeper(channel, Place(2), Profiler(2, 0), seed=0)
+    keeper = StateKeeper(channel, Place(2), Profiler(2, 0), Writer)
     writes = {8, 9, 12, 15}
     for step in (4, 8, 9, 12, 13, 14, 15, 20):
         free = step != 12

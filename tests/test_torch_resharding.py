@@ -23,9 +23,10 @@ from rekindle.errors import CorruptError, SessionError
 from rekindle.runtime.checkpoint_files import state_file
 from rekindle.training import torch_checkpoint
 from rekindle.training.place import Place
+from rekindle.training.snapshot_writer import METADATA_SKELETON
 from rekindle.training.torch import init_placeholder_group
 from rekindle.training.torch_checkpoint import load_checkpoint
-from rekindle.training.torch_layout import METADATA_SKELETON, metadata_of
+from rekindle.training.torch_layout import metadata_of
 from rekindle.training.torch_state import DTYPE_CODES, capture
 
 MADE = (3, 1)

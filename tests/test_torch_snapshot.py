@@ -15,7 +15,8 @@ from rekindle.runtime.buffer_memory import create_buffer
 from rekindle.runtime.protocol import SnapshotBuffers, SnapshotRoom, SnapshotTaken
 from rekindle.runtime.snapshot import SnapshotBuffer
 from rekindle.training.place import Place
-from rekindle.training.torch_snapshot import PATIENCE_S, SnapshotWriter, load_snapshot
+from rekindle.training.snapshot_writer import PATIENCE_S
+from rekindle.training.torch_snapshot import TorchSnapshotWriter, load_snapshot
 
 
 class Rank:
@@ -29,7 +30,7 @@ class Rank:
         self.makes = True  # memory, as soon as it is asked for it
         self.patience: list[float | None] = []
         self.forgotten: list[int] = []
-        self.writer = SnapshotWriter(self, Place(0, generation=1), seed=0)
+        self.writer = TorchSnapshotWriter(self, Place(0, generation=1), seed=0)
         self.model = torch.nn.Linear(2, 2)
 
     def send(self, message: SnapshotTaken | SnapshotRoom) -> None:
@@ -207,7 +208,7 @@ def test_a_shard_that_is_to_be_written_waits_for_its_memory(
     place = Place(0, shard=0, generation=1, shards=2, writes=True)
     rank.makes = False
     rank.fds.append(create_buffer("test", 1 << 16))
-    writer = SnapshotWriter(rank, place, seed=0)
+    writer = TorchSnapshotWriter(rank, place, seed=0)
     taken = writer.take(
         {"model": rank.model}, place=place, step=1, notes={}, checkpoint=checkpoint, wait=False
     )

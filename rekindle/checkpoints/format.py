@@ -112,6 +112,18 @@ def write_header(layout: Layout, metadata: Mapping[str, str], buffer: memoryview
 
     Raises CheckpointError if the buffer is too small or the metadata does not fit its room.
     """
+    if buffer.nbytes < layout.total_bytes:
+        raise CheckpointError(
+            f"the buffer has {buffer.nbytes} bytes, the layout needs {layout.total_bytes}"
+        )
+    buffer.cast("B")[: layout.header_bytes] = encode_header(layout, metadata)
+
+
+def encode_header(layout: Layout, metadata: Mapping[str, str]) -> bytes:
+    """The header for these tensors and metadata, of header_bytes.
+
+    Raises CheckpointError if the metadata does not fit its room.
+    """
     text = _encode(layout.specs, metadata)
     room = layout.header_bytes - _PREFIX.size
     if len(text) > room:
@@ -119,11 +131,7 @@ def write_header(layout: Layout, metadata: Mapping[str, str], buffer: memoryview
             f"the metadata is {len(text) - room} bytes longer than the room left for it: "
             "plan the layout with a larger metadata_room"
         )
-    if buffer.nbytes < layout.total_bytes:
-        raise CheckpointError(
-            f"the buffer has {buffer.nbytes} bytes, the layout needs {layout.total_bytes}"
-        )
-    buffer.cast("B")[: layout.header_bytes] = _PREFIX.pack(room) + text.ljust(room)
+    return _PREFIX.pack(room) + text.ljust(room)
 
 
 def read_header(buffer: Bytes, total: int | None = None) -> Header:

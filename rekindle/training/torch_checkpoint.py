@@ -24,9 +24,9 @@ from rekindle.errors import CheckpointError, CorruptError, SessionError
 from rekindle.recovery.plan import Made
 from rekindle.runtime.checkpoint_files import state_file
 from rekindle.training.place import Place
+from rekindle.training.snapshot_writer import METADATA_SKELETON
 from rekindle.training.torch_layout import (
     METADATA_PIECES,
-    METADATA_SKELETON,
     Piece,
     Refit,
     pieces_in,

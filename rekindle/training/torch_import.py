@@ -26,9 +26,9 @@ from rekindle.errors import CheckpointError, CorruptError, SessionError, UsageEr
 from rekindle.runtime.checkpoint_files import METADATA_POSITION, state_file
 from rekindle.training.dcp_reader import read_dcp
 from rekindle.training.skeleton import DTYPE_CODES, Node, Reader, Writer, tensor_specs
+from rekindle.training.snapshot_writer import METADATA_SKELETON
+from rekindle.training.snapshot_writer import STEP as METADATA_STEP
 from rekindle.training.torch_export import REKINDLE, STEP
-from rekindle.training.torch_layout import METADATA_SKELETON
-from rekindle.training.torch_snapshot import STEP as METADATA_STEP
 from rekindle.training.torch_state import view
 
 # As scripts name their entries, besides what a Session calls them.

@@ -1,4 +1,4 @@
-"""Faults that a rank inflicts upon itself because it was told to (`rekindle inject`).
+"""Faults that a PyTorch rank inflicts upon itself because it was told to (`rekindle inject`).
 
 What breaks the process or its node happens as the step begins. What is raised comes from inside the
 step's body, as a real one would: when the model's forward begins, or behind the optimizer's update.
@@ -7,15 +7,13 @@ step's body, as a real one would: when the model's forward begins, or behind the
 from __future__ import annotations
 
 import os
-import signal
-import sys
-import time
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
 from rekindle.runtime.protocol import Inject, InjectionKind
+from rekindle.training.injection import break_process, due
 
 _RAISED: dict[InjectionKind, Callable[[str], Exception]] = {
     InjectionKind.EXCEPTION: lambda told: RuntimeError(f"an exception was {told}"),
@@ -29,42 +27,16 @@ def suffer(
     faults: list[Inject], step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
     """Suffer those of `faults` that are due in `step`, and take them off the list."""
-    for fault in faults.copy():
-        if fault.step is not None and fault.step > step:
-            continue
-        faults.remove(fault)
-        if fault.step is not None and fault.step < step:
-            late = f"rekindle: step {fault.step} was over before it was told of: {fault.kind.value}"
-            print(late, file=sys.stderr, flush=True)
-        else:
-            _suffer(fault, f"injected into step {step} of rank {fault.rank}", model, optimizer)
-
-
-def _suffer(
-    fault: Inject, told: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer
-) -> None:
-    print(f"rekindle: {fault.kind.value} {told}", file=sys.stderr, flush=True)
-    match fault.kind:
-        case InjectionKind.KILL:
-            os.kill(os.getpid(), signal.SIGKILL)
-        case InjectionKind.NODE_LOST:
-            os.kill(os.getppid(), signal.SIGKILL)  # the agent; its ranks die with it
-            signal.pause()
-        case InjectionKind.HANG_COLLECTIVE:
-            _wait_for_nobody(next((p.device for p in model.parameters()), torch.device("cpu")))
-        case kind if kind in _HANGS:
-            _HANGS[kind]()
-        case InjectionKind.SLOW:
-            time.sleep(fault.seconds)
-        case InjectionKind.TORN_UPDATE:
-            _once(optimizer.register_step_post_hook, _RAISED[fault.kind](told))
-        case _:
-            _once(model.register_forward_pre_hook, _RAISED[fault.kind](told))
-
-
-def _sleep() -> None:
-    while True:
-        time.sleep(3600)
+    for fault, told in due(faults, step):
+        match fault.kind:
+            case InjectionKind.HANG_COLLECTIVE:
+                _wait_for_nobody(next((p.device for p in model.parameters()), torch.device("cpu")))
+            case InjectionKind.HANG_DATA:
+                _wait_for_data()
+            case InjectionKind.TORN_UPDATE:
+                _once(optimizer.register_step_post_hook, _RAISED[fault.kind](told))
+            case _ if not break_process(fault):
+                _once(model.register_forward_pre_hook, _RAISED[fault.kind](told))
 
 
 def _wait_for_nobody(device: torch.device) -> None:
@@ -88,23 +60,6 @@ def _wait_for_data() -> None:
             return 1
 
     next(iter(DataLoader(Dry(), num_workers=1)))
-
-
-def _stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def _spin() -> None:
-    while True:
-        pass
-
-
-_HANGS = {
-    InjectionKind.HANG: _sleep,
-    InjectionKind.HANG_DATA: _wait_for_data,
-    InjectionKind.STOP: _stop,
-    InjectionKind.LIVELOCK: _spin,
-}
 
 
 def _once(register: Callable[..., torch.utils.hooks.RemovableHandle], error: Exception) -> None:

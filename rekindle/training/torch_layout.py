@@ -22,7 +22,6 @@ from rekindle.training.place import Place
 from rekindle.training.skeleton import Node, Reader, TensorSpec, stride_of
 from rekindle.training.torch_state import State, Stateful
 
-METADATA_SKELETON = "skeleton"
 METADATA_PIECES = "pieces"  # by tensor that is a piece of another: the whole's shape, and where
 
 _TOLD = dict[str, tuple[tuple[int, ...], tuple[int, ...]]]

@@ -23,6 +23,7 @@ from rekindle.runtime import protocol
 from rekindle.runtime.channel import Channel
 from rekindle.runtime.heartbeat import Doing
 from rekindle.training import rank_environment, rng
+from rekindle.training.keeper import StateKeeper
 from rekindle.training.progress import Progress, phase_of
 from rekindle.training.records import Records
 from rekindle.training.sampler import StepSampler
@@ -34,11 +35,11 @@ from rekindle.training.torch_faults import kind_of
 from rekindle.training.torch_group import Group, leave_for_good, store_at
 from rekindle.training.torch_groups import ScriptGroups
 from rekindle.training.torch_injection import suffer
-from rekindle.training.torch_keeper import StateKeeper
 from rekindle.training.torch_placeholder import in_placeholder, leave_placeholder
 from rekindle.training.torch_profiler import TorchProfiler
 from rekindle.training.torch_remains import drop_gradients, free_frames
 from rekindle.training.torch_repairs import Repairs
+from rekindle.training.torch_snapshot import TorchSnapshotWriter
 from rekindle.training.torch_standing import Standing
 from rekindle.training.torch_step import Step
 from rekindle.training.torch_updates import Updates
@@ -123,16 +124,15 @@ class Session:
         fresh = model if self._ddp is not None else None
         self._standing = Standing(self.named, self._groups, fresh=fresh)
         self._place = self._groups.place(self.slot, self.full_world, shard)
-        shard = self._place.shard
-        check_shard(shard, ddp=bool(ddp) and not is_zero(optimizer), parts=parts)
-        self._keeper = StateKeeper(self._channel, self._place, self._profiler, seed=seed)
+        check_shard(self._place.shard, ddp=bool(ddp) and not is_zero(optimizer), parts=parts)
+        writer = functools.partial(TorchSnapshotWriter, seed=seed)
+        self._keeper = StateKeeper(self._channel, self._place, self._profiler, writer)
         self._step = StepUnderWay()
         self._repairs = Repairs(self.slot, self.device, model, self._step)
-        together = shard is not None or self.device.type == "npu"
+        together = self._place.shard is not None or self.device.type == "npu"
         self._updates = Updates(self.page, self._repairs, self._group, together=together)
         self._updates.watch(self.named)
-        self._dismissed = False
-        self._passed = 0  # steps after which all ranks were let go
+        self._dismissed, self._passed = False, 0  # steps after which all ranks were let go
 
     @property
     def finished(self) -> int:

@@ -25,7 +25,8 @@ from rekindle.training.skeleton import (
     TensorSpec,
     tensor_specs,
 )
-from rekindle.training.torch_layout import METADATA_PIECES, METADATA_SKELETON
+from rekindle.training.snapshot_writer import METADATA_SKELETON
+from rekindle.training.torch_layout import METADATA_PIECES
 from rekindle.training.torch_state import view
 
 _Shape = tuple[int, ...]

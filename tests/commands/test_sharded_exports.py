@@ -17,7 +17,8 @@ from rekindle.checkpoints.format import plan_layout, write_header
 from rekindle.checkpoints.store import Part
 from rekindle.runtime.checkpoint_files import state_file
 from rekindle.training.skeleton import DTYPE_CODES
-from rekindle.training.torch_layout import METADATA_PIECES, METADATA_SKELETON
+from rekindle.training.snapshot_writer import METADATA_SKELETON
+from rekindle.training.torch_layout import METADATA_PIECES
 from rekindle.training.torch_state import as_bytes, capture
 
 SHARDS = 3

@@ -152,8 +152,8 @@ class Injector:
     def _watch_runtime(self) -> None:
         from rekindle.runtime.snapshot import SnapshotBuffer
         from rekindle.training import torch_restore, torch_standing
+        from rekindle.training.keeper import StateKeeper
         from rekindle.training.torch_buffers import BufferGuard
-        from rekindle.training.torch_keeper import StateKeeper
 
         for owner, name, place in (
             (SnapshotBuffer, "commit", "snapshot"),
@@ -179,7 +179,7 @@ def _have_snapshots_sealed() -> None:
 
     Steps of milliseconds would else outrun an agent on a busy machine.
     """
-    from rekindle.training.torch_snapshot import SnapshotWriter
+    from rekindle.training.snapshot_writer import SnapshotWriter
 
     take = SnapshotWriter.take
 

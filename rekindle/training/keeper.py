@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rekindle import names
@@ -13,7 +13,7 @@ from rekindle.runtime.checkpoint_files import METADATA_METRICS, METADATA_POSITIO
 from rekindle.training import rank_environment
 from rekindle.training.place import Place
 from rekindle.training.profiler import Profiler
-from rekindle.training.torch_snapshot import SnapshotWriter
+from rekindle.training.snapshot_writer import SnapshotWriter
 
 REST_S = 600.0  # once the agent had no memory: others may have given some back by then
 
@@ -26,17 +26,17 @@ class StateKeeper:
         channel: Channel | None,
         place: Place,
         profiler: Profiler,
-        *,
-        seed: int,
+        writer: Callable[[Channel, Place], SnapshotWriter],
     ) -> None:
         self._profiler = profiler
         self._channel = channel
-        self._writer = SnapshotWriter(channel, place, seed=seed) if channel else None
+        self._writer = writer(channel, place) if channel else None
         # Replicas hold the same state: one of each node keeps it, one of all has it written. Which
         # others of a node hold the same shard is not known here.
         snapshot_every = rank_environment.number(names.ENV_SNAPSHOT_EVERY)
         keeps = rank_environment.number("LOCAL_RANK") == 0 or place.shard is not None
         self._snapshot_every = snapshot_every if keeps else 0
+        self._keeps = snapshot_every > 0
         self._missed_checkpoint = False
         self._rests_until = 0.0
         self._checkpointed = 0  # the step of the newest
@@ -91,6 +91,26 @@ class StateKeeper:
         self._missed_checkpoint = checkpoint and not taken
         if checkpoint and taken:
             self._checkpointed = step
+
+    def keep_last(
+        self,
+        named: Mapping[str, Any],
+        *,
+        place: Place,
+        step: int,
+        position: Mapping[str, Any],
+        metrics: Mapping[str, float],
+    ) -> None:
+        """Take a snapshot of what may be lost with this process, if any are taken at all.
+
+        place: in the generation that did the last of the steps. By a rank that keeps none else,
+        too. Raises CheckpointError: the agent has no memory for it.
+        """
+        if self._writer is None or not self._keeps:
+            return
+        notes = {METADATA_POSITION: position, METADATA_METRICS: metrics}
+        self._writer.outlast()
+        self._writer.take(named, place=place, step=step, notes=notes, checkpoint=False, wait=False)
 
     def close(self) -> None:
         """Let go of the buffers; the agent keeps what they hold."""
