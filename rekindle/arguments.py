@@ -26,7 +26,7 @@ from rekindle.recovery.interval import AUTO
 from rekindle.recovery.node_check.evidence import FACTOR, Limits
 from rekindle.recovery.policy import Policy
 from rekindle.runtime.protocol import Inject, InjectionKind
-from rekindle.runtime.spec import EntryKind, JobSpec, job_directory
+from rekindle.runtime.spec import EntryKind, Framework, JobSpec, job_directory
 
 # torchrun options about its rendezvous (Rekindle's coordinator does that work) and about its agent.
 _IGNORED = (
@@ -86,6 +86,9 @@ def _program(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("program")
     option(group, "module", "-m", action="store_true", help="the script is a module name")
     option(group, "no_python", action="store_true", help="the script is any program")
+    frameworks = [each.value for each in Framework]
+    said = "what the ranks train with; default: torch"
+    option(group, "framework", choices=frameworks, default=frameworks[0], help=said)
     option(group, "run_path", action="store_true", help="as by default: runpy.run_path")
     option(group, "role", default="default", help="prefix of printed lines")
 
@@ -152,6 +155,7 @@ def read_spec(options: argparse.Namespace) -> JobSpec:
         entry=entry_kind(options),
         target=options.script,
         arguments=tuple(options.arguments),
+        framework=Framework(options.framework),
         nodes=most,
         min_nodes=least,
         processes_per_node=_processes(options.nproc_per_node),

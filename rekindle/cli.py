@@ -99,6 +99,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_diagnose_arguments(diagnose)
     diagnose.set_defaults(command=_diagnose)
+    npu = commands.add_parser(
+        "npu-check",
+        help="tell what ranks on Ascend NPUs lack on this machine",
+        description="Look for torch-npu, the torch of its version, CANN, the driver and devices.",
+    )
+    npu.add_argument("--json", action="store_true", help="print JSON")
+    npu.set_defaults(command=_npu_check)
     for name, about, job in _PEOPLE:
         command = commands.add_parser(name, help=about, description=f"{about.capitalize()}.")
         if job:
@@ -173,6 +180,12 @@ def _diagnose(options: argparse.Namespace) -> int:
     from rekindle.commands import diagnose
 
     return diagnose.run(options)
+
+
+def _npu_check(options: argparse.Namespace) -> int:
+    from rekindle.commands import npu
+
+    return npu.npu_check(options)
 
 
 def _inject(options: argparse.Namespace) -> int:

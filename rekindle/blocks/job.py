@@ -23,7 +23,14 @@ from rekindle.blocks.policy import RecoveryPolicy
 from rekindle.blocks.store import CheckpointDirectory
 from rekindle.checkpoints.location import absolute, below
 from rekindle.errors import UsageError
-from rekindle.runtime.spec import EntryKind, JobSpec, check, check_elsewhere, job_directory
+from rekindle.runtime.spec import (
+    EntryKind,
+    Framework,
+    JobSpec,
+    check,
+    check_elsewhere,
+    job_directory,
+)
 
 DEFAULT_NAME = "train"
 _OF_CLUSTER = ("nodes", "processes_per_node", "min_nodes", "spares")
@@ -55,6 +62,10 @@ class TrainingJob(BaseModel):
     arguments: list[str] = Field(
         default=[],
         description="Command-line arguments of the script or module.",
+    )
+    framework: Framework = Field(
+        default=Framework.TORCH,
+        description="What the ranks train with. It has to be installed where they run.",
     )
     nodes: Nodes = 1
     processes_per_node: ProcessesPerNode = 1
@@ -184,6 +195,7 @@ class TrainingJob(BaseModel):
             entry=EntryKind.SCRIPT if self.script else EntryKind.MODULE,
             target=self.script or self.module,
             arguments=tuple(self.arguments),
+            framework=self.framework,
             nodes=self.nodes,
             processes_per_node=self.processes_per_node,
             min_nodes=self.min_nodes,

@@ -13,6 +13,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """All that a decision may look at.
 
     session: every rank of the broken generation trains through a Session.
+    joins: a new process can take part in what those that are there have begun.
     formed: a generation of this job has been formed since the last restart.
     dead: the process of the fault's rank has ended.
     newest: most steps finished by any rank of the job.
@@ -31,6 +32,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     session: bool
     formed: bool
     newest: int
+    joins: bool = True
     dead: bool = False
     resumed: int = 0
     older: bool = False

@@ -239,6 +239,8 @@ def _user_wore_it_out(case: Case) -> bool:
 
 def _hinders_inner(strategy: Strategy, policy: Policy, case: Case) -> str:
     moves = strategy in _MOVES
+    if strategy is not Strategy.RETRY and case.session and not case.joins:
+        return "no new process can join the collectives of those that are there"
     why_not = _out_of_reach(policy, case, _MOVES if moves else _STAYS)
     if why_not or moves:
         return why_not

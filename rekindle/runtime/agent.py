@@ -111,7 +111,8 @@ class Agent:
 
         A coordinator that dies is waited for: the ranks train on meanwhile.
         """
-        self.ranks.start_zygote(preload=self.spec.entry is not EntryKind.PROGRAM)
+        of_python = self.spec.entry is not EntryKind.PROGRAM
+        self.ranks.start_zygote(self.spec.framework if of_python else None)
         if self._hello.spare:
             self.ranks.warm_up()
         port = self._depot.listen(self._hello.address)

@@ -74,11 +74,15 @@ class Channel:
 
     def hold(self, rank: int, generation: int, finished: int) -> bool:
         """Between two steps: if asked to, say that no other is begun, and wait for the end."""
-        if self._held != generation:
+        if not self.is_held(generation):
             return False
         self.send(Held(rank=rank, generation=generation, finished=finished))
         self.wait_over(generation)
         return True
+
+    def is_held(self, generation: int) -> bool:
+        """Whether this generation is to be held between two steps."""
+        return self._held == generation
 
     def wait(self, newer_than: int) -> Form | Dismiss:
         """Wait for the next generation, or for the end."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rekindle import names
+from rekindle.runtime.ascend import ascend_environment
 from rekindle.runtime.protocol import Spawn
 from rekindle.runtime.spec import EntryKind, JobSpec
 
@@ -67,6 +68,7 @@ def agent_environment(base: Mapping[str, str], spec: JobSpec) -> dict[str, str]:
     otherwise: torch reads the number when it is imported.
     """
     environment = {**base, **spec.environment}
+    environment |= ascend_environment(environment, spec.policy)
     if spec.processes_per_node > 1:
         environment.setdefault("OMP_NUM_THREADS", "1")
     environment["PYTHONUNBUFFERED"] = "1"

@@ -12,9 +12,14 @@ from typing import NamedTuple
 import msgspec
 
 from rekindle.errors import RekindleError
-from rekindle.runtime.zygote import MAX_ORDER, Forked, RunRank, RunStore
+from rekindle.runtime.spec import Framework
+from rekindle.runtime.zygote import MAX_ORDER, Forked, Order
 
-PRELOAD = "torch,torch.distributed,torch._dynamo,rekindle.training.torch"
+PRELOAD = {
+    Framework.TORCH: "torch,torch.distributed,torch._dynamo,rekindle.training.torch",
+    # Its import starts no thread that a fork would lose (2.10).
+    Framework.MINDSPORE: "mindspore,mindspore.dataset,rekindle.training.mindspore",
+}
 
 
 class ZygoteGoneError(RekindleError):
@@ -29,9 +34,12 @@ class _Blank(NamedTuple):
 
 
 class ForkServer:
-    """One zygote, the requests that wait for its answers in order, and a process in reserve."""
+    """One zygote, the requests that wait for its answers in order, and a process in reserve.
 
-    def __init__(self, environment: dict[str, str], *, preload: bool) -> None:
+    preload: what it imports before it forks; None: nothing.
+    """
+
+    def __init__(self, environment: dict[str, str], *, preload: Framework | None) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket = ours
         self._answers: collections.deque[asyncio.Future[Forked]] = collections.deque()
@@ -39,8 +47,8 @@ class ForkServer:
         self._preparing = False
         command = [sys.executable, "-m", "rekindle.runtime.zygote"]
         command += ["--socket", str(theirs.fileno())]
-        if preload:
-            command += ["--preload", PRELOAD]
+        if preload is not None:
+            command += ["--preload", PRELOAD[preload]]
         self.process = subprocess.Popen(
             command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
         )
@@ -48,7 +56,7 @@ class ForkServer:
         ours.setblocking(False)
         asyncio.get_running_loop().add_reader(ours, self._on_answer)
 
-    async def start(self, order: RunRank | RunStore, fds: list[int]) -> int:
+    async def start(self, order: Order, fds: list[int]) -> int:
         """Have a forked process carry out `order`; it is a child of this one. Return its pid.
 
         Raises ZygoteGoneError; RekindleError: the machine has no room for another process.

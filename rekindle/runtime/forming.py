@@ -227,6 +227,7 @@ class Forming(Gathering):
         self._assembly.begin(self.generation)
         passed = max(rank.arrived.passed for rank in world if rank.arrived)
         places = {rank.rank: place for place, rank in enumerate(world)}
+        peers = self._peers()
         for node in self.roster.members:
             own = {rank.rank: places[rank.rank] for rank in self.roster.ranks_of(node.node)}
             plans = {rank: plan.ranks[place] for rank, place in own.items()}
@@ -245,6 +246,7 @@ class Forming(Gathering):
                 ranks=own,
                 plan=plans,
                 depots=self._depots(plans.values()),
+                peers=peers,
             )
             self._do(Send(node.connection, form))
         # A step that only some ranks have finished is under way: doing it again loses none.
@@ -271,6 +273,14 @@ class Forming(Gathering):
         self._do(CancelTimer("leave"))
         self._do(SetTimer("join", self.spec.policy.join_timeout_s))
 
+    def _peers(self) -> tuple[tuple[str, int], ...]:
+        """Where the ranks of the world are reached by each other, if they have told."""
+        ports = [rank.arrived.port if rank.arrived else 0 for rank in self.roster.world]
+        if not all(ports):
+            return ()
+        hosts = (self.roster.nodes[rank.node].address for rank in self.roster.world)
+        return tuple(zip(hosts, ports, strict=True))
+
     def _depots(self, plans: Iterable[RankPlan]) -> dict[int, p.Depot]:
         """Where the agents are that keep copies, or give them back, for these ranks."""
         numbers = {number for plan in plans for number in (plan.keeper, plan.node)} - {-1}
@@ -293,6 +303,17 @@ class Forming(Gathering):
             copies=tuple(copy for copy in copies if counts(Source.NEIGHBOUR, copy[1])),
             checkpoints=tuple(m for m in node.checkpoints if counts(Source.CHECKPOINT, m)),
         )
+
+    def on_store_down(self, message: p.StoreDown) -> None:
+        """The store is gone; it is missed when the next generation is formed."""
+        if message.serial != self._store.serial:
+            return
+        if not self.spec.joins and self.phase in (Phase.TRAINING, Phase.RESTORING):
+            # Their framework ends them because of it, sooner or later.
+            text = f"the scheduler of {self.spec.framework.value} has ended"
+            self._on_fault(Fault(kind=Kind.PROCESS, message=text, node=self._store.node))
+            return
+        self._store.drop()
 
     def on_state_ready(self, message: p.StateReady) -> None:
         """A rank has its state, or could not get it."""

@@ -304,11 +304,6 @@ class Gathering(ABC):
         self._start_missing()
         self._try_form()
 
-    def on_store_down(self, message: p.StoreDown) -> None:
-        """The store is gone; it is missed when the next generation is formed."""
-        if message.serial == self._store.serial:
-            self._store.drop()
-
     def _ask_for_store(self) -> None:
         if self._store.is_up or self._store.asked >= 0:
             return

@@ -26,12 +26,13 @@ from rekindle.runtime.forkserver import ForkServer
 from rekindle.runtime.healing import heal
 from rekindle.runtime.heartbeat import Page
 from rekindle.runtime.lookout import Lookout
+from rekindle.runtime.mindspore_cluster import worker_environment
 from rekindle.runtime.output import Console, Stream
 from rekindle.runtime.rank_process import RankProcess, clear
 from rekindle.runtime.snapshots import Snapshots
-from rekindle.runtime.spec import EntryKind, JobSpec
-from rekindle.runtime.store_process import StoreProcess, free_port
-from rekindle.runtime.zygote import RunRank, RunStore
+from rekindle.runtime.spec import Framework, JobSpec
+from rekindle.runtime.store_process import StoreProcess, start_store
+from rekindle.runtime.zygote import Order, RunRank
 
 CONSOLE_S = 2.0
 
@@ -63,7 +64,7 @@ class NodeRanks:
         self._pages: dict[int, tuple[int, Page]] = {}
         self._streams: dict[int, list[Stream]] = {}
         self._zygote: ForkServer | None = None
-        self._preload = True
+        self._preload: Framework | None = None
         self._store: StoreProcess | None = None
         self._console = Console()
         self._gone = asyncio.Event()
@@ -75,7 +76,7 @@ class NodeRanks:
         self._ended: set[int] = set()  # ranks that ended with status 0
         self._tasks: set[asyncio.Future[None]] = set()
 
-    def start_zygote(self, *, preload: bool) -> None:
+    def start_zygote(self, preload: Framework | None) -> None:
         """Start the process that ranks are forked from; its imports run while we connect."""
         self._preload = preload
         self._zygote = ForkServer(self._environment, preload=preload)
@@ -205,6 +206,8 @@ class NodeRanks:
             logs=logs,
             metrics_file=self._metrics_file(rank),
         )
+        if self._spec.framework is Framework.MINDSPORE:
+            environment |= worker_environment(self._spec, spawn, rank, environment)
         request = RunRank(
             kind=self._spec.entry.value,
             target=self._spec.target,
@@ -224,12 +227,12 @@ class NodeRanks:
         self._ended.discard(rank)
         return process
 
-    async def fork(self, request: RunRank | RunStore, fds: list[int]) -> int:
+    async def fork(self, request: Order, fds: list[int]) -> int:
         """Fork from the zygote; a dead one (the kernel short of memory, say) is started anew."""
         assert self._zygote is not None
         if self._zygote.process.poll() is not None:
             self._zygote.close()
-            self.start_zygote(preload=self._preload)
+            self.start_zygote(self._preload)
         return await self._zygote.start(request, fds)
 
     def _in_background(self, work: Coroutine[None, None, None]) -> None:
@@ -271,20 +274,7 @@ class NodeRanks:
         if self._store is not None:
             self._store.end()
             self._store = None
-        if self._spec.entry is EntryKind.PROGRAM:
-            port, error = free_port(order.port)
-            self._send(protocol.StoreUp(serial=order.serial, port=port, error=error))
-            return
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            pid = await self.fork(RunStore(port=order.port), [theirs.fileno()])
-        except RekindleError as error:
-            ours.close()
-            self._send(protocol.StoreUp(serial=order.serial, port=0, error=str(error)))
-            return
-        finally:
-            theirs.close()
-        self._store = StoreProcess(pid, ours, order, self._send)
+        self._store = await start_store(self._spec, order, self.fork, self._send, self._environment)
 
     # ---- what ranks say
 

@@ -29,6 +29,7 @@ class Arrived(Message, frozen=True, kw_only=True, tag="arrived"):
     clean: what StepFailed says of it; said again here, for a coordinator may not have heard it.
     done: it has finished all the steps it was asked for.
     passed: steps after which all ranks were let go before, where the script asked for more later.
+    port: where other ranks reach it, of ranks whose framework brings no lines between them.
     """
 
     rank: int
@@ -40,6 +41,7 @@ class Arrived(Message, frozen=True, kw_only=True, tag="arrived"):
     clean: int | None = None
     done: bool = False
     passed: int = 0
+    port: int = 0
 
 
 class StepFailed(Message, frozen=True, kw_only=True, tag="step-failed"):
@@ -166,7 +168,8 @@ class Form(Message, frozen=True, kw_only=True, tag="form"):
     world. An agent passes on only the rank's own of both. shards: pieces that the state is in.
     depots: where those of the nodes are that the plan names; for the agent alone.
     checkpoint_every: steps between two checkpoints, until CheckpointEvery; 0: none. profile: what
-    is written down, until Profile.
+    is written down, until Profile. peers: where the ranks are reached (host, port), by their place
+    in this world; empty: they have told no port.
     """
 
     generation: int
@@ -183,6 +186,7 @@ class Form(Message, frozen=True, kw_only=True, tag="form"):
     ranks: dict[int, int]
     plan: dict[int, RankPlan]
     depots: dict[int, Depot] = msgspec.field(default_factory=dict)
+    peers: tuple[tuple[str, int], ...] = ()
 
 
 class CheckpointEvery(Message, frozen=True, kw_only=True, tag="checkpoint-every"):

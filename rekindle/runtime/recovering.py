@@ -77,6 +77,7 @@ class Recovering(Elastic):
             session=self._session,
             formed=self._formed,
             newest=self.newest,
+            joins=self.spec.joins,
             resumed=self._resumed,
             older=self._older_checkpoint() is not None,
             dead=fault.rank >= 0 and not self.roster.ranks[fault.rank].pid,

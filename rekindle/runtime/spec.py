@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 import hmac
+import importlib.util
 import os
 import re
 import secrets
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +22,7 @@ from rekindle.errors import UsageError
 from rekindle.recovery.interval import AUTO
 from rekindle.recovery.node_check.evidence import Limits
 from rekindle.recovery.policy import OUTER, Policy, Strategy
+from rekindle.runtime.ascend import check_environment
 
 
 class EntryKind(str, enum.Enum):
@@ -28,6 +31,13 @@ class EntryKind(str, enum.Enum):
     SCRIPT = "script"  # a Python file
     MODULE = "module"  # python -m NAME
     PROGRAM = "program"  # any executable (torchrun --no-python)
+
+
+class Framework(str, enum.Enum):
+    """What the ranks train with: what is imported before they are forked, and how they meet."""
+
+    TORCH = "torch"
+    MINDSPORE = "mindspore"
 
 
 class KeepsOff(str, enum.Enum):
@@ -41,6 +51,7 @@ class KeepsOff(str, enum.Enum):
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One training run, as given to coordinator and agents.
 
+    framework: what the ranks train with.
     nodes, processes_per_node: the world is nodes x processes_per_node ranks.
     min_nodes: least number of nodes that the job may go on with; 0: all of them.
     spares: agents in reserve, each ready to take a lost node's place.
@@ -63,6 +74,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     entry: EntryKind
     target: str
     arguments: tuple[str, ...] = ()
+    framework: Framework = Framework.TORCH
     nodes: int = 1
     min_nodes: int = 0
     processes_per_node: int = 1
@@ -95,6 +107,14 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.nodes * self.processes_per_node
 
     @property
+    def joins(self) -> bool:
+        """Whether a new process can take part in what those that are there have begun.
+
+        MindSpore's collectives cannot take one in, nor be formed anew in a process.
+        """
+        return self.framework is not Framework.MINDSPORE
+
+    @property
     def least_nodes(self) -> int:
         """Nodes that the smallest world has."""
         return self.min_nodes or self.nodes
@@ -124,6 +144,12 @@ def check(spec: JobSpec) -> JobSpec:
     if not Path(spec.working_directory).is_dir():
         raise UsageError(f"working directory {spec.working_directory} does not exist")
     check_location(spec.checkpoint_store)
+    check_environment(os.environ | spec.environment, spec.policy)
+    if spec.framework is Framework.MINDSPORE and importlib.util.find_spec("mindspore") is None:
+        raise UsageError(
+            f"framework is {spec.framework.value}, which is not installed for {sys.executable}: "
+            "install rekindle[mindspore] in an environment of its own, and run the job from there"
+        )
     if spec.entry is EntryKind.SCRIPT:
         script = Path(spec.working_directory, spec.target)
         if not script.is_file():
@@ -169,6 +195,11 @@ def _check_world(spec: JobSpec) -> None:
     if not 0 <= spec.min_nodes <= spec.nodes:
         raise UsageError(
             f"min_nodes is {spec.min_nodes}; give 1 to {spec.nodes} (nodes), or 0 for all of them"
+        )
+    if spec.least_nodes < spec.nodes and not spec.joins:
+        raise UsageError(
+            f"min_nodes is {spec.min_nodes}: a world of {spec.framework.value} cannot change its "
+            f"size; give {spec.nodes}, or 0"
         )
     if spec.spares < 0:
         raise UsageError(f"spares is {spec.spares}; give a number of nodes, or 0 for none")

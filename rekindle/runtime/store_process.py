@@ -1,4 +1,4 @@
-"""The process that hosts the ranks' store, as the agent of its node sees it."""
+"""The process that hosts the ranks' store, or scheduler, as the agent of its node sees it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,56 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
+from rekindle.errors import RekindleError
 from rekindle.runtime import protocol
+from rekindle.runtime.mindspore_cluster import scheduler_order
+from rekindle.runtime.spec import EntryKind, Framework, JobSpec
+from rekindle.runtime.zygote import Order, RunStore
+
+Fork = Callable[[Order, list[int]], Awaitable[int]]
+Send = Callable[[protocol.Message], None]
+
+
+async def start_store(
+    spec: JobSpec,
+    order: protocol.HostStore,
+    fork: Fork,
+    send: Send,
+    environment: Mapping[str, str],
+) -> StoreProcess | None:
+    """Start what ranks meet at, and have it told where; None: nothing runs."""
+    if spec.entry is EntryKind.PROGRAM:
+        port, error = free_port(order.port)
+        send(protocol.StoreUp(serial=order.serial, port=port, error=error))
+        return None
+    what: Order = RunStore(port=order.port)
+    if spec.framework is Framework.MINDSPORE:
+        what = scheduler_order(spec, order, environment)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        pid = await fork(what, [theirs.fileno()])
+    except RekindleError as error:
+        ours.close()
+        send(protocol.StoreUp(serial=order.serial, port=0, error=str(error)))
+        return None
+    finally:
+        theirs.close()
+    return StoreProcess(pid, ours, order, send)
 
 
 class StoreProcess:
-    """The process that hosts the ranks' store, forked from the zygote."""
+    """The process that hosts the ranks' store, or is their scheduler, forked from the zygote."""
 
     def __init__(
         self,
         pid: int,
         line: socket.socket,
         order: protocol.HostStore,
-        send: Callable[[protocol.Message], None],
+        send: Send,
     ) -> None:
         self._pid, self._line, self._order, self._send = pid, line, order, send
         self._up = False

@@ -26,6 +26,7 @@ import msgspec
 
 from rekindle import names
 from rekindle.runtime import program
+from rekindle.runtime.mindspore_cluster import RunScheduler, host_scheduler
 
 MAX_ORDER = 192 * 1024  # what a SEQPACKET socket takes in one piece by default
 _PR_SET_PDEATHSIG = 1
@@ -55,7 +56,8 @@ class Forked(msgspec.Struct, frozen=True, kw_only=True, tag="forked"):
     error: str = ""
 
 
-_ORDER = msgspec.msgpack.Decoder(RunRank | RunStore)
+Order = RunRank | RunStore | RunScheduler
+_ORDER: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 
 
 def main() -> None:
@@ -114,6 +116,9 @@ def obey(line: socket.socket) -> None:
     order = _ORDER.decode(data)
     if isinstance(order, RunStore):
         host_store(socket.socket(fileno=fds[0]), order.port)
+        return
+    if isinstance(order, RunScheduler):
+        host_scheduler(socket.socket(fileno=fds[0]), order)
         return
     channel, page, stdout, stderr = fds
     program.take_streams(stdout, stderr)

@@ -53,7 +53,7 @@ class Profiler:
         self._asked = Profile()
         self._waiting: collections.deque[_Entry] = collections.deque(maxlen=MOST_WAITING)
         self._encoder = Encoder(os.getpid(), device)
-        self._step, self._began, self._forward = -1, 0, 0
+        self._step, self._began, self._forward, self._loads = -1, 0, 0, 0
         self._writer: _Writer | None = None
 
     def begin_step(self, step: int, asked: Profile) -> None:
@@ -86,6 +86,16 @@ class Profiler:
         yield
         if self.on.data_loader and self._step >= 0:
             self._add(DATA_LOADER, DEFAULT, began)
+
+    def begin_loading(self) -> None:
+        """From now on the rank waits for the batch of a step that has not begun."""
+        self._loads = time.time_ns() if self.on.data_loader else 0
+
+    def end_loading(self) -> None:
+        """It has the batch."""
+        if self._loads:
+            self._add(DATA_LOADER, DEFAULT, self._loads)
+        self._loads = 0
 
     def saved(self, began: int) -> None:
         """State was kept, since then; nanoseconds since the epoch."""

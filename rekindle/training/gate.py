@@ -1,0 +1,220 @@
+"""The gate before each step: all ranks say whether they can do it, and all do it, or none does.
+
+MindSpore's collectives cannot be broken off on CPU: what was in one that somebody did not join is
+good for nothing any more (nor is its process, for that). So nobody enters a step's collectives
+before it is known that all will. Ranks agree without a server: in round k each tells the one 2^k
+places after it what it knows by then, and hears the one 2^k places before it; after as many rounds
+as the world's size has bits, each knows it of all (a dissemination barrier).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+
+from rekindle.errors import SessionError, StaleError
+from rekindle.runtime.heartbeat import Page
+
+Address = tuple[str, int]
+
+_HELLO = struct.Struct("<8sqqq")  # magic, generation, place in the world, what the line is for
+HELLO_BYTES = _HELLO.size
+_MAGIC = b"rekindle"
+_WORD = struct.Struct("<qq")  # step, and 1: all known so far can do it
+_HELLO_S = 5.0
+_NEVER = 1 << 62
+STATE = 0  # what a line is for: a state; else the distance of the two in the gate
+
+
+class PeerGoneError(RuntimeError):
+    """The line to another rank is cut: most likely it has ended."""
+
+
+class Listener:
+    """Where the other ranks reach this one, from its start to its end."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("", 0), backlog=128)
+        self.port: int = self._socket.getsockname()[1]
+        self._came = threading.Condition()
+        self._lines: dict[tuple[int, int, int], socket.socket] = {}
+        self._oldest = 0
+        threading.Thread(target=self._accept, name="rekindle-listener", daemon=True).start()
+
+    def take(
+        self, generation: int, place: int, purpose: int, is_over: Callable[[], bool]
+    ) -> socket.socket:
+        """Wait for the line of the rank in this place. Raises StaleError: it is not needed now."""
+        with self._came:
+            key = generation, place, purpose
+            self._came.wait_for(lambda: key in self._lines or is_over())
+            if key not in self._lines:
+                raise StaleError(f"generation {generation} ended while it was formed")
+            return self._lines.pop(key)
+
+    def wake(self) -> None:
+        """Have those who wait look whether that is over."""
+        with self._came:
+            self._came.notify_all()
+
+    def forget_before(self, generation: int) -> None:
+        """Close lines of earlier generations that nobody took."""
+        with self._came:
+            self._oldest = generation
+            for key in [key for key in self._lines if key[0] < generation]:
+                self._lines.pop(key).close()
+
+    def close(self) -> None:
+        """Listen no more."""
+        _shut(self._socket)  # wakes the thread, which a close would not
+        self._socket.close()
+        self.forget_before(_NEVER)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                line, _ = self._socket.accept()
+            except OSError:
+                return  # it was closed
+            threading.Thread(target=self._greet, args=(line,), daemon=True).start()
+
+    def _greet(self, line: socket.socket) -> None:
+        """Learn who calls; a stranger is hung up on."""
+        line.settimeout(_HELLO_S)
+        try:
+            magic, generation, place, purpose = _HELLO.unpack(receive(line, HELLO_BYTES))
+        except (OSError, PeerGoneError):
+            line.close()
+            return
+        line.settimeout(None)
+        with self._came:
+            if magic != _MAGIC or generation < self._oldest:
+                line.close()
+                return
+            self._lines[generation, place, purpose] = line
+            self._came.notify_all()
+
+
+class Gate:
+    """The gate of one generation. The main thread passes it; any thread may sever it.
+
+    page: shows the agent that this rank waits for others.
+    """
+
+    def __init__(self, listener: Listener, page: Page | None) -> None:
+        self._listener = listener
+        self._page = page
+        self._lock = threading.Lock()
+        self._severed = False
+        self._told: list[socket.socket] = []
+        self._heard: list[socket.socket] = []
+        self._lines: list[socket.socket] = []
+
+    def form(self, generation: int, place: int, addresses: Sequence[Address]) -> None:
+        """Connect with those that this rank tells and hears; returns when all of them are there.
+
+        addresses: where the ranks listen, by their place in the world.
+        Raises StaleError: it was severed; PeerGoneError: a rank cannot be reached.
+        """
+        if self._page is not None:
+            self._page.form()
+        size, self._generation, self._place = len(addresses), generation, place
+        self._listener.forget_before(generation)
+        distances = [1 << bit for bit in range((size - 1).bit_length())]
+        for distance in distances:
+            self._told.append(self.connect(addresses[(place + distance) % size], distance))
+        for distance in distances:
+            self._heard.append(self.accept((place - distance) % size, distance))
+
+    def connect(self, address: Address, purpose: int) -> socket.socket:
+        """Call a rank. Raises PeerGoneError, StaleError."""
+        host, port = address
+        try:
+            line = self._keep(socket.create_connection(address))
+            line.sendall(_HELLO.pack(_MAGIC, self._generation, self._place, purpose))
+        except OSError as error:
+            raise PeerGoneError(f"no rank answers at {host}:{port}: {error}") from error
+        return line
+
+    def accept(self, place: int, purpose: int) -> socket.socket:
+        """Wait for a rank's call. Raises StaleError."""
+        is_over = lambda: self._severed  # noqa: E731
+        return self._keep(self._listener.take(self._generation, place, purpose, is_over))
+
+    def agree(self, step: int, *, can: bool) -> bool:
+        """Say whether this rank can do a step; return whether all can, the same on all ranks.
+
+        Raises PeerGoneError: a rank is gone; StaleError: it was severed; SessionError: another
+        rank is at another step.
+        """
+        if not self._told:
+            return can
+        if self._page is not None:
+            self._page.begin_operation(step + 1)
+            self._page.wait(True)
+        try:
+            for told, heard in zip(self._told, self._heard, strict=True):
+                told.sendall(_WORD.pack(step, can))
+                other, theirs = _WORD.unpack(receive(heard, _WORD.size))
+                if other != step:
+                    raise SessionError(
+                        f"this rank is at step {step} and another one at step {other}: all have to "
+                        "have as many batches"
+                    )
+                can = can and bool(theirs)
+        except (OSError, PeerGoneError) as error:
+            if self._severed:
+                raise StaleError("the generation ended at its gate") from error
+            raise PeerGoneError(f"another rank is gone: {error}") from error
+        if self._page is not None:
+            self._page.wait(False)
+        return can
+
+    @property
+    def severed(self) -> bool:
+        """Whether nobody passes it any more."""
+        return self._severed
+
+    def sever(self) -> None:
+        """End all waits here, now and from now on; the other ranks see it."""
+        with self._lock:
+            self._severed = True
+            for line in self._lines:
+                _shut(line)
+        self._listener.wake()
+
+    def leave(self) -> None:
+        """Give up all lines."""
+        self.sever()
+        for line in self._lines:
+            line.close()
+        if self._page is not None:
+            self._page.wait(False)
+
+    def _keep(self, line: socket.socket) -> socket.socket:
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._lock:
+            if self._severed:
+                line.close()
+                raise StaleError("the generation ended while it was formed")
+            self._lines.append(line)
+        return line
+
+
+def receive(line: socket.socket, size: int) -> bytes:
+    """Receive so many bytes. Raises PeerGoneError: they do not come; OSError."""
+    data = line.recv(size)
+    while len(data) < size:
+        more = line.recv(size - len(data))
+        if not more:
+            raise PeerGoneError("its line was closed")
+        data += more
+    return data
+
+
+def _shut(line: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the other side did already
+        line.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,49 @@
+"""An optimizer whose update is seen: it begins once, when all gradients are there.
+
+A graph runs whatever can run: of a step in which another rank dies, some parameters may be updated
+already while gradients of others never come, and the state is of no step. Here each update waits
+for all gradients, and counts itself before it begins. So a rank that is caught in a step has the
+state of the step before, and can prove it: as many updates were begun as steps are finished.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import mindspore
+from mindspore import nn, ops
+
+BEGUN = "rekindle_begun"  # the parameter that counts the updates begun; a part of the state
+
+
+@functools.cache
+def recoverable(optimizer: type[nn.Optimizer]) -> type[nn.Optimizer]:
+    """Return the optimizer's class with whole updates: recoverable(nn.Momentum)(parameters, ...).
+
+    The numbers that it computes are the optimizer's own, bit for bit. Raises TypeError: it is no
+    class of an optimizer.
+    """
+    if not (isinstance(optimizer, type) and issubclass(optimizer, nn.Optimizer)):
+        raise TypeError(
+            f"recoverable() takes the class of an optimizer, such as nn.Momentum, not {optimizer!r}"
+        )
+
+    class Recoverable(optimizer):  # type: ignore[misc]  # a class of the caller's choice
+        """The optimizer, with whole updates."""
+
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **settings)
+            zero = mindspore.Tensor([0], mindspore.int32)
+            self.rekindle_begun = mindspore.Parameter(zero, name=BEGUN, requires_grad=False)
+            self.rekindle_one = mindspore.Tensor([1], mindspore.int32)
+            self.rekindle_after = ops.Depend()
+
+        def construct(self, gradients: Any) -> Any:
+            one = self.rekindle_after(self.rekindle_one, gradients)
+            begun = self.rekindle_begun + one
+            self.rekindle_begun = begun
+            return super().construct(self.rekindle_after(gradients, begun))
+
+    Recoverable.__name__ = Recoverable.__qualname__ = optimizer.__name__
+    return Recoverable

@@ -1,0 +1,173 @@
+"""The training state of a MindSpore network: its parameters, read without a copy where that can be.
+
+The parameters of a model's train network are all that training changes: weights, what the optimizer
+keeps, and its step. A state has the layout of a safetensors file, in memory, on the wire and in the
+store; the skeleton says no more than that all of it are parameters.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import mindspore
+import msgspec
+import numpy as np
+
+from rekindle.checkpoints.format import read_header
+from rekindle.checkpoints.manifest import Layout, Origin
+from rekindle.errors import CorruptError, SessionError
+from rekindle.runtime.checkpoint_files import METADATA_ORIGIN
+from rekindle.training.mindspore_optimizer import BEGUN
+from rekindle.training.place import Place
+from rekindle.training.snapshot_writer import Captured, SnapshotWriter
+
+SKELETON = b'{"mindspore":"parameters"}'
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Form = tuple[str, str, tuple[int, ...]]  # name, code of safetensors, shape
+
+CODES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+}
+
+
+class Parameters:
+    """The parameters of a network, in the order of their names."""
+
+    def __init__(self, network: mindspore.nn.Cell) -> None:
+        """Raises SessionError: two of them have one name."""
+        network.init_parameters_data()
+        found: dict[str, mindspore.Parameter] = {}
+        for parameter in network.get_parameters():
+            if found.setdefault(parameter.name, parameter) is not parameter:
+                raise SessionError(f"two parameters are called {parameter.name}: give them names")
+        self._parameters = dict(sorted(found.items()))
+
+    @property
+    def begun(self) -> int | None:
+        """Updates begun, as `recoverable` counts them; None: the optimizer is another one."""
+        counter = self._parameters.get(BEGUN)
+        return None if counter is None else int(counter.asnumpy()[0])
+
+    def spoil(self) -> None:
+        """Have them hold anything, as a damaged memory does."""
+        for parameter in self._parameters.values():
+            spoilt = np.full_like(parameter.asnumpy(), 0x55, subok=False)
+            parameter.copy_(mindspore.Tensor(spoilt))
+
+    def arrays(self) -> dict[str, Array]:
+        """What they hold: on CPU their own memory, which the next step changes."""
+        return {name: each.asnumpy() for name, each in self._parameters.items()}
+
+    def fill(self, arrays: Mapping[str, Array]) -> None:
+        """Have them hold this. Raises SessionError: it is the state of another model."""
+        for name, parameter in self._parameters.items():
+            theirs = arrays.get(name)
+            if theirs is None:
+                raise SessionError(f"the state has no parameter {name}: it is another model's")
+            mine = parameter.asnumpy()
+            if (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
+                raise SessionError(
+                    f"parameter {name} is {theirs.dtype}{list(theirs.shape)} in the state, "
+                    f"{mine.dtype}{list(mine.shape)} here: it is another model's"
+                )
+        unknown = sorted(arrays.keys() - self._parameters.keys())
+        if unknown:
+            raise SessionError(f"the state has a parameter {unknown[0]}, this model has none")
+        for name, parameter in self._parameters.items():
+            # Neither set_data() nor assign_value(): with these, an optimizer with control flow was
+            # seen to keep another step than it showed (2.10).
+            parameter.copy_(mindspore.Tensor(arrays[name]))
+
+
+def forms_of(arrays: Mapping[str, Array]) -> tuple[Form, ...]:
+    """Return what a safetensors header says of each.
+
+    Raises SessionError: it has no name for such elements.
+    """
+    forms = []
+    for name, array in arrays.items():
+        code = CODES.get(array.dtype.name)
+        if code is None:
+            raise SessionError(f"parameter {name} is {array.dtype}, which a state cannot hold")
+        forms.append((name, code, tuple(array.shape)))
+    return tuple(forms)
+
+
+def bytes_of(array: Array) -> Array:
+    """The elements as one row of bytes: a view of a contiguous array, of another a copy."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def read_state(file: memoryview, like: Mapping[str, Array]) -> dict[str, Array]:
+    """The arrays that lie in a state's file, without a copy.
+
+    like: of this model; tells the dtypes that safetensors has a code for and numpy has none.
+    Raises CorruptError: it is no such file; SessionError: it is of another model.
+    """
+    header = read_header(file)
+    found = {}
+    for spec in header.specs:
+        mine = like.get(spec.name)
+        if mine is None or CODES.get(mine.dtype.name) != spec.dtype:
+            raise SessionError(
+                f"the state has {spec.name} ({spec.dtype}), which this model has not: it is "
+                "another model's"
+            )
+        data = file[header.data_begin + spec.begin : header.data_begin + spec.end]
+        try:
+            found[spec.name] = np.frombuffer(data, dtype=mine.dtype).reshape(spec.shape)
+        except ValueError as error:
+            raise CorruptError(f"{spec.name}: {error}") from error
+    return found
+
+
+class _Row(NamedTuple):
+    """Where a parameter's bytes go."""
+
+    name: str
+    bytes: Array
+
+
+class ParametersWriter(SnapshotWriter):
+    """Copies parameters to the agent's buffers."""
+
+    def capture(self, named: Mapping[str, Any], place: Place, *, before: object) -> Captured:
+        """Read the parameters (`named["parameters"]`)."""
+        arrays = named["parameters"].arrays()
+        forms = forms_of(arrays)
+        said = _said(place) if forms != before else None
+        return Captured(SKELETON, arrays, forms, said)
+
+    def views(self, data: memoryview, state: Captured, begins: Mapping[str, int]) -> Sequence[_Row]:
+        """Rows of bytes in the buffer."""
+        return [
+            _Row(name, np.frombuffer(data, np.uint8, each.nbytes, begins[name]))
+            for name, each in state.tensors.items()
+        ]
+
+    def copy(self, views: Sequence[_Row], state: Captured) -> None:
+        """Copy the bytes of each."""
+        for row in views:
+            row.bytes[:] = bytes_of(state.tensors[row.name])
+
+
+def _said(place: Place) -> Mapping[str, str]:
+    versions = {"mindspore": mindspore.__version__, "python": platform.python_version()}
+    origin = Origin(versions=versions, layout=Layout(shards=place.shards))
+    return {METADATA_ORIGIN: msgspec.json.encode(origin).decode()}

@@ -1,0 +1,64 @@
+"""MindSpore's side of a Session: the callbacks that its loop calls around each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mindspore
+from mindspore.train import Callback
+
+from rekindle.training.profiler import Profiler
+
+
+class Rewind(Exception):
+    """Training goes on from an earlier step: the loop has to be entered anew."""
+
+
+class Steps(Callback):  # type: ignore[misc]  # MindSpore is not there where types are checked
+    """Before all other callbacks: a step begins, and has ended with the loss that it gave.
+
+    finished: steps finished before; MindSpore would count from 0 again.
+    """
+
+    def __init__(
+        self, finished: int, begin: Callable[[], None], end: Callable[[float | None], None]
+    ) -> None:
+        super().__init__()
+        self._finished, self._begin, self._end = finished, begin, end
+
+    def on_train_begin(self, run_context: Any) -> None:
+        """Have the steps counted from where training is."""
+        run_context.original_args().cur_step_num = self._finished
+
+    def on_train_step_begin(self, run_context: Any) -> None:
+        """A batch is there."""
+        self._begin()
+
+    def on_train_step_end(self, run_context: Any) -> None:
+        """The graph has run."""
+        self._end(loss_of(run_context.original_args().net_outputs))
+
+
+class Loading(Callback):  # type: ignore[misc]  # as above
+    """Behind all other callbacks: from here on the loop waits for its next batch."""
+
+    def __init__(self, profiler: Profiler) -> None:
+        super().__init__()
+        self._profiler = profiler
+
+    def on_train_epoch_begin(self, run_context: Any) -> None:
+        """The first batch of an epoch."""
+        self._profiler.begin_loading()
+
+    def on_train_step_end(self, run_context: Any) -> None:
+        """The next one."""
+        self._profiler.begin_loading()
+
+
+def loss_of(outputs: Any) -> float | None:
+    """Return the loss among what a train network gives; None: it gives no single number."""
+    first = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
+    if isinstance(first, mindspore.Tensor) and first.size == 1:
+        return float(first.asnumpy().reshape(-1)[0])
+    return None

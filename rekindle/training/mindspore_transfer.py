@@ -1,0 +1,86 @@
+"""A MindSpore rank's state: to and from another rank, over a line of the gate; from the store."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Mapping
+
+import xxhash
+
+from rekindle.checkpoints.excerpts import WINDOW_BYTES
+from rekindle.checkpoints.format import encode_header, plan_layout
+from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.pins import reading
+from rekindle.errors import CheckpointError, CorruptError, SessionError
+from rekindle.recovery.plan import Made
+from rekindle.training.gate import receive
+from rekindle.training.mindspore_state import (
+    SKELETON,
+    Array,
+    Parameters,
+    bytes_of,
+    forms_of,
+    read_state,
+)
+from rekindle.training.snapshot_writer import METADATA_SKELETON
+
+_BEGIN = struct.Struct("<q")  # bytes of the file that follows
+_DIGEST_BYTES = 16
+
+
+def send_state(arrays: Mapping[str, Array], line: socket.socket) -> None:
+    """Send a state as a file, and its checksum behind it. Raises OSError: the line is cut."""
+    metadata = {METADATA_SKELETON: SKELETON.decode()}
+    layout = plan_layout(forms_of(arrays), metadata_room=256)
+    header = encode_header(layout, metadata)
+    line.sendall(_BEGIN.pack(layout.total_bytes))
+    checksum = xxhash.xxh3_128(header)
+    line.sendall(header)
+    for spec in layout.specs:
+        row = bytes_of(arrays[spec.name])
+        checksum.update(row.data)
+        line.sendall(row.data)
+    line.sendall(checksum.digest())
+
+
+def receive_state(parameters: Parameters, line: socket.socket) -> None:
+    """Take over the state that comes on a line.
+
+    Raises CorruptError: other bytes arrived than were sent; PeerGoneError, OSError: the line is
+    cut; SessionError: it is another model's. The parameters are as they were then.
+    """
+    (size,) = _BEGIN.unpack(receive(line, _BEGIN.size))
+    file = memoryview(bytearray(size))
+    filled = 0
+    while filled < size:
+        count = line.recv_into(file[filled : filled + WINDOW_BYTES])
+        if not count:
+            receive(line, 1)  # says that it is cut
+        filled += count
+    if xxhash.xxh3_128_digest(file) != receive(line, _DIGEST_BYTES):
+        raise CorruptError("the state that another rank sent arrived damaged")
+    parameters.fill(read_state(file, parameters.arrays()))
+
+
+def load_checkpoint(location: str, parameters: Parameters, made: Made) -> None:
+    """Take a state from the store.
+
+    Raises CheckpointError: it is not there; CorruptError: the file is not what was written;
+    SessionError: it is another model's.
+    """
+    step, generation = made
+    store = open_store(location)
+    found = store.find(step, generation)
+    if found is None:
+        raise CheckpointError(
+            f"{location} has no valid checkpoint of step {step} of generation {generation}"
+        )
+    if len(found.manifest.files) != 1:
+        raise SessionError(
+            f"{found.location} has the state in {len(found.manifest.files)} pieces; ranks of "
+            "MindSpore all hold the whole of it"
+        )
+    with reading(store, made):
+        file = found.read(found.manifest.files[0].name)
+    parameters.fill(read_state(file, parameters.arrays()))

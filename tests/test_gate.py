@@ -1,0 +1,206 @@
+"""The gate before a step: all ranks do it, or none does."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import pytest
+
+from rekindle.errors import SessionError, StaleError
+from rekindle.runtime.heartbeat import Page
+from rekindle.training.gate import HELLO_BYTES, STATE, Gate, Listener, PeerGoneError
+
+T = TypeVar("T")
+LIMIT_S = 20.0
+
+
+class World:
+    """Ranks as threads, each with a listener of its own."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.listeners = [Listener() for _ in range(size)]
+        self.pool = ThreadPoolExecutor(max_workers=size)
+        self.gates: list[Gate] = []
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Where all are reached."""
+        return [("127.0.0.1", listener.port) for listener in self.listeners]
+
+    def form(self, generation: int, *absent: int) -> list[Future[None]]:
+        """Form the gate of a generation on all ranks but those."""
+        for gate in self.gates:
+            gate.leave()
+        self.gates = [Gate(listener, None) for listener in self.listeners]
+        return [
+            self.pool.submit(gate.form, generation, place, self.addresses)
+            for place, gate in enumerate(self.gates)
+            if place not in absent
+        ]
+
+    def formed(self, generation: int = 1) -> World:
+        """Form it, and wait for that."""
+        for each in self.form(generation):
+            each.result(LIMIT_S)
+        return self
+
+    def on_all(self, what: Callable[[int], T]) -> list[Future[T]]:
+        """Do it on all ranks at the same time."""
+        return [self.pool.submit(what, place) for place in range(self.size)]
+
+    def agree_or_leave(self, place: int, step: int) -> bool:
+        """Agree; after an error be gone, as a process would."""
+        try:
+            return self.gates[place].agree(step, can=True)
+        except (SessionError, PeerGoneError):
+            self.gates[place].leave()
+            raise
+
+    def close(self) -> None:
+        """End all of it."""
+        for gate in self.gates:
+            gate.leave()
+        for listener in self.listeners:
+            listener.close()
+        self.pool.shutdown()
+
+
+@pytest.fixture(params=[1, 2, 3, 4, 5, 8, 9])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """A world of each of these sizes."""
+    made = World(request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def four() -> Iterator[World]:
+    """A world of four."""
+    made = World(4)
+    yield made
+    made.close()
+
+
+def test_all_pass_if_all_can(world: World) -> None:
+    """Step after step, in worlds of any size."""
+    world.formed()
+    for step in range(20):
+        agreed = world.on_all(lambda place, at=step: world.gates[place].agree(at, can=True))
+        assert [each.result(LIMIT_S) for each in agreed] == [True] * world.size
+
+
+def test_nobody_passes_if_one_cannot(world: World) -> None:
+    """Whoever it is; and the gate serves the next step as before."""
+    world.formed()
+    for lame in range(world.size):
+
+        def agree(place: int, lame: int = lame) -> bool:
+            return world.gates[place].agree(lame, can=place != lame)
+
+        assert not any(each.result(LIMIT_S) for each in world.on_all(agree))
+    agreed = world.on_all(lambda place: world.gates[place].agree(99, can=True))
+    assert all(each.result(LIMIT_S) for each in agreed)
+
+
+def test_nobody_passes_before_all_have_come(four: World) -> None:
+    """Three wait, and are seen to wait; they go on when the fourth comes."""
+    four.formed()
+    early = [four.pool.submit(four.gates[place].agree, 0, can=True) for place in (0, 1, 3)]
+    with pytest.raises(TimeoutError):
+        early[0].result(0.2)
+    assert not any(each.done() for each in early)
+    assert four.gates[2].agree(0, can=True)
+    assert all(each.result(LIMIT_S) for each in early)
+
+
+def test_a_rank_that_waits_shows_it() -> None:
+    """Its page says so while it waits, and not behind it."""
+    world = World(2)
+    page = Page(Page.create("test"))
+    try:
+        world.gates = [Gate(world.listeners[0], page), Gate(world.listeners[1], None)]
+        formed = world.on_all(lambda place: world.gates[place].form(1, place, world.addresses))
+        for each in formed:
+            each.result(LIMIT_S)
+        waits = world.pool.submit(world.gates[0].agree, 0, can=True)
+        seen = threading.Event()
+        while not page.waiting_since_ns:
+            assert not seen.wait(0.001)
+        assert world.gates[1].agree(0, can=True)
+        assert waits.result(LIMIT_S)
+        assert not page.waiting_since_ns
+        assert page.operations == 1
+    finally:
+        world.close()
+        page.close()
+
+
+def test_a_rank_that_is_gone_is_told(four: World) -> None:
+    """Nobody passes; who waits for it is told, and by and by all are."""
+    four.formed()
+    waits = [four.pool.submit(four.agree_or_leave, place, 0) for place in (0, 1, 2)]
+    four.gates[3].leave()
+    for each in waits:
+        with pytest.raises(PeerGoneError):
+            each.result(LIMIT_S)
+
+
+def test_ranks_at_different_steps_are_refused(four: World) -> None:
+    """It would never end well: their datasets differ in length."""
+    four.formed()
+    agreed = four.on_all(lambda place: four.agree_or_leave(place, 7 + (place == 2)))
+    errors = [each.exception(LIMIT_S) for each in agreed]
+    assert {type(error) for error in errors} <= {SessionError, PeerGoneError}
+    assert any("step 8" in str(error) and "batches" in str(error) for error in errors)
+
+
+def test_severed_while_it_is_formed(four: World) -> None:
+    """Ranks that wait for one that does not come are woken, and the next generation forms."""
+    waiting = four.form(1, 2)
+    for gate in four.gates:
+        gate.sever()
+    for each in waiting:
+        with pytest.raises((StaleError, PeerGoneError)):
+            each.result(LIMIT_S)
+    four.formed(2)
+    agreed = four.on_all(lambda place: four.gates[place].agree(0, can=True))
+    assert all(each.result(LIMIT_S) for each in agreed)
+
+
+def test_lines_of_earlier_generations_and_strangers_change_nothing(four: World) -> None:
+    """Who calls late, or speaks otherwise, is hung up on."""
+    four.formed(5)
+    host, port = four.addresses[0]
+    late = Gate(four.listeners[1], None)
+    late._generation, late._place = 4, 1
+    line = late.connect((host, port), 1)
+    assert line.recv(1) == b""
+    with socket.create_connection((host, port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\nHost: nobody\r\n\r\n".ljust(HELLO_BYTES))
+        assert stranger.recv(1) == b""
+    late.leave()
+    agreed = four.on_all(lambda place: four.gates[place].agree(0, can=True))
+    assert all(each.result(LIMIT_S) for each in agreed)
+
+
+def test_a_state_goes_over_a_line_of_its_own(four: World) -> None:
+    """It does not stand in the gate's way."""
+    four.formed()
+    sends = four.pool.submit(lambda: four.gates[0].accept(2, STATE).sendall(b"state"))
+    line = four.gates[2].connect(four.addresses[0], STATE)
+    assert line.recv(5, socket.MSG_WAITALL) == b"state"
+    sends.result(LIMIT_S)
+
+
+def test_nobody_answers(four: World) -> None:
+    """Whoever cannot be reached is named by its address."""
+    gate = Gate(four.listeners[0], None)
+    four.listeners[1].close()
+    with pytest.raises(PeerGoneError, match=r"no rank answers at 127\.0\.0\.1:\d+"):
+        gate.form(1, 0, four.addresses)
+    gate.leave()
