@@ -1,0 +1,127 @@
+"""A small classifier trained with Model.train, in a Session or without one.
+
+Arguments: a folder, and options. Each rank writes `result-<rank>-<pid>.json` there at its end. Runs
+where MindSpore is, not where the tests are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import mindspore as ms
+import mindspore.dataset as ds
+import numpy as np
+from mindspore import nn
+from mindspore.communication import get_group_size, get_rank, init
+from mindspore.train import Callback, Model
+
+from rekindle.training.mindspore import Session, recoverable
+
+EPOCHS, PER_EPOCH, BATCH, FEATURES, CLASSES = 3, 10, 4, 32, 10
+
+
+class Net(nn.Cell):
+    """Two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Dense(FEATURES, 64), nn.Dense(64, CLASSES)
+        self.relu = nn.ReLU()
+
+    def construct(self, x: ms.Tensor) -> ms.Tensor:
+        return self.second(self.relu(self.first(x)))
+
+
+class Watch(Callback):
+    """Logs what each step has seen, is slow, waits, and dies where it is told to."""
+
+    def __init__(self, options: argparse.Namespace, rank: int) -> None:
+        super().__init__()
+        self._options, self._rank = options, rank
+        self.seen: list[tuple[int, int, float, str]] = []
+        self._data = ""
+
+    def on_train_step_begin(self, run_context: object) -> None:
+        params = run_context.original_args()
+        batch = params.train_dataset_element[0].asnumpy()
+        self._data = hashlib.md5(batch.tobytes()).hexdigest()
+        at = params.cur_step_num - 1
+        mark = self._options.folder / f"died-{self._rank}"
+        if self._options.die == f"{self._rank}:{at}" and not mark.exists():
+            mark.touch()
+            delay = self._options.after
+            threading.Thread(target=lambda: (time.sleep(delay), _die()), daemon=True).start()
+
+    def on_train_step_end(self, run_context: object) -> None:
+        params = run_context.original_args()
+        loss = float(params.net_outputs.asnumpy())
+        self.seen.append((params.cur_epoch_num, params.cur_step_num, loss, self._data))
+        gate = self._options.folder / f"pause-{params.cur_step_num}"
+        while gate.exists():
+            time.sleep(0.01)
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dataset(rank: int, world: int) -> ds.Dataset:
+    """Return this rank's share of made-up samples, in an order that is drawn anew each epoch."""
+    random = np.random.RandomState(0)
+    count = PER_EPOCH * BATCH * world
+    x = random.randn(count, FEATURES).astype(np.float32)
+    y = random.randint(0, CLASSES, count).astype(np.int32)
+    shared = ds.NumpySlicesDataset((x, y), shuffle=True, num_shards=world, shard_id=rank)
+    return shared.batch(BATCH, drop_remainder=True)
+
+
+def digest(model: Model) -> str:
+    """Return a checksum of all parameters but the Session's own."""
+    total = hashlib.md5()
+    for parameter in sorted(model.train_network.get_parameters(), key=lambda each: each.name):
+        if not parameter.name.startswith("rekindle"):
+            total.update(parameter.name.encode() + parameter.asnumpy().tobytes())
+    return total.hexdigest()
+
+
+def main() -> None:
+    """Train."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--plain", action="store_true", help="no Session, and a plain optimizer")
+    parser.add_argument("--die", default="", help="RANK:STEP, once")
+    parser.add_argument("--after", type=float, default=0.0, help="so long after its beginning")
+    options = parser.parse_args()
+    ms.set_device("CPU")
+    ms.set_context(mode=ms.GRAPH_MODE)
+    ms.set_seed(1)
+    ds.config.set_seed(5)
+    init()
+    ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True)
+    rank, world = get_rank(), get_group_size()
+    net = Net()
+    rate = nn.cosine_decay_lr(0.01, 0.1, EPOCHS * PER_EPOCH, PER_EPOCH, EPOCHS)
+    kind = nn.Momentum if options.plain else recoverable(nn.Momentum)
+    optimizer = kind(net.trainable_params(), rate, 0.9)
+    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    model = Model(net, loss, optimizer)
+    watch = Watch(options, rank)
+    data = dataset(rank, world)
+    if options.plain:
+        model.train(EPOCHS, data, callbacks=[watch], dataset_sink_mode=False)
+    else:
+        with Session(model) as session:
+            session.train(EPOCHS, data, callbacks=[watch])
+    result = {"pid": os.getpid(), "digest": digest(model), "seen": watch.seen}
+    (options.folder / f"result-{rank}-{os.getpid()}.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

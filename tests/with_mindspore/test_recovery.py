@@ -1,0 +1,126 @@
+"""MindSpore's jobs: repaired in their processes, and started anew where a process is gone."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mindspore_jobs.job import STEPS, MindSporeJob, assert_same, needs_mindspore
+
+from rekindle.recovery import journal
+from rekindle.recovery.policy import Strategy
+from rekindle.runtime.protocol import InjectionKind
+
+pytestmark = [needs_mindspore, pytest.mark.timeout(400)]
+Baseline = Callable[[int], MindSporeJob]
+
+
+def strategies(job: MindSporeJob) -> list[Strategy]:
+    """What was decided, in its order."""
+    return [each.strategy for each in job.events_of(journal.Decided)]
+
+
+def test_damaged_memory_costs_no_process_and_no_step(tmp_path: Path, baseline: Baseline) -> None:
+    """Ranks whose memory is damaged at random steps take their state from a peer, and go on."""
+    chance = random.Random(0)
+    with MindSporeJob(tmp_path, ranks=4) as job:
+        job.hold(2)
+        pids = job.pids()
+        for step in sorted(chance.sample(range(3, STEPS), 4)):
+            kind = chance.choice((InjectionKind.UCE, InjectionKind.TORN_UPDATE))
+            job.inject(chance.randrange(4), kind, step)
+        job.release(2)
+        assert job.end() == 0, job.story()
+    assert strategies(job) == [Strategy.RETRY] * 4
+    assert [incident.steps_lost for incident in job.incidents()] == [0] * 4
+    results = job.results()
+    assert [results[rank]["pid"] for rank in range(4)] == pids
+    assert_same(job, baseline(4))
+
+
+@pytest.mark.parametrize("after", [0.0, 0.002, 0.006])
+def test_a_killed_rank_costs_no_step(tmp_path: Path, baseline: Baseline, after: float) -> None:
+    """All ranks are started anew, from the last words that those had who lived."""
+    with MindSporeJob(
+        tmp_path,
+        *("--die", "0:17", "--after", str(after)),
+        options=("--max-restarts", "1"),
+    ) as job:
+        assert job.end() == 0, job.story()
+    assert strategies(job) == [Strategy.RESTART]
+    (incident,) = job.incidents()
+    assert incident.steps_lost == 0, job.story()
+    assert_same(job, baseline(2))
+
+
+def test_when_all_states_are_damaged_training_goes_back(tmp_path: Path, baseline: Baseline) -> None:
+    """Nobody has a live state: all take the newest snapshot, and do its steps again."""
+    with MindSporeJob(tmp_path, options=("--snapshot-every", "5")) as job:
+        job.hold(2)
+        pids = job.pids()
+        for rank in (0, 1):
+            job.inject(rank, InjectionKind.UCE, 13)
+        job.release(2)
+        assert job.end() == 0, job.story()
+    formed = job.events_of(journal.Formed)
+    assert [each.step for each in formed] == [0, 10], job.story()
+    assert [job.results()[rank]["pid"] for rank in (0, 1)] == pids
+    assert_same(job, baseline(2))
+
+
+def test_a_hang_is_named_and_ended(tmp_path: Path, baseline: Baseline) -> None:
+    """A rank that does not come to the gate is named with its stack; all are started anew."""
+    with MindSporeJob(tmp_path) as job:
+        job.hold(2)
+        job.inject(1, InjectionKind.HANG, 13)
+        job.release(2)
+        assert job.end() == 0, job.story()
+    assert strategies(job) == [Strategy.HANG_RESTART]
+    assert "rank 1 makes no progress" in job.incidents()[0].faults[0].message
+    assert_same(job, baseline(2))
+
+
+def test_a_lost_coordinator_costs_no_process(tmp_path: Path, baseline: Baseline) -> None:
+    """Ranks train on without it, and meet the new one with the state they have."""
+    with MindSporeJob(tmp_path) as job:
+        job.hold(9)
+        pids = job.pids()
+        job.wait_step(9)
+        endpoint = job.directory.endpoint()
+        assert endpoint is not None
+        os.kill(endpoint.pid, signal.SIGKILL)
+        job.wait(lambda: job.directory.endpoint() != endpoint, "another coordinator")
+        job.release(9)
+        assert job.end() == 0, job.story()
+    assert [job.results()[rank]["pid"] for rank in (0, 1)] == pids
+    assert_same(job, baseline(2))
+
+
+def test_a_stopped_job_goes_on_from_its_last_step(tmp_path: Path, baseline: Baseline) -> None:
+    """Told to stop, ranks give their newest state; the next attempt does the step behind it."""
+    with MindSporeJob(tmp_path, options=("--snapshot-every", "10")) as job:
+        job.hold(14)
+        job.wait_step(14)
+        job.client().stop_by_hand(by="a test")
+        assert job.end() != 0
+        words = job.events_of(journal.Checkpointed)[-1]
+        assert words.step == 14, job.story()
+        job.release(14)
+        job.start()
+        assert job.end() == 0, job.story()
+    assert job.events_of(journal.Formed)[-1].step == 14
+    assert_same(job, baseline(2))
+
+
+def test_a_script_without_a_session_is_restarted(tmp_path: Path, baseline: Baseline) -> None:
+    """All its ranks are started anew, with a scheduler of their own."""
+    with MindSporeJob(tmp_path, "--plain", "--die", "1:11", options=("--max-restarts", "1")) as job:
+        assert job.end() == 0, job.story()
+    assert strategies(job) == [Strategy.RESTART]
+    assert len(list(job.directory.path.glob("logs/scheduler_*.log"))) == 2
+    results, wanted = job.results(), baseline(2).results()
+    assert [results[r]["digest"] for r in (0, 1)] == [wanted[r]["digest"] for r in (0, 1)]
