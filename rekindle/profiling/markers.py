@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
+from typing import Annotated
 
 import msgspec
 
@@ -18,19 +19,23 @@ START_DEVICE, END_DEVICE = 16, 32  # and by a device's
 DEFAULT, COMMUNICATION = "default", "communication"  # Domain
 STEP, FORWARD, DATA_LOADER, SAVE = "step", "forward", "dataloader", "save_checkpoint"
 
+# Nothing larger can be told to the coordinator, nor counted with: such a line is no marker.
+_Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Time = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
 
 class ProcessThread(msgspec.Struct, frozen=True, rename="pascal"):
     """Who ran it."""
 
-    process_id: int = 0
-    thread_id: int = 0
+    process_id: _Number = 0
+    thread_id: _Number = 0
 
 
 class DeviceStream(msgspec.Struct, frozen=True, rename="pascal"):
     """Where it ran."""
 
-    device_id: int = 0
-    stream_id: int = 0
+    device_id: _Number = 0
+    stream_id: _Number = 0
 
 
 class Place(msgspec.Struct, frozen=True, rename="pascal"):
@@ -43,11 +48,11 @@ class Place(msgspec.Struct, frozen=True, rename="pascal"):
 class Marker(msgspec.Struct, frozen=True, rename="pascal"):
     """One record. source_kind: 0 of the host, 1 of a device."""
 
-    kind: int
-    flag: int
-    source_kind: int
-    timestamp: int
-    id: int
+    kind: _Number
+    flag: _Number
+    source_kind: _Number
+    timestamp: _Time
+    id: _Number
     mspti_object_id: Place
     name: str
     domain: str = DEFAULT
@@ -150,7 +155,7 @@ def group_of(name: str) -> str:
 
 
 def marks(lines: Iterable[bytes]) -> Iterator[Marker]:
-    """Read records; what is no marker is passed over: kernels, calls, a line that is torn."""
+    """Read records; what is none is passed over: kernels, calls, what is torn or beyond bounds."""
     for line in lines:
         try:
             marker = _DECODER.decode(line)
@@ -163,8 +168,8 @@ def marks(lines: Iterable[bytes]) -> Iterator[Marker]:
 class Ranges:
     """Reads the records of a rank as they come.
 
-    A range whose start is not there, or whose end never comes, is none. Where device and host tell
-    of one range, both do.
+    A range whose start is not there, or whose end never comes or was before it, is none. Where
+    device and host tell of one range, both do.
     """
 
     def __init__(self) -> None:
@@ -178,6 +183,8 @@ class Ranges:
                 self._open[key] = marker
             elif marker.flag in (END, END_DEVICE) and key in self._open:
                 begun = self._open.pop(key)
+                if marker.timestamp < begun.timestamp:  # somebody has set the clock
+                    continue
                 yield Range(begun.name, begun.domain, begun.timestamp, marker.timestamp)
 
 

@@ -78,7 +78,7 @@ class Agent:
         self.status = 1
         self._hurried = False  # what is being written is not waited for
         self._line: aiohttp.ClientWebSocketResponse[bool] | None = None
-        self._outbox: asyncio.Queue[protocol.Message] = asyncio.Queue()
+        self._outbox: asyncio.Queue[tuple[protocol.Message, bytes]] = asyncio.Queue()
         self._lines = 0  # to coordinators, so far
         self._obeying = asyncio.Lock()
         self._store = open_store(spec.checkpoint_store, os.environ | spec.environment)
@@ -103,8 +103,11 @@ class Agent:
         return range(self.ranks.node * count, (self.ranks.node + 1) * count)
 
     def send(self, message: protocol.Message) -> None:
-        """Send to the coordinator, in order."""
-        self._outbox.put_nowait(message)
+        """Send to the coordinator, in order.
+
+        It is encoded here: what cannot be is the fault of him who says it, not of the line.
+        """
+        self._outbox.put_nowait((message, wire.encode(message)))
 
     async def run(self, url: str) -> int:
         """Serve the job until its coordinator says goodbye; return the exit status.
@@ -157,16 +160,20 @@ class Agent:
         with contextlib.suppress(ConnectionError):
             await line.send_bytes(described)
         sender = asyncio.create_task(self._send_all(line))
+        sender.add_done_callback(functools.partial(_end_if_failed, asyncio.current_task()))
         try:
             return await self._listen(line, orders)
         finally:
+            failed = sender.done() and not sender.cancelled()
             sender.cancel()
+            if failed:
+                sender.result()  # a bug of ours: an open line on which nothing is said hides it
 
     def _sort_outbox(self) -> list[protocol.Exited]:
         """Keep what a new coordinator must hear, and drop what was meant for the old one."""
         kept: list[protocol.Message] = []
         while not self._outbox.empty():
-            message = self._outbox.get_nowait()
+            message, _ = self._outbox.get_nowait()
             if outlives_coordinator(message):
                 kept.append(message)
         for message in [*kept, *self.ranks.waiting]:
@@ -272,7 +279,8 @@ class Agent:
     async def _send_all(self, line: aiohttp.ClientWebSocketResponse[bool]) -> None:
         with contextlib.suppress(ConnectionError):
             while True:
-                await line.send_bytes(wire.encode(await self._outbox.get()))
+                _, encoded = await self._outbox.get()
+                await line.send_bytes(encoded)
 
     async def _beat(self) -> None:
         last: protocol.Beat | None = None
@@ -314,6 +322,12 @@ def adopt_orphans() -> None:
 def _end_with(task: asyncio.Task[int] | None, worker: asyncio.Task[None]) -> None:
     """End the agent when the one who carries out orders has failed."""
     if task is not None and not worker.cancelled():
+        task.cancel()
+
+
+def _end_if_failed(task: asyncio.Task[bool] | None, sender: asyncio.Task[None]) -> None:
+    """End the agent when nothing is sent any more, though the line is not cut."""
+    if task is not None and not sender.cancelled() and sender.exception() is not None:
         task.cancel()
 
 
