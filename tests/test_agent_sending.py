@@ -12,6 +12,7 @@ from jobs.driver import spec_of
 
 from rekindle.names import WIRE_VERSION
 from rekindle.profiling.steps import StepTimes
+from rekindle.profiling.switch import Switch
 from rekindle.runtime import protocol as p
 from rekindle.runtime import wire
 from rekindle.runtime.agent import Agent
@@ -19,6 +20,7 @@ from rekindle.runtime.spec import JobDirectory
 
 SPOILT = p.Timed(steps={0: (StepTimes(step=1, start=2**70, seconds=1.0, own=1.0),)})
 GOOD = p.Beat(finished={0: 7})
+SWITCH = p.Traced(switch=Switch())
 
 
 @pytest.fixture
@@ -117,3 +119,12 @@ def test_a_line_that_is_cut_while_something_is_sent_ends_nobody(agent: Agent) ->
         return await serving
 
     assert not asyncio.run(speak())
+
+
+def test_what_a_switch_says_waits_for_a_coordinator(agent: Agent) -> None:
+    """It is read once; who has no coordinator then tells the next one, but not where ranks were."""
+    agent.send(GOOD)
+    agent.send(SWITCH)
+    line = Line()
+    asyncio.run(serve(agent, line))
+    assert line.sent[1:] == [SWITCH]

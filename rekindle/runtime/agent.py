@@ -56,6 +56,7 @@ _LASTING = (
     protocol.CheckpointLeftOut,
     protocol.CheckpointPassedOver,
     protocol.Pruned,
+    protocol.Traced,
 )
 
 Orders = asyncio.Queue[tuple[int, protocol.Message]]  # with the number of the line they came on

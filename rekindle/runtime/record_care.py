@@ -41,7 +41,7 @@ class RecordCare:
     ) -> None:
         self._folder, self._own, self._send, self._file = folder, own, send, switch
         self._read = read
-        self._said = Switch()
+        self._said: Switch | None = None
         self._refused: dict[str, str] = {}  # what was said last, of each thing that is cared for
 
     async def run(self) -> None:
@@ -61,7 +61,10 @@ class RecordCare:
                     await asyncio.to_thread(age, self._folder, tuple(self._own()))
 
     def look(self) -> None:
-        """Tell the coordinator what the switch says, if that is new; without one nothing."""
+        """Tell the coordinator what the switch says, first of all and when it is new.
+
+        Whether that is news to the coordinator it knows itself. Without a switch nothing is told.
+        """
         try:
             text = self._file.read_bytes()
         except FileNotFoundError:

@@ -30,11 +30,11 @@ def care(tmp_path: Path, told: list[Message]) -> RecordCare:
 
 
 def test_what_is_new_is_told_once(care: RecordCare, told: list[Message], tmp_path: Path) -> None:
-    """A switch that is off from the start says nothing, nor does one that is not there."""
-    care.look()
-    (tmp_path / "switch").write_text(text())
+    """One that is not there says nothing."""
     care.look()
     assert not told
+    (tmp_path / "switch").write_text(text())
+    care.look()
     (tmp_path / "switch").write_text(text(Step=True))
     care.look()
     care.look()
@@ -43,6 +43,7 @@ def test_what_is_new_is_told_once(care: RecordCare, told: list[Message], tmp_pat
     (tmp_path / "switch").write_text(text())
     care.look()
     assert told == [
+        Traced(switch=Switch()),
         Traced(switch=switch_of(("step",))),
         Traced(switch=ALL),
         Traced(switch=Switch()),
