@@ -18,6 +18,7 @@ import sys
 import time
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -29,6 +30,7 @@ from rekindle.checkpoints.place import Key
 from rekindle.checkpoints.store import Found
 from rekindle.errors import JobError, RekindleError
 from rekindle.profiling.files import records_folder
+from rekindle.profiling.limits import limits_in
 from rekindle.runtime import device_tools, lifeline, protocol, wire
 from rekindle.runtime.checkers import Checkers
 from rekindle.runtime.depot import Depot
@@ -95,7 +97,8 @@ class Agent:
         formed = lambda: self.ranks.formed_at  # noqa: E731
         reader = RecordReader(records, environment, asked, own, size, formed)
         self.ranks.lookout.standings = reader.standings
-        self._care = RecordCare(records, self._own_ranks, self.send, reader.read)
+        cap = limits_in(environment).cap_bytes
+        self._care = RecordCare(records, own, self.send, reader.read, cap_bytes=cap)
         self._checkers = Checkers(spec, self.ranks.fork, self.send, environment)
 
     def _own_ranks(self) -> range:
@@ -161,7 +164,7 @@ class Agent:
         with contextlib.suppress(ConnectionError):
             await line.send_bytes(described)
         sender = asyncio.create_task(self._send_all(line))
-        sender.add_done_callback(functools.partial(_end_if_failed, asyncio.current_task()))
+        sender.add_done_callback(functools.partial(_end_with, asyncio.current_task()))
         try:
             return await self._listen(line, orders)
         finally:
@@ -320,15 +323,9 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _end_with(task: asyncio.Task[int] | None, worker: asyncio.Task[None]) -> None:
-    """End the agent when the one who carries out orders has failed."""
-    if task is not None and not worker.cancelled():
-        task.cancel()
-
-
-def _end_if_failed(task: asyncio.Task[bool] | None, sender: asyncio.Task[None]) -> None:
-    """End the agent when nothing is sent any more, though the line is not cut."""
-    if task is not None and not sender.cancelled() and sender.exception() is not None:
+def _end_with(task: asyncio.Task[Any] | None, worker: asyncio.Task[None]) -> None:
+    """End the agent when the one who carries out orders has failed, or the one who speaks."""
+    if task is not None and not worker.cancelled() and worker.exception() is not None:
         task.cancel()
 
 

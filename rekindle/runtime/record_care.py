@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from rekindle.profiling.files import LOOK_S, age
+from rekindle.profiling.limits import Limits
 from rekindle.profiling.markers import UNREADABLE
 from rekindle.profiling.switch import Switch, read_switch, switch_of
 from rekindle.runtime.protocol import Message, Traced
@@ -28,7 +29,7 @@ _TICK_S = 1.0
 class RecordCare:
     """What an agent does about records. folder: of all; own: ranks whose records are ours.
 
-    read: returns what the coordinator is to be told of them; in a thread.
+    read: returns what the coordinator is to be told of them; in a thread. cap_bytes: of all.
     """
 
     def __init__(
@@ -38,9 +39,10 @@ class RecordCare:
         send: Callable[[Message], None],
         read: Callable[[], Message | None],
         switch: Path = SWITCH,
+        cap_bytes: int = Limits().cap_bytes,
     ) -> None:
         self._folder, self._own, self._send, self._file = folder, own, send, switch
-        self._read = read
+        self._read, self._cap_bytes = read, cap_bytes
         self._said: Switch | None = None
         self._refused: dict[str, str] = {}  # what was said last, of each thing that is cared for
 
@@ -58,7 +60,7 @@ class RecordCare:
             if time.monotonic() >= due:
                 due = time.monotonic() + LOOK_S
                 with self._outliving("records cannot be looked through for old ones"):
-                    await asyncio.to_thread(age, self._folder, tuple(self._own()))
+                    await asyncio.to_thread(age, self._folder, tuple(self._own()), self._cap_bytes)
 
     def look(self) -> None:
         """Tell the coordinator what the switch says, first of all and when it is new.
