@@ -170,8 +170,18 @@ def test_groups_that_contradict_each_other_are_none(tmp_path: Path) -> None:
     assert peers_in(tmp_path) == []
 
 
-def test_groups_that_are_not_understood(tmp_path: Path) -> None:
-    (tmp_path / "3").mkdir()
-    (tmp_path / "3" / "parallel_group.json").write_text("{")
-    with pytest.raises(UsageError, match=r"3/parallel_group\.json is not understood"):
+@pytest.mark.parametrize(
+    "text",
+    [b"{", b"[" * 200_000, b'{"a":{"group_name":"\xff","global_ranks":[1]}}', b'{"a":[1]}', None],
+    ids=["torn", "deep", "no UTF-8", "other", "folder"],
+)
+def test_groups_that_are_not_understood(text: bytes | None, tmp_path: Path) -> None:
+    """They are named, and what is to be done."""
+    path = tmp_path / "3" / "parallel_group.json"
+    if text is None:
+        path.mkdir(parents=True)
+    else:
+        path.parent.mkdir()
+        path.write_bytes(text)
+    with pytest.raises(UsageError, match=r"3/parallel_group\.json is not understood.* remove it"):
         peers_in(tmp_path)
