@@ -20,6 +20,7 @@ from _progress import Progress
 
 progress = Progress(sys.argv[1], int(os.environ["RANK"]))
 progress.tell("up")  # before torch is imported
+os.environ["REKINDLE_PROFILING_FLUSH_S"] = "3600"
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,6 @@ from _task import BATCH_SIZE, Task
 
 from rekindle.profiling.switch import Switch, switched
 from rekindle.runtime.rank_messages import Profile
-from rekindle.training import profiler
 from rekindle.training.torch import Session, StepSampler
 
 MODES = {
@@ -37,7 +37,6 @@ MODES = {
     "with communication": Profile(switch=switched(Switch(), ("communication",), on=True), since=1),
 }
 WARM_UP = 3  # turns
-profiler.FLUSH_S = 1e9
 
 
 def main() -> None:

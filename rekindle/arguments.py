@@ -139,8 +139,13 @@ def _node_check(parser: argparse.ArgumentParser) -> None:
     )
 
 
-# The ranks inherit the whole environment; the coordinator needs these.
-_KEPT = (names.ENV_FAILOVER_GRACE,)
+# Ranks inherit the whole environment; others need these, on whatever machine they are.
+_KEPT = (
+    names.ENV_FAILOVER_GRACE,
+    names.ENV_PROFILING_CAP_MB,
+    names.ENV_PROFILING_FILE_MB,
+    names.ENV_PROFILING_FLUSH_S,
+)
 
 
 def read_spec(options: argparse.Namespace) -> JobSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from jobs.driver import Driver
 
 from rekindle.profiling.switch import Order, Switch, switch_of
@@ -37,8 +38,9 @@ def test_what_changes_nothing_is_not_said() -> None:
     driver.train()
     order(driver)
     order(driver, "forward")
-    driver.say(0, p.Traced(switch=FOUR))
+    driver.say(0, p.Traced(switch=Switch()))
     assert len(driver.recorded(journal.Profiled)) == 1
+    assert not driver.told(p.Profile)
 
 
 def test_a_switch_that_an_agent_reads() -> None:
@@ -46,6 +48,31 @@ def test_a_switch_that_an_agent_reads() -> None:
     driver.train()
     driver.say(1, p.Traced(switch=FOUR))
     assert driver.last(journal.Profiled).by == "data-trace"
+    assert set(driver.told(p.Profile)) == {0, 1}
+
+
+@pytest.mark.parametrize("before", [Switch(), FOUR])
+@pytest.mark.parametrize("another", [False, True])
+def test_what_the_switch_has_said_before_is_no_news(before: Switch, another: bool) -> None:
+    """Who takes an agent's place reads it anew; somebody has put profiling off since then.
+
+    Also where another coordinator hears it, and where the switch said what held already.
+    """
+    driver = Driver(nodes=2, processes=1)
+    driver.train()
+    if before.words:
+        order(driver)
+    driver.say(0, p.Traced(switch=FOUR))
+    order(driver, on=False)
+    if another:
+        driver.lose_coordinator()
+        for node in range(2):
+            live = p.LiveRank(rank=node, pid=driver.pids[node], training=True)
+            driver.hello(node, generation=1, ranks=(live,))
+    driver.say(1, p.Traced(switch=FOUR))
+    assert not driver.told(p.Profile)
+    driver.say(1, p.Traced(switch=Switch()))
+    driver.say(1, p.Traced(switch=FOUR))
     assert set(driver.told(p.Profile)) == {0, 1}
 
 

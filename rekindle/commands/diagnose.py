@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,15 @@ from rekindle import names
 from rekindle.errors import UsageError
 from rekindle.profiling.breakdown import HEADS, WHAT, breakdown
 from rekindle.profiling.chrome import chrome_trace
+from rekindle.profiling.detector import Finding
+from rekindle.profiling.limits import limits_in
 from rekindle.profiling.reading import Task, diagnose, ranges_of, read_task, stuck_in
+from rekindle.profiling.unseen import remarks, seen, slower_forward
 from rekindle.profiling.words import in_words, nodes_of
 from rekindle.recovery import journal
 from rekindle.recovery.precision import precision
 from rekindle.recovery.stragglers import StragglerEvent
+from rekindle.runtime.ledger import is_over
 from rekindle.runtime.spec import JobDirectory, job_directory
 from rekindle.table import clock, table
 
@@ -40,22 +45,47 @@ def run(options: argparse.Namespace) -> int:
         _write(options.picture, lambda path: draw(task, window, path))
     told, now = diagnose(task, per_node=per_node)
     if options.json:
-        print(json.dumps({"found": msgspec.to_builtins(told), "now": msgspec.to_builtins(now)}))
+        print(json.dumps(_plain(task, told, now, per_node=per_node)))
         return 0
     print(f"{task.folder}: {len(task.ranks)} ranks, steps {min(task.steps)} to {max(task.steps)}")
     table(HEADS, breakdown(task, window))
     print(WHAT)
-    if not told:
+    if not told and seen(task):
         print("nobody is slow")
     for each in told:
         over = "" if each in now or any(_same(each, n) for n in now) else " (it is over)"
         print(f"{each.kind.value}: {in_words(each, nodes_of(each, per_node))}{over}")
-    for stuck in stuck_in(task.folder, time.time_ns()):
-        print(f"stuck: {stuck.in_words()}")
+    for remark in remarks(task, per_node=per_node):
+        print(remark)
+    _print_stuck(task, _job(options.job))
     if any(each.may_be_sick for each in now):
         print("whether a machine is the cause tells a node check: rekindle run --network-check")
     _print_journal(options.job)
     return 0
+
+
+def _plain(
+    task: Task, told: list[Finding], now: list[Finding], *, per_node: int
+) -> dict[str, object]:
+    """All that is found; in how many steps nobody could be found, for lack of collectives."""
+    forward = slower_forward(task, per_node=per_node) if not seen(task) else None
+    return {
+        "found": msgspec.to_builtins(told),
+        "now": msgspec.to_builtins(now),
+        "steps": len(task.steps),
+        "with_collectives": seen(task),
+        "slower_forward": msgspec.to_builtins(forward or []),
+    }
+
+
+def _print_stuck(task: Task, directory: JobDirectory | None) -> None:
+    """Print who waits for whom. Ranks of a job that is over wait for nobody: they were ended."""
+    if directory is not None and is_over(directory.ledger):
+        return
+    environment = directory.spec().environment if directory is not None else {}
+    flush_s = limits_in(os.environ | environment).flush_s
+    for stuck in stuck_in(task.folder, time.time_ns(), flush_s):
+        print(f"stuck: {stuck}")
 
 
 def _write(where: str, write: Callable[[Path], object]) -> None:

@@ -14,10 +14,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from rekindle.profiling.limits import Limits
+
 FOLDER = "/user/cluster-info/profiling"
 ENV_TASK = "MINDX_TASK_ID"
-MOST_BYTES = 10 * 1024 * 1024  # of a file, from which on another one is begun
-CAP_BYTES = 5000 * 1024 * 1024  # of all files
 AGED_SHARE = 5  # one of so many files goes when there is too much
 KEPT_FILES = 3  # of a rank; as few do not age
 MOST_READ = 64 * 1024 * 1024  # of a file at once; whoever writes more is ahead of who reads
@@ -35,20 +35,21 @@ def task_folder(folder: Path, task_id: str, now: float) -> Path:
 
 
 class RecordFiles:
-    """The files of one rank, to be added to by one process."""
+    """The files of one rank, to be added to by one process. most_bytes: of one of them."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, most_bytes: int = Limits().file_bytes) -> None:
+        self._folder, self._most_bytes = folder, most_bytes
+        self._path = folder
         self._fd = -1
         self._bytes = 0
         self._slow = False
 
     def append(self, lines: bytes) -> None:
-        """Add records to the newest file, or to a new one where that is full.
+        """Add records to the newest file, or to a new one where that is full, or was removed.
 
         On network storage they are there when this returns. Raises OSError: they cannot be written.
         """
-        if self._fd < 0 or self._bytes > MOST_BYTES:
+        if self._fd < 0 or self._bytes > self._most_bytes or not self._is_there():
             self._open()
         view = memoryview(lines)
         while view:
@@ -64,15 +65,23 @@ class RecordFiles:
             os.close(self._fd)
             self._fd = -1
 
+    def _is_there(self) -> bool:
+        """Whether it is still this file that has its name: somebody may have cleared the folder."""
+        try:
+            named, ours = self._path.lstat(), os.fstat(self._fd)
+        except FileNotFoundError:
+            return False
+        return (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)
+
     def _open(self) -> None:
         self.close()
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o755)
         newest = max(numbered(self._folder), key=_number, default=None)
-        if newest is None or newest.stat().st_size > MOST_BYTES:
+        if newest is None or newest.stat().st_size > self._most_bytes:
             number = max(int(time.time()), _number(newest) + 1 if newest else 0)
             newest = self._folder / str(number)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._fd = os.open(newest, flags, 0o644)
+        self._path, self._fd = newest, os.open(newest, flags, 0o644)
         self._bytes = os.fstat(self._fd).st_size
         if self._bytes and not _ends_a_line(newest):  # whoever wrote there was killed meanwhile
             self._bytes += os.write(self._fd, b"\n")
@@ -137,7 +146,7 @@ class Follower:
         return found
 
 
-def age(folder: Path, own: Iterable[int], cap_bytes: int = CAP_BYTES) -> list[Path]:
+def age(folder: Path, own: Iterable[int], cap_bytes: int = Limits().cap_bytes) -> list[Path]:
     """Remove the oldest fifth of the files of each of our ranks if all records are too much.
 
     folder: of the profiling, with its tasks in it. own: ranks whose files are ours to remove. By

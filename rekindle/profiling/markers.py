@@ -9,28 +9,34 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
+from typing import Annotated
 
 import msgspec
 
 MARKER = 1  # Kind; TaskD also writes kernels (2) and calls of the driver (3)
 START, END = 2, 4  # Flag, of ranges by the host's clock
 START_DEVICE, END_DEVICE = 16, 32  # and by a device's
+HOST = 0  # SourceKind; 1: a device
 DEFAULT, COMMUNICATION = "default", "communication"  # Domain
 STEP, FORWARD, DATA_LOADER, SAVE = "step", "forward", "dataloader", "save_checkpoint"
+
+# Nothing larger can be told to the coordinator, nor counted with: such a line is no marker.
+_Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Time = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class ProcessThread(msgspec.Struct, frozen=True, rename="pascal"):
     """Who ran it."""
 
-    process_id: int = 0
-    thread_id: int = 0
+    process_id: _Number = 0
+    thread_id: _Number = 0
 
 
 class DeviceStream(msgspec.Struct, frozen=True, rename="pascal"):
     """Where it ran."""
 
-    device_id: int = 0
-    stream_id: int = 0
+    device_id: _Number = 0
+    stream_id: _Number = 0
 
 
 class Place(msgspec.Struct, frozen=True, rename="pascal"):
@@ -43,11 +49,11 @@ class Place(msgspec.Struct, frozen=True, rename="pascal"):
 class Marker(msgspec.Struct, frozen=True, rename="pascal"):
     """One record. source_kind: 0 of the host, 1 of a device."""
 
-    kind: int
-    flag: int
-    source_kind: int
-    timestamp: int
-    id: int
+    kind: _Number
+    flag: _Number
+    source_kind: _Number
+    timestamp: _Time
+    id: _Number
     mspti_object_id: Place
     name: str
     domain: str = DEFAULT
@@ -137,20 +143,20 @@ def operation_of(name: str) -> Operation | None:
         return None
 
 
-_BY_TWO = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
+_BY_TWO = ("send", "recv", "receive")  # in whatever spelling: isend, HcclReceive, HcclBatchSendRecv
 
 
 @functools.lru_cache(4096)
 def group_of(name: str) -> str:
     """Return the group all of whose ranks join in this; empty: it is of two alone, or unknown."""
     operation = operation_of(name)
-    if operation is None or operation.op_name in _BY_TWO:
+    if operation is None or any(word in operation.op_name.casefold() for word in _BY_TWO):
         return ""
     return operation.group_name
 
 
 def marks(lines: Iterable[bytes]) -> Iterator[Marker]:
-    """Read records; what is no marker is passed over: kernels, calls, a line that is torn."""
+    """Read records; what is none is passed over: kernels, calls, what is torn or beyond bounds."""
     for line in lines:
         try:
             marker = _DECODER.decode(line)
@@ -163,12 +169,14 @@ def marks(lines: Iterable[bytes]) -> Iterator[Marker]:
 class Ranges:
     """Reads the records of a rank as they come.
 
-    A range whose start is not there, or whose end never comes, is none. Where device and host tell
-    of one range, both do.
+    A range whose start is not there, or whose end never comes or was before it, is none. Where
+    device and host tell of one range, the host's counts, or the device's if that is over before the
+    host has begun to tell. Of a collective both count: the host's may be no more than the call.
     """
 
     def __init__(self) -> None:
         self._open: dict[tuple[int, str, int], Marker] = {}
+        self._told: dict[int, Marker] = {}  # by Id, the newest
 
     def read(self, marks: Iterable[Marker]) -> Iterator[Range]:
         """Give each range as it ends."""
@@ -178,7 +186,31 @@ class Ranges:
                 self._open[key] = marker
             elif marker.flag in (END, END_DEVICE) and key in self._open:
                 begun = self._open.pop(key)
-                yield Range(begun.name, begun.domain, begun.timestamp, marker.timestamp)
+                if marker.timestamp < begun.timestamp:  # somebody has set the clock
+                    continue
+                if begun.domain == COMMUNICATION or not self._is_told(begun):
+                    yield Range(begun.name, begun.domain, begun.timestamp, marker.timestamp)
+
+    def _is_told(self, begun: Marker) -> bool:
+        """Whether the other of device and host tells of this range; else it is told herewith."""
+        other = self._told.pop(begun.id, None)
+        if begun.source_kind != HOST:
+            other = self._open.get((begun.id, begun.domain, HOST), other)
+        if other is not None and _are_one(begun, other):
+            return True
+        self._told[begun.id] = begun
+        if len(self._told) > _MOST_TOLD:
+            del self._told[next(iter(self._told))]
+        return False
+
+
+_MOST_TOLD = 4096  # ranges by which a device may be behind
+
+
+def _are_one(one: Marker, other: Marker) -> bool:
+    """Whether device and host tell of the same; whoever takes a process's place uses its Ids."""
+    differ = one.source_kind != other.source_kind
+    return differ and (one.name, one.domain) == (other.name, other.domain)
 
 
 def ranges(lines: Iterable[bytes]) -> Iterator[Range]:

@@ -10,11 +10,12 @@ import msgspec
 from rekindle.errors import UsageError
 from rekindle.profiling.detector import Detector, Finding
 from rekindle.profiling.files import lines_of, numbered, rank_folders
-from rekindle.profiling.markers import Range, marks, ranges
+from rekindle.profiling.markers import UNREADABLE, Range, marks, ranges
 from rekindle.profiling.steps import StepTimes, step_times
-from rekindle.profiling.stuck import Standing, Stuck, stuck
+from rekindle.profiling.stuck import Standing, stuck
 
-STILL_NS = 15_000_000_000  # three times as long as between two times that ranks write
+STILL = 3  # times as long as between two times that ranks write: then all has stood still
+LATE = 2  # times that: of what is newer than so, some may not have been written
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -73,17 +74,27 @@ def ranges_of(task: Path, first_ns: int, end_ns: int) -> dict[int, list[Range]]:
     }
 
 
-def stuck_in(task: Path, now_ns: int) -> list[Stuck]:
-    """Return the collectives that some ranks have not joined, if all has stood still since.
+def stuck_in(task: Path, now_ns: int, flush_s: float) -> list[str]:
+    """Say which collectives some ranks have not joined, if all has stood still since.
 
-    Ranks write every few seconds, not all at once: of newer records nobody can say so.
+    flush_s: between two times that ranks write, not all at once: of newer records nobody can say
+    so. Whoever is killed takes with him what he has not written: then he may have joined.
     """
     standings = {}
     for rank, path in rank_folders(task).items():
         standings[rank] = Standing()
         standings[rank].read(marks(lines_of(path)))
     newest = max((each.at for each in standings.values()), default=0)
-    return stuck(standings) if now_ns - newest > STILL_NS else []
+    if now_ns - newest <= STILL * flush_s * 1e9:
+        return []
+    said = []
+    for each in stuck(standings):
+        behind_ns = newest - max(standings[rank].at for rank in each.missing)
+        unsure = (
+            f", as far as it is written down: if they were killed, the last {flush_s:g} s are not"
+        )
+        said.append(each.in_words() + unsure * (behind_ns < LATE * flush_s * 1e9))
+    return said
 
 
 class _Group(msgspec.Struct):
@@ -105,7 +116,7 @@ def peers_in(task: Path) -> list[list[int]]:
             found = msgspec.json.decode(path.read_bytes(), type=dict[str, _Group])
         except FileNotFoundError:
             continue
-        except msgspec.DecodeError as error:
+        except (OSError, *UNREADABLE) as error:
             raise UsageError(f"{path} is not understood: {error}; remove it, or mend it") from error
         groups |= {tuple(g.global_ranks) for g in found.values() if g.group_name == "dp"}
     ranks = [rank for group in groups for rank in group]

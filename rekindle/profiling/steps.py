@@ -18,10 +18,10 @@ MOST_LINKS = 16
 class StepTimes(msgspec.Struct, frozen=True, gc=False):
     """Seconds of one step of one rank.
 
-    own: its own work, with loading. waiting: in collectives, while it did nothing else; 0 where
-    collectives were not recorded. saving: training stood still for, since the step before. links:
-    in each collective of each group, with what was waited for others there; of more than
-    MOST_LINKS the next one adds to the first again.
+    own: its own work, with loading, without saves inside the step. waiting: in collectives, while
+    it did nothing else; 0 where collectives were not recorded. saving: training stood still for,
+    since the step before, in this one as well. links: in each collective of each group, with what
+    was waited for others there; of more than MOST_LINKS the next one adds to the first again.
     """
 
     step: int
@@ -71,13 +71,14 @@ def _times(step: Range, before: list[Range]) -> StepTimes:
     """What a rank did in a step, of all that it has done since the step before."""
     inside = [each for each in before if step.start <= each.start < step.end]
     collectives = [each for each in inside if each.domain == COMMUNICATION]
-    waiting = _waiting(step, collectives)
+    waits = _waits(step, collectives)
+    saves = [(each.start, min(each.end, step.end)) for each in inside if each.name == SAVE]
     return StepTimes(
         step=step.step,
         start=step.start,
         seconds=step.seconds,
-        own=step.seconds - waiting,
-        waiting=waiting,
+        own=step.seconds - _covered([*waits, *saves]),  # ranks may wait for each other in a save
+        waiting=_covered(waits),
         loading=sum(each.seconds for each in inside if each.name == DATA_LOADER),
         forward=sum(each.seconds for each in inside if each.name == FORWARD),
         saving=sum(each.seconds for each in before if each.name == SAVE),
@@ -100,18 +101,30 @@ def _links(collectives: list[Range]) -> tuple[tuple[str, tuple[float, ...]], ...
     )
 
 
-def _waiting(step: Range, collectives: list[Range]) -> float:
-    """Seconds in which the rank did nothing but wait.
+_Span = tuple[int, int]  # nanoseconds since the epoch
+
+
+def _waits(step: Range, collectives: list[Range]) -> list[_Span]:
+    """When the rank did nothing but wait.
 
     While a collective is under way and the rank joins another, it has worked meanwhile: gradients
     are reduced while earlier layers compute theirs. So it waits only from its last joining on.
     """
-    waited = last = 0
+    waits, last = [], 0
     collectives.sort(key=lambda each: each.start)
     for index, each in enumerate(collectives):
         joins_next = collectives[index + 1].start if index + 1 < len(collectives) else step.end
         last = max(last, each.end)
         end = min(last, step.end)
         if end <= joins_next:
-            waited += end - each.start
-    return waited / 1e9
+            waits.append((each.start, end))
+    return waits
+
+
+def _covered(spans: list[_Span]) -> float:
+    """Seconds in any of these."""
+    covered = until = 0
+    for start, end in sorted(spans):
+        covered += max(end - max(start, until), 0)
+        until = max(until, end)
+    return covered / 1e9

@@ -74,9 +74,9 @@ class Standing(msgspec.Struct, kw_only=True):
         self.joined, self.waits, self.open = {}, "", -1
 
     def _communicate(self, mark: Marker) -> None:
-        if mark.flag != START:
-            if mark.id == self.open:
-                self.waits = ""
+        if mark.flag in (END, END_DEVICE) and mark.id == self.open:
+            self.waits = ""
+        if mark.flag != START:  # a device that begins it is not done with it
             return
         group = group_of(mark.name)
         operation = operation_of(mark.name)

@@ -20,12 +20,22 @@ def who(found: Finding) -> str:
     return f"rank{'s' * (len(found.ranks) > 1)} {shown}"
 
 
+def _where(nodes: Sequence[int]) -> str:
+    several = "s" * (len(nodes) > 1)
+    return f"node{several} {', '.join(map(str, nodes[:MOST]))}" + ", ..." * (len(nodes) > MOST)
+
+
+def forward_in_words(found: Finding, nodes: Sequence[int]) -> str:
+    """Say whose forward pass has become longer, where nothing else can be told."""
+    since = f"since step {found.since}, seen in step {found.found}"
+    longer = f"the forward pass takes {found.factor:.3g} times as long as before, {since}"
+    return f"{who(found)} ({_where(nodes)}): {longer}; in plain DDP it waits for nobody there"
+
+
 def in_words(found: Finding, nodes: Sequence[int], hosts: Sequence[str] = ()) -> str:
     """Say what is slow, where, since when, and what that costs."""
-    several = "s" * (len(nodes) > 1)
-    where = f"node{several} {', '.join(map(str, nodes[:MOST]))}" + ", ..." * (len(nodes) > MOST)
     on = f" on {', '.join(hosts)}" if any(hosts) and len(hosts) <= MOST else ""
-    subject = f"{who(found)} ({where}{on})"
+    subject = f"{who(found)} ({_where(nodes)}{on})"
     since = f"since step {found.since}, seen in step {found.found}"
     cost = f"; it costs {found.cost:.0%} of each step" if found.cost else ""
     times = f"{found.factor:.3g} times"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
@@ -36,23 +37,30 @@ def precision(events: Iterable[Event]) -> Precision:
     A check of the node tells, or a later fault of its hardware. That it passed by itself says that
     nobody should have been sent away for it.
     """
-    unknown: dict[str, int] = {}  # findings, by host
+    unknown: Counter[_Accused] = Counter()
     right = wrong = 0
     for event in events:
         match event:
             case Slowed(finding=found, hosts=hosts) if _accuses(found):
-                for host in hosts:
-                    unknown[host] = unknown.get(host, 0) + 1
+                unknown.update((host, found.ranks) for host in hosts)
             case SlowOver(finding=found, hosts=hosts) if _accuses(found):
-                wrong += sum(unknown.pop(host, 0) for host in hosts)
+                wrong += sum(unknown.pop((host, found.ranks), 0) for host in hosts)
             case Examined(host=host, verdict=verdict) | NodeChecked(host=host, verdict=verdict):
                 if verdict.health in SICK:
-                    right += unknown.pop(host, 0)
+                    right += _settle(unknown, host)
                 elif verdict.health is Health.HEALTHY:
-                    wrong += unknown.pop(host, 0)
+                    wrong += _settle(unknown, host)
             case FaultSeen(fault=fault) if fault.of_hardware:
-                right += unknown.pop(fault.host, 0)
-    return Precision(right, wrong, sum(unknown.values()))
+                right += _settle(unknown, fault.host)
+    return Precision(right, wrong, unknown.total())
+
+
+_Accused = tuple[str, tuple[int, ...]]  # a host, and which ranks were said to be slow there
+
+
+def _settle(unknown: Counter[_Accused], host: str) -> int:
+    """Return how many findings about a host are known now, and take them out."""
+    return sum(unknown.pop(each) for each in list(unknown) if each[0] == host)
 
 
 def _accuses(found: Finding) -> bool:

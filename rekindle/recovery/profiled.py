@@ -5,6 +5,8 @@ from __future__ import annotations
 from rekindle.profiling.switch import Switch
 from rekindle.recovery.store_events import Event
 
+BY_TRACE = "data-trace"  # MindCluster's switch
+
 
 class Profiled(Event, frozen=True, kw_only=True, tag="profiled"):
     """From now on ranks write down what is on. since: when the job was told so first; by: who."""

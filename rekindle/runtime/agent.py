@@ -18,6 +18,7 @@ import sys
 import time
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -29,6 +30,7 @@ from rekindle.checkpoints.place import Key
 from rekindle.checkpoints.store import Found
 from rekindle.errors import JobError, RekindleError
 from rekindle.profiling.files import records_folder
+from rekindle.profiling.limits import limits_in
 from rekindle.runtime import device_tools, lifeline, protocol, wire
 from rekindle.runtime.checkers import Checkers
 from rekindle.runtime.depot import Depot
@@ -56,6 +58,7 @@ _LASTING = (
     protocol.CheckpointLeftOut,
     protocol.CheckpointPassedOver,
     protocol.Pruned,
+    protocol.Traced,
 )
 
 Orders = asyncio.Queue[tuple[int, protocol.Message]]  # with the number of the line they came on
@@ -78,7 +81,7 @@ class Agent:
         self.status = 1
         self._hurried = False  # what is being written is not waited for
         self._line: aiohttp.ClientWebSocketResponse[bool] | None = None
-        self._outbox: asyncio.Queue[protocol.Message] = asyncio.Queue()
+        self._outbox: asyncio.Queue[tuple[protocol.Message, bytes]] = asyncio.Queue()
         self._lines = 0  # to coordinators, so far
         self._obeying = asyncio.Lock()
         self._store = open_store(spec.checkpoint_store, os.environ | spec.environment)
@@ -94,7 +97,8 @@ class Agent:
         formed = lambda: self.ranks.formed_at  # noqa: E731
         reader = RecordReader(records, environment, asked, own, size, formed)
         self.ranks.lookout.standings = reader.standings
-        self._care = RecordCare(records, self._own_ranks, self.send, reader.read)
+        cap = limits_in(environment).cap_bytes
+        self._care = RecordCare(records, own, self.send, reader.read, cap_bytes=cap)
         self._checkers = Checkers(spec, self.ranks.fork, self.send, environment)
 
     def _own_ranks(self) -> range:
@@ -103,8 +107,11 @@ class Agent:
         return range(self.ranks.node * count, (self.ranks.node + 1) * count)
 
     def send(self, message: protocol.Message) -> None:
-        """Send to the coordinator, in order."""
-        self._outbox.put_nowait(message)
+        """Send to the coordinator, in order.
+
+        It is encoded here: what cannot be is the fault of him who says it, not of the line.
+        """
+        self._outbox.put_nowait((message, wire.encode(message)))
 
     async def run(self, url: str) -> int:
         """Serve the job until its coordinator says goodbye; return the exit status.
@@ -158,16 +165,20 @@ class Agent:
         with contextlib.suppress(ConnectionError):
             await line.send_bytes(described)
         sender = asyncio.create_task(self._send_all(line))
+        sender.add_done_callback(functools.partial(_end_with, asyncio.current_task()))
         try:
             return await self._listen(line, orders)
         finally:
+            failed = sender.done() and not sender.cancelled()
             sender.cancel()
+            if failed:
+                sender.result()  # a bug of ours: an open line on which nothing is said hides it
 
     def _sort_outbox(self) -> list[protocol.Exited]:
         """Keep what a new coordinator must hear, and drop what was meant for the old one."""
         kept: list[protocol.Message] = []
         while not self._outbox.empty():
-            message = self._outbox.get_nowait()
+            message, _ = self._outbox.get_nowait()
             if outlives_coordinator(message):
                 kept.append(message)
         for message in [*kept, *self.ranks.waiting]:
@@ -273,7 +284,8 @@ class Agent:
     async def _send_all(self, line: aiohttp.ClientWebSocketResponse[bool]) -> None:
         with contextlib.suppress(ConnectionError):
             while True:
-                await line.send_bytes(wire.encode(await self._outbox.get()))
+                _, encoded = await self._outbox.get()
+                await line.send_bytes(encoded)
 
     async def _beat(self) -> None:
         last: protocol.Beat | None = None
@@ -312,9 +324,9 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _end_with(task: asyncio.Task[int] | None, worker: asyncio.Task[None]) -> None:
-    """End the agent when the one who carries out orders has failed."""
-    if task is not None and not worker.cancelled():
+def _end_with(task: asyncio.Task[Any] | None, worker: asyncio.Task[None]) -> None:
+    """End the agent when the one who carries out orders has failed, or the one who speaks."""
+    if task is not None and not worker.cancelled() and worker.exception() is not None:
         task.cancel()
 
 

@@ -192,8 +192,14 @@ class Coordinator:
     def _on_message(self, connection: int, message: protocol.Message) -> None:
         if connection in self.machine.sent_home:
             return  # it said so before it heard that it is to end
-        if self.room is not None and self.room.knows(connection):
-            self.room.on_message(connection, message)
+        roster = self.machine.roster
+        room = self.room if self.room is not None and self.room.knows(connection) else None
+        if isinstance(message, protocol.Traced) and (room is not None or roster.knows(connection)):
+            # It is true for the whole job, also where a spare says it, or a node that is checked.
+            self.machine.on_traced(message, time.time())
+            return
+        if room is not None:
+            room.on_message(connection, message)
             return
         if self.examination is not None and self.examination.on_message(connection, message):
             return
@@ -203,7 +209,6 @@ class Coordinator:
             else:
                 self.machine.on_hello(connection, message)
             return
-        roster = self.machine.roster
         if isinstance(message, protocol.CheckpointPassedOver) and roster.knows(connection):
             self.ledger.append(journal.CheckpointSkipped(path=message.path, reason=message.reason))
             return

@@ -88,7 +88,7 @@ class Gathering(ABC):
         self._stop_reason = ""
         self._assembly = Assembly()
         self._interval = interval_of(spec, earlier)
-        self._profile = earlier.profile
+        self._profile, self._traced = earlier.profile, earlier.traced
         self._committing: set[int] = set()  # nodes that were told to commit a checkpoint
         self._dumpers: set[int] = set()  # the nodes that write last words
         self._dumping = 0  # the step that it was asked for

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from rekindle.profiling.switch import Switch
 from rekindle.recovery import journal
 from rekindle.recovery.classification import explains
 from rekindle.recovery.fault import Fault
@@ -13,7 +14,7 @@ from rekindle.recovery.history import Past, besides
 from rekindle.recovery.interval import Interval
 from rekindle.recovery.ladder import Decision
 from rekindle.recovery.policy import INNER
-from rekindle.recovery.profiled import Profiled
+from rekindle.recovery.profiled import BY_TRACE, Profiled
 from rekindle.recovery.suspicion import Suspicion, suspicions
 from rekindle.runtime import left_open
 from rekindle.runtime.rank_messages import Profile
@@ -29,8 +30,8 @@ class Earlier(msgspec.Struct, frozen=True, kw_only=True):
     generation, incident: the newest; their numbers only ever rise. suspicions: what ranks have said
     to be wrong. signs: what was reported of devices. past: what was decided. placements: the agents
     of each node. at: when the last of it happened. checkpoint_every: steps, as they were chosen
-    last, 0: never. profile: what is written down. faults, seconds: how often training was broken,
-    in how long a time.
+    last, 0: never. profile: what is written down; traced: what MindCluster's switch last said of
+    that. faults, seconds: how often training was broken, in how long a time.
     """
 
     generation: int = 0
@@ -42,6 +43,7 @@ class Earlier(msgspec.Struct, frozen=True, kw_only=True):
     at: float = 0.0
     checkpoint_every: int = 0
     profile: Profile = Profile()
+    traced: Switch = Switch()
     faults: int = 0
     seconds: float = 0.0
 
@@ -60,17 +62,23 @@ def earlier(events: Sequence[journal.Event]) -> Earlier:
         checkpoint_every=next(
             (e.steps for e in reversed(events) if isinstance(e, journal.CheckpointInterval)), 0
         ),
-        profile=next(
-            (
-                Profile(switch=e.switch, since=e.since)
-                for e in reversed(events)
-                if isinstance(e, Profiled)
-            ),
-            Profile(),
-        ),
+        profile=_profile(events),
+        traced=_traced(events),
         faults=len({event.incident for event in events if isinstance(event, journal.FaultSeen)}),
         seconds=_seconds(events),
     )
+
+
+def _profile(events: Sequence[journal.Event]) -> Profile:
+    """Return what is written down."""
+    told = (event for event in reversed(events) if isinstance(event, Profiled))
+    return next((Profile(switch=event.switch, since=event.since) for event in told), Profile())
+
+
+def _traced(events: Sequence[journal.Event]) -> Switch:
+    """Return what MindCluster's switch last said; without one: nothing is on."""
+    told = (event for event in reversed(events) if isinstance(event, Profiled))
+    return next((event.switch for event in told if event.by == BY_TRACE), Switch())
 
 
 def interval_of(spec: JobSpec, before: Earlier) -> Interval:

@@ -9,11 +9,11 @@
     DUMPING     their newest snapshot is being written: last words
     ENDED
 
-It has eleven layers, a module each: who is there (`gathering`), forming generations (`forming`),
+It has twelve layers, a module each: who is there (`gathering`), forming generations (`forming`),
 checkpoints (`storing`), the end (`ending`), nodes that come and go (`elastic`), what is done about
 faults (`recovering`), ranks that make no progress (`stalling`), signs that are seen from outside
-(`watching`), nodes that were checked (`admitting`), ranks that have become slow (`slowing`), and
-what else counts as a fault (here).
+(`watching`), nodes that were checked (`admitting`), ranks that have become slow (`slowing`), which
+times are written down (`switching`), and what else counts as a fault (here).
 
 Untouched scripts never arrive: to the machine they stay in REGROUPING until they end.
 """
@@ -22,19 +22,17 @@ from __future__ import annotations
 
 import msgspec
 
-from rekindle.errors import ProtocolError, UsageError
+from rekindle.errors import ProtocolError
 from rekindle.names import KILLED_S, SPARE
-from rekindle.profiling.switch import Order, Switch, switched
 from rekindle.recovery import journal
 from rekindle.recovery.classification import fault_of_exit
 from rekindle.recovery.fault import Fault, Kind
 from rekindle.recovery.policy import LATE_S
-from rekindle.recovery.profiled import Profiled
 from rekindle.runtime import protocol as p
 from rekindle.runtime.roster import Node, Status, by_node
-from rekindle.runtime.slowing import Slowing
 from rekindle.runtime.state import ENDING, Phase, Send, SetTimer
 from rekindle.runtime.storing import StoreNews
+from rekindle.runtime.switching import Switching
 
 _FAILED = {
     Kind.LINK: "a collective of rank {rank} failed: {error}",
@@ -44,7 +42,7 @@ _FAILED = {
 }
 
 
-class Machine(Slowing):
+class Machine(Switching):
     """The state of one attempt of a job: `on_...` methods take events, `drain` gives commands."""
 
     def on_message(self, node: int, message: p.Message, now: float) -> None:
@@ -70,7 +68,7 @@ class Machine(Slowing):
             case p.Timed():
                 self.on_timed(message)
             case p.Traced():
-                self._switch(message.switch, "data-trace", now)
+                self.on_traced(message, now)
             case p.Snapshots() | p.Copies():
                 self.on_snapshots(node, message)
             case _:
@@ -349,23 +347,6 @@ class Machine(Slowing):
                 continue  # an earlier one took its node out of the world
             self._kill([rank], grace_s=0.0)
             self._on_fault(self._fault(Kind.STUCK, rank, f"rank {rank.rank} did not {what}", now))
-
-    def profile(self, order: Order, now: float) -> str:
-        """Have ranks write down where time goes, or no more; return why not, if that cannot be."""
-        if self.phase in ENDING:
-            return "the job is ending"
-        try:
-            switch = switched(self._profile.switch, order.kinds, on=order.on)
-        except UsageError as error:
-            return str(error)
-        self._switch(switch, order.by, now)
-        return ""
-
-    def _switch(self, switch: Switch, by: str, now: float) -> None:
-        if switch != self._profile.switch and self.phase not in ENDING:
-            self._profile = p.Profile(switch=switch, since=self._profile.since or int(now))
-            self._record(Profiled(switch=switch, since=self._profile.since, by=by))
-            self._tell_nodes(self._profile)
 
     def inject(self, order: p.Inject) -> str:
         """Have a rank suffer a fault; return why not, if it cannot.

@@ -16,6 +16,7 @@ from rekindle import names
 from rekindle.errors import UsageError
 from rekindle.profiling.breakdown import HEADS, WHAT, breakdown
 from rekindle.profiling.reading import Task, diagnose, read_task
+from rekindle.profiling.unseen import remarks, seen
 from rekindle.profiling.words import in_words, nodes_of
 from rekindle.tasks import jobs
 
@@ -39,12 +40,15 @@ def report_profile(job_id: str) -> list[dict[str, Any]]:
     per_node = directory.spec().processes_per_node
     _, now = diagnose(found, per_node=per_node)
     said = [f"- **{each.kind.value}**: {in_words(each, nodes_of(each, per_node))}" for each in now]
+    if not said and seen(found):
+        said = ["Nobody is slow."]
+    said += [f"- {remark}" for remark in remarks(found, per_node=per_node)]
     steps = list(found.steps)
     text = "\n".join(
         [
             f"Steps {steps[0]} to {steps[-1]} of {len(found.ranks)} ranks",
             "",
-            *(said or ["Nobody is slow."]),
+            *said,
             "",
             f"![Compute](data:image/png;base64,{_picture(found, steps[-MOST_STEPS:])})",
             "",

@@ -13,11 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 from rekindle import names
 from rekindle.profiling.files import ENV_TASK, RecordFiles, records_folder, task_folder
+from rekindle.profiling.limits import limits_in
 from rekindle.profiling.markers import (
     COMMUNICATION,
     DATA_LOADER,
@@ -34,7 +34,6 @@ from rekindle.profiling.switch import Switch
 from rekindle.runtime.rank_messages import Profile
 from rekindle.training import rank_environment
 
-FLUSH_S = 5.0
 END_S = 2.0  # for what is left when it goes off; storage that hangs has no more
 MOST_WAITING = 200_000  # ranges; where the disk is slower than training the oldest are lost
 
@@ -49,6 +48,7 @@ class Profiler:
         self.on = Switch()
         folder = rank_environment.path(names.ENV_PROFILING)
         self._folder = records_folder(os.environ, folder) if folder is not None else None
+        self._limits = limits_in(os.environ)
         self._slot = slot
         self._asked = Profile()
         self._waiting: collections.deque[_Entry] = collections.deque(maxlen=MOST_WAITING)
@@ -134,7 +134,8 @@ class Profiler:
             task = task_folder(self._folder, os.environ.get(ENV_TASK, ""), asked.since)
             # A writer whose storage hangs may still have the others.
             self._waiting = collections.deque(maxlen=MOST_WAITING)
-            self._writer = _Writer(task / str(self._slot), self._waiting, self._encoder)
+            files = RecordFiles(task / str(self._slot), self._limits.file_bytes)
+            self._writer = _Writer(files, self._limits.flush_s, self._waiting, self._encoder)
         self.on = asked.switch if is_asked else Switch()
         self.switched()
 
@@ -158,10 +159,16 @@ _Entry = tuple[Range, int] | _Joined | _Done
 
 
 class _Writer:
-    """The thread that writes."""
+    """The thread that writes, each `flush_s`."""
 
-    def __init__(self, folder: Path, waiting: collections.deque[_Entry], encoder: Encoder) -> None:
-        self._files = RecordFiles(folder)
+    def __init__(
+        self,
+        files: RecordFiles,
+        flush_s: float,
+        waiting: collections.deque[_Entry],
+        encoder: Encoder,
+    ) -> None:
+        self._files, self._flush_s = files, flush_s
         self._waiting = waiting
         self._encoder = encoder
         self._over = threading.Event()
@@ -177,7 +184,7 @@ class _Writer:
 
     def _run(self) -> None:
         try:
-            while not self._over.wait(FLUSH_S):
+            while not self._over.wait(self._flush_s):
                 self._flush()
             self._flush()
         except OSError as error:

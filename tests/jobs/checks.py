@@ -30,6 +30,7 @@ def check_counts(roster: Roster) -> None:
 def check_inherited(old: Machine, past: Earlier, left: Inheritance | None) -> None:
     """A coordinator that takes over knows what the dead one knew, by the journal alone."""
     assert list(past.past) == old.incidents.past, "a decision is lost, or about another fault"
+    assert (past.profile, past.traced) == (old._profile, old._traced)
     if left is None:
         return
     if left.stopping is not None:

@@ -10,11 +10,7 @@ import pytest
 
 from rekindle.profiling import files
 from rekindle.profiling.files import RecordFiles, age, lines_of, numbered, rank_folders, task_folder
-
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOST_BYTES", 1000)
+from rekindle.profiling.limits import Limits, limits_in
 
 
 def test_folders_are_named_after_the_task(tmp_path: Path) -> None:
@@ -34,14 +30,14 @@ def test_records_go_to_the_newest_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_too_large_is_followed_by_another(tmp_path: Path) -> None:
-    records = RecordFiles(tmp_path / "0")
+    records = RecordFiles(tmp_path / "0", 1000)
     for number in range(5):
         records.append(b"%d" % number * 600 + b"\n")
     records.close()
     found = sorted(numbered(tmp_path / "0"), key=lambda path: int(path.name))
     assert [path.stat().st_size for path in found] == [1202, 1202, 601]
     assert len({path.name for path in found}) == 3  # also within one second
-    again = RecordFiles(tmp_path / "0")
+    again = RecordFiles(tmp_path / "0", 1000)
     again.append(b"x\n")
     again.close()
     assert found[-1].read_bytes().endswith(b"\nx\n")
@@ -62,9 +58,38 @@ def test_a_torn_line_spoils_no_other(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_folder_that_somebody_has_cleared_is_made_again(tmp_path: Path, again: bool) -> None:
+    """What is written from then on is not lost with it; also where it was made meanwhile."""
+    records = RecordFiles(tmp_path / "0")
+    records.append(b"old\n")
+    (tmp_path / "0").rename(tmp_path / "away")
+    if again:
+        (tmp_path / "0").mkdir()
+    records.append(b"new\n")
+    records.append(b"more\n")
+    records.close()
+    assert list(lines_of(tmp_path / "0")) == [b"new\n", b"more\n"]
+
+
 def test_it_ends_at_ten_mebibytes() -> None:
-    assert files.CAP_BYTES == 5000 * 2**20
+    """TaskD's figures, where nobody says others."""
+    taskd = Limits(cap_bytes=5000 * 2**20, file_bytes=10 * 2**20, flush_s=5.0)
+    assert limits_in({}) == taskd
     assert files.KEPT_FILES == 3
+
+
+def test_the_environment_says_other_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is none there is said, and costs nobody anything."""
+    said = {
+        "REKINDLE_PROFILING_CAP_MB": "200",
+        "REKINDLE_PROFILING_FILE_MB": "0.5",
+        "REKINDLE_PROFILING_FLUSH_S": "20",
+    }
+    assert limits_in(said) == Limits(cap_bytes=200 * 2**20, file_bytes=2**19, flush_s=20.0)
+    for wrong in ("0", "-1", "nan", "inf", "1e40", "much"):
+        assert limits_in(dict.fromkeys(said, wrong)) == Limits()
+        assert capsys.readouterr().err.count(f"is {wrong!r}, no number above 0") == 3
 
 
 def fill(folder: Path, rank: int, count: int) -> list[Path]:

@@ -6,12 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rekindle.profiling.markers import (
     COMMUNICATION,
     DEFAULT,
+    HOST,
+    MARKER,
     Encoder,
+    Marker,
     Operation,
+    Place,
     Range,
+    Ranges,
+    group_of,
     operation_name,
     operation_of,
     ranges,
@@ -93,3 +101,55 @@ def test_what_is_torn_strange_or_without_an_end_is_passed_over() -> None:
     assert list(ranges([lines[1]])) == []
     assert operation_of("not JSON") is None
     assert Range("step x", DEFAULT, 1, 2).step == Range("stepping", DEFAULT, 1, 2).step == -1
+
+
+def told(
+    flag: int, at: int, name: str = "forward", domain: str = DEFAULT, number: int = 1
+) -> Marker:
+    """A record of the host (flags 2, 4) or of a device (16, 32)."""
+    return Marker(MARKER, flag, HOST if flag < 16 else 1, at, number, Place(), name, domain)
+
+
+@pytest.mark.parametrize(
+    ("order", "who"),
+    [
+        ((2, 16, 4, 32), "host"),
+        ((2, 4, 16, 32), "host"),
+        ((2, 16, 32, 4), "host"),
+        ((16, 2, 32, 4), "host"),
+        ((16, 32, 2, 4), "device"),
+        ((16, 32), "device"),
+    ],
+)
+def test_what_device_and_host_tell_of_counts_once(order: tuple[int, ...], who: str) -> None:
+    """The host's, in whatever order they tell; also of the next range, and of one step after it."""
+    at = {2: 10, 4: 40, 16: 12, 32: 43}
+    name = {2: "forward", 4: "NULL", 16: "forward", 32: "NULL"}
+    wanted = (10, 40) if who == "host" else (12, 43)
+    marks = [told(flag, n + at[flag], name[flag], number=n) for n in (1, 2) for flag in order]
+    found = [(each.name, each.start, each.end) for each in Ranges().read(marks)]
+    assert found == [("forward", n + wanted[0], n + wanted[1]) for n in (1, 2)]
+
+
+def test_ids_come_again_with_another_process() -> None:
+    """Neither its own range of before, nor another range of the other's, is what it tells of."""
+    first = [told(2, 1), told(4, 2)]
+    again = [told(2, 11), told(4, 12)]
+    other = [told(16, 21, "dataloader"), told(32, 22, "dataloader")]
+    found = [each.start for each in Ranges().read([*first, *again, *other])]
+    assert found == [1, 11, 21]
+
+
+def test_of_a_collective_both_count() -> None:
+    """The host may only have begun it: what it then waits for is the device's."""
+    marks = [told(flag, flag, "x", COMMUNICATION) for flag in (2, 4, 16, 32)]
+    assert [each.end for each in Ranges().read(marks)] == [4, 32]
+
+
+@pytest.mark.parametrize(
+    "name", ["send", "irecv", "HcclSend", "HcclReceive", "HcclRecv", "batch_isend_irecv"]
+)
+def test_transfers_of_two_are_no_collectives(name: str) -> None:
+    """However a library spells them."""
+    assert group_of(operation_name(Operation("0", "1", "f", name, "pp"))) == ""
+    assert group_of(operation_name(Operation("0", "1", "f", "HcclAllreduce", "pp"))) == "pp"

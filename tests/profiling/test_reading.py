@@ -18,6 +18,7 @@ from rekindle.profiling.markers import (
     Range,
     marks,
     operation_name,
+    ranges,
     step_of,
 )
 from rekindle.profiling.reading import peers_in, task_in
@@ -91,6 +92,28 @@ def test_a_line_that_somebody_has_spoilt(line: bytes) -> None:
     assert list(marks([line])) == []
 
 
+WILD = (
+    b'{"Kind":1,"Flag":%d,"SourceKind":0,"Timestamp":%s,"Id":%s,'
+    b'"MsptiObjectId":{"Pt":{"ProcessId":%s}},"Name":"step 1"}'
+)
+
+
+@pytest.mark.parametrize("wild", [2**63, -(2**70), 10**400])
+@pytest.mark.parametrize("field", range(3))
+def test_a_number_that_nobody_can_count_with(wild: int, field: int) -> None:
+    """As a time, an Id or a process: neither the coordinator could be told of it."""
+    numbers = [b"5", b"6", b"7"]
+    assert len(list(marks([WILD % (2, *numbers)]))) == 1
+    numbers[field] = b"%d" % wild
+    assert list(marks([WILD % (2, *numbers)])) == []
+
+
+def test_a_range_that_ends_before_it_began() -> None:
+    """Somebody has set the clock meanwhile."""
+    lines = [WILD % (flag, at, b"1", b"1") for flag, at in ((2, b"9"), (4, b"3"))]
+    assert list(ranges(lines)) == []
+
+
 @pytest.mark.parametrize("number", ["\u00b2", "9" * 5000, "-1", ""])
 def test_steps_without_a_number(number: str) -> None:
     assert step_of(f"step {number}") == -1
@@ -108,8 +131,8 @@ def test_the_newest_task_that_has_records(tmp_path: Path) -> None:
 
 def test_a_trace_has_a_process_for_each_rank() -> None:
     name = operation_name(Operation("0", "64", "float32", "all_reduce", "default_group"))
-    ranges = [Range("step 1", DEFAULT, 2_000, 9_000), Range(name, COMMUNICATION, 3_000, 4_000)]
-    trace = json.loads(chrome_trace({5: ranges}, per_node=4))
+    made = [Range("step 1", DEFAULT, 2_000, 9_000), Range(name, COMMUNICATION, 3_000, 4_000)]
+    trace = json.loads(chrome_trace({5: made}, per_node=4))
     named, step, reduced = trace["traceEvents"]
     assert named["args"] == {"name": "rank 5 (node 1)"}
     assert (step["pid"], step["ts"], step["dur"], step["name"]) == (5, 2.0, 7.0, "step 1")
@@ -147,8 +170,18 @@ def test_groups_that_contradict_each_other_are_none(tmp_path: Path) -> None:
     assert peers_in(tmp_path) == []
 
 
-def test_groups_that_are_not_understood(tmp_path: Path) -> None:
-    (tmp_path / "3").mkdir()
-    (tmp_path / "3" / "parallel_group.json").write_text("{")
-    with pytest.raises(UsageError, match=r"3/parallel_group\.json is not understood"):
+@pytest.mark.parametrize(
+    "text",
+    [b"{", b"[" * 200_000, b'{"a":{"group_name":"\xff","global_ranks":[1]}}', b'{"a":[1]}', None],
+    ids=["torn", "deep", "no UTF-8", "other", "folder"],
+)
+def test_groups_that_are_not_understood(text: bytes | None, tmp_path: Path) -> None:
+    """They are named, and what is to be done."""
+    path = tmp_path / "3" / "parallel_group.json"
+    if text is None:
+        path.mkdir(parents=True)
+    else:
+        path.parent.mkdir()
+        path.write_bytes(text)
+    with pytest.raises(UsageError, match=r"3/parallel_group\.json is not understood.* remove it"):
         peers_in(tmp_path)

@@ -30,11 +30,11 @@ def care(tmp_path: Path, told: list[Message]) -> RecordCare:
 
 
 def test_what_is_new_is_told_once(care: RecordCare, told: list[Message], tmp_path: Path) -> None:
-    """A switch that is off from the start says nothing, nor does one that is not there."""
-    care.look()
-    (tmp_path / "switch").write_text(text())
+    """One that is not there says nothing."""
     care.look()
     assert not told
+    (tmp_path / "switch").write_text(text())
+    care.look()
     (tmp_path / "switch").write_text(text(Step=True))
     care.look()
     care.look()
@@ -43,6 +43,7 @@ def test_what_is_new_is_told_once(care: RecordCare, told: list[Message], tmp_pat
     (tmp_path / "switch").write_text(text())
     care.look()
     assert told == [
+        Traced(switch=Switch()),
         Traced(switch=switch_of(("step",))),
         Traced(switch=ALL),
         Traced(switch=Switch()),
@@ -80,27 +81,62 @@ def test_a_switch_that_is_not_understood(
     assert capsys.readouterr().err.count("is not understood") == 1
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PermissionError("read-only"), "records cannot be read: read-only"),
+        (OverflowError("too large"), "a bug of Rekindle: OverflowError('too large')\nTraceback"),
+    ],
+)
 def test_nothing_that_is_spoilt_ends_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    error: Exception,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It looks again and again, and says once what it cannot read."""
+    """It looks again and again, and says once what it cannot read; of a bug, where it is."""
     monkeypatch.setattr("rekindle.runtime.record_care._TICK_S", 0.001)
     (tmp_path / "switch").write_bytes(b"\xff")
-    asyncio.run(_look_three_times(tmp_path))
-    said = capsys.readouterr().err
-    assert "is not understood" in said
-    assert "read-only" in said
+    asyncio.run(_look_three_times(tmp_path, error))
+    shown = capsys.readouterr().err
+    assert shown.count("is not understood") == 1
+    assert shown.count(said) == 1
 
 
-async def _look_three_times(folder: Path) -> None:
+async def _look_three_times(folder: Path, error: Exception) -> None:
     looked, loop, reads = asyncio.Event(), asyncio.get_running_loop(), iter(range(1000))
 
     def read() -> None:
         if next(reads) < 3:
-            raise PermissionError("read-only")
+            raise error
         loop.call_soon_threadsafe(looked.set)
 
     care = RecordCare(folder, lambda: (0,), lambda _: None, read, folder / "switch")
     running = asyncio.ensure_future(care.run())
     await asyncio.wait_for(looked.wait(), 10.0)
     running.cancel()
+
+
+def test_records_age_also_where_they_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each thing that is cared for goes wrong by itself."""
+    monkeypatch.setattr("rekindle.runtime.record_care._TICK_S", 0.001)
+
+    async def until_they_age() -> None:
+        aged, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def read() -> None:
+            raise OSError("gone")
+
+        def own() -> tuple[int, ...]:
+            loop.call_soon_threadsafe(aged.set)
+            return ()
+
+        care = RecordCare(tmp_path, own, lambda _: None, read, tmp_path / "switch")
+        running = asyncio.ensure_future(care.run())
+        await asyncio.wait_for(aged.wait(), 10.0)
+        running.cancel()
+
+    asyncio.run(until_they_age())

@@ -69,3 +69,11 @@ def test_what_is_of_no_step_is_not_counted() -> None:
     )
     assert (first.forward, first.saving) == (0.0, 0.0)
     assert (second.forward, second.saving) == (1.0, 2.0)
+
+
+def test_saves_inside_a_step_are_no_work() -> None:
+    """As in Megatron's loop; what ranks wait for each other there is not taken off twice."""
+    save, late = made("save_checkpoint", 5, 8), made("save_checkpoint", 7, 11)
+    times = only(reduced(2, 3), reduced(6, 7), save, made("step 1", 0, 10), late)
+    assert (times.saving, times.waiting, times.own) == (3.0, 2.0, 6.0)
+    assert only(save, late, made("step 1", 0, 10)).own == 5.0

@@ -5,8 +5,14 @@ from __future__ import annotations
 from rekindle.profiling.markers import (
     COMMUNICATION,
     DEFAULT,
+    MARKER,
+    START,
+    START_DEVICE,
     Encoder,
+    Marker,
     Operation,
+    Place,
+    ProcessThread,
     Range,
     marks,
     operation_name,
@@ -104,6 +110,29 @@ def test_transfers_between_two_are_none_of_all() -> None:
     ranks[0].joins(name="send", ends=False)
     ranks[1].joins(name="recv", ends=False)
     assert found(ranks) == []
+
+
+def test_a_stage_waits_for_another_one_s_transfer() -> None:
+    """However many a stage has done of them, that tells nothing of the others."""
+    ranks = world()
+    for number, name in enumerate(("HcclSend", "HcclReceive", "HcclSend")):
+        ranks[number].joins("pp", name)
+        ranks[number].joins("pp", name, ends=False)
+    assert found(ranks) == []
+
+
+def test_a_device_that_begins_is_not_done() -> None:
+    """TaskD tells of a collective by both clocks."""
+    ranks = world(2)
+    said = operation_name(Operation("0", "4", "float32", "HcclAllreduce", "dp"))
+    for flag in (START, START_DEVICE):
+        source = int(flag == START_DEVICE)
+        place = Place(ProcessThread(1))
+        mark = Marker(MARKER, flag, source, 10**6, 77, place, said, COMMUNICATION)
+        ranks[0].standing.read([mark])
+    assert found(ranks) == [
+        "rank 0 in HcclAllreduce no. 1 of dp in step 3, which rank 1 did not join"
+    ]
 
 
 def test_what_a_killed_process_had_joined() -> None:

@@ -20,6 +20,7 @@ from jobs import Place, Run, wait_until
 from rekindle import names
 from rekindle.engines.client import JobClient
 from rekindle.errors import JobError, LeaseHeldError
+from rekindle.profiling.switch import switch_of
 from rekindle.recovery import journal
 from rekindle.runtime import protocol as p
 from rekindle.runtime import wire
@@ -278,6 +279,18 @@ def test_a_third_machine_joins_as_a_spare(place: Place) -> None:
     place.wait_for_silence()
     for folder in place.temporary.glob("rekindle-*"):  # nobody is there to remove it
         shutil.rmtree(folder)
+
+
+def test_a_spare_tells_what_mindclusters_switch_says(place: Place) -> None:
+    """It is true for the whole job; all else may only nodes of the job say."""
+    live = Live(place)
+    said = wire.encode(p.Traced(switch=switch_of(("step",))))
+    more = wire.encode(p.StoreDown(serial=1))
+    answers = asyncio.run(talk(live, wire.encode(hello(live, spare=True)), said, more))
+    assert answers[-1] == 1008
+    (place.folder / "go").touch()
+    live.run.end(0)
+    assert [event.by for event in live.run.recorded(journal.Profiled)] == ["data-trace"]
 
 
 def joined(run: Run) -> list[int]:
