@@ -136,7 +136,7 @@ class CheckpointFiles:
             step=step,
             generation=generation,
             world_size=self._spec.world_size,
-            framework="torch",
+            framework=self._spec.framework.value,
             origin=said.origin,
             data_position=msgspec.json.decode(said.position),
             metrics=said.metrics,

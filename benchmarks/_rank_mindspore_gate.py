@@ -1,0 +1,82 @@
+"""A rank of `mindspore_retry.py`: steps with and without the gate, in blocks that take turns.
+
+Arguments: a file for the times (of rank 0), and the number of steps. Runs where MindSpore is. In a
+block without the gate all ranks go on at once; which blocks these are, each knows by the step's
+number.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import mindspore as ms
+import mindspore.dataset as ds
+import numpy as np
+from mindspore import nn
+from mindspore.communication import get_rank, init
+from mindspore.train import Callback
+
+from rekindle.training.gate import Gate
+from rekindle.training.mindspore import Session, recoverable
+
+BLOCK, SKIPPED = 20, 3  # steps of a block; of which the first are left out
+WIDTH = 512
+_agree = Gate.agree
+
+
+def with_gate(step: int) -> bool:
+    """Whether the step's block has the gate: on, off, off, on, and so forth."""
+    return (step // BLOCK) % 4 in (0, 3)
+
+
+def agree(gate: Gate, step: int, *, can: bool) -> bool:
+    """Pass the gate, or do without."""
+    return _agree(gate, step, can=can) if with_gate(step) else can
+
+
+class Clock(Callback):
+    """When each step has begun: behind the gate of the one before, so from end to end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended: list[float] = []
+
+    def on_train_step_end(self, run_context: object) -> None:
+        run_context.original_args().net_outputs.asnumpy()
+        self.ended.append(time.perf_counter())
+
+
+def main() -> None:
+    """Train, and write what a step took in each block."""
+    file, steps = Path(sys.argv[1]), int(sys.argv[2])
+    ms.set_device("CPU")
+    ms.set_context(mode=ms.GRAPH_MODE)
+    ms.set_seed(1)
+    init()
+    ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True)
+    net = nn.SequentialCell(nn.Dense(64, WIDTH), nn.ReLU(), nn.Dense(WIDTH, 10))
+    optimizer = recoverable(nn.Momentum)(net.trainable_params(), 0.01, 0.9)
+    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    model = ms.Model(net, loss, optimizer)
+    x = np.random.RandomState(0).randn(8 * steps, 64).astype(np.float32)
+    y = np.zeros(8 * steps, np.int32)
+    data = ds.NumpySlicesDataset((x, y), shuffle=False).batch(8)
+    Gate.agree = agree
+    clock = Clock()
+    with Session(model) as session:
+        session.train(1, data, callbacks=[clock])
+    if get_rank() == 0:
+        blocks = []
+        for first in range(BLOCK, steps - BLOCK + 1, BLOCK):  # the first one compiles
+            ended = clock.ended[first + SKIPPED : first + BLOCK]
+            took = [b - a for a, b in zip(ended, ended[1:], strict=False)]
+            blocks.append((with_gate(first), statistics.median(took)))
+        file.write_text(json.dumps(blocks))
+
+
+if __name__ == "__main__":
+    main()
