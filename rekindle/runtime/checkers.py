@@ -8,6 +8,7 @@ import functools
 import os
 import signal
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from rekindle import names
 from rekindle.errors import RekindleError
 from rekindle.recovery.fault import Exit
 from rekindle.recovery.node_check.evidence import Part
+from rekindle.recovery.node_check.unmeasured import KILLED
 from rekindle.runtime.channel import MAX_MESSAGE
 from rekindle.runtime.check_messages import (
     CheckAlone,
@@ -32,6 +34,7 @@ from rekindle.runtime.check_messages import (
     Task,
     Work,
 )
+from rekindle.runtime.oom import OomCounter
 from rekindle.runtime.rank_messages import Message
 from rekindle.runtime.spec import JobSpec
 from rekindle.runtime.zygote import RunRank
@@ -52,8 +55,9 @@ class CheckerError(RekindleError):
 class Checker:
     """One checker's process."""
 
-    def __init__(self, device: int, pid: int, line: socket.socket) -> None:
+    def __init__(self, device: int, pid: int, line: socket.socket, oom: OomCounter) -> None:
         self.device = device
+        self._oom = oom
         self._pid, self._line, self._pidfd = pid, line, os.pidfd_open(pid)
         self._heard: asyncio.Queue[Said | None] = asyncio.Queue()
         self._end = ""
@@ -115,6 +119,8 @@ class Checker:
         self._line.close()
         code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         self._end = str(Exit(signal=-code) if code < 0 else Exit(code=code))
+        if code == -signal.SIGKILL and self._oom.killed_lately(time.monotonic()):
+            self._end += f", {KILLED}"
         self._heard.put_nowait(None)
 
 
@@ -135,6 +141,7 @@ class Checkers:
         self._environment = environment
         self._checkers: list[Checker] = []
         self._port = 0
+        self._oom = OomCounter()
         self._serial = 0  # of what is under way
         self._work: asyncio.Task[None] | None = None
 
@@ -175,13 +182,14 @@ class Checkers:
     ) -> None:
         if before is not None:
             await asyncio.wait([before])
+        self._oom.look(time.monotonic())  # what was killed before is no news
         try:
             if not self._checkers:
                 await self._start()
             if isinstance(order, CheckPair):
                 seconds = await self._pair(order)
             else:
-                seconds = await self._alone(order.serial)
+                seconds = await self._alone(order)
             answer = Checked(serial=order.serial, seconds=seconds)
         except CheckerError as error:
             answer = Checked(serial=order.serial, error=str(error), device=error.device)
@@ -230,25 +238,33 @@ class Checkers:
             except BaseException:
                 ours.close()
                 raise
-        return Checker(device, pid, ours)
+        return Checker(device, pid, ours, self._oom)
 
-    async def _alone(self, serial: int) -> dict[Part, float]:
-        seconds = await self._ask(lambda device: Work(serial=serial))
+    async def _alone(self, order: CheckAlone) -> dict[Part, float]:
+        work = Work(serial=order.serial, beside_ranks=order.beside_ranks)
+        seconds = await self._ask(lambda device: work)
         if len(self._checkers) > 1:
-            meet = functools.partial(self._meet, serial, Part.LOCAL_LINK, names.LOOPBACK)
+            meet = functools.partial(self._meet, order, Part.LOCAL_LINK, names.LOOPBACK)
             seconds |= await self._ask(lambda device: meet(self._port, device))
         return seconds
 
     async def _pair(self, order: CheckPair) -> dict[Part, float]:
         first = order.place * len(self._checkers)
-        meet = functools.partial(self._meet, order.serial, Part.LINK, order.host, order.port)
+        meet = functools.partial(self._meet, order, Part.LINK, order.host, order.port)
         return await self._ask(lambda device: meet(first + device, nodes=2))
 
     def _meet(
-        self, serial: int, part: Part, host: str, port: int, rank: int, nodes: int = 1
+        self,
+        order: CheckAlone | CheckPair,
+        part: Part,
+        host: str,
+        port: int,
+        rank: int,
+        nodes: int = 1,
     ) -> Meet:
         return Meet(
-            serial=serial,
+            serial=order.serial,
+            beside_ranks=order.beside_ranks,
             part=part,
             host=host,
             port=port,

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from rekindle.recovery.node_check.unmeasured import is_held, lacks_memory
+
 # A node is slow from here on, in times of the healthy ones. Sources of slowness that are worth a
 # replacement begin at 1.3; healthy accelerators of one sort differ by a few percent.
 FACTOR = 1.15
@@ -70,10 +72,11 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence:
-    """All that was measured of some nodes."""
+    """All that was measured of some nodes. beside_ranks: while ranks held their devices."""
 
-    def __init__(self, nodes: Iterable[int]) -> None:
+    def __init__(self, nodes: Iterable[int], *, beside_ranks: bool = False) -> None:
         self.nodes = tuple(sorted(nodes))
+        self._beside_ranks = beside_ranks
         self.alone: dict[int, list[Alone]] = {node: [] for node in self.nodes}
         self.pairs: list[Pair] = []
         self._pairs_of: dict[int, list[Pair]] = {node: [] for node in self.nodes}
@@ -89,14 +92,27 @@ class Evidence:
         else:
             self.alone[node].append(result)
 
+    def is_measured(self, result: Alone | Pair) -> bool:
+        """Whether it has figures, or an error that says something about the hardware."""
+        held = self._beside_ranks and is_held(result.error)
+        return not result.error or not (held or lacks_memory(result.error))
+
     # ---- alone
 
     def tries(self, node: int) -> int:
-        """How often the node has worked alone."""
-        return len(self.alone[node])
+        """How often the node has worked alone, as far as it could: it has figures then."""
+        return sum(not each.error for each in self.alone[node])
+
+    def failures(self, node: int) -> int:
+        """How often it could not, and not for want of memory."""
+        return sum(bool(each.error) and self.is_measured(each) for each in self.alone[node])
+
+    def unmeasured(self, node: int) -> int:
+        """How often there was no room to measure it."""
+        return sum(not self.is_measured(each) for each in self.alone[node])
 
     def is_broken(self, node: int) -> bool:
-        """Whether it could not even work alone, when it tried last."""
+        """Whether it did not even work alone, when it was to last."""
         return bool(self.alone[node]) and bool(self.alone[node][-1].error)
 
     def seconds(self, part: Part, node: int) -> float | None:
@@ -131,8 +147,8 @@ class Evidence:
 
     def failed_with(self, node: int) -> set[int]:
         """Return the nodes with which one did not, and none did since or before."""
-        failed = {_other(pair, node) for pair in self.pairs_of(node) if pair.error}
-        return failed - self.worked_with(node)
+        tried = [pair for pair in self.pairs_of(node) if pair.error and self.is_measured(pair)]
+        return {_other(pair, node) for pair in tried} - self.worked_with(node)
 
 
 def reference(values: list[float]) -> float:

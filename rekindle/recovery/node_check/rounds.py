@@ -1,6 +1,6 @@
 """What nodes measure next, until what is known suffices. Pure.
 
-1. Each node alone; what fails or is slow there does it once more.
+1. Each node alone; what fails, is slow, or was not measured there does it once more.
 2. Three rounds of pairs. In blocks of four every two of the block meet (in blocks of three, too).
    A block in which no pair works well has at most one healthy node; so, if not more than half of
    all are sick, some pair of healthy ones has met, and knows of each other that they are.
@@ -19,7 +19,7 @@ from rekindle.recovery.node_check.evidence import Evidence, Limits, Part
 
 Edge = tuple[int, int]
 
-TRIES = 2  # alone, before a node is taken for faulty or slow
+TRIES = 2  # alone, of a kind, before a node is taken for faulty or slow
 WITNESSES = 2  # healthy nodes that a suspect has to fail with
 
 
@@ -77,15 +77,14 @@ def _blocks(nodes: Sequence[int]) -> list[list[int]]:
 
 
 def _works_again(evidence: Evidence, limits: Limits, node: int) -> bool:
-    tries = evidence.tries(node)
-    if tries == 0:
+    if not evidence.alone[node]:
         return True
-    if tries >= TRIES:
-        return False
+    if evidence.is_broken(node):
+        return evidence.failures(node) < TRIES and evidence.unmeasured(node) < TRIES
     slow = any(
         evidence.over(part, node) > limits.of(part) for part in Part if part is not Part.LINK
     )
-    return evidence.is_broken(node) or slow
+    return slow and evidence.tries(node) < TRIES
 
 
 def is_witness(evidence: Evidence, limits: Limits, node: int) -> bool:

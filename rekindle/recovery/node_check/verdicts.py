@@ -2,7 +2,8 @@
 
 A collective that fails, or is slow, blames two nodes. Only a node that fails, or is slow, with each
 of two that work well with somebody is taken for the cause. Where that cannot be told (two nodes,
-one of them sick; more than half of all sick) it is said to be unknown, and nobody is accused.
+one of them sick; more than half of all sick) it is said to be unknown, and nobody is accused; nor
+where there was no room to measure it.
 """
 
 from __future__ import annotations
@@ -86,11 +87,7 @@ def _verdict(
         seconds={part: round(each, 6) for part, each in measured.items() if each is not None},
     )
     if evidence.is_broken(node):
-        last = evidence.alone[node][-1]
-        reason = f"{last.error} ({evidence.tries(node)} times)"
-        return msgspec.structs.replace(
-            verdict, health=Health.FAULTY, part=Part.COMPUTE, reason=reason, device=last.device
-        )
+        return _broken(evidence, node, verdict)
     failed = _failed(evidence, node, witnesses, called)
     if failed is not None:
         health, reason = failed
@@ -108,6 +105,20 @@ def _verdict(
     return verdict
 
 
+def _broken(evidence: Evidence, node: int, verdict: NodeVerdict) -> NodeVerdict:
+    """Say what it is if it did not even work alone."""
+    last = evidence.alone[node][-1]
+    if evidence.is_measured(last):
+        reason = f"{last.error} ({evidence.failures(node)} times)"
+        return msgspec.structs.replace(
+            verdict, health=Health.FAULTY, part=Part.COMPUTE, reason=reason, device=last.device
+        )
+    reason = f"not measured: {last.error} ({evidence.unmeasured(node)} times)"
+    return msgspec.structs.replace(
+        verdict, health=Health.UNKNOWN, reason=reason, device=last.device
+    )
+
+
 def _failed(
     evidence: Evidence, node: int, witnesses: set[int], called: Mapping[int, str]
 ) -> tuple[Health, str] | None:
@@ -115,7 +126,10 @@ def _failed(
     tried = evidence.pairs_of(node)
     if not tried or evidence.worked_with(node):
         return None
-    error = next(pair.error for pair in reversed(tried) if pair.error)
+    errors = [pair.error for pair in tried if evidence.is_measured(pair)]
+    if not errors:
+        return Health.UNKNOWN, f"not measured with another node: {tried[-1].error}"
+    error = errors[-1]
     # One that fails with others that work well, too, may be the cause itself.
     against = sorted(
         other
