@@ -54,11 +54,13 @@ class CheckReady(Message, frozen=True, kw_only=True, tag="check-ready"):
 class Checked(Message, frozen=True, kw_only=True, tag="checked"):
     """What was measured: seconds, by part, of the slowest device; or why it was not.
 
-    device: the one that failed, by its number on the node; -1: none in particular.
+    device: the one that failed, by its number on the node; -1: none in particular. note: what is to
+    be said of it, and accuses nobody.
     """
 
     serial: int
     seconds: dict[Part, float] = msgspec.field(default_factory=dict)
+    note: str = ""
     error: str = ""
     device: int = -1
 
@@ -96,10 +98,11 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """What was measured, or what went wrong."""
+    """What was measured, or what went wrong. note: as in Checked."""
 
     serial: int
     seconds: dict[Part, float] = {}
+    note: str = ""
     error: str = ""
 
 

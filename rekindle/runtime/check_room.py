@@ -241,7 +241,9 @@ class CheckRoom:
         errors = sorted(said, key=lambda error: not lacks_memory(error))
         if len(item.guests) == 1:
             (answer,) = item.answers.values()
-            alone = Alone(error=answer.error, device=answer.device, seconds=answer.seconds)
+            alone = Alone(
+                error=answer.error, device=answer.device, seconds=answer.seconds, note=answer.note
+            )
             self._evidence.add(alone, item.guests[0].number)
             return
         seconds = [each for answer in item.answers.values() for each in answer.seconds.values()]

@@ -66,7 +66,7 @@ class Checker:
         loop.add_reader(line, self._readable)
         loop.add_reader(self._pidfd, self._ended)
 
-    async def ask(self, task: Task) -> dict[Part, float]:
+    async def ask(self, task: Task) -> Done:
         """Have it do something; return what it has measured. Raises CheckerError."""
         if not self._end:
             with contextlib.suppress(ConnectionError):  # it is about to end
@@ -76,7 +76,7 @@ class Checker:
             if isinstance(said, Done) and said.serial == task.serial:
                 if said.error:
                     raise CheckerError(self.device, said.error)
-                return said.seconds
+                return said
 
     async def open(self) -> int:
         """Wait until it can work; return the port of its store. Raises CheckerError."""
@@ -187,10 +187,10 @@ class Checkers:
             if not self._checkers:
                 await self._start()
             if isinstance(order, CheckPair):
-                seconds = await self._pair(order)
+                done = await self._pair(order)
             else:
-                seconds = await self._alone(order)
-            answer = Checked(serial=order.serial, seconds=seconds)
+                done = await self._alone(order)
+            answer = Checked(serial=order.serial, seconds=done.seconds, note=done.note)
         except CheckerError as error:
             answer = Checked(serial=order.serial, error=str(error), device=error.device)
         except (RekindleError, OSError) as error:
@@ -240,15 +240,16 @@ class Checkers:
                 raise
         return Checker(device, pid, ours, self._oom)
 
-    async def _alone(self, order: CheckAlone) -> dict[Part, float]:
+    async def _alone(self, order: CheckAlone) -> Done:
         work = Work(serial=order.serial, beside_ranks=order.beside_ranks)
-        seconds = await self._ask(lambda device: work)
+        done = await self._ask(lambda device: work)
         if len(self._checkers) > 1:
             meet = functools.partial(self._meet, order, Part.LOCAL_LINK, names.LOOPBACK)
-            seconds |= await self._ask(lambda device: meet(self._port, device))
-        return seconds
+            met = await self._ask(lambda device: meet(self._port, device))
+            done = msgspec.structs.replace(done, seconds=done.seconds | met.seconds)
+        return done
 
-    async def _pair(self, order: CheckPair) -> dict[Part, float]:
+    async def _pair(self, order: CheckPair) -> Done:
         first = order.place * len(self._checkers)
         meet = functools.partial(self._meet, order, Part.LINK, order.host, order.port)
         return await self._ask(lambda device: meet(first + device, nodes=2))
@@ -273,13 +274,15 @@ class Checkers:
             timeout_s=self._spec.node_check.timeout_s,
         )
 
-    async def _ask(self, task: Callable[[int], Task]) -> dict[Part, float]:
+    async def _ask(self, task: Callable[[int], Task]) -> Done:
         """Have all do something at the same time; the slowest counts. Raises CheckerError."""
         asked = [checker.ask(task(checker.device)) for checker in self._checkers]
         tasks = [asyncio.ensure_future(each) for each in asked]
         try:
-            measured = await asyncio.gather(*tasks)
+            done = await asyncio.gather(*tasks)
         finally:
             for each in tasks:
                 each.cancel()
-        return {part: max(each[part] for each in measured) for part in measured[0]}
+        seconds = {part: max(each.seconds[part] for each in done) for part in done[0].seconds}
+        notes = dict.fromkeys(each.note for each in done if each.note)
+        return Done(serial=done[0].serial, seconds=seconds, note="; ".join(notes))

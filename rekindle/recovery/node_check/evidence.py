@@ -55,10 +55,12 @@ class Alone(msgspec.Struct, frozen=True, kw_only=True):
     """What a node did by itself. error: why it could not; it has no figures then.
 
     seconds: what a fixed amount of work took its slowest device, by part. device: the one that
-    failed, by its number on the node; -1: none in particular.
+    failed, by its number on the node; -1: none in particular. note: what is to be said of it, and
+    accuses nobody.
     """
 
     error: str = ""
+    note: str = ""
     device: int = -1
     seconds: dict[Part, float] = {}
 

@@ -74,6 +74,10 @@ def verdicts(
             found[node] = msgspec.structs.replace(
                 verdict, health=Health.UNKNOWN, part=Part.LINK, reason=reason
             )
+    for node, verdict in found.items():
+        notes = [each.note for each in evidence.alone[node][-1:] if each.note]
+        reason = "; ".join(filter(None, (verdict.reason, *notes)))
+        found[node] = msgspec.structs.replace(verdict, reason=reason)
     return list(found.values())
 
 
