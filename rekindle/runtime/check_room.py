@@ -11,8 +11,9 @@ from collections.abc import Iterable
 import msgspec
 
 from rekindle.names import SPARE
+from rekindle.recovery.node_check.blocks import Edge
 from rekindle.recovery.node_check.evidence import Alone, Evidence, Limits, Pair
-from rekindle.recovery.node_check.rounds import Edge, next_round
+from rekindle.recovery.node_check.rounds import next_round
 from rekindle.recovery.node_check.unmeasured import lacks_memory
 from rekindle.recovery.node_check.verdicts import SICK, NodeVerdict, verdicts
 from rekindle.runtime.check_messages import (

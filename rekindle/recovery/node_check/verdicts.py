@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from rekindle.recovery.node_check.crossing import cut_off, slow_links
 from rekindle.recovery.node_check.evidence import Evidence, Limits, Part
 from rekindle.recovery.node_check.rounds import TRIES, WITNESSES, is_witness
 
@@ -66,6 +67,10 @@ def verdicts(
     witnesses = {node for node in evidence.nodes if is_witness(evidence, limits, node)}
     found = {node: _verdict(evidence, limits, node, witnesses, called) for node in evidence.nodes}
     faulty = {node for node, each in found.items() if each.health is Health.FAULTY}
+    sound = {node for node in evidence.nodes if node not in faulty and _works(evidence, node)}
+    cut = cut_off(evidence, sound, called)
+    fast = {node for node in sound if found[node].health is not Health.STRAGGLER}
+    slow = slow_links(evidence, limits, fast, called)
     for node, verdict in found.items():
         unexplained = evidence.failed_with(node) - faulty
         if verdict.health is Health.HEALTHY and unexplained:
@@ -74,11 +79,20 @@ def verdicts(
             found[node] = msgspec.structs.replace(
                 verdict, health=Health.UNKNOWN, part=Part.LINK, reason=reason
             )
+        elif verdict.health is Health.HEALTHY and node in cut:
+            found[node] = msgspec.structs.replace(
+                verdict, health=Health.UNKNOWN, part=Part.LINK, reason=cut[node]
+            )
     for node, verdict in found.items():
-        notes = [each.note for each in evidence.alone[node][-1:] if each.note]
+        notes = [slow.get(node, ""), *(each.note for each in evidence.alone[node][-1:])]
         reason = "; ".join(filter(None, (verdict.reason, *notes)))
         found[node] = msgspec.structs.replace(verdict, reason=reason)
     return list(found.values())
+
+
+def _works(evidence: Evidence, node: int) -> bool:
+    """Whether it works well with anybody: a collective of its that fails may be another's fault."""
+    return bool(evidence.worked_with(node)) or evidence.reaches_across(node)
 
 
 def _verdict(
@@ -128,7 +142,7 @@ def _failed(
 ) -> tuple[Health, str] | None:
     """Say what it is if no collective of the node came out well though some were tried."""
     tried = evidence.pairs_of(node)
-    if not tried or evidence.worked_with(node):
+    if not tried or _works(evidence, node):
         return None
     errors = [pair.error for pair in tried if evidence.is_measured(pair)]
     if not errors:
