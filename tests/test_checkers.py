@@ -12,14 +12,17 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from jobs.driver import spec_of
 
+from rekindle.recovery.node_check.evidence import Part
 from rekindle.recovery.node_check.unmeasured import KILLED, lacks_memory
 from rekindle.runtime.check_messages import Done, Work
-from rekindle.runtime.checkers import Checker, CheckerError
+from rekindle.runtime.checkers import Checker, CheckerError, Checkers
 from rekindle.runtime.oom import OomCounter
 from rekindle.training.node_check import checker
 from rekindle.training.node_check.device import Bench
 
+NO_MEMORY = "OutOfMemoryError: CUDA out of memory."
 DEVICE = Bench(
     device=torch.device("meta"),
     backend="nccl",
@@ -90,6 +93,49 @@ def test_what_a_checker_says_of_memory_is_understood(
     assert lacks_memory(done.error)
     assert done.error.startswith(said)
     assert "\n" not in done.error
+
+
+class Pretended:
+    """A device's checker, which answers so after a while; without an answer it never does."""
+
+    def __init__(self, device: int, answer: str | float | None, after_s: float) -> None:
+        self.device, self._answer, self._after_s = device, answer, after_s
+
+    async def ask(self, task: Work) -> Done:
+        await asyncio.sleep(self._after_s if self._answer is not None else 3600.0)
+        if isinstance(self._answer, str):
+            raise CheckerError(self.device, self._answer)
+        seconds = {Part.COMPUTE: float(self._answer or 0.0)}
+        return Done(serial=task.serial, seconds=seconds, note="a note")
+
+
+@pytest.mark.parametrize(
+    ("answers", "said", "device"),
+    [
+        (["connection reset", NO_MEMORY, None], NO_MEMORY, 1),
+        ([None, NO_MEMORY, "connection reset"], NO_MEMORY, 1),
+        ([1.0, None, "connection reset"], "connection reset", 2),
+        (["killed", "connection reset", "connection reset"], "killed", 0),
+        (["connection reset", "time-out", NO_MEMORY], NO_MEMORY, 2),
+    ],
+)
+def test_who_has_no_memory_is_heard_though_others_fail_with_it(
+    answers: list[str | float | None], said: str, device: int
+) -> None:
+    """Whoever is first; and nobody is waited for who says nothing."""
+    checkers = Checkers(spec_of(nodes=1, processes=3), None, None, {})
+    checkers._checkers = [Pretended(n, each, 0.01 * n) for n, each in enumerate(answers)]
+    with pytest.raises(CheckerError, match=said) as raised:
+        asyncio.run(checkers._ask(lambda device: Work(serial=1)))
+    assert raised.value.device == device
+
+
+def test_the_slowest_device_counts() -> None:
+    """What all of them have to say is said once."""
+    checkers = Checkers(spec_of(nodes=1, processes=3), None, None, {})
+    checkers._checkers = [Pretended(n, each, 0.0) for n, each in enumerate([1.0, 3.0, 2.0])]
+    done = asyncio.run(checkers._ask(lambda device: Work(serial=1)))
+    assert done == Done(serial=1, seconds={Part.COMPUTE: 3.0}, note="a note")
 
 
 def test_beside_ranks_little_memory_is_taken() -> None:

@@ -18,7 +18,7 @@ from rekindle import names
 from rekindle.errors import RekindleError
 from rekindle.recovery.fault import Exit
 from rekindle.recovery.node_check.evidence import Part
-from rekindle.recovery.node_check.unmeasured import KILLED
+from rekindle.recovery.node_check.unmeasured import KILLED, lacks_memory
 from rekindle.runtime.channel import MAX_MESSAGE
 from rekindle.runtime.check_messages import (
     CheckAlone,
@@ -39,6 +39,7 @@ from rekindle.runtime.rank_messages import Message
 from rekindle.runtime.spec import JobSpec
 from rekindle.runtime.zygote import RunRank
 
+_SOON_S = 0.5  # between the errors of a collective's devices
 MODULE = "rekindle.training.node_check.checker"
 _SAID: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
 Fork = Callable[[RunRank, list[int]], Awaitable[int]]
@@ -275,11 +276,20 @@ class Checkers:
         )
 
     async def _ask(self, task: Callable[[int], Task]) -> Done:
-        """Have all do something at the same time; the slowest counts. Raises CheckerError."""
+        """Have all do something at the same time; the slowest counts.
+
+        Raises CheckerError: what the first to fail says, or soon after it one without memory: a
+        collective fails in all of its devices then.
+        """
         asked = [checker.ask(task(checker.device)) for checker in self._checkers]
         tasks = [asyncio.ensure_future(each) for each in asked]
         try:
-            done = await asyncio.gather(*tasks)
+            ended, late = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            soon = (await asyncio.wait(late, timeout=_SOON_S))[0] if late else ()
+            errors = [error for each in (*ended, *soon) if (error := each.exception())]
+            if errors:
+                raise min(errors, key=lambda error: not lacks_memory(str(error)))
+            done = [each.result() for each in tasks]
         finally:
             for each in tasks:
                 each.cancel()

@@ -59,19 +59,18 @@ def _work(local_rank: int, bench: Bench, task: Work) -> Done:
 
 def _meet(bench: Bench, task: Meet) -> Done:
     group = Group()
-    try:
-        group.form(
-            store=store_at(task.host, task.port),
-            generation=task.serial,
-            rank=task.rank,
-            world_size=task.world_size,
-            backend=bench.backend,
-            timeout_s=task.timeout_s,
-            device_id=None if bench.device.type == "cpu" else bench.device,
-        )
-        seconds = work.together(bench)
-    finally:
-        group.leave()
+    group.form(
+        store=store_at(task.host, task.port),
+        generation=task.serial,
+        rank=task.rank,
+        world_size=task.world_size,
+        backend=bench.backend,
+        timeout_s=task.timeout_s,
+        device_id=None if bench.device.type == "cpu" else bench.device,
+    )
+    seconds = work.together(bench)
+    # Not where it fails: what has gone wrong is said before others notice, and say what they see.
+    group.leave()
     return Done(serial=task.serial, seconds={task.part: seconds})
 
 
