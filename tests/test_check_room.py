@@ -18,7 +18,9 @@ from rekindle.runtime.check_messages import (
     CheckStop,
 )
 from rekindle.runtime.check_room import CheckRoom, Judged
+from rekindle.runtime.examination import Examination
 from rekindle.runtime.protocol import Hello
+from rekindle.runtime.roster import Node
 from rekindle.runtime.state import CancelTimer, Send, SetTimer
 
 WELL = {Part.COMPUTE: 1.0, Part.MEMORY: 1.0}
@@ -270,3 +272,36 @@ def test_verdicts_survive_the_journal() -> None:
     verdict = visit.judged[1].verdict
     assert msgspec.json.decode(msgspec.json.encode(verdict), type=type(verdict)) == verdict
     assert "faulty" in verdict.in_words()
+
+
+def test_whose_partner_has_no_memory_is_not_accused() -> None:
+    """Also where the partner is the first to say that they have not met."""
+    visit = all_come(2)
+    for agent, order in list(visit.orders):
+        visit.answer(agent, order)
+    _, order = visit.orders[2]
+    visit.orders.clear()
+    visit.say(1, Checked(serial=order.serial, error="connection reset"))
+    visit.say(0, Checked(serial=order.serial, error="OutOfMemoryError: CUDA out of memory."))
+    assert visit.healths() == {0: Health.UNKNOWN, 1: Health.UNKNOWN}
+    assert "not measured with another node: OutOfMemoryError" in visit.judged[1].verdict.reason
+
+
+@pytest.mark.parametrize("beside_ranks", [True, False])
+def test_checkers_are_told_whether_ranks_hold_the_devices(beside_ranks: bool) -> None:
+    """In all orders: an examination is such a room, the one before training is not."""
+    visit = Visit(4)
+    if beside_ranks:
+        spec = spec_of(nodes=4, processes=1)
+        nodes = [Node(node=n, connection=n, address=f"10.0.0.{n}", pid=n) for n in range(4)]
+        examination = Examination(spec, nodes)
+        visit.room = examination._room
+        visit.collect()
+    else:
+        visit.come(*range(4))
+    told: list[bool] = []
+    while visit.orders:
+        agent, order = visit.orders.pop(0)
+        told.append(order.beside_ranks)
+        visit.answer(agent, order)
+    assert told == [beside_ranks] * (4 + 2 * 6)

@@ -15,7 +15,9 @@ from rekindle.engines.pretended import PretendedHosts
 from rekindle.errors import JobError, UsageError
 from rekindle.recovery import hosts, journal
 from rekindle.recovery.fault import Fault, Kind
-from rekindle.recovery.hosts import HostFault, HostIsolated, HostReleased
+from rekindle.recovery.hosts import HostChecked, HostFault, HostIsolated, HostReleased
+from rekindle.recovery.node_check.evidence import Part
+from rekindle.recovery.node_check.verdicts import Health
 from rekindle.runtime.pretended_host import Condition
 
 DAY_S = 86_400.0
@@ -123,6 +125,42 @@ def test_a_condensed_log_says_the_same() -> None:
     assert after["a"].is_lemon(now)
     assert after["a"].isolated_at == before["a"].isolated_at == 3.0
     assert hosts.condensed(fewer, now) == fewer
+
+
+def checks(count: int, factor: float) -> list[HostChecked]:
+    """A host whose devices get slower from check to check, and whose memory does not."""
+    return [
+        HostChecked(
+            host="a",
+            at=float(number),
+            health=Health.HEALTHY,
+            seconds={Part.COMPUTE: factor**number, Part.MEMORY: 1.0, Part.LINK: 0.0},
+        )
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 20, 21, 100])
+def test_what_gets_slower_bit_by_bit_is_seen(count: int) -> None:
+    """Beside what it has taken at best, however long that is ago; 20 checks are kept."""
+    host = hosts.fold(checks(count, 1.007))["a"]
+    grown = 1.007 ** (count - 1)
+    assert host.drift() == pytest.approx({Part.COMPUTE: grown, Part.MEMORY: 1.0})
+    assert host.checked() == ("healthy" if grown < 1.15 else f"healthy, compute {grown:.2f}x")
+    assert len(host.checks) == min(count, hosts.CHECKS_KEPT)
+
+
+@pytest.mark.parametrize("count", [1, 20, 21, 22, 60])
+@pytest.mark.parametrize("factor", [1.01, 0.99])
+def test_a_condensed_log_keeps_the_best_for_ever(count: int, factor: float) -> None:
+    """Also one that is condensed again and again; else the newest checks alone."""
+    events = checks(count, factor)
+    kept: list[hosts.AnyHostEvent] = []
+    for event in events:
+        kept = hosts.condensed([*kept, event], now=1e9)
+    assert kept == hosts.condensed(events, now=1e9) == hosts.condensed(kept, now=1e9)
+    assert hosts.fold(kept) == hosts.fold(events)
+    assert len(kept) <= hosts.CHECKS_KEPT + len(Part)
 
 
 # ---- the file

@@ -134,6 +134,19 @@ def test_a_peer_of_a_broken_rank_is_stopped_and_restarted(install: Any) -> None:
     assert len(npu.calls) == 4
 
 
+def test_a_rank_that_waits_gives_memory_back(install: Any) -> None:
+    """Also where the device has a fault, of which it tells again."""
+    npu = install()
+    device().free()
+    assert npu.calls == [("npu.empty_cache", ())]
+
+    def broken() -> None:
+        raise RuntimeError("UCE ERROR")
+
+    npu.npu.empty_cache = broken
+    device().free()
+
+
 def test_waiting_is_for_this_device(install: Any) -> None:
     """The one of the model, whichever is the current one."""
     npu = install()

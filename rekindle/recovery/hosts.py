@@ -5,7 +5,7 @@ A node of a job is a place in its world; a host is the machine (or pretended one
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -82,14 +82,16 @@ class HostChecked(HostEvent, frozen=True, kw_only=True, tag="checked"):
 
 
 AnyHostEvent = HostFault | HostIsolated | HostReleased | HostChecked
-CHECKS_KEPT = 20  # of each host, the newest
+CHECKS_KEPT = 20  # of each host, the newest; beside them those that hold the best of a part
 DRIFT = FACTOR  # times of its own best, from when on a part of a host is said to have become slow
 
 
 class Host(msgspec.Struct, kw_only=True):
     """One host as it is now.
 
-    isolated: why, or empty; faults: since it was released last; checks: oldest first.
+    isolated: why, or empty; faults: since it was released last; checks: the newest, oldest first.
+    best: seconds, the least that each part has ever taken: what gets slower bit by bit is never far
+    from what it took lately.
     """
 
     host: str
@@ -98,14 +100,12 @@ class Host(msgspec.Struct, kw_only=True):
     isolated_at: float = 0.0
     faults: list[HostFault] = []
     checks: list[HostChecked] = []
+    best: dict[Part, float] = {}
 
     def drift(self) -> dict[Part, float]:
         """Return how many times as long each part takes as it has taken this host at best."""
-        found: dict[Part, float] = {}
-        for part, now in (self.checks[-1].seconds if self.checks else {}).items():
-            best = min(each.seconds[part] for each in self.checks if part in each.seconds)
-            found[part] = now / best if best else 1.0
-        return found
+        latest = self.checks[-1].seconds if self.checks else {}
+        return {part: now / self.best[part] for part, now in latest.items() if part in self.best}
 
     def checked(self) -> str:
         """Say how it was when it was checked last, and which parts are slower than they were."""
@@ -133,7 +133,7 @@ def fold(events: Iterable[AnyHostEvent]) -> dict[str, Host]:
     """Return all hosts that anything is known of, by name."""
     found: dict[str, Host] = {}
     for event in events:
-        host = found.setdefault(event.host, Host(host=event.host, faults=[], checks=[]))
+        host = found.setdefault(event.host, Host(host=event.host, faults=[], checks=[], best={}))
         match event:
             case HostFault():
                 others = [fault for fault in host.faults if not event.is_same_as(fault)]
@@ -146,7 +146,17 @@ def fold(events: Iterable[AnyHostEvent]) -> dict[str, Host]:
                 host.faults = []
             case HostChecked():
                 host.checks = [*host.checks, event][-CHECKS_KEPT:]
+                for part, seconds in event.seconds.items():
+                    if seconds > 0.0:
+                        host.best[part] = min(seconds, host.best.get(part, seconds))
     return found
+
+
+def best_checks(checks: Sequence[HostChecked]) -> list[HostChecked]:
+    """Return those of one host's checks that say what each part has taken at best."""
+    parts = {part for check in checks for part in check.seconds}
+    having = [(part, [each for each in checks if each.seconds.get(part)]) for part in parts]
+    return [min(some, key=lambda each: each.seconds[part]) for part, some in having if some]
 
 
 def condensed(events: Iterable[AnyHostEvent], now: float) -> list[AnyHostEvent]:
@@ -160,7 +170,9 @@ def condensed(events: Iterable[AnyHostEvent], now: float) -> list[AnyHostEvent]:
             case HostChecked():
                 others = [each for each in before if not isinstance(each, HostChecked)]
                 checks = [each for each in before if isinstance(each, HostChecked)]
-                before[:] = [*others, *checks[1 - CHECKS_KEPT :], event]
+                best, new = best_checks([*checks, event]), [*checks, event][-CHECKS_KEPT:]
+                old = [each for each in checks[: 1 - CHECKS_KEPT] if each in best]
+                before[:] = [*others, *old, *new]
             case HostIsolated():
                 before[:] = [each for each in before if not isinstance(each, HostIsolated)]
                 before.append(event)

@@ -9,18 +9,24 @@ from rekindle.runtime.rank_messages import Message
 
 
 class CheckAlone(Message, frozen=True, kw_only=True, tag="check-alone"):
-    """Measure each device of the node, and collectives between them. serial: for the answer."""
+    """Measure each device of the node, and collectives between them. serial: for the answer.
+
+    beside_ranks: they hold most of the devices' memory, so it is to take little.
+    """
 
     serial: int
+    beside_ranks: bool = False
 
 
 class CheckPair(Message, frozen=True, kw_only=True, tag="check-pair"):
     """Do collectives with another node.
 
     host, port: the store of the first of the two; place: 0 for the first node, 1 for the second.
+    beside_ranks: as in CheckAlone.
     """
 
     serial: int
+    beside_ranks: bool = False
     host: str
     port: int
     place: int
@@ -48,11 +54,13 @@ class CheckReady(Message, frozen=True, kw_only=True, tag="check-ready"):
 class Checked(Message, frozen=True, kw_only=True, tag="checked"):
     """What was measured: seconds, by part, of the slowest device; or why it was not.
 
-    device: the one that failed, by its number on the node; -1: none in particular.
+    device: the one that failed, by its number on the node; -1: none in particular. note: what is to
+    be said of it, and accuses nobody.
     """
 
     serial: int
     seconds: dict[Part, float] = msgspec.field(default_factory=dict)
+    note: str = ""
     error: str = ""
     device: int = -1
 
@@ -64,6 +72,7 @@ class Meet(msgspec.Struct, frozen=True, kw_only=True, tag="meet"):
     """Do collectives in a group of this many, met at a store. part: whose time it is."""
 
     serial: int
+    beside_ranks: bool = False
     part: Part
     host: str
     port: int
@@ -76,6 +85,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, tag="work"):
     """Work on the device alone."""
 
     serial: int
+    beside_ranks: bool = False
 
 
 # ---- checker -> agent
@@ -88,10 +98,11 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """What was measured, or what went wrong."""
+    """What was measured, or what went wrong. note: as in Checked."""
 
     serial: int
     seconds: dict[Part, float] = {}
+    note: str = ""
     error: str = ""
 
 

@@ -11,8 +11,10 @@ from collections.abc import Iterable
 import msgspec
 
 from rekindle.names import SPARE
+from rekindle.recovery.node_check.blocks import Edge
 from rekindle.recovery.node_check.evidence import Alone, Evidence, Limits, Pair
-from rekindle.recovery.node_check.rounds import Edge, next_round
+from rekindle.recovery.node_check.rounds import next_round
+from rekindle.recovery.node_check.unmeasured import lacks_memory
 from rekindle.recovery.node_check.verdicts import SICK, NodeVerdict, verdicts
 from rekindle.runtime.check_messages import (
     CheckAlone,
@@ -65,11 +67,15 @@ class _Item(msgspec.Struct):
 class CheckRoom:
     """Checks all who have come, then those who come later, together.
 
-    awaited: how many are to come before it begins. name: of its timers.
+    awaited: how many are to come before it begins. name: of its timers. beside_ranks: those of
+    the agents that come are there, and wait.
     """
 
-    def __init__(self, spec: JobSpec, awaited: int, name: str = "check") -> None:
+    def __init__(
+        self, spec: JobSpec, awaited: int, name: str = "check", *, beside_ranks: bool = False
+    ) -> None:
         self._limits: Limits = spec.node_check
+        self._beside_ranks = beside_ranks
         self._awaited = awaited
         self._limit, self._doors = name, f"{name}-begins"
         self._waiting: list[_Guest] = []  # not being checked yet
@@ -165,7 +171,7 @@ class CheckRoom:
         self._do(CancelTimer(self._doors))
         self._guests = {guest.number: guest for guest in self._waiting}
         self._waiting = []
-        self._evidence = Evidence(self._guests)
+        self._evidence = Evidence(self._guests, beside_ranks=self._beside_ranks)
         self._awaited = 1  # those that come later are checked as soon as they can be
         self._go_on()
 
@@ -206,11 +212,16 @@ class CheckRoom:
     def _order(self, item: _Item) -> None:
         first, *others = item.guests
         if not others:
-            self._do(Send(first.connection, CheckAlone(serial=item.serial)))
+            alone = CheckAlone(serial=item.serial, beside_ranks=self._beside_ranks)
+            self._do(Send(first.connection, alone))
             return
         for place, guest in enumerate(item.guests):
             order = CheckPair(
-                serial=item.serial, host=first.hello.address, port=first.port, place=place
+                serial=item.serial,
+                beside_ranks=self._beside_ranks,
+                host=first.hello.address,
+                port=first.port,
+                place=place,
             )
             self._do(Send(guest.connection, order))
 
@@ -226,10 +237,14 @@ class CheckRoom:
     def _finish(self, item: _Item) -> None:
         assert self._evidence is not None
         del self._items[item.serial]
-        errors = [each.error for each in item.answers.values() if each.error]
+        # Whose partner has run out of memory meets nobody, and may be the first to say so.
+        said = (each.error for each in item.answers.values() if each.error)
+        errors = sorted(said, key=lambda error: not lacks_memory(error))
         if len(item.guests) == 1:
             (answer,) = item.answers.values()
-            alone = Alone(error=answer.error, device=answer.device, seconds=answer.seconds)
+            alone = Alone(
+                error=answer.error, device=answer.device, seconds=answer.seconds, note=answer.note
+            )
             self._evidence.add(alone, item.guests[0].number)
             return
         seconds = [each for answer in item.answers.values() for each in answer.seconds.values()]

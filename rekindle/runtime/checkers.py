@@ -8,6 +8,7 @@ import functools
 import os
 import signal
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from rekindle import names
 from rekindle.errors import RekindleError
 from rekindle.recovery.fault import Exit
 from rekindle.recovery.node_check.evidence import Part
+from rekindle.recovery.node_check.unmeasured import KILLED, lacks_memory
 from rekindle.runtime.channel import MAX_MESSAGE
 from rekindle.runtime.check_messages import (
     CheckAlone,
@@ -32,10 +34,12 @@ from rekindle.runtime.check_messages import (
     Task,
     Work,
 )
+from rekindle.runtime.oom import OomCounter
 from rekindle.runtime.rank_messages import Message
 from rekindle.runtime.spec import JobSpec
 from rekindle.runtime.zygote import RunRank
 
+_SOON_S = 0.5  # between the errors of a collective's devices
 MODULE = "rekindle.training.node_check.checker"
 _SAID: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
 Fork = Callable[[RunRank, list[int]], Awaitable[int]]
@@ -52,8 +56,9 @@ class CheckerError(RekindleError):
 class Checker:
     """One checker's process."""
 
-    def __init__(self, device: int, pid: int, line: socket.socket) -> None:
+    def __init__(self, device: int, pid: int, line: socket.socket, oom: OomCounter) -> None:
         self.device = device
+        self._oom = oom
         self._pid, self._line, self._pidfd = pid, line, os.pidfd_open(pid)
         self._heard: asyncio.Queue[Said | None] = asyncio.Queue()
         self._end = ""
@@ -62,7 +67,7 @@ class Checker:
         loop.add_reader(line, self._readable)
         loop.add_reader(self._pidfd, self._ended)
 
-    async def ask(self, task: Task) -> dict[Part, float]:
+    async def ask(self, task: Task) -> Done:
         """Have it do something; return what it has measured. Raises CheckerError."""
         if not self._end:
             with contextlib.suppress(ConnectionError):  # it is about to end
@@ -72,7 +77,7 @@ class Checker:
             if isinstance(said, Done) and said.serial == task.serial:
                 if said.error:
                     raise CheckerError(self.device, said.error)
-                return said.seconds
+                return said
 
     async def open(self) -> int:
         """Wait until it can work; return the port of its store. Raises CheckerError."""
@@ -115,6 +120,8 @@ class Checker:
         self._line.close()
         code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         self._end = str(Exit(signal=-code) if code < 0 else Exit(code=code))
+        if code == -signal.SIGKILL and self._oom.killed_lately(time.monotonic()):
+            self._end += f", {KILLED}"
         self._heard.put_nowait(None)
 
 
@@ -135,6 +142,7 @@ class Checkers:
         self._environment = environment
         self._checkers: list[Checker] = []
         self._port = 0
+        self._oom = OomCounter()
         self._serial = 0  # of what is under way
         self._work: asyncio.Task[None] | None = None
 
@@ -175,14 +183,15 @@ class Checkers:
     ) -> None:
         if before is not None:
             await asyncio.wait([before])
+        self._oom.look(time.monotonic())  # what was killed before is no news
         try:
             if not self._checkers:
                 await self._start()
             if isinstance(order, CheckPair):
-                seconds = await self._pair(order)
+                done = await self._pair(order)
             else:
-                seconds = await self._alone(order.serial)
-            answer = Checked(serial=order.serial, seconds=seconds)
+                done = await self._alone(order)
+            answer = Checked(serial=order.serial, seconds=done.seconds, note=done.note)
         except CheckerError as error:
             answer = Checked(serial=order.serial, error=str(error), device=error.device)
         except (RekindleError, OSError) as error:
@@ -230,25 +239,34 @@ class Checkers:
             except BaseException:
                 ours.close()
                 raise
-        return Checker(device, pid, ours)
+        return Checker(device, pid, ours, self._oom)
 
-    async def _alone(self, serial: int) -> dict[Part, float]:
-        seconds = await self._ask(lambda device: Work(serial=serial))
+    async def _alone(self, order: CheckAlone) -> Done:
+        work = Work(serial=order.serial, beside_ranks=order.beside_ranks)
+        done = await self._ask(lambda device: work)
         if len(self._checkers) > 1:
-            meet = functools.partial(self._meet, serial, Part.LOCAL_LINK, names.LOOPBACK)
-            seconds |= await self._ask(lambda device: meet(self._port, device))
-        return seconds
+            meet = functools.partial(self._meet, order, Part.LOCAL_LINK, names.LOOPBACK)
+            met = await self._ask(lambda device: meet(self._port, device))
+            done = msgspec.structs.replace(done, seconds=done.seconds | met.seconds)
+        return done
 
-    async def _pair(self, order: CheckPair) -> dict[Part, float]:
+    async def _pair(self, order: CheckPair) -> Done:
         first = order.place * len(self._checkers)
-        meet = functools.partial(self._meet, order.serial, Part.LINK, order.host, order.port)
+        meet = functools.partial(self._meet, order, Part.LINK, order.host, order.port)
         return await self._ask(lambda device: meet(first + device, nodes=2))
 
     def _meet(
-        self, serial: int, part: Part, host: str, port: int, rank: int, nodes: int = 1
+        self,
+        order: CheckAlone | CheckPair,
+        part: Part,
+        host: str,
+        port: int,
+        rank: int,
+        nodes: int = 1,
     ) -> Meet:
         return Meet(
-            serial=serial,
+            serial=order.serial,
+            beside_ranks=order.beside_ranks,
             part=part,
             host=host,
             port=port,
@@ -257,13 +275,24 @@ class Checkers:
             timeout_s=self._spec.node_check.timeout_s,
         )
 
-    async def _ask(self, task: Callable[[int], Task]) -> dict[Part, float]:
-        """Have all do something at the same time; the slowest counts. Raises CheckerError."""
+    async def _ask(self, task: Callable[[int], Task]) -> Done:
+        """Have all do something at the same time; the slowest counts.
+
+        Raises CheckerError: what the first to fail says, or soon after it one without memory: a
+        collective fails in all of its devices then.
+        """
         asked = [checker.ask(task(checker.device)) for checker in self._checkers]
         tasks = [asyncio.ensure_future(each) for each in asked]
         try:
-            measured = await asyncio.gather(*tasks)
+            ended, late = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            soon = (await asyncio.wait(late, timeout=_SOON_S))[0] if late else ()
+            errors = [error for each in (*ended, *soon) if (error := each.exception())]
+            if errors:
+                raise min(errors, key=lambda error: not lacks_memory(str(error)))
+            done = [each.result() for each in tasks]
         finally:
             for each in tasks:
                 each.cancel()
-        return {part: max(each[part] for each in measured) for part in measured[0]}
+        seconds = {part: max(each.seconds[part] for each in done) for part in done[0].seconds}
+        notes = dict.fromkeys(each.note for each in done if each.note)
+        return Done(serial=done[0].serial, seconds=seconds, note="; ".join(notes))

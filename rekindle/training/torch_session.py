@@ -177,7 +177,7 @@ class Session:
                 if channel is None or total <= self._passed or not self._regroup():
                     return
             elif channel is not None and channel.hold(self.slot, self.generation, self.finished):
-                continue
+                self._repairs.device.free()
             elif self._keep_buffers():
                 yield Step(self)
 

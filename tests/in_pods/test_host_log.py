@@ -20,7 +20,9 @@ from rekindle.engines.kubernetes.labels import HOSTS
 from rekindle.engines.kubernetes.pods import Pods
 from rekindle.errors import JobError
 from rekindle.recovery.fault import Kind
-from rekindle.recovery.hosts import HostFault, HostIsolated, HostReleased
+from rekindle.recovery.hosts import HostChecked, HostFault, HostIsolated, HostReleased
+from rekindle.recovery.node_check.evidence import Part
+from rekindle.recovery.node_check.verdicts import Health
 
 pytestmark = pytest.mark.timeout(300)  # a cluster
 
@@ -144,6 +146,25 @@ def test_the_limit_is_below_that_of_the_server(log: ClusterHostLog, server: Simu
     assert known["first"].isolated
     assert "h0" not in known
     assert len("\n".join(lines(server)).encode()) <= MOST_BYTES // 2 + 1500
+
+
+def test_a_full_log_keeps_what_parts_have_taken_at_best(
+    log: ClusterHostLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Newer checks go first, but for the newest: a host that gets slower bit by bit is seen."""
+    monkeypatch.setattr(host_log, "MOST_BYTES", 3000)
+    for number in range(60):
+        check = HostChecked(
+            host="a",
+            at=float(number),
+            source=f"job#{number}",
+            health=Health.HEALTHY,
+            seconds={Part.COMPUTE: 1.01**number},
+        )
+        log.append(check)
+    host = log.hosts()["a"]
+    assert len(host.checks) < 20
+    assert host.checked() == f"healthy, compute {1.01**59:.2f}x"
 
 
 def test_too_many_isolated_hosts(log: ClusterHostLog, monkeypatch: pytest.MonkeyPatch) -> None:

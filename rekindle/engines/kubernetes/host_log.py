@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import time
+from collections.abc import Iterator
 
 import msgspec
 
@@ -19,6 +20,7 @@ from rekindle.recovery.hosts import (
     Host,
     HostChecked,
     HostFault,
+    best_checks,
     condensed,
     fold,
     read,
@@ -148,13 +150,14 @@ def _told_until(before: _Told, events: list[AnyHostEvent]) -> _Told:
 
 
 def _shortened(events: list[AnyHostEvent]) -> list[AnyHostEvent]:
-    """Leave out what does not count, then old checks, then old faults, until there is room again.
+    """Leave out what does not count, then old checks, at last the best of a host, then old faults,
+    until there is room again.
 
     Raises JobError: isolated hosts alone are too many.
     """
     kept = condensed(events, time.time())
-    for kind in (HostChecked, HostFault):
-        some = sorted((e for e in kept if isinstance(e, kind)), key=lambda e: -e.at)
+    for each in _dispensable(kept):
+        some = sorted(each, key=lambda event: -event.at)
         while _size(kept) > MOST_BYTES // 2 and some:
             oldest = {id(each) for each in some[len(some) // 2 :]}
             some = some[: len(some) // 2]
@@ -164,6 +167,18 @@ def _shortened(events: list[AnyHostEvent]) -> list[AnyHostEvent]:
             f"the log of hosts is full: {len(kept)} hosts are isolated (rekindle release-node)"
         )
     return kept
+
+
+def _dispensable(kept: list[AnyHostEvent]) -> Iterator[list[AnyHostEvent]]:
+    checks: dict[str, list[HostChecked]] = {}
+    for event in kept:
+        if isinstance(event, HostChecked):
+            checks.setdefault(event.host, []).append(event)
+    best = {id(each) for own in checks.values() for each in best_checks(own)}
+    all_checks = [each for own in checks.values() for each in own]
+    yield [each for each in all_checks if id(each) not in best]
+    yield [each for each in all_checks if id(each) in best]
+    yield [event for event in kept if isinstance(event, HostFault)]
 
 
 def _lines(events: list[AnyHostEvent]) -> str:

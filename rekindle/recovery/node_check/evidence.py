@@ -5,9 +5,12 @@ from __future__ import annotations
 import enum
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
+
+from rekindle.recovery.node_check.blocks import Edge, across
+from rekindle.recovery.node_check.unmeasured import is_held, lacks_memory
 
 # A node is slow from here on, in times of the healthy ones. Sources of slowness that are worth a
 # replacement begin at 1.3; healthy accelerators of one sort differ by a few percent.
@@ -53,10 +56,12 @@ class Alone(msgspec.Struct, frozen=True, kw_only=True):
     """What a node did by itself. error: why it could not; it has no figures then.
 
     seconds: what a fixed amount of work took its slowest device, by part. device: the one that
-    failed, by its number on the node; -1: none in particular.
+    failed, by its number on the node; -1: none in particular. note: what is to be said of it, and
+    accuses nobody.
     """
 
     error: str = ""
+    note: str = ""
     device: int = -1
     seconds: dict[Part, float] = {}
 
@@ -70,33 +75,75 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence:
-    """All that was measured of some nodes."""
+    """All that was measured of some nodes. beside_ranks: while ranks held their devices.
 
-    def __init__(self, nodes: Iterable[int]) -> None:
+    pairs: of a block, or of a suspect and a witness. across: of different blocks, each once, before
+    any witness is asked. They are kept apart: nobody is accused for what is between blocks, but who
+    has worked well there is not at fault.
+    """
+
+    def __init__(self, nodes: Iterable[int], *, beside_ranks: bool = False) -> None:
         self.nodes = tuple(sorted(nodes))
+        self._beside_ranks = beside_ranks
         self.alone: dict[int, list[Alone]] = {node: [] for node in self.nodes}
         self.pairs: list[Pair] = []
+        self.across: dict[Edge, Pair] = {}
+        self._across_of: dict[int, Pair] = {}
+        self._edges_across: dict[Edge, None] | None = None
         self._pairs_of: dict[int, list[Pair]] = {node: [] for node in self.nodes}
         self._usual: dict[Part, float] = {}  # what healthy nodes take, as far as was asked
 
     def add(self, result: Alone | Pair, node: int = -1) -> None:
         """Take what a node has measured alone, or a pair."""
         self._usual.clear()
-        if isinstance(result, Pair):
+        if isinstance(result, Pair) and self._is_across(result):
+            self.across[result.nodes] = result
+            self._across_of |= dict.fromkeys(result.nodes, result)
+        elif isinstance(result, Pair):
             self.pairs.append(result)
             for each in result.nodes:
                 self._pairs_of[each].append(result)
         else:
             self.alone[node].append(result)
+            self._edges_across = None
+
+    def _is_across(self, pair: Pair) -> bool:
+        # Who has met across may meet once more, as suspect and witness.
+        return pair.nodes in self.edges_across and pair.nodes not in self.across
+
+    @property
+    def working(self) -> list[int]:
+        """Nodes that can be measured with others."""
+        return [node for node in self.nodes if not self.is_broken(node)]
+
+    @property
+    def edges_across(self) -> Collection[Edge]:
+        """Pairs of different blocks that are to meet; known when all have worked alone."""
+        if self._edges_across is None:
+            self._edges_across = dict.fromkeys(across(self.working))
+        return self._edges_across
+
+    def is_measured(self, result: Alone | Pair) -> bool:
+        """Whether it has figures, or an error that says something about the hardware."""
+        held = self._beside_ranks and is_held(result.error)
+        return not result.error or not (held or lacks_memory(result.error))
 
     # ---- alone
 
     def tries(self, node: int) -> int:
-        """How often the node has worked alone."""
-        return len(self.alone[node])
+        """How often the node has worked alone, as far as it could: it has figures then."""
+        return sum(not each.error for each in self.alone[node])
+
+    def failures(self, node: int) -> int:
+        """How often it could not, and not for want of memory."""
+        return sum(bool(each.error) and self.is_measured(each) for each in self.alone[node])
+
+    def unmeasured(self, node: int) -> int:
+        """How often there was no room to measure it."""
+        return sum(not self.is_measured(each) for each in self.alone[node])
 
     def is_broken(self, node: int) -> bool:
-        """Whether it could not even work alone, when it tried last."""
+        """Whether it did not even work alone, when it was to last."""
         return bool(self.alone[node]) and bool(self.alone[node][-1].error)
 
     def seconds(self, part: Part, node: int) -> float | None:
@@ -112,12 +159,18 @@ class Evidence:
 
     def over(self, part: Part, node: int) -> float:
         """Return how many times as long as healthy nodes it takes; 1: not known to be longer."""
+        own, usual = self.seconds(part, node), self.usual(part)
+        if own is None or not usual:
+            return 1.0
+        beyond = self._across_of.get(node) if part is Part.LINK else None
+        return min(own, beyond.seconds if beyond and not beyond.error else own) / usual
+
+    def usual(self, part: Part) -> float:
+        """Return what it takes healthy nodes; 0: nothing is known."""
         if part not in self._usual:
-            known = [self.seconds(part, other) for other in self.nodes]
+            known = [self.seconds(part, node) for node in self.nodes]
             self._usual[part] = reference([each for each in known if each is not None])
-        usual = self._usual[part]
-        own = self.seconds(part, node)
-        return 1.0 if own is None or not usual else own / usual
+        return self._usual[part]
 
     # ---- in pairs
 
@@ -129,10 +182,14 @@ class Evidence:
         """Return the nodes with which a collective came out well."""
         return {_other(pair, node) for pair in self.pairs_of(node) if not pair.error}
 
+    def reaches_across(self, node: int) -> bool:
+        """Whether its collective with a node of another block came out well."""
+        return node in self._across_of and not self._across_of[node].error
+
     def failed_with(self, node: int) -> set[int]:
         """Return the nodes with which one did not, and none did since or before."""
-        failed = {_other(pair, node) for pair in self.pairs_of(node) if pair.error}
-        return failed - self.worked_with(node)
+        tried = [pair for pair in self.pairs_of(node) if pair.error and self.is_measured(pair)]
+        return {_other(pair, node) for pair in tried} - self.worked_with(node)
 
 
 def reference(values: list[float]) -> float:

@@ -1,25 +1,23 @@
 """What nodes measure next, until what is known suffices. Pure.
 
-1. Each node alone; what fails or is slow there does it once more.
+1. Each node alone; what fails, is slow, or was not measured there does it once more.
 2. Three rounds of pairs. In blocks of four every two of the block meet (in blocks of three, too).
    A block in which no pair works well has at most one healthy node; so, if not more than half of
    all are sick, some pair of healthy ones has met, and knows of each other that they are.
-3. Whoever has not worked well with anybody meets two of those.
+3. One round of pairs of different blocks: what is between blocks would be seen by nobody else.
+4. Whoever has not worked well with anybody of its block meets two who have.
 
 This takes the same few rounds however many nodes there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
+from rekindle.recovery.node_check.blocks import Edge, within
 from rekindle.recovery.node_check.evidence import Evidence, Limits, Part
 
-Edge = tuple[int, int]
-
-TRIES = 2  # alone, before a node is taken for faulty or slow
+TRIES = 2  # alone, of a kind, before a node is taken for faulty or slow
 WITNESSES = 2  # healthy nodes that a suspect has to fail with
 
 
@@ -36,56 +34,28 @@ def next_round(evidence: Evidence, limits: Limits) -> Round | None:
     if alone:
         return Round(alone=tuple(alone))
     met = {pair.nodes for pair in evidence.pairs}
-    rounds = first_rounds([node for node in evidence.nodes if not evidence.is_broken(node)])
+    rounds = within(evidence.working)
     for planned in rounds:
         missing = [edge for edge in planned if edge not in met]
         if missing:
             return Round(pairs=tuple(missing))
+    missing = [edge for edge in evidence.edges_across if edge not in evidence.across]
+    if missing:
+        return Round(pairs=tuple(missing))
     first = {edge for planned in rounds for edge in planned}
     pairs = _with_witnesses(evidence, limits, met - first)
     return Round(pairs=tuple(pairs)) if pairs else None
 
 
-def first_rounds(nodes: Sequence[int]) -> list[list[Edge]]:
-    """Return three rounds of pairs in which every two nodes of a block meet."""
-    rounds: list[list[Edge]] = [[], [], []]
-    for block in _blocks(nodes):
-        a, b, *rest = block
-        if not rest:
-            rounds[0].append((a, b))
-        elif len(rest) == 1:
-            for found, edge in zip(rounds, ((a, b), (b, rest[0]), (a, rest[0])), strict=True):
-                found.append(edge)
-        else:
-            c, d = rest
-            for found, edges in zip(
-                rounds, (((a, b), (c, d)), ((a, c), (b, d)), ((a, d), (b, c))), strict=True
-            ):
-                found.extend(edges)
-    return rounds
-
-
-def _blocks(nodes: Sequence[int]) -> list[list[int]]:
-    """Cut nodes into blocks of four, the rest into threes or a pair; one alone is left out."""
-    left, blocks = list(nodes), []
-    while left:
-        # Five are three and two, six are three and three: a pair by itself tells the least.
-        size = 3 if len(left) in (5, 6) else min(4, len(left))
-        blocks.append(left[:size])
-        left = left[size:]
-    return [block for block in blocks if len(block) > 1]
-
-
 def _works_again(evidence: Evidence, limits: Limits, node: int) -> bool:
-    tries = evidence.tries(node)
-    if tries == 0:
+    if not evidence.alone[node]:
         return True
-    if tries >= TRIES:
-        return False
+    if evidence.is_broken(node):
+        return evidence.failures(node) < TRIES and evidence.unmeasured(node) < TRIES
     slow = any(
         evidence.over(part, node) > limits.of(part) for part in Part if part is not Part.LINK
     )
-    return evidence.is_broken(node) or slow
+    return slow and evidence.tries(node) < TRIES
 
 
 def is_witness(evidence: Evidence, limits: Limits, node: int) -> bool:

@@ -2,7 +2,8 @@
 
 A collective that fails, or is slow, blames two nodes. Only a node that fails, or is slow, with each
 of two that work well with somebody is taken for the cause. Where that cannot be told (two nodes,
-one of them sick; more than half of all sick) it is said to be unknown, and nobody is accused.
+one of them sick; more than half of all sick) it is said to be unknown, and nobody is accused; nor
+where there was no room to measure it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from rekindle.recovery.node_check.crossing import cut_off, slow_links
 from rekindle.recovery.node_check.evidence import Evidence, Limits, Part
 from rekindle.recovery.node_check.rounds import TRIES, WITNESSES, is_witness
 
@@ -65,6 +67,10 @@ def verdicts(
     witnesses = {node for node in evidence.nodes if is_witness(evidence, limits, node)}
     found = {node: _verdict(evidence, limits, node, witnesses, called) for node in evidence.nodes}
     faulty = {node for node, each in found.items() if each.health is Health.FAULTY}
+    sound = {node for node in evidence.nodes if node not in faulty and _works(evidence, node)}
+    cut = cut_off(evidence, sound, called)
+    fast = {node for node in sound if found[node].health is not Health.STRAGGLER}
+    slow = slow_links(evidence, limits, fast, called)
     for node, verdict in found.items():
         unexplained = evidence.failed_with(node) - faulty
         if verdict.health is Health.HEALTHY and unexplained:
@@ -73,7 +79,20 @@ def verdicts(
             found[node] = msgspec.structs.replace(
                 verdict, health=Health.UNKNOWN, part=Part.LINK, reason=reason
             )
+        elif verdict.health is Health.HEALTHY and node in cut:
+            found[node] = msgspec.structs.replace(
+                verdict, health=Health.UNKNOWN, part=Part.LINK, reason=cut[node]
+            )
+    for node, verdict in found.items():
+        notes = [slow.get(node, ""), *(each.note for each in evidence.alone[node][-1:])]
+        reason = "; ".join(filter(None, (verdict.reason, *notes)))
+        found[node] = msgspec.structs.replace(verdict, reason=reason)
     return list(found.values())
+
+
+def _works(evidence: Evidence, node: int) -> bool:
+    """Whether it works well with anybody: a collective of its that fails may be another's fault."""
+    return bool(evidence.worked_with(node)) or evidence.reaches_across(node)
 
 
 def _verdict(
@@ -86,11 +105,7 @@ def _verdict(
         seconds={part: round(each, 6) for part, each in measured.items() if each is not None},
     )
     if evidence.is_broken(node):
-        last = evidence.alone[node][-1]
-        reason = f"{last.error} ({evidence.tries(node)} times)"
-        return msgspec.structs.replace(
-            verdict, health=Health.FAULTY, part=Part.COMPUTE, reason=reason, device=last.device
-        )
+        return _broken(evidence, node, verdict)
     failed = _failed(evidence, node, witnesses, called)
     if failed is not None:
         health, reason = failed
@@ -108,14 +123,31 @@ def _verdict(
     return verdict
 
 
+def _broken(evidence: Evidence, node: int, verdict: NodeVerdict) -> NodeVerdict:
+    """Say what it is if it did not even work alone."""
+    last = evidence.alone[node][-1]
+    if evidence.is_measured(last):
+        reason = f"{last.error} ({evidence.failures(node)} times)"
+        return msgspec.structs.replace(
+            verdict, health=Health.FAULTY, part=Part.COMPUTE, reason=reason, device=last.device
+        )
+    reason = f"not measured: {last.error} ({evidence.unmeasured(node)} times)"
+    return msgspec.structs.replace(
+        verdict, health=Health.UNKNOWN, reason=reason, device=last.device
+    )
+
+
 def _failed(
     evidence: Evidence, node: int, witnesses: set[int], called: Mapping[int, str]
 ) -> tuple[Health, str] | None:
     """Say what it is if no collective of the node came out well though some were tried."""
     tried = evidence.pairs_of(node)
-    if not tried or evidence.worked_with(node):
+    if not tried or _works(evidence, node):
         return None
-    error = next(pair.error for pair in reversed(tried) if pair.error)
+    errors = [pair.error for pair in tried if evidence.is_measured(pair)]
+    if not errors:
+        return Health.UNKNOWN, f"not measured with another node: {tried[-1].error}"
+    error = errors[-1]
     # One that fails with others that work well, too, may be the cause itself.
     against = sorted(
         other

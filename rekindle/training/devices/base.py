@@ -31,6 +31,12 @@ class Device(Protocol):
     def clock_us(self) -> int:
         """Microseconds, by the clock that the device's errors tell their time in."""
 
+    def free(self) -> None:
+        """Give back memory that is kept for later steps: while this rank waits, a check needs it.
+
+        Raises nothing: a device that has a fault tells of it again.
+        """
+
     def repair(self, kind: Kind, state: Callable[[], list[torch.Tensor]]) -> Damage:
         """Make the device usable after a fault, and say what is lost.
 

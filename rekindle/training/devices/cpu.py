@@ -29,6 +29,9 @@ class CpuDevice:
         """The host's: its errors tell no time."""
         return time.time_ns() // 1000
 
+    def free(self) -> None:
+        """Memory is the process's own."""
+
     def repair(self, kind: Kind, state: Callable[[], list[torch.Tensor]]) -> Damage:
         """Pretend."""
         return CpuDevice.pretended if kind is Kind.DEVICE_MEMORY else Damage.NONE

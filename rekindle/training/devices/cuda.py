@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -28,6 +29,11 @@ class CudaDevice:
     def clock_us(self) -> int:
         """The host's: its errors tell no time."""
         return time.time_ns() // 1000
+
+    def free(self) -> None:
+        """Empty the allocator's cache."""
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.empty_cache()
 
     def repair(self, kind: Kind, state: Callable[[], list[torch.Tensor]]) -> Damage:
         """See whether the context still works, and give back what the broken step held."""

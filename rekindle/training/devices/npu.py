@@ -6,6 +6,7 @@ the released torch-npu.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -40,6 +41,11 @@ class NpuDevice:
         event = _torch_npu().npu.Event(enable_timing=True)
         event.record()
         return int(event.recorded_time())
+
+    def free(self) -> None:
+        """Empty the allocator's cache."""
+        with contextlib.suppress(RuntimeError):
+            _torch_npu().npu.empty_cache()
 
     def repair(self, kind: Kind, state: Callable[[], list[torch.Tensor]]) -> Damage:
         """Clean the device and take its communication up again."""

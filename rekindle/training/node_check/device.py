@@ -7,6 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+_PASSED, _SICK = 0, 2  # answers of stress_detect
+
+
+class SickDeviceError(RuntimeError):
+    """The device's own diagnosis has found a fault of its hardware."""
+
 
 class Bench(NamedTuple):
     """A device, and the work that is measured on it.
@@ -24,6 +30,15 @@ class Bench(NamedTuple):
     sent: int
     window_s: float
     wait: Callable[[], None]
+
+    def lighter(self) -> Bench:
+        """Return what takes little memory, for a device whose memory ranks hold.
+
+        What is copied is still more than a device's caches hold.
+        """
+        if self.device.type == "cpu":
+            return self
+        return self._replace(size=4096, copied=128 << 20, sent=8 << 20)
 
 
 def bench_for(local_rank: int) -> Bench:
@@ -69,16 +84,21 @@ def _accelerator(device: torch.device, backend: str, wait: Callable[[], None]) -
 
 
 def stress(local_rank: int) -> str:
-    """Have an NPU's own diagnosis run where torch_npu has one; return what it found amiss.
+    """Have an NPU's own diagnosis run where torch_npu has one; return why nothing came of it.
 
-    Source: torch_npu.npu.stress_detect() answers 0 where nothing is (torch_npu/npu/utils.py).
+    Source: torch_npu.npu.stress_detect() (torch_npu/npu/utils.py, and the page on it in Ascend's
+    reference) answers 0: passed; 1: it could not be carried out, as where its 10 GB of memory are
+    not to be had; 2: the hardware is faulty. It raises RuntimeError where the voltage that it has
+    changed could not be set back. Raises SickDeviceError as well.
     """
     npu = _npu()
     detect = getattr(npu, "stress_detect", None)
     if detect is None:
         return ""
     found = detect()
-    return "" if found == 0 else f"stress_detect of NPU {local_rank} answers {found}"
+    if found == _SICK:
+        raise SickDeviceError(f"stress_detect of NPU {local_rank} finds its hardware faulty")
+    return "" if found == _PASSED else f"stress_detect was not carried out (its answer is {found})"
 
 
 def _npu() -> Any:

@@ -13,6 +13,7 @@ from rekindle.recovery.node_check.evidence import Part
 from rekindle.training.node_check.device import Bench
 
 WINDOWS = 5
+_PIECE = 1 << 22  # numbers that are compared at a time
 _ONES = 64  # in each row: sums of as many are exact in every type that a device multiplies
 
 
@@ -49,8 +50,10 @@ def _memory(bench: Bench) -> float:
     pattern = torch.arange(count, dtype=torch.int64, device=bench.device)
     copy = torch.empty_like(pattern)
     seconds = timed(bench, lambda: copy.copy_(pattern))
-    if not torch.equal(copy, torch.arange(count, dtype=torch.int64, device=bench.device)):
-        raise WrongResultError("what was copied in memory is wrong")
+    for first in range(0, count, _PIECE):  # all at once would need as much memory again
+        piece = copy[first : first + _PIECE]
+        if not torch.equal(piece, torch.arange(first, first + len(piece), device=bench.device)):
+            raise WrongResultError("what was copied in memory is wrong")
     return seconds
 
 
@@ -59,40 +62,76 @@ def together(bench: Bench) -> float:
 
     Raises WrongResultError, and torch's RuntimeError: the others cannot be reached.
     """
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    own = torch.full((bench.sent // 4,), float(rank + 1), device=bench.device)
-    gathered = [torch.empty_like(own) for _ in range(world_size)]
-    summed = torch.empty_like(own)
-    received = torch.empty_like(own)
-    # With the same device of the other half, which is the other node in a pair.
-    peer = (rank + world_size // 2) % world_size
+    exchange = _Exchange(bench)
+    exchange.once()
+    exchange.check()
+    laps = []
+    for _ in range(2 * WINDOWS):
+        exchange.renew()
+        dist.barrier()
+        began = time.perf_counter()
+        exchange.once()
+        laps.append(time.perf_counter() - began)
+        exchange.check()
+    return statistics.quantiles(laps, n=4)[0]
 
-    def exchange() -> None:
-        summed.copy_(own)
-        dist.all_gather(gathered, own)
-        dist.all_reduce(summed)
-        if world_size % 2 == 0:
+
+class _Exchange:
+    """What the ranks of the default process group send each other: other values each time.
+
+    So what an earlier exchange has brought is never taken for what the last one has.
+    """
+
+    def __init__(self, bench: Bench) -> None:
+        self._wait = bench.wait
+        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+        self._lap = 0
+        self._own = torch.full((bench.sent // 4,), float(self._rank + 1), device=bench.device)
+        self._gathered = [torch.empty_like(self._own) for _ in range(self._world_size)]
+        self._summed = torch.empty_like(self._own)
+        self._received = torch.empty_like(self._own)
+        # With the same device of the other half, which is the other node in a pair.
+        self._peer = (self._rank + self._world_size // 2) % self._world_size
+
+    def renew(self) -> None:
+        """Have other values to send: small whole numbers, whose sums are exact."""
+        self._lap += 1
+        self._own.fill_(self._of(self._rank))
+        self._wait()
+
+    def once(self) -> None:
+        """Send and receive, until it is done."""
+        self._summed.copy_(self._own)
+        dist.all_gather(self._gathered, self._own)
+        dist.all_reduce(self._summed)
+        if self._has_peer:
             transfers = [
-                dist.P2POp(dist.isend, own, peer),
-                dist.P2POp(dist.irecv, received, peer),
+                dist.P2POp(dist.isend, self._own, self._peer),
+                dist.P2POp(dist.irecv, self._received, self._peer),
             ]
             for work in dist.batch_isend_irecv(transfers):
                 work.wait()
+        self._wait()
 
-    exchange()
-    bench.wait()
-    expected = world_size * (world_size + 1) / 2
-    right = all(bool((each == index + 1).all()) for index, each in enumerate(gathered))
-    if not right or not bool((summed == expected).all()):
-        raise WrongResultError("a collective has brought wrong values")
-    laps = []
-    for _ in range(2 * WINDOWS):
-        dist.barrier()
-        began = time.perf_counter()
-        exchange()
-        bench.wait()
-        laps.append(time.perf_counter() - began)
-    return statistics.quantiles(laps, n=4)[0]
+    def check(self) -> None:
+        """Compare all that has come. Raises WrongResultError."""
+        sent = [self._of(rank) for rank in range(self._world_size)]
+        right = all(map(_is_all, self._gathered, sent)) and _is_all(self._summed, sum(sent))
+        if not right:
+            raise WrongResultError("a collective has brought wrong values")
+        if self._has_peer and not _is_all(self._received, sent[self._peer]):
+            raise WrongResultError("a transfer has brought wrong values")
+
+    @property
+    def _has_peer(self) -> bool:
+        return self._world_size % 2 == 0
+
+    def _of(self, rank: int) -> float:
+        return float(rank + 1 + self._lap)
+
+
+def _is_all(values: torch.Tensor, expected: float) -> bool:
+    return bool((values == expected).all())
 
 
 def timed(bench: Bench, once: Callable[[], object]) -> float:

@@ -1,0 +1,109 @@
+"""What checkers measure: wrong results are seen, also those of later exchanges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Rank, formed, run
+
+from rekindle.recovery.node_check.evidence import Part
+from rekindle.training.node_check import work
+from rekindle.training.node_check.device import Bench
+from rekindle.training.node_check.work import WINDOWS
+
+SMALL = Bench(
+    device=torch.device("cpu"),
+    backend="gloo",
+    size=128,
+    dtype=torch.float32,
+    copied=1 << 16,
+    sent=1 << 12,
+    window_s=0.001,
+    wait=lambda: None,
+)
+EXCHANGES = 1 + 2 * WINDOWS
+
+
+def _spoil_transfer(count: int) -> None:
+    transfer, seen = dist.batch_isend_irecv, iter(range(EXCHANGES))
+
+    def spoilt(operations: list[dist.P2POp]) -> list[dist.Work]:
+        for each in transfer(operations):
+            each.wait()
+        if next(seen) == count:
+            operations[1].tensor[-1] = -7.0
+        return []
+
+    dist.batch_isend_irecv = spoilt
+
+
+def _leave_out_transfer(count: int) -> None:
+    """What an earlier transfer has brought is still there."""
+    transfer, seen = dist.batch_isend_irecv, iter(range(EXCHANGES))
+    dist.batch_isend_irecv = lambda each: transfer(each) if next(seen) != count else []
+
+
+def _spoil_gather(count: int) -> None:
+    gather, seen = dist.all_gather, iter(range(EXCHANGES))
+
+    def spoilt(gathered: list[torch.Tensor], own: torch.Tensor) -> None:
+        gather(gathered, own)
+        if next(seen) == count:
+            gathered[1][0] += 1.0
+
+    dist.all_gather = spoilt
+
+
+def _measured(rank: Rank, spoil: Callable[[int], None] | None, count: int) -> str:
+    group = formed(rank)
+    if spoil is not None:
+        spoil(count)
+    try:
+        return "well" if work.together(SMALL) > 0.0 else "nothing"
+    except work.WrongResultError as error:
+        return str(error)
+    finally:
+        group.leave()
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_collectives_that_come_out_well(world_size: int) -> None:
+    """In a pair, and between the devices of a node, whose number may be odd."""
+    assert run(_measured, world_size, None, 0) == ["well"] * world_size
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (_spoil_transfer, "a transfer has brought wrong values"),
+        (_leave_out_transfer, "a transfer has brought wrong values"),
+        (_spoil_gather, "a collective has brought wrong values"),
+    ],
+)
+@pytest.mark.parametrize("count", [0, 4, EXCHANGES - 1])
+def test_a_value_that_is_wrong_is_seen_in_each_exchange(
+    spoil: Callable[[int], None], said: str, count: int
+) -> None:
+    """Not in the first alone, and not because an earlier one has brought the same."""
+    assert run(_measured, 2, spoil, count) == [said] * 2
+
+
+def test_a_device_that_works_is_measured() -> None:
+    """Both of its parts, and what it takes is more than nothing."""
+    assert all(work.alone(SMALL)[part] > 0.0 for part in (Part.COMPUTE, Part.MEMORY))
+
+
+def test_a_product_that_is_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One element of many."""
+    fast = torch.mm
+
+    def wrong(left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor) -> None:
+        fast(left, right, out=out)
+        out[5, 5] += 1.0
+
+    monkeypatch.setattr(torch, "mm", wrong)
+    with pytest.raises(work.WrongResultError, match="product"):
+        work.alone(SMALL)

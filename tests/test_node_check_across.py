@@ -1,0 +1,142 @@
+"""What is between blocks of nodes is measured, told, and held against nobody."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from rekindle.recovery.node_check.blocks import across, blocks, within
+from rekindle.recovery.node_check.evidence import Alone, Evidence, Limits, Pair, Part
+from rekindle.recovery.node_check.rounds import next_round
+from rekindle.recovery.node_check.verdicts import SICK, Health, NodeVerdict, verdicts
+
+LIMITS = Limits()
+CUT = 0.0  # in place of seconds
+OK, UNKNOWN = Health.HEALTHY, Health.UNKNOWN
+
+
+def checked(
+    size: int, seconds: Callable[[int, int], float], slow: dict[int, float] | None = None
+) -> list[NodeVerdict]:
+    """What is said of nodes whose collectives take so long. slow: products of these nodes."""
+    evidence = Evidence(range(size))
+    for _ in range(20):
+        planned = next_round(evidence, LIMITS)
+        if planned is None:
+            return verdicts(evidence, LIMITS)
+        for node in planned.alone:
+            evidence.add(Alone(seconds={Part.COMPUTE: (slow or {}).get(node, 1.0)}), node)
+        for one, other in planned.pairs:
+            took = seconds(one, other)
+            error = "" if took else "time-out"
+            evidence.add(Pair(nodes=(one, other), seconds=took, error=error))
+    raise AssertionError("it never ends")
+
+
+def halves(size: int, between: float) -> Callable[[int, int], float]:
+    """A network that is cut, or slow, between its halves."""
+    return lambda a, b: 1.0 if (a < size // 2) == (b < size // 2) else between
+
+
+@pytest.mark.parametrize("size", range(2, 40))
+def test_the_ring_crosses_each_line_between_blocks(size: int) -> None:
+    """With nobody in two pairs; few pairs say as much as any few could."""
+    edges = across(range(size))
+    busy = [node for edge in edges for node in edge]
+    assert len(busy) == len(set(busy))
+    of = {node: number for number, block in enumerate(blocks(range(size))) for node in block}
+    joined = {frozenset((of[a], of[b])) for a, b in edges}
+    count = len(blocks(range(size)))
+    assert joined == {frozenset((n, (n + 1) % count)) for n in range(count) if count > 1}
+    assert not set(edges) & set(itertools.chain(*within(range(size))))
+
+
+@pytest.mark.parametrize("size", [8, 16, 24])
+def test_halves_that_do_not_reach_each_other(size: int) -> None:
+    """Nobody is accused; the nodes of the blocks between which all failed are not healthy."""
+    found = checked(size, halves(size, CUT))
+    assert {each.health for each in found} <= {OK, UNKNOWN}
+    middle = size // 2
+    at_the_line = {0, 1, 2, 3, middle - 1, middle, size - 1}
+    assert all(found[node].health is UNKNOWN for node in at_the_line)
+    assert found[middle].part is Part.LINK
+    said = found[middle - 1].reason
+    assert f"node {middle - 1} do not reach node {middle} and" in said
+
+
+def test_all_eight_are_told_that_they_are_two_times_four() -> None:
+    """What the reason says is the same for all, and names them."""
+    said = {each.reason for each in checked(8, halves(8, CUT))}
+    assert said == {
+        "node 0 and node 1 and node 2 and node 3 do not reach node 4 and node 5 and node 6 and "
+        "node 7: all 4 collectives between these two blocks failed: time-out"
+    }
+
+
+@pytest.mark.parametrize("size", [5, 6, 7, 8, 9, 16])
+@pytest.mark.parametrize("between", [1.3, 3.0])
+def test_a_slow_network_between_blocks_is_said(size: int, between: float) -> None:
+    """In the reasons of those who were measured across; all are healthy."""
+    of = {node: number for number, block in enumerate(blocks(range(size))) for node in block}
+    found = checked(size, lambda a, b: 1.0 if of[a] == of[b] else between)
+    assert {each.health for each in found} == {OK}
+    told = {each.node for each in found if f"takes {between:.2f} times as long" in each.reason}
+    assert told == {node for edge in across(range(size)) for node in edge}
+
+
+def test_one_path_that_fails_across_is_of_two_nodes() -> None:
+    """Others of their blocks reach each other."""
+    found = checked(8, lambda a, b: CUT if (a, b) == (0, 5) else 1.0)
+    assert {each.node for each in found if each.health is UNKNOWN} == {0, 5}
+    assert "its collective with node 5, which is of another block, failed" in found[0].reason
+
+
+def test_what_a_sick_node_explains_is_said_of_nobody_else() -> None:
+    """One is cut off, one has a slow device: those whom they meet across are healthy."""
+    slow = {6: 1.5}
+
+    def seconds(a: int, b: int) -> float:
+        return CUT if 0 in (a, b) else max(slow.get(a, 1.0), slow.get(b, 1.0))
+
+    found = checked(8, seconds, slow)
+    healths = {each.node: each.health for each in found}
+    assert (healths.pop(0), healths.pop(6)) == (Health.FAULTY, Health.STRAGGLER)
+    assert set(healths.values()) == {OK}
+    assert not any(found[node].reason for node in healths)
+
+
+def test_a_cut_and_a_sick_node_are_both_told() -> None:
+    """A node that is cut off from its block is faulty, though the network is cut as well."""
+    apart = halves(8, CUT)
+    found = checked(8, lambda a, b: CUT if 2 in (a, b) else apart(a, b))
+    assert found[2].health is Health.FAULTY
+    assert {each.health for each in found if each.node != 2} == {UNKNOWN}
+
+
+@pytest.mark.parametrize("between", [CUT, 1.5])
+def test_who_works_well_across_is_not_at_fault(between: float) -> None:
+    """A node of another rack than its block's is cut off from them, or slow with them."""
+    partner = next(b for a, b in across(range(8)) if a == 2)
+    rack = {2, partner, *(node for node in range(4, 8))}
+
+    def seconds(a: int, b: int) -> float:
+        return 1.0 if (a in rack) == (b in rack) else between
+
+    found = checked(8, seconds)
+    assert not [each.node for each in found if each.health in SICK]
+    if between == CUT:
+        assert found[2].health is UNKNOWN
+
+
+def test_want_of_memory_across_says_nothing() -> None:
+    """Nothing was measured there, so nobody is cut off."""
+    evidence = Evidence(range(8))
+    while (planned := next_round(evidence, LIMITS)) is not None:
+        for node in planned.alone:
+            evidence.add(Alone(seconds={Part.COMPUTE: 1.0}), node)
+        for edge in planned.pairs:
+            error = "CUDA out of memory" if edge in evidence.edges_across else ""
+            evidence.add(Pair(nodes=edge, seconds=1.0, error=error))
+    assert {(each.health, each.reason) for each in verdicts(evidence, LIMITS)} == {(OK, "")}

@@ -1,0 +1,117 @@
+"""torch_npu's stress_detect in a checker: what its answers mean, and when it is not asked."""
+
+from __future__ import annotations
+
+import os
+import socket
+import types
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import torch
+
+from rekindle.recovery.node_check.evidence import Alone, Evidence, Limits, Part
+from rekindle.recovery.node_check.verdicts import Health, NodeVerdict, verdicts
+from rekindle.runtime.check_messages import Done, Work
+from rekindle.training.node_check import checker, work
+from rekindle.training.node_check.device import Bench, bench_for
+
+VOLTAGE = RuntimeError(
+    "Stress detect error. Error code is 574007. Error message is Voltage recovery failed."
+)
+NO_MEMORY = RuntimeError("NPU out of memory. Tried to allocate 10.00 GiB")
+SECONDS = {Part.COMPUTE: 1.0, Part.MEMORY: 1.0}
+
+
+class Npu(types.SimpleNamespace):
+    """torch_npu's module as a checker knows it, with such a function."""
+
+    def __init__(self, answer: int | RuntimeError) -> None:
+        super().__init__(is_available=lambda: True, set_device=lambda device: None)
+        self.asked = 0
+        self.answer = answer
+
+    def stress_detect(self, detect_type: str = "aic") -> int:
+        self.asked += 1
+        if isinstance(self.answer, RuntimeError):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | RuntimeError], Npu]:
+    """Pretend an NPU, which works well; what it says of itself is given."""
+    monkeypatch.setattr(work, "alone", lambda bench: SECONDS)
+
+    def pretend(answer: int | RuntimeError) -> Npu:
+        module = Npu(answer)
+        monkeypatch.setattr(torch, "npu", module, raising=False)
+        return module
+
+    return pretend
+
+
+def done(*, beside_ranks: bool = False) -> Done:
+    """What a checker's agent is told."""
+    task = Work(serial=3, beside_ranks=beside_ranks)
+    try:
+        return checker._work(0, pretended_bench(), task)
+    except RuntimeError as error:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "_exit", lambda status: None)
+            checker._fail(theirs, task.serial, error)
+            return msgspec.msgpack.decode(ours.recv(1 << 16), type=Done)
+
+
+def pretended_bench() -> Bench:
+    with pytest.MonkeyPatch.context() as patch:
+        # A torch that knows no NPU cannot name one.
+        patch.setattr(torch, "device", lambda *name: types.SimpleNamespace(type=name[0]))
+        return bench_for(0)
+
+
+def judged(answer: Done) -> NodeVerdict:
+    """What is said of a node that answers so, each time, beside two healthy ones."""
+    evidence = Evidence(range(3))
+    for node in range(3):
+        own = Alone(error=answer.error, seconds=answer.seconds, note=answer.note)
+        for _ in range(2):
+            evidence.add(own if node == 0 else Alone(seconds=SECONDS), node)
+    return verdicts(evidence, Limits())[0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "health", "said"),
+    [
+        (0, Health.HEALTHY, ""),
+        (1, Health.HEALTHY, "stress_detect was not carried out (its answer is 1)"),
+        (3, Health.HEALTHY, "stress_detect was not carried out (its answer is 3)"),
+        (2, Health.FAULTY, "stress_detect of NPU 0 finds its hardware faulty"),
+        (VOLTAGE, Health.FAULTY, "Voltage recovery failed"),
+        (NO_MEMORY, Health.UNKNOWN, "NPU out of memory"),
+    ],
+)
+def test_what_its_answers_mean(
+    answer: int | RuntimeError,
+    health: Health,
+    said: str,
+    install: Callable[[int | RuntimeError], Npu],
+) -> None:
+    """Only 2 and an error of the hardware accuse; that it could not be carried out is told."""
+    npu = install(answer)
+    verdict = judged(done())
+    assert npu.asked == 1
+    assert verdict.health is health
+    assert said in verdict.reason if said else not verdict.reason
+
+
+@pytest.mark.parametrize("answer", [1, 2, VOLTAGE])
+def test_it_is_left_out_beside_ranks(
+    answer: int | RuntimeError, install: Callable[[int | RuntimeError], Npu]
+) -> None:
+    """It wants 10 GB, and changes the voltage that ranks work at."""
+    npu = install(answer)
+    assert done(beside_ranks=True) == Done(serial=3, seconds=SECONDS)
+    assert npu.asked == 0
