@@ -7,6 +7,7 @@ number.
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import sys
@@ -73,7 +74,7 @@ def main() -> None:
         blocks = []
         for first in range(BLOCK, steps - BLOCK + 1, BLOCK):  # the first one compiles
             ended = clock.ended[first + SKIPPED : first + BLOCK]
-            took = [b - a for a, b in zip(ended, ended[1:], strict=False)]
+            took = [b - a for a, b in itertools.pairwise(ended)]
             blocks.append((with_gate(first), statistics.median(took)))
         file.write_text(json.dumps(blocks))
 
