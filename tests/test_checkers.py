@@ -19,7 +19,7 @@ from rekindle.recovery.node_check.unmeasured import KILLED, lacks_memory
 from rekindle.runtime.check_messages import Done, Work
 from rekindle.runtime.checkers import Checker, CheckerError, Checkers
 from rekindle.runtime.oom import OomCounter
-from rekindle.training.node_check import checker
+from rekindle.training.node_check import serving
 from rekindle.training.node_check.device import Bench
 
 NO_MEMORY = "OutOfMemoryError: CUDA out of memory."
@@ -87,7 +87,7 @@ def test_what_a_checker_says_of_memory_is_understood(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     monkeypatch.setattr(os, "_exit", lambda status: None)
     with ours, theirs:
-        checker._fail(theirs, 3, error)
+        serving._fail(theirs, 3, error)
         done = msgspec.msgpack.decode(ours.recv(1 << 16), type=Done)
     assert done.serial == 3
     assert lacks_memory(done.error)

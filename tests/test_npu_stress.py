@@ -14,8 +14,8 @@ import torch
 from rekindle.recovery.node_check.evidence import Alone, Evidence, Limits, Part
 from rekindle.recovery.node_check.verdicts import Health, NodeVerdict, verdicts
 from rekindle.runtime.check_messages import Done, Work
-from rekindle.training.node_check import checker, work
-from rekindle.training.node_check.device import Bench, bench_for
+from rekindle.training.node_check import serving, work
+from rekindle.training.node_check.checker import TorchKit
 
 VOLTAGE = RuntimeError(
     "Stress detect error. Error code is 574007. Error message is Voltage recovery failed."
@@ -56,20 +56,20 @@ def done(*, beside_ranks: bool = False) -> Done:
     """What a checker's agent is told."""
     task = Work(serial=3, beside_ranks=beside_ranks)
     try:
-        return checker._work(0, pretended_bench(), task)
+        return pretended_kit().work(task)
     except RuntimeError as error:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs, pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "_exit", lambda status: None)
-            checker._fail(theirs, task.serial, error)
+            serving._fail(theirs, task.serial, error)
             return msgspec.msgpack.decode(ours.recv(1 << 16), type=Done)
 
 
-def pretended_bench() -> Bench:
+def pretended_kit() -> TorchKit:
     with pytest.MonkeyPatch.context() as patch:
         # A torch that knows no NPU cannot name one.
         patch.setattr(torch, "device", lambda *name: types.SimpleNamespace(type=name[0]))
-        return bench_for(0)
+        return TorchKit(0)
 
 
 def judged(answer: Done) -> NodeVerdict:

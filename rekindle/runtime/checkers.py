@@ -36,11 +36,14 @@ from rekindle.runtime.check_messages import (
 )
 from rekindle.runtime.oom import OomCounter
 from rekindle.runtime.rank_messages import Message
-from rekindle.runtime.spec import JobSpec
+from rekindle.runtime.spec import Framework, JobSpec
 from rekindle.runtime.zygote import RunRank
 
 _SOON_S = 0.5  # between the errors of a collective's devices
-MODULE = "rekindle.training.node_check.checker"
+_MODULES = {
+    Framework.TORCH: "rekindle.training.node_check.checker",
+    Framework.MINDSPORE: "rekindle.training.node_check.plain_checker",
+}
 _SAID: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
 Fork = Callable[[RunRank, list[int]], Awaitable[int]]
 
@@ -220,7 +223,7 @@ class Checkers:
         logs = Path(self._spec.log_directory)
         request = RunRank(
             kind="module",
-            target=MODULE,
+            target=_MODULES[self._spec.framework],
             arguments=(),
             environment=self._environment
             | self._spec.environment

@@ -131,13 +131,7 @@ class Gate:
 
     def connect(self, address: Address, purpose: int) -> socket.socket:
         """Call a rank. Raises PeerGoneError, StaleError."""
-        host, port = address
-        try:
-            line = self._keep(socket.create_connection(address))
-            line.sendall(_HELLO.pack(_MAGIC, self._generation, self._place, purpose))
-        except OSError as error:
-            raise PeerGoneError(f"no rank answers at {host}:{port}: {error}") from error
-        return line
+        return self._keep(call(address, self._generation, self._place, purpose))
 
     def accept(self, place: int, purpose: int) -> socket.socket:
         """Wait for a rank's call. Raises StaleError."""
@@ -204,14 +198,31 @@ class Gate:
         return line
 
 
-def receive(line: socket.socket, size: int) -> bytes:
+def call(address: Address, generation: int, place: int, purpose: int) -> socket.socket:
+    """Call a listener, and say who calls. Raises PeerGoneError."""
+    host, port = address
+    try:
+        line = socket.create_connection(address)
+    except OSError as error:
+        raise PeerGoneError(f"no rank answers at {host}:{port}: {error}") from error
+    try:
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        line.sendall(_HELLO.pack(_MAGIC, generation, place, purpose))
+    except OSError as error:
+        line.close()
+        raise PeerGoneError(f"the rank at {host}:{port} has hung up: {error}") from error
+    return line
+
+
+def receive(line: socket.socket, size: int) -> bytearray:
     """Receive so many bytes. Raises PeerGoneError: they do not come; OSError."""
-    data = line.recv(size)
-    while len(data) < size:
-        more = line.recv(size - len(data))
-        if not more:
+    data = bytearray(size)
+    view, filled = memoryview(data), 0
+    while filled < size:
+        count = line.recv_into(view[filled:])
+        if not count:
             raise PeerGoneError("its line was closed")
-        data += more
+        filled += count
     return data
 
 

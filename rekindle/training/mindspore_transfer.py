@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 import xxhash
 
-from rekindle.checkpoints.excerpts import WINDOW_BYTES
 from rekindle.checkpoints.format import encode_header, plan_layout
 from rekindle.checkpoints.opening import open_store
 from rekindle.checkpoints.pins import reading
@@ -51,13 +50,7 @@ def receive_state(parameters: Parameters, line: socket.socket) -> None:
     cut; SessionError: it is another model's. The parameters are as they were then.
     """
     (size,) = _BEGIN.unpack(receive(line, _BEGIN.size))
-    file = memoryview(bytearray(size))
-    filled = 0
-    while filled < size:
-        count = line.recv_into(file[filled : filled + WINDOW_BYTES])
-        if not count:
-            receive(line, 1)  # says that it is cut
-        filled += count
+    file = memoryview(receive(line, size))
     if xxhash.xxh3_128_digest(file) != receive(line, _DIGEST_BYTES):
         raise CorruptError("the state that another rank sent arrived damaged")
     parameters.fill(read_state(file, parameters.arrays()))

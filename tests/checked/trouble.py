@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from rekindle.training.node_check.checker import NAME
+from rekindle.training.node_check.serving import NAME
 
 _SLOW_DEVICE = Path(__file__).parent / "slow_device"
 

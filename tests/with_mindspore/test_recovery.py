@@ -12,6 +12,9 @@ import pytest
 from mindspore_jobs.job import STEPS, MindSporeJob, assert_same, needs_mindspore
 
 from rekindle.recovery import journal
+from rekindle.recovery.node_check.event import NodeChecked
+from rekindle.recovery.node_check.evidence import Part
+from rekindle.recovery.node_check.verdicts import Health
 from rekindle.recovery.policy import Strategy
 from rekindle.runtime.protocol import InjectionKind
 
@@ -124,3 +127,15 @@ def test_a_script_without_a_session_is_restarted(tmp_path: Path, baseline: Basel
     assert len(list(job.directory.path.glob("logs/scheduler_*.log"))) == 2
     results, wanted = job.results(), baseline(2).results()
     assert [results[r]["digest"] for r in (0, 1)] == [wanted[r]["digest"] for r in (0, 1)]
+
+
+def test_nodes_are_checked_without_torch(tmp_path: Path, baseline: Baseline) -> None:
+    """Where there is no PyTorch a node is measured by other means, and is taken in."""
+    options = ("--network-check", "--nnodes", "2", "--nproc-per-node", "1")
+    loose = ("--compute-factor", "50", "--link-factor", "50")
+    with MindSporeJob(tmp_path, options=(*options, *loose)) as job:
+        assert job.end() == 0, job.story()
+    checked = job.events_of(NodeChecked)
+    assert [each.verdict.health for each in checked] == [Health.HEALTHY] * 2, job.story()
+    assert set(checked[0].verdict.seconds) >= {Part.COMPUTE, Part.MEMORY, Part.LINK}
+    assert_same(job, baseline(2))

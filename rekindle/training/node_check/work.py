@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
 from rekindle.recovery.node_check.evidence import Part
 from rekindle.training.node_check.device import Bench
+from rekindle.training.node_check.serving import WINDOWS, WrongResultError, better, timed
 
-WINDOWS = 5
 _PIECE = 1 << 22  # numbers that are compared at a time
 _ONES = 64  # in each row: sums of as many are exact in every type that a device multiplies
-
-
-class WrongResultError(RuntimeError):
-    """A device has computed or copied wrongly."""
 
 
 def alone(bench: Bench) -> dict[Part, float]:
@@ -39,7 +33,7 @@ def _compute(bench: Bench) -> float:
     expected = left.double() @ right.double().sum(1)
     a, b = (each.to(bench.device, bench.dtype) for each in (left, right))
     product = torch.empty_like(a)
-    seconds = timed(bench, lambda: torch.mm(a, b, out=product))
+    seconds = timed(lambda: torch.mm(a, b, out=product), bench.wait, bench.window_s)
     if not torch.equal(product.cpu().double().sum(1), expected):
         raise WrongResultError("a product of matrices is wrong")
     return seconds
@@ -49,7 +43,7 @@ def _memory(bench: Bench) -> float:
     count = bench.copied // 8
     pattern = torch.arange(count, dtype=torch.int64, device=bench.device)
     copy = torch.empty_like(pattern)
-    seconds = timed(bench, lambda: copy.copy_(pattern))
+    seconds = timed(lambda: copy.copy_(pattern), bench.wait, bench.window_s)
     for first in range(0, count, _PIECE):  # all at once would need as much memory again
         piece = copy[first : first + _PIECE]
         if not torch.equal(piece, torch.arange(first, first + len(piece), device=bench.device)):
@@ -73,7 +67,7 @@ def together(bench: Bench) -> float:
         exchange.once()
         laps.append(time.perf_counter() - began)
         exchange.check()
-    return statistics.quantiles(laps, n=4)[0]
+    return better(laps)
 
 
 class _Exchange:
@@ -132,22 +126,3 @@ class _Exchange:
 
 def _is_all(values: torch.Tensor, expected: float) -> bool:
     return bool((values == expected).all())
-
-
-def timed(bench: Bench, once: Callable[[], object]) -> float:
-    """Return the seconds of doing something once, in the better of some windows.
-
-    What slows a device for good slows each window; what else the machine does, does not.
-    """
-    once()
-    bench.wait()
-    laps = []
-    for _ in range(WINDOWS):
-        began, count = time.perf_counter(), 0
-        while (passed := time.perf_counter() - began) < bench.window_s:
-            for _ in range(4):
-                once()
-            count += 4
-            bench.wait()
-        laps.append(passed / count)
-    return statistics.quantiles(laps, n=4)[0]

@@ -1,0 +1,94 @@
+"""The process that checks one device: does what its agent says, until that closes the line.
+
+It is forked as a rank would be, with a rank's environment. One that has failed ends: what a failed
+collective leaves behind is nobody's business then, and the agent starts another.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import msgspec
+
+from rekindle import names
+from rekindle.recovery.node_check.unmeasured import lacks_memory
+from rekindle.runtime.channel import MAX_MESSAGE
+from rekindle.runtime.check_messages import Done, Meet, Open, Task, Work
+
+NAME = "rekindle-check"  # in lists of processes
+WINDOWS = 5
+# Of a framework, a library below it, or the host; torch.OutOfMemoryError is a RuntimeError.
+_FAILURES = (RuntimeError, MemoryError, OSError)
+_TASK: msgspec.msgpack.Decoder[Task] = msgspec.msgpack.Decoder(Task)
+
+
+class WrongResultError(RuntimeError):
+    """A device has computed or copied wrongly, or a collective has brought wrong values."""
+
+
+class Kit(Protocol):
+    """What measures a device. port: where checkers of other nodes meet this one; 0: nowhere."""
+
+    @property
+    def port(self) -> int: ...
+
+    def work(self, task: Work) -> Done: ...
+
+    def meet(self, task: Meet) -> Done: ...
+
+
+def serve(open_device: Callable[[int], Kit]) -> None:
+    """Open the device of this local rank, and work."""
+    Path("/proc/self/comm").write_text(NAME)
+    line = socket.socket(fileno=int(os.environ[names.ENV_CHANNEL_FD]))
+    try:
+        kit = open_device(int(os.environ["LOCAL_RANK"]))
+    except _FAILURES as error:
+        _fail(line, 0, error)
+    line.send(msgspec.msgpack.encode(Open(port=kit.port)))
+    while data := line.recv(MAX_MESSAGE):
+        task = _TASK.decode(data)
+        try:
+            done = kit.work(task) if isinstance(task, Work) else kit.meet(task)
+        except _FAILURES as error:
+            _fail(line, task.serial, error)
+        line.send(msgspec.msgpack.encode(done))
+    os._exit(0)  # the threads of a store would wait for its clients
+
+
+def _fail(line: socket.socket, serial: int, error: Exception) -> NoReturn:
+    lines = f"{type(error).__name__}: {str(error).strip()}".splitlines()
+    # What libraries say of memory may stand below what they were at.
+    text = next(filter(lacks_memory, lines), lines[0])
+    line.send(msgspec.msgpack.encode(Done(serial=serial, error=text)))
+    os._exit(1)
+
+
+def timed(once: Callable[[], object], wait: Callable[[], None], window_s: float) -> float:
+    """Return the seconds of doing something once, in the better of some windows.
+
+    What slows a device for good slows each window; what else the machine does, does not.
+    """
+    once()
+    wait()
+    laps = []
+    for _ in range(WINDOWS):
+        began, count = time.perf_counter(), 0
+        while (passed := time.perf_counter() - began) < window_s:
+            for _ in range(4):
+                once()
+            count += 4
+            wait()
+        laps.append(passed / count)
+    return better(laps)
+
+
+def better(laps: list[float]) -> float:
+    """Return what the better quarter of the laps took at most."""
+    return statistics.quantiles(laps, n=4)[0]
