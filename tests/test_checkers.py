@@ -16,6 +16,7 @@ from jobs.driver import spec_of
 
 from rekindle.recovery.node_check.evidence import Part
 from rekindle.recovery.node_check.unmeasured import KILLED, lacks_memory
+from rekindle.runtime import checkers as checkers_module
 from rekindle.runtime.check_messages import Done, Work
 from rekindle.runtime.checkers import Checker, CheckerError, Checkers
 from rekindle.runtime.oom import OomCounter
@@ -120,9 +121,10 @@ class Pretended:
     ],
 )
 def test_who_has_no_memory_is_heard_though_others_fail_with_it(
-    answers: list[str | float | None], said: str, device: int
+    answers: list[str | float | None], said: str, device: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever is first; and nobody is waited for who says nothing."""
+    monkeypatch.setattr(checkers_module, "_SOON_S", 1.0)  # a busy machine is late with an answer
     checkers = Checkers(spec_of(nodes=1, processes=3), None, None, {})
     checkers._checkers = [Pretended(n, each, 0.01 * n) for n, each in enumerate(answers)]
     with pytest.raises(CheckerError, match=said) as raised:

@@ -38,8 +38,9 @@ def meet(kits: list[PlainKit], serial: int) -> list[Done]:
 
 
 def close(kits: list[PlainKit]) -> None:
-    """End their listeners."""
+    """End their listeners and lines."""
     for kit in kits:
+        kit.hang_up()
         if kit._listener is not None:
             kit._listener.close()
 

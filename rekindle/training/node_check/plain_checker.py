@@ -28,6 +28,7 @@ class PlainKit:
 
     def __init__(self, local_rank: int) -> None:
         self._listener = Listener() if local_rank == 0 else None
+        self._lines: list[socket.socket] = []
 
     @property
     def port(self) -> int:
@@ -40,7 +41,7 @@ class PlainKit:
 
     def meet(self, task: Meet) -> Done:
         """Measure a sum over all ranks. Raises WrongResultError; OSError: others are not there."""
-        lines = self._lines(task)
+        lines = self._lines = self._connect(task)
         laps = []
         for lap in range(2 * WINDOWS):
             own = np.full(SENT // 4, float(task.rank + 1 + lap), np.float32)
@@ -49,11 +50,16 @@ class PlainKit:
             laps.append(time.perf_counter() - began)
             if not (summed == sum(range(1 + lap, task.world_size + 1 + lap))).all():
                 raise WrongResultError("a collective has brought wrong values")
-        for line in lines:
-            line.close()
+        # Not where it fails: what has gone wrong is said before others notice.
+        self.hang_up()
         return Done(serial=task.serial, seconds={task.part: better(laps)})
 
-    def _lines(self, task: Meet) -> list[socket.socket]:
+    def hang_up(self) -> None:
+        """Close the lines to others."""
+        for line in self._lines:
+            line.close()
+
+    def _connect(self, task: Meet) -> list[socket.socket]:
         """Lines to all others, of the first rank; of any other one to it."""
         if task.rank:
             return [call((task.host, task.port), task.serial, task.rank, 1)]
