@@ -21,7 +21,7 @@ from rekindle.runtime import protocol as p
 from rekindle.runtime.inheritance import Earlier, earlier, inheritance
 from rekindle.runtime.machine import Machine
 from rekindle.runtime.roster import Status
-from rekindle.runtime.spec import EntryKind, JobSpec, KeepsOff
+from rekindle.runtime.spec import EntryKind, Framework, JobSpec, KeepsOff
 from rekindle.runtime.state import CancelTimer, Command, End, Examine, Phase, Record, Send, SetTimer
 
 M = TypeVar("M", bound=p.Message)
@@ -64,6 +64,7 @@ class Driver:
         least: int = 0,
         allow_injection: bool = False,
         keeps_off: KeepsOff = KeepsOff.NEVER,
+        framework: Framework = Framework.TORCH,
     ) -> None:
         spec = spec_of(
             nodes=nodes,
@@ -73,6 +74,7 @@ class Driver:
             min_nodes=least,
             allow_injection=allow_injection,
             keeps_off=keeps_off,
+            framework=framework,
         )
         self.machine = Machine(
             spec, tables, attempt=attempt, earlier=Earlier(generation=generation)
