@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import mindspore
@@ -35,7 +36,7 @@ from rekindle.training.mindspore_steps import Loading, Rewind, Steps
 from rekindle.training.mindspore_transfer import load_checkpoint, receive_state, send_state
 from rekindle.training.place import Place
 from rekindle.training.profiler import Profiler
-from rekindle.training.progress import Progress
+from rekindle.training.progress import Progress, phase_of
 from rekindle.training.records import Records
 from rekindle.training.snapshot_writer import kept
 
@@ -126,8 +127,24 @@ class Session:
                     )
                 except Rewind:
                     continue
+                self._leave_early()
             if self._channel is None or not self._regroup(self._channel):
                 return
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Say what a callback does that takes longer than a step: `with session.phase("evaluate"):`
+
+        name: evaluate, checkpoint or compile. Raises SessionError: another name.
+        """
+        return self._progress.at(phase_of(name))
+
+    def _leave_early(self) -> None:
+        """A callback has asked MindSpore's loop to stop, maybe: then this was the last step."""
+        if self.finished < self._total:
+            self._total = self.finished
+            self._progress.asked_for(self._total)
+            if self._channel is not None:
+                self._keep()
 
     # ---- what MindSpore's loop tells
 
@@ -155,6 +172,10 @@ class Session:
             self._reported = True
             place = {"rank": self._slot, "generation": self.generation}
             self._channel.send(protocol.StepDone(finished=self.finished, **place))
+        self._keep()
+
+    def _keep(self) -> None:
+        """Take a snapshot if one is due; of the last step of all a checkpoint is."""
         assert self._last_words is not None
         with self._progress.at(Doing.CHECKPOINT), self._last_words.apart:
             self._keeper.keep(

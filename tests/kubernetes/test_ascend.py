@@ -8,8 +8,10 @@ import pytest
 from rendered import container, rendered, spec, templates
 
 from rekindle.engines.kubernetes.ascend import Ascend, job_annotations, job_labels
+from rekindle.errors import UsageError
 from rekindle.recovery.annotations import KNOWN, from_mindcluster
 from rekindle.recovery.policy import Strategy
+from rekindle.runtime.spec import Framework
 
 NPU = "huawei.com/Ascend910"
 
@@ -174,6 +176,16 @@ def test_one_leader_by_framework(framework: str, leader: str) -> None:
     assert {role: one["replicas"] for role, one in roles.items()} == {leader: 1, "Worker": 2}
     found = rendered("ascendjob", job=spec(nodes=1), ascend={"framework": framework})
     assert list(found.workload["spec"]["replicaSpecs"]) == [leader]
+
+
+def test_a_job_of_mindspore_is_one_to_the_operator_too() -> None:
+    """Its roles and variables follow from the label, which says the same as the job."""
+    job = spec(framework=Framework.MINDSPORE)
+    with pytest.raises(UsageError, match="say mindspore in both"):
+        rendered("ascendjob", job=job)
+    found = rendered("ascendjob", job=job, ascend={"framework": "mindspore"})
+    assert found.workload["metadata"]["labels"]["framework"] == "mindspore"
+    rendered("indexed-job", job=job)
 
 
 @pytest.mark.parametrize(

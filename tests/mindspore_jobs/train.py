@@ -63,6 +63,8 @@ class Watch(Callback):
         params = run_context.original_args()
         loss = float(params.net_outputs.asnumpy())
         self.seen.append((params.cur_epoch_num, params.cur_step_num, loss, self._data))
+        if self._options.stop == params.cur_step_num:
+            run_context.request_stop()
         gate = self._options.folder / f"pause-{params.cur_step_num}"
         while gate.exists():
             time.sleep(0.01)
@@ -97,6 +99,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--plain", action="store_true", help="no Session, and a plain optimizer")
     parser.add_argument("--die", default="", help="RANK:STEP, once")
+    parser.add_argument("--stop", type=int, default=0, help="behind so many steps")
     parser.add_argument("--after", type=float, default=0.0, help="so long after its beginning")
     options = parser.parse_args()
     ms.set_device("CPU")

@@ -139,3 +139,12 @@ def test_nodes_are_checked_without_torch(tmp_path: Path, baseline: Baseline) -> 
     assert [each.verdict.health for each in checked] == [Health.HEALTHY] * 2, job.story()
     assert set(checked[0].verdict.seconds) >= {Part.COMPUTE, Part.MEMORY, Part.LINK}
     assert_same(job, baseline(2))
+
+
+def test_a_callback_that_stops_training_ends_the_job(tmp_path: Path, baseline: Baseline) -> None:
+    """The step that it stops behind is the last one, and has a checkpoint; all ends well."""
+    with MindSporeJob(tmp_path, "--stop", "17", options=("--checkpoint-every", "10")) as job:
+        assert job.end() == 0, job.story()
+    assert [each.step for each in job.events_of(journal.Checkpointed)] == [10, 17], job.story()
+    seen = {step: loss for _, step, loss, _ in baseline(2).results()[0]["seen"]}
+    assert job.losses(0) == {step - 1: loss for step, loss in seen.items() if step <= 17}

@@ -12,7 +12,7 @@ from rekindle.engines.kubernetes.ascend import Ascend
 from rekindle.engines.kubernetes.labels import PREFIX
 from rekindle.engines.kubernetes.pods import Kind, Pods, Volume, last_words_s, replicas
 from rekindle.errors import UsageError
-from rekindle.runtime.spec import JobSpec
+from rekindle.runtime.spec import Framework, JobSpec
 
 _PULL = ("", "Always", "IfNotPresent", "Never")
 _TOLERATION = ("key", "operator", "value", "effect", "tolerationSeconds")
@@ -32,6 +32,13 @@ def check_pods(pods: Pods, spec: JobSpec) -> None:
         raise UsageError(
             f"an ascendjob has at most {_MOST_ASCEND} replicas; nodes and spares are "
             f"{replicas(spec)}"
+        )
+    # MindCluster's operator makes other roles and variables for it.
+    mindspore = Framework.MINDSPORE.value
+    if spec.framework.value == mindspore != pods.ascend.framework and pods.kind is Kind.ASCENDJOB:
+        raise UsageError(
+            f"ascend.framework is {pods.ascend.framework} and the job's is {mindspore}: say "
+            f"{mindspore} in both"
         )
 
 
