@@ -22,8 +22,9 @@ import numpy as np
 from _common import HERE, Conditions, clean_environment, finish, need_torch, number, place, table
 from _common import options as common_options
 
-from rekindle.profiling.detector import Detector, Slow
+from rekindle.profiling.detector import Detector
 from rekindle.profiling.files import lines_of, rank_folders
+from rekindle.profiling.findings import Slow
 from rekindle.profiling.markers import (
     COMMUNICATION,
     DATA_LOADER,

@@ -7,7 +7,7 @@ from jobs.driver import Driver
 from jobs.elastic import hold
 from jobs.trained import SIGKILL, strategies
 
-from rekindle.profiling.detector import Slow
+from rekindle.profiling.findings import Slow
 from rekindle.profiling.steps import StepTimes
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind

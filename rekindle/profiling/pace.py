@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from rekindle.profiling.detector import Detector, Finding, Slow
+from rekindle.profiling.detector import Detector
+from rekindle.profiling.findings import Finding, Slow
 from rekindle.profiling.series import BASELINE
 from rekindle.profiling.steps import StepTimes
 

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 
-from rekindle.profiling.detector import Finding, Slow
+from rekindle.profiling.findings import Finding, Slow
 from rekindle.profiling.pace import Pace
 from rekindle.profiling.words import in_words, nodes_of
 from rekindle.recovery.fault import Fault, Kind

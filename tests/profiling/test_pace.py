@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rekindle.profiling import pace as p
-from rekindle.profiling.detector import Slow
+from rekindle.profiling.findings import Slow
 from rekindle.profiling.pace import Pace
 from rekindle.profiling.steps import StepTimes
 
