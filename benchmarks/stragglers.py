@@ -3,8 +3,10 @@
 Real ranks train and write down their steps. How much a rank's work varies from step to step is
 taken from that, in its order and with its outliers, and made as large as is asked for; cases are
 made of it with 4 to 256 ranks. In each case something becomes slow in the middle of a run: it
-counts as found if exactly that is named within 20 steps. In others the work is uneven, or its size
-varies, and nobody is sick: whoever would be checked for that counts as an eviction.
+counts as found if exactly that is named within 20 steps; in some a rank was slow for its first
+steps as well, and well in between. In others the work is uneven, or becomes so, or varies, also so
+that each step takes after the one before: nobody is sick, and whoever would be checked for that
+counts as an eviction.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ import numpy as np
 from _common import HERE, Conditions, clean_environment, finish, need_torch, number, place, table
 from _common import options as common_options
 
-from rekindle.profiling.detector import Detector, Slow
+from rekindle.profiling.detector import Detector
 from rekindle.profiling.files import lines_of, rank_folders
+from rekindle.profiling.findings import Slow
 from rekindle.profiling.markers import (
     COMMUNICATION,
     DATA_LOADER,
@@ -36,6 +39,7 @@ from rekindle.profiling.markers import (
     operation_name,
     ranges,
 )
+from rekindle.profiling.noise import sample_of, usual_noise
 from rekindle.profiling.reading import diagnose, read_task
 from rekindle.profiling.steps import StepTimes, step_times
 
@@ -45,8 +49,10 @@ FACTORS = (1.1, 1.2, 1.3, 1.5, 2.0, 4.0)
 NOISES = (0.01, 0.02, 0.04)
 SICK = (Slow.RANK, Slow.NODE, Slow.LINK, Slow.LOADING, Slow.SAVING)
 TRANSFER_S = 0.3
-WELL = ("healthy", "last-stage", "one-long-rank", "varying")
-STEPS, WITHIN = 75, 20
+AGAIN = "slow-rank-again"  # slow at first, then well, and slow later
+WELL = ("healthy", "last-stage", "growing-stage", "one-long-rank", "varying", "lasting")
+STEPS, LONG, WITHIN = 75, 150, 20
+MEMORY = 0.9  # of lasting noise: what a step has of what the one before was off by
 Truth = tuple[Slow, tuple[int, ...]]
 
 
@@ -60,6 +66,7 @@ class Case(msgspec.Struct):
     per_node: int
     onset: int
     peers: list[list[int]] = []
+    steps: int = STEPS
 
 
 def main() -> None:
@@ -95,6 +102,8 @@ def main() -> None:
         "recall": round(total["right"] / max(1, total["right"] + total["missed"]), 4),
         "imbalance_evictions": evictions,
         "thousand_ranks_s": round(took, 2),
+        # Of what was recorded, how much each step shares with the next: 0 on a machine at rest.
+        "recorded_memory": round(usual_noise(map(sample_of, varies.tolist())).share, 2),
         "seconds": round(time.perf_counter() - began, 1),
     }
     finish(result, conditions, args.json)
@@ -153,29 +162,33 @@ def _cases(chance: np.random.Generator, repeats: int) -> Iterator[Case]:
                         more = 1.5 if kind is Slow.SAVING and factor <= 2.0 else 0.0
                         more += 0.3 if kind is Slow.LINK else 0.0
                         yield Case(kind.value, size, factor + more, noise, per_node, onset)
+                for factor in FACTORS:
+                    onset = int(chance.integers(100, LONG - WITHIN - 5))
+                    yield Case(AGAIN, size, factor, noise, per_node, onset, steps=LONG)
                 for kind in WELL:
                     for factor in (1.2, 2.0):
-                        peers = []
-                        if kind == "last-stage":
+                        peers, onset = [], 0
+                        if kind.endswith("-stage"):
                             quarter = size // 4
                             peers = [list(range(i * quarter, (i + 1) * quarter)) for i in range(4)]
-                        yield Case(kind, size, factor, noise, per_node, 0, peers)
+                        if kind == "growing-stage":
+                            onset = int(chance.integers(30, 45))
+                        steps = LONG if kind == "lasting" else STEPS
+                        yield Case(kind, size, factor, noise, per_node, onset, peers, steps)
 
 
 def _steps(
     case: Case, chance: np.random.Generator, varies: np.ndarray
 ) -> tuple[list[dict[int, StepTimes]], Truth | None]:
     """What each rank does in each step, and what is to be found."""
-    rows = chance.integers(0, len(varies), case.size)
-    starts = chance.integers(0, varies.shape[1] - STEPS, case.size)
-    noise = np.array([varies[r, s : s + STEPS] for r, s in zip(rows, starts, strict=True)]).T
+    noise = _noise(case, chance, varies)
     # A batch that is longer is so for all ranks, mostly; where sequences are packed.
-    work = np.exp(case.noise * noise) * chance.lognormal(0, 0.2, STEPS)[:, None]
-    loading = np.full((STEPS, case.size), 0.01) * np.exp(case.noise * np.abs(noise))
-    saving = np.zeros((STEPS, case.size))
+    work = np.exp(case.noise * noise) * chance.lognormal(0, 0.2, case.steps)[:, None]
+    loading = np.full((case.steps, case.size), 0.01) * np.exp(case.noise * np.abs(noise))
+    saving = np.zeros((case.steps, case.size))
     saving[::5] = 0.2 * np.exp(case.noise * np.abs(noise[::5]))
     groups = _groups(case)
-    transfer = np.full((STEPS, len(groups)), TRANSFER_S)
+    transfer = np.full((case.steps, len(groups)), TRANSFER_S)
     transfer *= np.exp(case.noise * noise[:, chance.integers(0, case.size, len(groups))])
     truth = _afflict(case, chance, work, loading, saving)
     if case.kind == Slow.LINK:
@@ -185,7 +198,7 @@ def _steps(
     own = work + loading
     total = own.max(axis=1) + transfer.max(axis=1)
     # Whoever comes early waits for the last one of the group.
-    waits = np.zeros((STEPS, case.size))
+    waits = np.zeros((case.steps, case.size))
     for column, group in enumerate(groups):
         last = own[:, group].max(axis=1, keepdims=True)
         waits[:, group] = transfer[:, [column]] + last - own[:, group]
@@ -203,9 +216,21 @@ def _steps(
             )
             for rank in range(case.size)
         }
-        for step in range(STEPS)
+        for step in range(case.steps)
     ]
     return steps, truth
+
+
+def _noise(case: Case, chance: np.random.Generator, varies: np.ndarray) -> np.ndarray:
+    """How much each rank's work is off in each step: as was recorded, or made up."""
+    if case.kind == "lasting":
+        new = chance.standard_normal((case.steps, case.size))
+        for step in range(1, case.steps):
+            new[step] = MEMORY * new[step - 1] + (1 - MEMORY**2) ** 0.5 * new[step]
+        return new
+    rows = chance.integers(0, len(varies), case.size)
+    starts = chance.integers(0, varies.shape[1] - case.steps, case.size)
+    return np.array([varies[r, s : s + case.steps] for r, s in zip(rows, starts, strict=True)]).T
 
 
 def _groups(case: Case) -> list[list[int]]:
@@ -225,6 +250,10 @@ def _afflict(
     match case.kind:
         case Slow.RANK:
             work[case.onset :, rank] *= case.factor
+        case _ if case.kind == AGAIN:
+            work[: int(chance.integers(15, 31)), rank] *= case.factor
+            work[case.onset :, rank] *= case.factor
+            return Slow.RANK, (rank,)
         case Slow.NODE:
             first = rank // case.per_node * case.per_node
             work[case.onset :, first : first + case.per_node] *= case.factor
@@ -233,8 +262,8 @@ def _afflict(
             loading[case.onset :, rank] += case.factor - 1
         case Slow.SAVING:
             saving[case.onset :, rank] *= case.factor
-        case "last-stage":
-            work[:, -case.size // 4 :] *= case.factor
+        case "last-stage" | "growing-stage":
+            work[case.onset :, -case.size // 4 :] *= case.factor
             return None
         case "one-long-rank":
             work[:, rank] *= case.factor
@@ -296,6 +325,7 @@ def _thousand(folder: Path, chance: np.random.Generator, varies: np.ndarray) -> 
     began = time.perf_counter()
     found, _ = diagnose(read_task(folder), per_node=case.per_node)
     took = time.perf_counter() - began
+    found = [each for each in found if each.kind is not Slow.UNEVEN]  # as in all cases
     assert [each.kind for each in found] == [Slow.RANK], found
     return took
 

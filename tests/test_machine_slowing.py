@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from jobs.driver import Driver
 from jobs.elastic import hold
 from jobs.trained import SIGKILL, strategies
 
-from rekindle.profiling.detector import Slow
+from rekindle.profiling.findings import Slow
 from rekindle.profiling.steps import StepTimes
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
@@ -44,8 +46,14 @@ def tell(
         job.say(node, p.Timed(steps=steps))
 
 
-def begun(policy: Policy, *, spares: int = 0, **world: object) -> Driver:
-    """A job of four nodes that trains."""
+def begun(
+    policy: Policy,
+    *,
+    spares: int = 0,
+    shard: Callable[[int], int | None] = lambda rank: None,
+    **world: object,
+) -> Driver:
+    """A job of four nodes that trains. shard: of the state, that a rank has."""
     job = Driver(nodes=4, policy=policy, spares=spares, **world)
     for node in range(4):
         job.hello(node, host=f"host-{node}")
@@ -53,7 +61,8 @@ def begun(policy: Policy, *, spares: int = 0, **world: object) -> Driver:
         job.hello(-1, spare=True, host="host-spare")
     job.store_up()
     job.spawned()
-    job.arrive(job.ranks)
+    for rank in job.ranks:
+        job.arrive([rank], shard=shard(rank))
     job.ready(job.ranks)
     job.step(1)
     return job
@@ -168,11 +177,12 @@ def test_what_passes_by_itself_is_no_reason() -> None:
 
 
 def test_uneven_work_is_never_checked() -> None:
-    """Whoever has had more to do from the start has a larger part of the model."""
+    """Whoever has had more to do since records began has a larger part of the model."""
     job = begun(REPLACE)
     tell(job, 1, 80, 1.5)
     (said,) = job.recorded(Slowed)
     assert (said.finding.kind, said.finding.ranks) == (Slow.UNEVEN, (2, 3))
+    assert "1.5 times the work of its peers since records began; not sick" in said.in_words()
     assert not job.sent(p.Hold)
     assert precision(job.history) == Precision()
 
@@ -198,6 +208,57 @@ def test_half_of_all_may_be_slow(slow: tuple[int, ...]) -> None:
     tell(job, 1, 30)
     tell(job, 31, 30, 1.5, slow=slow)
     assert bool(job.sent(p.Hold)) == (len(slow) == 2)
+
+
+def test_ranks_of_a_shard_that_all_have_more_to_do_are_uneven() -> None:
+    """They do the same work, the last stage of a pipeline: nobody is checked because of them."""
+    job = begun(REPLACE, shard=lambda rank: rank // 2)
+    tell(job, 1, 60)
+    tell(job, 61, 40, 1.3)
+    (said,) = job.recorded(Slowed)
+    assert (said.finding.kind, said.finding.ranks) == (Slow.UNEVEN, (2, 3))
+    assert "since step 61; not sick" in said.in_words()
+    assert not job.sent(p.Hold)
+
+
+@pytest.mark.parametrize("shard", [lambda rank: rank, lambda rank: rank % 2])
+def test_a_slow_node_of_shards_is_checked(shard: Callable[[int], int]) -> None:
+    """Each rank has a shard of its own, as in FSDP, or shares it with those of other nodes."""
+    job = begun(REPLACE, shard=shard, spares=1)
+    tell(job, 1, 30)
+    tell(job, 31, 30, 1.5)
+    (said,) = job.recorded(Slowed)
+    assert (said.finding.kind, said.nodes) == (Slow.NODE, (SLOW,))
+    assert job.sent(p.Hold)
+
+
+def test_a_slow_node_stays_one_when_another_is_replaced() -> None:
+    """Its ranks' own figures are kept; those of the new node begin anew."""
+    job = slowed(Policy())
+    job.lose(3)
+    job.hello(3, host="host-spare")
+    job.killed()
+    job.arrive(job.ranks, finished=60)
+    job.ready(job.ranks)
+    job.step(61)
+    tell(job, 61, 90, 1.5)
+    (said,) = job.recorded(Slowed)
+    assert (said.finding.kind, said.nodes) == (Slow.NODE, (SLOW,))
+    assert not job.recorded(SlowOver)
+
+
+def test_a_slow_node_that_is_replaced_is_another_one() -> None:
+    """What was said of the old one is not said of it, and if it becomes slow that is found."""
+    job = slowed(Policy())
+    job.lose(SLOW)
+    job.hello(SLOW, host="host-spare")
+    job.killed()
+    job.arrive(job.ranks, finished=60)
+    job.ready(job.ranks)
+    job.step(61)
+    tell(job, 61, 60)
+    tell(job, 121, 40, 1.5)
+    assert [each.hosts for each in job.recorded(Slowed)] == [("host-1",), ("host-spare",)]
 
 
 def test_a_node_that_is_lost_while_it_is_checked() -> None:

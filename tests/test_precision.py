@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rekindle.profiling.detector import Finding, Slow
+from rekindle.profiling.findings import Finding, Slow
 from rekindle.recovery.node_check.verdicts import Health, NodeVerdict
 from rekindle.recovery.precision import Precision, precision
 from rekindle.recovery.stragglers import Examined, Slowed, SlowOver

@@ -15,7 +15,7 @@ from rekindle import names
 from rekindle.errors import UsageError
 from rekindle.profiling.breakdown import HEADS, WHAT, breakdown
 from rekindle.profiling.chrome import chrome_trace
-from rekindle.profiling.detector import Finding
+from rekindle.profiling.findings import Finding
 from rekindle.profiling.limits import limits_in
 from rekindle.profiling.reading import Task, diagnose, ranges_of, read_task, stuck_in
 from rekindle.profiling.unseen import remarks, seen, slower_forward

@@ -6,9 +6,11 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from rekindle.profiling.detector import Detector, Finding, Slow
+from rekindle.profiling.detector import Detector
+from rekindle.profiling.findings import Finding, Slow
 from rekindle.profiling.series import BASELINE
 from rekindle.profiling.steps import StepTimes
+from rekindle.profiling.work import Peers
 
 # Steps of which some ranks have not told yet. They write every few seconds, not all at once.
 MOST_PENDING = 4096
@@ -18,12 +20,13 @@ _Key = tuple[Slow, tuple[int, ...]]
 class Pace:
     """Puts together what ranks tell, step by step, and says what is new; each finding once.
 
-    ranks: all of the world; steps that one of them does not tell of are passed over.
+    ranks: all of the world; steps that one of them does not tell of are passed over. peers: groups
+    of ranks that do the same work, as far as they are known.
     """
 
-    def __init__(self, ranks: Collection[int], *, per_node: int) -> None:
+    def __init__(self, ranks: Collection[int], *, per_node: int, peers: Peers = ()) -> None:
         self._ranks = frozenset(ranks)
-        self._detector = Detector(per_node=per_node)
+        self._detector = Detector(peers, per_node=per_node)
         self._pending: dict[int, dict[int, StepTimes]] = {}
         self._last = -1
         self._told: dict[_Key, Finding] = {}
@@ -33,6 +36,18 @@ class Pace:
     def holding(self) -> list[Finding]:
         """What was told, and is not over."""
         return list(self._told.values())
+
+    def change(self, ranks: Collection[int], others: Collection[int]) -> None:
+        """The world is of these from now on; of them, others are on nodes that are new.
+
+        Nothing that was known of those holds for them, and all that was of the rest does.
+        """
+        gone = {*others, *(self._ranks - frozenset(ranks))}
+        self._ranks = frozenset(ranks)
+        self._detector.forget(gone)
+        self._told = {key: each for key, each in self._told.items() if not gone & set(each.ranks)}
+        self._away = {key: steps for key, steps in self._away.items() if key in self._told}
+        self._pending.clear()
 
     def go_back(self, step: int) -> None:
         """Training goes on behind this step, which may have been passed before."""
@@ -54,7 +69,7 @@ class Pace:
         for step in sorted(self._pending)[: max(0, len(self._pending) - MOST_PENDING)]:
             del self._pending[step]
         self._pending = {s: each for s, each in self._pending.items() if s > self._last}
-        return _together(found), over
+        return _together(found), _together(over)
 
     def _judge(
         self, step: int, times: Mapping[int, StepTimes], over: list[Finding]
@@ -75,11 +90,15 @@ class Pace:
 
 
 def _together(found: list[Finding]) -> list[Finding]:
-    """Return uneven work as one finding: many ranks may have it, and nothing is done about it."""
-    uneven = [each for each in found if each.kind is Slow.UNEVEN]
+    """Return uneven work since the same step as one finding: many ranks may have it, and nothing is
+    done about it."""
     others = [each for each in found if each.kind is not Slow.UNEVEN]
-    if not uneven:
-        return others
-    ranks = tuple(sorted(rank for each in uneven for rank in each.ranks))
-    most = max(uneven, key=lambda each: each.factor)
-    return [*others, msgspec.structs.replace(most, ranks=ranks)]
+    uneven: dict[int, list[Finding]] = {}
+    for each in found:
+        if each.kind is Slow.UNEVEN:
+            uneven.setdefault(each.since, []).append(each)
+    for alike in uneven.values():
+        ranks = tuple(sorted({rank for each in alike for rank in each.ranks}))
+        most = max(alike, key=lambda each: each.factor)
+        others.append(msgspec.structs.replace(most, ranks=ranks))
+    return others

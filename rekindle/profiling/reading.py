@@ -8,8 +8,9 @@ from pathlib import Path
 import msgspec
 
 from rekindle.errors import UsageError
-from rekindle.profiling.detector import Detector, Finding
+from rekindle.profiling.detector import Detector
 from rekindle.profiling.files import lines_of, numbered, rank_folders
+from rekindle.profiling.findings import Finding
 from rekindle.profiling.markers import UNREADABLE, Range, marks, ranges
 from rekindle.profiling.steps import StepTimes, step_times
 from rekindle.profiling.stuck import Standing, stuck

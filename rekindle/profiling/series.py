@@ -5,22 +5,31 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
+
+from rekindle.profiling.noise import MEDIAN, Noise, Sample, sample_of, spread_of
 
 SKIPPED = 3  # steps in which caches fill, and kernels are chosen
 BASELINE = 20  # steps, as MindCluster's detection takes
 # How many of the newest steps must agree, and for how large a change, in times of the least: a
 # machine is busy with something else for some steps now and then.
 WINDOWS = ((8, 4.0), (12, 2.0), (18, 1.0))
+_SHORTEST, _LONGEST = WINDOWS[0][0], WINDOWS[-1][0]
+LASTING = 2 * _LONGEST  # steps after which what accuses nobody is the usual
+KEPT = 2 * LASTING
+LOOK_BACK = 6  # blocks of steps, as long as the longest window, in which moves are remembered
 # Of the steps that must be nearer to what is now than to what was, and then the other way.
 MOST = 0.75
-FEW = 2.0  # standard errors, where it is asked whether something is another thing's cause
+APART = 1.5  # times what others have moved by themselves
+FEW = 1.5  # standard errors, where it is asked whether something is another thing's cause
+MANY = 3.0  # the same, to take back what was told, or a baseline
 WIDE = 1.5  # times the spread of the steps: they may not vary each by itself
-SAME = 0.03  # by which the halves of a baseline may differ: else it is not one, and begins later
-_MAD = 1.4826  # of a normal distribution: its standard deviation, in median absolute deviations
-_MEDIAN = 1.2533  # and the standard error of a median, in that of a mean
+SAME = 0.03  # by which the halves of a baseline may differ: else it is not one
+LEAST_FALL = math.log(1.06)
+NONE = Noise()
 
 
 class Shift(msgspec.Struct, frozen=True):
@@ -35,39 +44,87 @@ class Series:
     """One figure of one rank: its baseline, and the newest steps."""
 
     def __init__(self) -> None:
-        self._first: list[float] = []
-        self._newest: deque[tuple[int, float]] = deque(maxlen=3 * WINDOWS[-1][0])
+        self._first: list[tuple[int, float]] = []
+        self._newest: deque[tuple[int, float]] = deque(maxlen=KEPT)
         self._skipped = 0
         self._spread = 0.0
+        self._moves: deque[float] = deque(maxlen=LOOK_BACK)  # the farthest of each block
+        self._steps = 0  # of the newest block
+        self.move = 0.0  # how far the steps of the shortest window are from the baseline
         self.before: float | None = None  # the baseline's median, as soon as it is there
-        self.most = 0.0  # how far the steps of the shortest window ever were from it
+        self.began = 0  # the step that the baseline begins with, if an earlier one was given up
 
     def add(self, step: int, value: float) -> None:
+        """Take a step; those of a baseline count when it is settled."""
         if self._skipped < SKIPPED:
             self._skipped += 1
         elif self.before is None:
-            self._first.append(value)
-            if len(self._first) == BASELINE:
-                self._verify()
+            self._first.append((step, value))
         else:
             self._newest.append((step, value))
-            newest = [value for _, value in self._newest][-WINDOWS[0][0] :]
-            if len(newest) == WINDOWS[0][0]:
-                self.most = max(self.most, abs(statistics.median(newest) - self.before))
+            self._remember(self.before)
 
-    def _verify(self) -> None:
-        """Take what was first for what is usual, unless it has changed meanwhile."""
+    def _remember(self, before: float) -> None:
+        if len(self._newest) < _SHORTEST:
+            return
+        if self._steps % _LONGEST == 0:
+            self._moves.append(0.0)
+        self._steps += 1
+        newest = [self._newest[index][1] for index in range(-_SHORTEST, 0)]
+        self.move = abs(statistics.median(newest) - before)
+        self._moves[-1] = max(self._moves[-1], self.move)
+
+    @property
+    def most(self) -> float:
+        """How far they were at most, some time ago or now."""
+        return max(self._moves, default=0.0)
+
+    @property
+    def rise_of_halves(self) -> float | None:
+        """By how much the later half of a baseline that is to be settled is above the earlier."""
+        if self.before is not None or len(self._first) < BASELINE:
+            return None
+        values = [value for _, value in self._first]
         half = BASELINE // 2
-        early, late = statistics.median(self._first[:half]), statistics.median(self._first[half:])
-        around = statistics.median(self._first)
-        spread = _spread(self._first, around)
-        if abs(early - late) > max(SAME, 2 * _MEDIAN * spread * math.sqrt(2 / half)):
-            self._first = self._first[half:]
-        else:
-            self.before, self._spread = around, spread
+        return statistics.median(values[half:]) - statistics.median(values[:half])
 
-    def shift(self, least: float, sure: float) -> Shift | None:
-        """Return the rise that the newest steps agree on, if it is more than `least`."""
+    def settle(self, *, alone: bool = True) -> None:
+        """Take what was first for what is usual, unless it has changed meanwhile.
+
+        Who has risen alone is measured by what it was at first. Otherwise machines have become
+        warm, and only what was later counts.
+        """
+        rise = self.rise_of_halves
+        if rise is None:
+            return
+        half = BASELINE // 2
+        values = [value for _, value in self._first]
+        early, later = self._first[:half], self._first[half:]
+        spreads = spread_of(values[:half]), spread_of(values[half:])
+        if abs(rise) <= max(SAME, 2 * MEDIAN * max(spreads) * math.sqrt(2 / half)):
+            self.before, self._spread = statistics.median(values), spread_of(values)
+        elif alone and rise > WIDE * spreads[0]:
+            self._first, self._spread = early, spreads[0]
+            self.before = statistics.median(values[:half])
+            self._newest.extend(later)
+        else:
+            self._first = later
+
+    def settle_anew(self) -> None:
+        """Take what is newest for what is usual."""
+        self._first = list(self._newest)[-BASELINE:]
+        self._newest.clear()
+        values = [value for _, value in self._first]
+        self.before, self._spread = statistics.median(values), spread_of(values)
+        self.began = self._first[0][0]
+        self._moves.clear()
+        self._steps, self.move = 0, 0.0
+
+    def shift(self, least: float, sure: float, noise: Noise = NONE) -> Shift | None:
+        """Return the rise that the newest steps agree on, if it is more than `least`.
+
+        noise: what the series has at least, besides what these few steps show of it.
+        """
         if self.before is None:
             return None
         values = [value for _, value in self._newest]
@@ -76,16 +133,63 @@ class Series:
                 return None
             newest = values[-window:]
             now = statistics.median(newest)
-            spread = max(_spread(newest, now), self._spread)
-            error = _MEDIAN * spread * math.sqrt(1 / window + 1 / BASELINE)
             height = now - self.before
+            if height <= times * least:
+                continue
+            spread = spread_of(newest)
             middle = self.before + height / 2
             most = sum(value > middle for value in newest) >= MOST * window
-            few = sum(value > middle for value in self._first) <= (1 - MOST) * BASELINE
-            enough = max(times * least, sure * error, WIDE * spread)
+            few = sum(value > middle for _, value in self._first) <= (1 - MOST) * len(self._first)
+            # A change within the baseline is no noise, if there is so much less of it now.
+            usual = min(self._spread, 2 * spread) if spread else self._spread
+            error = self._error(window, spread, usual, noise)
+            enough = max(sure * error, WIDE * max(spread, usual))
             if height > enough and most and few:
-                return Shift(height, self._since(self.before + height / 2), self.before)
+                return Shift(height, self._since(middle), self.before)
         return None
+
+    def _error(self, window: int, spread: float, usual: float, noise: Noise) -> float:
+        """Return how far the median of so many steps is off the baseline by chance.
+
+        spread, usual: of them, and of those that the baseline is of.
+        """
+        steps = len(self._first)
+        spread = max(
+            noise.in_the_long_run(spread, window),
+            noise.in_the_long_run(usual, steps),
+            noise.spread,
+        )
+        return MEDIAN * spread * math.sqrt(noise.swing(window) + noise.swing(steps))
+
+    def has_fallen(self, noise: Noise = NONE) -> bool:
+        """Whether it has been well below its baseline for longer than any window."""
+        if self.before is None or len(self._newest) < LASTING:
+            return False
+        values = [value for _, value in self._newest][-LASTING:]
+        height = self.before - statistics.median(values)
+        if height <= LEAST_FALL:
+            return False
+        middle = self.before - height / 2
+        most = sum(value < middle for value in values) >= MOST * LASTING
+        # The baseline may be of both, of what was and of what is.
+        error = self._error(LASTING, spread_of(values), 0.0, noise)
+        return most and height > MANY * error
+
+    def lasts(self, shift: Shift) -> bool:
+        """Whether a rise has been there for as long."""
+        return sum(step >= shift.since for step, _ in self._newest) >= LASTING
+
+    def sample(self, until: int | None = None) -> Sample:
+        """Return how its steps vary. until: a step from which on it is another one."""
+        newest = list(self._newest)
+        newest = [n for n in newest if n[0] < until] if until is not None else newest[:-_LONGEST]
+        return sample_of([value for _, value in (*self._first, *newest)])
+
+    def level(self) -> float | None:
+        """Return the median of the newest steps, as soon as there are enough."""
+        if len(self._newest) < _LONGEST:
+            return self.before
+        return statistics.median([value for _, value in self._newest][-_LONGEST:])
 
     def rise(self, since: int) -> float:
         """Return by how much the steps from there on are above the baseline."""
@@ -93,12 +197,6 @@ class Series:
         return (
             statistics.median(newest) - self.before if newest and self.before is not None else 0.0
         )
-
-    def rose(self, since: int, by: float) -> bool:
-        """Whether they are by so much above it, and that is no chance."""
-        count = sum(step >= since for step, _ in self._newest)
-        error = _MEDIAN * self._spread * math.sqrt(1 / max(count, 1) + 1 / BASELINE)
-        return self.rise(since) > max(by, FEW * error)
 
     def _since(self, half: float) -> int:
         """Return the step from which on most values are above the middle."""
@@ -110,8 +208,33 @@ class Series:
         return since
 
 
-def _spread(values: Sequence[float], around: float) -> float:
-    """Return how far values lie around there: the larger of both sides, for delays have a tail."""
-    above = [value - around for value in values if value >= around]
-    below = [around - value for value in values if value <= around]
-    return _MAD * max(statistics.median(above), statistics.median(below))
+class Level:
+    """A figure of all, which may change for good at any time: what it was just before counts."""
+
+    def __init__(self) -> None:
+        self._newest: deque[tuple[int, float]] = deque(maxlen=KEPT)
+
+    def add(self, step: int, value: float) -> None:
+        self._newest.append((step, value))
+
+    def rose(self, since: int, by: float, few: float = FEW) -> bool:
+        """Whether it has risen by so much with this step, and that is no chance."""
+        before = [value for step, value in self._newest if step < since]
+        after = [value for step, value in self._newest if step >= since]
+        if len(before) < _SHORTEST or not after:
+            return False
+        error = MEDIAN * spread_of(before) * math.sqrt(1 / len(before) + 1 / len(after))
+        rise = statistics.median(after) - statistics.median(before)
+        return rise > max(by, few * error)
+
+
+def settle(series: Mapping[Any, Series], which: Iterable[Any]) -> None:
+    """Settle the baselines of those that have done the steps for it, beside each other."""
+    rises = {key: rise for key in which if (rise := series[key].rise_of_halves) is not None}
+    moves = sorted(map(abs, rises.values()))
+    for key, rise in rises.items():
+        others = len(moves) - 1
+        # It is one of them itself: a quarter of the others is there or one further on.
+        quarter = others // 4 + (abs(rise) <= moves[others // 4])
+        alone = others < 2 or rise > APART * moves[quarter]
+        series[key].settle(alone=alone)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from rekindle.profiling.detector import Detector, Finding, Slow
+from rekindle.profiling.detector import Detector
+from rekindle.profiling.findings import Finding, Slow
 from rekindle.profiling.reading import Task
 from rekindle.profiling.steps import StepTimes
 from rekindle.profiling.words import forward_in_words, nodes_of

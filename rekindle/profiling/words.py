@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rekindle.profiling.detector import Finding, Slow
+from rekindle.profiling.findings import Finding, Slow
 
 MOST = 16  # ranks that are named
 
@@ -41,7 +41,8 @@ def in_words(found: Finding, nodes: Sequence[int], hosts: Sequence[str] = ()) ->
     times = f"{found.factor:.3g} times"
     match found.kind:
         case Slow.UNEVEN:
-            return f"{subject}: {times} the work of its peers from the start; not sick"
+            since = f"since step {found.since}" if found.since else "since records began"
+            return f"{subject}: {times} the work of its peers {since}; not sick"
         case Slow.LINK:
             slow = f"collectives of {found.group} take {times} as long"
             return f"{subject}: {slow}, though nobody comes late to them, {since}{cost}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from rekindle.profiling.detector import Finding, Slow
+from rekindle.profiling.findings import Finding, Slow
 from rekindle.recovery.journal import Event, FaultSeen
 from rekindle.recovery.node_check.event import NodeChecked
 from rekindle.recovery.node_check.verdicts import SICK, Health

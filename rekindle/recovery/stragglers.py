@@ -6,7 +6,7 @@ and hit nobody who is healthy. Before anybody is replaced its node is checked be
 
 from __future__ import annotations
 
-from rekindle.profiling.detector import Finding
+from rekindle.profiling.findings import Finding
 from rekindle.profiling.words import in_words, who
 from rekindle.recovery.node_check.verdicts import NodeVerdict
 from rekindle.recovery.store_events import Event

@@ -227,7 +227,7 @@ class Forming(Gathering):
         self._assembly.begin(self.generation)
         passed = max(rank.arrived.passed for rank in world if rank.arrived)
         places = {rank.rank: place for place, rank in enumerate(world)}
-        peers = self._peers()
+        peers = self._addresses()
         for node in self.roster.members:
             own = {rank.rank: places[rank.rank] for rank in self.roster.ranks_of(node.node)}
             plans = {rank: plan.ranks[place] for rank, place in own.items()}
@@ -273,7 +273,7 @@ class Forming(Gathering):
         self._do(CancelTimer("leave"))
         self._do(SetTimer("join", self.spec.policy.join_timeout_s))
 
-    def _peers(self) -> tuple[tuple[str, int], ...]:
+    def _addresses(self) -> tuple[tuple[str, int], ...]:
         """Where the ranks of the world are reached by each other, if they have told."""
         ports = [rank.arrived.port if rank.arrived else 0 for rank in self.roster.world]
         if not all(ports):

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 
-from rekindle.profiling.detector import Finding, Slow
+from rekindle.profiling.findings import Finding, Slow
 from rekindle.profiling.pace import Pace
 from rekindle.profiling.words import in_words, nodes_of
 from rekindle.recovery.fault import Fault, Kind
@@ -32,7 +32,7 @@ class Slowing(Admitting):
     """A node is checked before anything is done about it, and never for work that is uneven."""
 
     _pace: Pace | None = None
-    _placed: tuple[tuple[int, int], ...] = ()  # the nodes that it is about, and their agents' pids
+    _placed: Mapping[int, int] = {}  # the nodes that it is about, and their agents' pids
     _suspects: Mapping[int, Finding] = {}  # nodes to be checked as soon as all ranks wait
     _examining: Mapping[int, Finding] = {}  # being checked
 
@@ -109,13 +109,25 @@ class Slowing(Admitting):
         super()._form()
         if self._planned is None or not self._formed:
             return
-        placed = tuple((node.node, node.pid) for node in self.roster.members)
-        if placed != self._placed:  # other nodes are no measure of these
-            ranks = [rank.rank for rank in self.roster.world]
-            self._pace = Pace(ranks, per_node=self.spec.processes_per_node)
-            self._placed = placed
-        if self._pace is not None:
-            self._pace.go_back(self._planned.step)
+        placed = {node.node: node.pid for node in self.roster.members}
+        ranks = [rank.rank for rank in self.roster.world]
+        if self._pace is None:
+            per_node = self.spec.processes_per_node
+            self._pace = Pace(ranks, per_node=per_node, peers=self._peers())
+        elif placed != self._placed:  # what was usual on other nodes is not on these
+            new = [node for node, pid in placed.items() if self._placed.get(node) != pid]
+            others = [rank.rank for node in new for rank in self.roster.ranks_of(node)]
+            self._pace.change(ranks, others)
+        self._placed = placed
+        self._pace.go_back(self._planned.step)
+
+    def _peers(self) -> list[list[int]]:
+        """Return the ranks of each shard of the state, which do the same work; empty: unknown.
+
+        Where nobody has the shard of another one, as in FSDP, all are compared with each other.
+        """
+        owners = list(self.roster.owners().values())
+        return owners if len(owners) > 1 and min(map(len, owners)) > 1 else []
 
     def _is_held_up(self) -> bool:
         if self._examining:

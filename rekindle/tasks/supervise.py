@@ -23,7 +23,7 @@ from rekindle import names
 from rekindle.engines.base import MOST_REVIVALS, Engine
 from rekindle.engines.client import Lease
 from rekindle.errors import JobError, LeaseHeldError, UsageError
-from rekindle.profiling.detector import Slow
+from rekindle.profiling.findings import Slow
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault
 from rekindle.recovery.journal import (

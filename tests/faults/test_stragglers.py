@@ -12,7 +12,7 @@ from training_jobs.job import Job, pause_all
 from training_jobs.record import Record
 
 from rekindle import names
-from rekindle.profiling.detector import Slow
+from rekindle.profiling.findings import Slow
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
 from rekindle.recovery.node_check.evidence import Limits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rekindle.profiling import pace as p
-from rekindle.profiling.detector import Slow
+from rekindle.profiling.findings import Slow
 from rekindle.profiling.pace import Pace
 from rekindle.profiling.steps import StepTimes
 
@@ -96,3 +96,63 @@ def test_uneven_work_of_many_is_one_finding() -> None:
         )
         found += new
     assert [(each.kind, each.ranks) for each in found] == [(Slow.UNEVEN, (6, 7))]
+
+
+def test_ranks_whose_node_stays_are_known_when_others_change() -> None:
+    """A slow rank is not taken for one that has always had more to do."""
+    pace = Pace(RANKS, per_node=1)
+    all_tell(pace, 0, 30)
+    assert all_tell(pace, 30, 60, slow=2)[0]
+    pace.change(RANKS, [0])
+    pace.go_back(60)
+    found, over = all_tell(pace, 61, 140, slow=2)
+    assert (found, over) == ([], [])
+    assert [(each.kind, each.ranks) for each in pace.holding] == [(Slow.RANK, (2,))]
+
+
+def test_ranks_on_another_node_are_new() -> None:
+    """Nothing of before is held against them, and what is slow there is not called over."""
+    pace = Pace(RANKS, per_node=1)
+    all_tell(pace, 0, 30)
+    assert all_tell(pace, 30, 60, slow=2)[0]
+    pace.change(RANKS, [2])
+    assert not pace.holding
+    found, over = all_tell(pace, 60, 120)
+    assert (found, over) == ([], [])
+    found, _ = all_tell(pace, 120, 150, slow=2)
+    assert [(each.kind, each.ranks) for each in found] == [(Slow.RANK, (2,))]
+
+
+def test_a_world_that_shrinks_and_grows() -> None:
+    """Steps are complete with the ranks that are in it now; who comes back begins anew."""
+    pace = Pace(RANKS, per_node=1)
+    all_tell(pace, 0, 30)
+    pace.change([0, 1, 2], [])
+    found, _ = pace.add({r: steps(30, 60, r, 1.5 if r == 1 else 1.0) for r in range(3)})
+    assert [(each.kind, each.ranks) for each in found] == [(Slow.RANK, (1,))]
+    pace.change(RANKS, [3])
+    found, over = all_tell(pace, 60, 100, slow=1)
+    assert (found, over) == ([], [])
+
+
+def test_a_group_whose_ranks_all_have_more_to_do_is_uneven() -> None:
+    """Where groups are known; else its node may be sick."""
+    told = []
+    for peers in ([[0, 1], [2, 3]], []):
+        pace = Pace(RANKS, per_node=2, peers=peers)
+        all_tell(pace, 0, 40)
+        found, _ = pace.add({r: steps(40, 80, r, 1.3 if r >= 2 else 1.0) for r in RANKS})
+        told += [(each.kind, each.ranks, each.may_be_sick) for each in found]
+    assert told == [(Slow.UNEVEN, (2, 3), False), (Slow.NODE, (2, 3), True)]
+
+
+def test_uneven_work_that_is_over_is_one_finding_as_well() -> None:
+    pace = Pace(range(8), per_node=1)
+    over = []
+    for first, factor in ((0, 1.5), (40, 1.0), (80, 1.0)):
+        _, gone = pace.add(
+            {r: steps(first, first + 40, r, factor if r in (6, 7) else 1.0) for r in range(8)}
+        )
+        over += gone
+    assert [(each.kind, each.ranks) for each in over] == [(Slow.UNEVEN, (6, 7))]
+    assert not pace.holding

@@ -1,0 +1,81 @@
+"""What is found slow, and what of it still holds. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable
+
+import msgspec
+
+HOLDS = 3  # steps that something must be seen in, one after the other
+_Key = tuple["Slow", tuple[int, ...]]
+
+
+class Slow(str, enum.Enum):
+    """What is slow."""
+
+    RANK = "slow-rank"
+    NODE = "slow-node"
+    LINK = "slow-link"
+    LOADING = "slow-data-loading"
+    SAVING = "slow-checkpoint-storage"
+    UNEVEN = "uneven-work"
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that costs steps their time.
+
+    factor: how many times as long as before, or, of uneven work, as its peers. since: the step that
+    it began with, of uneven work 0 if that was before the records; found: the one that it was told
+    in. cost: share of the steps' time that it costs. group: whose collectives are slow, of a link.
+    """
+
+    kind: Slow
+    ranks: tuple[int, ...]
+    factor: float
+    since: int
+    found: int
+    cost: float = 0.0
+    group: str = ""
+
+    @property
+    def may_be_sick(self) -> bool:
+        """Whether a node check is worth its time; because of nothing else anybody is replaced."""
+        return self.kind in (Slow.RANK, Slow.NODE, Slow.LINK)
+
+
+class Book:
+    """What holds, from step to step."""
+
+    def __init__(self) -> None:
+        self._open: dict[_Key, Finding] = {}
+        self._seen: dict[_Key, int] = {}  # for so many steps
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What holds now."""
+        return list(self._open.values())
+
+    def note(self, found: Iterable[Finding]) -> list[Finding]:
+        """Keep what holds; return what is new. Saves come seldom, and hold until the next one."""
+        now = {(each.kind, each.ranks): each for each in found}
+        self._seen = {key: self._seen.get(key, 0) + 1 for key in now}
+        new = []
+        for key, each in now.items():
+            if key in self._open:
+                before = self._open[key]
+                now[key] = msgspec.structs.replace(each, since=before.since, found=before.found)
+            elif each.kind is Slow.SAVING or self._seen[key] >= HOLDS:
+                new.append(each)
+        kept = {k: e for k, e in self._open.items() if k in now or e.kind is Slow.SAVING}
+        self._open = {key: now.get(key, each) for key, each in kept.items()}
+        self._open |= {(each.kind, each.ranks): each for each in new}
+        return new
+
+    def keep(self, *kinds: Slow) -> None:
+        """Forget all that is of another kind."""
+        self._open = {key: each for key, each in self._open.items() if each.kind in kinds}
+
+    def forget(self, ranks: Collection[int]) -> None:
+        """Forget what is about any of these."""
+        self._open = {k: e for k, e in self._open.items() if not set(ranks) & set(e.ranks)}

@@ -1,0 +1,1 @@
+"""Steps that are made up, of ranks that become slow."""
