@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import types
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,6 +14,7 @@ import pytest
 from rekindle.errors import SessionError
 from rekindle.training.mindio import exceptions, framework, update_times
 from rekindle.training.mindio.enums import ReportState
+from rekindle.training.mindio.handlers import Handlers
 
 
 class Rank:
@@ -150,6 +155,29 @@ def test_what_joins_processes_is_refused(rank: Rank) -> None:
         with pytest.raises(SessionError, match=f"{name}.*needs MindIO itself"):
             framework.tft_init_controller(0, 2, **arguments)
     assert not framework.tft_is_reboot_node()
+
+
+def test_a_thread_that_stops_the_device_uses_the_rank_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To torch it would be another one: that of the thread that has called tft_init_processor()."""
+    used = threading.local()
+    npu = types.SimpleNamespace(
+        current_device=lambda: getattr(used, "device", 0),
+        set_device=lambda device: setattr(used, "device", device),
+    )
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(npu=npu))
+    monkeypatch.setattr(framework, "handlers", Handlers())
+    monkeypatch.setattr(framework, "_processor", None)
+    npu.set_device(3)
+    framework.tft_init_processor(0, 2, False, False, "")
+    seen = []
+    framework.tft_register_stop_handler(lambda args, ctx: seen.append(npu.current_device()))
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(npu.current_device).result() == 0
+        pool.submit(framework.handlers.stop).result()
+    assert (seen, framework.get_device()) == ([3], 3)
+    framework.current().gate.leave()
+    with pytest.raises(SessionError, match="was called before"):
+        framework.tft_init_processor(0, 2, False, False, "")
 
 
 @pytest.mark.parametrize("variable", ["", "0", "False", "1", "true"])

@@ -173,7 +173,7 @@ class MindSporeJob:
 
     def story(self) -> str:
         """Tell what has happened, for a failed test."""
-        told = "\n".join(event.in_words() for event in self.events())
+        told = "\n".join(map(repr, self.events()))
         output = (self.folder / "output").read_text(errors="replace")[-3000:]
         return f"{told}\n{output}\n{time.ctime()}"
 

@@ -94,6 +94,22 @@ def split_by_stop(calls: list[Any]) -> list[list[Any]]:
     return found
 
 
+def test_when_all_states_are_damaged_all_ranks_are_started_anew(
+    tmp_path: Path, baseline: Baseline
+) -> None:
+    """No handler can repair them: new processes begin with what their script loads."""
+    with tft_job(tmp_path, ranks=2, options=("--max-restarts", "1")) as job:
+        job.hold(2)
+        pids = job.pids()
+        for rank in (0, 1):
+            job.inject(rank, InjectionKind.UCE, 13)
+        job.release(2)
+        assert job.end() == 0, job.story()
+    results = job.results()
+    assert not {results[rank]["pid"] for rank in (0, 1)} & set(pids)
+    assert_same_results(job, baseline(2))
+
+
 def test_a_lost_rank_has_the_others_save_their_state(tmp_path: Path) -> None:
     """One that is told to end calls MindSpore's own handlers: a checkpoint of the newest step."""
     with tft_job(tmp_path, ranks=2, options=("--max-restarts", "0")) as job:

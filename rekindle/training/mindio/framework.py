@@ -76,6 +76,7 @@ def tft_init_processor(  # noqa: PLR0913  # MindIO's signature
     refuse_unsupported(local_copy=enable_local_copy, arf=enable_arf, zit=enable_zit)
     _processor = Processor(rank, handlers, Channel.from_environment())
     _world_size, repairs_memory = world_size, enable_uce
+    handlers.device = _device()
 
 
 def tft_start_processor(master_ip: str, port: int, local_ip: str = "") -> None:
@@ -156,8 +157,13 @@ def get_mindio_export_version() -> str | None:
     return _framework
 
 
-def get_device() -> int:
-    """The rank's device, by its number."""
+def get_device() -> int | None:
+    """The rank's device, by its number; None: tft_init_processor() was not called."""
+    return handlers.device
+
+
+def _device() -> int:
+    """The device that this thread uses."""
     if for_mindspore():
         return int(sys.modules["mindspore"].get_context("device_id"))
     torch = sys.modules.get("torch")

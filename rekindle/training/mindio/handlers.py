@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,12 +22,13 @@ class RepairCall(NamedTuple):
 class Handlers:
     """One of each kind at most; what is not registered is left out.
 
-    arguments: what the training loop has set, handed to most of them.
+    arguments: what the training loop has set, handed to most of them. device: the rank's own.
     """
 
     def __init__(self) -> None:
         self._registered: dict[str, tuple[Callable[..., Any], Any]] = {}
         self.arguments: Any = None
+        self.device: int | None = None
 
     def register(self, kind: str, func: Callable[..., Any], ctx: Any) -> None:
         """Take one. Raises TypeError: it cannot be called."""
@@ -39,7 +41,8 @@ class Handlers:
         return kind in self._registered
 
     def stop(self) -> None:
-        """Have the device break off what it is at."""
+        """Have the device break off what it is at; called by a thread of its own."""
+        self._use_device()
         self._call("stop", self.arguments)
 
     def clean(self, is_uce_error: bool) -> int:
@@ -56,7 +59,8 @@ class Handlers:
         self._call("rollback", step, self.arguments)
 
     def save(self, step: int, save_info: Sequence[dict[str, Any]]) -> None:
-        """Save a checkpoint, for training ends here."""
+        """Save a checkpoint, for training ends here; called by a thread of its own."""
+        self._use_device()
         self._call("save_ckpt", step, list(save_info), self.arguments)
 
     def rename(self, step: int) -> None:
@@ -73,6 +77,12 @@ class Handlers:
         """Wait for all that the device is at."""
         if "stream_sync" in self._registered:
             self._registered["stream_sync"][0]()
+
+    def _use_device(self) -> None:
+        """To torch each thread has a device of its own: the first, unless it says another."""
+        torch = sys.modules.get("torch")
+        if self.device is not None and torch is not None and hasattr(torch, "npu"):
+            torch.npu.set_device(self.device)
 
     def _call(self, kind: str, *arguments: Any) -> Any:
         if kind not in self._registered:
