@@ -204,3 +204,26 @@ def test_nobody_answers(four: World) -> None:
     with pytest.raises(PeerGoneError, match=r"no rank answers at 127\.0\.0\.1:\d+"):
         gate.form(1, 0, four.addresses)
     gate.leave()
+
+
+def test_what_one_rank_has_to_say_all_hear(world: World) -> None:
+    """Also of several, in their order; and the gate can be passed afterwards."""
+    world.formed()
+    for talkers in ({0}, set(), {0, world.size - 1}, set(range(world.size))):
+
+        def gather(place: int, talkers: set[int] = talkers) -> list[bytes]:
+            return world.gates[place].gather(f"rank {place}".encode() if place in talkers else b"")
+
+        told = [f"rank {place}".encode() for place in sorted(talkers)]
+        assert [each.result(LIMIT_S) for each in world.on_all(gather)] == [told] * world.size
+    agreed = world.on_all(lambda place: world.gates[place].agree(0, can=True))
+    assert all(each.result(LIMIT_S) for each in agreed)
+
+
+def test_what_is_said_at_a_gate_that_is_severed_reaches_nobody(four: World) -> None:
+    """Who waits for a rank that does not come hears that the generation is over."""
+    four.formed()
+    waits = four.pool.submit(four.gates[0].gather, b"something")
+    four.gates[0].sever()
+    with pytest.raises(StaleError):
+        waits.result(LIMIT_S)

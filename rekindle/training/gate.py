@@ -15,6 +15,8 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from rekindle.errors import SessionError, StaleError
 from rekindle.runtime.heartbeat import Page
 
@@ -24,6 +26,7 @@ _HELLO = struct.Struct("<8sqqq")  # magic, generation, place in the world, what 
 HELLO_BYTES = _HELLO.size
 _MAGIC = b"rekindle"
 _WORD = struct.Struct("<qq")  # step, and 1: all known so far can do it
+_SIZE = struct.Struct("<q")  # of what ranks tell each other
 _HELLO_S = 5.0
 _NEVER = 1 << 62
 STATE = 0  # what a line is for: a state; else the distance of the two in the gate
@@ -160,12 +163,27 @@ class Gate:
                     )
                 can = can and bool(theirs)
         except (OSError, PeerGoneError) as error:
-            if self._severed:
-                raise StaleError("the generation ended at its gate") from error
-            raise PeerGoneError(f"another rank is gone: {error}") from error
+            raise self._lost(error) from error
         if self._page is not None:
             self._page.wait(False)
         return can
+
+    def gather(self, said: bytes) -> list[bytes]:
+        """Tell all ranks something, and return what all have told, in their order; b"" is nothing.
+
+        For little, of few ranks: all send before they receive. Raises PeerGoneError: a rank is
+        gone; StaleError: it was severed.
+        """
+        known = {self._place: said} if said else {}
+        try:
+            for told, heard in zip(self._told, self._heard, strict=True):
+                data = msgspec.msgpack.encode(known)
+                told.sendall(_SIZE.pack(len(data)) + data)
+                (size,) = _SIZE.unpack(receive(heard, _SIZE.size))
+                known |= msgspec.msgpack.decode(receive(heard, size), type=dict[int, bytes])
+        except (OSError, PeerGoneError) as error:
+            raise self._lost(error) from error
+        return [known[place] for place in sorted(known)]
 
     @property
     def severed(self) -> bool:
@@ -187,6 +205,11 @@ class Gate:
             line.close()
         if self._page is not None:
             self._page.wait(False)
+
+    def _lost(self, error: Exception) -> Exception:
+        if self._severed:
+            return StaleError("the generation ended at its gate")
+        return PeerGoneError(f"another rank is gone: {error}")
 
     def _keep(self, line: socket.socket) -> socket.socket:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -29,8 +29,8 @@ from rekindle.runtime.heartbeat import Doing
 from rekindle.training import rank_environment
 from rekindle.training.gate import STATE, Gate, Listener, PeerGoneError
 from rekindle.training.keeper import StateKeeper
+from rekindle.training.last_words import LastWords
 from rekindle.training.mindspore_injection import suffer
-from rekindle.training.mindspore_last_words import LastWords
 from rekindle.training.mindspore_state import Parameters, ParametersWriter, read_state
 from rekindle.training.mindspore_steps import Loading, Rewind, Steps
 from rekindle.training.mindspore_transfer import load_checkpoint, receive_state, send_state

@@ -1,4 +1,5 @@
 """Small training runs of MindSpore for tests, in an environment of its own (`make setup`).
 
-`train` is the script, `job` runs it and reads what it has left.
+`train` is the script, `tft_train` one with MindSpore's own fault tolerance; `job` runs them and
+reads what they have left.
 """

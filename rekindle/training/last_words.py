@@ -1,8 +1,8 @@
-"""Last words of a MindSpore rank: told to end, it gives its agent the state of its newest step.
+"""Last words of a rank that nobody breaks off: told to end, it gives the state of its newest step.
 
 The main thread may sit in a collective that nobody ends, and never come back from there. So
-another thread hears of SIGTERM and copies the state, which is that of the last finished step as
-long as the update of the next has not begun; `recoverable` counts those that have.
+another thread hears of SIGTERM and keeps the state, which is that of the last finished step as
+long as the update of the next has not begun.
 """
 
 from __future__ import annotations
@@ -15,20 +15,30 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
 from rekindle import names
-from rekindle.training.mindspore_state import Parameters
 
 LIMIT_S = 5.0  # for an update that is under way to end; the agent kills after 10 s
 _TICK_S = 0.001
 _SIG_DFL = 0
 
 
-class LastWords:
-    """keep: gives the agent the state of so many steps; called by a thread of this class."""
+class Updates(Protocol):
+    """What knows how many updates have begun; None: it does not."""
 
-    def __init__(self, parameters: Parameters, keep: Callable[[int], None]) -> None:
-        self._parameters = parameters
+    @property
+    def begun(self) -> int | None: ...
+
+
+class LastWords:
+    """keep: keeps the state of so many steps; called by a thread of this class.
+
+    updates: tells whether that of the step under way has begun; None: nobody can tell.
+    """
+
+    def __init__(self, updates: Updates | None, keep: Callable[[int], None]) -> None:
+        self._updates = updates
         self._keep = keep
         self.apart = threading.Lock()  # held by whoever else gives the agent a state
         self._ending = threading.Event()
@@ -98,7 +108,8 @@ class LastWords:
                 self._keep(step)
 
     def _is_still(self) -> bool:
-        return not self._in_step or self._parameters.begun == self._finished
+        begun = self._updates.begun if self._updates else None
+        return not self._in_step or begun == self._finished
 
 
 def _claim_of(step: int) -> str:

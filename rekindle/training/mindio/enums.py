@@ -1,0 +1,45 @@
+"""MindIO's enumerations, with its numbers."""
+
+from __future__ import annotations
+
+import enum
+
+
+class ReportState(enum.Enum):
+    """What a rank reports (`tft_report_error`)."""
+
+    RS_NORMAL = 0  # it was only stopped
+    RS_RETRY = 1
+    RS_UCE = 2
+    RS_UCE_CORRUPTED = 3
+    RS_HCCL_FAILED = 4
+    RS_INIT_FINISH = 5
+    RS_PREREPAIR_FINISH = 6
+    RS_STEP_FINISH = 7
+    RS_UNKNOWN = 8
+
+
+class RepairType(enum.Enum):
+    """What a repair handler is to do."""
+
+    RT_SEND = 0
+    RT_UCE_HIGHLEVEL = 1  # build model and optimizer anew, and receive their state
+    RT_UCE_LOWLEVEL = 2
+    RT_RECV_REPAIR = 3
+    RT_ROLLBACK = 4
+    RT_LOAD_CKPT = 5
+    RT_LOAD_REBUILD = 6
+
+
+class Action(enum.Enum):
+    """What a rank does next."""
+
+    RETRY = 0
+    EXIT = 1
+
+
+class OptimizerType(enum.Enum):
+    """Which of its two optimizers a group of replicas shares."""
+
+    ATTENTION = 0
+    MOE = 1

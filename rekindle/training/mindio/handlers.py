@@ -1,0 +1,96 @@
+"""The handlers that a framework has registered, called in MindIO's argument forms."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+OK, ERROR, UNHARMED = 0, 1, 2  # what a clean handler answers
+
+
+class RepairCall(NamedTuple):
+    """The arguments of a repair handler before those that it was registered with."""
+
+    step: int
+    need_rebuild: bool
+    error_ranks: list[int]
+    repair_info: dict[str, Any]
+
+
+class Handlers:
+    """One of each kind at most; what is not registered is left out.
+
+    arguments: what the training loop has set, handed to most of them. device: the rank's own.
+    """
+
+    def __init__(self) -> None:
+        self._registered: dict[str, tuple[Callable[..., Any], Any]] = {}
+        self.arguments: Any = None
+        self.device: int | None = None
+
+    def register(self, kind: str, func: Callable[..., Any], ctx: Any) -> None:
+        """Take one. Raises TypeError: it cannot be called."""
+        if not callable(func):
+            raise TypeError(f"the {kind} handler must be callable, not {func!r}")
+        self._registered[kind] = func, ctx
+
+    def has(self, kind: str) -> bool:
+        """Whether there is one."""
+        return kind in self._registered
+
+    def stop(self) -> None:
+        """Have the device break off what it is at; called by a thread of its own."""
+        self._use_device()
+        self._call("stop", self.arguments)
+
+    def clean(self, is_uce_error: bool) -> int:
+        """Make the device usable again; gives OK, ERROR or UNHARMED."""
+        answer = self._call("clean", is_uce_error, self.arguments)
+        return OK if answer is None else int(answer)
+
+    def repair(self, call: RepairCall) -> None:
+        """Send the state, or take it from where the call says."""
+        self._call("repair", *call, self.arguments)
+
+    def rollback(self, step: int) -> None:
+        """Bring all else to that step: data, counters."""
+        self._call("rollback", step, self.arguments)
+
+    def save(self, step: int, save_info: Sequence[dict[str, Any]]) -> None:
+        """Save a checkpoint, for training ends here; called by a thread of its own."""
+        self._use_device()
+        self._call("save_ckpt", step, list(save_info), self.arguments)
+
+    def rename(self, step: int) -> None:
+        """Give the saved checkpoint its final name."""
+        if "rename" in self._registered:
+            func, ctx = self._registered["rename"]
+            func(step, ctx if for_mindspore() else self.arguments)
+
+    def exit(self) -> None:
+        """End the process."""
+        self._call("exit")
+
+    def sync_stream(self) -> None:
+        """Wait for all that the device is at."""
+        if "stream_sync" in self._registered:
+            self._registered["stream_sync"][0]()
+
+    def _use_device(self) -> None:
+        """To torch each thread has a device of its own: the first, unless it says another."""
+        torch = sys.modules.get("torch")
+        if self.device is not None and torch is not None and hasattr(torch, "npu"):
+            torch.npu.set_device(self.device)
+
+    def _call(self, kind: str, *arguments: Any) -> Any:
+        if kind not in self._registered:
+            return None
+        func, ctx = self._registered[kind]
+        return func(*arguments, ctx)
+
+
+def for_mindspore() -> bool:
+    """Whether MindSpore is what trains; MindIO is told so by this variable too."""
+    return os.environ.get("MINDIO_FOR_MINDSPORE", "").lower() in ("true", "1")

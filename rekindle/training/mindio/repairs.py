@@ -1,0 +1,86 @@
+"""Who repairs whom, in MindIO's terms. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from rekindle.errors import SessionError
+from rekindle.training.mindio.enums import RepairType
+from rekindle.training.mindio.handlers import RepairCall
+
+Pair = tuple[int, int]  # a rank that sends its state, and the one that takes it
+
+
+class Said(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank tells all others before anything is repaired.
+
+    pairs: those in which it takes a state. loads: it asks that all go back to a checkpoint.
+    """
+
+    pairs: tuple[Pair, ...] = ()
+    loads: bool = False
+
+
+def repair_of(
+    rank: int, step: int, heard: Collection[Said], *, rebuild: bool, types: int
+) -> RepairCall | None:
+    """Return what a rank's repair handler is called with; None: it has nothing to do.
+
+    rebuild: its device's memory was damaged. types: how many optimizers there are, whose states
+    are repaired alike.
+    """
+    if any(said.loads for said in heard):
+        kind = RepairType.RT_LOAD_REBUILD if rebuild else RepairType.RT_LOAD_CKPT
+        return _call(kind, step, [(rank, rank)], [rank], types)
+    pairs = sorted(pair for said in heard for pair in said.pairs)
+    taking_part = sorted({each for pair in pairs for each in pair})
+    if sends := [pair for pair in pairs if pair[0] == rank]:
+        return _call(RepairType.RT_SEND, step, sends, taking_part, types)
+    if takes := [pair for pair in pairs if pair[1] == rank]:
+        kind = RepairType.RT_UCE_HIGHLEVEL if rebuild else RepairType.RT_RECV_REPAIR
+        return _call(kind, step, takes, taking_part, types)
+    return None
+
+
+def _call(
+    kind: RepairType, step: int, pairs: Sequence[Pair], ranks: list[int], types: int
+) -> RepairCall:
+    each = [(number, *pair) for number in range(types) for pair in pairs]
+    targets = [target for _, _, target in each]
+    info = {
+        "type": [number for number, _, _ in each],
+        "repair_type": kind.value,
+        "src": [source for _, source, _ in each],
+        "dst": targets,
+        "rank_list": ranks,
+    }
+    rebuild = kind in (RepairType.RT_UCE_HIGHLEVEL, RepairType.RT_LOAD_REBUILD)
+    return RepairCall(step, rebuild, targets.copy(), info)
+
+
+def replicas_of(rank: int, replica_info: Sequence[Mapping[str, Any]]) -> frozenset[int]:
+    """Return the ranks that hold the same state as this one, itself among them.
+
+    replica_info: as `tft_set_optimizer_replica` takes it: of each optimizer the ranks of a
+    data-parallel group, and how often its state is there. Raises SessionError: it is none.
+    """
+    if not replica_info:
+        raise SessionError("tft_set_optimizer_replica() needs one group of replicas at least")
+    found: frozenset[int] | None = None
+    for group in replica_info:
+        ranks, count = list(group.get("rank_list") or ()), int(group.get("replica_cnt") or 0)
+        if rank not in ranks or not 1 <= count <= len(ranks) or len(ranks) % count:
+            raise SessionError(
+                f"tft_set_optimizer_replica(): {dict(group)!r} is no group of replicas that rank "
+                f"{rank} is in"
+            )
+        # The group is cut into as many pieces as there are replicas; those at the same place of
+        # their pieces hold the same.
+        apart = len(ranks) // count
+        same = frozenset(ranks[ranks.index(rank) % apart :: apart])
+        found = same if found is None else found & same
+    assert found is not None
+    return found

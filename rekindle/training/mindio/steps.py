@@ -1,0 +1,57 @@
+"""What a loop adds where a step cannot be broken off, as on CPU: all ranks begin it, or none."""
+
+from __future__ import annotations
+
+import socket
+
+from rekindle.errors import StaleError
+from rekindle.runtime.protocol import Inject, InjectionKind
+from rekindle.training.gate import PeerGoneError
+from rekindle.training.injection import break_process, due
+from rekindle.training.mindio import framework, words
+
+_LOST = (OSError, PeerGoneError, StaleError)
+
+
+def begin_step() -> None:
+    """All ranks are about to do the next step.
+
+    Raises RuntimeError: they do not, in the words that MindSpore's loop and MindIO's look for.
+    """
+    processor = framework.current()
+    processor.progress.begin_step()
+    channel, step = processor.channel, processor.finished
+    if channel is None:
+        return
+    told = _suffer(channel.injected, step)
+    generation = processor.generation
+    can = told is None and not channel.is_held(generation) and not channel.is_over(generation)
+    agreed = False
+    try:
+        agreed = processor.gate.agree(step, can=can)
+    except _LOST as error:
+        if told is None and not channel.is_over(generation):
+            raise words.cut_off(error) from error
+    if told is not None:
+        raise words.damaged(told)
+    if not agreed:
+        raise words.stopped(step)
+
+
+def line(source: int, target: int) -> socket.socket:
+    """Return a line between two ranks, for a repair handler whose framework brings none.
+
+    One of them is this rank. Raises OSError, PeerGoneError, StaleError: the other is lost, and the
+    handler is to raise it.
+    """
+    return framework.current().line(source, target)
+
+
+def _suffer(faults: list[Inject], step: int) -> str | None:
+    """Suffer the faults that are due; return what is said of a damaged memory."""
+    for fault, told in due(faults, step):
+        if fault.kind in (InjectionKind.UCE, InjectionKind.TORN_UPDATE):
+            return told
+        if not break_process(fault):
+            raise ValueError(f"{fault.kind.value} was {told}, and means nothing here")
+    return None

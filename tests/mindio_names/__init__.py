@@ -1,0 +1,1 @@
+"""MindIO's published interface, and ranks that are driven through it, for tests."""

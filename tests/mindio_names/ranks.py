@@ -1,0 +1,130 @@
+"""Ranks as threads behind MindIO's names; the test is their agents and their coordinator."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from rekindle.recovery.plan import RankPlan, Source
+from rekindle.runtime import protocol, wire
+from rekindle.runtime.channel import Channel
+from rekindle.training.mindio.enums import ReportState
+from rekindle.training.mindio.handlers import Handlers
+from rekindle.training.mindio.processor import Processor
+
+LIMIT_S = 20.0
+ARGUMENTS, CONTEXT = "the loop's arguments", "the context"
+
+M = TypeVar("M", bound=protocol.Message)
+T = TypeVar("T")
+
+
+class Rank:
+    """One rank, whose handlers take notes.
+
+    calls: what they were called with, in its order. answers: what they give, or raise.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.calls, self.answers = rank, [], {}  # type: ignore[var-annotated]
+        self._agent, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        os.dup(self._agent.fileno())  # never closed: a rank whose agent is gone kills its process
+        self._agent.settimeout(LIMIT_S)
+        handlers = Handlers()
+        handlers.arguments = ARGUMENTS
+        for kind in ("stop", "clean", "repair", "rollback", "save_ckpt", "rename", "exit"):
+            handlers.register(kind, self._note(kind), CONTEXT)
+        handlers.register("stream_sync", self._note("stream_sync"), CONTEXT)
+        self.processor = Processor(rank, handlers, Channel(theirs.detach()))
+
+    def _note(self, kind: str) -> Callable[..., Any]:
+        def note(*arguments: Any) -> Any:
+            self.calls.append((kind, *arguments))
+            answer = self.answers.get(kind)
+            return answer() if callable(answer) else answer
+
+        return note
+
+    def hear(self, kind: type[M]) -> M:
+        """Receive a message of this kind, the next that comes."""
+        message = wire.decode_from_rank(self._agent.recv(128 * 1024))
+        assert isinstance(message, kind), message
+        return message
+
+    def tell(self, message: protocol.Message) -> None:
+        """Send a message."""
+        self._agent.send(wire.encode(message))
+
+
+class World:
+    """Some ranks, and the threads that they run in."""
+
+    def __init__(self, size: int) -> None:
+        self.ranks = [Rank(number) for number in range(size)]
+        self.pool = ThreadPoolExecutor(size)
+
+    def on_all(self, what: Callable[[Processor], T]) -> list[Future[T]]:
+        """Do it on all ranks at the same time."""
+        return [self.pool.submit(what, rank.processor) for rank in self.ranks]
+
+    def form(self, generation: int, step: int, plans: list[RankPlan]) -> list[protocol.Arrived]:
+        """Wait for all to arrive, and have them form a generation; returns what they said."""
+        arrived = [rank.hear(protocol.Arrived) for rank in self.ranks]
+        for rank in self.ranks:
+            form = protocol.Form(
+                generation=generation,
+                world_size=len(self.ranks),
+                store_host="",
+                store_port=0,
+                step=step,
+                ranks={rank.rank: rank.rank},
+                plan={rank.rank: plans[rank.rank]},
+                peers=tuple(("127.0.0.1", each.port) for each in arrived),
+            )
+            rank.tell(form)
+        return arrived
+
+    def ready(self) -> None:
+        """Wait until all say that they have their state."""
+        assert [rank.hear(protocol.StateReady).error for rank in self.ranks] == [""] * len(
+            self.ranks
+        )
+
+    def start(self) -> World:
+        """All meet for the first time."""
+        started = self.on_all(lambda each: each.start())
+        self.form(1, 0, [RankPlan(source=Source.FRESH)] * len(self.ranks))
+        self.ready()
+        for each in started:
+            each.result(LIMIT_S)
+        return self
+
+    def step(self, number: int) -> None:
+        """All do a step."""
+        for rank in self.ranks:
+            rank.processor.begin_update()
+            rank.processor.end_update(number)
+
+    def over(self, generation: int, finished: int) -> None:
+        """Tell all that a generation is over."""
+        for rank in self.ranks:
+            rank.tell(protocol.Over(generation=generation, finished=finished))
+
+    def recover(self, *states: ReportState) -> list[Future[bool]]:
+        """Have each rank report its state, and wait until it is repaired."""
+
+        def retry(place: int) -> bool:
+            processor = self.ranks[place].processor
+            processor.report(states[place], "", None)
+            return processor.wait_clean() and processor.wait_repaired()
+
+        return [self.pool.submit(retry, place) for place in range(len(self.ranks))]
+
+    def close(self) -> None:
+        """End all of it."""
+        for rank in self.ranks:
+            rank.processor.gate.leave()
+        self.pool.shutdown()

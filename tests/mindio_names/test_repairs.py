@@ -1,0 +1,88 @@
+"""Who repairs whom, in MindIO's terms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rekindle.errors import SessionError
+from rekindle.training.mindio.enums import RepairType
+from rekindle.training.mindio.repairs import Said, repair_of, replicas_of
+
+
+def info(
+    kind: RepairType, pairs: list[tuple[int, int]], ranks: list[int], types: int = 1
+) -> dict[str, Any]:
+    """Return MindIO's description of a repair."""
+    return {
+        "type": [number for number in range(types) for _ in pairs],
+        "repair_type": kind.value,
+        "src": [source for source, _ in pairs] * types,
+        "dst": [target for _, target in pairs] * types,
+        "rank_list": ranks,
+    }
+
+
+def test_who_sends_and_who_takes_hear_the_same_of_each_other() -> None:
+    """Each names its own pairs, and all ranks that take part in any of them."""
+    heard = [Said(((0, 2),)), Said(((0, 5),)), Said(((1, 3),))]
+    ranks = [0, 1, 2, 3, 5]
+    sends = repair_of(0, 9, heard, rebuild=False, types=1)
+    assert sends == (9, False, [2, 5], info(RepairType.RT_SEND, [(0, 2), (0, 5)], ranks))
+    damaged = repair_of(2, 9, heard, rebuild=True, types=1)
+    assert damaged == (9, True, [2], info(RepairType.RT_UCE_HIGHLEVEL, [(0, 2)], ranks))
+    torn = repair_of(3, 9, heard, rebuild=False, types=1)
+    assert torn == (9, False, [3], info(RepairType.RT_RECV_REPAIR, [(1, 3)], ranks))
+    assert repair_of(4, 9, heard, rebuild=False, types=1) is None
+    assert repair_of(0, 9, [], rebuild=False, types=1) is None
+
+
+def test_each_optimizer_is_repaired() -> None:
+    """Of two, attention and experts, each pair is named twice."""
+    call = repair_of(0, 9, [Said(((0, 2),))], rebuild=False, types=2)
+    assert call is not None
+    assert call.repair_info == info(RepairType.RT_SEND, [(0, 2)], [0, 2], types=2)
+
+
+def test_one_that_asks_for_a_checkpoint_has_all_load_it() -> None:
+    """Those whose memory is damaged build their model anew, too."""
+    heard = [Said(loads=True), Said(((0, 2),))]
+    call = repair_of(1, 9, heard, rebuild=False, types=1)
+    assert call == (9, False, [1], info(RepairType.RT_LOAD_CKPT, [(1, 1)], [1]))
+    call = repair_of(2, 9, heard, rebuild=True, types=1)
+    assert call == (9, True, [2], info(RepairType.RT_LOAD_REBUILD, [(2, 2)], [2]))
+
+
+@pytest.mark.parametrize(
+    ("rank", "same"), [(0, {0, 16}), (8, {8, 24}), (16, {0, 16}), (24, {8, 24})]
+)
+def test_replicas_of_a_sharded_optimizer_mirror_each_other(rank: int, same: set[int]) -> None:
+    """MindIO's example: of four ranks and two replicas, 0 and 16 hold the same, 8 and 24."""
+    group = {"rank_list": [0, 8, 16, 24], "replica_cnt": 2, "replica_shift": 0}
+    assert replicas_of(rank, [group]) == same
+
+
+def test_replicas_hold_the_same_of_every_optimizer() -> None:
+    """MindSpore's group is all replicas; of attention and experts both have to be the same."""
+    whole = {"type": 1, "rank_list": [0, 1, 2, 3], "replica_cnt": 4, "replica_shift": 0}
+    assert replicas_of(2, [whole]) == {0, 1, 2, 3}
+    experts = {"rank_list": [0, 2], "replica_cnt": 2, "replica_shift": 0}
+    assert replicas_of(2, [whole, experts]) == {0, 2}
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        {},
+        {"rank_list": [1, 2], "replica_cnt": 2},
+        {"rank_list": [0, 1, 2], "replica_cnt": 2},
+        {"rank_list": [0, 1], "replica_cnt": 3},
+    ],
+)
+def test_what_is_no_group_of_replicas_is_refused(group: dict[str, Any]) -> None:
+    """One that lacks the rank, or cannot be cut into as many pieces."""
+    with pytest.raises(SessionError, match="no group of replicas that rank 0 is in"):
+        replicas_of(0, [group])
+    with pytest.raises(SessionError, match="one group of replicas at least"):
+        replicas_of(0, [])

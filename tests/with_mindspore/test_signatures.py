@@ -1,0 +1,125 @@
+"""Every name of MindSpore's that the project calls, against the installed MindSpore."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mindspore_jobs.job import PYTHON, ROOT, needs_mindspore
+
+pytestmark = [needs_mindspore, pytest.mark.timeout(400)]
+
+READ_FROM = "2.10.0"
+NAMES = ROOT / "tests" / "mindspore_jobs" / "names.py"
+CHECKED = [
+    *sorted((ROOT / "rekindle" / "training").glob("mindspore*.py")),
+    ROOT / "rekindle" / "runtime" / "mindspore_cluster.py",
+    ROOT / "tests" / "mindspore_jobs" / "tft_train.py",
+]
+
+Call = tuple[int, tuple[str, ...]]  # arguments by place, self among them, and names of the others
+_CALLBACK = "mindspore.train.callback._train_fault_tolerance"
+
+# As rekindle/training and rekindle/runtime call them.
+CALLS: dict[str, Call] = {
+    "mindspore.Tensor": (2, ()),
+    "mindspore.Tensor.asnumpy": (1, ()),
+    "mindspore.Tensor.size.fget": (1, ()),
+    "mindspore.Parameter": (1, ("name", "requires_grad")),
+    "mindspore.Parameter.copy_": (2, ()),
+    "mindspore.Parameter.asnumpy": (1, ()),
+    "mindspore.Parameter.name.fget": (1, ()),
+    "mindspore.communication.init": (0, ()),
+    "mindspore.dataset.Dataset.get_dataset_size": (1, ()),
+    "mindspore.dataset.Dataset.set_init_step": (2, ()),
+    "mindspore.nn.Cell": (0, ()),
+    "mindspore.nn.Cell.init_parameters_data": (1, ()),
+    "mindspore.nn.Cell.get_parameters": (1, ()),
+    "mindspore.nn.Optimizer.construct": (2, ()),
+    "mindspore.nn.Momentum.construct": (2, ()),
+    "mindspore.nn.Momentum": (3, ()),
+    "mindspore.ops.AllReduce": (0, ()),
+    "mindspore.ops.Depend": (0, ()),
+    "mindspore.train.Callback": (0, ()),
+    "mindspore.train.Callback.on_train_begin": (2, ()),
+    "mindspore.train.Callback.on_train_epoch_begin": (2, ()),
+    "mindspore.train.Callback.on_train_step_begin": (2, ()),
+    "mindspore.train.Callback.on_train_step_end": (2, ()),
+    "mindspore.train.RunContext.original_args": (1, ()),
+    "mindspore.train.Model": (3, ()),
+    "mindspore.train.Model.train": (3, ("callbacks", "dataset_sink_mode", "initial_epoch")),
+    "mindspore.train.Model.train_network.fget": (1, ()),
+}
+
+# Made in C++, without a signature.
+OF_CPP = {"mindspore.Tensor", "mindspore.Parameter.copy_", "mindspore.Parameter.asnumpy"}
+
+# As rekindle/training/mindio calls MindSpore's own handlers: arguments and context.
+HANDLERS: dict[str, Call] = {
+    f"{_CALLBACK}._save_checkpoint_on_failure": (4, ()),
+    f"{_CALLBACK}._rename_save_result": (2, ()),
+    f"{_CALLBACK}._tft_exit_cb": (1, ()),
+    f"{_CALLBACK}._tft_stop_callback": (2, ()),
+    f"{_CALLBACK}._tft_clean_callback": (3, ()),
+    f"{_CALLBACK}._tft_repair_callback": (6, ()),
+    f"{_CALLBACK}._tft_rebuild_groups": (3, ()),
+    "mindspore.runtime.synchronize": (0, ()),
+}
+
+# What stands in for MindSpore's callback on CPU in tests/mindspore_jobs/tft_train.py.
+STOOD_IN: dict[str, Call] = {
+    "mindspore.train.TrainFaultTolerance._set_tft_optimizer_replica": (2, ()),
+    "mindspore.train.TrainFaultTolerance._is_params_consistent": (1, ()),
+    "mindspore.train.TrainFaultTolerance._reset_acc_grads": (1, ()),
+    "mindspore.train.TrainFaultTolerance.end": (2, ()),
+    "mindspore.train.model._handle_tft": (1, ()),
+    "mindspore.train.model._handle_exception_info": (4, ()),
+    "mindspore.train.model._calc_cb_initial_step": (2, ()),
+    "mindspore.utils.utils.TftHandle.init": (1, ("config",)),
+}
+
+
+def test_each_call_fits_the_released_signature() -> None:
+    """Arguments by place and by name, of the version that they were read from."""
+    calls = json.dumps(CALLS | HANDLERS | STOOD_IN)
+    result = subprocess.run(
+        [PYTHON, NAMES], input=calls, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    told = json.loads(result.stdout.splitlines()[-1])
+    assert told["version"] == READ_FROM
+    assert told["wrong"] == {}
+    assert set(told["without"]) == OF_CPP  # the tests of jobs call them
+
+
+def test_no_name_is_used_that_is_not_checked() -> None:
+    """What the modules take from MindSpore is in the tables, but for constants."""
+    checked = {*CALLS, *HANDLERS, *STOOD_IN}
+    constants = {"mindspore.float32", "mindspore.int32", "mindspore.__version__"}
+    used = {name for path in CHECKED[:-1] for name in names_in(path)}
+    assert len(used) > 10
+    assert used <= checked | constants | {"mindspore.nn.Optimizer", "mindspore.dataset.Dataset"}
+    assert f"{_CALLBACK}._save_checkpoint_on_failure" in set(names_in(CHECKED[-1]))
+
+
+def names_in(path: Path) -> Iterator[str]:
+    """The names of MindSpore's that a module uses, in full."""
+    tree = ast.parse(path.read_text())
+    bound = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            bound |= {a.asname or a.name: a.name for a in node.names if a.name == "mindspore"}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mindspore."):
+            bound |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module == "mindspore":
+            bound |= {a.asname or a.name: f"mindspore.{a.name}" for a in node.names}
+    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(tree):
+        if id(node) not in inner and isinstance(node, ast.Attribute | ast.Name):
+            root, _, rest = ast.unparse(node).partition(".")
+            if root in bound:
+                yield f"{bound[root]}.{rest}".rstrip(".")
