@@ -67,6 +67,7 @@ def test_hccl_leaves_repairable_ranks_alive(
     monkeypatch.setattr(ascend, "NPU_MANAGER", manager)
     told = ascend_environment({}, Policy())
     assert told["HCCL_ASYNC_ERROR_HANDLING"] == "0"
+    assert told["HCCL_CONNECT_TIMEOUT"] == "600"
     check_environment(told, Policy())
     assert "HCCL_ASYNC_ERROR_HANDLING" not in ascend_environment({}, OUTER)
     own = {"HCCL_OP_RETRY_ENABLE": "L0:0, L1:0, L2:0"}
@@ -82,6 +83,8 @@ def test_hccl_leaves_repairable_ranks_alive(
         ("HCCL_OP_RETRY_ENABLE", "L7:1", "give levels"),
         ("HCCL_EXEC_TIMEOUT", "180s", "a whole number of seconds"),
         ("HCCL_CONNECT_TIMEOUT", "", "a whole number of seconds"),
+        ("HCCL_CONNECT_TIMEOUT", "5", "give 120 to 7200 seconds"),
+        ("HCCL_OP_RETRY_ENABLE", "L1:0, L1:1", "give each level once"),
     ],
 )
 def test_wrong_values_are_refused(name: str, value: str, said: str) -> None:

@@ -76,7 +76,8 @@ def main() -> None:
     rate = nn.cosine_decay_lr(1e-3, 1e-1, steps, STEPS_PER_EPOCH, EPOCHS) if options.decay else 1e-2
     net = Network()
     optimizer = recoverable(nn.SGD)(net.trainable_params(), rate)  # OptTFTWrapper in the tutorial
-    loss = nn.CrossEntropyLoss()
+    # nn.CrossEntropyLoss in the tutorial; its last bit depends on where a batch lies in memory.
+    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
     model = ms.Model(net, loss_fn=loss, optimizer=optimizer)
     data = digits(get_rank(), get_group_size(), shuffle=options.shuffle)
     with Session(model) as session:  # TFTRegister in the tutorial

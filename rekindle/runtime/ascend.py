@@ -4,7 +4,8 @@ An installed torch-npu without CANN makes `import torch` itself fail, for torch 
 so it is looked at from outside, and kept from loading where it cannot.
 
 Sources: torch_npu 2.13 and 2.14 (metadata, `torch_npu/__init__.py`), MindCluster's ascend-operator
-(HCCL_ASYNC_ERROR_HANDLING with process-level recovery), HCCL's manual (HCCL_OP_RETRY_ENABLE).
+(HCCL_ASYNC_ERROR_HANDLING with process-level recovery), HCCL's manual (HCCL_OP_RETRY_ENABLE;
+HCCL_CONNECT_TIMEOUT from 120 to 7200 s).
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ _NO_CACHING = "PYTORCH_NO_NPU_MEMORY_CACHING"
 _SET_ENV = "source /usr/local/Ascend/ascend-toolkit/set_env.sh"
 
 _LEVELS = re.compile(r"L[0-2]:[01](\s*,\s*L[0-2]:[01])*")
-_SECONDS = re.compile(r"[0-9]{1,6}")
+_CONNECT, _EXEC = "HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT"
+_LEAST_CONNECT_S, _MOST_CONNECT_S = 120, 7200
+_SECONDS = re.compile(r"[0-9]{1,10}")
 # What each variable may be, and how that is said.
 _FORMS: Mapping[str, tuple[re.Pattern[str], str]] = {
     _ASYNC: (re.compile("[012]"), "0, 1 or 2"),
     _RETRY: (_LEVELS, 'levels with 0 or 1, such as "L0:0, L1:1, L2:1"'),
-    "HCCL_CONNECT_TIMEOUT": (_SECONDS, "a whole number of seconds"),
-    "HCCL_EXEC_TIMEOUT": (_SECONDS, "a whole number of seconds"),
+    _CONNECT: (_SECONDS, "a whole number of seconds"),
+    _EXEC: (_SECONDS, "a whole number of seconds"),
 }
 
 
@@ -100,6 +103,9 @@ def ascend_environment(environment: Mapping[str, str], policy: Policy) -> dict[s
         # With 1 or 2 a failed collective ends its process before anybody can repair it; and an
         # operator that fails is tried again by HCCL between servers, the cheapest recovery of all.
         told[_RETRY] = "L0:0, L1:1, L2:1"
+        # Ranks wait for each other as long as the policy lets one be late.
+        late = round(policy.join_timeout_s)
+        told[_CONNECT] = str(min(max(late, _LEAST_CONNECT_S), _MOST_CONNECT_S))
         if _repairs(policy):
             told[_ASYNC] = "0"
     return {name: value for name, value in told.items() if name not in environment}
@@ -111,6 +117,14 @@ def check_environment(environment: Mapping[str, str], policy: Policy) -> None:
         value = environment.get(name)
         if value is not None and not form.fullmatch(value.strip()):
             raise UsageError(f"{name} is {value!r}; give {said}")
+    levels = [each.strip()[:2] for each in environment.get(_RETRY, "").split(",") if each.strip()]
+    if len(set(levels)) < len(levels):
+        raise UsageError(f"{_RETRY} is {environment[_RETRY]!r}; give each level once")
+    connect = environment.get(_CONNECT)
+    if connect is not None and not _LEAST_CONNECT_S <= int(connect) <= _MOST_CONNECT_S:
+        raise UsageError(
+            f"{_CONNECT} is {connect}; give {_LEAST_CONNECT_S} to {_MOST_CONNECT_S} seconds"
+        )
     asked = environment.get(_ASYNC, "0").strip()
     if asked != "0" and _repairs(policy):
         raise UsageError(

@@ -201,6 +201,11 @@ def _check_world(spec: JobSpec) -> None:
             f"min_nodes is {spec.min_nodes}: a world of {spec.framework.value} cannot change its "
             f"size; give {spec.nodes}, or 0"
         )
+    if spec.framework is Framework.MINDSPORE and spec.entry is EntryKind.PROGRAM:
+        raise UsageError(
+            "--no-python with mindspore: its scheduler comes from a Python that has it; give the "
+            "script, or its module"
+        )
     if spec.spares < 0:
         raise UsageError(f"spares is {spec.spares}; give a number of nodes, or 0 for none")
 

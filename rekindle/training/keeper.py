@@ -100,17 +100,23 @@ class StateKeeper:
         step: int,
         position: Mapping[str, Any],
         metrics: Mapping[str, float],
-    ) -> None:
+        holds: Callable[[], bool],
+    ) -> bool:
         """Take a snapshot of what may be lost with this process, if any are taken at all.
 
-        place: in the generation that did the last of the steps. By a rank that keeps none else,
-        too. Raises CheckpointError: the agent has no memory for it.
+        place: in the generation that did the last of the steps. holds: whether the state is still
+        that of this step. By a rank that keeps none else, too. False: there is no snapshot.
         """
         if self._writer is None or not self._keeps:
-            return
+            return True  # nobody wants one
         notes = {METADATA_POSITION: position, METADATA_METRICS: metrics}
-        self._writer.outlast()
-        self._writer.take(named, place=place, step=step, notes=notes, checkpoint=False, wait=False)
+        self._writer.outlast(holds)
+        try:
+            return self._writer.take(
+                named, place=place, step=step, notes=notes, checkpoint=False, wait=False
+            )
+        except CheckpointError:  # the agent has no memory for it, and has said so
+            return False
 
     def close(self) -> None:
         """Let go of the buffers; the agent keeps what they hold."""

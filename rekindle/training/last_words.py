@@ -8,14 +8,15 @@ long as the update of the next has not begun.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rekindle import names
 
@@ -31,13 +32,25 @@ class Updates(Protocol):
     def begun(self) -> int | None: ...
 
 
+class Moment(NamedTuple):
+    """When a state is kept. step: steps finished; inside: the next one is under way.
+
+    holds: whether the state is still that one. Asked when it has been copied: a copy that it does
+    not hold for is of no step.
+    """
+
+    step: int
+    inside: bool
+    holds: Callable[[], bool]
+
+
 class LastWords:
-    """keep: keeps the state of so many steps; called by a thread of this class.
+    """keep: keeps the state of this moment, and says whether it could; called by a thread of ours.
 
     updates: tells whether that of the step under way has begun; None: nobody can tell.
     """
 
-    def __init__(self, updates: Updates | None, keep: Callable[[int], None]) -> None:
+    def __init__(self, updates: Updates | None, keep: Callable[[Moment], bool]) -> None:
         self._updates = updates
         self._keep = keep
         self.apart = threading.Lock()  # held by whoever else gives the agent a state
@@ -53,9 +66,11 @@ class LastWords:
 
     def begin_step(self, finished: int) -> None:
         """The step's graph is about to run; no other does once this process has to end."""
-        if self._ending.is_set():
-            threading.Event().wait()  # the process ends beside it
+        # In this order: whoever has set the one looks at the other afterwards.
         self._finished, self._in_step = finished, True
+        if self._ending.is_set():
+            self._in_step = False
+            threading.Event().wait()  # the process ends beside it
 
     def end_step(self, finished: int) -> None:
         """It has run."""
@@ -64,8 +79,7 @@ class LastWords:
     def close(self) -> None:
         """From now on the signal ends the process as ever."""
         if self._told >= 0:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._forget()
             os.close(self._told)
             self._told = -1
 
@@ -73,7 +87,7 @@ class LastWords:
         self._heard, self._told = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         os.set_blocking(self._heard, True)
         # Python's own handler would run in the main thread alone; the pipe is written to at once.
-        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.signal(signal.SIGTERM, _leave_it_to_the_thread)
         signal.set_wakeup_fd(self._told, warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=self._forget)  # of a loader's workers, it is not theirs
         threading.Thread(target=self._run, name="rekindle-last-words", daemon=True).start()
@@ -81,11 +95,14 @@ class LastWords:
     def _forget(self) -> None:
         if self._told >= 0:
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if signal.getsignal(signal.SIGTERM) is _leave_it_to_the_thread:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _run(self) -> None:
         while heard := os.read(self._heard, 1):
-            if heard[0] == signal.SIGTERM:
+            # A script may have taken the signal over meanwhile.
+            ours = signal.getsignal(signal.SIGTERM) is _leave_it_to_the_thread
+            if heard[0] == signal.SIGTERM and ours:
                 self._ending.set()
                 try:
                     self._say()
@@ -97,19 +114,37 @@ class LastWords:
     def _say(self) -> None:
         """Give the agent the state, if it can be told of which step it is."""
         deadline = time.monotonic() + LIMIT_S
-        while not self._is_still():
-            if time.monotonic() > deadline:
+        while time.monotonic() < deadline:
+            step, inside = self._finished, self._in_step
+            moment = Moment(step, inside, functools.partial(self._holds, step, inside))
+            if moment.holds() and self._try(moment):
                 return
             time.sleep(_TICK_S)
-        step = self._finished
-        with suppress(OSError), socket.socket(socket.AF_UNIX) as claim:
-            claim.bind(_claim_of(step))  # all ranks have the same state: one of a node is enough
-            with self.apart:
-                self._keep(step)
 
-    def _is_still(self) -> bool:
+    def _try(self, moment: Moment) -> bool:
+        """Keep the state of this moment; False: it has passed, and the next one may do."""
+        with socket.socket(socket.AF_UNIX) as claim:
+            try:
+                claim.bind(_claim_of(moment.step))
+            except OSError:
+                return True  # all ranks have the same state: another one of the node keeps it
+            with self.apart:
+                kept = self._keep(moment)
+        if not kept and moment.holds():
+            told = f"rekindle: the state after step {moment.step} could not be kept: no room"
+            print(told, file=sys.stderr, flush=True)
+            return True
+        return kept
+
+    def _holds(self, step: int, inside: bool) -> bool:
+        if (self._finished, self._in_step) != (step, inside):
+            return False
         begun = self._updates.begun if self._updates else None
-        return not self._in_step or begun == self._finished
+        return not inside or begun == step
+
+
+def _leave_it_to_the_thread(*_: object) -> None:
+    """What the main thread does about the signal: nothing."""
 
 
 def _claim_of(step: int) -> str:

@@ -29,10 +29,10 @@ from rekindle.runtime.heartbeat import Doing
 from rekindle.training import rank_environment
 from rekindle.training.gate import STATE, Gate, Listener, PeerGoneError
 from rekindle.training.keeper import StateKeeper
-from rekindle.training.last_words import LastWords
+from rekindle.training.last_words import LastWords, Moment
 from rekindle.training.mindspore_injection import suffer
 from rekindle.training.mindspore_state import Parameters, ParametersWriter, read_state
-from rekindle.training.mindspore_steps import Loading, Rewind, Steps
+from rekindle.training.mindspore_steps import Rewind, Settled, Steps
 from rekindle.training.mindspore_transfer import load_checkpoint, receive_state, send_state
 from rekindle.training.place import Place
 from rekindle.training.profiler import Profiler
@@ -105,8 +105,10 @@ class Session:
         """Train as `model.train(epochs, dataset, callbacks, dataset_sink_mode=False)` does.
 
         It goes on behind the steps that are finished: epoch, step and data are those of a run that
-        nothing has broken off. Raises SessionError: the dataset is empty.
+        nothing has broken off. Raises SessionError: the dataset is empty, or it was called before.
         """
+        if self._total:
+            raise SessionError("session.train() again: one call trains the whole run; give it all")
         per_epoch = dataset.get_dataset_size()
         if per_epoch < 1:
             raise SessionError("the dataset has no batch: no step can be done")
@@ -121,7 +123,7 @@ class Session:
                     self._model.train(
                         epochs,
                         dataset,
-                        callbacks=[steps, *others, Loading(self._profiler)],
+                        callbacks=[steps, *others, Settled(self._settle, self._profiler)],
                         dataset_sink_mode=False,
                         initial_epoch=self.finished // per_epoch,
                     )
@@ -154,14 +156,13 @@ class Session:
         self._profiler.end_loading()
         if self._channel is not None:
             self._pass_gate(self._channel)
+        self._parameters.remember()
         if self._last_words is not None:
             self._last_words.begin_step(self.finished)
 
     def _end_step(self, loss: float | None) -> None:
-        """The step is done: the state is that of one more."""
+        """The graph has run: one more step is finished. Callbacks may still change parameters."""
         self.finished, self._made = self.finished + 1, self.generation
-        if self._last_words is not None:
-            self._last_words.end_step(self.finished)
         if loss is not None:
             self._records.write(self.finished - 1, self.generation, {"loss": loss})
         self._progress.end_step(self.finished)
@@ -172,7 +173,13 @@ class Session:
             self._reported = True
             place = {"rank": self._slot, "generation": self.generation}
             self._channel.send(protocol.StepDone(finished=self.finished, **place))
-        self._keep()
+
+    def _settle(self) -> None:
+        """All callbacks have seen the step: the state is what the next one begins with."""
+        if self._last_words is not None:
+            self._last_words.end_step(self.finished)
+        if self._channel is not None:
+            self._keep()
 
     def _keep(self) -> None:
         """Take a snapshot if one is due; of the last step of all a checkpoint is."""
@@ -332,12 +339,13 @@ class Session:
                 store = os.environ[names.ENV_CHECKPOINT_STORE]
                 load_checkpoint(store, self._parameters, made)
 
-    def _keep_last(self, step: int) -> None:
+    def _keep_last(self, moment: Moment) -> bool:
         """Give the agent the newest state that there is, for this process has to end."""
-        self._keeper.keep_last(
-            {"parameters": self._parameters},
+        return self._keeper.keep_last(
+            {"parameters": self._parameters.before_step if moment.inside else self._parameters},
             place=replace(self._place, generation=self._made),
-            step=step,
-            position={"step": step},
-            metrics=self._records.numbers_of(step - 1),
+            step=moment.step,
+            position={"step": moment.step},
+            metrics=self._records.numbers_of(moment.step - 1),
+            holds=moment.holds,
         )

@@ -57,6 +57,23 @@ class Parameters:
             if found.setdefault(parameter.name, parameter) is not parameter:
                 raise SessionError(f"two parameters are called {parameter.name}: give them names")
         self._parameters = dict(sorted(found.items()))
+        optimizer = getattr(network, "optimizer", None)
+        own = {each.name for each in optimizer.get_parameters()} if optimizer is not None else set()
+        # What the forward pass may change (BatchNorm's statistics), before the update begins.
+        self._forward = [
+            name for name, each in found.items() if not each.requires_grad and name not in own
+        ]
+        self._remembered: dict[str, Array] = {}
+
+    def remember(self) -> None:
+        """Keep what the forward pass of the step that begins may change."""
+        for name in self._forward:
+            self._remembered[name] = self._parameters[name].asnumpy().copy()
+
+    @property
+    def before_step(self) -> BeforeStep:
+        """What they held when the step under way began, as long as its update has not."""
+        return BeforeStep(self, self._remembered)
 
     @property
     def begun(self) -> int | None:
@@ -93,6 +110,17 @@ class Parameters:
             # Neither set_data() nor assign_value(): with these, an optimizer with control flow was
             # seen to keep another step than it showed (2.10).
             parameter.copy_(mindspore.Tensor(arrays[name]))
+
+
+class BeforeStep(NamedTuple):
+    """Parameters of which some have been changed since, and are remembered."""
+
+    parameters: Parameters
+    remembered: Mapping[str, Array]
+
+    def arrays(self) -> dict[str, Array]:
+        """What they held."""
+        return {**self.parameters.arrays(), **self.remembered}
 
 
 def forms_of(arrays: Mapping[str, Array]) -> tuple[Form, ...]:

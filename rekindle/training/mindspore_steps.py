@@ -40,12 +40,15 @@ class Steps(Callback):  # type: ignore[misc]  # MindSpore is not there where typ
         self._end(loss_of(run_context.original_args().net_outputs))
 
 
-class Loading(Callback):  # type: ignore[misc]  # as above
-    """Behind all other callbacks: from here on the loop waits for its next batch."""
+class Settled(Callback):  # type: ignore[misc]  # as above
+    """Behind all other callbacks: nobody changes the state of a step any more.
 
-    def __init__(self, profiler: Profiler) -> None:
+    From here on the loop waits for its next batch.
+    """
+
+    def __init__(self, settle: Callable[[], None], profiler: Profiler) -> None:
         super().__init__()
-        self._profiler = profiler
+        self._settle, self._profiler = settle, profiler
 
     def on_train_epoch_begin(self, run_context: Any) -> None:
         """The first batch of an epoch."""
@@ -53,6 +56,7 @@ class Loading(Callback):  # type: ignore[misc]  # as above
 
     def on_train_step_end(self, run_context: Any) -> None:
         """The next one."""
+        self._settle()
         self._profiler.begin_loading()
 
 

@@ -11,7 +11,7 @@ import itertools
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -68,6 +68,7 @@ class SnapshotWriter(ABC):
         self._asked: int | None = None  # the request for buffers that is not answered yet
         self._next = 0
         self._outlasts = False
+        self._holds: Callable[[], bool] | None = None  # whether what was copied is a state
         self._to_write: int | None = None  # the buffer whose newest snapshot is to be a checkpoint
 
     def take(
@@ -117,6 +118,8 @@ class SnapshotWriter(ABC):
             write_header(self._layout, metadata, buffer.data[: self._layout.total_bytes])
             if state.tensors:
                 self.copy(self._views[index], state)
+            if self._holds is not None and not self._holds():
+                return False  # the buffer stays invalid
             buffer.commit((step, place.generation), self._layout.total_bytes)
         finally:
             buffer.unlock()
@@ -135,9 +138,12 @@ class SnapshotWriter(ABC):
         self._next = (index + 1) % self._count
         return True
 
-    def outlast(self) -> None:
-        """Wait for the agent from now on whether or not the generation goes on."""
-        self._outlasts = True
+    def outlast(self, holds: Callable[[], bool]) -> None:
+        """Wait for the agent from now on whether or not the generation goes on.
+
+        holds: asked behind each copy, which may have been made while the state changed.
+        """
+        self._outlasts, self._holds = True, holds
 
     def _choose(self, *, wait: bool, copied: bool) -> int | None:
         return self._lock_oldest(copied) if self._sharded else self._lock_one(wait=wait)

@@ -14,6 +14,7 @@ from rekindle.errors import SessionError
 from rekindle.recovery.fault import Kind
 from rekindle.recovery.plan import RankPlan, Source
 from rekindle.runtime import protocol
+from rekindle.training.last_words import Moment
 from rekindle.training.mindio import exceptions, framework, steps, words
 from rekindle.training.mindio.enums import RepairType, ReportState
 
@@ -21,6 +22,7 @@ NORMAL, UCE = ReportState.RS_NORMAL, ReportState.RS_UCE
 OWN = RankPlan(source=Source.SELF)
 SENDS = RankPlan(source=Source.SELF, sends_to=(1,))
 TAKES = RankPlan(source=Source.PEER, peer=0)
+AFTER_2 = Moment(2, False, lambda: True)
 
 
 @pytest.fixture
@@ -314,18 +316,18 @@ def test_a_process_that_has_to_end_saves_renames_and_exits(
 ) -> None:
     """In MindIO's order and forms; a torn state is not saved, nor a piece of one."""
     processor = pair.ranks[0].processor
-    processor._dump(2)
+    processor._dump(AFTER_2)
     info = [{"type": 0, "ranks": [0]}]
     saved = [("save_ckpt", 2, info, ARGUMENTS, CONTEXT), ("rename", 2, ARGUMENTS)]
     assert pair.ranks[0].calls == [*saved, ("exit", CONTEXT)]
     assert processor.repair_type == "dump"
     monkeypatch.setenv("MINDIO_FOR_MINDSPORE", "1")
-    processor._dump(2)
+    processor._dump(AFTER_2)
     assert pair.ranks[0].calls[4] == ("rename", 2, CONTEXT)
     before = len(pair.ranks[0].calls)
     processor.report(UCE, "", None)
-    processor._dump(2)
+    processor._dump(AFTER_2)
     other = pair.ranks[1].processor
     other.replicas([{"rank_list": [1, 0], "replica_cnt": 1}], world_size=2)
-    other._dump(2)
+    other._dump(AFTER_2)
     assert (len(pair.ranks[0].calls), pair.ranks[1].calls) == (before, [])

@@ -24,7 +24,7 @@ from rekindle.runtime import protocol
 from rekindle.runtime.channel import Channel
 from rekindle.training import rank_environment
 from rekindle.training.gate import STATE, Gate, Listener, PeerGoneError
-from rekindle.training.last_words import LastWords
+from rekindle.training.last_words import LastWords, Moment
 from rekindle.training.mindio import words
 from rekindle.training.mindio.brake import Brake
 from rekindle.training.mindio.enums import ReportState
@@ -347,8 +347,15 @@ class Processor:
         else:
             gate.sever()
 
-    def _dump(self, step: int) -> None:
-        """Save a checkpoint, for this process has to end: called by the thread of last words."""
+    def _dump(self, moment: Moment) -> bool:
+        """Save a checkpoint, for this process has to end: called by the thread of last words.
+
+        Whatever becomes of it, it is not tried again.
+        """
+        self._save(moment.step)
+        return True
+
+    def _save(self, step: int) -> None:
         if step < 1 or self._torn or self._uce or not self._handlers.has("save_ckpt"):
             return
         if self._shard is not None:
