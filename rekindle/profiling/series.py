@@ -25,7 +25,7 @@ LOOK_BACK = 6  # blocks of steps, as long as the longest window, in which moves 
 MOST = 0.75
 APART = 1.5  # times what others have moved by themselves
 FEW = 1.5  # standard errors, where it is asked whether something is another thing's cause
-MANY = 3.0  # the same, to take back what was told, or a baseline
+MANY = 3.0  # the same, to take back what was told
 WIDE = 1.5  # times the spread of the steps: they may not vary each by itself
 SAME = 0.03  # by which the halves of a baseline may differ: else it is not one
 LEAST_FALL = math.log(1.06)
@@ -111,7 +111,7 @@ class Series:
             self._first = later
 
     def settle_anew(self) -> None:
-        """Take what is newest for what is usual."""
+        """Take what has been for long for what is usual."""
         self._first = list(self._newest)[-BASELINE:]
         self._newest.clear()
         values = [value for _, value in self._first]
@@ -154,11 +154,10 @@ class Series:
         spread, usual: of them, and of those that the baseline is of.
         """
         steps = len(self._first)
-        spread = max(
-            noise.in_the_long_run(spread, window),
-            noise.in_the_long_run(usual, steps),
-            noise.spread,
-        )
+        if not noise.spread:  # these few steps tell it, which differ the less the more they share
+            spread = noise.in_the_long_run(spread, window)
+            usual = noise.in_the_long_run(usual, steps)
+        spread = max(spread, usual, noise.spread)
         return MEDIAN * spread * math.sqrt(noise.swing(window) + noise.swing(steps))
 
     def has_fallen(self, noise: Noise = NONE) -> bool:
@@ -173,7 +172,7 @@ class Series:
         most = sum(value < middle for value in values) >= MOST * LASTING
         # The baseline may be of both, of what was and of what is.
         error = self._error(LASTING, spread_of(values), 0.0, noise)
-        return most and height > MANY * error
+        return most and height > FEW * error
 
     def lasts(self, shift: Shift) -> bool:
         """Whether a rise has been there for as long."""

@@ -35,6 +35,7 @@ class Work:
         self._now: dict[int, float] = {}  # each rank's work in this step, in seconds
         self._in_group: dict[int, list[int]] = {}  # who is there in this step
         self._in_node: dict[int, list[int]] = {}  # of nodes of more than one rank
+        self._loaded: set[tuple[int, ...]] = set()  # who had more to do in the step before
         self._usual: dict[int, Noise] = {}  # of the series of each kind, if this step asks for it
 
     def clear(self) -> None:
@@ -191,7 +192,7 @@ class Work:
         found = []
         for ranks in self._in_group.values():
             for rank in ranks if len(ranks) > 1 else ():
-                found += _uneven((rank,), self._ranks[rank], step)
+                found += self._more_than_others((rank,), self._ranks[rank], step)
         for group, ranks in self._in_group.items():
             series = self._groups[group]
             shift = series.shift(LEAST, sure(len(self._in_group)))
@@ -200,16 +201,18 @@ class Work:
                 if series.lasts(shift):
                     series.settle_anew()
             else:
-                found += _uneven((*ranks,), series, step)
+                found += self._more_than_others((*ranks,), series, step)
+        self._loaded = {each.ranks for each in found}
         return found
 
-
-def _uneven(ranks: tuple[int, ...], series: Series, step: int) -> list[Finding]:
-    """It is over when it is not seen any more, also where the baseline does not know that yet."""
-    before, level = series.before, series.level()
-    if before is None or level is None or before <= UNEVEN or level <= UNEVEN / 2:
-        return []
-    return [_more(ranks, before, series.began, step)]
+    def _more_than_others(self, ranks: tuple[int, ...], series: Series, step: int) -> list[Finding]:
+        """It is over when it is not seen any more, also where the baseline does not know that yet;
+        and what is hardly there does not come and go."""
+        before, level = series.before, series.level()
+        least = UNEVEN / 2 if ranks in self._loaded else UNEVEN
+        if before is None or level is None or before <= UNEVEN or level <= least:
+            return []
+        return [_more(ranks, before, series.began, step)]
 
 
 def _more(ranks: tuple[int, ...], height: float, since: int, step: int) -> Finding:
