@@ -21,7 +21,7 @@ from mindspore.communication import get_group_size, get_rank, init
 from mindspore.train import Callback, Model, TrainFaultTolerance
 from mindspore.train.callback import _train_fault_tolerance as native
 
-from mindspore_jobs.train import EPOCHS, PER_EPOCH, Net, Watch, dataset, digest
+from mindspore_jobs.train import EPOCHS, PER_EPOCH, Net, Watch, add_watched, dataset, digest
 from rekindle.training import mindio
 from rekindle.training.mindspore_state import Parameters
 from rekindle.training.mindspore_transfer import receive_state, send_state
@@ -121,8 +121,7 @@ def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--die", default="", help="RANK:STEP, once")
-    parser.add_argument("--after", type=float, default=0.0, help="so long after its beginning")
+    add_watched(parser)
     options = parser.parse_args()
     ms.set_device("CPU")
     ms.set_context(mode=ms.GRAPH_MODE)

@@ -70,6 +70,13 @@ class Watch(Callback):
             time.sleep(0.01)
 
 
+def add_watched(parser: argparse.ArgumentParser) -> None:
+    """Declare what `Watch` is told."""
+    parser.add_argument("--die", default="", help="RANK:STEP, once")
+    parser.add_argument("--after", type=float, default=0.0, help="so long after its beginning")
+    parser.add_argument("--stop", type=int, default=0, help="behind so many steps")
+
+
 def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -98,9 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--plain", action="store_true", help="no Session, and a plain optimizer")
-    parser.add_argument("--die", default="", help="RANK:STEP, once")
-    parser.add_argument("--stop", type=int, default=0, help="behind so many steps")
-    parser.add_argument("--after", type=float, default=0.0, help="so long after its beginning")
+    add_watched(parser)
     options = parser.parse_args()
     ms.set_device("CPU")
     ms.set_context(mode=ms.GRAPH_MODE)
