@@ -113,9 +113,12 @@ class MindSporeJob:
         """Wait until all ranks have done so many steps."""
         self.wait(lambda: min(map(len, map(self.losses, range(self.ranks)))) >= step, f"{step}")
 
-    def hold(self, step: int) -> None:
-        """Have all ranks stand behind so many steps, until they are released."""
-        (self.folder / f"pause-{step}").touch()
+    def hold(self, step: int, *, between: bool = False) -> None:
+        """Have all ranks stand behind so many steps, until they are released.
+
+        between: before they get the next batch; else with it, before its graph runs.
+        """
+        (self.folder / f"{'rest' if between else 'pause'}-{step}").touch()
 
     def release(self, step: int) -> None:
         """Let them go on."""

@@ -58,6 +58,7 @@ class Watch(Callback):
             mark.touch()
             delay = self._options.after
             threading.Thread(target=lambda: (time.sleep(delay), _die()), daemon=True).start()
+        self._wait(f"pause-{at}")
 
     def on_train_step_end(self, run_context: object) -> None:
         params = run_context.original_args()
@@ -65,8 +66,10 @@ class Watch(Callback):
         self.seen.append((params.cur_epoch_num, params.cur_step_num, loss, self._data))
         if self._options.stop == params.cur_step_num:
             run_context.request_stop()
-        gate = self._options.folder / f"pause-{params.cur_step_num}"
-        while gate.exists():
+        self._wait(f"rest-{params.cur_step_num}")
+
+    def _wait(self, name: str) -> None:
+        while (self._options.folder / name).exists():
             time.sleep(0.01)
 
 

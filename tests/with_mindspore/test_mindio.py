@@ -113,7 +113,7 @@ def test_when_all_states_are_damaged_all_ranks_are_started_anew(
 def test_a_lost_rank_has_the_others_save_their_state(tmp_path: Path) -> None:
     """One that is told to end calls MindSpore's own handlers: a checkpoint of the newest step."""
     with tft_job(tmp_path, ranks=2, options=("--max-restarts", "0")) as job:
-        job.hold(17)
+        job.hold(17, between=True)
         pids = job.pids()
         job.wait(lambda: min(rank.finished for rank in job.status().ranks) >= 17, "step 17")
         os.kill(pids[1], signal.SIGKILL)
