@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import signal
@@ -19,10 +20,10 @@ from cluster.client import Cluster
 
 Object = dict[str, Any]
 
-_KUBELET = "system:node:kubelet"
+KUBELET = "system:node:kubelet"
 _TESTS = Path(__file__).parents[1]
 # Faults are not for the kubelet, unless a test says so.
-EVERYBODY_ELSE = f"(?!{_KUBELET}$).*"
+EVERYBODY_ELSE = f"(?!{KUBELET}$).*"
 
 
 class Simulated(Cluster):
@@ -35,7 +36,7 @@ class Simulated(Cluster):
         self.root = folder / "kubelet"
         self.time_scale = time_scale
         self._options = options
-        self._tokens = {name: secrets.token_hex(16) for name in ("admin", _KUBELET)}
+        self._tokens = {name: secrets.token_hex(16) for name in ("admin", KUBELET)}
         lines = [f'{token},{name},{name},"system:masters"' for name, token in self._tokens.items()]
         (folder / "tokens").write_text("\n".join(lines) + "\n")
         self._server = self._start_server(0)
@@ -60,9 +61,13 @@ class Simulated(Cluster):
         self._server.kill()
         self._server.wait()
 
-    def start_server(self, deny_for: float = 0.0) -> None:
-        """On its port, with the objects that it had; deny_for: seconds of 403 at first."""
-        self._server = self._start_server(self.port, "--deny-for", str(deny_for))
+    def start_server(self, deny_for: float = 0.0, **fault: Any) -> None:
+        """On its port, with the objects that it had.
+
+        deny_for: seconds of 403 at first. fault: as inject() has them, met from the first request.
+        """
+        more = ["--fault", json.dumps({"user": EVERYBODY_ELSE, **fault})] if fault else []
+        self._server = self._start_server(self.port, "--deny-for", str(deny_for), *more)
 
     def restart_server(self, deny_for: float = 0.0) -> None:
         self.stop_server()
@@ -114,7 +119,7 @@ class Simulated(Cluster):
     def calls(self, since: float = 0.0, user: str = "") -> list[Object]:
         """What was asked of the server, but by the kubelet. since: as time.time() has it."""
         found = self.call("GET", f"/test/requests?since={since}")[1]["calls"]
-        return [each for each in found if each["user"] != _KUBELET and user in ("", each["user"])]
+        return [each for each in found if each["user"] != KUBELET and user in ("", each["user"])]
 
     def counts(self, since: float = 0.0) -> dict[str, dict[str, int]]:
         """How often what was asked, by user: {"admin": {"list pods": 3}}."""
@@ -141,7 +146,7 @@ class Simulated(Cluster):
     def _start_kubelet(self) -> subprocess.Popen[bytes]:
         port_file = self.folder / "kubelet-port"
         command = ["cluster.kubelet", "--server", f"http://127.0.0.1:{self.port}"]
-        command += ["--token", self._tokens[_KUBELET], "--root", self.root]
+        command += ["--token", self._tokens[KUBELET], "--root", self.root]
         command += ["--nodes", self._options.get("nodes", 3), "--port-file", port_file]
         command += ["--time-scale", self.time_scale, "--beat", max(0.5, 10 * self.time_scale)]
         command += ["--capacity", self._options.get("capacity", "")]

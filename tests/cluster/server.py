@@ -207,6 +207,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--time-scale", type=float, default=1.0, help="of every back-off and grace")
     parser.add_argument("--node-grace", type=float, help="seconds without a lease; 40 scaled")
     parser.add_argument("--deny-for", type=float, default=0.0, help="403 at first, so many seconds")
+    parser.add_argument("--fault", action="append", default=[], help="met from the start, in JSON")
     parser.add_argument("--gates", default="", help="alpha features that are on: RestartJob")
     return parser.parse_args()
 
@@ -220,6 +221,7 @@ async def _main() -> None:
         gates=frozenset(filter(None, arguments.gates.split(","))),
     )
     server = Server(store, arguments.tokens, settings, arguments.deny_for)
+    server.faults.waiting += [msgspec.json.decode(text, type=Fault) for text in arguments.fault]
     runner = web.AppRunner(
         server.application(),
         access_log=None,

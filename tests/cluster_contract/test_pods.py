@@ -182,6 +182,31 @@ def test_logs(space: Space) -> None:
     assert code == 400
 
 
+def test_a_log_ends_with_its_run(space: Space) -> None:
+    """Where it is followed, though the container is started again at once, and goes on."""
+    wanted = pod("one", "echo run; mkdir $MADE 2>&- || sleep 600; sleep 3; exit 1")
+    wanted["spec"]["restartPolicy"] = "OnFailure"
+    wanted["spec"]["volumes"] = [{"name": "made", "emptyDir": {}}]
+    container = wanted["spec"]["containers"][0]
+    container["volumeMounts"] = [{"name": "made", "mountPath": "/made"}]
+    container["env"] = [{"name": "MADE", "value": "/made/before"}]
+    space.cluster.create(space.pods, wanted)
+
+    def has_begun_again(found: dict[str, Object]) -> bool:
+        status = found["one"]["status"]["containerStatuses"][0]
+        return status["restartCount"] == 1 and "running" in status["state"]
+
+    space.cluster.until(space.pods, lambda found: found["one"]["status"]["phase"] != "Pending")
+    core = client.CoreV1Api(space.cluster.admin)
+    response = core.read_namespaced_pod_log(
+        "one", space.name, follow=True, _preload_content=False, _request_timeout=30
+    )
+    assert b"".join(response.stream()) == b"run\n"
+    response.close()
+    space.cluster.until(space.pods, has_begun_again)
+    assert log(space, "one") == "run\n"
+
+
 def test_readiness(space: Space) -> None:
     """A pod is ready once its probe succeeds, and a service sends there only then."""
     script = 'mkdir -p "$HOME/w"; cd "$HOME/w"; exec python3 -m http.server -b "$IP" 8000'

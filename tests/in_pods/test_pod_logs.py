@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.launch import Simulated
+from cluster.launch import KUBELET, Simulated
 from cluster.manifests import pod
 from training_jobs.waiting import wait_until
 
@@ -103,6 +103,12 @@ def run(server: Simulated, name: str, script: str, restart: str = "Never") -> No
     server.create(PODS, thing)
 
 
+def was_looked_at(server: Simulated) -> bool:
+    """The pod, after its output was asked for."""
+    asked = [f"{call['verb']} {call['resource']}" for call in server.calls()]
+    return "get pods/log" in asked and "get pods" in asked[asked.index("get pods/log") :]
+
+
 def count(most: int, begin: int = 0) -> list[str]:
     return [f"line {number}" for number in range(begin, most)]
 
@@ -137,8 +143,14 @@ def test_a_container_that_is_started_again(reader: Reader, server: Simulated) ->
     assert len({line for line in lines[:44] if "end" in line}) == 4
 
 
-def test_it_is_started_again_while_the_server_is_away(reader: Reader, server: Simulated) -> None:
-    """What the run before had put out last is not lost."""
+@pytest.mark.parametrize("told", ["at once", "late"])
+def test_it_is_started_again_while_the_server_is_away(
+    told: str, reader: Reader, server: Simulated
+) -> None:
+    """What the run before had put out last is not lost.
+
+    Late: its output is asked for while the server still says that the run before goes on.
+    """
     gate = reader.folder.parent / "gate"
     wait = f"while [ ! -e {gate} ]; do sleep 0.02; done"
     script = f"echo begin; {wait}; {COUNT.format(most=20)}; "
@@ -148,7 +160,13 @@ def test_it_is_started_again_while_the_server_is_away(reader: Reader, server: Si
     server.stop_server()
     gate.touch()
     wait_until(lambda: Path(f"{gate}2").exists(), "the end of the first run", 30)
-    server.start_server()
+    if told == "late":
+        untold = {"verb": "patch", "resource": "pods/status", "user": KUBELET, "code": 503}
+        server.start_server(**untold, count=1_000_000)
+        wait_until(lambda: was_looked_at(server), "who reads its output", 60)
+        server.clear_faults()
+    else:
+        server.start_server()
     wait_until(lambda: reader.lines("one").count("line 19") == 2, "both runs", 60)
     assert reader.lines("one") == ["begin", *count(20)] * 2
 

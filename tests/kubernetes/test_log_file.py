@@ -37,6 +37,23 @@ def test_it_goes_on_from_its_last_second(file: LogFile) -> None:
     assert file.path.read_bytes().splitlines(keepends=True) == [*first, *more]
 
 
+def test_it_goes_on_from_before_its_end(file: LogFile) -> None:
+    """What is behind is given up for what comes in its place, and kept if nothing comes."""
+    give(file, line(1, "a"), line(2, "b"))
+    place = file.size
+    later = [line(5, "next"), line(5, "torn")[:-1]]
+    give(file, *later)
+    assert file.resume(place) == "2026-01-02T03:04:02Z"
+    assert file.path.read_bytes() == b"".join([line(1, "a"), line(2, "b"), *later])
+    give(file, line(2, "b"), line(3, "c"))
+    assert file.path.read_bytes() == line(1, "a") + line(2, "b") + line(3, "c")
+    give(file, *later)
+    file.resume(0)
+    assert file.resume() == "2026-01-02T03:04:05Z"
+    give(file, line(6, "d"))
+    assert file.path.read_bytes().count(b"\n") == 5
+
+
 def test_another_process_goes_on(file: LogFile) -> None:
     """It was killed in the middle of a line: that comes again, and is there once."""
     give(file, line(1, "a"), line(1, "b")[:-3])

@@ -9,6 +9,7 @@ import fcntl
 import os
 import re
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
 
 PIECE = 1 << 16  # bytes: of a longer line one piece after the other is written
@@ -34,6 +35,7 @@ class LogFile:
             raise
         self._known = Counter[int]()
         self._in_line = self._skips = False
+        self._cut: int | None = None  # where it ends, once something is added
 
     @property
     def size(self) -> int:
@@ -44,18 +46,21 @@ class LogFile:
         """Let others have it."""
         os.close(self._handle)
 
-    def resume(self) -> str:
+    def resume(self, at: int | None = None) -> str:
         """Cut off a line that broke off; return the time from which lines are wanted again.
 
         They come again from the beginning of the last second on. "": all are wanted.
+        at: go on from there, where a line begins; what is behind is cut off when one is added.
         """
         self._known.clear()
         self._in_line = False
-        end = os.lseek(self._handle, 0, os.SEEK_END)
+        self._cut = at
+        end = self.size if at is None else at
         begin = max(0, end - _TAIL)
         tail = os.pread(self._handle, end - begin, begin)
         whole = tail.rfind(b"\n") + 1
-        os.ftruncate(self._handle, begin + whole)
+        if at is None:
+            os.ftruncate(self._handle, begin + whole)
         lines = tail[:whole].splitlines(keepends=True)
         times = [_TIME.match(line) for line in lines]
         last = next((time for time in reversed(times) if time), None)
@@ -68,6 +73,9 @@ class LogFile:
 
     def add(self, piece: bytes) -> None:
         """Take a line, or the next piece of one; the last has its end."""
+        if self._cut is not None:
+            os.ftruncate(self._handle, self._cut)
+            self._cut = None
         if not self._in_line:
             name = _name(piece)
             self._skips = self._known[name] > 0
@@ -80,6 +88,12 @@ class LogFile:
         """Take what came last for a whole line: nothing comes after it."""
         if self._in_line:
             self.add(b"\n")
+
+
+def second_of(line: bytes) -> datetime | None:
+    """When it was put out; None: it does not say."""
+    time = _TIME.match(line)
+    return time and datetime.fromisoformat((time[1] + time[2].replace(b"Z", b"+00:00")).decode())
 
 
 def _name(line: bytes) -> int:

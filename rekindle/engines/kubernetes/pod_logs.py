@@ -25,6 +25,7 @@ _CLOSE_S = 10.0  # for the last lines, when the job is left
 class _Pod(msgspec.Struct, eq=False):
     source: Source
     runs: Runs
+    stream: LogStream | None = None  # while it is read
     address: str = ""
     waits: bool = False  # its output is not read yet
     kept: int = 0  # how many of its ends have their last lines here
@@ -68,6 +69,8 @@ class PodLogs:
             if known is None:
                 known = _Pod(self._source(pod), Runs())
             known.runs = Runs.of(pod, known.source.container)
+            if known.stream is not None:
+                known.stream.see(known.runs)
             known.address = (pod.get("status") or {}).get("podIP") or known.address
             if not known.runs.began or self._ended:
                 return
@@ -127,11 +130,12 @@ class PodLogs:
         while pod is not None:
             stream = LogStream(self._api, pod.source, self._say)
             with self._lock:
-                self._streams[threading.current_thread()] = stream
+                self._streams[threading.current_thread()] = pod.stream = stream
                 if self._ended:
                     stream.end()
             stream.follow()
             with self._lock:
+                pod.stream = None
                 pod = self._next()
                 if pod is None:
                     del self._streams[threading.current_thread()]

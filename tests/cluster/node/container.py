@@ -97,7 +97,8 @@ class Container:
             if not _REFERENCE.fullmatch(image):
                 await self._wait_for_another_name()
             since = asyncio.get_running_loop().time()
-            self.ended.clear()
+            # Another one: who waits for the end of the run before may not have looked yet.
+            self.ended = asyncio.Event()
             terminated = await self._run_once()
             self._set({"terminated": terminated}, ended=True)
             if not self._is_started_again(terminated["exitCode"]):
