@@ -1,6 +1,7 @@
 """Whether slow ranks, nodes, loaders and stores are found, and nobody else.
 
-Real ranks train and write down their steps. How much a rank's work varies from step to step is
+Real ranks train and write down their steps, three times; the time counts in which the machine did
+the least else meanwhile. How much a rank's work varies from step to step is
 taken from that, in its order and with its outliers, and made as large as is asked for; cases are
 made of it with 4 to 256 ranks. In each case something becomes slow in the middle of a run: it
 counts as found if exactly that is named within 20 steps; in some a rank was slow for its first
@@ -39,11 +40,11 @@ from rekindle.profiling.markers import (
     operation_name,
     ranges,
 )
-from rekindle.profiling.noise import sample_of, usual_noise
 from rekindle.profiling.reading import diagnose, read_task
 from rekindle.profiling.steps import StepTimes, step_times
 
 RECORDED_RANKS, RECORDED_STEPS = 2, 400
+RECORDINGS = 3  # of which the calmest one is taken
 SIZES = (4, 8, 16, 64, 256)
 FACTORS = (1.1, 1.2, 1.3, 1.5, 2.0, 4.0)
 NOISES = (0.01, 0.02, 0.04)
@@ -78,7 +79,8 @@ def main() -> None:
     conditions = Conditions()
     chance = np.random.default_rng(args.seed)
     with place() as folder:
-        varies = _recorded(folder)
+        recorded = [_recorded(folder / str(number)) for number in range(RECORDINGS)]
+        varies = min(recorded, key=_drift)
         took = _thousand(folder / "thousand", chance, varies)
     counts: dict[str, Counter[str]] = {}
     evictions, began = 0, time.perf_counter()
@@ -102,8 +104,8 @@ def main() -> None:
         "recall": round(total["right"] / max(1, total["right"] + total["missed"]), 4),
         "imbalance_evictions": evictions,
         "thousand_ranks_s": round(took, 2),
-        # Of what was recorded, how much each step shares with the next: 0 on a machine at rest.
-        "recorded_memory": round(usual_noise(map(sample_of, varies.tolist())).share, 2),
+        # Of all recordings; about 0.3 if steps vary each by itself, as on a machine at rest.
+        "drift": [round(_drift(each), 2) for each in recorded],
         "seconds": round(time.perf_counter() - began, 1),
     }
     finish(result, conditions, args.json)
@@ -112,6 +114,7 @@ def main() -> None:
 def _recorded(folder: Path) -> np.ndarray:
     """Train, and return how the logarithm of each rank's work varies, one row for each."""
     gate, home = folder / "go", folder / "home"
+    folder.mkdir()
     environment = clean_environment(home) | {"REKINDLE_HOME": str(home)}
     home.mkdir()
     rekindle = [sys.executable, "-m", "rekindle.cli"]
@@ -136,6 +139,15 @@ def _recorded(folder: Path) -> np.ndarray:
     length = min(map(len, rows))
     found = np.array([row[:length] - np.median(row[:length]) for row in rows])
     return found / (1.4826 * np.median(np.abs(found)))
+
+
+def _drift(varies: np.ndarray) -> float:
+    """How far pieces of a recording are apart, in times of how much its steps vary.
+
+    A machine that does something else for a while is slow then, and would be rightly called so.
+    """
+    pieces = np.array_split(varies, varies.shape[1] // WITHIN, axis=1)
+    return float(np.std([np.median(piece, axis=1) for piece in pieces], axis=0).max())
 
 
 def _switch_on(command: list[str], environment: dict[str, str]) -> None:
@@ -304,7 +316,7 @@ def _is_part(said: Truth, truth: Truth) -> bool:
 def _thousand(folder: Path, chance: np.random.Generator, varies: np.ndarray) -> float:
     """Write the records of 1,000 ranks, and return how long it takes to read and judge them."""
     case = Case(Slow.RANK.value, 1000, 1.5, 0.02, 8, 40)
-    steps, _ = _steps(case, chance, varies)
+    steps, truth = _steps(case, chance, varies)
     name = operation_name(Operation("0", "1000000", "float32", "all_reduce", "default_group"))
     for rank in range(case.size):
         encoder, lines, now = Encoder(rank, 0), [], 0
@@ -325,8 +337,7 @@ def _thousand(folder: Path, chance: np.random.Generator, varies: np.ndarray) -> 
     began = time.perf_counter()
     found, _ = diagnose(read_task(folder), per_node=case.per_node)
     took = time.perf_counter() - began
-    found = [each for each in found if each.kind is not Slow.UNEVEN]  # as in all cases
-    assert [each.kind for each in found] == [Slow.RANK], found
+    assert truth in [(each.kind, each.ranks) for each in found], found
     return took
 
 
