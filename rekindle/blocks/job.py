@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Literal
 
 from pydantic import (
     BaseModel,
@@ -63,8 +64,8 @@ class TrainingJob(BaseModel):
         default=[],
         description="Command-line arguments of the script or module.",
     )
-    framework: Framework = Field(
-        default=Framework.TORCH,
+    framework: Literal["torch", "mindspore"] = Field(
+        default="torch",
         description="What the ranks train with. It has to be installed where they run.",
     )
     nodes: Nodes = 1
@@ -195,7 +196,7 @@ class TrainingJob(BaseModel):
             entry=EntryKind.SCRIPT if self.script else EntryKind.MODULE,
             target=self.script or self.module,
             arguments=tuple(self.arguments),
-            framework=self.framework,
+            framework=Framework(self.framework),
             nodes=self.nodes,
             processes_per_node=self.processes_per_node,
             min_nodes=self.min_nodes,

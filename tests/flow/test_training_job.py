@@ -15,7 +15,7 @@ from rekindle.blocks.store import CheckpointDirectory, Keep
 from rekindle.checkpoints.retention import Retention
 from rekindle.errors import UsageError
 from rekindle.recovery.policy import Policy, Strategy
-from rekindle.runtime.spec import EntryKind, JobSpec
+from rekindle.runtime.spec import EntryKind, Framework, JobSpec
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +96,13 @@ def test_a_module_needs_no_file() -> None:
     spec = TrainingJob(module="my.training").to_spec("train-1")
     assert (spec.entry, spec.target) == (EntryKind.MODULE, "my.training")
     assert spec.checkpoint_store.startswith(spec.directory)
+
+
+def test_the_framework_is_a_word() -> None:
+    """It reaches the runtime of a job in a cluster, where this machine need not have it."""
+    pods = {"kubernetes": {"image": "train"}, "working_directory": "/app"}
+    said = {"module": "my.training", "framework": "mindspore", **pods}
+    assert TrainingJob.model_validate(said).to_spec("a-1").framework is Framework.MINDSPORE
 
 
 def test_an_interval_that_is_chosen() -> None:
