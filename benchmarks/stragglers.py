@@ -51,7 +51,8 @@ NOISES = (0.01, 0.02, 0.04)
 SICK = (Slow.RANK, Slow.NODE, Slow.LINK, Slow.LOADING, Slow.SAVING)
 TRANSFER_S = 0.3
 AGAIN = "slow-rank-again"  # slow at first, then well, and slow later
-WELL = ("healthy", "last-stage", "growing-stage", "one-long-rank", "varying", "lasting")
+UNEVEN = ("last-stage", "growing-stage", "one-long-rank", "varying")
+WELL = ("healthy", *UNEVEN, "lasting")
 STEPS, LONG, WITHIN = 75, 150, 20
 MEMORY = 0.9  # of lasting noise: what a step has of what the one before was off by
 Truth = tuple[Slow, tuple[int, ...]]
@@ -83,14 +84,15 @@ def main() -> None:
         varies = min(recorded, key=_drift)
         took = _thousand(folder / "thousand", chance, varies)
     counts: dict[str, Counter[str]] = {}
-    evictions, began = 0, time.perf_counter()
+    sent_away: Counter[str] = Counter()  # by kind of case, though nobody was sick
+    began = time.perf_counter()
     cases = list(_cases(chance, 1 if args.quick else 3))
     for case in cases:
         right, wrong, missed, evicted = _judge(case, chance, varies)
         counts.setdefault(case.kind, Counter()).update(
             cases=1, right=right, wrong=wrong, missed=missed
         )
-        evictions += evicted
+        sent_away[case.kind] += evicted
     rows = [
         (kind, *(str(c[n]) for n in ("cases", "right", "missed", "wrong")))
         for kind, c in counts.items()
@@ -102,7 +104,8 @@ def main() -> None:
         "cases": len(cases),
         "precision": round(total["right"] / max(1, total["right"] + total["wrong"]), 4),
         "recall": round(total["right"] / max(1, total["right"] + total["missed"]), 4),
-        "imbalance_evictions": evictions,
+        "imbalance_evictions": sum(sent_away[kind] for kind in UNEVEN),
+        "noise_evictions": sum(sent_away[kind] for kind in WELL if kind not in UNEVEN),
         "thousand_ranks_s": round(took, 2),
         # Of all recordings; about 0.3 if steps vary each by itself, as on a machine at rest.
         "drift": [round(_drift(each), 2) for each in recorded],

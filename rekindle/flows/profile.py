@@ -5,7 +5,7 @@
 from typing import Any, Literal
 from uuid import UUID
 
-from prefect import flow
+from prefect import flow, runtime
 from prefect.client.orchestration import get_client
 
 from rekindle.errors import JobError
@@ -36,6 +36,6 @@ def profile(
     endpoint = jobs.coordinator_of(job_id)
     if endpoint is None:
         raise JobError(f"job {job_id} of flow run {flow_run.name} does not run")
-    order = Order(on=on, kinds=tuple(kinds), by=f"flow run {flow_run.name}")
+    order = Order(on=on, kinds=tuple(kinds), by=f"flow run {runtime.flow_run.name}")
     jobs.client_of(job_id, endpoint).profile(order)
     return report_profile(job_id)

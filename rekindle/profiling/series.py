@@ -79,6 +79,13 @@ class Series:
         """How far they were at most, some time ago or now."""
         return max(self._moves, default=0.0)
 
+    def lasting_move(self) -> float:
+        """Return how far the steps of twice the longest window are from the baseline."""
+        if self.before is None or not self._newest:
+            return 0.0
+        newest = [value for _, value in self._newest][-LASTING:]
+        return abs(statistics.median(newest) - self.before)
+
     @property
     def rise_of_halves(self) -> float | None:
         """By how much the later half of a baseline that is to be settled is above the earlier."""
@@ -148,6 +155,15 @@ class Series:
                 return Shift(height, self._since(middle), self.before)
         return None
 
+    def holds(self, shift: Shift) -> bool:
+        """Whether a rise that was seen is still there: steps are nearer to it than to what was.
+
+        Some odd steps prove no end of it, no more than they would prove its begin.
+        """
+        newest = [value for _, value in self._newest][-LASTING:]
+        middle = shift.before + shift.height / 2
+        return self.before == shift.before and statistics.median(newest) > middle
+
     def _error(self, window: int, spread: float, usual: float, noise: Noise) -> float:
         """Return how far the median of so many steps is off the baseline by chance.
 
@@ -188,7 +204,20 @@ class Series:
         """Return the median of the newest steps, as soon as there are enough."""
         if len(self._newest) < _LONGEST:
             return self.before
-        return statistics.median([value for _, value in self._newest][-_LONGEST:])
+        return statistics.median([value for _, value in self._newest][-LASTING:])
+
+    def is_above(self, least: float) -> bool:
+        """Whether it was above that from the baseline on, and is: both are no chance."""
+        if self.before is None:
+            return False
+        newest = [value for _, value in self._newest][-LASTING:]
+        both = [[value for _, value in self._first]]
+        both += [newest] if len(newest) >= _LONGEST else []
+        return all(
+            statistics.median(values) - FEW * MEDIAN * spread_of(values) / math.sqrt(len(values))
+            > least
+            for values in both
+        )
 
     def rise(self, since: int) -> float:
         """Return by how much the steps from there on are above the baseline."""

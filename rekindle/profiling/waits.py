@@ -15,6 +15,7 @@ from rekindle.profiling.work import FLOOR, faster, sure
 
 LEAST_LINK = math.log(1.3)  # collectives vary with all that goes over the network
 SHARE = 0.05  # of a step that waiting for data or saving must cost
+COST = 0.01  # of all steps that longer saves must cost: they come seldom
 
 
 def _take(series: Series, step: int, value: float) -> None:
@@ -65,7 +66,9 @@ class Saving:
     """Ranks whose saves take longer."""
 
     def __init__(self) -> None:
-        self._ranks: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=BASELINE))
+        self._ranks: dict[int, deque[tuple[int, float]]] = defaultdict(
+            lambda: deque(maxlen=BASELINE)
+        )
 
     def forget(self, ranks: Collection[int]) -> None:
         """Nothing is known about these."""
@@ -73,17 +76,21 @@ class Saving:
             self._ranks.pop(rank, None)
 
     def slow(self, step: int, times: Mapping[int, StepTimes], usual: float) -> list[Finding]:
-        """Saves are few: three in a row that take twice as long as the ones before are enough."""
+        """Saves are few: three in a row that take twice as long as the ones before are enough, if
+        that is something beside the steps between them."""
         found = []
         for rank, each in times.items():
             if not each.saving:
                 continue
-            self._ranks[rank].append(each.saving)
-            saves = list(self._ranks[rank])
+            self._ranks[rank].append((step, each.saving))
+            saves = [seconds for _, seconds in self._ranks[rank]]
             if len(saves) < 6:
                 continue
             before, now = statistics.median(saves[:-3]), min(saves[-3:])
-            if now > 2 * before and now - before > SHARE * usual:
+            steps = (step - self._ranks[rank][-4][0]) / 3
+            lost = now - before
+            cost = lost / (steps * usual + now)
+            if now > 2 * before and lost > SHARE * usual and cost > COST:
                 found.append(
                     Finding(
                         kind=Slow.SAVING,
@@ -91,6 +98,7 @@ class Saving:
                         factor=round(now / max(before, FLOOR), 3),
                         since=step,
                         found=step,
+                        cost=round(cost, 3),
                     )
                 )
         return found

@@ -49,6 +49,6 @@ def in_words(found: Finding, nodes: Sequence[int], hosts: Sequence[str] = ()) ->
         case Slow.LOADING:
             return f"{subject}: waits {times} as long for its data, {since}{cost}"
         case Slow.SAVING:
-            return f"{subject}: saves take {times} as long, {since}"
+            return f"{subject}: saves take {times} as long, {since}{cost}"
         case _:
             return f"{subject}: computes {times} as long as before, {since}{cost}"

@@ -7,6 +7,8 @@ import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 
+import msgspec
+
 from rekindle.profiling.findings import Finding, Slow
 from rekindle.profiling.noise import Noise, own_noise, usual_noise
 from rekindle.profiling.series import APART, BASELINE, FEW, MANY, MOST, Level, Series, Shift, settle
@@ -37,10 +39,11 @@ class Work:
         self._in_node: dict[int, list[int]] = {}  # of nodes of more than one rank
         self._loaded: set[tuple[int, ...]] = set()  # who had more to do in the step before
         self._usual: dict[int, Noise] = {}  # of the series of each kind, if this step asks for it
+        self._risen: dict[tuple[int, ...], Shift] = {}  # as last found, of ranks and whole nodes
 
     def clear(self) -> None:
         """Forget what was usual."""
-        for series in (self._ranks, self._nodes, self._groups, self._faster):
+        for series in (self._ranks, self._nodes, self._groups, self._faster, self._risen):
             series.clear()
 
     def forget(self, ranks: Collection[int]) -> None:
@@ -48,6 +51,7 @@ class Work:
         for rank in ranks:
             self._ranks.pop(rank, None)
             self._nodes.pop(rank // self._per_node, None)
+        self._risen = {key: each for key, each in self._risen.items() if not {*ranks} & {*key}}
 
     def add(self, step: int, work: Mapping[int, float]) -> None:
         """Take one step of all ranks."""
@@ -84,13 +88,14 @@ class Work:
         found, certain = [], sure(len(self._now))
         usual: list[Series] = []  # what has risen for long, and accuses nobody
         for node, ranks in self._in_node.items():
-            shift = self._shift(self._nodes, node, certain, told=told >= set(ranks))
+            known = told >= set(ranks)
+            shift = self._shift(self._nodes, node, tuple(ranks), certain, told=known)
             if shift is None:
                 continue
             rises = [self._ranks[rank].rise(shift.since) for rank in ranks]
             most = sum(rise > shift.height / 2 for rise in rises) >= MOST * len(ranks)
-            of_all = self._is_of_all(shift, ranks, told=told >= set(ranks))
-            if most and not of_all and self._is_apart(shift, ranks):
+            of_all = self._is_of_all(shift, ranks, told=known)
+            if most and not of_all and (known or self._is_apart(shift, ranks)):
                 found.append(self._finding(Slow.NODE, tuple(ranks), shift, step, seconds))
             elif of_all and not told & set(ranks):
                 usual += [self._nodes[node]] * self._nodes[node].lasts(shift)
@@ -98,28 +103,42 @@ class Work:
         for rank in self._now:
             if rank in named:
                 continue
-            shift = self._shift(self._ranks, rank, certain, told=rank in told)
+            known = rank in told
+            shift = self._shift(self._ranks, rank, (rank,), certain, told=known)
             if shift is None:
                 continue
-            of_all = self._is_of_all(shift, [rank], told=rank in told)
-            if not of_all and self._is_apart(shift, [rank]):
+            of_all = self._is_of_all(shift, [rank], told=known)
+            if not of_all and (known or self._is_apart(shift, [rank])):
                 found.append(self._finding(Slow.RANK, (rank,), shift, step, seconds))
-            elif of_all and rank not in told:
+            elif of_all and not known:
                 usual += [self._ranks[rank]] * self._ranks[rank].lasts(shift)
         for series in (*usual, *self._fallen(told, certain)):
             series.settle_anew()
         return found
 
     def _shift(
-        self, of: Mapping[int, Series], key: int, certain: float, *, told: bool
+        self,
+        of: Mapping[int, Series],
+        key: int,
+        ranks: tuple[int, ...],
+        certain: float,
+        *,
+        told: bool,
     ) -> Shift | None:
         """Return its rise, if it is one for steps that take after each other as well.
 
-        told: it was, and is so for as long as it looks like one.
+        told: it was, and is so until steps are what they were.
         """
         shift = of[key].shift(LEAST, certain)
-        if shift is None or told:
-            return shift
+        if told:
+            before = self._risen.get(ranks)
+            if before is None:
+                return shift
+            if shift is None:
+                return before if of[key].holds(before) else None
+            return msgspec.structs.replace(shift, since=before.since)
+        if shift is None:
+            return None
         own, usual = own_noise(of[key].sample(shift.since)), self._noise(of, certain)
         if own.swing(BASELINE) > usual.swing(BASELINE):
             usual = Noise(own.share, own.memory, usual.spread)
@@ -147,7 +166,8 @@ class Work:
         group = self._group_of.get(ranks[0], -1)
         if self._faster[group].rose(shift.since, shift.height / 2, MANY if told else FEW):
             return True
-        moves = [self._ranks[rank].move for rank in self._now if rank not in ranks]
+        others = [self._ranks[rank] for rank in self._now if rank not in ranks]
+        moves = [each.lasting_move() if told else each.move for each in others]
         return shift.height <= APART * quarter(moves)
 
     def _fallen(self, told: Set[int], certain: float) -> Iterator[Series]:
@@ -171,6 +191,7 @@ class Work:
     def _finding(
         self, kind: Slow, ranks: tuple[int, ...], shift: Shift, step: int, seconds: float
     ) -> Finding:
+        self._risen[ranks] = shift
         factor = math.exp(shift.height)
         lost = max(self._now[rank] * (1 - 1 / factor) for rank in ranks)
         return Finding(
@@ -208,11 +229,11 @@ class Work:
     def _more_than_others(self, ranks: tuple[int, ...], series: Series, step: int) -> list[Finding]:
         """It is over when it is not seen any more, also where the baseline does not know that yet;
         and what is hardly there does not come and go."""
-        before, level = series.before, series.level()
-        least = UNEVEN / 2 if ranks in self._loaded else UNEVEN
-        if before is None or level is None or before <= UNEVEN or level <= least:
-            return []
-        return [_more(ranks, before, series.began, step)]
+        level = series.level()
+        there = series.is_above(UNEVEN) or (
+            ranks in self._loaded and level is not None and level > UNEVEN / 2
+        )
+        return [_more(ranks, level, series.began, step)] if there and level is not None else []
 
 
 def _more(ranks: tuple[int, ...], height: float, since: int, step: int) -> Finding:

@@ -9,7 +9,7 @@ from paces.watched import ONSET, STEPS, WITHIN, Work, from_onset, watch
 
 from rekindle.profiling.detector import Detector
 from rekindle.profiling.findings import Slow
-from rekindle.profiling.series import BASELINE, SKIPPED
+from rekindle.profiling.series import BASELINE, LASTING, SKIPPED
 from rekindle.profiling.steps import StepTimes
 from rekindle.profiling.work import faster
 
@@ -84,7 +84,14 @@ def test_slow_storage() -> None:
     (found,), detector = watch(4, saving=saving)
     assert (found.kind, found.ranks) == (Slow.SAVING, (3,))
     assert found.factor == pytest.approx(5.0)
-    assert detector.findings == [found]
+    assert [(each.kind, each.ranks) for each in detector.findings] == [(Slow.SAVING, (3,))]
+
+
+def test_slow_saves_that_cost_next_to_nothing_are_not_told() -> None:
+    def saving(rank: int, step: int) -> float:
+        return (0.3 if rank == 3 and step >= ONSET else 0.1) if step % 30 == 0 else 0.0
+
+    assert watch(4, saving=saving, steps=400)[0] == []
 
 
 @pytest.mark.parametrize(
@@ -117,6 +124,32 @@ def test_it_is_over_when_it_is() -> None:
     found, detector = watch(4, work, steps=ONSET + 45)
     assert len(found) == 1
     assert detector.findings == []
+
+
+CROWDED = 800  # steps
+
+
+def _crowded(rank: int, step: int) -> float:
+    """The work where ranks take turns on too few cores: it takes either one turn or two."""
+    chance = random.Random(rank * 10_000 + step)
+    return chance.choice((1.0, 1.6)) * chance.lognormvariate(0, 0.2)
+
+
+def test_a_slow_rank_among_crowded_ones_is_told_once() -> None:
+    """Some odd steps prove no end of it, in hundreds of them; its end is told as well."""
+
+    def work(rank: int, step: int) -> float:
+        return _crowded(rank, step) + (1.0 if rank == 3 and 100 <= step < CROWDED else 0.0)
+
+    found, detector = watch(4, work, steps=CROWDED)
+    assert [(each.kind, each.ranks) for each in found] == [(Slow.RANK, (3,))]
+    assert [each.ranks for each in detector.findings] == [(3,)]
+    _, detector = watch(4, work, steps=CROWDED + 2 * LASTING)
+    assert detector.findings == []
+
+
+def test_crowded_ranks_are_not_now_and_then_uneven() -> None:
+    assert watch(4, _crowded, steps=CROWDED)[0] == []
 
 
 def test_a_rank_that_is_not_there_for_a_while() -> None:
