@@ -14,19 +14,20 @@ from rekindle.profiling.noise import MEDIAN, Noise, Sample, sample_of, spread_of
 
 SKIPPED = 3  # steps in which caches fill, and kernels are chosen
 BASELINE = 20  # steps, as MindCluster's detection takes
-# How many of the newest steps must agree, and for how large a change, in times of the least: a
-# machine is busy with something else for some steps now and then.
-WINDOWS = ((8, 4.0), (12, 2.0), (18, 1.0))
-_SHORTEST, _LONGEST = WINDOWS[0][0], WINDOWS[-1][0]
-LASTING = 2 * _LONGEST  # steps after which what accuses nobody is the usual
+# How many of the newest steps must agree, for how large a change, in times of the least, and of how
+# much steps vary (they may not vary each by itself): a machine is busy with something else for some
+# steps now and then. Where ranks take turns on too few cores only many of them tell anything.
+WINDOWS = ((8, 4.0, 1.5), (12, 2.0, 1.5), (18, 1.0, 1.5), (36, 1.0, 1.0))
+_SHORTEST, _BLOCK = 8, 18
+LASTING = 2 * _BLOCK  # steps after which what accuses nobody is the usual
 KEPT = 2 * LASTING
-LOOK_BACK = 6  # blocks of steps, as long as the longest window, in which moves are remembered
+LOOK_BACK = 6  # blocks of steps in which moves are remembered
 # Of the steps that must be nearer to what is now than to what was, and then the other way.
 MOST = 0.75
 APART = 1.5  # times what others have moved by themselves
 FEW = 1.5  # standard errors, where it is asked whether something is another thing's cause
 MANY = 3.0  # the same, to take back what was told
-WIDE = 1.5  # times the spread of the steps: they may not vary each by itself
+WIDE = 1.5  # times the spread of a baseline's steps, likewise
 SAME = 0.03  # by which the halves of a baseline may differ: else it is not one
 LEAST_FALL = math.log(1.06)
 NONE = Noise()
@@ -67,7 +68,7 @@ class Series:
     def _remember(self, before: float) -> None:
         if len(self._newest) < _SHORTEST:
             return
-        if self._steps % _LONGEST == 0:
+        if self._steps % _BLOCK == 0:
             self._moves.append(0.0)
         self._steps += 1
         newest = [self._newest[index][1] for index in range(-_SHORTEST, 0)]
@@ -80,7 +81,7 @@ class Series:
         return max(self._moves, default=0.0)
 
     def lasting_move(self) -> float:
-        """Return how far the steps of twice the longest window are from the baseline."""
+        """Return how far the steps of two blocks are from the baseline."""
         if self.before is None or not self._newest:
             return 0.0
         newest = [value for _, value in self._newest][-LASTING:]
@@ -135,7 +136,7 @@ class Series:
         if self.before is None:
             return None
         values = [value for _, value in self._newest]
-        for window, times in WINDOWS:
+        for window, times, wide in WINDOWS:
             if len(values) < window:
                 return None
             newest = values[-window:]
@@ -150,7 +151,7 @@ class Series:
             # A change within the baseline is no noise, if there is so much less of it now.
             usual = min(self._spread, 2 * spread) if spread else self._spread
             error = self._error(window, spread, usual, noise)
-            enough = max(sure * error, WIDE * max(spread, usual))
+            enough = max(sure * error, wide * max(spread, usual))
             if height > enough and most and few:
                 return Shift(height, self._since(middle), self.before)
         return None
@@ -177,7 +178,7 @@ class Series:
         return MEDIAN * spread * math.sqrt(noise.swing(window) + noise.swing(steps))
 
     def has_fallen(self, noise: Noise = NONE) -> bool:
-        """Whether it has been well below its baseline for longer than any window."""
+        """Whether it has been well below its baseline for long."""
         if self.before is None or len(self._newest) < LASTING:
             return False
         values = [value for _, value in self._newest][-LASTING:]
@@ -197,12 +198,12 @@ class Series:
     def sample(self, until: int | None = None) -> Sample:
         """Return how its steps vary. until: a step from which on it is another one."""
         newest = list(self._newest)
-        newest = [n for n in newest if n[0] < until] if until is not None else newest[:-_LONGEST]
+        newest = [n for n in newest if n[0] < until] if until is not None else newest[:-_BLOCK]
         return sample_of([value for _, value in (*self._first, *newest)])
 
     def level(self) -> float | None:
         """Return the median of the newest steps, as soon as there are enough."""
-        if len(self._newest) < _LONGEST:
+        if len(self._newest) < _BLOCK:
             return self.before
         return statistics.median([value for _, value in self._newest][-LASTING:])
 
@@ -212,7 +213,7 @@ class Series:
             return False
         newest = [value for _, value in self._newest][-LASTING:]
         both = [[value for _, value in self._first]]
-        both += [newest] if len(newest) >= _LONGEST else []
+        both += [newest] if len(newest) >= _BLOCK else []
         return all(
             statistics.median(values) - FEW * MEDIAN * spread_of(values) / math.sqrt(len(values))
             > least
