@@ -100,4 +100,4 @@ class Detector:
             *self._links.slow(step, times, usual),
             *self._work.uneven(step),
         ]
-        return self._book.note(found)
+        return self._book.note(found, times)

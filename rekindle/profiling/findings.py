@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable
 
 import msgspec
 
 HOLDS = 3  # steps that something must be seen in, one after the other
+AWAY = 20  # steps without one of its ranks in which it still holds: records of all end not alike
 _Key = tuple["Slow", tuple[int, ...]]
 
 
@@ -50,14 +51,18 @@ class Book:
     def __init__(self) -> None:
         self._open: dict[_Key, Finding] = {}
         self._seen: dict[_Key, int] = {}  # for so many steps
+        self._away: dict[_Key, int] = {}  # steps in a row in which not all of its ranks were there
 
     @property
     def findings(self) -> list[Finding]:
         """What holds now."""
         return list(self._open.values())
 
-    def note(self, found: Iterable[Finding]) -> list[Finding]:
-        """Keep what holds; return what is new. Saves come seldom, and hold until the next one."""
+    def note(self, found: Iterable[Finding], there: Container[int]) -> list[Finding]:
+        """Keep what holds; return what is new. Saves come seldom, and hold until the next one.
+
+        there: ranks that the step is known of.
+        """
         now = {(each.kind, each.ranks): each for each in found}
         self._seen = {key: self._seen.get(key, 0) + 1 for key in now}
         new = []
@@ -67,7 +72,16 @@ class Book:
                 now[key] = msgspec.structs.replace(each, since=before.since, found=before.found)
             elif each.kind is Slow.SAVING or self._seen[key] >= HOLDS:
                 new.append(each)
-        kept = {k: e for k, e in self._open.items() if k in now or e.kind is Slow.SAVING}
+        self._away = {
+            key: self._away.get(key, 0) + 1
+            for key, each in self._open.items()
+            if not all(rank in there for rank in each.ranks)
+        }
+        kept = {
+            key: each
+            for key, each in self._open.items()
+            if key in now or each.kind is Slow.SAVING or 0 < self._away.get(key, 0) <= AWAY
+        }
         self._open = {key: now.get(key, each) for key, each in kept.items()}
         self._open |= {(each.kind, each.ranks): each for each in new}
         return new

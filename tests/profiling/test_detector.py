@@ -8,7 +8,7 @@ import pytest
 from paces.watched import ONSET, STEPS, WITHIN, Work, from_onset, watch
 
 from rekindle.profiling.detector import Detector
-from rekindle.profiling.findings import Slow
+from rekindle.profiling.findings import AWAY, Slow
 from rekindle.profiling.series import BASELINE, LASTING, SKIPPED
 from rekindle.profiling.steps import StepTimes
 from rekindle.profiling.work import faster
@@ -160,6 +160,15 @@ def test_a_rank_that_is_not_there_for_a_while() -> None:
         assert detector.add(step, times) == []
     assert detector.add(STEPS, {}) == []
     assert detector.add(STEPS + 1, {7: StepTimes(STEPS + 1, 0, 1.0, 9.0)}) == []
+
+
+def test_who_is_slow_is_so_while_it_is_away_for_some_steps() -> None:
+    """The records of ranks that are ended end some steps apart."""
+    _, detector = watch(4, from_onset(1.5, 1))
+    for step in range(STEPS, STEPS + AWAY + 1):
+        assert [each.ranks for each in detector.findings] == [(1,)]
+        detector.add(step, {r: StepTimes(step, 0, 1.0, 0.9, waiting=0.1) for r in (0, 2, 3)})
+    assert detector.findings == []
 
 
 def test_work_that_takes_no_time() -> None:
