@@ -201,16 +201,14 @@ class Series:
         newest = [n for n in newest if n[0] < until] if until is not None else newest[:-_BLOCK]
         return sample_of([value for _, value in (*self._first, *newest)])
 
-    def level(self) -> float | None:
-        """Return the median of the newest steps, as soon as there are enough."""
+    def level(self) -> float:
+        """Return the median of the newest steps, or of the baseline until there are enough."""
         if len(self._newest) < _BLOCK:
-            return self.before
+            return self.before or 0.0
         return statistics.median([value for _, value in self._newest][-LASTING:])
 
     def is_above(self, least: float) -> bool:
         """Whether it was above that from the baseline on, and is: both are no chance."""
-        if self.before is None:
-            return False
         newest = [value for _, value in self._newest][-LASTING:]
         both = [[value for _, value in self._first]]
         both += [newest] if len(newest) >= _BLOCK else []

@@ -229,11 +229,12 @@ class Work:
     def _more_than_others(self, ranks: tuple[int, ...], series: Series, step: int) -> list[Finding]:
         """It is over when it is not seen any more, also where the baseline does not know that yet;
         and what is hardly there does not come and go."""
+        if series.before is None or series.before <= UNEVEN:
+            return []
         level = series.level()
-        there = series.is_above(UNEVEN) or (
-            ranks in self._loaded and level is not None and level > UNEVEN / 2
-        )
-        return [_more(ranks, level, series.began, step)] if there and level is not None else []
+        if series.is_above(UNEVEN) or (ranks in self._loaded and level > UNEVEN / 2):
+            return [_more(ranks, level, series.began, step)]
+        return []
 
 
 def _more(ranks: tuple[int, ...], height: float, since: int, step: int) -> Finding:
