@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
 import msgspec
 import pytest
 from jobs.driver import Driver, spec_of
@@ -13,7 +16,7 @@ from rekindle.recovery.fault import Kind
 from rekindle.recovery.plan import Source
 from rekindle.recovery.policy import Policy, Strategy
 from rekindle.runtime import protocol as p
-from rekindle.runtime.spec import Framework, check_elsewhere
+from rekindle.runtime.spec import EntryKind, Framework, check, check_elsewhere
 from rekindle.runtime.state import Phase
 
 POLICY = Policy(max_restarts=2)
@@ -103,3 +106,20 @@ def test_its_world_does_not_change() -> None:
     absolute = {"working_directory": "/", "directory": "/d", "checkpoint_store": "/c"}
     with pytest.raises(UsageError, match="a world of mindspore cannot change its size"):
         check_elsewhere(msgspec.structs.replace(spec, **absolute))
+
+
+@pytest.mark.parametrize(("missing", "other"), [("torch", "mindspore"), ("mindspore", "torch")])
+def test_a_framework_that_is_not_there_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, other: str
+) -> None:
+    """But for any program, which may need neither."""
+    (tmp_path / "train.py").touch()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    spec = spec_of(nodes=1, processes=1, framework=Framework(missing))
+    absolute = {"working_directory": str(tmp_path), "directory": "/d", "checkpoint_store": "/c"}
+    spec = msgspec.structs.replace(spec, target="train.py", **absolute)
+    with pytest.raises(UsageError, match=f"is {missing}, which is not .* --framework {other}"):
+        check(spec)
+    if missing == "torch":
+        program = msgspec.structs.replace(spec, entry=EntryKind.PROGRAM)
+        assert check(program) == program

@@ -145,10 +145,14 @@ def check(spec: JobSpec) -> JobSpec:
         raise UsageError(f"working directory {spec.working_directory} does not exist")
     check_location(spec.checkpoint_store)
     check_environment(os.environ | spec.environment, spec.policy)
-    if spec.framework is Framework.MINDSPORE and importlib.util.find_spec("mindspore") is None:
+    framework = spec.framework.value
+    of_python = spec.entry is not EntryKind.PROGRAM
+    if of_python and importlib.util.find_spec(framework) is None:
+        other = "mindspore" if spec.framework is Framework.TORCH else "torch"
         raise UsageError(
-            f"framework is {spec.framework.value}, which is not installed for {sys.executable}: "
-            "install rekindle[mindspore] in an environment of its own, and run the job from there"
+            f"framework is {framework}, which is not installed for {sys.executable}: run the job "
+            f"from where rekindle[{framework}] is (mindspore in an environment of its own); or say "
+            f"--framework {other}, or that the script is any program (--no-python)"
         )
     if spec.entry is EntryKind.SCRIPT:
         script = Path(spec.working_directory, spec.target)

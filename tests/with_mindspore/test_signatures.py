@@ -17,6 +17,7 @@ READ_FROM = "2.10.0"
 NAMES = ROOT / "tests" / "mindspore_jobs" / "names.py"
 CHECKED = [
     *sorted((ROOT / "rekindle" / "training").glob("mindspore*.py")),
+    ROOT / "rekindle" / "training" / "msrun.py",
     ROOT / "rekindle" / "runtime" / "mindspore_cluster.py",
     ROOT / "tests" / "mindspore_jobs" / "tft_train.py",
 ]
@@ -82,10 +83,21 @@ STOOD_IN: dict[str, Call] = {
     "mindspore.utils.utils.TftHandle.init": (1, ("config",)),
 }
 
+# As rekindle/training/msrun.py takes msrun's workers over: the callbacks it is given, and how it is
+# called itself (tests/with_mindspore/test_msrun.py).
+_MANAGER = "mindspore.parallel.cluster.process_entity._api._ProcessManager"
+MSRUN: dict[str, Call] = {
+    "mindspore.parallel.cluster.run.get_args": (0, ()),
+    "mindspore.parallel.cluster.run.run": (1, ()),
+    f"{_MANAGER}.start_all_workers": (1, ()),
+    f"{_MANAGER}.monitor_rank_status": (2, ()),
+    f"{_MANAGER}.kill_workers": (2, ()),
+}
+
 
 def test_each_call_fits_the_released_signature() -> None:
     """Arguments by place and by name, of the version that they were read from."""
-    calls = json.dumps(CALLS | HANDLERS | STOOD_IN)
+    calls = json.dumps(CALLS | HANDLERS | STOOD_IN | MSRUN)
     result = subprocess.run(
         [PYTHON, NAMES], input=calls, capture_output=True, text=True, check=False
     )
@@ -98,7 +110,7 @@ def test_each_call_fits_the_released_signature() -> None:
 
 def test_no_name_is_used_that_is_not_checked() -> None:
     """What the modules take from MindSpore is in the tables, but for constants."""
-    checked = {*CALLS, *HANDLERS, *STOOD_IN}
+    checked = {*CALLS, *HANDLERS, *STOOD_IN, *MSRUN}
     constants = {"mindspore.float32", "mindspore.int32", "mindspore.__version__"}
     used = {name for path in CHECKED[:-1] for name in names_in(path)}
     assert len(used) > 10

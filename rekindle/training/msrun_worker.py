@@ -1,0 +1,27 @@
+"""What msrun starts in a script's place: the script, which does not outlive msrun.
+
+msrun gives each worker a session of its own, and whoever kills msrun would leave them behind, with
+their devices.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+ENV_MSRUN = "REKINDLE_MSRUN"  # msrun's process
+
+
+def main() -> None:
+    """Become what the arguments say, with the Python of whoever has started msrun."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(os.environ[ENV_MSRUN]):
+        sys.exit("rekindle: msrun is gone")  # before it could take this process with it
+    os.execvp(sys.argv[1], sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()

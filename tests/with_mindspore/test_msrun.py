@@ -1,0 +1,96 @@
+"""msrun, whose workers are Rekindle's agent's to watch."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from mindspore_jobs.job import (
+    PYTHON,
+    SCRIPT,
+    MindSporeJob,
+    assert_same_results,
+    needs_mindspore,
+)
+from training_jobs.processes import marked_processes
+
+from rekindle.recovery import journal
+
+pytestmark = [needs_mindspore, pytest.mark.timeout(400)]
+Baseline = Callable[[int], MindSporeJob]
+RANKS = 2
+
+
+class MsrunJob(MindSporeJob):
+    """A job of one msrun, with two workers of a script that knows nothing of Rekindle."""
+
+    def __init__(self, folder: Path, *script: str) -> None:
+        super().__init__(folder, ranks=RANKS)
+        command = [str(PYTHON), "-m", "rekindle.cli", "run", "--job-id", "job"]
+        command += ["--max-restarts", "1", "--no-python", str(PYTHON), "-m"]
+        command += ["rekindle.training.msrun", "--local_worker_num", str(RANKS)]
+        command += ["--log_dir", str(folder / "msrun"), str(SCRIPT), str(folder), "--plain"]
+        self._command = [*command, *script]
+
+    def msrun(self) -> psutil.Process:
+        """Return msrun's process, with all workers and the scheduler as its children."""
+
+        def found() -> psutil.Process | None:
+            for told in marked_processes(self.mark):
+                pid, _, command = told.partition(": ")
+                if "-m rekindle.training.msrun" in command and "rekindle.cli" not in command:
+                    process = psutil.Process(int(pid))
+                    if len(_scripts(process)) == 1 + RANKS:
+                        return process
+            return None
+
+        return self.wait(found, "msrun and its workers")
+
+
+def _scripts(msrun: psutil.Process) -> list[int]:
+    """Return those of its children that are the script: not what shows their output."""
+    return [each.pid for each in msrun.children() if str(SCRIPT) in each.cmdline()]
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_its_workers_train(tmp_path: Path, baseline: Baseline) -> None:
+    with MsrunJob(tmp_path) as job:
+        assert job.end() == 0, job.story()
+        assert_same_results(job, baseline(RANKS))
+        assert job.incidents() == []
+
+
+def test_a_killed_worker_is_seen_at_once_and_all_are_started_anew(
+    tmp_path: Path, baseline: Baseline
+) -> None:
+    """At another port, with another scheduler; the script begins anew, for it keeps nothing."""
+    with MsrunJob(tmp_path, "--die", "1:5") as job:
+        assert job.end() == 0, job.story()
+        assert_same_results(job, baseline(RANKS))
+        (fault,) = [each.fault for each in job.events_of(journal.FaultSeen)]
+        output = (tmp_path / "output").read_text()
+    assert "worker 1 (process " in output
+    assert "has ended by SIGKILL" in output
+    assert f"status {128 + signal.SIGKILL}" in fault.message
+
+
+def test_nobody_outlives_a_killed_msrun(tmp_path: Path, baseline: Baseline) -> None:
+    """Its workers are in sessions of their own; the next ones train while nobody else is there."""
+    (tmp_path / "pause-5").touch()
+    with MsrunJob(tmp_path) as job:
+        msrun = job.msrun()
+        children = _scripts(msrun)
+        msrun.kill()
+        job.wait(lambda: not any(map(_lives, children)), "their end")
+        job.release(5)
+        assert job.end() == 0, job.story()
+        assert_same_results(job, baseline(RANKS))
