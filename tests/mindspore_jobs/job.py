@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import pytest
 from training_jobs.processes import MARK, marked_processes
 from training_jobs.waiting import wait_until
@@ -142,6 +143,14 @@ class MindSporeJob:
         """Return the ranks' processes, once all train."""
         self.wait_event(journal.Restored)
         return [rank.pid for rank in self.status().ranks]
+
+    def scheduler(self) -> psutil.Process:
+        """Return MindSpore's scheduler; its log tells it from the ranks, which are forked alike."""
+        for told in marked_processes(self.mark):
+            process = psutil.Process(int(told.partition(":")[0]))
+            if any("/scheduler_" in file.path for file in process.open_files()):
+                return process
+        raise AssertionError(f"no scheduler\n{self.story()}")
 
     # ---- what it has left
 

@@ -148,3 +148,30 @@ def test_a_callback_that_stops_training_ends_the_job(tmp_path: Path, baseline: B
     assert [each.step for each in job.events_of(journal.Checkpointed)] == [10, 17], job.story()
     seen = {step: loss for _, step, loss, _ in baseline(2).results()[0]["seen"]}
     assert job.losses(0) == {step - 1: loss for step, loss in seen.items() if step <= 17}
+
+
+def test_a_killed_scheduler_costs_no_step(tmp_path: Path, baseline: Baseline) -> None:
+    """MindSpore would end the ranks because of it some day; the next ones have another."""
+    with MindSporeJob(tmp_path, options=("--max-restarts", "1")) as job:
+        job.hold(12)
+        job.wait_step(12)
+        job.scheduler().kill()
+        job.wait_event(journal.Decided)
+        job.release(12)
+        assert job.end() == 0, job.story()
+    assert strategies(job) == [Strategy.RESTART]
+    assert [each.steps_lost for each in job.incidents()] == [0], job.story()
+    assert_same(job, baseline(2))
+
+
+def test_a_lost_node_costs_no_step(tmp_path: Path, baseline: Baseline) -> None:
+    """A spare takes its place; the state comes from the last words of the node that is left."""
+    options = ("--nnodes", "2", "--nproc-per-node", "1", "--spares", "1", "--max-restarts", "1")
+    with MindSporeJob(tmp_path, options=options) as job:
+        job.hold(2)
+        job.inject(1, InjectionKind.NODE_LOST, 13)
+        job.release(2)
+        assert job.end() == 0, job.story()
+    assert strategies(job)[-1] is Strategy.RESTART, job.story()
+    assert [each.steps_lost for each in job.incidents()] == [0], job.story()
+    assert_same(job, baseline(2))
