@@ -22,7 +22,8 @@ class SignBook:
 
     def __init__(self, seen: Sequence[journal.SignSeen] = (), until: float = 0.0) -> None:
         self._earlier = seen, until
-        self._present: dict[_Place, set[tuple[Source, str, str, int]]] = {}
+        # And who has said so.
+        self._present: dict[_Place, dict[tuple[Source, str, str, int], str]] = {}
         self._changes: dict[_Place, list[Change]] = {}  # of Ascend codes
         self.unmet: list[Fault] = []
         self._answered: dict[_Place, set[tuple[str, str]]] = {}
@@ -34,10 +35,13 @@ class SignBook:
         place = (host, sign.device)
         # Of another pod it is news, or of its container once that was started anew.
         name = (sign.source, sign.what, sign.address, sign.run)
-        present = self._present.setdefault(place, set())
+        present = self._present.setdefault(place, {})
         if (name in present) is not sign.gone:
             return False
-        (present.discard if sign.gone else present.add)(name)
+        if sign.gone:
+            del present[name]
+        else:
+            present[name] = sign.by
         if sign.source is Source.ASCEND:
             change = Change(sign.what, at, present=not sign.gone)
             self._changes.setdefault(place, []).append(change)
@@ -79,6 +83,11 @@ class SignBook:
     def present(self, host: str, device: int) -> list[tuple[Source, str]]:
         """Return what is known of a device, and not yet gone."""
         return sorted((source, what) for source, what, *_ in self._present.get((host, device), ()))
+
+    def codes_by(self, who: str, host: str, device: int) -> set[str]:
+        """Return the Ascend codes of a device that somebody has reported, and that are not gone."""
+        present = self._present.get((host, device), {})
+        return {what for (of, what, *_), by in present.items() if (of, by) == (Source.ASCEND, who)}
 
     @property
     def told(self) -> bool:

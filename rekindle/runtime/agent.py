@@ -33,6 +33,7 @@ from rekindle.profiling.files import records_folder
 from rekindle.profiling.limits import limits_in
 from rekindle.runtime import device_tools, lifeline, protocol, wire
 from rekindle.runtime.checkers import Checkers
+from rekindle.runtime.conditions import ConditionWatch
 from rekindle.runtime.depot import Depot
 from rekindle.runtime.depot_line import Pass
 from rekindle.runtime.environment import agent_environment
@@ -59,6 +60,7 @@ _LASTING = (
     protocol.CheckpointPassedOver,
     protocol.Pruned,
     protocol.Traced,
+    protocol.Conditions,
 )
 
 Orders = asyncio.Queue[tuple[int, protocol.Message]]  # with the number of the line they came on
@@ -125,9 +127,9 @@ class Agent:
         port = self._depot.listen(self._hello.address)
         self._hello = msgspec.structs.replace(self._hello, depot=port)
         self._learn(self._store.newest())  # while the zygote imports
-        beats = asyncio.create_task(self._beat())
-        watching = asyncio.create_task(self.ranks.lookout.watch())
-        caring = asyncio.create_task(self._care.run())
+        conditions = ConditionWatch(self.ranks.devices, self.send)
+        beside = (self._beat(), self.ranks.lookout.watch(), self._care.run(), conditions.run())
+        tasks = [asyncio.create_task(each) for each in beside]
         orders: Orders = asyncio.Queue()
         worker = asyncio.create_task(self._obey(orders))
         worker.add_done_callback(functools.partial(_end_with, asyncio.current_task()))
@@ -142,9 +144,8 @@ class Agent:
                     print("rekindle agent: the coordinator is gone", file=sys.stderr, flush=True)
                     limit_s = self.spec.policy.coordinator_timeout_s
         finally:
-            beats.cancel()
-            watching.cancel()
-            caring.cancel()
+            for task in tasks:
+                task.cancel()
             failed = worker.done() and not worker.cancelled()
             worker.cancel()
             await self._end()

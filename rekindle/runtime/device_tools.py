@@ -1,4 +1,4 @@
-"""What the tools of a node's devices are asked: npu-smi and nvidia-smi. Numbers are the ranks' own.
+"""What the tools of a node's devices are asked: npu-smi, DCMI, nvidia-smi. By the ranks' numbers.
 
 The commands and their output are those of Huawei's and NVIDIA's manuals; there was no device to run
 them against.
@@ -9,14 +9,20 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
+
+import msgspec
+
+from rekindle.runtime.dcmi import Found
 
 # MindCluster's device plugin waits as long for a reset (WaitDeviceResetTime).
 RESET_TIMEOUT_S = 150.0
 ASK_TIMEOUT_S = 5.0
 KILLED_S = 1.0  # how long one that was killed may take to end; in the driver it may stay for ever
 
+ASK_DCMI = (sys.executable, "-m", "rekindle.runtime.dcmi")
 NPU_MANAGER = Path("/dev/davinci_manager")
 GPU_MANAGER = Path("/dev/nvidiactl")
 _MAPPED = re.compile(r"^\s*(\d+)\s+(\d+)\s+(\d+)\s", re.MULTILINE)  # card, chip, logical number
@@ -47,6 +53,21 @@ async def utilisations(devices: Iterable[int]) -> dict[int, int]:
         return {}
     found = await asyncio.gather(*map(_utilisation, asked))
     return {device: int(use) for device, use in zip(asked, found, strict=True) if use.isdigit()}
+
+
+async def conditions(devices: Iterable[int]) -> Found:
+    """Return what DCMI says of NPUs; devices that it does not name are left out."""
+    told, error = await _run(ASK_TIMEOUT_S, *ASK_DCMI)
+    if error:
+        return Found(problems=(error,))
+    try:  # the last line, for the driver may have said something before
+        found = msgspec.json.decode(told.rpartition("\n")[2], type=Found)
+    except msgspec.DecodeError as wrong:
+        return Found(problems=(f"{' '.join(ASK_DCMI)} said {told[-300:]!r}: {wrong}",))
+    places = {device: _visible(device) for device in devices}
+    named = {device: int(place) for device, place in places.items() if place.isdigit()}
+    own = {device: found.devices[at] for device, at in named.items() if at in found.devices}
+    return msgspec.structs.replace(found, devices=own)
 
 
 async def _utilisation(device: int) -> str:

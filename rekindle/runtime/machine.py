@@ -48,7 +48,7 @@ class Machine(Switching):
     def on_message(self, node: int, message: p.Message, now: float) -> None:
         """An agent that was taken in as `node` says something (also for its ranks)."""
         match message:
-            case p.Exited() | p.StepFailed() | p.Stalled() | p.Looked():
+            case p.Exited() | p.StepFailed() | p.Stalled() | p.Looked() | p.Conditions():
                 self._on_bad_news(node, message, now)
             case p.Arrived():
                 self.on_arrived(message)
@@ -80,6 +80,8 @@ class Machine(Switching):
                 self.on_exited(message, now)
             case p.StepFailed():
                 self.on_step_failed(message, now)
+            case p.Conditions():
+                self.on_conditions(node, message, now)
             case p.Stalled():
                 self.on_stalled(message, now)
             case p.Looked():

@@ -157,6 +157,16 @@ class NodeRanks:
             ended=tuple(sorted(self._ended - set(pids))),
         )
 
+    def devices(self) -> dict[int, int]:
+        """Return the process on each device that this node's ranks were started on; 0: it ended.
+
+        None on a pretended host: what is known of its devices is in its file.
+        """
+        if self._host is not None:
+            return {}
+        live, count = self._ranks, self._spec.processes_per_node
+        return {rank % count: live[rank].pid if rank in live else 0 for rank in self._starts}
+
     @property
     def waiting(self) -> list[protocol.Arrived]:
         """Arrivals that no coordinator has answered yet."""

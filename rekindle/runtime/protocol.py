@@ -52,7 +52,15 @@ from rekindle.runtime.store_messages import (
     Pruned,
     WriteParts,
 )
-from rekindle.runtime.watch_messages import Look, Looked, RankLook, Stalled, Timed, Traced
+from rekindle.runtime.watch_messages import (
+    Conditions,
+    Look,
+    Looked,
+    RankLook,
+    Stalled,
+    Timed,
+    Traced,
+)
 
 __all__ = [  # what is said elsewhere too, for this is the whole protocol
     "Arrived",
@@ -67,6 +75,7 @@ __all__ = [  # what is said elsewhere too, for this is the whole protocol
     "CheckpointPassedOver",
     "CheckpointWritten",
     "Commit",
+    "Conditions",
     "Depot",
     "Dismiss",
     "Dump",
@@ -319,6 +328,7 @@ FromAgent = (
     | Looked
     | Timed
     | Traced
+    | Conditions
     | Arrived
     | StepFailed
     | Held

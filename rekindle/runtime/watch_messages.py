@@ -10,6 +10,7 @@ import msgspec
 from rekindle.profiling.steps import StepTimes
 from rekindle.profiling.stuck import Standing
 from rekindle.profiling.switch import Switch
+from rekindle.runtime.dcmi import Condition
 from rekindle.runtime.heartbeat import Doing
 from rekindle.runtime.rank_messages import Message
 
@@ -34,6 +35,12 @@ class Timed(Message, frozen=True, kw_only=True, tag="timed"):
     """How long steps of the node's ranks took, by what they have written down. By rank."""
 
     steps: dict[int, tuple[StepTimes, ...]]
+
+
+class Conditions(Message, frozen=True, kw_only=True, tag="conditions"):
+    """How devices of the node are now, by local number; of one that is left out nobody knows."""
+
+    devices: dict[int, Condition]
 
 
 class Look(Message, frozen=True, kw_only=True, tag="look"):

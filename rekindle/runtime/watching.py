@@ -17,7 +17,7 @@ from rekindle.recovery.classification import (
     fault_of_sign,
     verdict_of,
 )
-from rekindle.recovery.codes.verdict import Blame, Urgency, Verdict
+from rekindle.recovery.codes.verdict import Blame, Severity, Urgency, Verdict
 from rekindle.recovery.fault import SICK, Fault, Kind, root_cause
 from rekindle.recovery.history import heals
 from rekindle.recovery.ladder import decide
@@ -28,6 +28,7 @@ from rekindle.runtime.recovering import HEALED_BY, LOOK_S
 from rekindle.runtime.stalling import Stalling
 from rekindle.runtime.state import ENDING, SetTimer, Told
 
+DCMI = "DCMI"  # who has seen what agents read of their devices
 NEVER_RAN = (Kind.SCHEDULING, Kind.USER_CODE)  # what keeps a pod from it, as its reason tells
 
 
@@ -87,6 +88,29 @@ class Watching(Stalling):
             self._answer_sign(sign, verdict, now)
         self._look_again()
         return ""
+
+    def on_conditions(self, node: int, message: p.Conditions, now: float) -> None:
+        """Take what an agent reads of its devices: codes that came are signs, or went.
+
+        While a device is healed, what is read of it says nothing.
+        """
+        host, first = self.roster.nodes[node].host, node * self.spec.processes_per_node
+        for device, found in message.devices.items():
+            if first + device in self._healing:
+                continue
+            before, codes = self._signs.codes_by(DCMI, host, device), set(found.codes)
+            for code in sorted(before ^ codes):
+                sign = Sign(
+                    source=Source.ASCEND,
+                    what=code,
+                    node=node,
+                    device=device,
+                    gone=code in before,
+                    by=DCMI,
+                    # None of its faults is worse than the device is.
+                    severity=Severity(found.health),
+                )
+                self.on_sign(sign, now)
 
     def _on_sign_of_missing(
         self, sign: Sign, verdict: Verdict, host: str | None, now: float
