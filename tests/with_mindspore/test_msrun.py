@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -42,9 +43,10 @@ class MsrunJob(MindSporeJob):
             for told in marked_processes(self.mark):
                 pid, _, command = told.partition(": ")
                 if "-m rekindle.training.msrun" in command and "rekindle.cli" not in command:
-                    process = psutil.Process(int(pid))
-                    if len(_scripts(process)) == 1 + RANKS:
-                        return process
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process = psutil.Process(int(pid))
+                        if len(_scripts(process)) == 1 + RANKS:
+                            return process
             return None
 
         return self.wait(found, "msrun and its workers")
