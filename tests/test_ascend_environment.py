@@ -13,7 +13,12 @@ import pytest
 from rekindle.errors import UsageError
 from rekindle.recovery.policy import Policy, Strategy
 from rekindle.runtime import ascend
-from rekindle.runtime.ascend import ascend_environment, check_environment, survey
+from rekindle.runtime.ascend import (
+    ascend_environment,
+    check_environment,
+    count_npus,
+    survey,
+)
 
 ALL = {"torch": "2.13.0+cpu", "torch-npu": "2.13.0.post1"}
 LIBRARIES = {"libhccl.so", "libascend_hal.so"}
@@ -55,6 +60,13 @@ def test_what_is_missing_is_told_in_the_order_of_need() -> None:
     assert lacking(libraries=set(), devices=0) == ["CANN", "driver", "devices"]
     assert lacking(libraries={"libhccl.so"}, devices=0) == ["driver", "devices"]
     assert lacking(devices=0) == ["devices"]
+
+
+def test_npus_are_counted(tmp_path: Path) -> None:
+    """Not what the driver has for all of them, which containers without NPUs may see."""
+    for name in ("davinci_manager", "devmm_svm", "davinci0", "davinci11"):
+        (tmp_path / name).touch()
+    assert count_npus(tmp_path) == 2
 
 
 def test_hccl_leaves_repairable_ranks_alive(

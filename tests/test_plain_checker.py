@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rekindle.recovery.node_check.evidence import Part
 from rekindle.runtime.check_messages import Done, Meet, Work
-from rekindle.training.node_check import plain_checker
+from rekindle.training.node_check import plain_checker, plain_device
 from rekindle.training.node_check.plain_checker import PlainKit
+from rekindle.training.node_check.plain_device import Processor, device_for
 from rekindle.training.node_check.serving import WrongResultError
 
 LIMIT_S = 30.0
@@ -47,7 +51,7 @@ def close(kits: list[PlainKit]) -> None:
 
 def test_a_host_is_measured_alone() -> None:
     """A product and a copy, whose results are right."""
-    kit = PlainKit(1)
+    kit = PlainKit(1, Processor())
     done = kit.work(Work(serial=7))
     assert done.serial == 7
     assert done.seconds.keys() == {Part.COMPUTE, Part.MEMORY}
@@ -66,14 +70,62 @@ def test_wrong_results_are_seen(
     name: str, spoil: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host that computes or copies wrongly is faulty."""
-    monkeypatch.setattr(plain_checker.np, name, spoil(getattr(np, name)))
+    monkeypatch.setattr(plain_device.np, name, spoil(getattr(np, name)))
     with pytest.raises(WrongResultError):
-        PlainKit(1).work(Work(serial=1))
+        PlainKit(1, Processor()).work(Work(serial=1))
+
+
+@pytest.fixture
+def mindspore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend one that is installed; whoever imports it fails."""
+    (tmp_path / "mindspore.py").write_text("raise AssertionError")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("mindspore")
+def test_without_an_npu_the_processor_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MindSpore is not imported then, and there is nothing to say of it."""
+    monkeypatch.setattr(plain_device, "count_npus", lambda: 0)
+    device = device_for(0)
+    assert isinstance(device, Processor)
+    assert not device.note
+
+
+def test_without_mindspore_the_processor_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever NPUs there are."""
+    monkeypatch.setattr(plain_device, "count_npus", lambda: 8)
+    monkeypatch.setattr(plain_device.importlib.util, "find_spec", lambda name: None)
+    assert isinstance(device_for(0), Processor)
+
+
+@pytest.mark.usefixtures("mindspore")
+@pytest.mark.parametrize("usable", [True, False])
+def test_an_npu_is_measured_if_mindspore_can_use_it(
+    usable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the rank; else it is said that it was not."""
+    adapter = types.ModuleType("adapter")
+    adapter.knows_ascend = lambda: usable
+    adapter.MindSporeDevice = lambda *device: device
+    name = "rekindle.training.node_check.mindspore_device"
+    monkeypatch.setitem(sys.modules, name, adapter)
+    monkeypatch.setattr(plain_device, "count_npus", lambda: 8)
+    device = device_for(3)
+    if usable:
+        assert device == ("Ascend", 3)
+    else:
+        note = PlainKit(3, device).work(Work(serial=1)).note
+        assert note == "the NPUs were not measured: MindSpore cannot use them here"
 
 
 def test_nodes_meet_again_and_again() -> None:
     """Two nodes of two devices each; the first hosts, and what was left of earlier is forgotten."""
-    kits = [PlainKit(0), PlainKit(1), PlainKit(0), PlainKit(1)]
+    kits = [
+        PlainKit(0, Processor()),
+        PlainKit(1, Processor()),
+        PlainKit(0, Processor()),
+        PlainKit(1, Processor()),
+    ]
     try:
         for serial in (1, 2, 5):
             done = meet(kits, serial)
@@ -95,7 +147,7 @@ def test_a_value_that_is_lost_on_its_way_is_seen(monkeypatch: pytest.MonkeyPatch
         return array
 
     monkeypatch.setattr(plain_checker, "_received", spoilt)
-    kits = [PlainKit(0), PlainKit(0)]
+    kits = [PlainKit(0, Processor()), PlainKit(0, Processor())]
     try:
         with pytest.raises(WrongResultError, match="wrong values"):
             meet(kits, 1)

@@ -86,8 +86,12 @@ def survey(
 
 def survey_here() -> list[Needed]:
     """Look for it on this machine."""
-    devices = [path for path in Path("/dev").glob("davinci*") if path.name[7:].isdigit()]
-    return survey(_version, _loads, len(devices))
+    return survey(_version, _loads, count_npus())
+
+
+def count_npus(devices: Path = Path("/dev")) -> int:
+    """Count the NPUs that the driver shows to this machine or container."""
+    return sum(path.name[7:].isdigit() for path in devices.glob("davinci*"))
 
 
 def ascend_environment(environment: Mapping[str, str], policy: Policy) -> dict[str, str]:

@@ -19,6 +19,7 @@ CHECKED = [
     *sorted((ROOT / "rekindle" / "training").glob("mindspore*.py")),
     ROOT / "rekindle" / "training" / "msrun.py",
     ROOT / "rekindle" / "runtime" / "mindspore_cluster.py",
+    ROOT / "rekindle" / "training" / "node_check" / "mindspore_device.py",
     ROOT / "tests" / "mindspore_jobs" / "tft_train.py",
 ]
 
@@ -29,12 +30,14 @@ _CALLBACK = "mindspore.train.callback._train_fault_tolerance"
 CALLS: dict[str, Call] = {
     "mindspore.Tensor": (2, ()),
     "mindspore.Tensor.asnumpy": (1, ()),
+    "mindspore.Tensor.copy_": (2, ()),
     "mindspore.Tensor.size.fget": (1, ()),
     "mindspore.Parameter": (1, ("name", "requires_grad")),
     "mindspore.Parameter.copy_": (2, ()),
     "mindspore.Parameter.asnumpy": (1, ()),
     "mindspore.Parameter.name.fget": (1, ()),
     "mindspore.communication.init": (0, ()),
+    "mindspore.device_context.ascend.is_available": (0, ()),
     "mindspore.dataset.Dataset.get_dataset_size": (1, ()),
     "mindspore.dataset.Dataset.set_init_step": (2, ()),
     "mindspore.nn.Cell": (0, ()),
@@ -45,6 +48,8 @@ CALLS: dict[str, Call] = {
     "mindspore.nn.Momentum": (3, ()),
     "mindspore.ops.AllReduce": (0, ()),
     "mindspore.ops.Depend": (0, ()),
+    "mindspore.ops.matmul": (2, ()),
+    "mindspore.set_device": (2, ()),
     "mindspore.train.Callback": (0, ()),
     "mindspore.train.Callback.on_train_begin": (2, ()),
     "mindspore.train.Callback.on_train_epoch_begin": (2, ()),
@@ -57,7 +62,12 @@ CALLS: dict[str, Call] = {
 }
 
 # Made in C++, without a signature.
-OF_CPP = {"mindspore.Tensor", "mindspore.Parameter.copy_", "mindspore.Parameter.asnumpy"}
+OF_CPP = {
+    "mindspore.Tensor",
+    "mindspore.Tensor.copy_",
+    "mindspore.Parameter.copy_",
+    "mindspore.Parameter.asnumpy",
+}
 
 # As rekindle/training/mindio calls MindSpore's own handlers: arguments and context.
 HANDLERS: dict[str, Call] = {
@@ -105,7 +115,7 @@ def test_each_call_fits_the_released_signature() -> None:
     told = json.loads(result.stdout.splitlines()[-1])
     assert told["version"] == READ_FROM
     assert told["wrong"] == {}
-    assert set(told["without"]) == OF_CPP  # the tests of jobs call them
+    assert set(told["without"]) == OF_CPP  # the tests of jobs and of the node check call them
 
 
 def test_no_name_is_used_that_is_not_checked() -> None:

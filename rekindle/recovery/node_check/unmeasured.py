@@ -15,7 +15,8 @@ KILLED = "killed for want of memory"
 _NO_MEMORY = re.compile(
     r"\bout of memory\b|OutOfMemoryError\b|\bMemoryError\b|\bfor want of memory\b"
     r"|C(?:UBLAS|UDNN)_STATUS_ALLOC_FAILED|Failed to CUDA [a-z]{0,8}alloc"
-    r"|\bEL0004\b|memory isn't enough and alloc failed|Memory resources are exhausted"
+    r"|\bEL0004\b|memory isn't enough|Memory resources are exhausted"
+    r"|alloc(?:ate)?(?: [a-z]{1,9}){0,2} memory failed"
     r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory"
     r"|\[Errno 12\]|Cannot allocate memory|bad_alloc"
     r"|shared memory segment.{0,200}No space left on device",

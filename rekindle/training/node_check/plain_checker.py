@@ -1,7 +1,4 @@
-"""Checks a node where there is no PyTorch: its processor, its memory, and TCP to other nodes.
-
-That is what MindSpore's ranks compute and send with on CPU. NPUs are not measured by it.
-"""
+"""Checks a node where there is no PyTorch: its NPU or processor, its memory, TCP to other nodes."""
 
 from __future__ import annotations
 
@@ -14,19 +11,19 @@ import numpy as np
 from rekindle.recovery.node_check.evidence import Part
 from rekindle.runtime.check_messages import Done, Meet, Work
 from rekindle.training.gate import Listener, call, receive
-from rekindle.training.node_check.serving import WINDOWS, WrongResultError, better, serve, timed
+from rekindle.training.node_check.plain_device import Device, device_for
+from rekindle.training.node_check.serving import ONES, WINDOWS, WrongResultError, better, serve
 
-SIZE = 256  # rows and columns of the matrices
-COPIED, SENT = 8 << 20, 1 << 20  # bytes of a copy, and of what each rank sends
-WINDOW_S = 0.02
+SENT = 1 << 20  # bytes of what each rank sends
 
 _Array = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class PlainKit:
-    """Products and copies by NumPy; ranks send to the first of them, and get the sum from it."""
+    """Products and copies on a device; ranks send to the first of them, and get the sum from it."""
 
-    def __init__(self, local_rank: int) -> None:
+    def __init__(self, local_rank: int, device: Device) -> None:
+        self._device = device
         self._listener = Listener() if local_rank == 0 else None
         self._lines: list[socket.socket] = []
 
@@ -36,8 +33,9 @@ class PlainKit:
         return self._listener.port if self._listener else 0
 
     def work(self, task: Work) -> Done:
-        """Measure the host by itself. Raises WrongResultError."""
-        return Done(serial=task.serial, seconds={Part.COMPUTE: _compute(), Part.MEMORY: _memory()})
+        """Measure the device by itself. Raises WrongResultError; RuntimeError: it cannot do it."""
+        seconds = {Part.COMPUTE: _compute(self._device), Part.MEMORY: _memory(self._device)}
+        return Done(serial=task.serial, seconds=seconds, note=self._device.note)
 
     def meet(self, task: Meet) -> Done:
         """Measure a sum over all ranks. Raises WrongResultError; OSError: others are not there."""
@@ -70,24 +68,22 @@ class PlainKit:
         return [self._listener.take(task.serial, rank, 1, lambda: False) for rank in others]
 
 
-def _compute() -> float:
+def _compute(device: Device) -> float:
+    shape = (device.size, device.size)
     chance = np.random.default_rng(20)
-    left = (chance.random((SIZE, SIZE)) < 0.25).astype(np.float32)
-    right = chance.integers(-1, 2, (SIZE, SIZE)).astype(np.float32)
-    product = np.empty_like(left)
-    seconds = timed(lambda: np.matmul(left, right, out=product), _nothing, WINDOW_S)
-    # Small whole numbers: exact in any order.
-    expected = left.astype(np.int64) @ right.astype(np.int64)
-    if not (product == expected).all():
+    left = (chance.random(shape, np.float32) < ONES / device.size).astype(np.float32)
+    right = chance.integers(-1, 2, shape, np.int8).astype(np.float32)
+    seconds, product = device.multiply(left, right)
+    # Freivalds: A (B x) = (A B) x, here with ones for x. Small whole numbers: exact in any order.
+    if not (product.sum(1, np.float64) == left @ right.sum(1)).all():
         raise WrongResultError("a product of matrices is wrong")
     return seconds
 
 
-def _memory() -> float:
-    pattern = np.arange(COPIED // 8, dtype=np.int64)
-    copy = np.empty_like(pattern)
-    seconds = timed(lambda: np.copyto(copy, pattern), _nothing, WINDOW_S)
-    if not (copy == np.arange(COPIED // 8)).all():
+def _memory(device: Device) -> float:
+    count = device.copied // 8
+    seconds, copy = device.copy(np.arange(count))
+    if not (copy == np.arange(count)).all():
         raise WrongResultError("what was copied in memory is wrong")
     return seconds
 
@@ -109,9 +105,5 @@ def _received(line: socket.socket) -> _Array:
     return np.frombuffer(receive(line, SENT), np.float32)
 
 
-def _nothing() -> None:
-    """A processor is done when it returns."""
-
-
 if __name__ == "__main__":
-    serve(PlainKit)
+    serve(lambda local_rank: PlainKit(local_rank, device_for(local_rank)))

@@ -23,6 +23,7 @@ from rekindle.runtime.check_messages import Done, Meet, Open, Task, Work
 
 NAME = "rekindle-check"  # in lists of processes
 WINDOWS = 5
+ONES = 64  # in a row of a matrix: sums of as many are exact in every type that a device multiplies
 # Of a framework, a library below it, or the host; torch.OutOfMemoryError is a RuntimeError.
 _FAILURES = (RuntimeError, MemoryError, OSError)
 _TASK: msgspec.msgpack.Decoder[Task] = msgspec.msgpack.Decoder(Task)

@@ -9,10 +9,9 @@ import torch.distributed as dist
 
 from rekindle.recovery.node_check.evidence import Part
 from rekindle.training.node_check.device import Bench
-from rekindle.training.node_check.serving import WINDOWS, WrongResultError, better, timed
+from rekindle.training.node_check.serving import ONES, WINDOWS, WrongResultError, better, timed
 
 _PIECE = 1 << 22  # numbers that are compared at a time
-_ONES = 64  # in each row: sums of as many are exact in every type that a device multiplies
 
 
 def alone(bench: Bench) -> dict[Part, float]:
@@ -26,7 +25,7 @@ def alone(bench: Bench) -> dict[Part, float]:
 def _compute(bench: Bench) -> float:
     chance = torch.Generator().manual_seed(20)
     left = torch.zeros(bench.size, bench.size)
-    columns = torch.rand(bench.size, bench.size, generator=chance).topk(_ONES, dim=1).indices
+    columns = torch.rand(bench.size, bench.size, generator=chance).topk(ONES, dim=1).indices
     left.scatter_(1, columns, 1.0)
     right = torch.randint(-1, 2, (bench.size, bench.size), generator=chance).float()
     # Freivalds: A (B x) = (A B) x, here with ones for x; all of it exact.

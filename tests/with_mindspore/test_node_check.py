@@ -1,0 +1,104 @@
+"""A checker that measures a device through MindSpore: here its CPU device, for there is no NPU."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+from mindspore_jobs.job import PYTHON, ROOT, needs_mindspore
+
+from rekindle import names
+from rekindle.recovery.node_check.evidence import Part
+from rekindle.recovery.node_check.unmeasured import lacks_memory
+from rekindle.runtime.channel import MAX_MESSAGE
+from rekindle.runtime.check_messages import Done, Open, Said, Work
+
+pytestmark = [needs_mindspore, pytest.mark.timeout(120)]
+SCRIPT = ROOT / "tests" / "mindspore_jobs" / "check.py"
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "GLOG_v": "3"}
+CHOICE = """
+import sys
+from rekindle.training.node_check import plain_device
+
+plain_device.count_npus = lambda: int(sys.argv[1])
+device = plain_device.device_for(0)
+print(type(device).__name__, "mindspore" in sys.modules, device.note, sep="|")
+"""
+
+
+@contextmanager
+def checker(*arguments: str) -> Iterator[socket.socket]:
+    """Start one; give the line to it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    own = {names.ENV_CHANNEL_FD: str(theirs.fileno()), "LOCAL_RANK": "1"}
+    command = [str(PYTHON), str(SCRIPT), *arguments]
+    with ours, subprocess.Popen(command, env=ENVIRONMENT | own, pass_fds=[theirs.fileno()]):
+        theirs.close()
+        try:
+            yield ours
+        finally:
+            ours.close()  # it ends then
+
+
+def heard(line: socket.socket) -> Said:
+    """What it says next."""
+    return msgspec.msgpack.decode(line.recv(MAX_MESSAGE), type=Said)
+
+
+def answer(*arguments: str) -> Done:
+    """What one says that is to measure its device."""
+    with checker(*arguments) as line:
+        assert isinstance(heard(line), Open)
+        line.send(msgspec.msgpack.encode(Work(serial=7)))
+        done = heard(line)
+    assert isinstance(done, Done)
+    assert done.serial == 7
+    return done
+
+
+def test_a_device_is_measured() -> None:
+    """A product and a copy, whose results are right."""
+    done = answer("CPU")
+    assert done.error == ""
+    assert done.seconds.keys() == {Part.COMPUTE, Part.MEMORY}
+    assert all(0 < seconds < 1 for seconds in done.seconds.values())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("product", "WrongResultError: a product of matrices is wrong"),
+        ("copy", "WrongResultError: what was copied in memory is wrong"),
+    ],
+)
+def test_what_mindspore_makes_is_compared(wrong: str, said: str) -> None:
+    """Its own product and its own copy: they are seen to be wrong where it makes them so."""
+    assert answer("CPU", wrong).error == said
+
+
+def test_a_device_that_cannot_be_used_is_a_fault() -> None:
+    """As Ascend's cannot here: the checker says so before any work."""
+    with checker("Ascend") as line:
+        said = heard(line)
+    assert isinstance(said, Done)
+    assert said.error.startswith("RuntimeError: Unsupported device target Ascend")
+    assert not lacks_memory(said.error)
+
+
+@pytest.mark.parametrize(
+    ("npus", "chosen"),
+    [
+        (0, "Processor|False|"),
+        (8, "Processor|True|the NPUs were not measured: MindSpore cannot use them here"),
+    ],
+)
+def test_mindspore_is_imported_only_where_there_are_npus(npus: int, chosen: str) -> None:
+    """And what it cannot use is left alone, and told: there is no CANN here."""
+    command = [PYTHON, "-c", CHOICE, str(npus)]
+    told = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert told.stdout.splitlines()[-1] == chosen
