@@ -100,4 +100,5 @@ class Detector:
             *self._links.slow(step, times, usual),
             *self._work.uneven(step),
         ]
-        return self._book.note(found, times)
+        saved = {rank for rank, each in times.items() if each.saving}
+        return self._book.note(found, times, saved)

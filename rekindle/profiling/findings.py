@@ -58,10 +58,12 @@ class Book:
         """What holds now."""
         return list(self._open.values())
 
-    def note(self, found: Iterable[Finding], there: Container[int]) -> list[Finding]:
+    def note(
+        self, found: Iterable[Finding], there: Container[int], saved: Container[int]
+    ) -> list[Finding]:
         """Keep what holds; return what is new. Saves come seldom, and hold until the next one.
 
-        there: ranks that the step is known of.
+        there: ranks that the step is known of. saved: those that have saved in it.
         """
         now = {(each.kind, each.ranks): each for each in found}
         self._seen = {key: self._seen.get(key, 0) + 1 for key in now}
@@ -77,10 +79,20 @@ class Book:
             for key, each in self._open.items()
             if not all(rank in there for rank in each.ranks)
         }
+        # A node is told after some steps; until then its ranks are slow, each by itself.
+        of_nodes = {
+            rank
+            for key, each in now.items()
+            if each.kind is Slow.NODE and key not in self._open and each not in new
+            for rank in each.ranks
+        }
         kept = {
             key: each
             for key, each in self._open.items()
-            if key in now or each.kind is Slow.SAVING or 0 < self._away.get(key, 0) <= AWAY
+            if key in now
+            or (each.kind is Slow.SAVING and each.ranks[0] not in saved)
+            or (each.kind is Slow.RANK and each.ranks[0] in of_nodes)
+            or 0 < self._away.get(key, 0) <= AWAY
         }
         self._open = {key: now.get(key, each) for key, each in kept.items()}
         self._open |= {(each.kind, each.ranks): each for each in new}

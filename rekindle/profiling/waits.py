@@ -66,31 +66,43 @@ class Saving:
     """Ranks whose saves take longer."""
 
     def __init__(self) -> None:
+        # The newest saves of each rank, each with the number of steps since the one before.
         self._ranks: dict[int, deque[tuple[int, float]]] = defaultdict(
             lambda: deque(maxlen=BASELINE)
         )
+        self._steps: dict[int, int] = defaultdict(int)  # since the newest one
+        self._before: dict[int, float] = {}  # what they took until they became slow
 
     def forget(self, ranks: Collection[int]) -> None:
         """Nothing is known about these."""
         for rank in ranks:
-            self._ranks.pop(rank, None)
+            for each in (self._ranks, self._steps, self._before):
+                each.pop(rank, None)
 
     def slow(self, step: int, times: Mapping[int, StepTimes], usual: float) -> list[Finding]:
-        """Saves are few: three in a row that take twice as long as the ones before are enough, if
-        that is something beside the steps between them."""
+        """Return whose saves are slow, of those that have saved in this step.
+
+        Saves are few: three in a row that take twice as long as the ones before are enough, if
+        that is something beside the steps between them. One that takes no longer is the end of it.
+        """
         found = []
         for rank, each in times.items():
+            self._steps[rank] += 1
             if not each.saving:
                 continue
-            self._ranks[rank].append((step, each.saving))
-            saves = [seconds for _, seconds in self._ranks[rank]]
-            if len(saves) < 6:
+            saves = self._ranks[rank]
+            saves.append((self._steps.pop(rank), each.saving))
+            before, now = self._before.get(rank), each.saving
+            if before is None and len(saves) >= 6:
+                before = statistics.median([seconds for _, seconds in saves][:-3])
+                now = min([seconds for _, seconds in saves][-3:])
+            if before is None:
                 continue
-            before, now = statistics.median(saves[:-3]), min(saves[-3:])
-            steps = (step - self._ranks[rank][-4][0]) / 3
             lost = now - before
+            steps = statistics.fmean([steps for steps, _ in saves][-3:])
             cost = lost / (steps * usual + now)
             if now > 2 * before and lost > SHARE * usual and cost > COST:
+                self._before[rank] = before
                 found.append(
                     Finding(
                         kind=Slow.SAVING,
@@ -101,6 +113,8 @@ class Saving:
                         cost=round(cost, 3),
                     )
                 )
+            else:
+                self._before.pop(rank, None)
         return found
 
 

@@ -7,8 +7,6 @@ import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 
-import msgspec
-
 from rekindle.profiling.findings import Finding, Slow
 from rekindle.profiling.noise import Noise, own_noise, usual_noise
 from rekindle.profiling.series import APART, BASELINE, FEW, MANY, MOST, Level, Series, Shift, settle
@@ -39,6 +37,7 @@ class Work:
         self._in_node: dict[int, list[int]] = {}  # of nodes of more than one rank
         self._loaded: set[tuple[int, ...]] = set()  # who had more to do in the step before
         self._usual: dict[int, Noise] = {}  # of the series of each kind, if this step asks for it
+        self._moved: dict[int, float] = {}  # each rank's lasting move, if this step asks for it
         self._risen: dict[tuple[int, ...], Shift] = {}  # as last found, of ranks and whole nodes
 
     def clear(self) -> None:
@@ -57,6 +56,7 @@ class Work:
         """Take one step of all ranks."""
         self._now = {rank: max(seconds, FLOOR) for rank, seconds in work.items()}
         self._usual.clear()
+        self._moved.clear()
         self._in_group, self._in_node = defaultdict(list), defaultdict(list)
         for rank in work:
             self._in_group[self._group_of.get(rank, -1)].append(rank)
@@ -132,11 +132,8 @@ class Work:
         shift = of[key].shift(LEAST, certain)
         if told:
             before = self._risen.get(ranks)
-            if before is None:
-                return shift
-            if shift is None:
-                return before if of[key].holds(before) else None
-            return msgspec.structs.replace(shift, since=before.since)
+            held = shift is None and before is not None and of[key].holds(before)
+            return before if held else shift
         if shift is None:
             return None
         own, usual = own_noise(of[key].sample(shift.since)), self._noise(of, certain)
@@ -166,9 +163,15 @@ class Work:
         group = self._group_of.get(ranks[0], -1)
         if self._faster[group].rose(shift.since, shift.height / 2, MANY if told else FEW):
             return True
-        others = [self._ranks[rank] for rank in self._now if rank not in ranks]
-        moves = [each.lasting_move() if told else each.move for each in others]
+        others = [rank for rank in self._now if rank not in ranks]
+        moves = [self._lasting(rank) if told else self._ranks[rank].move for rank in others]
         return shift.height <= APART * quarter(moves)
+
+    def _lasting(self, rank: int) -> float:
+        """Return how far a rank has been from its baseline for some time: all ask that of all."""
+        if rank not in self._moved:
+            self._moved[rank] = self._ranks[rank].lasting_move()
+        return self._moved[rank]
 
     def _fallen(self, told: Set[int], certain: float) -> Iterator[Series]:
         """Yield what has been below its baseline for long; but not where most peers are slow, who
