@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rekindle.errors import UsageError
-from rekindle.training.msrun import Agent, environment_of, options_of
+from rekindle.training.msrun import Agent, options_of
 
 
 def test_what_the_job_knows_about_nodes() -> None:
@@ -38,16 +38,15 @@ def test_several_msruns_on_a_node_are_refused() -> None:
     ],
 )
 def test_an_agent_is_asked_for_and_nothing_is_taken_away(said: str, asked: str) -> None:
-    assert environment_of({"MS_ENABLE_TFT": said})["MS_ENABLE_TFT"] == asked
-
-
-def test_the_users_own_intervals_stay() -> None:
-    own = {"MS_RETRY_INTERVAL_LOWER": "3"}
-    assert environment_of(own)["MS_RETRY_INTERVAL_LOWER"] == "3"
-    assert environment_of(own)["MS_RETRY_INTERVAL_UPPER"] == "1"
+    assert Agent({"MS_ENABLE_TFT": said}).environment()["MS_ENABLE_TFT"] == asked
 
 
 def test_the_agent_is_of_mindspore_alone() -> None:
-    api = Agent().modules()["taskd.api.taskd_agent_api"]
+    api = Agent({}).modules()["taskd.api.taskd_agent_api"]
     assert api.init_taskd_agent({"Framework": "MindSpore"})
     assert not api.init_taskd_agent({"Framework": "PyTorch"})
+
+
+def test_the_users_own_intervals_stay() -> None:
+    told = Agent({"MS_RETRY_INTERVAL_LOWER": "3"}).environment()
+    assert (told["MS_RETRY_INTERVAL_LOWER"], told["MS_RETRY_INTERVAL_UPPER"]) == ("3", "1")

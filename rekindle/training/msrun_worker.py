@@ -13,6 +13,9 @@ import sys
 
 _PR_SET_PDEATHSIG = 1
 ENV_MSRUN = "REKINDLE_MSRUN"  # msrun's process
+ENV_PATH = "REKINDLE_MSRUN_PATH"  # the user's
+# They tell msrun's place in the job. Workers have theirs from MindSpore (RANK_ID, MS_NODE_ID).
+_OF_MSRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 def main() -> None:
@@ -20,6 +23,9 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(os.environ[ENV_MSRUN]):
         sys.exit("rekindle: msrun is gone")  # before it could take this process with it
+    for name in _OF_MSRUN:
+        os.environ.pop(name, None)
+    os.environ["PATH"] = os.environ.pop(ENV_PATH)
     os.execvp(sys.argv[1], sys.argv[1:])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -28,12 +29,12 @@ RANKS = 2
 class MsrunJob(MindSporeJob):
     """A job of one msrun, with two workers of a script that knows nothing of Rekindle."""
 
-    def __init__(self, folder: Path, *script: str) -> None:
+    def __init__(self, folder: Path, *script: str, program: Path = SCRIPT) -> None:
         super().__init__(folder, ranks=RANKS)
         command = [str(PYTHON), "-m", "rekindle.cli", "run", "--job-id", "job"]
-        command += ["--max-restarts", "1", "--no-python", str(PYTHON), "-m"]
+        command += ["--max-restarts", str(int(program == SCRIPT)), "--no-python", str(PYTHON), "-m"]
         command += ["rekindle.training.msrun", "--local_worker_num", str(RANKS)]
-        command += ["--log_dir", str(folder / "msrun"), str(SCRIPT), str(folder), "--plain"]
+        command += ["--log_dir", str(folder / "msrun"), str(program), str(folder), "--plain"]
         self._command = [*command, *script]
 
     def msrun(self) -> psutil.Process:
@@ -80,9 +81,28 @@ def test_a_killed_worker_is_seen_at_once_and_all_are_started_anew(
         assert_same_results(job, baseline(RANKS))
         (fault,) = [each.fault for each in job.events_of(journal.FaultSeen)]
         output = (tmp_path / "output").read_text()
-    assert "worker 1 (process " in output
+    assert "local worker 1 (process " in output
     assert "has ended by SIGKILL" in output
     assert f"status {128 + signal.SIGKILL}" in fault.message
+
+
+def test_what_workers_have_started_ends_with_them(tmp_path: Path) -> None:
+    """Also of one that has ended by itself; others are told to end, and msrun's status is its."""
+    program = "import os, subprocess, sys; told = os.environ; print(sorted(told), told['PATH'])\n"
+    program += "if 'MS_NODE_ID' in told: subprocess.Popen(['sleep', '1000'])\n"
+    program += "if told.get('MS_NODE_ID') == '1': sys.exit(7)\nimport time; time.sleep(1000)\n"
+    script = tmp_path / "starts_another"
+    script.write_text(program)
+    with MsrunJob(tmp_path, program=script) as job:
+        assert job.end() == 1, job.story()
+        (fault,) = [each.fault for each in job.events_of(journal.FaultSeen)]
+        assert "status 7" in fault.message
+        assert not [each for each in marked_processes(job.mark) if "sleep" in each]
+    told = (tmp_path / "msrun" / "worker_0.log").read_text()
+    assert "'RANK_ID'" in told
+    for name in ("'RANK'", "MS_ENABLE_TFT", "MS_ENABLE_RECOVERY", "REKINDLE_MSRUN_PATH"):
+        assert name not in told
+    assert os.environ["PATH"] in told
 
 
 def test_nobody_outlives_a_killed_msrun(tmp_path: Path, baseline: Baseline) -> None:
