@@ -91,10 +91,10 @@ class Detector:
         self._work.add(
             step, {r: each.compute if self._recorded else each.own for r, each in times.items()}
         )
-        told = [each.ranks for each in self.findings if each.kind in (Slow.RANK, Slow.NODE)]
+        told = {each.ranks for each in self.findings if each.kind in (Slow.RANK, Slow.NODE)}
         seconds = max(each.seconds for each in times.values())
         found = [
-            *self._work.slow(step, seconds, {rank for ranks in told for rank in ranks}),
+            *self._work.slow(step, seconds, told),
             *self._loading.slow(step, times, usual),
             *self._saving.slow(step, times, usual),
             *self._links.slow(step, times, usual),

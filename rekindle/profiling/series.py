@@ -225,6 +225,12 @@ class Series:
             statistics.median(newest) - self.before if newest and self.before is not None else 0.0
         )
 
+    def rise_now(self) -> float:
+        """Return by how much the steps of a block are above the baseline."""
+        if self.before is None or not self._newest:
+            return 0.0
+        return statistics.median([value for _, value in self._newest][-_BLOCK:]) - self.before
+
     def _since(self, half: float) -> int:
         """Return the step from which on most values are above the middle."""
         best, total, since = -math.inf, 0.0, self._newest[-1][0]

@@ -80,11 +80,12 @@ class Work:
 
     # ---- slow
 
-    def slow(self, step: int, seconds: float, told: Set[int]) -> list[Finding]:
+    def slow(self, step: int, seconds: float, found_so: Set[tuple[int, ...]]) -> list[Finding]:
         """Return nodes all of whose ranks have become slow, and else ranks.
 
-        seconds: that the step took; told: the ranks that are known to be slow.
+        seconds: that the step took; found_so: the ranks of each that is known to be slow.
         """
+        told = {rank for ranks in found_so for rank in ranks}
         found, certain = [], sure(len(self._now))
         usual: list[Series] = []  # what has risen for long, and accuses nobody
         for node, ranks in self._in_node.items():
@@ -93,6 +94,9 @@ class Work:
             if shift is None:
                 continue
             rises = [self._ranks[rank].rise(shift.since) for rank in ranks]
+            if (*ranks,) in found_so:  # they may not have become slow together: what they are
+                nows = [self._ranks[rank].rise_now() for rank in ranks]
+                rises = list(map(max, rises, nows))
             most = sum(rise > shift.height / 2 for rise in rises) >= MOST * len(ranks)
             of_all = self._is_of_all(shift, ranks, told=known)
             if most and not of_all and (known or self._is_apart(shift, ranks)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from paces.watched import ONSET, STEPS, WITHIN, Work, from_onset, watch
+from paces.watched import NOISE, ONSET, STEPS, WITHIN, Work, from_onset, watch
 
 from rekindle.profiling.detector import Detector
 from rekindle.profiling.findings import AWAY, Slow
@@ -87,6 +87,27 @@ def test_slow_storage() -> None:
     assert [(each.kind, each.ranks) for each in detector.findings] == [(Slow.SAVING, (3,))]
 
 
+def test_slow_saves_are_over_with_the_first_that_is_not() -> None:
+    def saving(rank: int, step: int) -> float:
+        return (1.0 if rank == 3 and 40 <= step < 80 else 0.2) if step % 4 == 0 else 0.0
+
+    assert watch(4, saving=saving, steps=80)[1].findings
+    assert watch(4, saving=saving, steps=81)[1].findings == []
+
+
+def test_saves_of_steps_that_are_done_again() -> None:
+    """After a rollback their numbers are lower than those of the saves before."""
+
+    detector = Detector()
+    for done in range(81):
+        step = done if done < 70 else done - 30
+        saving = (2.0 if done >= 60 else 0.2) if done % 10 == 0 else 0.0
+        detector.add(step, {0: StepTimes(step, 0, 1.0, 0.9, waiting=0.1, saving=saving)})
+    ((kind, cost),) = [(each.kind, each.cost) for each in detector.findings]
+    assert kind is Slow.SAVING
+    assert cost == pytest.approx(1.8 / 12, abs=0.001)
+
+
 def test_slow_saves_that_cost_next_to_nothing_are_not_told() -> None:
     def saving(rank: int, step: int) -> float:
         return (0.3 if rank == 3 and step >= ONSET else 0.1) if step % 30 == 0 else 0.0
@@ -124,6 +145,43 @@ def test_it_is_over_when_it_is() -> None:
     found, detector = watch(4, work, steps=ONSET + 45)
     assert len(found) == 1
     assert detector.findings == []
+
+
+def found_after_each(detector: Detector, work: Work, steps: int) -> list[set[tuple[Slow, int]]]:
+    """Return what holds after each step, of which rank; four ranks, and all batches alike."""
+    chance, found = random.Random(2), []
+    for step in range(steps):
+        own = {rank: work(rank, step) * chance.lognormvariate(0, NOISE) for rank in range(4)}
+        total = max(own.values())
+        detector.add(
+            step, {r: StepTimes(step, 0, total, own[r], waiting=total - own[r]) for r in own}
+        )
+        found.append({(each.kind, rank) for each in detector.findings for rank in each.ranks})
+    return found
+
+
+def test_a_slow_rank_whose_peers_become_faster_later_is_slow_no_more() -> None:
+    """It has more to do than they have, and is what it was."""
+
+    def work(rank: int, step: int) -> float:
+        if rank != 1:
+            return 0.8 if step >= 200 else 1.0
+        return 1.2 if ONSET <= step < 300 else 1.0
+
+    found = found_after_each(Detector(), work, 400)
+    assert found[199] == {(Slow.RANK, 1)}
+    assert found[-1] == {(Slow.UNEVEN, 1)}
+
+
+def test_a_slow_rank_is_told_until_its_node_is() -> None:
+    """And the node as long as it is slow, from whichever step on each of its ranks was."""
+
+    def work(rank: int, step: int) -> float:
+        return 1.5 if (rank == 3 and step >= 100) or (rank == 2 and step >= 200) else 1.0
+
+    found = found_after_each(Detector(per_node=2), work, 400)
+    assert all(each & {(Slow.RANK, 3), (Slow.NODE, 3)} for each in found[120:])
+    assert all(each == {(Slow.NODE, 2), (Slow.NODE, 3)} for each in found[220:])
 
 
 CROWDED = 800  # steps
