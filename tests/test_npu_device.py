@@ -198,6 +198,9 @@ def test_the_clock_is_that_of_an_event(install: Any, source: Callable[[str], str
     }
     assert len(methods["record"].args) - len(methods["record"].defaults) == 1  # self
     assert [a.arg for a in methods["recorded_time"].args] == ["self"]
+    assert [a.arg for a in methods["query"].args] == ["self"]
+    assert [a.arg for a in methods["elapsed_time"].args][:1] == ["self"]
+    assert len(methods["elapsed_time"].args) == 2
     assert (
         "Event" in source("npu/__init__.py").partition("from .streams import")[2].partition("\n")[0]
     )

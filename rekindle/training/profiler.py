@@ -1,7 +1,7 @@
 """Writes down where a rank's time goes, from the step on in which it was asked to.
 
 A range costs training two looks at the clock and one entry of a list; another thread encodes and
-writes. Times are the host's: of a device that computes behind its back they are those of its calls.
+writes. Times are the host's: a framework that knows a device's own writes down those.
 """
 
 from __future__ import annotations
@@ -76,8 +76,12 @@ class Profiler:
     def end_forward(self, *_: object) -> None:
         """It has ended; those outside of a step, of an evaluation, are not training's."""
         if self.on.forward and self._forward and self._step >= 0:
-            self._add(FORWARD, DEFAULT, self._forward)
+            self.add_forward(self._forward)
         self._forward = 0
+
+    def add_forward(self, began: int) -> None:
+        """Write a forward pass down that has just ended; nanoseconds since the epoch."""
+        self._add(FORWARD, DEFAULT, began)
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -120,7 +124,10 @@ class Profiler:
         """What is on has changed: the place to hook into a framework, or out of it."""
 
     def _add(self, name: str, domain: str, began: int) -> None:
-        made = Range(name, domain, began, time.time_ns())
+        self.keep(Range(name, domain, began, time.time_ns()))
+
+    def keep(self, made: Range) -> None:
+        """Have it written, behind those that were kept before."""
         self._waiting.append((made, threading.get_ident()))
 
     def _obey(self, asked: Profile) -> None:

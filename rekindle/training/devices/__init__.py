@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import torch
 
-from rekindle.training.devices.base import Damage, Device
+from rekindle.training.devices.base import Damage, Device, Mark
 from rekindle.training.devices.cpu import CpuDevice
 
-__all__ = ["Damage", "Device", "device_for"]
+__all__ = ["Damage", "Device", "Mark", "device_for"]
 
 
 def device_for(device: torch.device) -> Device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -19,6 +19,16 @@ class Damage(str, enum.Enum):
     DEVICE = "device"  # the device cannot be used again by this process
 
 
+class Mark(Protocol):
+    """A moment in what a device was asked to do: torch's events are such."""
+
+    def query(self) -> bool:
+        """Whether it is over. Raises RuntimeError: the device has a fault."""
+
+    def elapsed_time(self, end_event: Any, /) -> float:
+        """Milliseconds from it to another one."""
+
+
 class Device(Protocol):
     """One rank's device. `stop` is for any thread, the rest for the main thread."""
 
@@ -30,6 +40,9 @@ class Device(Protocol):
 
     def clock_us(self) -> int:
         """Microseconds, by the clock that the device's errors tell their time in."""
+
+    def mark(self) -> Mark | None:
+        """Mark the moment when all that was asked of it so far is done; None: that is now."""
 
     def free(self) -> None:
         """Give back memory that is kept for later steps: while this rank waits, a check needs it.

@@ -29,6 +29,9 @@ class CpuDevice:
         """The host's: its errors tell no time."""
         return time.time_ns() // 1000
 
+    def mark(self) -> None:
+        """What was asked for has been done."""
+
     def free(self) -> None:
         """Memory is the process's own."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from rekindle.recovery.fault import Kind
-from rekindle.training.devices.base import Damage
+from rekindle.training.devices.base import Damage, Mark
 
 
 class CudaDevice:
@@ -29,6 +29,12 @@ class CudaDevice:
     def clock_us(self) -> int:
         """The host's: its errors tell no time."""
         return time.time_ns() // 1000
+
+    def mark(self) -> Mark:
+        """Of the stream that computes."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
     def free(self) -> None:
         """Empty the allocator's cache."""

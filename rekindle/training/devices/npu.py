@@ -38,9 +38,13 @@ class NpuDevice:
 
     def clock_us(self) -> int:
         """The device's, as an event is stamped with it; all tasks before are waited for."""
+        return int(self.mark().recorded_time())
+
+    def mark(self) -> Any:
+        """Of the stream that computes."""
         event = _torch_npu().npu.Event(enable_timing=True)
         event.record()
-        return int(event.recorded_time())
+        return event
 
     def free(self) -> None:
         """Empty the allocator's cache."""
