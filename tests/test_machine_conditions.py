@@ -19,7 +19,7 @@ AUTO = a.from_modelarts({a.JOB_RETRY_NUM: "8"}, Policy(strategies=()))
 
 def reads(job: Driver, *codes: str, device: int = 1, health: int = 2) -> None:
     """The agent of node 0 reads these codes of a device."""
-    job.say(0, p.Conditions(devices={device: Condition(health, codes)}))
+    job.say(0, p.Conditions(devices={device: Condition(Severity(health), codes)}))
 
 
 def signs(job: Driver) -> list[tuple[str, int, bool]]:

@@ -13,15 +13,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from ctypes import POINTER, byref, c_int, c_uint
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from rekindle.errors import RekindleError
+from rekindle.recovery.codes.verdict import Severity
 
 PLACES = ("/usr/local/Ascend/driver/lib64/driver/libdcmi.so", "libdcmi.so")
 MOST_CARDS, MOST_CODES = 64, 128
-CRITICAL = 3  # the worst health; a device that is not there has 0xFFFFFFFF
 PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "dcmi_init": (),
     "dcmi_get_card_list": (POINTER(c_int), POINTER(c_int), c_int),
@@ -41,9 +41,9 @@ class NoDcmiError(DcmiError):
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """A device. health: from 0, well, to 3, critical. codes: faults that it has now."""
+    """A device. health: of the worst of its faults. codes: faults that it has now."""
 
-    health: Annotated[int, msgspec.Meta(ge=0, le=CRITICAL)]
+    health: Severity
     codes: tuple[str, ...]
 
 
@@ -98,12 +98,12 @@ class Dcmi:
         """Return how a chip is. Raises DcmiError."""
         health, count, codes = c_uint(), c_int(), (c_uint * MOST_CODES)()
         self._call("dcmi_get_device_health", card, chip, byref(health))
-        if health.value > CRITICAL:
+        if health.value > max(Severity):  # 0xFFFFFFFF
             raise DcmiError(f"chip {chip} of card {card} is not there: health {health.value:#x}")
         at = (card, chip)
         self._call("dcmi_get_device_errorcode_v2", *at, byref(count), codes, MOST_CODES)
         known = codes[: _within(count.value, MOST_CODES, f"codes of chip {chip} of card {card}")]
-        return Condition(health.value, tuple(f"{code:08X}" for code in known if code))
+        return Condition(Severity(health.value), tuple(f"{code:08X}" for code in known if code))
 
     def _call(self, name: str, *arguments: Any) -> None:
         status = self._functions[name](*arguments)

@@ -17,7 +17,7 @@ from rekindle.recovery.classification import (
     fault_of_sign,
     verdict_of,
 )
-from rekindle.recovery.codes.verdict import Blame, Severity, Urgency, Verdict
+from rekindle.recovery.codes.verdict import Blame, Urgency, Verdict
 from rekindle.recovery.fault import SICK, Fault, Kind, root_cause
 from rekindle.recovery.history import heals
 from rekindle.recovery.ladder import decide
@@ -108,7 +108,7 @@ class Watching(Stalling):
                     gone=code in before,
                     by=DCMI,
                     # None of its faults is worse than the device is.
-                    severity=Severity(found.health),
+                    severity=found.health,
                 )
                 self.on_sign(sign, now)
 
