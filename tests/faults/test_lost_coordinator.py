@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from training_jobs.checks import assert_recovered, steps_lost
-from training_jobs.job import Job
+from training_jobs.job import Job, pause_all
 from training_jobs.processes import MARK
 from training_jobs.record import Record
 
@@ -48,12 +48,13 @@ def test_rank_killed_while_there_is_no_coordinator(
     job: Callable[..., Job], baseline: Record
 ) -> None:
     """The next coordinator is told of a rank that died meanwhile, and recovers it."""
-    run = job(nodes=2)
-    run.wait_step(0, 4)
+    run = job(*pause_all(4), nodes=2)
+    run.wait_pause(4)
     pid = run.pid(3)
     kill_coordinator(run)
     os.kill(pid, 9)
     revive(run)
+    run.release_all()
     assert_recovered(run, baseline, replaced={3})
     assert steps_lost(run) == [0]
     (incident,) = run.incidents()
@@ -62,12 +63,13 @@ def test_rank_killed_while_there_is_no_coordinator(
 
 def test_coordinator_killed_while_it_recovers(job: Callable[..., Job], baseline: Record) -> None:
     """An incident that a coordinator left open is closed by the one that takes its place."""
-    run = job(nodes=2)
-    run.wait_step(0, 4)
+    run = job(*pause_all(4), nodes=2)
+    run.wait_pause(4)
     run.kill(1)
     run.wait_event(journal.FaultSeen)
     kill_coordinator(run)
     revive(run)
+    run.release_all()
     assert_recovered(run, baseline, replaced={1})
     assert set(steps_lost(run)) == {0}
 
