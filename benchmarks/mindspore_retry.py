@@ -58,7 +58,7 @@ def main() -> None:
     chance = random.Random(args.seed)
     rounds = 1 if args.quick else 4
     took: dict[Strategy, list[float]] = {Strategy.RETRY: [], Strategy.RESTART: []}
-    identical = True
+    identical, unwritten = True, 0
     with place() as folder:
         gate = _gate(args.python, folder, 400 if args.quick else 2000)
         wanted = _losses(_run(args.python, folder, "undisturbed", []))
@@ -70,19 +70,21 @@ def main() -> None:
                 for kind, step in zip(kinds, steps, strict=False)
             ]
             directory = _run(args.python, folder, f"round-{each}", faults)
-            identical = identical and _losses(directory) == wanted
+            identical, without = _compared(_losses(directory), wanted, identical)
+            unwritten += without
             for incident in journal.incidents(_events(directory)):
                 seconds = incident.first_step - incident.detected
                 took[incident.strategies[-1]].append(1000 * seconds)
     rows = {strategy.value: summary(times) for strategy, times in took.items()}
     show_summaries("a fault to the next step of all ranks (ms)", rows)
     print(f"the gate: {gate:.3f} ms a step (target: under {number(TARGET_MS)})")
-    print(f"all losses are those of the undisturbed run: {identical}")
+    print(f"all losses are those of the undisturbed run: {identical}; not written: {unwritten}")
     result: dict[str, Any] = {
         "gate_ms": round(gate, 3),
         "retry_ms": rows["retry"].get("median_ms"),
         "restart_ms": rows["restart"].get("median_ms"),
         "loss_identical": identical,
+        "losses_not_written": unwritten,
         "by_strategy": rows,
     }
     finish(result, conditions, args.json)
@@ -156,6 +158,18 @@ def _events(directory: JobDirectory) -> list[journal.AnyEvent]:
     return journal.read(directory.ledger.read_bytes().splitlines())
 
 
+def _compared(
+    found: list[dict[int, float]], wanted: list[dict[int, float]], so_far: bool
+) -> tuple[bool, int]:
+    """Whether all losses are the undisturbed run's, and how many were not written down.
+
+    A rank that is killed when its peers can do the step without it does not come to that.
+    """
+    pairs = list(zip(found, wanted, strict=True))
+    same = all(loss == of[step] for each, of in pairs for step, loss in each.items())
+    return so_far and same, sum(len(of) - len(each) for each, of in pairs)
+
+
 def _losses(directory: JobDirectory) -> list[dict[int, float]]:
     """The loss of each step of each rank; of a step that was done again, the last."""
     found = []
@@ -163,8 +177,6 @@ def _losses(directory: JobDirectory) -> list[dict[int, float]]:
         lines = (directory.path / "metrics" / f"rank{rank}.jsonl").read_text().splitlines()
         records = [json.loads(line) for line in lines]
         found.append({each["step"]: each["metrics"]["loss"] for each in records})
-    if [len(each) for each in found] != [STEPS] * RANKS:
-        raise SystemExit(f"{directory.path}: losses of {[len(each) for each in found]} steps")
     return found
 
 
