@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ class Agent:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._users = dict(environment)
-        self._callbacks: dict[str, Callable[..., Any]] = {}
+        self._callbacks: dict[str, types.MethodType] = {}  # of its manager of processes
         self._told: signal.Signals | None = None  # to end, by whoever started msrun
         self.has_all = True  # the workers of this node are all that there are
 
@@ -142,7 +142,7 @@ class Agent:
             os.environ.pop(name, None)
             if name in self._users:
                 os.environ[name] = self._users[name]
-        manager = self._callbacks["START_ALL_WORKER"].__self__  # type: ignore[attr-defined]
+        manager: Any = self._callbacks["START_ALL_WORKER"].__self__
         try:
             self._callbacks["START_ALL_WORKER"]()
             status = self._watch(manager.proc_rank_map, manager.msn_process)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from rekindle.recovery.fault import Kind
-from rekindle.training.devices.base import Damage
+from rekindle.training.devices.base import Damage, Mark
 
 
 class CpuDevice:
@@ -29,8 +29,9 @@ class CpuDevice:
         """The host's: its errors tell no time."""
         return time.time_ns() // 1000
 
-    def mark(self) -> None:
+    def mark(self) -> Mark | None:
         """What was asked for has been done."""
+        return None
 
     def free(self) -> None:
         """Memory is the process's own."""
