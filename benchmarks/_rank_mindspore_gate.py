@@ -1,7 +1,7 @@
 """A rank of `mindspore_retry.py`: steps with and without the gate, in blocks that take turns.
 
-Arguments: a file for the times (of rank 0), and the number of steps. Runs where MindSpore is. In a
-block without the gate all ranks go on at once; which blocks these are, each knows by the step's
+Arguments: a folder for the times of each rank, and the number of steps. Runs where MindSpore is. In
+a block without the gate all ranks go on at once; which blocks these are, each knows by the step's
 number.
 """
 
@@ -27,6 +27,7 @@ from rekindle.training.mindspore import Session, recoverable
 BLOCK, SKIPPED = 20, 3  # steps of a block; of which the first are left out
 WIDTH = 512
 _agree = Gate.agree
+_inside: dict[int, float] = {}  # seconds in the gate, by step
 
 
 def with_gate(step: int) -> bool:
@@ -36,7 +37,12 @@ def with_gate(step: int) -> bool:
 
 def agree(gate: Gate, step: int, *, can: bool) -> bool:
     """Pass the gate, or do without."""
-    return _agree(gate, step, can=can) if with_gate(step) else can
+    if not with_gate(step):
+        return can
+    began = time.perf_counter()
+    agreed = _agree(gate, step, can=can)
+    _inside[step] = time.perf_counter() - began
+    return agreed
 
 
 class Clock(Callback):
@@ -53,7 +59,7 @@ class Clock(Callback):
 
 def main() -> None:
     """Train, and write what a step took in each block."""
-    file, steps = Path(sys.argv[1]), int(sys.argv[2])
+    folder, steps = Path(sys.argv[1]), int(sys.argv[2])
     ms.set_device("CPU")
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_seed(1)
@@ -70,13 +76,13 @@ def main() -> None:
     clock = Clock()
     with Session(model) as session:
         session.train(1, data, callbacks=[clock])
-    if get_rank() == 0:
-        blocks = []
-        for first in range(2 * BLOCK, steps - BLOCK + 1, BLOCK):  # in the first one it compiles
-            ended = clock.ended[first + SKIPPED : first + BLOCK]
-            took = [b - a for a, b in itertools.pairwise(ended)]
-            blocks.append((with_gate(first), statistics.median(took)))
-        file.write_text(json.dumps(blocks))
+    blocks = []
+    for first in range(2 * BLOCK, steps - BLOCK + 1, BLOCK):  # in the first one it compiles
+        ended = clock.ended[first + SKIPPED : first + BLOCK]
+        took = [b - a for a, b in itertools.pairwise(ended)]
+        blocks.append((with_gate(first), statistics.median(took)))
+    inside = [(step, seconds) for step, seconds in _inside.items() if step >= 2 * BLOCK]
+    (folder / f"{get_rank()}.json").write_text(json.dumps({"blocks": blocks, "inside": inside}))
 
 
 if __name__ == "__main__":
