@@ -10,6 +10,7 @@ ENV_SCHEDULE_COUNT = "MA_SCHEDULE_CNT"  # ModelArts: how often the node's pod wa
 ENV_START_COUNT = "MA_PROC_START_CNT"  # ModelArts: how often the script was started in this pod
 ENV_SLOT = "REKINDLE_SLOT"  # the rank's number in the full world; RANK counts those that are there
 ENV_FULL_WORLD = "REKINDLE_FULL_WORLD"  # ranks of the full world
+ENV_JOINS = "REKINDLE_JOINS"  # "1": other ranks go on in their processes, and this one joins them
 ENV_CHANNEL_FD = "REKINDLE_CHANNEL_FD"  # unix socket to the agent (SOCK_SEQPACKET)
 ENV_HEARTBEAT_FD = "REKINDLE_HEARTBEAT_FD"  # the rank's heartbeat page (memfd)
 ENV_STACK_FILE = "REKINDLE_STACK_FILE"  # where the rank writes its stacks when it is asked to

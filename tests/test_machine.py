@@ -12,7 +12,7 @@ from rekindle.recovery.fault import Kind
 from rekindle.recovery.plan import Source
 from rekindle.recovery.policy import Strategy
 from rekindle.runtime import protocol as p
-from rekindle.runtime.roster import Status
+from rekindle.runtime.census import Status
 from rekindle.runtime.state import Phase
 
 # ---- from the start to the first step
@@ -88,9 +88,10 @@ def test_a_killed_rank_is_started_anew_and_the_others_keep_their_state() -> None
     """SIGKILL of one rank: Over to all, Spawn of that rank alone, its state from a live peer."""
     job = trained(5, nodes=2, processes=2)
     job.exits(3, signal=SIGKILL, finished=5)
-    over = p.Over(generation=1, finished=5)
+    over = p.Over(generation=1, finished=5, replaced=True)
     assert job.told(p.Over) == {0: over, 1: over}
     assert job.spawned_now() == [3]
+    assert job.told(p.Spawn)[1].joins
     assert strategies(job) == [Strategy.RECOVER_IN_PLACE]
     job.spawned()
     job.arrive([0, 1, 2], finished=5)
@@ -243,3 +244,31 @@ def test_the_death_of_all_ranks_leaves_the_snapshots() -> None:
     assert (formed.step, formed.newest) == (10, 12)
     [incident] = journal.incidents(job.history)
     assert incident.steps_lost == 2
+
+
+def test_whoever_was_to_join_ranks_that_died_begins_by_itself() -> None:
+    """A process that has left its own state out, for it was to take a live rank's, is replaced."""
+    job = trained(5, nodes=2, processes=1)
+    job.exits(0, signal=SIGKILL, finished=5)
+    assert job.told(p.Spawn)[0].joins
+    job.spawned()
+    job.exits(1, signal=SIGKILL, finished=5)
+    assert not job.told(p.Spawn)[1].joins  # the other one has just been started
+    job.spawned()
+    job.arrive([0], joins=True)
+    job.arrive([1])
+    assert not job.told(p.Form)
+    assert job.told(p.Kill)[0].ranks == (0,)
+    job.killed()
+    assert not job.told(p.Spawn)[0].joins  # rank 1 waits, and is as new
+    job.spawned()
+    job.arrive([0])
+    assert sources(job) == dict.fromkeys((0, 1), Source.FRESH)
+
+
+def test_nobody_joins_anybody_when_all_are_started_anew() -> None:
+    """Neither at first nor when the whole job is restarted."""
+    job = Driver(nodes=1, processes=2)
+    job.hello()
+    job.store_up()
+    assert not job.told(p.Spawn)[0].joins

@@ -83,7 +83,7 @@ def test_a_lost_node_is_replaced_and_the_healthy_ranks_wait() -> None:
     """NodeWanted, Over to the others; the new agent's ranks are started and take live state."""
     job = trained(5, nodes=2, processes=2)
     job.lose(1)
-    assert job.told(p.Over) == {0: p.Over(generation=1, finished=5)}
+    assert job.told(p.Over) == {0: p.Over(generation=1, finished=5, replaced=True)}
     assert [wanted.node for wanted in job.recorded(journal.NodeWanted)] == [1]
     assert strategies(job) == [Strategy.RECOVER]
     assert "node" in job.timers

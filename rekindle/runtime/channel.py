@@ -65,6 +65,11 @@ class Channel:
         """Whether this generation was declared over."""
         return self._over >= generation
 
+    def is_over_within(self, generation: int, seconds: float) -> bool:
+        """Whether this generation is declared over by then."""
+        with self._answered:
+            return self._answered.wait_for(lambda: self.is_over(generation), seconds)
+
     def wait_over(self, generation: int) -> None:
         """Wait until the generation is declared over and `on_over` has returned."""
         while self._settled < generation:

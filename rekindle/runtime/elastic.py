@@ -5,8 +5,9 @@ from __future__ import annotations
 from rekindle.names import SPARE
 from rekindle.recovery import journal
 from rekindle.runtime import protocol as p
+from rekindle.runtime.census import Status
 from rekindle.runtime.ending import Ending
-from rekindle.runtime.roster import Node, Status
+from rekindle.runtime.roster import Node
 from rekindle.runtime.state import ENDING, Phase, Send
 
 

@@ -8,7 +8,8 @@ from rekindle.recovery.fault import root_cause
 from rekindle.recovery.policy import LATE_S, Strategy
 from rekindle.recovery.suspicion import is_clean
 from rekindle.runtime import protocol as p
-from rekindle.runtime.roster import Kept, Rank, Status, by_node
+from rekindle.runtime.census import Rank, Status, by_node
+from rekindle.runtime.roster import Kept
 from rekindle.runtime.state import (
     ENDING,
     RESCHEDULED,

@@ -52,6 +52,7 @@ def rank_environment(
         names.ENV_JOB_ID: spec.job_id,
         names.ENV_NODE_RANK: str(node),
         names.ENV_SLOT: str(rank),
+        names.ENV_JOINS: str(int(spawn.joins)),
         names.ENV_FULL_WORLD: str(spec.world_size),
         names.ENV_STACK_FILE: str(logs / names.STACK_FILE),
         names.ENV_METRICS_FILE: metrics_file,

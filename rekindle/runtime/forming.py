@@ -13,8 +13,8 @@ from rekindle.recovery.fault import Fault, Kind, root_cause
 from rekindle.recovery.plan import Holding, Made, RankPlan, Source, make_plan
 from rekindle.recovery.suspicion import is_clean
 from rekindle.runtime import protocol as p
+from rekindle.runtime.census import Rank, Status
 from rekindle.runtime.gathering import Gathering
-from rekindle.runtime.roster import Rank, Status
 from rekindle.runtime.state import ENDING, CancelTimer, Phase, Send, SetTimer
 
 
@@ -221,6 +221,11 @@ class Forming(Gathering):
             # Their state is no longer as the script built it: only new processes have that.
             self._kill(trained, grace_s=0.0)
             return
+        joining = [place for place, rank in enumerate(world) if rank.arrived and rank.arrived.joins]
+        alone = [world[at] for at in joining if plan.ranks[at].source is not Source.PEER]
+        if alone:
+            self._kill(alone, grace_s=0.0)  # those whom they were to join have died since
+            return
         self.incidents.answered()
         self._planned = plan
         self.generation += 1
@@ -366,7 +371,9 @@ class Forming(Gathering):
             return
         self.phase = Phase.REGROUPING
         finished = max(rank.finished for rank in self.roster.world)
-        self._tell_nodes(p.Over(generation=self.generation, finished=finished))
+        replaced = self.roster.any_is(Status.ABSENT)
+        over = p.Over(generation=self.generation, finished=finished, replaced=replaced)
+        self._tell_nodes(over)
         for rank in self.roster.those(Status.TRAINING, Status.RESTORING):
             rank.status = Status.LEAVING
         self._do(SetTimer("leave", self.spec.policy.leave_timeout_s))

@@ -16,10 +16,11 @@ from rekindle.recovery.policy import LATE_S, Strategy
 from rekindle.recovery.sign_book import SignBook
 from rekindle.runtime import protocol as p
 from rekindle.runtime.assembly import Assembly
+from rekindle.runtime.census import Rank, Status, by_node
 from rekindle.runtime.inheritance import Earlier, Inheritance, interval_of
 from rekindle.runtime.injections import Injections
 from rekindle.runtime.isolation import Isolation
-from rekindle.runtime.roster import Node, Rank, Roster, Status, by_node
+from rekindle.runtime.roster import Node, Roster
 from rekindle.runtime.spec import JobSpec
 from rekindle.runtime.state import (
     ENDING,
@@ -344,6 +345,7 @@ class Gathering(ABC):
             first=self.roster.place_of(self.roster.ranks_of(node)[0]),
             heal=tuple(rank.rank for rank in ranks if rank.rank in self._to_heal),
             placements=max(1, len(self._placements.get(node, ()))),
+            joins=self._formed and any(rank.goes_on for rank in self.roster.world),
         )
         self._to_heal -= set(spawn.heal)
         self._healing |= set(spawn.heal)

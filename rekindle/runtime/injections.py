@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rekindle.runtime.census import Rank
 from rekindle.runtime.protocol import Inject
-from rekindle.runtime.roster import Rank
 
 
 class Injections:

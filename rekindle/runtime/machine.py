@@ -29,7 +29,8 @@ from rekindle.recovery.classification import fault_of_exit
 from rekindle.recovery.fault import Fault, Kind
 from rekindle.recovery.policy import LATE_S
 from rekindle.runtime import protocol as p
-from rekindle.runtime.roster import Node, Status, by_node
+from rekindle.runtime.census import Status, by_node
+from rekindle.runtime.roster import Node
 from rekindle.runtime.state import ENDING, Phase, Send, SetTimer
 from rekindle.runtime.storing import StoreNews
 from rekindle.runtime.switching import Switching

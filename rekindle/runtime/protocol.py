@@ -251,7 +251,8 @@ class Spawn(Message, frozen=True, kw_only=True, tag="spawn"):
 
     world_size, first: what they are told of their world, and of the place in it of the node's first
     rank; the generation that they arrive for may be another one. heal: those of the ranks whose
-    device is to be healed first. placements: how often the node's place was filled so far.
+    device is to be healed first. placements: how often the node's place was filled so far. joins:
+    others go on in their processes, and have the state that these take.
     """
 
     generation: int
@@ -263,6 +264,7 @@ class Spawn(Message, frozen=True, kw_only=True, tag="spawn"):
     store_port: int
     heal: tuple[int, ...] = ()
     placements: int = 1
+    joins: bool = False
 
 
 class HostStore(Message, frozen=True, kw_only=True, tag="host-store"):

@@ -30,6 +30,7 @@ class Arrived(Message, frozen=True, kw_only=True, tag="arrived"):
     done: it has finished all the steps it was asked for.
     passed: steps after which all ranks were let go before, where the script asked for more later.
     port: where other ranks reach it, of ranks whose framework brings no lines between them.
+    joins: it has nothing but what a live rank sends it, and does not begin by itself.
     """
 
     rank: int
@@ -42,6 +43,7 @@ class Arrived(Message, frozen=True, kw_only=True, tag="arrived"):
     done: bool = False
     passed: int = 0
     port: int = 0
+    joins: bool = False
 
 
 class StepFailed(Message, frozen=True, kw_only=True, tag="step-failed"):
@@ -124,10 +126,12 @@ class Over(Message, frozen=True, kw_only=True, tag="over"):
 
     finished: steps for which some rank is known to have had all gradients; a step less is not left
         at once, for it can still end.
+    replaced: a process is gone, and a new one is to join those that are there.
     """
 
     generation: int
     finished: int = 0
+    replaced: bool = False
 
 
 class Hold(Message, frozen=True, kw_only=True, tag="hold"):

@@ -14,9 +14,9 @@ from rekindle.recovery.policy import ANEW, Strategy
 from rekindle.recovery.rungs import is_met_by_restart
 from rekindle.recovery.suspicion import is_clean
 from rekindle.runtime import protocol as p
+from rekindle.runtime.census import Status
 from rekindle.runtime.elastic import Elastic
 from rekindle.runtime.ending import GONE, STOP_GRACE_S
-from rekindle.runtime.roster import Status
 from rekindle.runtime.spec import KeepsOff
 from rekindle.runtime.state import ENDING, RESCHEDULED, CancelTimer, Phase, SetTimer
 

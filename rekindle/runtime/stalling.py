@@ -13,10 +13,10 @@ import msgspec
 
 from rekindle.recovery.fault import Kind
 from rekindle.runtime import protocol as p
+from rekindle.runtime.census import Status
 from rekindle.runtime.culprit import Verdict, judge, missed, tell
 from rekindle.runtime.ending import STOP_GRACE_S
 from rekindle.runtime.recovering import Recovering
-from rekindle.runtime.roster import Status
 from rekindle.runtime.state import CancelTimer, Phase, SetTimer
 
 ANSWER_S = 2.5  # how long agents have to look, where the others show what holds them up

@@ -10,8 +10,8 @@ from rekindle.recovery import journal
 from rekindle.recovery.fault import Fault, Kind
 from rekindle.recovery.interval import Chosen
 from rekindle.runtime import protocol as p
+from rekindle.runtime.census import Status
 from rekindle.runtime.forming import Forming
-from rekindle.runtime.roster import Status
 from rekindle.runtime.state import ENDING, Phase, Send
 
 StoreNews = p.CheckpointWritten | p.PartDue | p.PartWritten | p.CheckpointLeftOut | p.Pruned

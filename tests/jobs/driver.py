@@ -18,9 +18,9 @@ from rekindle.recovery.codes.tables import Tables
 from rekindle.recovery.fault import ErrorRecord, Exit, Kind
 from rekindle.recovery.policy import Policy
 from rekindle.runtime import protocol as p
+from rekindle.runtime.census import Status
 from rekindle.runtime.inheritance import Earlier, earlier, inheritance
 from rekindle.runtime.machine import Machine
-from rekindle.runtime.roster import Status
 from rekindle.runtime.spec import EntryKind, Framework, JobSpec, KeepsOff
 from rekindle.runtime.state import CancelTimer, Command, End, Examine, Phase, Record, Send, SetTimer
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import pytest
+
+from rekindle import names
 from rekindle.recovery.plan import RankPlan, Source
 from rekindle.runtime import protocol, wire
 from rekindle.runtime.channel import Channel
@@ -16,7 +18,10 @@ from rekindle.training.mindio.handlers import Handlers
 from rekindle.training.mindio.processor import Processor
 
 LIMIT_S = 20.0
+_KINDS = ("stop", "clean", "rebuild_group", "repair", "rollback", "save_ckpt", "rename", "exit")
 ARGUMENTS, CONTEXT = "the loop's arguments", "the context"
+
+_all: list[Rank] = []
 
 M = TypeVar("M", bound=protocol.Message)
 T = TypeVar("T")
@@ -25,20 +30,22 @@ T = TypeVar("T")
 class Rank:
     """One rank, whose handlers take notes.
 
-    calls: what they were called with, in its order. answers: what they give, or raise.
+    takes_in: with MindIO's ARF. calls: what handlers were called with, in their order. answers:
+    what they give, or raise.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, *, takes_in: bool = False) -> None:
         self.rank, self.calls, self.answers = rank, [], {}  # type: ignore[var-annotated]
         self._agent, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        os.dup(self._agent.fileno())  # never closed: a rank whose agent is gone kills its process
+        _all.append(self)  # never closed: a rank whose agent is gone kills its process
         self._agent.settimeout(LIMIT_S)
         handlers = Handlers()
         handlers.arguments = ARGUMENTS
-        for kind in ("stop", "clean", "repair", "rollback", "save_ckpt", "rename", "exit"):
+        for kind in _KINDS:
             handlers.register(kind, self._note(kind), CONTEXT)
         handlers.register("stream_sync", self._note("stream_sync"), CONTEXT)
-        self.processor = Processor(rank, handlers, Channel(theirs.detach()))
+        channel = Channel(theirs.detach())
+        self.processor = Processor(rank, handlers, channel, takes_in=takes_in)
 
     def _note(self, kind: str) -> Callable[..., Any]:
         def note(*arguments: Any) -> Any:
@@ -62,8 +69,8 @@ class Rank:
 class World:
     """Some ranks, and the threads that they run in."""
 
-    def __init__(self, size: int) -> None:
-        self.ranks = [Rank(number) for number in range(size)]
+    def __init__(self, size: int, *, takes_in: bool = False) -> None:
+        self.ranks = [Rank(number, takes_in=takes_in) for number in range(size)]
         self.pool = ThreadPoolExecutor(size)
 
     def on_all(self, what: Callable[[Processor], T]) -> list[Future[T]]:
@@ -108,10 +115,21 @@ class World:
             rank.processor.begin_update()
             rank.processor.end_update(number)
 
-    def over(self, generation: int, finished: int) -> None:
+    def over(self, generation: int, finished: int, *, replaced: bool = False) -> None:
         """Tell all that a generation is over."""
+        over = protocol.Over(generation=generation, finished=finished, replaced=replaced)
         for rank in self.ranks:
-            rank.tell(protocol.Over(generation=generation, finished=finished))
+            rank.tell(over)
+
+    def replace(
+        self, place: int, monkeypatch: pytest.MonkeyPatch, *, takes_in: bool = True
+    ) -> Rank:
+        """Have a new process in this place, which is to join the others."""
+        self.ranks[place].processor.gate.leave()  # as the end of the old one does
+        monkeypatch.setenv(names.ENV_JOINS, "1")
+        self.ranks[place] = Rank(place, takes_in=takes_in)
+        monkeypatch.delenv(names.ENV_JOINS)
+        return self.ranks[place]
 
     def recover(self, *states: ReportState) -> list[Future[bool]]:
         """Have each rank report its state, and wait until it is repaired."""

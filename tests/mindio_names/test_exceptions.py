@@ -22,7 +22,7 @@ class Rank:
 
     def __init__(self) -> None:
         self.done: list[Any] = []
-        self.repairs = True
+        self.repairs, self.joins = True, False
 
     def report(self, state: ReportState, code: str, error: BaseException | None) -> None:
         self.done.append((state.name, code, str(error)))
@@ -145,16 +145,30 @@ def test_a_framework_s_own_errors_can_be_told_apart(rank: Rank) -> None:
     assert seen == ["a PRECISION ERROR"]
 
 
-def test_what_joins_processes_is_refused(rank: Rank) -> None:
-    """Neither ARF nor a hot switch nor a world of another size is mistaken for being there."""
-    for state in ("RS_INIT_FINISH", "RS_PREREPAIR_FINISH", "RS_STEP_FINISH"):
-        with pytest.raises(SessionError, match="need MindIO itself"):
-            framework.tft_report_error(ReportState[state].value)
-    for name in ("enable_local_copy", "enable_arf", "enable_zit"):
+def test_what_is_not_there_is_refused(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a hot switch nor a world of another size is mistaken for being there."""
+    with pytest.raises(SessionError, match="RS_STEP_FINISH: a hot switch needs MindIO itself"):
+        framework.tft_report_error(ReportState.RS_STEP_FINISH)
+    for name in ("enable_local_copy", "enable_zit"):
         arguments: dict[str, Any] = {"enable_local_copy": False, name: True}
         with pytest.raises(SessionError, match=f"{name}.*needs MindIO itself"):
             framework.tft_init_controller(0, 2, **arguments)
+    framework.tft_init_controller(0, 2, False, enable_arf=True)
+    monkeypatch.setenv("MINDIO_FOR_MINDSPORE", "1")
+    with pytest.raises(SessionError, match=r"MindSpore.*ARF:1.*needs MindIO itself"):
+        framework.tft_init_controller(0, 2, False, enable_arf=True)
+
+
+def test_only_a_process_that_joins_others_says_so(rank: Rank) -> None:
+    """RS_INIT_FINISH and RS_PREREPAIR_FINISH are those of `tft_is_reboot_node()`."""
     assert not framework.tft_is_reboot_node()
+    for state in ("RS_INIT_FINISH", "RS_PREREPAIR_FINISH"):
+        with pytest.raises(SessionError, match=f"{state}: this process joins nobody"):
+            framework.tft_report_error(ReportState[state].value)
+    rank.joins = True
+    assert framework.tft_is_reboot_node()
+    framework.tft_report_error(ReportState.RS_PREREPAIR_FINISH)
+    assert [done[0] for done in rank.done] == ["RS_PREREPAIR_FINISH"]
 
 
 def test_a_thread_that_stops_the_device_uses_the_rank_s(monkeypatch: pytest.MonkeyPatch) -> None:

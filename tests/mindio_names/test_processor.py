@@ -17,6 +17,7 @@ from rekindle.runtime import protocol
 from rekindle.training.last_words import Moment
 from rekindle.training.mindio import exceptions, framework, steps, words
 from rekindle.training.mindio.enums import RepairType, ReportState
+from rekindle.training.mindio.processor import Processor
 
 NORMAL, UCE = ReportState.RS_NORMAL, ReportState.RS_UCE
 OWN = RankPlan(source=Source.SELF)
@@ -200,13 +201,66 @@ def test_an_error_of_the_script_ends_its_process(pair: World) -> None:
     assert pair.ranks[0].calls == []
 
 
-def test_a_new_process_does_not_join_others() -> None:
-    """MindIO's ARF is not here: it says which strategies to leave out."""
+def test_a_new_process_joins_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MindIO's ARF: it builds its model, says so, and then all form their groups anew."""
+    world = World(2, takes_in=True).start()
+    world.step(1)
+    world.step(2)
+    old = world.ranks[0]
+    old.hear(protocol.StepDone)
+    kinds: list[str] = []
+    for kind in ("clean", "rebuild_group"):
+        old.answers[kind] = lambda: kinds.append(old.processor.repair_type)
+    goes_on = world.pool.submit(retried, old.processor, ReportState.RS_HCCL_FAILED)
+    assert old.hear(protocol.StepFailed).kind is Kind.LINK
+    new = world.replace(1, monkeypatch)
+    new.processor.start()  # it does not meet the others yet
+    assert new.processor.joins
+    new.processor.replicas([{"rank_list": [0, 1], "replica_cnt": 2}], world_size=2)
+    old.tell(protocol.Over(generation=1, finished=2, replaced=True))
+    joined = world.pool.submit(retried, new.processor, ReportState.RS_PREREPAIR_FINISH)
+    arrived = world.form(2, 2, [SENDS, TAKES])
+    assert [(each.finished, each.joins) for each in arrived] == [(2, False), (None, True)]
+    world.ready()
+    assert goes_on.result(LIMIT_S)
+    assert joined.result(LIMIT_S)
+    rebuilt = ("rebuild_group", [1], ARGUMENTS, CONTEXT)
+    sends = repair(RepairType.RT_SEND, 2, rebuild=False, pair=(0, 1))
+    takes = repair(RepairType.RT_RECV_REPAIR, 2, rebuild=False, pair=(0, 1))
+    assert old.calls == [*cleaned(False), rebuilt, sends, ROLLED_BACK]
+    assert new.calls == [rebuilt, takes, ROLLED_BACK]
+    assert kinds == ["recover", "recover"]
+    assert (new.processor.joins, new.processor.repair_step) == (False, 2)
+    world.step(3)
+    assert [rank.hear(protocol.StepDone).finished for rank in world.ranks] == [3, 3]
+    world.close()
+
+
+def retried(processor: Processor, state: ReportState) -> bool:
+    """What the decorator does with an error."""
+    processor.report(state, "", None)
+    return processor.wait_clean() and processor.wait_repaired()
+
+
+def test_without_arf_a_new_process_joins_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says what to switch on, or which strategies to leave out."""
     world = World(1)
-    started = world.on_all(lambda each: each.start())
-    world.form(5, 9, [RankPlan(source=Source.PEER, peer=1)])
-    with pytest.raises(SessionError, match="recover-in-place out of the policy's strategies"):
-        started[0].result(LIMIT_S)
+    new = world.replace(0, monkeypatch, takes_in=False)
+    with pytest.raises(SessionError, match=r"enable_arf, or leave .* recover-in-place out"):
+        new.processor.start()
+    world.close()
+
+
+def test_a_new_process_that_finds_nobody_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has not loaded its own state: with what it has it would train from the first step."""
+    world = World(1, takes_in=True)
+    new = world.replace(0, monkeypatch)
+    new.processor.start()
+    joined = world.pool.submit(retried, new.processor, ReportState.RS_PREREPAIR_FINISH)
+    world.form(2, 0, [RankPlan(source=Source.FRESH)])
+    assert not joined.result(LIMIT_S)
+    assert new.hear(protocol.StepFailed).kind is Kind.DEVICE
+    assert new.calls == []
     world.close()
 
 

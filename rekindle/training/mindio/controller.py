@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rekindle.errors import SessionError
+from rekindle.training.mindio.handlers import for_mindspore
 
 _REFUSED = 1
 
@@ -79,7 +80,7 @@ def refuse_unsupported(*, local_copy: bool, arf: bool, zit: bool) -> None:
     """Raises SessionError: it is switched on, and MindIO alone can do it."""
     asked = {
         "a local copy of the optimizer's state (enable_local_copy)": local_copy,
-        "new processes among old ones (enable_arf, ARF:1)": arf,
+        "new processes among MindSpore's old ones (enable_arf, ARF:1)": arf and for_mindspore(),
         "a world that shrinks and grows (enable_zit)": zit,
     }
     for what, is_on in asked.items():

@@ -35,11 +35,7 @@ __all__ = [
 ]
 
 _FRAMEWORKS = ("MindSpeed", "MindSpeed-LLM")
-_UNSUPPORTED = (
-    ReportState.RS_INIT_FINISH,
-    ReportState.RS_PREREPAIR_FINISH,
-    ReportState.RS_STEP_FINISH,
-)
+_JOINING = (ReportState.RS_INIT_FINISH, ReportState.RS_PREREPAIR_FINISH)
 handlers = Handlers()
 _processor: Processor | None = None
 _framework: str | None = None  # as it has called itself
@@ -74,13 +70,16 @@ def tft_init_processor(  # noqa: PLR0913  # MindIO's signature
     if not 0 <= rank < world_size:
         raise SessionError(f"tft_init_processor(): no rank {rank} in a world of {world_size}")
     refuse_unsupported(local_copy=enable_local_copy, arf=enable_arf, zit=enable_zit)
-    _processor = Processor(rank, handlers, Channel.from_environment())
+    _processor = Processor(rank, handlers, Channel.from_environment(), takes_in=enable_arf)
     _world_size, repairs_memory = world_size, enable_uce
     handlers.device = _device()
 
 
 def tft_start_processor(master_ip: str, port: int, local_ip: str = "") -> None:
-    """Meet the other ranks, through the agent: neither address is used."""
+    """Meet the other ranks, through the agent: neither address is used.
+
+    One that joins others does so when it reports RS_PREREPAIR_FINISH.
+    """
     current().start()
 
 
@@ -94,12 +93,12 @@ def tft_destroy_processor() -> None:
 
 
 def tft_is_reboot_node() -> bool:
-    """Whether it joins others in their middle: never, all are started anew."""
-    return False
+    """Whether it joins others that go on in their processes (ARF)."""
+    return current().joins
 
 
 def tft_get_reboot_type() -> str:
-    """How it would join."""
+    """How it joins."""
     return "arf"
 
 
@@ -176,11 +175,16 @@ def _device() -> int:
 
 
 def tft_report_error(error_type: ReportState | int, error_code: str = "") -> None:
-    """Say what has broken off the step. Raises SessionError: a state that only MindIO knows."""
+    """Say what has broken off the step, or that a process is ready to join the others.
+
+    Raises SessionError: a state that only MindIO knows; a process that has nobody to join.
+    """
     value = error_type.value if isinstance(error_type, ReportState) else error_type
     state = ReportState(value)
-    if state in _UNSUPPORTED:
-        raise SessionError(f"{state.name}: joining processes (ARF, hot switch) need MindIO itself")
+    if state is ReportState.RS_STEP_FINISH:
+        raise SessionError(f"{state.name}: a hot switch needs MindIO itself")
+    if state in _JOINING and not current().joins:
+        raise SessionError(f"{state.name}: this process joins nobody (tft_is_reboot_node)")
     current().report(state, error_code, sys.exc_info()[1])
 
 
@@ -207,7 +211,7 @@ def tft_get_repair_step() -> int:
 
 
 def tft_get_repair_type() -> str:
-    """What is under way: retry, dump, or unknown."""
+    """What is under way: retry, recover, dump, or unknown."""
     return current().repair_type
 
 
@@ -255,7 +259,7 @@ def tft_register_rollback_handler(func: Callable[..., Any], ctx: Any = None) -> 
 
 
 def tft_register_rebuild_group_handler(func: Callable[..., Any], ctx: Any = None) -> None:
-    """func(fault_ranks, args, ctx): never called, no process joins."""
+    """func(fault_ranks, args, ctx): on all ranks, when processes have joined, before a repair."""
     handlers.register("rebuild_group", func, ctx)
 
 

@@ -54,6 +54,10 @@ class Handlers:
         """Send the state, or take it from where the call says."""
         self._call("repair", *call, self.arguments)
 
+    def rebuild_group(self, fault_ranks: list[int]) -> None:
+        """Form all groups anew, together with the ranks whose processes are new."""
+        self._call("rebuild_group", fault_ranks, self.arguments)
+
     def rollback(self, step: int) -> None:
         """Bring all else to that step: data, counters."""
         self._call("rollback", step, self.arguments)

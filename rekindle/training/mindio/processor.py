@@ -29,10 +29,11 @@ from rekindle.training.mindio import words
 from rekindle.training.mindio.brake import Brake
 from rekindle.training.mindio.enums import ReportState
 from rekindle.training.mindio.handlers import ERROR, OK, UNHARMED, Handlers, for_mindspore
-from rekindle.training.mindio.repairs import Said, repair_of, replicas_of
+from rekindle.training.mindio.repairs import Said, joined, repair_of, replicas_of
 from rekindle.training.progress import Progress
 
 _LOST = (OSError, PeerGoneError, StaleError)
+_HEARD_S = 2.0  # within which a rank's end is known to all others
 _KINDS = {
     ReportState.RS_RETRY: Kind.TRANSIENT,
     ReportState.RS_UCE: Kind.DEVICE_MEMORY,
@@ -47,15 +48,22 @@ _SPOILT = (ReportState.RS_RETRY, ReportState.RS_UCE_CORRUPTED)
 class Processor:
     """One rank. Started by hand, without an agent, it repairs nothing.
 
-    channel: the line to the agent. finished: steps finished. repair_step: that training goes on
-    from; 0: nothing was repaired. repair_type: what MindIO calls what is done at the moment.
+    channel: the line to the agent. takes_in: a new process may join those that go on in theirs
+    (MindIO's ARF). finished: steps finished. repair_step: that training goes on from; 0: nothing
+    was repaired. repair_type: what MindIO calls what is done at the moment. joins: this one is
+    such a process, and has not joined yet.
     """
 
-    def __init__(self, rank: int, handlers: Handlers, channel: Channel | None) -> None:
+    def __init__(
+        self, rank: int, handlers: Handlers, channel: Channel | None, *, takes_in: bool = False
+    ) -> None:
         self.rank = rank
         self.channel = channel
         self.generation = self.finished = self.repair_step = 0
         self.repair_type = "unknown"
+        self.joins = channel is not None and rank_environment.number(names.ENV_JOINS) > 0
+        self._takes_in = takes_in
+        self._replaced = False  # a process is gone whose place a new one takes
         self._handlers = handlers
         self._page = rank_environment.page()
         self.progress = Progress(self._page)
@@ -81,9 +89,18 @@ class Processor:
     # ---- what the training loop tells
 
     def start(self) -> None:
-        """Meet the other ranks. Raises SessionError: this process cannot take part."""
+        """Meet the other ranks; who joins them builds its model first, and meets them then.
+
+        Raises SessionError: this process cannot take part.
+        """
+        if self.joins and not self._takes_in:
+            raise SessionError(
+                "a new process cannot join ranks that go on in theirs (MindIO's ARF): enable_arf, "
+                "or leave recover and recover-in-place out of the policy's strategies"
+            )
         if self.channel is not None:
-            self._regroup(self.channel)
+            if not self.joins:
+                self._regroup(self.channel)
             self._last_words = LastWords(None, self._dump)
 
     def end(self) -> None:
@@ -167,7 +184,7 @@ class Processor:
         """Wait until the device is stopped and cleaned; False: this process cannot go on."""
         if self.channel is None or self._lost:
             return False
-        if self._met_at_end:
+        if self._met_at_end or self.joins:
             return True
         self.progress.meet()
         held = self.channel.is_held(self.generation) and not self.channel.is_over(self.generation)
@@ -205,7 +222,7 @@ class Processor:
         """Clean the device, once it is stopped."""
         if self._cleaned or not self._brake.pulled:
             return True
-        self.repair_type = "retry"
+        self.repair_type = "recover" if self._replaced else "retry"
         self._torn = self._torn or self._uce or self._brake.updating
         answer = ERROR
         if self._brake.wait():
@@ -237,6 +254,7 @@ class Processor:
                     done=self._done and self._whole and not self._torn,
                     passed=self._passed,
                     port=self._listener.port,
+                    joins=self.joins,
                 )
             )
             message = channel.wait(self.generation)
@@ -274,6 +292,13 @@ class Processor:
                 self._send_failure(channel, Kind.LINK, f"{type(error).__name__}: {error}")
             channel.wait_over(form.generation)
             return False
+        except Exception:
+            # A framework's own collectives fail like that when another rank dies meanwhile.
+            if not channel.is_over_within(form.generation, _HEARD_S):
+                raise
+            traceback.print_exc(file=sys.stderr)
+            channel.wait_over(form.generation)
+            return False
         self._go_on(form, step)
         channel.send(ready)
         return True
@@ -284,6 +309,7 @@ class Processor:
         self._made = form.made
         self._whole, self._torn = True, False
         self._uce = self._loads = self._stepped = self._cleaned = False
+        self.joins = self._replaced = False
         self.repair_type = "unknown"
         self._brake.release(step)
         self._formed = True
@@ -291,11 +317,8 @@ class Processor:
 
     def _check(self, plan: RankPlan) -> None:
         """Raises SessionError, CheckpointError: MindIO's handlers cannot do what is planned."""
-        if plan.source is Source.PEER and not (self._whole or self._torn):
-            raise SessionError(
-                "a new process cannot join ranks that go on in theirs (MindIO's ARF): leave "
-                "recover and recover-in-place out of the policy's strategies"
-            )
+        if self.joins and plan.source is not Source.PEER:
+            raise SessionError("this process was to join others, and no state is left of theirs")
         if plan.source not in (Source.SELF, Source.PEER, Source.FRESH):
             raise CheckpointError(f"MindIO's handlers take no state from a {plan.source.value}")
 
@@ -304,14 +327,17 @@ class Processor:
 
         Raises OSError, PeerGoneError, StaleError: a peer is lost; whatever a handler raises.
         """
-        if not (self._whole or self._torn):
+        if not (self._whole or self._torn or self.joins):
             return form.step  # it has just started: a state that its script loads is its own
         takes = ((plan.peer, self._place),) if plan.source is Source.PEER else ()
-        said = Said(takes, self._loads)
+        said = Said(takes, self._loads, self.joins)
         told = msgspec.msgpack.encode(said) if said != Said() else b""
         heard = [msgspec.msgpack.decode(each, type=Said) for each in gate.gather(told)]
         call = repair_of(self._place, form.step, heard, rebuild=self._uce, types=self._types)
         self.repair_step, self._loaded = form.step, None
+        if new := joined(heard):
+            self.repair_type = "recover"
+            self._handlers.rebuild_group(new)
         if call is not None:
             if takes and not self._handlers.has("repair"):
                 raise SessionError("no repair handler is registered, and the state is damaged")
@@ -343,6 +369,7 @@ class Processor:
         if over.generation < self.generation:
             return
         if self._formed:
+            self._replaced = over.replaced
             self._brake.pull(over.finished)
         else:
             gate.sever()

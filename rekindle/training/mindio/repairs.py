@@ -17,11 +17,18 @@ Pair = tuple[int, int]  # a rank that sends its state, and the one that takes it
 class Said(msgspec.Struct, frozen=True, array_like=True):
     """What a rank tells all others before anything is repaired.
 
-    pairs: those in which it takes a state. loads: it asks that all go back to a checkpoint.
+    pairs: those in which it takes a state. loads: it asks that all go back to a checkpoint. joins:
+    its process is new.
     """
 
     pairs: tuple[Pair, ...] = ()
     loads: bool = False
+    joins: bool = False
+
+
+def joined(heard: Collection[Said]) -> list[int]:
+    """Return the ranks whose processes are new."""
+    return sorted(target for said in heard if said.joins for _, target in said.pairs)
 
 
 def repair_of(
