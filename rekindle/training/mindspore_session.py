@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Any
 
 import mindspore
 import msgspec
@@ -30,10 +31,16 @@ from rekindle.training import rank_environment
 from rekindle.training.gate import STATE, Gate, Listener, PeerGoneError
 from rekindle.training.keeper import StateKeeper
 from rekindle.training.last_words import LastWords, Moment
+from rekindle.training.mindspore_callbacks import Memory
 from rekindle.training.mindspore_injection import suffer
-from rekindle.training.mindspore_state import Parameters, ParametersWriter, read_state
+from rekindle.training.mindspore_state import Parameters, ParametersWriter
 from rekindle.training.mindspore_steps import Rewind, Settled, Steps
-from rekindle.training.mindspore_transfer import load_checkpoint, receive_state, send_state
+from rekindle.training.mindspore_transfer import (
+    load_checkpoint,
+    receive_state,
+    send_state,
+    take_over,
+)
 from rekindle.training.place import Place
 from rekindle.training.profiler import Profiler
 from rekindle.training.progress import Progress, phase_of
@@ -76,6 +83,9 @@ class Session:
         self._whole = self._torn = False  # the state is that of `finished` steps, or of none
         self._reported = False  # the first step of this generation
         self._total = self._passed = 0
+        self._memory = Memory(())
+        self._position: Mapping[str, Any] = {"step": 0}  # what is kept with the state
+        self._fetched: Mapping[str, Any] = {}  # the same, of a state that came from elsewhere
         self._last_words: LastWords | None = None
 
     def __enter__(self) -> Session:
@@ -115,7 +125,10 @@ class Session:
         self._total = epochs * per_epoch
         self._progress.asked_for(self._total)
         others = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+        self._memory = Memory(others)
         while True:
+            if self._fetched.get("stopped") == self._total:
+                self._stop()
             if self.finished < self._total:
                 dataset.set_init_step(self.finished)
                 steps = Steps(self.finished, self._begin_step, self._end_step)
@@ -123,13 +136,19 @@ class Session:
                     self._model.train(
                         epochs,
                         dataset,
-                        callbacks=[steps, *others, Settled(self._settle, self._profiler)],
+                        callbacks=[
+                            *(steps, *others),
+                            Settled(self._resume, self._settle, self._profiler),
+                        ],
                         dataset_sink_mode=False,
                         initial_epoch=self.finished // per_epoch,
                     )
                 except Rewind:
                     continue
-                self._leave_early()
+                if self.finished < self._total:
+                    self._stop()
+                    if self._channel is not None:
+                        self._keep()
             if self._channel is None or not self._regroup(self._channel):
                 return
 
@@ -140,13 +159,10 @@ class Session:
         """
         return self._progress.at(phase_of(name))
 
-    def _leave_early(self) -> None:
-        """A callback has asked MindSpore's loop to stop, maybe: then this was the last step."""
-        if self.finished < self._total:
-            self._total = self.finished
-            self._progress.asked_for(self._total)
-            if self._channel is not None:
-                self._keep()
+    def _stop(self) -> None:
+        """A callback has asked MindSpore's loop to stop: this was the last step."""
+        self._total = self.finished
+        self._progress.asked_for(self._total)
 
     # ---- what MindSpore's loop tells
 
@@ -174,8 +190,18 @@ class Session:
             place = {"rank": self._slot, "generation": self.generation}
             self._channel.send(protocol.StepDone(finished=self.finished, **place))
 
-    def _settle(self) -> None:
-        """All callbacks have seen the step: the state is what the next one begins with."""
+    def _resume(self) -> None:
+        """All callbacks have begun: give them what they kept, if it came with a state."""
+        self._memory.load(self._fetched.get("callbacks", ()))
+        self._fetched = {}
+
+    def _settle(self, stops: bool) -> None:
+        """All callbacks have seen the step: the state is what the next one begins with.
+
+        stops: there is none, for one of them has said so.
+        """
+        stopped = {"stopped": self._total} if stops else {}  # another attempt may want more
+        self._position = {"step": self.finished, "callbacks": self._memory.state(), **stopped}
         if self._last_words is not None:
             self._last_words.end_step(self.finished)
         if self._channel is not None:
@@ -190,7 +216,7 @@ class Session:
                 place=self._place,
                 step=self.finished,
                 last=self.finished == self._total,
-                position={"step": self.finished},
+                position=self._position,
                 metrics=self._records.numbers_of(self.finished - 1),
             )
 
@@ -320,24 +346,29 @@ class Session:
         """
         if plan.source is not Source.SELF:
             self._whole, self._torn = False, self._torn or plan.source is not Source.FRESH
-            self._fetch(channel, form, plan, gate)
+            self._position = self._fetched = self._fetch(channel, form, plan, gate)
         self.finished, self._made = form.step, form.made
         self._whole, self._torn = True, False
         for peer in plan.sends_to:
-            send_state(self._parameters.arrays(), gate.accept(peer, STATE))
+            send_state(self._parameters.arrays(), gate.accept(peer, STATE), self._position)
 
-    def _fetch(self, channel: Channel, form: protocol.Form, plan: RankPlan, gate: Gate) -> None:
+    def _fetch(
+        self, channel: Channel, form: protocol.Form, plan: RankPlan, gate: Gate
+    ) -> Mapping[str, Any]:
+        """Take the state from where the plan says; returns what was kept with it."""
         made = form.step, form.made
         match plan.source:
             case Source.PEER:
-                receive_state(self._parameters, gate.connect(form.peers[plan.peer], STATE))
+                return receive_state(self._parameters, gate.connect(form.peers[plan.peer], STATE))
             case Source.SNAPSHOT:
                 with kept(channel, self._slot, made) as buffer:
                     buffer.verify()
-                    self._parameters.fill(read_state(buffer.file, self._parameters.arrays()))
+                    return take_over(self._parameters, buffer.file)
             case Source.CHECKPOINT:
                 store = os.environ[names.ENV_CHECKPOINT_STORE]
-                load_checkpoint(store, self._parameters, made)
+                return load_checkpoint(store, self._parameters, made)
+            case _:
+                return {"step": 0}
 
     def _keep_last(self, moment: Moment) -> bool:
         """Give the agent the newest state that there is, for this process has to end."""
@@ -345,7 +376,7 @@ class Session:
             {"parameters": self._parameters.before_step if moment.inside else self._parameters},
             place=replace(self._place, generation=self._made),
             step=moment.step,
-            position={"step": moment.step},
+            position=self._position,
             metrics=self._records.numbers_of(moment.step - 1),
             holds=moment.holds,
         )

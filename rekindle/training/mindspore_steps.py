@@ -43,21 +43,37 @@ class Steps(Callback):  # type: ignore[misc]  # MindSpore is not there where typ
 class Settled(Callback):  # type: ignore[misc]  # as above
     """Behind all other callbacks: nobody changes the state of a step any more.
 
-    From here on the loop waits for its next batch.
+    From here on the loop waits for its next batch. Of an epoch's last step that is behind what
+    callbacks do at the epoch's end: they may change parameters there, and what they keep.
+
+    resume: called when all others have begun. settle: told whether one of them has asked to stop.
     """
 
-    def __init__(self, settle: Callable[[], None], profiler: Profiler) -> None:
+    def __init__(
+        self, resume: Callable[[], None], settle: Callable[[bool], None], profiler: Profiler
+    ) -> None:
         super().__init__()
-        self._settle, self._profiler = settle, profiler
+        self._resume, self._settle, self._profiler = resume, settle, profiler
+
+    def on_train_begin(self, run_context: Any) -> None:
+        """Others have set what they keep to nothing."""
+        self._resume()
 
     def on_train_epoch_begin(self, run_context: Any) -> None:
         """The first batch of an epoch."""
         self._profiler.begin_loading()
 
     def on_train_step_end(self, run_context: Any) -> None:
-        """The next one."""
-        self._settle()
-        self._profiler.begin_loading()
+        """The next one, if the epoch has one."""
+        params = run_context.original_args()
+        is_last = params.cur_step_num % params.batch_num == 0
+        if not is_last and not run_context.get_stop_requested():
+            self._settle(False)
+            self._profiler.begin_loading()
+
+    def on_train_epoch_end(self, run_context: Any) -> None:
+        """All have seen the last step of it."""
+        self._settle(run_context.get_stop_requested())
 
 
 def loss_of(outputs: Any) -> float | None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Mapping
+from typing import Any
 
+import msgspec
 import xxhash
 
-from rekindle.checkpoints.format import encode_header, plan_layout
+from rekindle.checkpoints.format import encode_header, plan_layout, read_header
 from rekindle.checkpoints.opening import open_store
 from rekindle.checkpoints.pins import reading
 from rekindle.errors import CheckpointError, CorruptError, SessionError
 from rekindle.recovery.plan import Made
+from rekindle.runtime.checkpoint_files import METADATA_POSITION
 from rekindle.training.gate import receive
 from rekindle.training.mindspore_state import (
     SKELETON,
@@ -26,12 +29,16 @@ from rekindle.training.snapshot_writer import METADATA_SKELETON
 
 _BEGIN = struct.Struct("<q")  # bytes of the file that follows
 _DIGEST_BYTES = 16
+_NOWHERE: Mapping[str, Any] = {}
 
 
-def send_state(arrays: Mapping[str, Array], line: socket.socket) -> None:
+def send_state(
+    arrays: Mapping[str, Array], line: socket.socket, position: Mapping[str, Any] = _NOWHERE
+) -> None:
     """Send a state as a file, and its checksum behind it. Raises OSError: the line is cut."""
-    metadata = {METADATA_SKELETON: SKELETON.decode()}
-    layout = plan_layout(forms_of(arrays), metadata_room=256)
+    said = msgspec.json.encode(position).decode()
+    metadata = {METADATA_SKELETON: SKELETON.decode(), METADATA_POSITION: said}
+    layout = plan_layout(forms_of(arrays), metadata_room=len(msgspec.json.encode(metadata)))
     header = encode_header(layout, metadata)
     line.sendall(_BEGIN.pack(layout.total_bytes))
     checksum = xxhash.xxh3_128(header)
@@ -43,8 +50,8 @@ def send_state(arrays: Mapping[str, Array], line: socket.socket) -> None:
     line.sendall(checksum.digest())
 
 
-def receive_state(parameters: Parameters, line: socket.socket) -> None:
-    """Take over the state that comes on a line.
+def receive_state(parameters: Parameters, line: socket.socket) -> Mapping[str, Any]:
+    """Take over the state that comes on a line; returns what was said of its position.
 
     Raises CorruptError: other bytes arrived than were sent; PeerGoneError, OSError: the line is
     cut; SessionError: it is another model's. The parameters are as they were then.
@@ -53,11 +60,21 @@ def receive_state(parameters: Parameters, line: socket.socket) -> None:
     file = memoryview(receive(line, size))
     if xxhash.xxh3_128_digest(file) != receive(line, _DIGEST_BYTES):
         raise CorruptError("the state that another rank sent arrived damaged")
+    return take_over(parameters, file)
+
+
+def take_over(parameters: Parameters, file: memoryview) -> Mapping[str, Any]:
+    """Have the parameters hold a state; returns what its file says of its position.
+
+    Raises CorruptError: it is no such file; SessionError: it is another model's.
+    """
     parameters.fill(read_state(file, parameters.arrays()))
+    said = read_header(file).metadata.get(METADATA_POSITION, "{}")
+    return msgspec.json.decode(said, type=dict[str, Any])
 
 
-def load_checkpoint(location: str, parameters: Parameters, made: Made) -> None:
-    """Take a state from the store.
+def load_checkpoint(location: str, parameters: Parameters, made: Made) -> Mapping[str, Any]:
+    """Take a state from the store; returns what was said of its position.
 
     Raises CheckpointError: it is not there; CorruptError: the file is not what was written;
     SessionError: it is another model's.
@@ -76,4 +93,4 @@ def load_checkpoint(location: str, parameters: Parameters, made: Made) -> None:
         )
     with reading(store, made):
         file = found.read(found.manifest.files[0].name)
-    parameters.fill(read_state(file, parameters.arrays()))
+    return take_over(parameters, memoryview(file))

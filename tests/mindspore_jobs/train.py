@@ -20,7 +20,7 @@ import mindspore.dataset as ds
 import numpy as np
 from mindspore import nn
 from mindspore.communication import get_group_size, get_rank, init
-from mindspore.train import Callback, Model
+from mindspore.train import Callback, EarlyStopping, Model, ReduceLROnPlateau
 
 from rekindle.training.mindspore import Session, recoverable
 
@@ -108,6 +108,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--plain", action="store_true", help="no Session, and a plain optimizer")
+    parser.add_argument("--plateau", action="store_true", help="callbacks that keep something")
+    parser.add_argument("--patience", type=int, default=9, help="epochs")
     add_watched(parser)
     options = parser.parse_args()
     ms.set_device("CPU")
@@ -119,18 +121,25 @@ def main() -> None:
     rank, world = get_rank(), get_group_size()
     net = Net()
     rate = nn.cosine_decay_lr(0.01, 0.1, EPOCHS * PER_EPOCH, PER_EPOCH, EPOCHS)
+    callbacks: list[Callback] = [Watch(options, rank)]
+    if options.plateau:
+        rate = 0.1
+        never_better = {"monitor": "loss", "min_delta": 100.0}
+        callbacks += [
+            ReduceLROnPlateau(patience=2, **never_better),
+            EarlyStopping(patience=options.patience, **never_better),
+        ]
     kind = nn.Momentum if options.plain else recoverable(nn.Momentum)
     optimizer = kind(net.trainable_params(), rate, 0.9)
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
     model = Model(net, loss, optimizer)
-    watch = Watch(options, rank)
     data = dataset(rank, world)
     if options.plain:
-        model.train(EPOCHS, data, callbacks=[watch], dataset_sink_mode=False)
+        model.train(EPOCHS, data, callbacks=callbacks, dataset_sink_mode=False)
     else:
         with Session(model) as session:
-            session.train(EPOCHS, data, callbacks=[watch])
-    result = {"pid": os.getpid(), "digest": digest(model), "seen": watch.seen}
+            session.train(EPOCHS, data, callbacks=callbacks)
+    result = {"pid": os.getpid(), "digest": digest(model), "seen": callbacks[0].seen}
     (options.folder / f"result-{rank}-{os.getpid()}.json").write_text(json.dumps(result))
 
 

@@ -1,0 +1,51 @@
+"""Small values as JSON, and back: no pickle, for a state may come from a store. No framework."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rekindle.errors import SessionError
+
+
+def plain(value: Any, where: str) -> Any:
+    """Return it as JSON has it; what JSON has not is an object of one entry that tells its kind.
+
+    Numbers of NumPy keep their type: a comparison may round otherwise in another. A tuple becomes
+    a list. where: what errors call it. Raises SessionError: it is something else.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if isinstance(value, np.ndarray | np.generic):
+        if value.dtype.hasobject:
+            raise SessionError(f"{where}: an array of objects cannot be kept")
+        array = np.asarray(value)
+        return {"array": [array.dtype.str, list(array.shape), array.tobytes().hex()]}
+    if isinstance(value, list | tuple):
+        return [plain(each, f"{where}[{i}]") for i, each in enumerate(value)]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {"dict": {key: plain(each, f"{where}.{key}") for key, each in value.items()}}
+    raise SessionError(
+        f"{where} is of type {type(value).__name__}: state_dict() may give None, numbers, text, "
+        "NumPy's arrays, and lists and dictionaries (by text) of these"
+    )
+
+
+def real(value: Any) -> Any:
+    """Return what `plain` was given."""
+    if isinstance(value, list):
+        return [real(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, held),) = value.items()
+    if kind == "float":
+        return float(held)
+    if kind == "array":
+        dtype, shape, data = held
+        return np.frombuffer(bytes.fromhex(data), dtype).reshape(shape)[()]
+    return {key: real(each) for key, each in held.items()}
