@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import mindspore as ms
 import mindspore.dataset as ds
@@ -35,12 +36,12 @@ def with_gate(step: int) -> bool:
     return (step // BLOCK) % 4 in (0, 3)
 
 
-def agree(gate: Gate, step: int, *, can: bool) -> bool:
+def agree(gate: Gate, step: int, *, can: bool, **more: Any) -> bool:
     """Pass the gate, or do without."""
     if not with_gate(step):
         return can
     began = time.perf_counter()
-    agreed = _agree(gate, step, can=can)
+    agreed = _agree(gate, step, can=can, **more)
     _inside[step] = time.perf_counter() - began
     return agreed
 

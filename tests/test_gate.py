@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 from rekindle.errors import SessionError, StaleError
 from rekindle.runtime.heartbeat import Page
-from rekindle.training.gate import HELLO_BYTES, STATE, Gate, Listener, PeerGoneError
+from rekindle.training.gate import HELLO_BYTES, STATE, Gate, Listener, PeerGoneError, Run
 
 T = TypeVar("T")
 LIMIT_S = 20.0
@@ -157,6 +158,39 @@ def test_ranks_at_different_steps_are_refused(four: World) -> None:
     errors = [each.exception(LIMIT_S) for each in agreed]
     assert {type(error) for error in errors} <= {SessionError, PeerGoneError}
     assert any("step 8" in str(error) and "batches" in str(error) for error in errors)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "said"),
+    [
+        ({"run": Run(30, 7)}, {"run": Run(29, 7)}, "30 steps and another one 29|29 .* 30"),
+        ({"run": Run(30, 7)}, {"run": Run(30, 8)}, "begun with other parameters"),
+        ({"ends": True}, {}, "ended its training behind step 7"),
+    ],
+)
+def test_ranks_of_different_runs_are_refused(
+    four: World, mine: dict[str, Any], theirs: dict[str, Any], said: str
+) -> None:
+    """Each of them would go on without the others, or wait for them for ever."""
+    four.formed()
+
+    def agree(place: int) -> bool:
+        try:
+            return four.gates[place].agree(7, can=True, **(theirs if place == 2 else mine))
+        finally:
+            four.gates[place].leave()  # as the end of a process does
+
+    errors = [each.exception(LIMIT_S) for each in four.on_all(agree)]
+    assert {type(error) for error in errors} <= {SessionError, PeerGoneError, StaleError}
+    assert any(re.search(said, str(error)) for error in errors), errors
+
+
+def test_all_end_behind_the_same_step(world: World) -> None:
+    """The last word of all ranks, in a run of their own."""
+    world.formed()
+    run = Run(30, 7)
+    ended = world.on_all(lambda at: world.gates[at].agree(30, can=True, ends=True, run=run))
+    assert all(each.result(LIMIT_S) for each in ended)
 
 
 def test_severed_while_it_is_formed(four: World) -> None:

@@ -44,5 +44,8 @@ def open_pointer(location: str, name: str, environment: Mapping[str, str] = os.e
 def check_location(location: str) -> None:
     """Raise UsageError if there can be no store, as far as a look at the text tells."""
     where = parse(location)
-    if isinstance(where, Path) and where.exists() and not where.is_dir():
-        raise UsageError(f"checkpoint directory {where} is a file")
+    if isinstance(where, Path):
+        there = next(each for each in (where, *where.parents) if each.exists())
+        if not there.is_dir():
+            below = "" if there == where else f" is to lie below {there}, which"
+            raise UsageError(f"checkpoint directory {where}{below} is a file")

@@ -14,6 +14,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,7 +26,8 @@ Address = tuple[str, int]
 _HELLO = struct.Struct("<8sqqq")  # magic, generation, place in the world, what the line is for
 HELLO_BYTES = _HELLO.size
 _MAGIC = b"rekindle"
-_WORD = struct.Struct("<qq")  # step, and 1: all known so far can do it
+_WORD = struct.Struct("<qqqQ")  # step, flags, and the run
+_CAN, _ENDS = 1, 2  # all known so far can do it; there is no such step
 _SIZE = struct.Struct("<q")  # of what ranks tell each other
 _HELLO_S = 5.0
 _NEVER = 1 << 62
@@ -34,6 +36,19 @@ STATE = 0  # what a line is for: a state; else the distance of the two in the ga
 
 class PeerGoneError(RuntimeError):
     """The line to another rank is cut: most likely it has ended."""
+
+
+class Run(NamedTuple):
+    """What all ranks have to have alike.
+
+    total: steps. begins: a number that tells the parameters that the first of them began with.
+    """
+
+    total: int
+    begins: int
+
+
+_ANY = Run(0, 0)
 
 
 class Listener:
@@ -141,11 +156,12 @@ class Gate:
         is_over = lambda: self._severed  # noqa: E731
         return self._keep(self._listener.take(self._generation, place, purpose, is_over))
 
-    def agree(self, step: int, *, can: bool) -> bool:
+    def agree(self, step: int, *, can: bool, ends: bool = False, run: Run = _ANY) -> bool:
         """Say whether this rank can do a step; return whether all can, the same on all ranks.
 
-        Raises PeerGoneError: a rank is gone; StaleError: it was severed; SessionError: another
-        rank is at another step.
+        ends: to this rank there is no such step. Raises PeerGoneError: a rank is gone; StaleError:
+        it was severed; SessionError: another rank is at another step, or at its end, or in another
+        run.
         """
         if not self._told:
             return can
@@ -154,14 +170,10 @@ class Gate:
             self._page.wait(True)
         try:
             for told, heard in zip(self._told, self._heard, strict=True):
-                told.sendall(_WORD.pack(step, can))
-                other, theirs = _WORD.unpack(receive(heard, _WORD.size))
-                if other != step:
-                    raise SessionError(
-                        f"this rank is at step {step} and another one at step {other}: all have to "
-                        "have as many batches"
-                    )
-                can = can and bool(theirs)
+                told.sendall(_WORD.pack(step, _CAN * can | _ENDS * ends, *run))
+                other, flags, *theirs = _WORD.unpack(receive(heard, _WORD.size))
+                _compare((step, ends, run), (other, bool(flags & _ENDS), Run(*theirs)))
+                can = can and bool(flags & _CAN)
         except (OSError, PeerGoneError) as error:
             raise self._lost(error) from error
         if self._page is not None:
@@ -219,6 +231,31 @@ class Gate:
                 raise StaleError("the generation ended while it was formed")
             self._lines.append(line)
         return line
+
+
+def _compare(mine: tuple[int, bool, Run], theirs: tuple[int, bool, Run]) -> None:
+    (step, ends, run), (other, other_ends, other_run) = mine, theirs
+    if run.total != other_run.total:
+        raise SessionError(
+            f"this rank is to do {run.total} steps and another one {other_run.total}: all have to "
+            "have as many batches, and epochs"
+        )
+    if run.begins != other_run.begins:
+        raise SessionError(
+            "another rank has begun with other parameters: give all the same seed before the "
+            "network is built"
+        )
+    if step != other:
+        raise SessionError(
+            f"this rank is at step {step} and another one at step {other}: all have to have as "
+            "many batches"
+        )
+    if ends is not other_ends:
+        who = "this rank and not another" if ends else "another rank and not this one"
+        raise SessionError(
+            f"{who} has ended its training behind step {step}: if a callback stops it, it has to "
+            "stop all ranks behind the same step"
+        )
 
 
 def call(address: Address, generation: int, place: int, purpose: int) -> socket.socket:

@@ -26,10 +26,10 @@ _SIG_DFL = 0
 
 
 class Updates(Protocol):
-    """What knows how many updates have begun; None: it does not."""
+    """What knows which updates have begun, as something that changes by it; None: it does not."""
 
     @property
-    def begun(self) -> int | None: ...
+    def begun(self) -> object: ...
 
 
 class Moment(NamedTuple):
@@ -57,6 +57,7 @@ class LastWords:
         self._ending = threading.Event()
         self._in_step = False
         self._finished = 0
+        self._begun: object = None  # before the step under way
         self._pid = os.getpid()
         self._heard = self._told = -1
         main = threading.current_thread() is threading.main_thread()
@@ -66,6 +67,7 @@ class LastWords:
 
     def begin_step(self, finished: int) -> None:
         """The step's graph is about to run; no other does once this process has to end."""
+        self._begun = self._updates.begun if self._updates else None
         # In this order: whoever has set the one looks at the other afterwards.
         self._finished, self._in_step = finished, True
         if self._ending.is_set():
@@ -131,7 +133,8 @@ class LastWords:
             with self.apart:
                 kept = self._keep(moment)
         if not kept and moment.holds():
-            told = f"rekindle: the state after step {moment.step} could not be kept: no room"
+            why = "no room for it, or it was changed"
+            told = f"rekindle: the state after step {moment.step} could not be kept: {why}"
             print(told, file=sys.stderr, flush=True)
             return True
         return kept
@@ -139,8 +142,11 @@ class LastWords:
     def _holds(self, step: int, inside: bool) -> bool:
         if (self._finished, self._in_step) != (step, inside):
             return False
-        begun = self._updates.begun if self._updates else None
-        return not inside or begun == step
+        if not inside:
+            return True
+        return self._begun is not None and bool(
+            self._updates and self._updates.begun == self._begun
+        )
 
 
 def _leave_it_to_the_thread(*_: object) -> None:

@@ -3,12 +3,13 @@
 A graph runs whatever can run: of a step in which another rank dies, some parameters may be updated
 already while gradients of others never come, and the state is of no step. Here each update waits
 for all gradients, and counts itself before it begins. So a rank that is caught in a step has the
-state of the step before, and can prove it: as many updates were begun as steps are finished.
+state of the step before, and can prove it: no update was begun since.
 """
 
 from __future__ import annotations
 
 import functools
+import types
 from typing import Any
 
 import mindspore
@@ -38,12 +39,18 @@ def recoverable(optimizer: type[nn.Optimizer]) -> type[nn.Optimizer]:
             self.rekindle_begun = mindspore.Parameter(zero, name=BEGUN, requires_grad=False)
             self.rekindle_one = mindspore.Tensor([1], mindspore.int32)
             self.rekindle_after = ops.Depend()
+            # On the instance, which is one of the optimizer's own class again: of the calls of
+            # super().construct() MindSpore compiles one level, and that may be the optimizer's.
+            object.__setattr__(self, "rekindle_update", self.construct)
+            object.__setattr__(self, "construct", types.MethodType(_counted, self))
+            if type(self) is Recoverable:
+                object.__setattr__(self, "__class__", optimizer)
 
-        def construct(self, gradients: Any) -> Any:
-            one = self.rekindle_after(self.rekindle_one, gradients)
-            begun = self.rekindle_begun + one
-            self.rekindle_begun = begun
-            return super().construct(self.rekindle_after(gradients, begun))
+    def _counted(self: Recoverable, gradients: Any) -> Any:
+        one = self.rekindle_after(self.rekindle_one, gradients)
+        begun = self.rekindle_begun + one
+        self.rekindle_begun = begun
+        return self.rekindle_update(self.rekindle_after(gradients, begun))
 
     Recoverable.__name__ = Recoverable.__qualname__ = optimizer.__name__
     return Recoverable

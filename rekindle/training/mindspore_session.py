@@ -9,7 +9,7 @@ are started anew, for MindSpore's collectives can take no new one in.
 from __future__ import annotations
 
 import functools
-import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -28,24 +28,18 @@ from rekindle.runtime import protocol
 from rekindle.runtime.channel import Channel
 from rekindle.runtime.heartbeat import Doing
 from rekindle.training import rank_environment
-from rekindle.training.gate import STATE, Gate, Listener, PeerGoneError
+from rekindle.training.gate import STATE, Gate, Listener, PeerGoneError, Run
 from rekindle.training.keeper import StateKeeper
 from rekindle.training.last_words import LastWords, Moment
 from rekindle.training.mindspore_callbacks import Memory
 from rekindle.training.mindspore_injection import suffer
 from rekindle.training.mindspore_state import Parameters, ParametersWriter
-from rekindle.training.mindspore_steps import Rewind, Settled, Steps
-from rekindle.training.mindspore_transfer import (
-    load_checkpoint,
-    receive_state,
-    send_state,
-    take_over,
-)
+from rekindle.training.mindspore_steps import Rewind, Settled, Steps, steps_of_epoch
+from rekindle.training.mindspore_transfer import fetch, send_state
 from rekindle.training.place import Place
 from rekindle.training.profiler import Profiler
 from rekindle.training.progress import Progress, phase_of
 from rekindle.training.records import Records
-from rekindle.training.snapshot_writer import kept
 
 _GATE = Operation("0", "1", "bool", "barrier", "world")
 _LOST = (OSError, PeerGoneError, StaleError)
@@ -83,6 +77,7 @@ class Session:
         self._whole = self._torn = False  # the state is that of `finished` steps, or of none
         self._reported = False  # the first step of this generation
         self._total = self._passed = 0
+        self._run = Run(0, 0)
         self._memory = Memory(())
         self._position: Mapping[str, Any] = {"step": 0}  # what is kept with the state
         self._fetched: Mapping[str, Any] = {}  # the same, of a state that came from elsewhere
@@ -97,6 +92,9 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Leave; an exception of the script goes its way."""
+        if kind is None and self._channel is not None and not self._total:
+            told = "rekindle: a Session without session.train(): nothing of it would be recovered"
+            print(told, file=sys.stderr, flush=True)
         if self._last_words is not None:
             self._last_words.close()
         self._gate.leave()
@@ -108,49 +106,68 @@ class Session:
 
     def train(
         self,
-        epochs: int,
-        dataset: mindspore.dataset.Dataset,
-        callbacks: Callback | Sequence[Callback] = (),
+        epoch: int,
+        train_dataset: mindspore.dataset.Dataset,
+        callbacks: Callback | Sequence[Callback] | None = None,
+        dataset_sink_mode: bool = False,
     ) -> None:
-        """Train as `model.train(epochs, dataset, callbacks, dataset_sink_mode=False)` does.
+        """Train as `model.train` does with the same.
 
         It goes on behind the steps that are finished: epoch, step and data are those of a run that
-        nothing has broken off. Raises SessionError: the dataset is empty, or it was called before.
+        nothing has broken off. Raises SessionError: there is no step to do, the dataset is to be
+        sunk, it was called before, or another rank does other steps or began with other parameters.
         """
         if self._total:
             raise SessionError("session.train() again: one call trains the whole run; give it all")
-        per_epoch = dataset.get_dataset_size()
-        if per_epoch < 1:
-            raise SessionError("the dataset has no batch: no step can be done")
-        self._total = epochs * per_epoch
+        per_epoch = steps_of_epoch(epoch, train_dataset, sink=dataset_sink_mode)
+        self._total = epoch * per_epoch
+        self._run = Run(self._total, 0 if self.finished else self._parameters.digest())
         self._progress.asked_for(self._total)
-        others = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+        others = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
         self._memory = Memory(others)
         while True:
             if self._fetched.get("stopped") == self._total:
                 self._stop()
             if self.finished < self._total:
-                dataset.set_init_step(self.finished)
+                train_dataset.set_init_step(self.finished)
                 steps = Steps(self.finished, self._begin_step, self._end_step)
+                settled = Settled(self._resume, self._settle, self._profiler)
                 try:
                     self._model.train(
-                        epochs,
-                        dataset,
-                        callbacks=[
-                            *(steps, *others),
-                            Settled(self._resume, self._settle, self._profiler),
-                        ],
+                        epoch,
+                        train_dataset,
+                        callbacks=[steps, *others, settled],
                         dataset_sink_mode=False,
                         initial_epoch=self.finished // per_epoch,
                     )
                 except Rewind:
                     continue
-                if self.finished < self._total:
-                    self._stop()
-                    if self._channel is not None:
-                        self._keep()
-            if self._channel is None or not self._regroup(self._channel):
+                self._leave_early()
+            if self._channel is None or not self._meet_at_end(self._channel):
                 return
+
+    def _leave_early(self) -> None:
+        """A callback has asked MindSpore's loop to stop, maybe."""
+        if self.finished < self._total:
+            self._stop()
+            if self._channel is not None:
+                self._keep()
+
+    def _stop(self) -> None:
+        """The newest step is the last one."""
+        self._total = self.finished
+        self._progress.asked_for(self._total)
+
+    def _meet_at_end(self, channel: Channel) -> bool:
+        """Whether there are more steps to do: another rank has lost some.
+
+        Raises SessionError: another rank goes on, and would wait for this one for ever.
+        """
+        try:
+            self._gate.agree(self.finished, can=True, ends=True, run=self._run)
+        except _LOST as lost:
+            self._report(channel, Kind.LINK, lost)
+        return self._regroup(channel)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Say what a callback does that takes longer than a step: `with session.phase("evaluate"):`
@@ -158,11 +175,6 @@ class Session:
         name: evaluate, checkpoint or compile. Raises SessionError: another name.
         """
         return self._progress.at(phase_of(name))
-
-    def _stop(self) -> None:
-        """A callback has asked MindSpore's loop to stop: this was the last step."""
-        self._total = self.finished
-        self._progress.asked_for(self._total)
 
     # ---- what MindSpore's loop tells
 
@@ -256,9 +268,9 @@ class Session:
     def _agree(self, can: bool) -> bool:
         """Meet the others at the gate: the collective in which ranks wait for who is late."""
         if not self._profiler.on.communication:
-            return self._gate.agree(self.finished, can=can)
+            return self._gate.agree(self.finished, can=can, run=self._run)
         done = self._profiler.joined(_GATE)
-        agreed = self._gate.agree(self.finished, can=can)
+        agreed = self._gate.agree(self.finished, can=can, run=self._run)
         done()
         return agreed
 
@@ -346,29 +358,14 @@ class Session:
         """
         if plan.source is not Source.SELF:
             self._whole, self._torn = False, self._torn or plan.source is not Source.FRESH
-            self._position = self._fetched = self._fetch(channel, form, plan, gate)
+            made = form.step, form.made
+            self._position = self._fetched = fetch(
+                self._parameters, channel, self._slot, plan, made, form.peers, gate
+            )
         self.finished, self._made = form.step, form.made
         self._whole, self._torn = True, False
         for peer in plan.sends_to:
             send_state(self._parameters.arrays(), gate.accept(peer, STATE), self._position)
-
-    def _fetch(
-        self, channel: Channel, form: protocol.Form, plan: RankPlan, gate: Gate
-    ) -> Mapping[str, Any]:
-        """Take the state from where the plan says; returns what was kept with it."""
-        made = form.step, form.made
-        match plan.source:
-            case Source.PEER:
-                return receive_state(self._parameters, gate.connect(form.peers[plan.peer], STATE))
-            case Source.SNAPSHOT:
-                with kept(channel, self._slot, made) as buffer:
-                    buffer.verify()
-                    return take_over(self._parameters, buffer.file)
-            case Source.CHECKPOINT:
-                store = os.environ[names.ENV_CHECKPOINT_STORE]
-                return load_checkpoint(store, self._parameters, made)
-            case _:
-                return {"step": 0}
 
     def _keep_last(self, moment: Moment) -> bool:
         """Give the agent the newest state that there is, for this process has to end."""
@@ -378,5 +375,5 @@ class Session:
             step=moment.step,
             position=self._position,
             metrics=self._records.numbers_of(moment.step - 1),
-            holds=moment.holds,
+            holds=lambda: moment.holds() and (not moment.inside or self._parameters.are_as_before),
         )

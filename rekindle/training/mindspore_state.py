@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import mindspore
 import msgspec
 import numpy as np
+import xxhash
+from mindspore.nn import Optimizer
 
 from rekindle.checkpoints.format import read_header
 from rekindle.checkpoints.manifest import Layout, Origin
@@ -23,6 +25,7 @@ from rekindle.training.mindspore_optimizer import BEGUN
 from rekindle.training.place import Place
 from rekindle.training.snapshot_writer import Captured, SnapshotWriter
 
+LOOKS = 3  # steps until it is known what a forward pass changes; later changes are noticed, too
 SKELETON = b'{"mindspore":"parameters"}'
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -50,25 +53,47 @@ class Parameters:
     """The parameters of a network, in the order of their names."""
 
     def __init__(self, network: mindspore.nn.Cell) -> None:
-        """Raises SessionError: two of them have one name."""
+        """Raises SessionError: two of them have one name, or one cannot be kept."""
         network.init_parameters_data()
         found: dict[str, mindspore.Parameter] = {}
         for parameter in network.get_parameters():
             if found.setdefault(parameter.name, parameter) is not parameter:
                 raise SessionError(f"two parameters are called {parameter.name}: give them names")
         self._parameters = dict(sorted(found.items()))
-        optimizer = getattr(network, "optimizer", None)
-        own = {each.name for each in optimizer.get_parameters()} if optimizer is not None else set()
-        # What the forward pass may change (BatchNorm's statistics), before the update begins.
-        self._forward = [
-            name for name, each in found.items() if not each.requires_grad and name not in own
-        ]
+        forms_of(self.arrays())
+        cells = [each for _, each in network.cells_and_names() if isinstance(each, Optimizer)]
+        counters = [name for name in found if name.rpartition(".")[2] == BEGUN]
+        # Who updates without counting may do so at any time.
+        self._counters = counters if len(counters) == len(cells) else []
+        updated = {
+            each.name for cell in cells for each in (*cell.get_parameters(), *cell.parameters)
+        }
+        # Those that the forward pass may change, before an update begins: BatchNorm's statistics,
+        # and sums of gradients; but not frozen weights, of which a copy would cost too much.
+        self._others = [name for name in found if name not in updated] if self._counters else []
+        self._changing: set[str] = set()
         self._remembered: dict[str, Array] = {}
+        self._digests: dict[str, int] = {}  # of the rest, as it was when a step last began
+        self._looks = 0
 
     def remember(self) -> None:
         """Keep what the forward pass of the step that begins may change."""
-        for name in self._forward:
+        if self._looks < LOOKS:
+            self._looks += 1
+            found = {n: self._digest(n) for n in self._others if n not in self._changing}
+            before = self._digests
+            self._changing |= {n for n in found if before.get(n, found[n]) != found[n]}
+            self._digests = {n: each for n, each in found.items() if n not in self._changing}
+        for name in self._changing:
             self._remembered[name] = self._parameters[name].asnumpy().copy()
+
+    @property
+    def are_as_before(self) -> bool:
+        """Whether `before_step` has all that the step under way has changed."""
+        return all(self._digest(name) == was for name, was in self._digests.items())
+
+    def _digest(self, name: str) -> int:
+        return xxhash.xxh3_64_intdigest(bytes_of(self._parameters[name].asnumpy()).data)
 
     @property
     def before_step(self) -> BeforeStep:
@@ -76,10 +101,22 @@ class Parameters:
         return BeforeStep(self, self._remembered)
 
     @property
-    def begun(self) -> int | None:
-        """Updates begun, as `recoverable` counts them; None: the optimizer is another one."""
-        counter = self._parameters.get(BEGUN)
-        return None if counter is None else int(counter.asnumpy()[0])
+    def begun(self) -> tuple[int, ...] | None:
+        """Updates begun, as `recoverable` counts them; None: nobody can tell.
+
+        In PyNative mode a read would wait for whatever was launched before it.
+        """
+        in_graph = mindspore.get_context("mode") == mindspore.GRAPH_MODE
+        if not self._counters or not in_graph:
+            return None
+        return tuple(int(self._parameters[name].asnumpy()[0]) for name in self._counters)
+
+    def digest(self) -> int:
+        """A number of 64 bits that tells what they hold."""
+        checksum = xxhash.xxh3_64()
+        for array in self.arrays().values():
+            checksum.update(bytes_of(array).data)
+        return int(checksum.intdigest())
 
     def spoil(self) -> None:
         """Have them hold anything, as a damaged memory does."""

@@ -8,11 +8,24 @@ from typing import Any
 import mindspore
 from mindspore.train import Callback
 
+from rekindle.errors import SessionError
 from rekindle.training.profiler import Profiler
 
 
 class Rewind(Exception):
     """Training goes on from an earlier step: the loop has to be entered anew."""
+
+
+def steps_of_epoch(epoch: int, dataset: mindspore.dataset.Dataset, *, sink: bool) -> int:
+    """Return how many batches an epoch has. Raises SessionError: no step can be done like that."""
+    if sink:
+        raise SessionError("dataset_sink_mode=True: ranks agree before each step; leave it out")
+    if epoch < 1:
+        raise SessionError(f"epoch is {epoch}: no step can be done")
+    per_epoch = int(dataset.get_dataset_size())
+    if per_epoch < 1:
+        raise SessionError("the dataset has no batch: no step can be done")
+    return per_epoch
 
 
 class Steps(Callback):  # type: ignore[misc]  # MindSpore is not there where types are checked

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import xxhash
 
+from rekindle import names
 from rekindle.checkpoints.format import encode_header, plan_layout, read_header
 from rekindle.checkpoints.opening import open_store
 from rekindle.checkpoints.pins import reading
 from rekindle.errors import CheckpointError, CorruptError, SessionError
-from rekindle.recovery.plan import Made
+from rekindle.recovery.plan import Made, RankPlan, Source
+from rekindle.runtime.channel import Channel
 from rekindle.runtime.checkpoint_files import METADATA_POSITION
-from rekindle.training.gate import receive
+from rekindle.training.gate import STATE, Address, Gate, receive
 from rekindle.training.mindspore_state import (
     SKELETON,
     Array,
@@ -25,11 +28,38 @@ from rekindle.training.mindspore_state import (
     forms_of,
     read_state,
 )
-from rekindle.training.snapshot_writer import METADATA_SKELETON
+from rekindle.training.snapshot_writer import METADATA_SKELETON, kept
 
 _BEGIN = struct.Struct("<q")  # bytes of the file that follows
 _DIGEST_BYTES = 16
 _NOWHERE: Mapping[str, Any] = {}
+
+
+def fetch(  # noqa: PLR0913  # who sends what to whom
+    parameters: Parameters,
+    channel: Channel,
+    slot: int,
+    plan: RankPlan,
+    made: Made,
+    peers: Sequence[Address],
+    gate: Gate,
+) -> Mapping[str, Any]:
+    """Take this state from where the plan says; returns what was kept with it.
+
+    Raises CheckpointError: the source has not what the plan expects; OSError, PeerGoneError,
+    StaleError: a peer is lost; SessionError: it is another model's.
+    """
+    match plan.source:
+        case Source.PEER:
+            return receive_state(parameters, gate.connect(peers[plan.peer], STATE))
+        case Source.SNAPSHOT:
+            with kept(channel, slot, made) as buffer:
+                buffer.verify()
+                return take_over(parameters, buffer.file)
+        case Source.CHECKPOINT:
+            return load_checkpoint(os.environ[names.ENV_CHECKPOINT_STORE], parameters, made)
+        case _:
+            return {"step": 0}
 
 
 def send_state(

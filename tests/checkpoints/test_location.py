@@ -10,7 +10,7 @@ import pytest
 
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.location import S3Location, parse
-from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.opening import check_location, open_store
 from rekindle.errors import UsageError
 
 
@@ -104,8 +104,18 @@ def test_boto3_is_imported_only_for_s3() -> None:
     script = """
 import sys
 from rekindle.checkpoints.s3 import store as s3_store
-from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.opening import check_location, open_store
 open_store("/tmp")
 sys.exit("boto3" in sys.modules or "botocore" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("below", ["", "a", "a/b"])
+def test_a_file_is_no_place_for_checkpoints(tmp_path: Path, below: str) -> None:
+    """Said before anything is started; a directory that is not there yet is made."""
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(UsageError, match=f"{file}.* is a file"):
+        check_location(str(file / below))
+    check_location(str(tmp_path / "new" / below))

@@ -18,7 +18,7 @@ from pathlib import Path
 import mindspore as ms
 import mindspore.dataset as ds
 import numpy as np
-from mindspore import nn
+from mindspore import nn, ops
 from mindspore.communication import get_group_size, get_rank, init
 from mindspore.train import Callback, EarlyStopping, Model, ReduceLROnPlateau
 
@@ -37,6 +37,40 @@ class Net(nn.Cell):
 
     def construct(self, x: ms.Tensor) -> ms.Tensor:
         return self.second(self.relu(self.first(x)))
+
+
+class Accumulating(nn.TrainOneStepCell):
+    """Adds the gradients of two steps up before it updates."""
+
+    def __init__(self, network: nn.Cell, optimizer: nn.Optimizer) -> None:
+        super().__init__(network, optimizer)
+        self.count = ms.Parameter(ms.Tensor([0], ms.int32), name="count", requires_grad=False)
+        self.sums = self.weights.clone(prefix="sums", init="zeros")
+        self.map = ops.HyperMap()
+
+    def construct(self, *batch: ms.Tensor) -> ms.Tensor:
+        loss = self.network(*batch)
+        gradients = self.grad(self.network, self.weights)(*batch, ops.ones_like(loss))
+        gradients = self.grad_reducer(gradients)
+        loss = ops.depend(loss, self.map(ops.partial(_add), self.sums, gradients))
+        self.count = self.count + 1
+        if self.count % 2 == 0:
+            loss = ops.depend(loss, self.optimizer(self.sums))
+            loss = ops.depend(loss, self.map(ops.partial(_clear), self.sums))
+        return loss
+
+
+_add, _clear = ops.MultitypeFuncGraph("add"), ops.MultitypeFuncGraph("clear")
+
+
+@_add.register("Tensor", "Tensor")
+def _add_to(total: ms.Tensor, gradient: ms.Tensor) -> ms.Tensor:
+    return ops.assign_add(total, gradient)
+
+
+@_clear.register("Tensor")
+def _clear_of(total: ms.Tensor) -> ms.Tensor:
+    return ops.assign(total, ops.zeros_like(total))
 
 
 class Watch(Callback):
@@ -65,7 +99,8 @@ class Watch(Callback):
         loss = float(params.net_outputs.asnumpy())
         self.seen.append((params.cur_epoch_num, params.cur_step_num, loss, self._data))
         if self._options.stop == params.cur_step_num:
-            run_context.request_stop()
+            if not self._options.alone or self._rank == 0:
+                run_context.request_stop()
         self._wait(f"rest-{params.cur_step_num}")
 
     def _wait(self, name: str) -> None:
@@ -78,6 +113,7 @@ def add_watched(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--die", default="", help="RANK:STEP, once")
     parser.add_argument("--after", type=float, default=0.0, help="so long after its beginning")
     parser.add_argument("--stop", type=int, default=0, help="behind so many steps")
+    parser.add_argument("--alone", action="store_true", help="rank 0 stops, and no other")
 
 
 def _die() -> None:
@@ -110,6 +146,8 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="no Session, and a plain optimizer")
     parser.add_argument("--plateau", action="store_true", help="callbacks that keep something")
     parser.add_argument("--patience", type=int, default=9, help="epochs")
+    parser.add_argument("--accumulate", action="store_true", help="an update every two steps")
+    parser.add_argument("--own-seed", action="store_true", help="other weights on each rank")
     add_watched(parser)
     options = parser.parse_args()
     ms.set_device("CPU")
@@ -119,6 +157,8 @@ def main() -> None:
     init()
     ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True)
     rank, world = get_rank(), get_group_size()
+    if options.own_seed:
+        ms.set_seed(1 + rank)
     net = Net()
     rate = nn.cosine_decay_lr(0.01, 0.1, EPOCHS * PER_EPOCH, PER_EPOCH, EPOCHS)
     callbacks: list[Callback] = [Watch(options, rank)]
@@ -132,7 +172,10 @@ def main() -> None:
     kind = nn.Momentum if options.plain else recoverable(nn.Momentum)
     optimizer = kind(net.trainable_params(), rate, 0.9)
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-    model = Model(net, loss, optimizer)
+    if options.accumulate:
+        model = Model(Accumulating(nn.WithLossCell(net, loss), optimizer))
+    else:
+        model = Model(net, loss, optimizer)
     data = dataset(rank, world)
     if options.plain:
         model.train(EPOCHS, data, callbacks=callbacks, dataset_sink_mode=False)

@@ -150,6 +150,33 @@ def test_a_callback_that_stops_training_ends_the_job(tmp_path: Path, baseline: B
     assert job.losses(0) == {step - 1: loss for step, loss in seen.items() if step <= 17}
 
 
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (("--stop", "17", "--alone"), "ended its training behind step 17"),
+        (("--own-seed",), "begun with other parameters"),
+    ],
+)
+def test_ranks_that_do_not_do_the_same_are_told(
+    tmp_path: Path, script: tuple[str, ...], said: str
+) -> None:
+    """One would wait for the other for ever, or they would train different models."""
+    with MindSporeJob(tmp_path, *script) as job:
+        assert job.end() == 1, job.story()
+    assert said in job.events_of(journal.FaultSeen)[0].fault.message, job.story()
+
+
+def test_a_rank_killed_between_two_updates_costs_no_step(tmp_path: Path) -> None:
+    """Gradients of a step are added up in parameters before another one updates."""
+    with MindSporeJob(tmp_path / "whole", "--accumulate") as whole:
+        assert whole.end() == 0, whole.story()
+    script = ("--accumulate", "--die", "1:16")
+    with MindSporeJob(tmp_path / "killed", *script, options=("--max-restarts", "1")) as job:
+        assert job.end() == 0, job.story()
+    assert [incident.steps_lost for incident in job.incidents()] == [0], job.story()
+    assert_same(job, whole, killed=1)
+
+
 def test_a_killed_scheduler_costs_no_step(tmp_path: Path, baseline: Baseline) -> None:
     """MindSpore would end the ranks because of it some day; the next ones have another."""
     with MindSporeJob(tmp_path, options=("--max-restarts", "1")) as job:

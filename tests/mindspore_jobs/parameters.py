@@ -1,0 +1,86 @@
+"""What a Session knows of parameters and updates, as JSON; runs where MindSpore is.
+
+One process, without a job: a network with frozen weights, BatchNorm, and an optimizer whose update
+calls that of its base class.
+"""
+
+from __future__ import annotations
+
+import json
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn, ops
+
+from rekindle.errors import SessionError
+from rekindle.training.mindspore import recoverable
+from rekindle.training.mindspore_state import LOOKS, Parameters
+
+
+class Net(nn.Cell):
+    """Two layers; frozen weights that it uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Dense(4, 4), nn.BatchNorm1d(4), nn.Dense(4, 2)
+        frozen = ms.Tensor(np.ones((4, 4), np.float32))
+        self.frozen = ms.Parameter(frozen, name="frozen", requires_grad=False)
+
+    def construct(self, x: ms.Tensor) -> ms.Tensor:
+        return self.second(self.norm(self.first(ops.matmul(x, self.frozen))))
+
+
+class Clipped(nn.Momentum):
+    """As users write them."""
+
+    def construct(self, gradients: tuple[ms.Tensor, ...]) -> object:
+        return super().construct(ops.clip_by_global_norm(gradients, 1.0))
+
+
+class Outer(nn.Cell):
+    """A step inside of another cell: its parameters' names begin with that."""
+
+    def __init__(self, step: nn.Cell) -> None:
+        super().__init__()
+        self.step = step
+
+    def construct(self, *batch: ms.Tensor) -> ms.Tensor:
+        return self.step(*batch)
+
+
+def main() -> None:
+    """Train a few steps."""
+    ms.set_device("CPU")
+    ms.set_context(mode=ms.GRAPH_MODE)
+    net = Net()
+    optimizer = recoverable(Clipped)(net.trainable_params(), 0.1, 0.9)
+    step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer)
+    network = Outer(step).set_train()
+    parameters = Parameters(network)
+    x = np.random.RandomState(0).randn(8, 4).astype(np.float32)
+    batch = ms.Tensor(x), ms.Tensor(x[:, :2].copy())
+    told: dict[str, object] = {"class": type(optimizer).__name__, "begun": []}
+    for _ in range(LOOKS + 1):
+        parameters.remember()
+        told["begun"].append(parameters.begun)
+        network(*batch)
+    parameters.remember()
+    told["changing"] = sorted(parameters.before_step.remembered)
+    told["as_before"] = parameters.are_as_before
+    net.frozen.copy_(ms.Tensor(np.zeros((4, 4), np.float32)))
+    told["frozen_changed"] = parameters.are_as_before
+    plain = nn.Adam(net.trainable_params())
+    other = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), plain)
+    uncounted = Parameters(other)
+    uncounted.remember()
+    told["uncounted"] = [uncounted.begun, sorted(uncounted.before_step.remembered)]
+    net.odd = ms.Parameter(ms.Tensor(np.ones(3, np.complex128)), name="odd")
+    try:
+        Parameters(net)
+    except SessionError as error:
+        told["odd"] = str(error)
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

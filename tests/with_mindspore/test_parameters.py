@@ -1,0 +1,36 @@
+"""What tells a rank that is caught in a step that its state is that of the step before."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from mindspore_jobs.job import PYTHON, ROOT, needs_mindspore
+
+pytestmark = [needs_mindspore, pytest.mark.timeout(200)]
+
+
+def test_parameters_and_updates() -> None:
+    """Each update is counted, wherever the optimizer is; what a forward pass changes is copied.
+
+    Frozen weights are not, and if they change nevertheless that is noticed.
+    """
+    script = Path(__file__).parents[1] / "mindspore_jobs" / "parameters.py"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "GLOG_v": "3"}
+    done = subprocess.run(
+        [PYTHON, script], capture_output=True, text=True, check=True, env=environment
+    )
+    told = json.loads(done.stdout.splitlines()[-1])
+    statistics = ["moving_mean", "moving_variance"]
+    assert told == {
+        "class": "Clipped",
+        "begun": [[0], [1], [2], [3]],
+        "changing": [f"step.network._backbone.norm.{name}" for name in statistics],
+        "as_before": True,
+        "frozen_changed": False,
+        "uncounted": [None, []],
+        "odd": "parameter odd is complex128, which a state cannot hold",
+    }
