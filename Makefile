@@ -56,7 +56,7 @@ $(MINDSPORE_STAMP): pyproject.toml constraints.txt constraints-mindspore.txt
 	@grep -v '^numpy==' constraints.txt | cat constraints-mindspore.txt - > $(MINDSPORE)/pins.txt
 	@if "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then \
 		$(MINDSPORE)/bin/python -m pip install -qq --disable-pip-version-check --no-input \
-			--editable '.[mindspore]' scikit-learn --constraint $(MINDSPORE)/pins.txt; \
+			--editable '.[mindspore,s3]' scikit-learn --constraint $(MINDSPORE)/pins.txt; \
 	else echo 'There is no MindSpore for Python 3.13: its tests are left out'; fi
 	@pwd -P > $(MINDSPORE_STAMP)
 

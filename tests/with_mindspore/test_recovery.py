@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from mindspore_jobs.job import STEPS, MindSporeJob, assert_same, needs_mindspore
+from stores.servers import ENVIRONMENT, rclone
 
 from rekindle.recovery import journal
 from rekindle.recovery.node_check.event import NodeChecked
@@ -103,9 +104,22 @@ def test_a_lost_coordinator_costs_no_process(tmp_path: Path, baseline: Baseline)
     assert_same(job, baseline(2))
 
 
-def test_a_stopped_job_goes_on_from_its_last_step(tmp_path: Path, baseline: Baseline) -> None:
+@pytest.fixture(params=["directory", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Where checkpoints are: in a directory, and in an object store, which has a server here."""
+    if request.param == "directory":
+        yield str(tmp_path / "checkpoints")
+        return
+    with rclone(tmp_path) as server:
+        yield server.location()
+
+
+def test_a_stopped_job_goes_on_from_its_last_step(
+    tmp_path: Path, baseline: Baseline, store: str
+) -> None:
     """Told to stop, ranks give their newest state; the next attempt does the step behind it."""
-    with MindSporeJob(tmp_path, options=("--snapshot-every", "10")) as job:
+    options = ("--snapshot-every", "10", "--checkpoint-dir", store)
+    with MindSporeJob(tmp_path, options=options, environment=ENVIRONMENT) as job:
         job.hold(14)
         job.wait_step(14)
         job.client().stop_by_hand(by="a test")
@@ -115,7 +129,8 @@ def test_a_stopped_job_goes_on_from_its_last_step(tmp_path: Path, baseline: Base
         job.release(14)
         job.start()
         assert job.end() == 0, job.story()
-    assert job.events_of(journal.Formed)[-1].step == 14
+    formed = job.events_of(journal.Formed)[-1]
+    assert (formed.step, formed.sources) == (14, {"checkpoint": 2})
     assert_same(job, baseline(2))
 
 
