@@ -10,10 +10,11 @@ import json
 
 import mindspore as ms
 import numpy as np
-from mindspore import nn, ops
+from mindspore import nn, ops, train
 
 from rekindle.errors import SessionError
 from rekindle.training.mindspore import recoverable
+from rekindle.training.mindspore_callbacks import Memory
 from rekindle.training.mindspore_state import LOOKS, Parameters
 
 
@@ -48,6 +49,39 @@ class Outer(nn.Cell):
         return self.step(*batch)
 
 
+class Counts(train.Callback):
+    """One of a user's."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+def kept_by_callbacks() -> list[object]:
+    """What is kept, given to other callbacks in another order, and what these have then."""
+    stops = train.EarlyStopping(monitor="loss")
+    plateau = train.ReduceLROnPlateau(monitor="loss")
+    whole = train.EarlyStopping(monitor="loss", restore_best_weights=True)
+    stops.wait, stops.best, plateau.cooldown_counter = 3, np.float32(0.1), 2
+    kept = Memory([stops, Counts(7), train.LossMonitor(), plateau, Counts(8), whole]).state()
+    others = [
+        train.ReduceLROnPlateau(monitor="loss"),
+        *(Counts(0), Counts(0), Counts(0)),
+        train.EarlyStopping(monitor="loss"),
+    ]
+    Memory(others).load(json.loads(json.dumps(kept)))
+    reduces, first, second, third, stops_too = others
+    counts = [each.count for each in (first, second, third)]
+    same = stops_too.best == np.float32(0.1) and stops_too.best.dtype == np.float32
+    return [len(kept), reduces.cooldown_counter, counts, stops_too.wait, bool(same)]
+
+
 def main() -> None:
     """Train a few steps."""
     ms.set_device("CPU")
@@ -79,6 +113,7 @@ def main() -> None:
         Parameters(net)
     except SessionError as error:
         told["odd"] = str(error)
+    told["kept"] = kept_by_callbacks()
     print(json.dumps(told))
 
 

@@ -16,7 +16,8 @@ pytestmark = [needs_mindspore, pytest.mark.timeout(200)]
 def test_parameters_and_updates() -> None:
     """Each update is counted, wherever the optimizer is; what a forward pass changes is copied.
 
-    Frozen weights are not, and if they change nevertheless that is noticed.
+    Frozen weights are not, and if they change nevertheless that is noticed. Callbacks take what
+    others of their class have kept.
     """
     script = Path(__file__).parents[1] / "mindspore_jobs" / "parameters.py"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "GLOG_v": "3"}
@@ -32,5 +33,6 @@ def test_parameters_and_updates() -> None:
         "as_before": True,
         "frozen_changed": False,
         "uncounted": [None, []],
+        "kept": [4, 2, [7, 8, 0], 3, True],
         "odd": "parameter odd is complex128, which a state cannot hold",
     }
