@@ -85,6 +85,20 @@ def test_an_update_that_has_begun_is_waited_for(rank: Pretended) -> None:
     assert rank.kept == [(4, False)]
 
 
+def test_what_callbacks_may_change_is_of_no_step(rank: Pretended) -> None:
+    """Behind a graph that has not updated, as of accumulated gradients, too."""
+    rank.begun = 3
+    rank.words.begin_step(3)
+    rank.words.end_graph()
+    saying = threading.Thread(target=rank.words._say)
+    saying.start()
+    saying.join(0.1)
+    assert (saying.is_alive(), rank.kept) == (True, [])
+    rank.words.end_step(4)
+    saying.join(LIMIT_S)
+    assert rank.kept == [(4, False)]
+
+
 def test_a_copy_during_which_the_update_began_does_not_count(rank: Pretended) -> None:
     """It would be named by one step and be of another, or of both."""
     rank.begun = 3

@@ -41,6 +41,7 @@ def test_numbers_of_numpy_keep_their_type(value: Any) -> None:
     found = real(json.loads(json.dumps(plain(value, "it"))))
     assert np.asarray(found).dtype == value.dtype
     np.testing.assert_array_equal(found, value)
+    assert not isinstance(found, np.ndarray) or found.flags.writeable
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,9 @@ def test_numbers_of_numpy_keep_their_type(value: Any) -> None:
         ({"a": [object()]}, r"it\.a\[0\] is of type object"),
         ({1: 2}, "it is of type dict"),
         (b"", "it is of type bytes"),
-        (np.array([object()]), "it: an array of objects"),
+        (np.array([object()]), "it: an array of object"),
+        (np.zeros(1, [("a", "f4")]), "it: an array of"),
+        (np.str_("text"), "it: an array of <U4"),
     ],
 )
 def test_what_cannot_be_kept_is_named(value: Any, what: str) -> None:

@@ -74,8 +74,12 @@ class LastWords:
             self._in_step = False
             threading.Event().wait()  # the process ends beside it
 
+    def end_graph(self) -> None:
+        """It has run, and others may change the state: it is of no step until they have."""
+        self._begun = None
+
     def end_step(self, finished: int) -> None:
-        """It has run."""
+        """All have."""
         self._finished, self._in_step = finished, False
 
     def close(self) -> None:

@@ -43,11 +43,16 @@ class Memory:
 
 
 def _keeps(callback: Callback) -> bool:
-    if hasattr(callback, "state_dict"):
+    if _says(callback):
         return True
     # The weights of its best epoch are none of the model's: without them the rest is wrong.
     whole = not getattr(callback, "restore_best_weights", False)
     return isinstance(callback, tuple(_OWN)) and whole
+
+
+def _says(callback: Callback) -> bool:
+    names = ("state_dict", "load_state_dict")
+    return all(callable(getattr(callback, name, None)) for name in names)
 
 
 def _kind(callback: Callback) -> str:
@@ -59,13 +64,13 @@ def _names(callback: Callback) -> tuple[str, ...]:
 
 
 def _state_of(callback: Callback) -> Any:
-    if hasattr(callback, "state_dict"):
+    if _says(callback):
         return callback.state_dict()
     return {name: getattr(callback, name) for name in _names(callback)}
 
 
 def _load(callback: Callback, state: Any) -> None:
-    if hasattr(callback, "state_dict"):
+    if _says(callback):
         callback.load_state_dict(state)
         return
     for name in _names(callback):

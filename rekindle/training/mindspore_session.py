@@ -75,6 +75,7 @@ class Session:
         self._formed = False  # of this generation all is there that the next step needs
         self._made = 0  # the generation that did the last step
         self._whole = self._torn = False  # the state is that of `finished` steps, or of none
+        self._stored = False  # the state is one that the store has
         self._reported = False  # the first step of this generation
         self._total = self._passed = 0
         self._run = Run(0, 0)
@@ -143,6 +144,8 @@ class Session:
                 except Rewind:
                     continue
                 self._leave_early()
+            elif self._channel is not None and not self._stored:
+                self._keep()  # whoever did the last step has not come to write its checkpoint
             if self._channel is None or not self._meet_at_end(self._channel):
                 return
 
@@ -190,6 +193,8 @@ class Session:
 
     def _end_step(self, loss: float | None) -> None:
         """The graph has run: one more step is finished. Callbacks may still change parameters."""
+        if self._last_words is not None:
+            self._last_words.end_graph()
         self.finished, self._made = self.finished + 1, self.generation
         if loss is not None:
             self._records.write(self.finished - 1, self.generation, {"loss": loss})
@@ -225,7 +230,7 @@ class Session:
         with self._progress.at(Doing.CHECKPOINT), self._last_words.apart:
             self._keeper.keep(
                 {"parameters": self._parameters},
-                place=self._place,
+                place=replace(self._place, generation=self._made),
                 step=self.finished,
                 last=self.finished == self._total,
                 position=self._position,
@@ -358,6 +363,7 @@ class Session:
         """
         if plan.source is not Source.SELF:
             self._whole, self._torn = False, self._torn or plan.source is not Source.FRESH
+            self._stored = plan.source is Source.CHECKPOINT
             made = form.step, form.made
             self._position = self._fetched = fetch(
                 self._parameters, channel, self._slot, plan, made, form.peers, gate

@@ -25,7 +25,9 @@ from rekindle.training.mindspore_optimizer import BEGUN
 from rekindle.training.place import Place
 from rekindle.training.snapshot_writer import Captured, SnapshotWriter
 
-LOOKS = 3  # steps until it is known what a forward pass changes; later changes are noticed, too
+SMALL_BYTES = 64 << 10  # a parameter that is copied before each step, whether it changes or not
+LOOKS = 3  # steps until it is known which others a forward pass changes
+LOOKS_AGAIN = 1000  # steps; a change meanwhile is noticed, and until then there is no state of it
 SKELETON = b'{"mindspore":"parameters"}'
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -71,15 +73,15 @@ class Parameters:
         # Those that the forward pass may change, before an update begins: BatchNorm's statistics,
         # and sums of gradients; but not frozen weights, of which a copy would cost too much.
         self._others = [name for name in found if name not in updated] if self._counters else []
-        self._changing: set[str] = set()
+        self._changing = {name for name in self._others if found[name].nbytes <= SMALL_BYTES}
         self._remembered: dict[str, Array] = {}
         self._digests: dict[str, int] = {}  # of the rest, as it was when a step last began
         self._looks = 0
 
     def remember(self) -> None:
         """Keep what the forward pass of the step that begins may change."""
-        if self._looks < LOOKS:
-            self._looks += 1
+        self._looks += 1
+        if self._looks <= LOOKS or self._looks % LOOKS_AGAIN == 0:
             found = {n: self._digest(n) for n in self._others if n not in self._changing}
             before = self._digests
             self._changing |= {n for n in found if before.get(n, found[n]) != found[n]}

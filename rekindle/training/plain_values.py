@@ -10,6 +10,8 @@ import numpy as np
 
 from rekindle.errors import SessionError
 
+_KINDS = "biufc"  # of NumPy's types: those whose text has all of them
+
 
 def plain(value: Any, where: str) -> Any:
     """Return it as JSON has it; what JSON has not is an object of one entry that tells its kind.
@@ -17,13 +19,13 @@ def plain(value: Any, where: str) -> Any:
     Numbers of NumPy keep their type: a comparison may round otherwise in another. A tuple becomes
     a list. where: what errors call it. Raises SessionError: it is something else.
     """
-    if value is None or isinstance(value, bool | int | str):
+    if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
         return value if math.isfinite(value) else {"float": repr(value)}
     if isinstance(value, np.ndarray | np.generic):
-        if value.dtype.hasobject:
-            raise SessionError(f"{where}: an array of objects cannot be kept")
+        if value.dtype.kind not in _KINDS:
+            raise SessionError(f"{where}: an array of {value.dtype} cannot be kept")
         array = np.asarray(value)
         return {"array": [array.dtype.str, list(array.shape), array.tobytes().hex()]}
     if isinstance(value, list | tuple):
@@ -47,5 +49,5 @@ def real(value: Any) -> Any:
         return float(held)
     if kind == "array":
         dtype, shape, data = held
-        return np.frombuffer(bytes.fromhex(data), dtype).reshape(shape)[()]
+        return np.frombuffer(bytes.fromhex(data), dtype).reshape(shape).copy()[()]
     return {key: real(each) for key, each in held.items()}

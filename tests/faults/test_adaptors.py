@@ -78,17 +78,33 @@ def test_a_rank_that_dies_while_groups_are_rebuilt(
     assert ["rebuild", [0, 2], "recover"] in calls_after_clean(run, 1)
 
 
+@pytest.mark.parametrize("lost", [0, 2])
 def test_a_spare_joins_in_the_place_of_a_lost_node(
-    job: Callable[..., Job], undisturbed: Record
+    lost: int, job: Callable[..., Job], undisturbed: Record
 ) -> None:
-    """All of a node's ranks are new processes elsewhere; the others stay."""
-    run = job(
-        Fault(2, "forward", 9, do="pause"), script=SCRIPT, processes=RANKS, nodes=RANKS, spares=1
-    )
+    """All of a node's ranks are new processes elsewhere; the others stay.
+
+    Node 0 has had the store of all.
+    """
+    pause = Fault(lost, "forward", 9, do="pause")
+    run = job(pause, script=SCRIPT, processes=RANKS, nodes=RANKS, spares=1)
     run.wait_fault(0)
-    run.kill_node(2)
-    assert_recovered(run, undisturbed, replaced={2})
-    assert ["rebuild", [2], "recover"] in calls_after_clean(run, 0)
+    run.kill_node(lost)
+    assert_recovered(run, undisturbed, replaced={lost})
+    assert ["rebuild", [lost], "recover"] in calls_after_clean(run, 1)
+
+
+def test_a_rank_is_lost_after_the_coordinator(job: Callable[..., Job], undisturbed: Record) -> None:
+    """The next one has another store, and all meet there."""
+    pauses = [Fault(rank, "forward", 6, do="pause") for rank in range(RANKS)]
+    run = job(*pauses, script=SCRIPT, processes=RANKS)
+    run.wait_pause(6)
+    run.kill_coordinator()
+    run.revive_coordinator()
+    run.kill(1)
+    run.release_all()
+    assert_recovered(run, undisturbed, replaced={1})
+    assert ["rebuild", [1], "recover"] in calls_after_clean(run, 0)
 
 
 def test_when_nobody_is_left_all_begin_anew(job: Callable[..., Job], undisturbed: Record) -> None:

@@ -242,6 +242,30 @@ def retried(processor: Processor, state: ReportState) -> bool:
     return processor.wait_clean() and processor.wait_repaired()
 
 
+def test_a_world_of_another_size_is_refused(pair: World) -> None:
+    """Its groups would be those of ranks that are gone."""
+    recovered = pair.recover(NORMAL, ReportState.RS_HCCL_FAILED)
+    pair.ranks[1].hear(protocol.StepFailed)
+    pair.over(1, 2)
+    for rank in pair.ranks:
+        rank.hear(protocol.Arrived)
+    form = protocol.Form(
+        generation=2,
+        world_size=1,
+        store_host="",
+        store_port=0,
+        step=2,
+        ranks={0: 0},
+        plan={0: OWN},
+        peers=(("127.0.0.1", 1),),
+    )
+    pair.ranks[0].tell(form)
+    assert not recovered[0].result(LIMIT_S)
+    assert pair.ranks[0].hear(protocol.StepFailed).kind is Kind.DEVICE
+    pair.ranks[1].tell(protocol.Dismiss(finished=2))
+    recovered[1].result(LIMIT_S)
+
+
 def test_without_arf_a_new_process_joins_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says what to switch on, or which strategies to leave out."""
     world = World(1)

@@ -8,6 +8,7 @@ handlers do it, and training goes on from the step of the plan.
 from __future__ import annotations
 
 import functools
+import os
 import socket
 import sys
 import traceback
@@ -72,6 +73,7 @@ class Processor:
         self.gate = Gate(self._listener, self._page)
         self._peers: tuple[tuple[str, int], ...] = ()
         self._place = rank
+        self._world = 0  # ranks; 0: not known yet
         self._brake = Brake(handlers.stop)
         self._last_words: LastWords | None = None
         self._formed = self._cleaned = self._met_at_end = False
@@ -272,6 +274,9 @@ class Processor:
         self.gate.leave()
         self.generation, self._formed = form.generation, False
         self._place, self._peers = form.ranks[self._slot], form.peers
+        self._world = self._world or form.world_size
+        if form.store_port:  # groups are formed anew there: it is elsewhere if its host was lost
+            os.environ.update(MASTER_ADDR=form.store_host, MASTER_PORT=str(form.store_port))
         self._passed = max(self._passed, form.passed)
         gate = self.gate = Gate(self._listener, self._page)
         channel.on_over = functools.partial(self._over, gate)
@@ -280,7 +285,7 @@ class Processor:
         ready = protocol.StateReady(rank=self._slot, generation=form.generation)
         try:
             plan = form.plan[self._slot]
-            self._check(plan)
+            self._check(plan, form.world_size)
             gate.form(form.generation, self._place, form.peers)
             step = self._repair(form, plan, gate)
         except CheckpointError as error:
@@ -315,8 +320,10 @@ class Processor:
         self._formed = True
         self.progress.formed(step)
 
-    def _check(self, plan: RankPlan) -> None:
+    def _check(self, plan: RankPlan, world_size: int) -> None:
         """Raises SessionError, CheckpointError: MindIO's handlers cannot do what is planned."""
+        if world_size != self._world:
+            raise SessionError("another size of the world (zit) needs MindIO: give --nnodes=N")
         if self.joins and plan.source is not Source.PEER:
             raise SessionError("this process was to join others, and no state is left of theirs")
         if plan.source not in (Source.SELF, Source.PEER, Source.FRESH):
@@ -375,10 +382,7 @@ class Processor:
             gate.sever()
 
     def _dump(self, moment: Moment) -> bool:
-        """Save a checkpoint, for this process has to end: called by the thread of last words.
-
-        Whatever becomes of it, it is not tried again.
-        """
+        """Save a checkpoint, for this process has to end; it is not tried again."""
         self._save(moment.step)
         return True
 
