@@ -15,7 +15,9 @@ from mindspore import nn, ops, train
 from rekindle.errors import SessionError
 from rekindle.training.mindspore import recoverable
 from rekindle.training.mindspore_callbacks import Memory
-from rekindle.training.mindspore_state import LOOKS, Parameters
+from rekindle.training.mindspore_state import LOOKS, LOOKS_AGAIN, SMALL_BYTES, Parameters
+
+WIDE = SMALL_BYTES // 4
 
 
 class Net(nn.Cell):
@@ -23,8 +25,8 @@ class Net(nn.Cell):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.norm, self.second = nn.Dense(4, 4), nn.BatchNorm1d(4), nn.Dense(4, 2)
-        frozen = ms.Tensor(np.ones((4, 4), np.float32))
+        self.first, self.norm, self.second = nn.Dense(WIDE, 4), nn.BatchNorm1d(4), nn.Dense(4, 2)
+        frozen = ms.Tensor(np.ones((4, WIDE), np.float32))
         self.frozen = ms.Parameter(frozen, name="frozen", requires_grad=False)
 
     def construct(self, x: ms.Tensor) -> ms.Tensor:
@@ -101,8 +103,11 @@ def main() -> None:
     parameters.remember()
     told["changing"] = sorted(parameters.before_step.remembered)
     told["as_before"] = parameters.are_as_before
-    net.frozen.copy_(ms.Tensor(np.zeros((4, 4), np.float32)))
+    net.frozen.copy_(ms.Tensor(np.zeros((4, WIDE), np.float32)))
     told["frozen_changed"] = parameters.are_as_before
+    for _ in range(LOOKS_AGAIN - LOOKS - 2):
+        parameters.remember()
+    told["found"] = [sorted(parameters.before_step.remembered), parameters.are_as_before]
     plain = nn.Adam(net.trainable_params())
     other = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), plain)
     uncounted = Parameters(other)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
-from mindspore_jobs.job import MindSporeJob, assert_same_results, needs_mindspore
+from mindspore_jobs.job import STEPS, MindSporeJob, assert_same_results, needs_mindspore
 
 from rekindle.recovery import journal
 from rekindle.runtime.protocol import InjectionKind
@@ -66,3 +68,18 @@ def test_what_they_have_stopped_is_over(tmp_path: Path) -> None:
         assert job.end() == 0, job.story()
     assert steps_of(job) == [0, 0], job.story()
     assert [job.results()[r]["digest"] for r in (0, 1)] == [first[r]["digest"] for r in (0, 1)]
+
+
+def test_the_last_step_has_its_checkpoint(tmp_path: Path) -> None:
+    """Also if all ranks that did it end before they have seen to that."""
+    options = ("--checkpoint-every", "1000", "--max-restarts", "1")
+    with MindSporeJob(tmp_path, options=options) as job:
+        job.hold(STEPS, between=True)
+        pids = job.pids()
+        job.wait_step(STEPS)
+        os.kill(pids[1], signal.SIGKILL)
+        job.wait_event(journal.Decided)
+        (tmp_path / f"rest-{STEPS}").unlink()
+        assert job.end() == 0, job.story()
+    assert {each.step for each in job.events_of(journal.Checkpointed)} == {STEPS}, job.story()
+    assert job.events_of(journal.Formed)[-1].step == STEPS

@@ -25,13 +25,17 @@ def test_parameters_and_updates() -> None:
         [PYTHON, script], capture_output=True, text=True, check=True, env=environment
     )
     told = json.loads(done.stdout.splitlines()[-1])
-    statistics = ["moving_mean", "moving_variance"]
+    frozen = "step.network._backbone.frozen"
+    statistics = [
+        f"step.network._backbone.norm.{name}" for name in ("moving_mean", "moving_variance")
+    ]
     assert told == {
         "class": "Clipped",
         "begun": [[0], [1], [2], [3]],
-        "changing": [f"step.network._backbone.norm.{name}" for name in statistics],
+        "changing": statistics,
         "as_before": True,
         "frozen_changed": False,
+        "found": [[frozen, *statistics], True],
         "uncounted": [None, []],
         "kept": [4, 2, [7, 8, 0], 3, True],
         "odd": "parameter odd is complex128, which a state cannot hold",
