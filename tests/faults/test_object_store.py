@@ -44,7 +44,7 @@ def test_all_nodes_lost(
         *PAUSE_ALL,
         variant=variant,
         nodes=2,
-        checkpoint_every=5,
+        checkpoint_every=10,
         checkpoint_store=location,
         misfit=ENVIRONMENT,
     )
