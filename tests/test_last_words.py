@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -71,25 +71,24 @@ def test_inside_a_step_the_one_before_is_kept(rank: Pretended) -> None:
     assert rank.kept == [(3, True)]
 
 
-def test_an_update_that_has_begun_is_waited_for(rank: Pretended) -> None:
+def begin_update(rank: Pretended) -> None:
+    """The update of the step under way."""
+    rank.begun = 4
+
+
+def end_graph(rank: Pretended) -> None:
+    """Without an update, as of accumulated gradients: callbacks may change the state now."""
+    rank.words.end_graph()
+
+
+@pytest.mark.parametrize("change", [begin_update, end_graph])
+def test_what_changes_a_state_is_waited_for(
+    rank: Pretended, change: Callable[[Pretended], None]
+) -> None:
     """The state is of no step until it ends."""
     rank.begun = 3
     rank.words.begin_step(3)
-    rank.begun = 4
-    saying = threading.Thread(target=rank.words._say)
-    saying.start()
-    saying.join(0.1)
-    assert (saying.is_alive(), rank.kept) == (True, [])
-    rank.words.end_step(4)
-    saying.join(LIMIT_S)
-    assert rank.kept == [(4, False)]
-
-
-def test_what_callbacks_may_change_is_of_no_step(rank: Pretended) -> None:
-    """Behind a graph that has not updated, as of accumulated gradients, too."""
-    rank.begun = 3
-    rank.words.begin_step(3)
-    rank.words.end_graph()
+    change(rank)
     saying = threading.Thread(target=rank.words._say)
     saying.start()
     saying.join(0.1)

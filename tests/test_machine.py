@@ -10,7 +10,7 @@ from rekindle.errors import ProtocolError
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
 from rekindle.recovery.plan import Source
-from rekindle.recovery.policy import Strategy
+from rekindle.recovery.policy import Policy, Strategy
 from rekindle.runtime import protocol as p
 from rekindle.runtime.census import Status
 from rekindle.runtime.state import Phase
@@ -268,7 +268,20 @@ def test_whoever_was_to_join_ranks_that_died_begins_by_itself() -> None:
 
 def test_nobody_joins_anybody_when_all_are_started_anew() -> None:
     """Neither at first nor when the whole job is restarted."""
-    job = Driver(nodes=1, processes=2)
+    inner = (Strategy.RECOVER_IN_PLACE, Strategy.RECOVER)
+    policy = Policy(
+        strategies=tuple(each for each in Policy().strategies if each not in inner), max_restarts=1
+    )
+    job = Driver(nodes=1, processes=2, policy=policy)
     job.hello()
+    job.store_up()
+    assert not job.told(p.Spawn)[0].joins
+    job.spawned()
+    job.arrive(job.ranks)
+    job.ready(job.ranks)
+    job.step(1)
+    job.exits(0, signal=SIGKILL, finished=1)
+    assert strategies(job) == [Strategy.RESTART]
+    job.killed()
     job.store_up()
     assert not job.told(p.Spawn)[0].joins

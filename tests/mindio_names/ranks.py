@@ -66,6 +66,22 @@ class Rank:
         self._agent.send(wire.encode(message))
 
 
+def form_of(
+    rank: int, plan: RankPlan, ports: list[int], generation: int = 2, step: int = 2
+) -> protocol.Form:
+    """What a rank is told of a generation. ports: of all of its world."""
+    return protocol.Form(
+        generation=generation,
+        world_size=len(ports),
+        store_host="",
+        store_port=0,
+        step=step,
+        ranks={rank: rank},
+        plan={rank: plan},
+        peers=tuple(("127.0.0.1", port) for port in ports),
+    )
+
+
 class World:
     """Some ranks, and the threads that they run in."""
 
@@ -80,18 +96,9 @@ class World:
     def form(self, generation: int, step: int, plans: list[RankPlan]) -> list[protocol.Arrived]:
         """Wait for all to arrive, and have them form a generation; returns what they said."""
         arrived = [rank.hear(protocol.Arrived) for rank in self.ranks]
+        ports = [each.port for each in arrived]
         for rank in self.ranks:
-            form = protocol.Form(
-                generation=generation,
-                world_size=len(self.ranks),
-                store_host="",
-                store_port=0,
-                step=step,
-                ranks={rank.rank: rank.rank},
-                plan={rank.rank: plans[rank.rank]},
-                peers=tuple(("127.0.0.1", each.port) for each in arrived),
-            )
-            rank.tell(form)
+            rank.tell(form_of(rank.rank, plans[rank.rank], ports, generation, step))
         return arrived
 
     def ready(self) -> None:

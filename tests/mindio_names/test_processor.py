@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from training_jobs.waiting import wait_until
 
-from mindio_names.ranks import ARGUMENTS, CONTEXT, LIMIT_S, World
+from mindio_names.ranks import ARGUMENTS, CONTEXT, LIMIT_S, World, form_of
 from rekindle.errors import SessionError
 from rekindle.recovery.fault import Kind
 from rekindle.recovery.plan import RankPlan, Source
@@ -249,17 +249,7 @@ def test_a_world_of_another_size_is_refused(pair: World) -> None:
     pair.over(1, 2)
     for rank in pair.ranks:
         rank.hear(protocol.Arrived)
-    form = protocol.Form(
-        generation=2,
-        world_size=1,
-        store_host="",
-        store_port=0,
-        step=2,
-        ranks={0: 0},
-        plan={0: OWN},
-        peers=(("127.0.0.1", 1),),
-    )
-    pair.ranks[0].tell(form)
+    pair.ranks[0].tell(form_of(0, OWN, [1]))
     assert not recovered[0].result(LIMIT_S)
     assert pair.ranks[0].hear(protocol.StepFailed).kind is Kind.DEVICE
     pair.ranks[1].tell(protocol.Dismiss(finished=2))
@@ -301,19 +291,9 @@ def test_at_its_end_a_rank_goes_on_with_those_that_are_not_done(pair: World) -> 
         lambda: second.processor.wait_clean() and second.processor.wait_repaired()
     )
     again = second.hear(protocol.Arrived)
-    peers = tuple(("127.0.0.1", each.port) for each in (arrived, again))
-    for rank, plan in ((first, SENDS), (second, TAKES)):
-        form = protocol.Form(
-            generation=2,
-            world_size=2,
-            store_host="",
-            store_port=0,
-            step=2,
-            ranks={rank.rank: rank.rank},
-            plan={rank.rank: plan},
-            peers=peers,
-        )
-        rank.tell(form)
+    ports = [arrived.port, again.port]
+    first.tell(form_of(0, SENDS, ports))
+    second.tell(form_of(1, TAKES, ports))
     with pytest.raises(RuntimeError, match=r"ForceStopError.*FORCE STOP"):
         ended.result(LIMIT_S)
     assert recovered.result(LIMIT_S)

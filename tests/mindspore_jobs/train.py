@@ -120,14 +120,21 @@ def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def dataset(rank: int, world: int) -> ds.Dataset:
+def dataset(rank: int, world: int, *, augment: bool = False) -> ds.Dataset:
     """Return this rank's share of made-up samples, in an order that is drawn anew each epoch."""
     random = np.random.RandomState(0)
     count = PER_EPOCH * BATCH * world
     x = random.randn(count, FEATURES).astype(np.float32)
     y = random.randint(0, CLASSES, count).astype(np.int32)
     shared = ds.NumpySlicesDataset((x, y), shuffle=True, num_shards=world, shard_id=rank)
+    if augment:
+        ds.config.set_fast_recovery(False)
+        shared = shared.map(_noisy, "column_0", num_parallel_workers=1)  # else in any order
     return shared.batch(BATCH, drop_remainder=True)
+
+
+def _noisy(x: np.ndarray) -> np.ndarray:
+    return x + np.random.rand(FEATURES).astype(np.float32)
 
 
 def digest(model: Model) -> str:
@@ -147,6 +154,7 @@ def main() -> None:
     parser.add_argument("--plateau", action="store_true", help="callbacks that keep something")
     parser.add_argument("--patience", type=int, default=9, help="epochs")
     parser.add_argument("--accumulate", action="store_true", help="an update every two steps")
+    parser.add_argument("--augment", action="store_true", help="samples with random noise")
     parser.add_argument("--own-seed", action="store_true", help="other weights on each rank")
     add_watched(parser)
     options = parser.parse_args()
@@ -176,7 +184,7 @@ def main() -> None:
         model = Model(Accumulating(nn.WithLossCell(net, loss), optimizer))
     else:
         model = Model(net, loss, optimizer)
-    data = dataset(rank, world)
+    data = dataset(rank, world, augment=options.augment)
     if options.plain:
         model.train(EPOCHS, data, callbacks=callbacks, dataset_sink_mode=False)
     else:
