@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import faulthandler
 import random
 import secrets
 import signal
@@ -22,6 +23,8 @@ from cluster.node.pod import Kit, Pod
 from cluster.node.services import Services
 
 Object = dict[str, Any]
+
+_LATE_S = 10.0
 
 
 class Kubelet:
@@ -165,6 +168,17 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _tell_if_late() -> None:
+    """Where this process does not end and is killed, its log has what it has waited for."""
+
+    def tell() -> None:
+        for task in asyncio.all_tasks():
+            task.print_stack()
+
+    asyncio.get_running_loop().call_later(_LATE_S, tell)
+    faulthandler.dump_traceback_later(_LATE_S + 1)
+
+
 async def _main() -> None:
     arguments = _arguments()
     root = arguments.root.resolve()
@@ -211,6 +225,7 @@ async def _main() -> None:
             part.write_text(str(port))
             part.replace(arguments.port_file)
         await stop.wait()
+        _tell_if_late()
         await tasks.end([following, services])
         await asyncio.gather(*(machine.close() for machine in machines))
         await runner.cleanup()

@@ -53,8 +53,8 @@ class Simulated(Cluster):
         super().close()
         for process in (self._kubelet, self._server):
             process.terminate()
-        for process in (self._kubelet, self._server):
-            _await_end(process)
+        _await_end(self._kubelet, self.folder / "kubelet.log")
+        _await_end(self._server, self.folder / "server.log")
 
     def stop_server(self) -> None:
         """Killed, as by a fault."""
@@ -207,10 +207,10 @@ def _kubeconfig(server: str, token: str) -> str:
     )
 
 
-def _await_end(process: subprocess.Popen[bytes]) -> None:
+def _await_end(process: subprocess.Popen[bytes], log: Path) -> None:
     try:
         process.wait(20)
-    except subprocess.TimeoutExpired:
+    except subprocess.TimeoutExpired as error:
         process.send_signal(signal.SIGKILL)
         process.wait()
-        raise
+        raise AssertionError(f"it did not end:\n{log.read_text()}") from error

@@ -35,8 +35,9 @@ class Fault:
         device's memory that damaged the state, nothing that lasts, or the device for good; flip,
         after which what the rank computes is wrong; ecc, the error that tells of it late; pause,
         which waits until the test lets it go on, and compute, which computes until then; hold,
-        which waits until the rank was asked to stand still for a world that grows; or leave, after
-        which the script leaves its loop as if it had stopped early.
+        which waits until the rank was asked to stand still for a world that grows; over, which
+        waits until it has heard that the first generation is; or leave, after which the script
+        leaves its loop as if it had stopped early.
     """
 
     rank: int
@@ -129,8 +130,10 @@ class Injector:
                 release = self._folder / f"release-fault-{number}"
                 computes = what == "compute"
                 _wait(release.exists, f"nobody released fault {number}", computes=computes)
-            case "hold":
-                _wait(lambda: self._channel._held >= 0, "nobody asked the rank to hold")
+            case "hold" | "over":
+                channel = self._channel
+                told = {"hold": lambda: channel._held >= 0, "over": lambda: channel.is_over(1)}
+                _wait(told[what], f"the rank was not told: {what}")
             case _:
                 _die(what)
 

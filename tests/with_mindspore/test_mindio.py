@@ -65,7 +65,7 @@ def test_its_retry_loop_repairs_ranks_in_their_processes(
         assert job.end() == 0, job.story()
     decided = [each.strategy for each in job.events_of(journal.Decided)]
     assert decided == [Strategy.RETRY] * 3, job.story()
-    assert [incident.steps_lost for incident in job.incidents()] == [0] * 3
+    assert {incident.steps_lost for incident in job.incidents()} == {0}  # one may hold two of them
     results = job.results()
     assert [results[rank]["pid"] for rank in range(4)] == pids
     assert_same_results(job, baseline(4))
