@@ -34,7 +34,7 @@ from _flash import Flash, is_installed
 from rekindle.checkpoints.opening import open_store
 from rekindle.names import ENV_CHECKPOINT_STORE
 from rekindle.training.torch import Session
-from rekindle.training.torch_snapshot import load_snapshot
+from rekindle.training.torch.snapshot import load_snapshot
 
 TENSOR_MEGABYTES = 4
 ADAM = 3  # a parameter and its two moments

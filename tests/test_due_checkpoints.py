@@ -26,7 +26,7 @@ from rekindle.runtime.neighbours import Neighbours
 from rekindle.runtime.snapshot import BUFFERS_OF_SHARD, SnapshotBuffer
 from rekindle.runtime.snapshots import Snapshots
 from rekindle.training.place import Place
-from rekindle.training.torch_snapshot import TorchSnapshotWriter
+from rekindle.training.torch.snapshot import TorchSnapshotWriter
 
 HEADER = b'{"__metadata__":{"metrics":"{\\"loss\\":0.5}"}}'
 FILE = len(HEADER).to_bytes(8, "little") + HEADER  # of a snapshot without tensors

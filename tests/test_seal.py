@@ -12,8 +12,8 @@ from states import sealed
 
 from rekindle.errors import CorruptError
 from rekindle.runtime import seal
-from rekindle.training import torch_verified
-from rekindle.training.torch_verified import copy_verified
+from rekindle.training.torch import verified
+from rekindle.training.torch.verified import copy_verified
 
 BLOCK = 64
 
@@ -22,7 +22,7 @@ BLOCK = 64
 def small_blocks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(seal, "BLOCK_BYTES", BLOCK)
-        patch.setattr(torch_verified, "BLOCK_BYTES", BLOCK)
+        patch.setattr(verified, "BLOCK_BYTES", BLOCK)
         yield
 
 

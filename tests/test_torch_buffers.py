@@ -2,7 +2,7 @@
 
 import torch
 
-from rekindle.training.torch_buffers import BufferGuard
+from rekindle.training.torch.buffers import BufferGuard
 
 
 def state(module: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from rekindle.errors import SessionError
 from rekindle.training.torch import ElasticStream, Part, Session, StepSampler
-from rekindle.training.torch_data import Data
-from rekindle.training.torch_sharing import Sharing, pack, unpack
-from rekindle.training.torch_state import capture, finish, prepare
+from rekindle.training.torch.data import Data
+from rekindle.training.torch.sharing import Sharing, pack, unpack
+from rekindle.training.torch.state import capture, finish, prepare
 
 SIZES = (3, 0, 5, 1)
 

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rekindle.errors import SessionError
-from rekindle.training.torch_ddp import broadcast_module_state, wrap_ddp
-from rekindle.training.torch_group import Group
+from rekindle.training.torch.ddp import broadcast_module_state, wrap_ddp
+from rekindle.training.torch.group import Group
 
 STEPS = 6
 RENEWED = 3  # the step before which the generation changes

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from rekindle.errors import StaleError
 from rekindle.recovery.fault import Kind
-from rekindle.training.torch_faults import kind_of
+from rekindle.training.torch.faults import kind_of
 
 
 @pytest.mark.parametrize(

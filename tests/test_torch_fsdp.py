@@ -16,10 +16,10 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from rekindle.errors import SessionError, StaleError
 from rekindle.training.torch import Session, init_placeholder_group
-from rekindle.training.torch_fsdp import is_sharded, shards_of
-from rekindle.training.torch_remains import free_frames
-from rekindle.training.torch_state import capture
-from rekindle.training.torch_waits import Waits
+from rekindle.training.torch.fsdp import is_sharded, shards_of
+from rekindle.training.torch.remains import free_frames
+from rekindle.training.torch.state import capture
+from rekindle.training.torch.waits import Waits
 
 WORLD = 4
 

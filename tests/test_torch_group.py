@@ -17,9 +17,9 @@ import torch.distributed as dist
 from ranks import Rank, formed, run, seconds_until, started
 
 from rekindle.errors import StaleError
-from rekindle.training.sockets import socket_inodes
-from rekindle.training.torch_ddp import wrap_ddp
-from rekindle.training.torch_group import Group
+from rekindle.training.torch.ddp import wrap_ddp
+from rekindle.training.torch.group import Group
+from rekindle.training.torch.sockets import socket_inodes
 
 SLOW_S = 40.0  # a time-out that no passing test waits for
 SOON_S = 5.0  # milliseconds are expected; a busy machine may need more
@@ -315,7 +315,7 @@ def test_a_group_that_a_wrapper_still_holds_is_not_freed_by_its_renewal():
 
 _SCRIPT = """
 import torch.distributed as dist
-from rekindle.training.torch_group import Group
+from rekindle.training.torch.group import Group
 
 store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 for generation in range(4):

@@ -13,12 +13,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from rekindle import names
-from rekindle.training import torch_waits
-from rekindle.training.rng import stream_seed
-from rekindle.training.torch import Session, StepSampler
-from rekindle.training.torch_ddp import wrap_ddp
-from rekindle.training.torch_group import Group
-from rekindle.training.torch_parts import Part, Parts
+from rekindle.training.torch import Session, StepSampler, waits
+from rekindle.training.torch.ddp import wrap_ddp
+from rekindle.training.torch.group import Group
+from rekindle.training.torch.parts import Part, Parts
+from rekindle.training.torch.rng import stream_seed
 
 FULL, BATCH, LENGTH = 4, 6, 100
 # Which slots are there in each generation, in the order of their ranks; one slot sees all of them.
@@ -89,7 +88,7 @@ def each_world(rank: Rank, config: dict[str, Any], averaging: str, begin: int) -
             timeout_s=60,
         )
         if averaging == "ddp":
-            torch_waits.use(None)
+            waits.use(None)
         new = wrapper is None
         wrapper = wrap_ddp(model, existing=wrapper, bucket_cap_mb=0.01, **config)
         if new and averaging == "script":

@@ -21,13 +21,12 @@ from rekindle.checkpoints.manifest import Manifest
 from rekindle.checkpoints.store import Part
 from rekindle.errors import CorruptError, SessionError
 from rekindle.runtime.checkpoint_files import state_file
-from rekindle.training import torch_checkpoint
 from rekindle.training.place import Place
 from rekindle.training.snapshot_writer import METADATA_SKELETON
-from rekindle.training.torch import init_placeholder_group
-from rekindle.training.torch_checkpoint import load_checkpoint
-from rekindle.training.torch_layout import metadata_of
-from rekindle.training.torch_state import DTYPE_CODES, capture
+from rekindle.training.torch import checkpoint, init_placeholder_group
+from rekindle.training.torch.checkpoint import load_checkpoint
+from rekindle.training.torch.layout import metadata_of
+from rekindle.training.torch.state import DTYPE_CODES, capture
 
 MADE = (3, 1)
 
@@ -163,8 +162,8 @@ def test_every_rank_has_its_piece(
     """Of parameters, buffers, moments and the script's own, in any number of pieces, or whole."""
     # As if the tensors were big: of many blocks, some of them read straight to their place.
     monkeypatch.setattr(blocks, "BLOCK", 64)
-    monkeypatch.setattr(torch_checkpoint, "_TAKE_BYTES", 40)
-    monkeypatch.setattr(torch_checkpoint, "_STRAIGHT_BYTES", 100)
+    monkeypatch.setattr(checkpoint, "_TAKE_BYTES", 40)
+    monkeypatch.setattr(checkpoint, "_STRAIGHT_BYTES", 100)
     root = checkpoint_of(tmp_path, before)
     for after in ((), (1,), (2,), (2, 3), (8,)):
         for rank in range(torch.Size(after).numel()):

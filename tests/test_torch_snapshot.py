@@ -16,7 +16,7 @@ from rekindle.runtime.protocol import SnapshotBuffers, SnapshotRoom, SnapshotTak
 from rekindle.runtime.snapshot import SnapshotBuffer
 from rekindle.training.place import Place
 from rekindle.training.snapshot_writer import PATIENCE_S
-from rekindle.training.torch_snapshot import TorchSnapshotWriter, load_snapshot
+from rekindle.training.torch.snapshot import TorchSnapshotWriter, load_snapshot
 
 
 class Rank:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from rekindle.errors import SessionError
-from rekindle.training.torch_state import State, as_bytes, capture, prepare
+from rekindle.training.torch.state import State, as_bytes, capture, prepare
 
 Make = Callable[..., Any]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from states import move
 
 from rekindle.errors import SessionError
-from rekindle.training.torch_state import (
+from rekindle.training.torch.state import (
     DTYPE_CODES,
     TORCH_DTYPES,
     as_bytes,

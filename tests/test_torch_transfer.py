@@ -12,9 +12,9 @@ from ranks import Rank, formed, run, started
 from torch import nn
 
 from rekindle.errors import CorruptError, SessionError
-from rekindle.training import torch_transfer
-from rekindle.training.torch_state import as_bytes, capture
-from rekindle.training.torch_transfer import broadcast_tensors, receive_state, send_state
+from rekindle.training.torch import transfer
+from rekindle.training.torch.state import as_bytes, capture
+from rekindle.training.torch.transfer import broadcast_tensors, receive_state, send_state
 
 
 def make(steps: int, width: int = 1500) -> dict[str, Any]:
@@ -98,18 +98,18 @@ def _with_an_accident(rank: Rank, patch: Callable[[], None]) -> str:
 
 
 def _damage_a_tensor() -> None:
-    add = torch_transfer._add
+    add = transfer._add
 
     def damaging_add(checksum: Any, row: torch.Tensor) -> None:
         row[-1] ^= 1
         add(checksum, row)
-        torch_transfer._add = add
+        transfer._add = add
 
-    torch_transfer._add = damaging_add
+    transfer._add = damaging_add
 
 
 def _damage_the_skeleton() -> None:
-    receive = torch_transfer._receive
+    receive = transfer._receive
 
     def damaging_receive(count: int, source: int, device: torch.device) -> torch.Tensor:
         row = receive(count, source, device)
@@ -117,14 +117,14 @@ def _damage_the_skeleton() -> None:
             row[count // 2] ^= 1
         return row
 
-    torch_transfer._receive = damaging_receive
+    transfer._receive = damaging_receive
 
 
 def _expect_another_model() -> None:
-    torch_transfer.prepare = lambda named, _: _prepare(named, capture(make(0, width=8)).skeleton)
+    transfer.prepare = lambda named, _: _prepare(named, capture(make(0, width=8)).skeleton)
 
 
-_prepare = torch_transfer.prepare
+_prepare = transfer.prepare
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def _loses_its_sender(rank: Rank) -> str:
     group = formed(rank)
     named = make(1)
     if rank.rank == 0:
-        pieces = torch_transfer._pieces
+        pieces = transfer._pieces
 
         def halting(rows: Any) -> Any:
             for count, piece in enumerate(pieces(rows)):
@@ -159,7 +159,7 @@ def _loses_its_sender(rank: Rank) -> str:
                     rank.hear()
                 yield piece
 
-        torch_transfer._pieces = halting
+        transfer._pieces = halting
         send_state(capture(named), [1])
     try:
         receive_state(named, 0)

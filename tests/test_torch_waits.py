@@ -16,7 +16,7 @@ from torch import nn
 
 from rekindle.errors import StaleError
 from rekindle.runtime.heartbeat import Page
-from rekindle.training.torch_ddp import wrap_ddp
+from rekindle.training.torch.ddp import wrap_ddp
 
 SOON_S = 5.0  # some 100 ms are expected; a busy machine may need more
 ELEMENTS = 1 << 26  # more than any socket takes at once

@@ -17,24 +17,24 @@ from rekindle.table import size
 
 def export_state(options: argparse.Namespace) -> int:
     """Write a checkpoint's state for torch."""
-    from rekindle.training import torch_export, torch_whole
+    from rekindle.training.torch import exporting, whole
 
     out = Path(options.out).absolute()
-    torch_export.check_out(out)
+    exporting.check_out(out)
     with chosen(options.store, options.step) as checkpoint:
         step = checkpoint.manifest.step
-        states, skeleton = torch_whole.read_states(checkpoint, options.only or ())
+        states, skeleton = whole.read_states(checkpoint, options.only or ())
     if options.format == "torch":
-        torch_export.save_torch(states, step, out)
+        exporting.save_torch(states, step, out)
     else:
-        torch_export.save_dcp(states, step, skeleton, out)
+        exporting.save_dcp(states, step, skeleton, out)
     print(f"step {step}: {', '.join(states)}: {out}")
     return 0
 
 
 def import_state(options: argparse.Namespace) -> int:
     """Make a checkpoint of what torch has written."""
-    from rekindle.training import torch_import
+    from rekindle.training.torch import importing
 
     check_job_id(options.job_id)
     source = Path(options.source).absolute()
@@ -43,11 +43,11 @@ def import_state(options: argparse.Namespace) -> int:
     store = open_at(options.store, exists=False)
     take = dict(_pair("--take", each) for each in options.take)
     add = {name: _json(name, text) for name, text in (_pair("--add", e) for e in options.add)}
-    imported = torch_import.read_source(source, take=take, add=add, device=options.device)
+    imported = importing.read_source(source, take=take, add=add, device=options.device)
     step = imported.step if options.step is None else options.step
     if step is None or step < 0:
         raise UsageError(f"{source} does not tell how many steps are finished: say --step N")
-    written = torch_import.write(imported, store, job_id=options.job_id, step=step)
+    written = importing.write(imported, store, job_id=options.job_id, step=step)
     if imported.left_out:
         print(f"rekindle: left out: {', '.join(imported.left_out)}", file=sys.stderr)
     verb = "was there already" if written.existed else "imported"

@@ -216,7 +216,7 @@ class Dismiss(Message, frozen=True, kw_only=True, tag="dismiss"):
 
 
 class InjectionKind(str, enum.Enum):
-    """Faults that a rank can be told to suffer; see rekindle.training.torch_injection.
+    """Faults that a rank can be told to suffer; see rekindle.training.torch.injection.
 
     Of those that hang: `hang` sleeps in Python, `hang-collective` waits in a collective that nobody
     else is in, `hang-data` for a data loader, `stop` is stopped by a signal, and `livelock`

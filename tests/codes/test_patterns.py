@@ -14,7 +14,7 @@ from rekindle.recovery.codes.rows import PatternRow, compiled
 from rekindle.recovery.codes.tables import LONGEST, Tables
 from rekindle.recovery.codes.verdict import Urgency, Verdict
 from rekindle.recovery.fault import Kind
-from rekindle.training.torch_faults import kind_of
+from rekindle.training.torch.faults import kind_of
 
 TABLES = Tables.load()
 ROWS = {table: load(None).by_key[table] for table in ("kernel", "text")}

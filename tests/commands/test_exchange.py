@@ -15,10 +15,10 @@ from torch import nn
 from torch.distributed.checkpoint import format_utils
 
 from rekindle.checkpoints.directory import DirectoryStore
-from rekindle.training.skeleton import tensor_specs
-from rekindle.training.torch_snapshot import load
-from rekindle.training.torch_state import capture
-from rekindle.training.torch_whole import Loaded
+from rekindle.training.torch.skeleton import tensor_specs
+from rekindle.training.torch.snapshot import load
+from rekindle.training.torch.state import capture
+from rekindle.training.torch.whole import Loaded
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from rekindle.errors import CheckpointError, CorruptError
-from rekindle.training.dcp_reader import read_dcp
+from rekindle.training.torch.dcp_reader import read_dcp
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -16,10 +16,10 @@ from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.format import plan_layout, write_header
 from rekindle.checkpoints.store import Part
 from rekindle.runtime.checkpoint_files import state_file
-from rekindle.training.skeleton import DTYPE_CODES
 from rekindle.training.snapshot_writer import METADATA_SKELETON
-from rekindle.training.torch_layout import METADATA_PIECES
-from rekindle.training.torch_state import as_bytes, capture
+from rekindle.training.torch.layout import METADATA_PIECES
+from rekindle.training.torch.skeleton import DTYPE_CODES
+from rekindle.training.torch.state import as_bytes, capture
 
 SHARDS = 3
 Pieces = dict[str, Any]

@@ -20,8 +20,7 @@ from training_jobs.record import Record
 
 from rekindle import names
 from rekindle.errors import SessionError
-from rekindle.training import rng
-from rekindle.training.torch import Part, Session, StepSampler
+from rekindle.training.torch import Part, Session, StepSampler, rng
 
 
 @pytest.fixture

@@ -13,9 +13,10 @@ from rekindle.profiling.markers import ranges
 from rekindle.profiling.steps import StepTimes, step_times
 from rekindle.profiling.switch import switch_of
 from rekindle.runtime.rank_messages import Profile
-from rekindle.training import rank_environment, torch_profiler
+from rekindle.training import rank_environment
 from rekindle.training.devices.cpu import CpuDevice
-from rekindle.training.torch_profiler import TorchProfiler
+from rekindle.training.torch import profiler as torch_profiler
+from rekindle.training.torch.profiler import TorchProfiler
 
 ON = Profile(switch=switch_of(["step", "forward"]), since=1)
 

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from rekindle.runtime.heartbeat import Page
-from rekindle.training.torch_group import Group
+from rekindle.training.torch.group import Group
 
 LIMIT_S = 60.0
 # torch asks the name service who its store's peers are; without one each question takes seconds.

@@ -10,7 +10,7 @@ import torch
 
 from rekindle.runtime.buffer_memory import create_buffer
 from rekindle.runtime.snapshot import SnapshotBuffer
-from rekindle.training.torch_state import State, finish, prepare
+from rekindle.training.torch.state import State, finish, prepare
 
 
 def move(state: State, named: Mapping[str, Any]) -> None:

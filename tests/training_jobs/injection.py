@@ -154,17 +154,17 @@ class Injector:
 
     def _watch_runtime(self) -> None:
         from rekindle.runtime.snapshot import SnapshotBuffer
-        from rekindle.training import torch_restore, torch_standing
         from rekindle.training.keeper import StateKeeper
-        from rekindle.training.torch_buffers import BufferGuard
+        from rekindle.training.torch import restore, standing
+        from rekindle.training.torch.buffers import BufferGuard
 
         for owner, name, place in (
             (SnapshotBuffer, "commit", "snapshot"),
-            (torch_restore, "receive_state", "receive"),
+            (restore, "receive_state", "receive"),
             (BufferGuard, "keep", "keep buffers"),
             (CpuDevice, "wait", "wait"),
             (StateKeeper, "keep", "keep state"),
-            (torch_standing, "send_state", "send"),
+            (standing, "send_state", "send"),
         ):
             setattr(owner, name, self._before(place, getattr(owner, name)))
         _have_snapshots_sealed()

@@ -11,7 +11,7 @@ from rekindle.runtime.check_messages import Done, Meet, Work
 from rekindle.training.node_check import work
 from rekindle.training.node_check.device import Bench, bench_for, stress
 from rekindle.training.node_check.serving import serve
-from rekindle.training.torch_group import Group, store_at
+from rekindle.training.torch.group import Group, store_at
 
 
 class TorchKit:

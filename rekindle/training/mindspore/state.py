@@ -1,0 +1,240 @@
+"""The training state of a MindSpore network: its parameters, read without a copy where that can be.
+
+The parameters of a model's train network are all that training changes: weights, what the optimizer
+keeps, and its step. A state has the layout of a safetensors file, in memory, on the wire and in the
+store; the skeleton says no more than that all of it are parameters.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import mindspore
+import msgspec
+import numpy as np
+import xxhash
+from mindspore.nn import Optimizer
+
+from rekindle.checkpoints.format import read_header
+from rekindle.checkpoints.manifest import Layout, Origin
+from rekindle.errors import CorruptError, SessionError
+from rekindle.runtime.checkpoint_files import METADATA_ORIGIN
+from rekindle.training.mindspore.optimizer import BEGUN
+from rekindle.training.place import Place
+from rekindle.training.snapshot_writer import Captured, SnapshotWriter
+
+SMALL_BYTES = 64 << 10  # a parameter that is copied before each step, whether it changes or not
+LOOKS = 3  # steps until it is known which others a forward pass changes
+LOOKS_AGAIN = 1000  # steps; a change meanwhile is noticed, and until then there is no state of it
+SKELETON = b'{"mindspore":"parameters"}'
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Form = tuple[str, str, tuple[int, ...]]  # name, code of safetensors, shape
+
+CODES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+}
+
+
+class Parameters:
+    """The parameters of a network, in the order of their names."""
+
+    def __init__(self, network: mindspore.nn.Cell) -> None:
+        """Raises SessionError: two of them have one name, or one cannot be kept."""
+        network.init_parameters_data()
+        found: dict[str, mindspore.Parameter] = {}
+        for parameter in network.get_parameters():
+            if found.setdefault(parameter.name, parameter) is not parameter:
+                raise SessionError(f"two parameters are called {parameter.name}: give them names")
+        self._parameters = dict(sorted(found.items()))
+        forms_of(self.arrays())
+        cells = [each for _, each in network.cells_and_names() if isinstance(each, Optimizer)]
+        counters = [name for name in found if name.rpartition(".")[2] == BEGUN]
+        # Who updates without counting may do so at any time.
+        self._counters = counters if len(counters) == len(cells) else []
+        updated = {
+            each.name for cell in cells for each in (*cell.get_parameters(), *cell.parameters)
+        }
+        # Those that the forward pass may change, before an update begins: BatchNorm's statistics,
+        # and sums of gradients; but not frozen weights, of which a copy would cost too much.
+        self._others = [name for name in found if name not in updated] if self._counters else []
+        self._changing = {name for name in self._others if found[name].nbytes <= SMALL_BYTES}
+        self._remembered: dict[str, Array] = {}
+        self._digests: dict[str, int] = {}  # of the rest, as it was when a step last began
+        self._looks = 0
+
+    def remember(self) -> None:
+        """Keep what the forward pass of the step that begins may change."""
+        self._looks += 1
+        if self._looks <= LOOKS or self._looks % LOOKS_AGAIN == 0:
+            found = {n: self._digest(n) for n in self._others if n not in self._changing}
+            before = self._digests
+            self._changing |= {n for n in found if before.get(n, found[n]) != found[n]}
+            self._digests = {n: each for n, each in found.items() if n not in self._changing}
+        for name in self._changing:
+            self._remembered[name] = self._parameters[name].asnumpy().copy()
+
+    @property
+    def are_as_before(self) -> bool:
+        """Whether `before_step` has all that the step under way has changed."""
+        return all(self._digest(name) == was for name, was in self._digests.items())
+
+    def _digest(self, name: str) -> int:
+        return xxhash.xxh3_64_intdigest(bytes_of(self._parameters[name].asnumpy()).data)
+
+    @property
+    def before_step(self) -> BeforeStep:
+        """What they held when the step under way began, as long as its update has not."""
+        return BeforeStep(self, self._remembered)
+
+    @property
+    def begun(self) -> tuple[int, ...] | None:
+        """Updates begun, as `recoverable` counts them; None: nobody can tell.
+
+        In PyNative mode a read would wait for whatever was launched before it.
+        """
+        in_graph = mindspore.get_context("mode") == mindspore.GRAPH_MODE
+        if not self._counters or not in_graph:
+            return None
+        return tuple(int(self._parameters[name].asnumpy()[0]) for name in self._counters)
+
+    def digest(self) -> int:
+        """A number of 64 bits that tells what they hold."""
+        checksum = xxhash.xxh3_64()
+        for array in self.arrays().values():
+            checksum.update(bytes_of(array).data)
+        return int(checksum.intdigest())
+
+    def spoil(self) -> None:
+        """Have them hold anything, as a damaged memory does."""
+        for parameter in self._parameters.values():
+            spoilt = np.full_like(parameter.asnumpy(), 0x55, subok=False)
+            parameter.copy_(mindspore.Tensor(spoilt))
+
+    def arrays(self) -> dict[str, Array]:
+        """What they hold: on CPU their own memory, which the next step changes."""
+        return {name: each.asnumpy() for name, each in self._parameters.items()}
+
+    def fill(self, arrays: Mapping[str, Array]) -> None:
+        """Have them hold this. Raises SessionError: it is the state of another model."""
+        for name, parameter in self._parameters.items():
+            theirs = arrays.get(name)
+            if theirs is None:
+                raise SessionError(f"the state has no parameter {name}: it is another model's")
+            mine = parameter.asnumpy()
+            if (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
+                raise SessionError(
+                    f"parameter {name} is {theirs.dtype}{list(theirs.shape)} in the state, "
+                    f"{mine.dtype}{list(mine.shape)} here: it is another model's"
+                )
+        unknown = sorted(arrays.keys() - self._parameters.keys())
+        if unknown:
+            raise SessionError(f"the state has a parameter {unknown[0]}, this model has none")
+        for name, parameter in self._parameters.items():
+            # Neither set_data() nor assign_value(): with these, an optimizer with control flow was
+            # seen to keep another step than it showed (2.10).
+            parameter.copy_(mindspore.Tensor(arrays[name]))
+
+
+class BeforeStep(NamedTuple):
+    """Parameters of which some have been changed since, and are remembered."""
+
+    parameters: Parameters
+    remembered: Mapping[str, Array]
+
+    def arrays(self) -> dict[str, Array]:
+        """What they held."""
+        return {**self.parameters.arrays(), **self.remembered}
+
+
+def forms_of(arrays: Mapping[str, Array]) -> tuple[Form, ...]:
+    """Return what a safetensors header says of each.
+
+    Raises SessionError: it has no name for such elements.
+    """
+    forms = []
+    for name, array in arrays.items():
+        code = CODES.get(array.dtype.name)
+        if code is None:
+            raise SessionError(f"parameter {name} is {array.dtype}, which a state cannot hold")
+        forms.append((name, code, tuple(array.shape)))
+    return tuple(forms)
+
+
+def bytes_of(array: Array) -> Array:
+    """The elements as one row of bytes: a view of a contiguous array, of another a copy."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def read_state(file: memoryview, like: Mapping[str, Array]) -> dict[str, Array]:
+    """The arrays that lie in a state's file, without a copy.
+
+    like: of this model; tells the dtypes that safetensors has a code for and numpy has none.
+    Raises CorruptError: it is no such file; SessionError: it is of another model.
+    """
+    header = read_header(file)
+    found = {}
+    for spec in header.specs:
+        mine = like.get(spec.name)
+        if mine is None or CODES.get(mine.dtype.name) != spec.dtype:
+            raise SessionError(
+                f"the state has {spec.name} ({spec.dtype}), which this model has not: it is "
+                "another model's"
+            )
+        data = file[header.data_begin + spec.begin : header.data_begin + spec.end]
+        try:
+            found[spec.name] = np.frombuffer(data, dtype=mine.dtype).reshape(spec.shape)
+        except ValueError as error:
+            raise CorruptError(f"{spec.name}: {error}") from error
+    return found
+
+
+class _Row(NamedTuple):
+    """Where a parameter's bytes go."""
+
+    name: str
+    bytes: Array
+
+
+class ParametersWriter(SnapshotWriter):
+    """Copies parameters to the agent's buffers."""
+
+    def capture(self, named: Mapping[str, Any], place: Place, *, before: object) -> Captured:
+        """Read the parameters (`named["parameters"]`)."""
+        arrays = named["parameters"].arrays()
+        forms = forms_of(arrays)
+        said = _said(place) if forms != before else None
+        return Captured(SKELETON, arrays, forms, said)
+
+    def views(self, data: memoryview, state: Captured, begins: Mapping[str, int]) -> Sequence[_Row]:
+        """Rows of bytes in the buffer."""
+        return [
+            _Row(name, np.frombuffer(data, np.uint8, each.nbytes, begins[name]))
+            for name, each in state.tensors.items()
+        ]
+
+    def copy(self, views: Sequence[_Row], state: Captured) -> None:
+        """Copy the bytes of each."""
+        for row in views:
+            row.bytes[:] = bytes_of(state.tensors[row.name])
+
+
+def _said(place: Place) -> Mapping[str, str]:
+    versions = {"mindspore": mindspore.__version__, "python": platform.python_version()}
+    origin = Origin(versions=versions, layout=Layout(shards=place.shards))
+    return {METADATA_ORIGIN: msgspec.json.encode(origin).decode()}

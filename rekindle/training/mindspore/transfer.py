@@ -1,0 +1,126 @@
+"""A MindSpore rank's state: to and from another rank, over a line of the gate; from the store."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import xxhash
+
+from rekindle import names
+from rekindle.checkpoints.format import encode_header, plan_layout, read_header
+from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.pins import reading
+from rekindle.errors import CheckpointError, CorruptError, SessionError
+from rekindle.recovery.plan import Made, RankPlan, Source
+from rekindle.runtime.channel import Channel
+from rekindle.runtime.checkpoint_files import METADATA_POSITION
+from rekindle.training.gate import STATE, Address, Gate, receive
+from rekindle.training.mindspore.state import (
+    SKELETON,
+    Array,
+    Parameters,
+    bytes_of,
+    forms_of,
+    read_state,
+)
+from rekindle.training.snapshot_writer import METADATA_SKELETON, kept
+
+_BEGIN = struct.Struct("<q")  # bytes of the file that follows
+_DIGEST_BYTES = 16
+_NOWHERE: Mapping[str, Any] = {}
+
+
+def fetch(  # noqa: PLR0913  # who sends what to whom
+    parameters: Parameters,
+    channel: Channel,
+    slot: int,
+    plan: RankPlan,
+    made: Made,
+    peers: Sequence[Address],
+    gate: Gate,
+) -> Mapping[str, Any]:
+    """Take this state from where the plan says; returns what was kept with it.
+
+    Raises CheckpointError: the source has not what the plan expects; OSError, PeerGoneError,
+    StaleError: a peer is lost; SessionError: it is another model's.
+    """
+    match plan.source:
+        case Source.PEER:
+            return receive_state(parameters, gate.connect(peers[plan.peer], STATE))
+        case Source.SNAPSHOT:
+            with kept(channel, slot, made) as buffer:
+                buffer.verify()
+                return take_over(parameters, buffer.file)
+        case Source.CHECKPOINT:
+            return load_checkpoint(os.environ[names.ENV_CHECKPOINT_STORE], parameters, made)
+        case _:
+            return {"step": 0}
+
+
+def send_state(
+    arrays: Mapping[str, Array], line: socket.socket, position: Mapping[str, Any] = _NOWHERE
+) -> None:
+    """Send a state as a file, and its checksum behind it. Raises OSError: the line is cut."""
+    said = msgspec.json.encode(position).decode()
+    metadata = {METADATA_SKELETON: SKELETON.decode(), METADATA_POSITION: said}
+    layout = plan_layout(forms_of(arrays), metadata_room=len(msgspec.json.encode(metadata)))
+    header = encode_header(layout, metadata)
+    line.sendall(_BEGIN.pack(layout.total_bytes))
+    checksum = xxhash.xxh3_128(header)
+    line.sendall(header)
+    for spec in layout.specs:
+        row = bytes_of(arrays[spec.name])
+        checksum.update(row.data)
+        line.sendall(row.data)
+    line.sendall(checksum.digest())
+
+
+def receive_state(parameters: Parameters, line: socket.socket) -> Mapping[str, Any]:
+    """Take over the state that comes on a line; returns what was said of its position.
+
+    Raises CorruptError: other bytes arrived than were sent; PeerGoneError, OSError: the line is
+    cut; SessionError: it is another model's. The parameters are as they were then.
+    """
+    (size,) = _BEGIN.unpack(receive(line, _BEGIN.size))
+    file = memoryview(receive(line, size))
+    if xxhash.xxh3_128_digest(file) != receive(line, _DIGEST_BYTES):
+        raise CorruptError("the state that another rank sent arrived damaged")
+    return take_over(parameters, file)
+
+
+def take_over(parameters: Parameters, file: memoryview) -> Mapping[str, Any]:
+    """Have the parameters hold a state; returns what its file says of its position.
+
+    Raises CorruptError: it is no such file; SessionError: it is another model's.
+    """
+    parameters.fill(read_state(file, parameters.arrays()))
+    said = read_header(file).metadata.get(METADATA_POSITION, "{}")
+    return msgspec.json.decode(said, type=dict[str, Any])
+
+
+def load_checkpoint(location: str, parameters: Parameters, made: Made) -> Mapping[str, Any]:
+    """Take a state from the store; returns what was said of its position.
+
+    Raises CheckpointError: it is not there; CorruptError: the file is not what was written;
+    SessionError: it is another model's.
+    """
+    step, generation = made
+    store = open_store(location)
+    found = store.find(step, generation)
+    if found is None:
+        raise CheckpointError(
+            f"{location} has no valid checkpoint of step {step} of generation {generation}"
+        )
+    if len(found.manifest.files) != 1:
+        raise SessionError(
+            f"{found.location} has the state in {len(found.manifest.files)} pieces; ranks of "
+            "MindSpore all hold the whole of it"
+        )
+    with reading(store, made):
+        file = found.read(found.manifest.files[0].name)
+    return take_over(parameters, memoryview(file))

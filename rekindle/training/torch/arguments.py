@@ -1,0 +1,72 @@
+"""What a Session cannot be made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from rekindle.errors import SessionError
+from rekindle.training.sampler import StepSampler
+from rekindle.training.torch.placeholder import in_placeholder
+
+
+def check_arguments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raises SessionError, saying what to do instead."""
+    if isinstance(model, DistributedDataParallel):
+        raise SessionError(
+            "give Session the module itself: a DDP wrapper belongs to one generation. "
+            "Session(model=module, ddp=True) wraps it, and session.model is the wrapper"
+        )
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise SessionError(
+            f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer: Session "
+            "has to see when it begins to change the parameters"
+        )
+    if dist.is_initialized() and not in_placeholder():
+        raise SessionError(
+            "the default process group exists already: Session forms it, anew in each "
+            "generation; remove init_process_group from the script, or, where a device mesh needs "
+            "one, call rekindle.training.torch.init_placeholder_group() in its place"
+        )
+
+
+def with_extra(named: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all that is kept, by name; None is nothing.
+
+    Raises SessionError: a name of `extra` is that of something else that is kept.
+    """
+    for name in extra:
+        if named.get(name) is not None:
+            raise SessionError(f"extra: {name!r} is the Session's own name, choose another one")
+    kept = {**named, **extra}
+    return {name: thing for name, thing in kept.items() if thing is not None}
+
+
+def check_shard(shard: int | None, *, ddp: bool, parts: bool) -> None:
+    """Raises SessionError: a state in shards does not go with the rest."""
+    if shard is None:
+        return
+    if not isinstance(shard, int) or isinstance(shard, bool) or shard < 0:
+        raise SessionError(f"shard is {shard!r}: give the number of a piece of the state, from 0")
+    if ddp or parts:
+        wanted = "ddp" if ddp else "keep_global_batch"
+        raise SessionError(
+            f"{wanted} needs the whole state on every rank, and shard={shard} says that this rank "
+            "has a piece of it; leave one of them out"
+        )
+
+
+def check_parts(sampler: StepSampler | None, ddp: bool | Mapping[str, Any]) -> None:
+    """Raises SessionError: the global batch cannot be kept with these."""
+    if sampler is None:
+        raise SessionError("keep_global_batch=True: give Session a sampler, Session(sampler=...)")
+    if isinstance(ddp, Mapping) and ddp.get("static_graph"):
+        # Its first backward pass cannot go without: torch 2.13 fails an assertion of its own.
+        raise SessionError(
+            "keep_global_batch=True: DistributedDataParallel(static_graph=True) cannot add up "
+            "gradients before it all-reduces them; leave static_graph out"
+        )

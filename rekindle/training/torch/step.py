@@ -1,0 +1,137 @@
+"""One step of training, as the script's loop sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rekindle.errors import SessionError
+from rekindle.training.sampler import StepSampler
+from rekindle.training.torch.parts import Part, Parts
+
+if TYPE_CHECKING:
+    from rekindle.training.torch.session import Session
+
+_IN_PARTS = (
+    "with keep_global_batch=True a rank may have several parts to do: for part in step.parts(): ..."
+)
+_WEIGHTED = "and (loss * part.weight).backward()"
+
+
+class Step:
+    """A step: `with step:` around all that it does, its collectives above all.
+
+    number: counts from 0. indices: this rank's samples, if the Session has a sampler.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.number = session.finished
+        self._metrics: dict[str, Any] = {}
+        self._late: dict[str, torch.Tensor] = {}
+        self._parts: Parts | None = None
+
+    @property
+    def indices(self) -> list[int]:
+        """This rank's samples of this step; the same ones when the step is done again.
+
+        Raises SessionError: the Session has no sampler, or keeps the global batch.
+        """
+        sampler = self._sampler("indices")
+        if self._session.keep_global_batch:
+            raise SessionError(f"step.indices: {_IN_PARTS} part.indices, {_WEIGHTED}")
+        return sampler.indices()
+
+    @property
+    def batch(self) -> Any:
+        """This rank's batch of this step; of the same samples when the step is done again.
+
+        Use it inside `with step:`, in each step on every rank.
+        Raises SessionError: the Session has no loader, or keeps the global batch.
+        """
+        if self._session.keep_global_batch:
+            raise SessionError(f"step.batch: {_IN_PARTS} part.batch, {_WEIGHTED}")
+        return self._session.data.batch()
+
+    def parts(self) -> Iterator[Part]:
+        """This rank's parts of the step, for one forward and backward pass each.
+
+        Use it inside `with step:`, and take each part when the one before is done. More than one
+        comes only with keep_global_batch=True, when the world is smaller than the full one.
+        Raises SessionError: the Session has no sampler.
+        """
+        session = self._session
+        take = session.data.take if session.data.has_loader else None
+        self._parts = Parts(session.model, self._sampler("parts()"), take)
+        return self._parts.each(
+            seed=session.seed, rank=session.rank, world_size=session.world_size, step=self.number
+        )
+
+    def log(self, **metrics: Any) -> None:
+        """Record values of this step: numbers, texts, lists of them, or tensors of one number.
+
+        Called before backward, the record outlives the rank. A tensor on a device is read when the
+        step ends, so that logging does not wait for the device.
+        Raises SessionError: a value cannot be recorded.
+        """
+        for name, value in metrics.items():
+            if isinstance(value, torch.Tensor) and not value.is_cpu:
+                self._late[name] = value.detach()
+            else:
+                self._metrics[name] = _plain(value)
+        self._write(self._metrics)
+
+    def __enter__(self) -> Step:
+        """Begin the step with random streams of its own."""
+        self._session.begin_step(self.number)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        """End the step; a fault of the generation is taken care of and does not reach the loop."""
+        if self._parts is not None:
+            self._parts.close()
+        if error is not None:
+            return isinstance(error, Exception) and self._session.leave_step(error)
+        try:
+            if self._session.keep_global_batch and (self._parts is None or self._parts.left):
+                raise SessionError(
+                    "keep_global_batch=True: the step ended before all of its parts were done; "
+                    "loop over step.parts() to the end"
+                )
+            if not self._session.data.was_taken:
+                raise SessionError(
+                    "the step ended without its batch, and the loader would go on with it in the "
+                    "next one: take step.batch in each step"
+                )
+            if self._late:
+                late = {name: _plain(value) for name, value in self._late.items()}
+                self._write({**self._metrics, **late})
+            self._session.end_step()
+        except Exception as late_error:  # devices tell of their faults when they are waited for
+            if not self._session.leave_step(late_error):
+                raise
+        return False
+
+    def _sampler(self, asked: str) -> StepSampler:
+        sampler = self._session.data.sampler
+        if sampler is None:
+            raise SessionError(f"step.{asked}: give Session a sampler, Session(sampler=...)")
+        return sampler
+
+    def _write(self, metrics: Mapping[str, Any]) -> None:
+        self._session.records.write(self.number, self._session.generation, metrics)
+
+
+def _plain(value: Any) -> Any:
+    """Turn a tensor into a number (or list of them); float() of a float32 keeps it exactly."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return value
