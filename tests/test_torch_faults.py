@@ -51,3 +51,50 @@ def test_kind_of_an_exception(error: BaseException, kind: Kind | None) -> None:
 def test_what_is_known_goes_before_what_the_script_says(text: str, kind: Kind) -> None:
     """A script that calls everything transient does not hide a broken peer or damaged memory."""
     assert kind_of(RuntimeError(text), (Exception,)) is kind
+
+
+def raised_from(origin: BaseException, *, hidden: bool = False) -> BaseException:
+    """What a script makes of an error: one of its own."""
+    try:
+        try:
+            raise origin
+        except type(origin) as error:
+            if hidden:
+                raise ValueError("no luck") from None
+            raise ValueError("no luck") from error
+    except ValueError as error:
+        return error
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize(
+    ("origin", "kind"),
+    [
+        (RuntimeError("gloo"), Kind.LINK),
+        (dist.DistBackendError("timed out"), Kind.LINK),
+        (RuntimeError("UCE ERROR"), Kind.DEVICE_MEMORY),
+        (ConnectionResetError("peer"), None),
+        (KeyError("x"), None),
+    ],
+    ids=repr,
+)
+def test_errors_that_the_script_has_wrapped(
+    origin: Exception, kind: Kind | None, hidden: bool
+) -> None:
+    """A broken link stays one; what the script calls transient and makes another of, does not."""
+    assert kind_of(raised_from(origin, hidden=hidden), (ConnectionError,)) is kind
+
+
+def test_the_graver_error_of_a_chain_counts() -> None:
+    """Damaged memory may show itself first as a collective that fails, or last."""
+    for first, last in (("gloo", "UCE ERROR"), ("UCE ERROR", "gloo")):
+        error = RuntimeError(last)
+        error.__cause__ = RuntimeError(first)
+        assert kind_of(error) is Kind.DEVICE_MEMORY
+
+
+def test_a_chain_that_bites_its_own_tail() -> None:
+    """It can be made by hand."""
+    error, other = ValueError("a"), ValueError("b")
+    error.__cause__, other.__cause__ = other, error
+    assert kind_of(error) is None

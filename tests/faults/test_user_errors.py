@@ -113,11 +113,12 @@ def test_lasting_error_ends_the_job(job: Callable[..., Job]) -> None:
     assert run.leftovers() == []
 
 
+@pytest.mark.parametrize("what", ["link", "wrapped"])
 def test_error_of_the_script_that_reads_like_a_broken_link(
-    job: Callable[..., Job], baseline: Record
+    job: Callable[..., Job], baseline: Record, what: str
 ) -> None:
     """An error that looks like a broken link is tried once more in place, and may be gone then."""
-    run = job(Fault(1, "forward", 9, do="link"))
+    run = job(Fault(1, "forward", 9, do=what))
     assert_recovered(run, baseline, replaced=())
     assert steps_lost(run) == [0]
     (incident,) = run.incidents()

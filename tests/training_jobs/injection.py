@@ -31,6 +31,7 @@ class Fault:
 
     step: only in this step. life: only in the n-th process of the rank; 0: in any.
     do: kill, segv, abrt, stop, raise, hang, exit; link, an error that reads like a broken link;
+        wrapped, one of the script's own that came from such an error;
         hiccup, one that the script calls transient; uce, uce-temporary, uce-fatal, an error of the
         device's memory that damaged the state, nothing that lasts, or the device for good; flip,
         after which what the rank computes is wrong; ecc, the error that tells of it late; pause,
@@ -75,6 +76,15 @@ class HiccupError(Exception):
     """What the script's Session is told to be transient."""
 
 
+def _link_error(what: str) -> Exception:
+    error = RuntimeError("the sample names no ProcessGroup")
+    if what == "link":
+        return error
+    wrapped = ValueError("no luck")
+    wrapped.__cause__ = error
+    return wrapped
+
+
 class Injector:
     """The faults of one rank's process."""
 
@@ -109,8 +119,8 @@ class Injector:
             case "raise" | "hiccup":
                 kind = ValueError if what == "raise" else HiccupError
                 raise kind(f"injected into step {self.step}")
-            case "link":
-                raise RuntimeError("the sample names no ProcessGroup")
+            case "link" | "wrapped":
+                raise _link_error(what)
             case "uce" | "uce-temporary" | "uce-fatal":
                 CpuDevice.pretended = _DAMAGE[what]
                 raise RuntimeError("UCE ERROR: injected")

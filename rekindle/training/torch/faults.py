@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import torch.distributed as dist
 
@@ -26,16 +27,32 @@ _TEXTS = (
 _PATTERNS = tuple((kind, re.compile(text, re.IGNORECASE)) for kind, text in _TEXTS)
 
 
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """The error, and what it came from: a script may wrap an error in one of its own."""
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        yield each
+        each = each.__cause__ or each.__context__
+
+
 def kind_of(error: BaseException, transient: tuple[type[Exception], ...] = ()) -> Kind | None:
     """What kind of fault `error` tells of; None: it is the script's own.
 
-    transient: exceptions that pass, as the script says. Texts are looked for in RuntimeErrors only,
-    which is what torch raises.
+    transient: exceptions that pass, as the script says; one that it has wrapped does not count: it
+    has decided otherwise. Texts are looked for in RuntimeErrors only, which is what torch raises.
     """
+    told = {_told_by(each) for each in chain_of(error)}
+    for kind in (Kind.DEVICE_MEMORY, Kind.LINK):
+        if kind in told:
+            return kind
+    return Kind.TRANSIENT if isinstance(error, transient) else None
+
+
+def _told_by(error: BaseException) -> Kind | None:
     if isinstance(error, RuntimeError):
         for kind, pattern in _PATTERNS:
             if pattern.search(str(error)):
                 return kind
-    if isinstance(error, (dist.DistError, StaleError)):
-        return Kind.LINK
-    return Kind.TRANSIENT if isinstance(error, transient) else None
+    return Kind.LINK if isinstance(error, (dist.DistError, StaleError)) else None

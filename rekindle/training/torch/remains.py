@@ -6,6 +6,8 @@ import traceback
 
 import torch
 
+from rekindle.training.torch.faults import chain_of
+
 
 def drop_gradients(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Forget gradients: those of a broken step are of no step."""
@@ -20,9 +22,5 @@ def free_frames(error: BaseException) -> None:
     An error that was raised by waiting for a torch.futures.Future is kept by it in a cycle that the
     collector does not see (torch 2.13), and with it each frame that it came through.
     """
-    seen: set[int] = set()
-    each: BaseException | None = error
-    while each is not None and id(each) not in seen:
-        seen.add(id(each))
+    for each in chain_of(error):
         traceback.clear_frames(each.__traceback__)  # leaves those alone that still run
-        each = each.__cause__ or each.__context__

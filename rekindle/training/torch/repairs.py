@@ -16,6 +16,7 @@ from rekindle.training.devices import Damage, device_for
 from rekindle.training.ecc import UpdateTimes
 from rekindle.training.step_under_way import StepUnderWay
 from rekindle.training.torch.buffers import BufferGuard
+from rekindle.training.torch.faults import chain_of
 from rekindle.training.torch.state import capture
 
 
@@ -48,9 +49,8 @@ class Repairs:
         finished: int,
     ) -> None:
         """Tell the coordinator why the step failed."""
-        clean = self.times.clean_after(error)
-        if clean is not None:
-            self.clean = clean if self.clean is None else min(clean, self.clean)
+        told = [self.clean, *map(self.times.clean_after, chain_of(error))]
+        self.clean = min((step for step in told if step is not None), default=None)
         text = (str(error).splitlines() or [type(error).__name__])[0]
         failed = protocol.StepFailed(
             rank=self._slot,
