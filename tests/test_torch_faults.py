@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from rekindle.errors import StaleError
+from rekindle.errors import SessionError, StaleError
 from rekindle.recovery.fault import Kind
 from rekindle.training.torch.faults import kind_of
 
@@ -91,6 +91,13 @@ def test_the_graver_error_of_a_chain_counts() -> None:
         error = RuntimeError(last)
         error.__cause__ = RuntimeError(first)
         assert kind_of(error) is Kind.DEVICE_MEMORY
+
+
+def test_what_a_session_says_of_a_script_is_no_fault() -> None:
+    """It may come from an error of torch's that has such words: DDP that refuses a model."""
+    error = SessionError("DistributedDataParallel refuses the model")
+    error.__cause__ = RuntimeError("no ProcessGroup")
+    assert kind_of(error) is None
 
 
 def test_a_chain_that_bites_its_own_tail() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 
-from rekindle.errors import StaleError
+from rekindle.errors import SessionError, StaleError
 from rekindle.recovery.fault import Kind
 
 # Texts of RuntimeErrors. Ascend: those that torch-npu 2.14 raises, and that MindIO TFT looks for
@@ -43,7 +43,8 @@ def kind_of(error: BaseException, transient: tuple[type[Exception], ...] = ()) -
     transient: exceptions that pass, as the script says; one that it has wrapped does not count: it
     has decided otherwise. Texts are looked for in RuntimeErrors only, which is what torch raises.
     """
-    told = {_told_by(each) for each in chain_of(error)}
+    ours = isinstance(error, SessionError)  # it says itself what is wrong
+    told = set() if ours else {_told_by(each) for each in chain_of(error)}
     for kind in (Kind.DEVICE_MEMORY, Kind.LINK):
         if kind in told:
             return kind
