@@ -16,7 +16,7 @@ pytestmark = [needs_mindspore, pytest.mark.timeout(400)]
 READ_FROM = "2.10.0"
 NAMES = ROOT / "tests" / "mindspore_jobs" / "names.py"
 CHECKED = [
-    *sorted((ROOT / "rekindle" / "training").glob("mindspore*.py")),
+    *sorted((ROOT / "rekindle" / "training" / "mindspore").glob("*.py")),
     ROOT / "rekindle" / "training" / "msrun.py",
     ROOT / "rekindle" / "runtime" / "mindspore_cluster.py",
     ROOT / "rekindle" / "training" / "node_check" / "mindspore_device.py",
