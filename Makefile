@@ -1,19 +1,28 @@
 # Every path is relative: the checkout may lie in a folder of any name.
 PYTHON ?= python3
 PYTEST_ARGS ?=
+BASE ?= HEAD
 DEMO_ARGS ?=
 BENCH_ARGS ?= --quick
 
 BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 STAMP := .venv/.installed
-# Not to be installed, which needs an NPU's drivers: a test reads its source.
-NPU_WHEEL := torch-npu --constraint constraints.txt --dest .venv/wheels --no-deps \
+TOOLS_STAMP := .venv/.tools-installed
+# A test reads the source of this wheel. It cannot be installed without an NPU's driver.
+WHEELS := .venv/wheels
+NPU_WHEEL := torch-npu --constraint constraints.txt --dest $(WHEELS) --no-deps \
 	--only-binary :all: --implementation cp --python-version 3.11 --platform manylinux_2_28_x86_64
-# MindSpore wants another NumPy than torch: it has an environment of its own, for the tests and
-# examples that need it. It has no build for Python 3.13.
+# MindSpore needs another NumPy than torch, so it has an environment of its own. Only tests,
+# examples and benchmarks of MindSpore use it. MindSpore has no build for Python 3.13.
 MINDSPORE := .venv-mindspore
 MINDSPORE_STAMP := $(MINDSPORE)/.installed
 SOURCES := rekindle tests $(wildcard examples benchmarks)
+# Each file of tests runs on one worker, so its tests can share jobs and servers.
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# Every process of a job would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # A virtual environment holds absolute paths, so a checkout that was moved needs a new one.
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(shell pwd -P))
@@ -23,28 +32,37 @@ ifneq ($(shell cat $(MINDSPORE_STAMP) 2>/dev/null),$(shell pwd -P))
 .PHONY: $(MINDSPORE_STAMP)
 endif
 
-.PHONY: help setup mindspore lint test soak demo bench clean
+.PHONY: help setup tools mindspore lint test test-unit test-changed soak demo bench clean
 
 help:
-	@echo 'make setup   virtual environment in .venv with all that is needed'
-	@echo 'make mindspore  MindSpore, in .venv-mindspore'
-	@echo 'make test    setup, then every check and test'
-	@echo 'make lint    setup, then the checks alone'
-	@echo 'make soak    setup, then the long fault tests'
-	@echo 'make demo    setup, then a training run that survives three faults'
-	@echo 'make bench   setup, then every benchmark in its short form'
-	@echo 'make clean   remove what the above left here'
+	@echo 'make setup         Rekindle in .venv, with all that the demo needs'
+	@echo 'make tools         setup, then what checks and tests need'
+	@echo 'make mindspore     MindSpore, in .venv-mindspore'
+	@echo 'make test-unit     the tests without processes and servers, in under 3 minutes'
+	@echo 'make test-changed  the tests that the changes since BASE can affect (BASE=HEAD)'
+	@echo 'make test          every check and every test but the soak tests'
+	@echo 'make lint          the checks alone'
+	@echo 'make soak          the long fault tests'
+	@echo 'make demo          a training run that survives three faults'
+	@echo 'make bench         every benchmark in its short form'
+	@echo 'make clean         remove what the above left here'
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
-	@echo 'Installing into .venv (a few minutes the first time)'
+	@echo 'Installing Rekindle into .venv (1 to 5 minutes the first time)'
 	@test -e $(STAMP) && test "$$(cat $(STAMP))" = "$$(pwd -P)" || "$(PYTHON)" -m venv --clear .venv
 	@rm -f $(STAMP)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input \
-		--editable '.[torch,dev]' --constraint constraints.txt
-	@$(BIN)/python -m pip download -qq --disable-pip-version-check --no-input $(NPU_WHEEL)
+	@$(PIP) install --editable '.[torch]' --constraint constraints.txt
 	@pwd -P > $(STAMP)
+
+tools: $(TOOLS_STAMP)
+
+$(TOOLS_STAMP): $(STAMP)
+	@echo 'Installing the tools for checks and tests into .venv'
+	@$(PIP) install --editable '.[torch,dev]' --constraint constraints.txt
+	@ls $(WHEELS)/torch_npu-*.whl >/dev/null 2>&1 || $(PIP) download $(NPU_WHEEL)
+	@touch $(TOOLS_STAMP)
 
 mindspore: $(MINDSPORE_STAMP)
 
@@ -55,12 +73,12 @@ $(MINDSPORE_STAMP): pyproject.toml constraints.txt constraints-mindspore.txt
 	@rm -f $(MINDSPORE_STAMP)
 	@grep -v '^numpy==' constraints.txt | cat constraints-mindspore.txt - > $(MINDSPORE)/pins.txt
 	@if "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then \
-		$(MINDSPORE)/bin/python -m pip install -qq --disable-pip-version-check --no-input \
+		$(MINDSPORE)/bin/python -m pip --disable-pip-version-check --no-input install \
 			--editable '.[mindspore,s3]' scikit-learn --constraint $(MINDSPORE)/pins.txt; \
 	else echo 'There is no MindSpore for Python 3.13: its tests are left out'; fi
 	@pwd -P > $(MINDSPORE_STAMP)
 
-lint: setup
+lint: tools
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy --strict
@@ -69,15 +87,21 @@ lint: setup
 # The console script, not `python -m pytest`: that would put the root, and with it the links there,
 # on the module path.
 test: lint mindspore
-	$(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+	$(PYTEST) --alone 5 $(PYTEST_ARGS)
 
-soak: setup mindspore
+test-unit: tools
+	$(PYTEST) tests/unit -m 'not soak and not process' $(PYTEST_ARGS)
+
+test-changed: tools
+	$(PYTEST) --alone 5 --changed $(BASE) $(PYTEST_ARGS)
+
+soak: tools mindspore
 	$(BIN)/pytest -m soak $(PYTEST_ARGS)
 
 demo: setup
 	$(BIN)/python examples/demo/demo.py $(DEMO_ARGS)
 
-bench: setup mindspore
+bench: tools mindspore
 	@set -e; for script in benchmarks/[a-z]*.py; do \
 		echo "$$script $(BENCH_ARGS)"; $(BIN)/python "$$script" $(BENCH_ARGS); \
 	done

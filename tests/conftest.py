@@ -8,6 +8,15 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+# `durations` first: others import it, and pytest must be the first to do so.
+pytest_plugins = [
+    "suite.durations",
+    "suite.calibration",
+    "suite.changed",
+    "suite.progress",
+    "suite.rerun",
+]
+
 # A slow machine is no failure, and a failure must come again when the tests are run again.
 settings.register_profile("rekindle", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("rekindle")

@@ -1,0 +1,40 @@
+"""A training job goes on from what was exported and imported again, as if nothing had happened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from checkpoint_commands import Checkpoints
+from training_jobs.job import Job
+
+from rekindle.recovery import journal
+
+
+@pytest.mark.timeout(300)  # two jobs
+@pytest.mark.parametrize("form", ["torch", "dcp"])
+def test_a_job_goes_on_from_an_import(form: str, tmp_path: Path, checkpoints: Checkpoints) -> None:
+    """Its losses from there on are those of the run that was never interrupted, bit by bit."""
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        folder.mkdir()
+    first, second = (Job(folder, processes=2, checkpoint_every=10) for folder in folders)
+    with first:
+        assert first.end().outcome == "succeeded", first.story()
+    store = first.spec.checkpoint_store
+    done = checkpoints("export", store, "out", "--format", form, "--step", 10)
+    assert done.status == 0, done.err
+    done = checkpoints("import", "out", second.spec.checkpoint_store, "--job-id", "job")
+    assert done.status == 0, done.err
+    with second:
+        assert second.end().outcome == "succeeded", second.story()
+    formed = second.events_of(journal.Formed)[0]
+    assert formed.step == 10
+    assert formed.sources.keys() <= {"checkpoint", "peer"}
+    for rank in range(2):
+        assert second.record.losses(rank) == first.record.losses(rank)[10:]
+        ours, theirs = second.record.result(rank), first.record.result(rank)
+        for name in ("digest", "position", "rate", "updates"):
+            assert ours[name] == theirs[name]
+    kept = checkpoints("ls", second.spec.checkpoint_store).out.splitlines()[1:]
+    assert [line.split()[:2] for line in kept] == [["24", "1"], ["20", "1"], ["10", "0"]]

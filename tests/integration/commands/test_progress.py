@@ -1,0 +1,93 @@
+"""The progress bar, on a terminal that is one, and what is printed where there is none."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from checkpoint_commands import STATE, flip, place
+from stores import put
+
+import rekindle
+from rekindle.checkpoints.directory import DirectoryStore
+from rekindle.checkpoints.files import locked
+from rekindle.commands import progress as bars
+
+
+def on_terminal(*arguments: object, cwd: Path, interrupt: bool = False) -> tuple[int, str, str]:
+    """Run the command with a terminal for standard error; status, standard output, terminal."""
+    ours, theirs = pty.openpty()
+    path = str(Path(rekindle.__file__).parents[1])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rekindle.cli", "checkpoints", *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path, "TERM": "xterm", "COLUMNS": "100"},
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+    )
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            piece = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        seen += piece
+        if interrupt and b"copy" in seen:
+            process.send_signal(signal.SIGINT)
+            interrupt = False
+    os.close(ours)
+    output, _ = process.communicate()
+    return process.returncode, output, seen.decode()
+
+
+def test_a_bar_on_a_terminal(store: DirectoryStore, tmp_path: Path) -> None:
+    """Bytes, rate and what is left of the time; the table goes to standard output, clean."""
+    flip(place(store, 5) / STATE, -1)
+    status, output, seen = on_terminal("verify", "store", cwd=tmp_path)
+    assert status == 1
+    assert "damaged" in output
+    assert "\x1b" not in output
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen)
+    assert re.search(r"verify 3 checkpoints ━+ +17\.7/17\.7 kB +[\d.]+ [kMG]B/s +0:00:00", plain)
+
+
+def test_interrupted_on_a_terminal(tmp_path: Path) -> None:
+    """Ctrl-C leaves no traceback, the cursor as it was, and nothing that counts."""
+    put(DirectoryStore(tmp_path / "store"), 3)
+    (tmp_path / "out").mkdir()
+    with locked(tmp_path / "out"):  # so that it cannot end before
+        status, output, seen = on_terminal("pull", "store", "out", cwd=tmp_path, interrupt=True)
+    assert (status, output) == (130, "")
+    assert "Traceback" not in seen
+    assert "interrupted" in seen
+    assert seen.rindex("\x1b[?25h") > seen.rindex("\x1b[?25l")
+    assert DirectoryStore(tmp_path / "out").newest().checkpoint is None
+
+
+def test_lines_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Now and then one, and one at the end; none after an error."""
+    monkeypatch.setattr(bars, "_LINE_S", 0.0)
+    with bars.progress("copy step 3", 3000) as told:
+        told(1000)
+        told(2000)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == [
+        "copy step 3: 1 kB of 3 kB",
+        "copy step 3: 3 kB of 3 kB",
+        "copy step 3: 3 kB of 3 kB",
+    ]
+    monkeypatch.setattr(bars, "_LINE_S", 60.0)
+    with pytest.raises(ValueError), bars.progress("copy", 1):
+        raise ValueError
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,27 @@
+"""Training jobs on the local engine, and the uninterrupted runs that they are compared with."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from training_jobs.baselines import baseline, baseline_of
+from training_jobs.injection import Fault
+from training_jobs.job import Job
+
+__all__ = ["baseline", "baseline_of"]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Start a job with faults; it is ended with the test."""
+    jobs: list[Job] = []
+
+    def start(*faults: Fault, **settings: object) -> Job:
+        folder = tmp_path / f"run{len(jobs)}"
+        folder.mkdir()
+        jobs.append(Job(folder, *faults, **settings).start())
+        return jobs[-1]
+
+    yield start
+    for each in jobs:
+        each.__exit__()

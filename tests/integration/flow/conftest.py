@@ -1,0 +1,23 @@
+"""One Prefect server and one served train flow for all tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from prefect_side import Served, ending_jobs, free_port, serve, server
+
+
+@pytest.fixture(scope="session")
+def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Prefect server's API."""
+    with server(tmp_path_factory.mktemp("prefect"), free_port()) as api:
+        yield api
+
+
+@pytest.fixture(scope="session")
+def served(prefect_api: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The train flow, served."""
+    home = tmp_path_factory.mktemp("rekindle")
+    with serve(prefect_api, home, "tests") as running, ending_jobs(home):
+        yield running

@@ -1,0 +1,75 @@
+"""The check-nodes flow on a real Prefect server: sick nodes are isolated, and all are shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checked.trouble import Killer
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from prefect_side import ending_jobs
+
+from rekindle.engines.host_log import HostLog
+from rekindle.tasks.node_checks import ARTIFACT
+
+pytestmark = pytest.mark.timeout(300)
+
+LENIENT = {"compute_factor": 20, "link_factor": 20}  # the cores of a test are never quiet
+_CALL = """
+import json, sys
+from rekindle.flows.check_nodes import check_nodes
+print("FOUND", json.dumps(check_nodes(**json.loads(sys.argv[1]))))
+"""
+
+
+def check(api: str, home: Path, **parameters: Any) -> list[dict[str, Any]]:
+    """Run the flow in a process of its own, and return what it does."""
+    environment = os.environ | {
+        "PREFECT_API_URL": api,
+        "PREFECT_HOME": str(home),
+        "REKINDLE_HOME": str(home),
+    }
+    command = [sys.executable, "-c", _CALL, json.dumps(parameters | {"node_check": LENIENT})]
+    with ending_jobs(home):
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=200, check=False
+        )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    assert lines, done.stdout + done.stderr
+    found: list[dict[str, Any]] = json.loads(lines[0].removeprefix("FOUND "))
+    return found
+
+
+def table_of(api: str) -> list[dict[str, Any]]:
+    """What the newest artifact of the flow shows."""
+    with SyncPrefectClient(api) as client:
+        by_key = ArtifactFilter(key=ArtifactFilterKey(any_=[ARTIFACT]))
+        found = max(client.read_artifacts(artifact_filter=by_key), key=lambda each: each.created)
+    rows: list[dict[str, Any]] = json.loads(str(found.data))
+    return rows
+
+
+def test_a_sick_node_is_isolated_and_shown(prefect_api: str, tmp_path: Path) -> None:
+    with Killer("local-1", tmp_path):
+        found = check(prefect_api, tmp_path, nodes=3)
+    assert table_of(prefect_api) == found
+    (sick,) = [row for row in found if row["verdict"] != "healthy"]
+    assert found[0] is sick
+    assert (sick["host"], sick["verdict"], sick["isolated"]) == ("local-1", "faulty", True)
+    assert "SIGKILL" in sick["why"]
+    healthy = [row for row in found if row["verdict"] == "healthy"]
+    assert {row["host"] for row in healthy} >= {"local-0", "local-2"}
+    assert all(row["compute (ms)"] > 0 for row in healthy)
+    hosts = HostLog(tmp_path).hosts()
+    assert hosts["local-1"].isolated
+    assert not hosts["local-0"].isolated
+    assert "healthy" in hosts["local-0"].checked()
+    # The next check keeps off it.
+    again = check(prefect_api, tmp_path, nodes=3)
+    assert "local-1" not in {row["host"] for row in again}

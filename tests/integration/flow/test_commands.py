@@ -1,0 +1,117 @@
+"""A user's command as a step of a flow: it ends with the flow's process, and is alone."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from uuid import UUID
+
+import psutil
+import pytest
+from prefect.client.schemas.objects import FlowRun
+from prefect_side import until
+
+from rekindle.errors import JobError, UsageError
+from rekindle.tasks.commands import run_command
+from rekindle.tasks.jobs import lasting_id
+
+# Starts a child that outlives it unless somebody ends it, and tells both their numbers.
+COMMAND = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open(sys.argv[1], "w").write(f"{os.getpid()} {child.pid}")
+time.sleep(600)
+"""
+FLOW = """
+import sys
+from pathlib import Path
+from rekindle.tasks.commands import run_command
+command = [sys.executable, "-c", sys.argv[1], sys.argv[2]]
+folder = Path(sys.argv[3])
+def stop(*_): raise KeyboardInterrupt
+import signal; signal.signal(signal.SIGTERM, stop)
+run_command(command, folder=folder, environment={}, lock=folder / "lock", log=print)
+"""
+
+
+def run(folder: Path, *command: str, said: list[str] | None = None) -> str:
+    """Run a command; what it says goes to `said`."""
+    lines = [] if said is None else said
+    return run_command(
+        command,
+        folder=folder,
+        environment={},
+        lock=folder / "lock",
+        log=lambda text, *values: lines.append(text % values),
+    )
+
+
+def test_its_last_line_is_what_it_tells(tmp_path: Path) -> None:
+    """All lines are logged, those of standard error too."""
+    said: list[str] = []
+    script = "import sys; print('one', flush=True); print('two', file=sys.stderr); print()"
+    assert run(tmp_path, sys.executable, "-c", script, said=said) == "two"
+    assert said == ["one", "two", ""]
+
+
+def test_one_that_fails_or_does_not_begin(tmp_path: Path) -> None:
+    """The error has its status and last words, or why it cannot be started."""
+    with pytest.raises(JobError, match="ended with status 3: no data"):
+        run(tmp_path, "sh", "-c", "echo no data; exit 3")
+    with pytest.raises(UsageError, match="'not-there' cannot be started"):
+        run(tmp_path, "not-there")
+
+
+def begin(folder: Path) -> tuple[psutil.Popen, list[psutil.Process]]:
+    """Run the command in a flow's process; return that, and the command and its child."""
+    pids = folder / "pids"
+    process = psutil.Popen([sys.executable, "-c", FLOW, COMMAND, str(pids), str(folder)])
+    found = until(lambda: pids.exists() and len(pids.read_text().split()) == 2, "it runs")
+    assert found
+    return process, [psutil.Process(int(pid)) for pid in pids.read_text().split()]
+
+
+def test_it_ends_with_a_flow_that_is_asked_to_end(tmp_path: Path) -> None:
+    """With all that it has started, and at once."""
+    flow, doomed = begin(tmp_path)
+    flow.terminate()
+    assert flow.wait(30)
+    _, alive = psutil.wait_procs(doomed, 10)
+    assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_what_a_killed_flow_has_left_is_ended(tmp_path: Path) -> None:
+    """The kernel ends the command itself; its child might still write what the next one does."""
+    flow, (command, child) = begin(tmp_path)
+    flow.kill()
+    flow.wait(30)
+    psutil.wait_procs([command], 10)
+    assert child.is_running()
+    assert run(tmp_path, "echo", "done") == "done"
+    psutil.wait_procs([child], 10)
+    assert not child.is_running()
+
+
+def test_two_at_once(tmp_path: Path) -> None:
+    """The second one waits for the first, and says so."""
+    flow, (command, _) = begin(tmp_path)
+    said: list[str] = []
+    with ThreadPoolExecutor() as pool:
+        second = pool.submit(run, tmp_path, "echo", "done", said=said)
+        until(lambda: said, "the second one waits")
+        assert "does this already" in said[0]
+        assert command.is_running()
+        flow.terminate()
+        assert second.result(30) == "done"
+    flow.wait(30)
+
+
+def test_a_subflow_is_known_by_its_place_in_its_parent() -> None:
+    """It is another flow run each time the parent is run."""
+    alone = FlowRun.model_validate({"flow_id": NUMBER.format(1), "id": NUMBER.format(2)})
+    inner = alone.model_copy(update={"parent_task_run_id": UUID(NUMBER.format(3))})
+    assert (lasting_id(alone), lasting_id(inner)) == (alone.id, UUID(NUMBER.format(3)))
+
+
+NUMBER = "00000000-0000-0000-0000-00000000000{}"

@@ -1,0 +1,199 @@
+"""`prefect.yaml` and the commands of its documentation: deployed, and run by a real worker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import WorkQueue
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.utilities.schema_tools import validate
+from prefect_side import FlowRun, process, until
+from repository import ROOT
+
+from rekindle.blocks.job import TrainingJob
+from rekindle.recovery.journal import Ended, FirstStep, JobStarted, RanksStarted
+
+pytestmark = pytest.mark.timeout(400)
+
+SCRIPTS = Path(__file__).with_name("scripts")
+SETTINGS = {"REKINDLE_ROOT": str(ROOT)}
+# Name: entrypoint, work pool, its queue.
+WANTED = {
+    "train/local": ("rekindle/flows/train.py:train", "local", "default"),
+    "retrain/nightly": ("rekindle/flows/retrain.py:retrain", "local", "nightly"),
+    "check-nodes/check-nodes": ("rekindle/flows/check_nodes.py:check_nodes", "local", "default"),
+    "profile/profile": ("rekindle/flows/profile.py:profile", "local", "default"),
+    "rescue/rescue": ("rekindle/flows/rescue.py:rescue", "local", "default"),
+}
+HEARTBEAT = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
+
+
+def documented() -> list[list[str]]:
+    """The commands of Prefect's that the documentation begins with; the last starts a worker."""
+    text = (ROOT / "docs" / "deploying.md").read_text().partition("\n## ")[0]
+    lines: list[str] = re.findall(r"^    prefect (.+)$", text, re.MULTILINE)
+    return [[sys.executable, "-m", "prefect", "--no-prompt", *shlex.split(one)] for one in lines]
+
+
+def to_its_end(command: list[str], api: str) -> None:
+    env = {**os.environ, **SETTINGS, "PREFECT_API_URL": api}
+    subprocess.run(command, env=env, cwd=ROOT, check=True, timeout=120)
+
+
+class Deployed:
+    """The deployments of `prefect.yaml` on a server, as they are at first."""
+
+    def __init__(self, api: str, client: SyncPrefectClient) -> None:
+        self.api = api
+        self.client = client
+        self.found = {name: client.read_deployment_by_name(name) for name in WANTED}
+
+    def start(self, name: str, home: Path, **parameters: Any) -> FlowRun:
+        """Schedule a flow run of a deployment for now."""
+        id_ = self.found[name].id
+        run = self.client.create_flow_run_from_deployment(id_, parameters=parameters)
+        return FlowRun(self.client, home, run.id, parameters["job"]["name"])
+
+    def nightly_queue(self) -> WorkQueue:
+        return self.client.read_work_queue_by_name("nightly", work_pool_name="local")
+
+    def until_asked(self) -> None:
+        """Wait until a worker asks for nights."""
+        asked = self.nightly_queue().last_polled
+        until(lambda: self.nightly_queue().last_polled != asked, "the worker asks for nights")
+
+
+@pytest.fixture(scope="module")
+def deployed(prefect_api: str) -> Iterator[Deployed]:
+    """What comes of the documentation's commands, but the one that starts a worker."""
+    for command in documented()[:-1]:
+        to_its_end(command, prefect_api)
+    with SyncPrefectClient(prefect_api) as client:
+        deployed = Deployed(prefect_api, client)
+        night = deployed.found["retrain/nightly"]
+        # Or at two o'clock a test would have a night that it did not ask for.
+        client.update_deployment_schedule(night.id, night.schedules[0].id, active=False)
+        yield deployed
+
+
+@contextlib.contextmanager
+def automated(deployed: Deployed) -> Iterator[None]:
+    """The automations, with the deployment of the rescue flow."""
+    command = [sys.executable, "-m", "rekindle.flows.automations", "--rescue", "rescue/rescue"]
+    to_its_end([*command, "--heartbeat", "30"], deployed.api)
+    try:
+        yield
+    finally:
+        for automation in deployed.client.read_automations():
+            deployed.client.delete_automation(automation.id)
+
+
+@contextlib.contextmanager
+def worker(deployed: Deployed, home: Path) -> Iterator[None]:
+    """A worker, started as documented; asked to end, it does, and leaves no process behind."""
+    env = {"PREFECT_API_URL": deployed.api, "PREFECT_WORKER_QUERY_SECONDS": "1"}
+    env |= {"PREFECT_HOME": str(home), "REKINDLE_HOME": str(home)}
+    # Prefect's worker stops by SIGINT, which a shell has ignored in what it runs in the background.
+    command = ["env", "--default-signal=INT", *documented()[-1]]
+    try:
+        with process(command, home / "worker.log", **env) as running:
+            yield
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(60) == 0, (home / "worker.log").read_text()
+            until(lambda: not left_behind(home), "no process is left", 10)
+    finally:
+        for each in left_behind(home):
+            each.kill()
+
+
+def left_behind(home: Path) -> list[psutil.Process]:
+    """Processes that the worker has started, or those did."""
+    each = psutil.process_iter(["environ"])
+    return [one for one in each if (one.info["environ"] or {}).get("REKINDLE_HOME") == str(home)]
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_a_deployment_is_what_the_file_says(
+    deployed: Deployed, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """With parameters that its flow takes, a job that can start, and variables of its pool."""
+    wanted = WANTED[name]
+    found = deployed.found[name]
+    assert (found.entrypoint, found.work_pool_name, found.work_queue_name) == wanted
+    step = {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
+    assert found.pull_steps == [step]
+    schema = found.parameter_openapi_schema or {}
+    if name in ("rescue/rescue", "profile/profile"):
+        assert schema["required"] == ["flow_run_id"]  # the automation, or a person, says which
+    else:
+        validate(found.parameters, schema, raise_on_error=True)
+    if "job" in found.parameters:
+        monkeypatch.chdir(ROOT)
+        spec = TrainingJob(**found.parameters["job"]).to_spec("job")
+        assert (spec.nodes, spec.processes_per_node, spec.checkpoint_every) == (2, 2, 100)
+    assert found.job_variables == {"env": HEARTBEAT}
+    variables = deployed.client.read_work_pool(wanted[1]).base_job_template["variables"]
+    assert set(found.job_variables) <= set(variables["properties"])
+    validate(found.job_variables, variables, raise_on_error=True)
+
+
+def test_pool_queue_and_schedule(deployed: Deployed) -> None:
+    """One night at a time, at two o'clock, with nodes that were checked before."""
+    assert deployed.client.read_work_pool("local").type == "process"
+    assert deployed.nightly_queue().concurrency_limit == 1
+    planned = {name: found.schedules for name, found in deployed.found.items()}
+    (night,) = planned.pop("retrain/nightly")
+    assert night.schedule == CronSchedule(cron="0 2 * * *", timezone="UTC")
+    assert night.active
+    (check,) = planned.pop("check-nodes/check-nodes")
+    assert check.schedule == CronSchedule(cron="30 1 * * *", timezone="UTC")
+    assert not any(planned.values())
+    assert deployed.found["retrain/nightly"].global_concurrency_limit is None
+
+
+def test_a_worker_runs_a_job_whose_flow_is_killed(deployed: Deployed, tmp_path: Path) -> None:
+    """The worker overrules the hooks: Crashed once more. The automation has it run again."""
+    script, gate = str((SCRIPTS / "gated.py").relative_to(ROOT)), tmp_path / "gate"
+    job = {"name": "tiny", "script": script, "arguments": [str(gate), "exit"]}
+    with worker(deployed, tmp_path), automated(deployed):
+        run = deployed.start("train/local", tmp_path, job=job)
+        until(lambda: run.count(RanksStarted), "the rank runs")
+        flow = run.process()
+        assert HEARTBEAT.items() <= flow.environ().items()
+        flow.kill()
+        run.until_rerun(flow.pid)
+        gate.touch()
+        until(lambda: run.state().name == "Completed", "the job has succeeded")
+    assert run.count(JobStarted) == 1
+
+
+def test_nights_wait_for_each_other(deployed: Deployed, tmp_path: Path) -> None:
+    """The worker sees the second one, and starts it when the first is cancelled and has ended."""
+    gate = tmp_path / "gate"
+    job: dict[str, Any] = {"name": "night", "script": str(SCRIPTS / "steps.py")}
+    job |= {"arguments": [str(gate), "2000"], "checkpoint": {"every": 1000}}
+    job["working_directory"] = str(tmp_path)
+    with worker(deployed, tmp_path):
+        first = deployed.start("retrain/nightly", tmp_path, job=job, around={"publish_to": "out"})
+        until(lambda: first.count(FirstStep), "the first night trains")
+        second = deployed.start("retrain/nightly", tmp_path, job=job, around={"publish_to": "out"})
+        for _ in range(3):
+            deployed.until_asked()
+        assert second.state().is_scheduled()
+        first.cancel()
+        until(lambda: first.count(Ended), "its job is stopped")
+        gate.touch()
+        assert [first.until_final().name, second.until_final().name] == ["Cancelled", "Completed"]
+    assert (tmp_path / "out" / "latest.json").exists()

@@ -1,0 +1,164 @@
+"""kill -9 of the flow process at random moments: the job is adopted, never doubled, never lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from prefect_side import FlowRun, Served, serve, until
+from training_jobs.selection import soak_but
+
+from rekindle.errors import JobError
+from rekindle.recovery import journal
+from rekindle.recovery.journal import Ended, FirstStep, JobStarted, RanksStarted
+
+SCRIPT = Path(__file__).with_name("scripts") / "steps.py"
+NODES = 2
+START_S = 120.0
+
+
+class Killer:
+    """Kills the processes of one flow run, one after the other."""
+
+    def __init__(self, served: Served, run: FlowRun, rng: random.Random) -> None:
+        self.served = served
+        self.run = run
+        self.rng = rng
+        self.flows: list[int] = []  # processes killed so far
+        self.ranks = 0  # ranks killed so far
+
+    def next_flow(self) -> psutil.Process:
+        """Wait for a flow process that was not killed yet."""
+
+        def look() -> psutil.Process | None:
+            found = self.served.flow_process()
+            return found if found and found.pid not in self.flows else None
+
+        return until(look, "the flow run is run again", START_S)
+
+    def kill(self, flow: psutil.Process) -> None:
+        """End it without a word; its job is not there twice."""
+        flow.kill()
+        self.flows.append(flow.pid)
+        assert self._processes("rekindle.runtime.coordinator") <= 1
+        # An agent that was started twice is refused, which takes a moment.
+        until(lambda: self._processes("rekindle.runtime.agent") <= NODES, "no agent is doubled")
+
+    def _processes(self, module: str) -> int:
+        """How many processes of the job run this module."""
+        found = 0
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                found += module in words and str(self.run.directory.path) in words
+        return found
+
+    # ---- the moments
+
+    def on_its_way(self) -> None:
+        """While it is imported, launches or adopts, or a little later."""
+        flow = self.next_flow()
+        time.sleep(self.rng.uniform(0.0, 8.0))
+        self.kill(flow)
+
+    def steering(self) -> None:
+        """While it follows the job, or has just begun to."""
+        flow = self._steering()
+        time.sleep(self.rng.uniform(0.0, 1.0))
+        self.kill(flow)
+
+    def recovering(self) -> None:
+        """While the job recovers from the loss of a rank."""
+        flow = self._steering()
+        until(self._trains, "the job trains", START_S)
+        os.kill(self.rng.choice(self.run.status().ranks).pid, signal.SIGKILL)
+        self.ranks += 1
+        time.sleep(self.rng.uniform(0.0, 0.5))
+        self.kill(flow)
+
+    def releasing(self) -> None:
+        """After the job's end, while it reports or ends itself."""
+        flow = self.next_flow()
+        until(lambda: self.run.count(Ended) == 1, "the job has ended", 180.0)
+        time.sleep(self.rng.uniform(0.0, 0.5))
+        self.kill(flow)
+
+    def _steering(self) -> psutil.Process:
+        flow = self.next_flow()
+        until(lambda: f"process {flow.pid} on" in self._holder(), "it steers the job", START_S)
+        return flow
+
+    def _holder(self) -> str:
+        try:
+            return self.run.status().holder
+        except JobError:
+            return ""  # no coordinator yet
+
+    def _trains(self) -> bool:
+        if not self.run.count(FirstStep):
+            return False  # before that all ranks are started anew
+        closed = [incident.closed for incident in journal.incidents(self.run.history())]
+        return all(closed) and all(rank.pid for rank in self.run.status().ranks)
+
+
+def kill_at_random(served: Served, gate: Path, kills: int, seed: int) -> None:
+    """Kill the flow process so often, at moments of all kinds; the job ends as if it had not."""
+    rng = random.Random(seed)
+    run = served.start(
+        script=str(SCRIPT),
+        arguments=[str(gate), str(kills * 120), "0.25"],
+        nodes=NODES,
+        environment={"OMP_NUM_THREADS": "1"},
+    )
+    killer = Killer(served, run, rng)
+    moments: list[Callable[[], None]] = [killer.on_its_way]  # also before there is a job
+    usual = (killer.on_its_way, killer.steering, killer.recovering)
+    moments += [rng.choice(usual) for _ in range(kills - 2)]
+    for moment in moments:
+        moment()
+    killer.next_flow()
+    gate.touch()
+    killer.releasing()
+    until(lambda: run.state().name == "Completed", "the job has succeeded")
+    check(run, killer)
+
+
+def check(run: FlowRun, killer: Killer) -> None:
+    """One job, one attempt, no rank started but for those that were killed; all of it told."""
+    assert run.count(JobStarted) == 1
+    ends = [event for event in run.history() if isinstance(event, Ended)]
+    assert [event.outcome for event in ends] == ["succeeded"]
+    started = [event.ranks for event in run.history() if isinstance(event, RanksStarted)]
+    assert sum(map(len, started)) == NODES + killer.ranks
+    assert len(journal.incidents(run.history())) == killer.ranks
+    names = run.states()
+    assert names.count("Crashed") == names.count("Rescheduling") == len(killer.flows)
+    assert run.artifact("progress").data == 100
+
+
+@pytest.fixture
+def alone(served: Served, prefect_api: str) -> Iterator[Served]:
+    """A runner that has no other flow runs."""
+    with serve(prefect_api, served.home, "kills") as running:
+        yield running
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", soak_but([1, 2], 1))
+def test_a_flow_process_killed_at_some_moments(alone: Served, tmp_path: Path, seed: int) -> None:
+    """Four moments, from launch to release."""
+    kill_at_random(alone, tmp_path / "gate", 4, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_flow_process_killed_at_thirty_moments(alone: Served, tmp_path: Path) -> None:
+    """Thirty moments in the life of one job."""
+    kill_at_random(alone, tmp_path / "gate", 30, 30)

@@ -1,0 +1,42 @@
+"""What tells a rank that is caught in a step that its state is that of the step before."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+import pytest
+from mindspore_jobs.job import PYTHON, ROOT, needs_mindspore
+from repository import SUPPORT
+
+pytestmark = [needs_mindspore, pytest.mark.timeout(200)]
+
+
+def test_parameters_and_updates() -> None:
+    """Each update is counted, wherever the optimizer is; what a forward pass changes is copied.
+
+    Frozen weights are not, and if they change nevertheless that is noticed. Callbacks take what
+    others of their class have kept.
+    """
+    script = SUPPORT / "mindspore_jobs" / "parameters.py"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "GLOG_v": "3"}
+    done = subprocess.run(
+        [PYTHON, script], capture_output=True, text=True, check=True, env=environment
+    )
+    told = json.loads(done.stdout.splitlines()[-1])
+    frozen = "step.network._backbone.frozen"
+    statistics = [
+        f"step.network._backbone.norm.{name}" for name in ("moving_mean", "moving_variance")
+    ]
+    assert told == {
+        "class": "Clipped",
+        "begun": [[0], [1], [2], [3]],
+        "changing": statistics,
+        "as_before": True,
+        "frozen_changed": False,
+        "found": [[frozen, *statistics], True],
+        "uncounted": [None, []],
+        "kept": [4, 2, [7, 8, 0], 3, True],
+        "odd": "parameter odd is complex128, which a state cannot hold",
+    }

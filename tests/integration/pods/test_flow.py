@@ -1,0 +1,211 @@
+"""The train flow on a real Prefect server, its job in the pods of a cluster."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster.launch import Simulated
+from prefect_side import FlowRun, Served, free_port, serve, server, until
+from training_jobs.pods import NAMESPACE
+
+from rekindle import names
+from rekindle.engines.kubernetes.api import load
+from rekindle.engines.kubernetes.engine import KubernetesEngine
+from rekindle.engines.kubernetes.labels import slug
+from rekindle.engines.kubernetes.pods import Pods
+from rekindle.errors import JobError
+from rekindle.recovery.journal import Ended, JobStarted
+
+pytestmark = pytest.mark.timeout(300)  # a cluster, and a job in its pods
+
+SCRIPT = Path(__file__).parents[1] / "flow" / "scripts" / "steps.py"
+JOBS = "/apis/batch/v1/namespaces/default/jobs"
+MOST_OBJECTS = 6  # a Job, two nodes and a coordinator, the root and the secret
+
+
+@pytest.fixture(scope="module")
+def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with server(tmp_path_factory.mktemp("prefect"), free_port()) as api:
+        yield api
+
+
+@pytest.fixture
+def served(
+    cluster: Simulated, prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Served]:
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    (tmp_path / "home").mkdir()
+    with serve(prefect_api, tmp_path / "home", "pods") as running:
+        yield running
+
+
+def start(served: Served, gate: Path, image: str = "training", steps: int = 400) -> FlowRun:
+    return served.start(
+        script=str(SCRIPT),
+        working_directory=str(gate.parent),
+        arguments=[str(gate), str(steps), "0.2"],
+        nodes=2,
+        environment={"OMP_NUM_THREADS": "1"},
+        kubernetes={"image": image},
+    )
+
+
+def holder(run: FlowRun, cluster: Simulated) -> str:
+    """Who steers the job, by its coordinator's word."""
+    endpoint = run.directory.endpoint()
+    if endpoint is None:
+        return ""
+    api = load(str(cluster.kubeconfig))
+    try:
+        engine = KubernetesEngine(run.directory, Pods(image="training"), api)
+        return engine.client(endpoint).status().holder
+    except JobError:
+        return ""
+    finally:
+        api.close()
+
+
+def objects(cluster: Simulated, run: FlowRun) -> list[str]:
+    label = f"?labelSelector=rekindle.dev/job={slug(run.job_id)}"
+    paths = (JOBS, *(f"{NAMESPACE}/{kind}" for kind in ("pods", "configmaps", "secrets")))
+    return [e["metadata"]["name"] for path in paths for e in cluster.get(path + label)["items"]]
+
+
+def test_a_flow_process_that_is_killed(cluster: Simulated, served: Served, tmp_path: Path) -> None:
+    """Its rerun adopts the job; there is one Job, one attempt, and in the end nothing is left."""
+    gate = tmp_path / "gate"
+    run = start(served, gate)
+    killed: list[int] = []
+    for kill in (True, True, False):
+        flow = until(
+            lambda: (p := served.flow_process()) and p.pid not in killed and p, "the flow runs"
+        )
+        until(lambda flow=flow: f"process {flow.pid} on" in holder(run, cluster), "it steers")
+        assert len(cluster.get(JOBS)["items"]) == 1
+        if kill:
+            flow.kill()
+            killed.append(flow.pid)
+    gate.touch()
+    until(lambda: run.state().name == "Completed", "the job has succeeded")
+    assert (run.count(JobStarted), run.count(Ended)) == (1, 1)
+    assert objects(cluster, run) == []
+    until(lambda: "lives, attempt 1; this flow run adopts it" in run.logs(), "its log is sent")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_flow_process_that_is_killed_twenty_times(
+    seed: int, cluster: Simulated, served: Served, tmp_path: Path
+) -> None:
+    """At any moment, from its first: it launches, adopts, follows, or has not even begun."""
+    gate, chance = tmp_path / "gate", random.Random(seed)
+    run = start(served, gate, steps=4000)
+    killed: list[int] = []
+    while len(killed) < 20:
+        flow = until(
+            lambda: (p := served.flow_process()) and p.pid not in killed and p,
+            f"the flow runs again after {len(killed)} kills",
+            180.0,  # Prefect looks for what is scheduled now and then
+        )
+        # Half of them strike while it begins, which takes some seconds, half while it follows.
+        limit_s = chance.uniform(0.0, 12.0)
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline and flow.is_running():
+            time.sleep(0.01)
+        assert flow.is_running(), run.story()
+        flow.kill()
+        killed.append(flow.pid)
+        assert len(cluster.get(JOBS)["items"]) <= 1
+        assert len(objects(cluster, run)) <= MOST_OBJECTS
+    gate.touch()
+    until(lambda: run.state().name == "Completed", "the job has succeeded", 180.0)
+    assert (run.count(JobStarted), run.count(Ended)) == (1, 1), run.story()
+    assert objects(cluster, run) == []
+
+
+def test_a_cancelled_run_leaves_nothing(cluster: Simulated, served: Served, tmp_path: Path) -> None:
+    """Neither does it keep its retry from going on."""
+    gate = tmp_path / "gate"
+    run = start(served, gate)
+    until(lambda: " on " in holder(run, cluster), "it steers")
+    run.cancel()
+    assert run.until_final().name == "Cancelled"
+    until(lambda: objects(cluster, run) == [], "the job's objects are gone")
+    assert run.history()[-1].outcome == "stopped"
+    gate.touch()
+    run.retry()
+    until(lambda: run.state().name == "Completed", "the next attempt has succeeded")
+    assert (run.count(JobStarted), objects(cluster, run)) == (2, [])
+
+
+def test_cancelled_while_the_image_is_fetched(
+    cluster: Simulated, served: Served, tmp_path: Path
+) -> None:
+    """The coordinator has never run: there is no journal to wait for."""
+    run = start(served, tmp_path / "gate", image="missing")
+    coordinators = f"{NAMESPACE}/pods?labelSelector=rekindle.dev/role=coordinator"
+    until(lambda: "ImagePull" in str(cluster.get(coordinators)["items"]), "it waits")
+    run.cancel()
+    assert run.until_final().name == "Cancelled"
+    until(lambda: objects(cluster, run) == [], "the job's objects are gone")
+
+
+HOOK = """
+import sys
+from prefect.client.orchestration import get_client
+from rekindle.flows.train import train
+from rekindle.tasks.hooks import stop_job
+with get_client(sync_client=True) as client:
+    run = client.read_flow_run(sys.argv[1])
+stop_job(train, run, run.state)
+"""
+
+
+def test_cancelled_where_the_job_is_unknown(
+    cluster: Simulated, served: Served, tmp_path: Path
+) -> None:
+    """The runner that cancels may be on another machine: what is to be known is in the cluster."""
+    run = start(served, tmp_path / "gate")
+    until(lambda: " on " in holder(run, cluster), "it steers")
+    elsewhere = {
+        names.ENV_HOME: str(tmp_path / "elsewhere"),
+        "PREFECT_API_URL": str(served.client.api_url),
+        "PREFECT_HOME": str(tmp_path / "elsewhere"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", HOOK, str(run.id)],
+        env={**os.environ, **elsewhere},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    until(lambda: run.count(Ended) == 1, "the job has ended")
+    assert run.history()[-1].outcome == "stopped"
+    until(lambda: objects(cluster, run) == [], "the job's objects are gone")
+
+
+def test_what_becomes_of_pods_is_told(cluster: Simulated, served: Served, tmp_path: Path) -> None:
+    """In the flow's log, while the job waits for them."""
+    gate = tmp_path / "gate"
+    gate.touch()
+    label = {"spec": {"unschedulable": True}}
+    for node in cluster.get("/api/v1/nodes")["items"]:
+        cluster.patch(f"/api/v1/nodes/{node['metadata']['name']}", label)
+    run = start(served, gate)
+    until(lambda: "Unschedulable" in run.logs() or run.state().is_final(), "it is told")
+    for node in cluster.get("/api/v1/nodes")["items"]:
+        cluster.patch(
+            f"/api/v1/nodes/{node['metadata']['name']}", {"spec": {"unschedulable": None}}
+        )
+    assert run.until_final().name == "Completed", run.story()
+    assert objects(cluster, run) == []

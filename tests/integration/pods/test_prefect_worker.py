@@ -1,0 +1,181 @@
+"""Prefect's own Kubernetes worker, set up by deploy/: a flow run in a pod, its job in others.
+
+The cluster's pods are processes of this machine, so what an image or a mount would give is patched
+in: kubeconfigs with the tokens of the ServiceAccounts that the manifests name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from cluster.launch import Simulated
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import StateType
+from prefect_side import FlowRun, free_port, server, until
+from repository import ROOT
+
+from rekindle.engines.kubernetes.labels import slug
+
+pytest.importorskip("prefect_kubernetes", reason="needs Python 3.11")
+pytestmark = pytest.mark.timeout(400)
+
+DEPLOY = ROOT / "deploy"
+SPACE = "rekindle"
+NAMESPACED = f"/api/v1/namespaces/{SPACE}"
+JOBS = f"/apis/batch/v1/namespaces/{SPACE}/jobs"
+SCRIPT = ROOT / "tests" / "flow" / "scripts" / "steps.py"
+PATHS = {
+    "Namespace": "/api/v1/namespaces",
+    "ServiceAccount": f"{NAMESPACED}/serviceaccounts",
+    "ConfigMap": f"{NAMESPACED}/configmaps",
+    "Role": f"/apis/rbac.authorization.k8s.io/v1/namespaces/{SPACE}/roles",
+    "RoleBinding": f"/apis/rbac.authorization.k8s.io/v1/namespaces/{SPACE}/rolebindings",
+    "NetworkPolicy": f"/apis/networking.k8s.io/v1/namespaces/{SPACE}/networkpolicies",
+    "Deployment": f"/apis/apps/v1/namespaces/{SPACE}/deployments",
+    "Job": JOBS,
+}
+RUN_ID = "prefect.io/flow-run-id"
+Object = dict[str, Any]
+
+
+def built(folder: str) -> list[Object]:
+    """What `kubectl kustomize` makes of one of our folders; images keep their names."""
+    place = DEPLOY / folder
+    told = yaml.safe_load((place / "kustomization.yaml").read_text())
+    found: list[Object] = []
+    for name in told["resources"]:
+        if name.endswith(".yaml"):
+            found += yaml.safe_load_all((place / name).read_text())
+        else:
+            found += built(str(Path(folder, name)))
+    for made in told.get("configMapGenerator", ()):
+        data = dict(literal.split("=", 1) for literal in made.get("literals", ()))
+        data |= {name: (place / name).read_text() for name in made.get("files", ())}
+        found.append({"kind": "ConfigMap", "metadata": {"name": made["name"]}, "data": data})
+    return found
+
+
+class Installed:
+    """Our manifests in a cluster whose flow runs belong to a Prefect server."""
+
+    def __init__(self, cluster: Simulated, client: SyncPrefectClient, folder: Path) -> None:
+        self.cluster = cluster
+        self.client = client
+        self.folder = folder
+        api = str(client.api_url).rstrip("/")
+        objects = built("prefect")
+        for one in sorted(objects, key=lambda each: list(PATHS).index(each["kind"])):
+            patched = self._patched(one, api)
+            code, answer = cluster.call("POST", PATHS[one["kind"]], patched)
+            assert code == 201, answer
+
+    def kubeconfig(self, account: str) -> str:
+        path = self.folder / f"{account}.kubeconfig"
+        if not path.exists():
+            token = self.cluster.token_for(account, SPACE)
+            self.cluster.kubeconfig_for(token, path, SPACE)
+        return str(path)
+
+    def _patched(self, one: Object, api: str) -> Object:
+        if one["kind"] == "ConfigMap" and "PREFECT_API_URL" in one["data"]:
+            one["data"] |= {"PREFECT_API_URL": api, "REKINDLE_IMAGE_ROOT": str(ROOT)}
+            one["data"]["PREFECT_HOME"] = str(self.folder / "prefect")
+        if one["kind"] in ("Deployment", "Job"):
+            [container] = one["spec"]["template"]["spec"]["containers"]
+            container["workingDir"] = str(ROOT)
+            if account := one["spec"]["template"]["spec"].get("serviceAccountName"):
+                container["env"].append({"name": "KUBECONFIG", "value": self.kubeconfig(account)})
+        return one
+
+    def start(self, gate: Path) -> FlowRun:
+        deployment = self.client.read_deployment_by_name("train/cluster")
+        job = deployment.parameters["job"] | {
+            "script": str(SCRIPT),
+            "working_directory": str(gate.parent),
+            "arguments": [str(gate), "400", "0.2"],
+            "environment": {"OMP_NUM_THREADS": "1"},
+        }
+        env = {
+            "KUBECONFIG": self.kubeconfig("rekindle-flows"),
+            "REKINDLE_HOME": "/var/lib/rekindle",  # of the image; each pod has its own
+        }
+        run = self.client.create_flow_run_from_deployment(
+            deployment.id,
+            parameters={"job": job},
+            job_variables={"env": (deployment.job_variables["env"] or {}) | env},
+        )
+        return FlowRun(self.client, self.folder, run.id, job["name"])
+
+    def flow_pod(self, run: FlowRun) -> str:
+        """The name of the flow run's running pod, once it has one."""
+        path = f"{NAMESPACED}/pods?labelSelector=rekindle.dev/role=flow,{RUN_ID}={run.id}"
+
+        def look() -> str | None:
+            pods = self.cluster.get(path)["items"]
+            running = [each for each in pods if each["status"].get("phase") == "Running"]
+            return next((str(each["metadata"]["name"]) for each in running), None)
+
+        return str(until(look, "the flow run has a pod"))
+
+    def first_process(self, run: FlowRun) -> psutil.Process:
+        """Of the flow run's pod."""
+        for process in psutil.process_iter(["cmdline"]):
+            with contextlib.suppress(psutil.Error):
+                if (process.info["cmdline"] or [])[-2:] == ["flow-run", "execute"]:
+                    if process.environ().get("PREFECT__FLOW_RUN_ID") == str(run.id):
+                        return process
+        raise AssertionError(run.story())
+
+    def objects(self, run: FlowRun) -> list[Object]:
+        """What there is of the run's job."""
+        label = f"?labelSelector=rekindle.dev/job={slug(run.job_id)}"
+        kinds = (JOBS, *(f"{NAMESPACED}/{kind}" for kind in ("pods", "configmaps", "secrets")))
+        return [each for path in kinds for each in self.cluster.get(path + label)["items"]]
+
+    def workload(self, run: FlowRun) -> str:
+        """The uid of the run's job; empty: there is none."""
+        found = (each for each in self.objects(run) if each["kind"] == "Job")
+        return next((str(each["metadata"]["uid"]) for each in found), "")
+
+
+@pytest.fixture
+def installed(cluster: Simulated, tmp_path: Path) -> Iterator[Installed]:
+    (tmp_path / "server").mkdir()
+    with server(tmp_path / "server", free_port()) as api, SyncPrefectClient(api) as client:
+        yield Installed(cluster, client, tmp_path)
+
+
+@pytest.mark.parametrize("loss", ["evicted", "killed"])
+def test_a_flow_run_that_loses_its_pod(loss: str, installed: Installed, tmp_path: Path) -> None:
+    """Its next pod adopts the job, without any file of the first.
+
+    One that is evicted is scheduled again by its own process; of one that was killed the worker
+    says that it has crashed, and the automation brings it back.
+    """
+    cluster = installed.cluster
+    cluster.until(
+        JOBS, lambda jobs: jobs["rekindle-setup"].get("status", {}).get("succeeded"), timeout=200
+    )
+    gate = tmp_path / "gate"
+    run = installed.start(gate)
+    first = installed.flow_pod(run)
+    until(lambda: "have finished step 1" in run.logs(), "it trains")
+    uid = installed.workload(run)
+    if loss == "evicted":
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": first}}
+        cluster.create(f"{NAMESPACED}/pods/{first}/eviction", eviction)
+    else:
+        installed.first_process(run).kill()
+    until(lambda: "attempt 1; this flow run adopts it" in run.logs(), "its next pod adopts the job")
+    assert installed.flow_pod(run) != first
+    assert ("Crashed" in run.states()) == (loss == "killed")
+    assert installed.workload(run) == uid
+    gate.touch()
+    until(lambda: run.state().type == StateType.COMPLETED, "the job has succeeded")
+    assert installed.objects(run) == []

@@ -1,0 +1,391 @@
+"""The order in which handlers are called and what with, and what the agent is told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from mindio_names.ranks import ARGUMENTS, CONTEXT, LIMIT_S, World, form_of
+from training_jobs.waiting import wait_until
+
+from rekindle.errors import SessionError
+from rekindle.recovery.fault import Kind
+from rekindle.recovery.plan import RankPlan, Source
+from rekindle.runtime import protocol
+from rekindle.training.last_words import Moment
+from rekindle.training.mindio import exceptions, framework, steps, words
+from rekindle.training.mindio.enums import RepairType, ReportState
+from rekindle.training.mindio.processor import Processor
+
+NORMAL, UCE = ReportState.RS_NORMAL, ReportState.RS_UCE
+OWN = RankPlan(source=Source.SELF)
+SENDS = RankPlan(source=Source.SELF, sends_to=(1,))
+TAKES = RankPlan(source=Source.PEER, peer=0)
+AFTER_2 = Moment(2, False, lambda: True)
+
+
+@pytest.fixture
+def pair() -> Iterator[World]:
+    """Two ranks that have done two steps."""
+    world = World(2).start()
+    world.step(1)
+    world.step(2)
+    assert [rank.hear(protocol.StepDone).finished for rank in world.ranks] == [1, 1]
+    yield world
+    world.close()
+
+
+def repair(kind: RepairType, step: int, *, rebuild: bool, pair: tuple[int, int]) -> Any:
+    """Return what a repair handler is called with."""
+    source, target = pair
+    info = {
+        "type": [0],
+        "repair_type": kind.value,
+        "src": [source],
+        "dst": [target],
+        "rank_list": sorted({source, target}),
+    }
+    return ("repair", step, rebuild, [target], info, ARGUMENTS, CONTEXT)
+
+
+def cleaned(is_uce_error: bool) -> list[Any]:
+    """Return what precedes each repair."""
+    return [("stop", ARGUMENTS, CONTEXT), ("clean", is_uce_error, ARGUMENTS, CONTEXT)]
+
+
+ROLLED_BACK = ("rollback", 2, ARGUMENTS, CONTEXT)
+
+
+def test_damaged_memory_is_repaired_in_mindio_s_order(pair: World) -> None:
+    """stop, clean, repair, rollback on both sides; then training goes on from the step."""
+    recovered = pair.recover(NORMAL, UCE)
+    failed = pair.ranks[1].hear(protocol.StepFailed)
+    assert (failed.kind, failed.finished, failed.error) == (Kind.DEVICE_MEMORY, 2, "RS_UCE")
+    pair.over(1, 2)
+    arrived = pair.form(2, 2, [SENDS, TAKES])
+    assert [(each.finished, each.torn, each.made) for each in arrived] == [
+        (2, False, 1),
+        (2, True, 1),
+    ]
+    pair.ready()
+    assert all(each.result(LIMIT_S) for each in recovered)
+    sends = repair(RepairType.RT_SEND, 2, rebuild=False, pair=(0, 1))
+    takes = repair(RepairType.RT_UCE_HIGHLEVEL, 2, rebuild=True, pair=(0, 1))
+    assert pair.ranks[0].calls == [*cleaned(False), sends, ROLLED_BACK]
+    assert pair.ranks[1].calls == [*cleaned(True), takes, ROLLED_BACK]
+    assert [rank.processor.repair_step for rank in pair.ranks] == [2, 2]
+    pair.step(3)
+    assert [rank.hear(protocol.StepDone).finished for rank in pair.ranks] == [3, 3]
+
+
+def test_a_failed_link_repairs_no_state(pair: World) -> None:
+    """Both have theirs: nothing but a rollback."""
+    recovered = pair.recover(NORMAL, ReportState.RS_HCCL_FAILED)
+    assert pair.ranks[1].hear(protocol.StepFailed).kind is Kind.LINK
+    pair.over(1, 2)
+    arrived = pair.form(2, 2, [OWN, OWN])
+    assert not any(each.torn for each in arrived)
+    pair.ready()
+    assert all(each.result(LIMIT_S) for each in recovered)
+    for rank in pair.ranks:
+        assert rank.calls == [*cleaned(False), ROLLED_BACK]
+
+
+def test_an_update_that_broke_off_leaves_no_state(pair: World) -> None:
+    """It is received from a peer, without building the model anew."""
+    pair.ranks[1].processor.begin_update()
+    recovered = pair.recover(NORMAL, ReportState.RS_HCCL_FAILED)
+    pair.ranks[1].hear(protocol.StepFailed)
+    pair.over(1, 2)
+    assert [each.torn for each in pair.form(2, 2, [SENDS, TAKES])] == [False, True]
+    pair.ready()
+    assert all(each.result(LIMIT_S) for each in recovered)
+    takes = repair(RepairType.RT_RECV_REPAIR, 2, rebuild=False, pair=(0, 1))
+    assert takes in pair.ranks[1].calls
+
+
+def test_memory_that_is_no_part_of_the_state_costs_none(pair: World) -> None:
+    """A clean handler that answers 2: the rank offers its own state."""
+    pair.ranks[1].answers["clean"] = 2
+    recovered = pair.recover(NORMAL, UCE)
+    pair.ranks[1].hear(protocol.StepFailed)
+    pair.over(1, 2)
+    assert not any(each.torn for each in pair.form(2, 2, [OWN, OWN]))
+    pair.ready()
+    assert all(each.result(LIMIT_S) for each in recovered)
+    assert pair.ranks[1].calls == [*cleaned(True), ROLLED_BACK]
+
+
+@pytest.mark.parametrize("kind", ["stop", "clean"])
+def test_a_device_that_cannot_be_cleaned_ends_its_process(pair: World, kind: str) -> None:
+    """It does not even meet the others."""
+    pair.ranks[1].answers[kind] = 1 if kind == "clean" else lambda: 1 / 0
+    recovered = pair.recover(NORMAL, UCE)
+    pair.ranks[1].hear(protocol.StepFailed)
+    pair.over(1, 2)
+    assert recovered[1].result(LIMIT_S) is False
+    pair.ranks[0].hear(protocol.Arrived)
+    pair.ranks[0].tell(protocol.Dismiss(finished=2))
+    assert recovered[0].result(LIMIT_S) is False
+
+
+def test_a_repair_that_fails_ends_its_process(pair: World) -> None:
+    """The agent is told that the device is to blame; the other rank meets again."""
+    pair.ranks[1].answers["repair"] = lambda: 1 / 0
+    recovered = pair.recover(NORMAL, UCE)
+    pair.ranks[1].hear(protocol.StepFailed)
+    pair.over(1, 2)
+    pair.form(2, 2, [SENDS, TAKES])
+    failed = pair.ranks[1].hear(protocol.StepFailed)
+    assert (failed.kind, failed.generation) == (Kind.DEVICE, 2)
+    assert recovered[1].result(LIMIT_S) is False
+    pair.ranks[1].processor.gate.leave()  # as the end of its process does
+    assert pair.ranks[0].hear(protocol.StepFailed).kind is Kind.LINK
+    pair.ranks[0].tell(protocol.Over(generation=2))
+    assert pair.ranks[0].hear(protocol.Arrived).torn is False
+    pair.ranks[0].tell(protocol.Dismiss(finished=2))
+    recovered[0].result(LIMIT_S)
+
+
+def test_what_asks_for_a_checkpoint_has_all_go_back_to_it(pair: World) -> None:
+    """RS_RETRY: each rank's handler loads one, and training goes on from its step."""
+    for rank in pair.ranks:
+        rank.answers["repair"] = lambda each=rank: each.processor.loaded(1)
+    recovered = pair.recover(NORMAL, ReportState.RS_RETRY)
+    assert pair.ranks[1].hear(protocol.StepFailed).kind is Kind.TRANSIENT
+    pair.over(1, 2)
+    pair.form(2, 2, [OWN, OWN])
+    pair.ready()
+    assert all(each.result(LIMIT_S) for each in recovered)
+    for rank in pair.ranks:
+        loads = repair(RepairType.RT_LOAD_CKPT, 2, rebuild=False, pair=(rank.rank, rank.rank))
+        assert rank.calls[2:] == [loads, ("rollback", 1, ARGUMENTS, CONTEXT)]
+        assert (rank.processor.finished, rank.processor.repair_step) == (1, 1)
+
+
+def test_what_a_late_error_has_spoilt_no_peer_repairs(pair: World) -> None:
+    """RS_UCE_CORRUPTED: all load a checkpoint, and the damaged one builds its model anew first."""
+    for rank in pair.ranks:
+        rank.answers["repair"] = lambda each=rank: each.processor.loaded(1)
+    recovered = pair.recover(NORMAL, ReportState.RS_UCE_CORRUPTED)
+    assert pair.ranks[1].hear(protocol.StepFailed).kind is Kind.DEVICE_MEMORY
+    pair.over(1, 2)
+    pair.form(2, 2, [SENDS, TAKES])
+    pair.ready()
+    assert all(each.result(LIMIT_S) for each in recovered)
+    kinds = [(RepairType.RT_LOAD_CKPT, False), (RepairType.RT_LOAD_REBUILD, True)]
+    for rank, (kind, rebuild) in zip(pair.ranks, kinds, strict=True):
+        loads = repair(kind, 2, rebuild=rebuild, pair=(rank.rank, rank.rank))
+        assert rank.calls[2:] == [loads, ("rollback", 1, ARGUMENTS, CONTEXT)]
+
+
+def test_without_a_checkpoint_to_go_back_to_its_process_ends(pair: World) -> None:
+    """A handler that has loaded none has left the state as it was."""
+    recovered = pair.recover(NORMAL, ReportState.RS_RETRY)
+    pair.ranks[1].hear(protocol.StepFailed)
+    pair.over(1, 2)
+    pair.form(2, 2, [OWN, OWN])
+    assert [each.result(LIMIT_S) for each in recovered] == [False, False]
+    for rank in pair.ranks:
+        assert rank.hear(protocol.StepFailed).kind is Kind.DEVICE
+
+
+def test_an_error_of_the_script_ends_its_process(pair: World) -> None:
+    """RS_UNKNOWN: nothing is said of it but by the exception, and nothing is waited for."""
+    processor = pair.ranks[0].processor
+    processor.report(ReportState.RS_UNKNOWN, "", ValueError("mine"))
+    assert not processor.wait_clean()
+    assert not processor.wait_repaired()
+    assert pair.ranks[0].calls == []
+
+
+def test_a_new_process_joins_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MindIO's ARF: it builds its model, says so, and then all form their groups anew."""
+    world = World(2, takes_in=True).start()
+    world.step(1)
+    world.step(2)
+    old = world.ranks[0]
+    old.hear(protocol.StepDone)
+    kinds: list[str] = []
+    for kind in ("clean", "rebuild_group"):
+        old.answers[kind] = lambda: kinds.append(old.processor.repair_type)
+    goes_on = world.pool.submit(retried, old.processor, ReportState.RS_HCCL_FAILED)
+    assert old.hear(protocol.StepFailed).kind is Kind.LINK
+    new = world.replace(1, monkeypatch)
+    new.processor.start()  # it does not meet the others yet
+    assert new.processor.joins
+    new.processor.replicas([{"rank_list": [0, 1], "replica_cnt": 2}], world_size=2)
+    old.tell(protocol.Over(generation=1, finished=2, replaced=True))
+    joined = world.pool.submit(retried, new.processor, ReportState.RS_PREREPAIR_FINISH)
+    arrived = world.form(2, 2, [SENDS, TAKES])
+    assert [(each.finished, each.joins) for each in arrived] == [(2, False), (None, True)]
+    world.ready()
+    assert goes_on.result(LIMIT_S)
+    assert joined.result(LIMIT_S)
+    rebuilt = ("rebuild_group", [1], ARGUMENTS, CONTEXT)
+    sends = repair(RepairType.RT_SEND, 2, rebuild=False, pair=(0, 1))
+    takes = repair(RepairType.RT_RECV_REPAIR, 2, rebuild=False, pair=(0, 1))
+    assert old.calls == [*cleaned(False), rebuilt, sends, ROLLED_BACK]
+    assert new.calls == [rebuilt, takes, ROLLED_BACK]
+    assert kinds == ["recover", "recover"]
+    assert (new.processor.joins, new.processor.repair_step) == (False, 2)
+    world.step(3)
+    assert [rank.hear(protocol.StepDone).finished for rank in world.ranks] == [3, 3]
+    world.close()
+
+
+def retried(processor: Processor, state: ReportState) -> bool:
+    """What the decorator does with an error."""
+    processor.report(state, "", None)
+    return processor.wait_clean() and processor.wait_repaired()
+
+
+def test_a_world_of_another_size_is_refused(pair: World) -> None:
+    """Its groups would be those of ranks that are gone."""
+    recovered = pair.recover(NORMAL, ReportState.RS_HCCL_FAILED)
+    pair.ranks[1].hear(protocol.StepFailed)
+    pair.over(1, 2)
+    for rank in pair.ranks:
+        rank.hear(protocol.Arrived)
+    pair.ranks[0].tell(form_of(0, OWN, [1]))
+    assert not recovered[0].result(LIMIT_S)
+    assert pair.ranks[0].hear(protocol.StepFailed).kind is Kind.DEVICE
+    pair.ranks[1].tell(protocol.Dismiss(finished=2))
+    recovered[1].result(LIMIT_S)
+
+
+def test_without_arf_a_new_process_joins_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says what to switch on, or which strategies to leave out."""
+    world = World(1)
+    new = world.replace(0, monkeypatch, takes_in=False)
+    with pytest.raises(SessionError, match=r"enable_arf, or leave .* recover-in-place out"):
+        new.processor.start()
+    world.close()
+
+
+def test_a_new_process_that_finds_nobody_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has not loaded its own state: with what it has it would train from the first step."""
+    world = World(1, takes_in=True)
+    new = world.replace(0, monkeypatch)
+    new.processor.start()
+    joined = world.pool.submit(retried, new.processor, ReportState.RS_PREREPAIR_FINISH)
+    world.form(2, 0, [RankPlan(source=Source.FRESH)])
+    assert not joined.result(LIMIT_S)
+    assert new.hear(protocol.StepFailed).kind is Kind.DEVICE
+    assert new.calls == []
+    world.close()
+
+
+def test_at_its_end_a_rank_goes_on_with_those_that_are_not_done(pair: World) -> None:
+    """One is done, the other is damaged in its last step: the first repairs it, and is not done."""
+    first, second = pair.ranks
+    ended = pair.pool.submit(first.processor.end)
+    arrived = first.hear(protocol.Arrived)
+    assert (arrived.done, arrived.finished) == (True, 2)
+    second.processor.report(UCE, "", None)
+    second.hear(protocol.StepFailed)
+    pair.over(1, 2)
+    recovered = pair.pool.submit(
+        lambda: second.processor.wait_clean() and second.processor.wait_repaired()
+    )
+    again = second.hear(protocol.Arrived)
+    ports = [arrived.port, again.port]
+    first.tell(form_of(0, SENDS, ports))
+    second.tell(form_of(1, TAKES, ports))
+    with pytest.raises(RuntimeError, match=r"ForceStopError.*FORCE STOP"):
+        ended.result(LIMIT_S)
+    assert recovered.result(LIMIT_S)
+    assert [call[0] for call in first.calls] == ["stop", "clean", "repair", "rollback"]
+    first.processor.report(NORMAL, "", None)
+    assert first.processor.wait_clean()
+    assert first.processor.wait_repaired()
+    pair.ready()
+    ended = pair.pool.submit(first.processor.end)
+    assert first.hear(protocol.Arrived).done
+    first.tell(protocol.Dismiss(finished=2))
+    ended.result(LIMIT_S)
+
+
+def test_training_is_held_between_two_steps(pair: World) -> None:
+    """After all that the device is at: the agent hears of it, and the loop is broken off."""
+    rank = pair.ranks[0]
+    rank.processor.pause()
+    rank.tell(protocol.Hold(rank=0, generation=1))
+    wait_until(lambda: rank.processor.channel.is_held(1), "the rank to hear of it")
+    held = pair.pool.submit(rank.processor.pause)
+    assert rank.hear(protocol.Held).finished == 2
+    rank.tell(protocol.Over(generation=1, finished=2))
+    with pytest.raises(RuntimeError, match="FORCE STOP"):
+        held.result(LIMIT_S)
+    assert rank.calls[0] == ("stream_sync",)
+
+
+@pytest.mark.parametrize("kind", [protocol.InjectionKind.UCE, None])
+def test_all_ranks_begin_a_step_or_none(
+    pair: World, monkeypatch: pytest.MonkeyPatch, kind: protocol.InjectionKind | None
+) -> None:
+    """One that is damaged says so in the words that loops look for, and the other is stopped."""
+    mine = {}
+    monkeypatch.setattr(framework, "current", lambda: mine[threading.current_thread()])
+
+    def begin(processor: Any) -> str:
+        mine[threading.current_thread()] = processor
+        try:
+            steps.begin_step()
+        except RuntimeError as error:
+            return str(error)
+        return "begun"
+
+    if kind is not None:
+        fault = protocol.Inject(rank=1, kind=kind, step=2)
+        pair.ranks[1].processor.channel.injected.append(fault)
+    first, second = (each.result(LIMIT_S) for each in pair.on_all(begin))
+    if kind is None:
+        assert (first, second) == ("begun", "begun")
+    else:
+        assert "ForceStopError" in first
+        assert "FORCE STOP" in first
+        assert "UCEError" in second
+        assert "UCE ERROR" in second
+
+
+def test_words_of_one_loop_are_not_taken_for_those_of_another(pair: World) -> None:
+    """Each error has one meaning by MindSpore's order of looking and by MindIO's."""
+    errors = {
+        UCE: words.damaged("injected"),
+        NORMAL: words.stopped(3),
+        ReportState.RS_HCCL_FAILED: words.cut_off(OSError("gone")),
+    }
+    mindspore = {
+        "UCEError": UCE,
+        "HCCEError": ReportState.RS_HCCL_FAILED,
+        "SuspectRemoteError": ReportState.RS_HCCL_FAILED,
+        "ForceStopError": NORMAL,
+    }
+    for state, error in errors.items():
+        assert exceptions.state_of(str(error)) is state
+        assert next(mindspore[word] for word in mindspore if word in str(error)) is state
+
+
+def test_a_process_that_has_to_end_saves_renames_and_exits(
+    pair: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In MindIO's order and forms; a torn state is not saved, nor a piece of one."""
+    processor = pair.ranks[0].processor
+    processor._dump(AFTER_2)
+    info = [{"type": 0, "ranks": [0]}]
+    saved = [("save_ckpt", 2, info, ARGUMENTS, CONTEXT), ("rename", 2, ARGUMENTS)]
+    assert pair.ranks[0].calls == [*saved, ("exit", CONTEXT)]
+    assert processor.repair_type == "dump"
+    monkeypatch.setenv("MINDIO_FOR_MINDSPORE", "1")
+    processor._dump(AFTER_2)
+    assert pair.ranks[0].calls[4] == ("rename", 2, CONTEXT)
+    before = len(pair.ranks[0].calls)
+    processor.report(UCE, "", None)
+    processor._dump(AFTER_2)
+    other = pair.ranks[1].processor
+    other.replicas([{"rank_list": [1, 0], "replica_cnt": 1}], world_size=2)
+    other._dump(AFTER_2)
+    assert (len(pair.ranks[0].calls), pair.ranks[1].calls) == (before, [])

@@ -1,0 +1,336 @@
+"""The default process group of one generation: forming, severing and leaving it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Rank, formed, run, seconds_until, started
+from repository import ROOT
+
+from rekindle.errors import StaleError
+from rekindle.training.torch.ddp import wrap_ddp
+from rekindle.training.torch.group import Group
+from rekindle.training.torch.sockets import socket_inodes
+
+SLOW_S = 40.0  # a time-out that no passing test waits for
+SOON_S = 5.0  # milliseconds are expected; a busy machine may need more
+
+
+def total(rank: Rank) -> float:
+    value = torch.tensor([float(rank.rank + 1)])
+    dist.all_reduce(value)
+    return value.item()
+
+
+def sockets() -> int:
+    return len(socket_inodes())
+
+
+def threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def loopback_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    for end in (near, far):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        end.settimeout(SOON_S)
+    return near, far
+
+
+def intact(pair: tuple[socket.socket, socket.socket]) -> bool:
+    near, far = pair
+    near.sendall(b"x")
+    return far.recv(1) == b"x"
+
+
+def _generations(rank: Rank) -> list[float]:
+    totals = []
+    for generation in range(3):
+        group = formed(rank, generation)
+        totals.append(total(rank))
+        group.leave()
+    assert not dist.is_initialized()
+    return totals
+
+
+def test_generations_follow_each_other_over_one_store():
+    """Each generation's collectives work, over the store connection the process had before."""
+    assert run(_generations, 3) == [[6.0, 6.0, 6.0]] * 3
+
+
+def _waits_for_the_next_rank(rank: Rank) -> None:
+    group = formed(rank)
+    pair = loopback_pair()
+    severed_at = []
+
+    def control() -> None:
+        rank.hear()
+        severed_at.append(time.monotonic())
+        group.sever()
+        group.sever()
+
+    if rank.rank == 2:
+        rank.tell("ready")
+        rank.hear()
+    thread = threading.Thread(target=control, daemon=True)
+    if rank.rank == 0:
+        thread.start()
+    rank.tell("ready")
+    with pytest.raises(RuntimeError):
+        dist.recv(torch.empty(1), src=rank.rank + 1)
+    woken_at = time.monotonic()
+    # Gloo has closed the broken connection: these sockets take over its number.
+    pairs = [pair, *(loopback_pair() for _ in range(4))]
+    if rank.rank == 1:
+        rank.tell("woken")
+        rank.hear()
+    group.leave()
+    assert all(intact(each) for each in pairs)
+    rank.store.set(f"alive{rank.rank}", "yes")
+    return woken_at - severed_at[0] if rank.rank == 0 else 0.0
+
+
+def test_sever_wakes_a_collective_that_waits_for_a_survivor():
+    """A rank that waits for a living peer is woken at once, and no other socket is harmed."""
+    with started(_waits_for_the_next_rank, 3) as ranks:
+        for rank in range(3):
+            assert ranks.hear(rank) == "ready"
+        ranks.kill(2)
+        assert ranks.hear(1) == "woken"  # its peer's death woke this one
+        ranks.tell(0, "sever")
+        assert ranks.result(0) < SOON_S
+        ranks.tell(1, "leave")
+        ranks.result(1)
+
+
+def test_sever_wakes_the_peers_of_the_severed_rank():
+    """A rank whose peer severs leaves its collective although nobody told it to."""
+    with started(_waits_for_the_next_rank, 3) as ranks:
+        for rank in range(3):
+            assert ranks.hear(rank) == "ready"
+        ranks.kill(2)
+        assert ranks.hear(1) == "woken"
+        ranks.tell(1, "leave")
+        ranks.result(1)
+        begin = time.monotonic()
+        with pytest.raises(AssertionError, match="IndexError"):  # woken before it was told
+            ranks.result(0)
+        assert time.monotonic() - begin < SOON_S
+
+
+def _forms_alone(rank: Rank, delay_s: float) -> float:
+    group = Group()
+    severed_at = []
+
+    def control() -> None:
+        seconds_until(lambda: group._forming is not None)
+        time.sleep(delay_s)
+        severed_at.append(time.monotonic())
+        group.sever()
+
+    threading.Thread(target=control, daemon=True).start()
+    with pytest.raises(StaleError, match="generation 7"):
+        group.form(
+            store=rank.store, generation=7, rank=0, world_size=2, backend="gloo", timeout_s=SLOW_S
+        )
+    took = time.monotonic() - severed_at[0]
+    group.leave()
+    rank.store.set("alive", "yes")
+    assert rank.store.get("alive") == b"yes"
+    alone = formed(rank, 8)
+    assert total(rank) == 1.0
+    alone.leave()
+    return took
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.2])
+def test_sever_ends_the_wait_for_a_peer_that_never_comes(delay_s: float):
+    """form() raises StaleError at once, and the process can form the next generation."""
+    assert run(_forms_alone, 1, delay_s)[0] < SOON_S
+
+
+def _forms_with_a_mute(rank: Rank, delay_s: float, timeout_s: float) -> tuple[float, str]:
+    """Rank 1 of 2 has said where it listens, and died: its address is forged from our own."""
+    group = Group()
+    severed_at = [time.monotonic()]
+
+    def control() -> None:
+        seconds_until(lambda: any(key.startswith("gen7/") for key in rank.store.list_keys()))
+        mine_key = next(key for key in rank.store.list_keys() if key.startswith("gen7/"))
+        assert mine_key.endswith("/0")
+        mine = rank.store.get(mine_key)
+        # The rank with the lower port waits for the other to connect.
+        forged, count = re.subn(rb"(?s)\x02\0..\x7f\0\0\x01", b"\x02\0\xff\xff\x7f\0\0\x01", mine)
+        assert count == 1
+        rank.store.set(mine_key.removesuffix("0") + "1", forged)
+        time.sleep(delay_s)
+        severed_at[0] = time.monotonic()
+        if timeout_s == SLOW_S:
+            group.sever()
+
+    threading.Thread(target=control, daemon=True).start()
+    with pytest.raises((StaleError, RuntimeError)) as error:
+        group.form(
+            store=rank.store,
+            generation=7,
+            rank=0,
+            world_size=2,
+            backend="gloo",
+            timeout_s=timeout_s,
+        )
+    group.leave()
+    return time.monotonic() - severed_at[0], f"{error.typename}: {error.value}"
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.3])
+def test_sever_ends_the_wait_for_the_connection_of_a_dead_peer(delay_s: float):
+    """form() raises StaleError at once when a peer died between naming its address and calling."""
+    took, error = run(_forms_with_a_mute, 1, delay_s, SLOW_S)[0]
+    assert error.startswith("StaleError")
+    assert took < SOON_S
+
+
+def test_the_forged_peer_is_waited_for():
+    """The test above is not vacuous: unsevered, gloo waits for the connection till its time-out."""
+    took, error = run(_forms_with_a_mute, 1, 0.0, 0.5)[0]
+    assert "onnect" in error
+    assert took > 0.4
+
+
+def _severed_before(rank: Rank) -> None:
+    group = Group()
+    group.sever()
+    with pytest.raises(StaleError):
+        group.form(
+            store=rank.store, generation=1, rank=0, world_size=2, backend="gloo", timeout_s=SLOW_S
+        )
+    assert group.severed
+    group.leave()
+
+
+def test_a_group_severed_early_is_never_formed():
+    """A sever that comes before form() is not lost."""
+    run(_severed_before, 1)
+
+
+def _opens_sockets_while_forming(rank: Rank) -> None:
+    pairs: list[tuple[socket.socket, socket.socket]] = []
+    done = threading.Event()
+
+    def script() -> None:
+        while not done.wait(0.001) and len(pairs) < 100:
+            pairs.append(loopback_pair())
+
+    thread = threading.Thread(target=script)
+    thread.start()
+    try:
+        for generation in range(5):
+            group = formed(rank, generation)
+            total(rank)  # no peer is still forming
+            group.sever()
+            with pytest.raises(RuntimeError):
+                total(rank)
+            group.leave()
+    finally:
+        done.set()
+        thread.join()
+    assert all(intact(pair) for pair in pairs)
+
+
+def test_sockets_opened_by_other_threads_meanwhile_are_left_alone():
+    """Severing hits gloo's connections only, not those another thread opened during form()."""
+    run(_opens_sockets_while_forming, 2)
+
+
+def _many_generations(rank: Rank) -> None:
+    hook = sys.excepthook
+    model = torch.nn.Linear(4, 4)
+    early = (0, 0)
+    for generation in range(50):
+        group = formed(rank, generation)
+        wrapper = torch.nn.parallel.DistributedDataParallel(model)
+        wrapper(torch.ones(2, 4)).sum().backward()
+        group.leave()
+        del wrapper
+        if generation == 3:
+            early = (threads(), sockets())
+    assert sys.excepthook is hook
+    # What was left is taken apart by other threads, in their own time.
+    seconds_until(lambda: threads() <= early[0] and sockets() <= early[1])
+
+
+def test_fifty_generations_leak_neither_threads_nor_sockets():
+    """After fifty regroups with a DDP wrapper each, no more is open than after the first few."""
+    run(_many_generations, 2)
+
+
+def groups() -> int:
+    """Groups that are not taken apart yet: gloo has one thread in each that listens."""
+    count = 0
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            count += (task / "comm").read_text() == "gloo_tcp_loop\n"
+    return count
+
+
+def _interrupted_before_the_wrapper(rank: Rank) -> int:
+    model = torch.nn.Linear(4, 4)
+    first = formed(rank, 0)
+    wrapper = wrap_ddp(model, existing=None)  # makes one more group, which stays
+    total(rank)
+    first.leave()
+    second = formed(rank, 1)
+    total(rank)  # else the peer may still be connecting
+    second.leave()  # over before the wrapper was made new
+    third = formed(rank, 2)
+    seconds_until(lambda: groups() == 4)  # a thread has its name a moment after its start
+    wrap_ddp(model, existing=wrapper)
+    after = groups()
+    total(rank)
+    third.leave()
+    fourth = formed(rank, 3)
+    total(rank)
+    fourth.leave()
+    seconds_until(lambda: groups() <= 3)  # the last two stay
+    return after
+
+
+def test_a_group_that_a_wrapper_still_holds_is_not_freed_by_its_renewal():
+    """The thread that trains never takes a group apart: that may last for ever."""
+    assert run(_interrupted_before_the_wrapper, 2) == [4, 4]
+
+
+_SCRIPT = """
+import torch.distributed as dist
+from rekindle.training.torch.group import Group
+
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+for generation in range(4):
+    group = Group()
+    group.form(
+        store=store, generation=generation, rank=0, world_size=1, backend="gloo", timeout_s=30
+    )
+    group.leave()
+"""
+
+
+def test_a_process_that_left_its_groups_ends_well():
+    """The interpreter's end meets no thread that is still taking a group apart."""
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT], capture_output=True, timeout=SLOW_S, cwd=ROOT, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")

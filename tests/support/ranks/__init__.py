@@ -1,0 +1,182 @@
+"""Real processes for tests of what ranks do together; every wait has an end.
+
+A test runs a function in each of a few processes, which are forked from a server that has torch
+imported already. The test's own process keeps the store, as an agent does.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from repository import ROOT
+
+from rekindle.runtime.heartbeat import Page
+from rekindle.training.torch.group import Group
+
+LIMIT_S = 60.0
+# torch asks the name service who its store's peers are; without one each question takes seconds.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    ["torch", "torch._dynamo", "torch.nn.parallel", "torch.optim", "msgspec", "xxhash"]
+)
+
+
+@contextmanager
+def _tests_importable() -> Iterator[None]:
+    """Let a new process find the test's module, which pytest names after the root.
+
+    It takes our path over as it starts; here the root stays off it.
+    """
+    sys.path.append(str(ROOT))
+    try:
+        yield
+    finally:
+        sys.path.pop()
+
+
+class Rank:
+    """What a rank's process has: who it is, the store, and a line to the test."""
+
+    def __init__(self, rank: int, world_size: int, port: int, line: Connection) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._line = line
+        self.store = dist.TCPStore(
+            "127.0.0.1", port, timeout=timedelta(seconds=LIMIT_S), wait_for_workers=False
+        )
+
+    def tell(self, message: Any) -> None:
+        self._line.send(("told", message))
+
+    def hear(self) -> Any:
+        assert self._line.poll(LIMIT_S), "the test said nothing"
+        return self._line.recv()
+
+
+class Ranks:
+    """The test's side: speak with the ranks, kill them, collect what their function returned."""
+
+    def __init__(self, body: Callable[..., Any], world_size: int, *args: Any) -> None:
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._lines: list[Connection] = []
+        self._processes: list[Any] = []
+        for rank in range(world_size):
+            mine, theirs = _context.Pipe()
+            process = _context.Process(
+                target=_main, args=(body, rank, world_size, self._store.port, theirs, args)
+            )
+            with _tests_importable():
+                process.start()
+            theirs.close()
+            self._lines.append(mine)
+            self._processes.append(process)
+
+    def tell(self, rank: int, message: Any) -> None:
+        self._lines[rank].send(message)
+
+    def hear(self, rank: int) -> Any:
+        kind, message = self._next(rank)
+        assert kind == "told", message
+        return message
+
+    def result(self, rank: int) -> Any:
+        kind, message = self._next(rank)
+        assert kind == "returned", message
+        return message
+
+    def results(self) -> list[Any]:
+        return [self.result(rank) for rank in range(len(self._processes))]
+
+    def pid(self, rank: int) -> int:
+        return self._processes[rank].pid
+
+    def kill(self, rank: int) -> None:
+        os.kill(self._processes[rank].pid, signal.SIGKILL)
+        self._processes[rank].join(LIMIT_S)
+
+    def _next(self, rank: int) -> tuple[str, Any]:
+        assert self._lines[rank].poll(LIMIT_S), f"rank {rank} said nothing for {LIMIT_S} s"
+        try:
+            return self._lines[rank].recv()
+        except EOFError:
+            return "died", f"rank {rank} died"
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join(LIMIT_S)
+            process.close()
+        for line in self._lines:
+            line.close()
+
+
+@contextmanager
+def started(body: Callable[..., Any], world_size: int, *args: Any) -> Iterator[Ranks]:
+    """Run `body(rank: Rank, *args)` in `world_size` processes; none outlives the block."""
+    ranks = Ranks(body, world_size, *args)
+    try:
+        yield ranks
+    finally:
+        ranks.close()
+
+
+def run(body: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
+    """What `body(rank: Rank, *args)` returned in each of `world_size` processes."""
+    with started(body, world_size, *args) as ranks:
+        return ranks.results()
+
+
+def formed(
+    rank: Rank, generation: int = 1, timeout_s: float = LIMIT_S, page: Page | None = None
+) -> Group:
+    """The default process group of a generation, with all ranks in it."""
+    group = Group(page)
+    group.form(
+        store=rank.store,
+        generation=generation,
+        rank=rank.rank,
+        world_size=rank.world_size,
+        backend="gloo",
+        timeout_s=timeout_s,
+    )
+    return group
+
+
+def seconds_until(condition: Callable[[], bool]) -> float:
+    """How long it took until `condition` held; fails when it does not come to hold."""
+    begin = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begin < LIMIT_S, "the condition never came to hold"
+        time.sleep(0.001)
+    return time.monotonic() - begin
+
+
+def _main(
+    body: Callable[..., Any],
+    number: int,
+    world_size: int,
+    port: int,
+    line: Connection,
+    args: tuple[Any, ...],
+) -> None:
+    torch.set_num_threads(1)
+    try:
+        rank = Rank(number, world_size, port, line)
+        outcome = ("returned", body(rank, *args))
+    except BaseException:
+        outcome = ("raised", traceback.format_exc())
+    line.send(outcome)
+    line.poll(LIMIT_S)  # the test ends us; a rank that is done must not break its peers' sockets

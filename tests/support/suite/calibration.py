@@ -1,0 +1,52 @@
+"""One factor for all time limits: how much slower this machine is than the reference.
+
+The process that the user started measures the factor once and puts it into the environment.
+Workers, reruns and all processes of a test read it there. A quiet 2-core machine has factor 1.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+VARIABLE = "REKINDLE_TEST_TIME_FACTOR"
+# Wall seconds of `_measure` on the 2-core machine that the limits were chosen on, at rest.
+REFERENCE_S = 0.55
+MAX_FACTOR = 8.0
+DEFAULT_TIMEOUT_S = 120.0  # for a test without a mark of its own
+
+
+def factor() -> float:
+    """Return the factor of this run; 1 if nothing measured it."""
+    return float(os.environ.get(VARIABLE, "1"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if VARIABLE not in os.environ and not config.option.collectonly:
+        os.environ[VARIABLE] = f"{min(MAX_FACTOR, max(1.0, _measure() / REFERENCE_S)):.2f}"
+
+
+def pytest_report_header() -> str:
+    return f"time limits: x {factor():g}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Scale the time limit of each test; pytest-timeout uses the mark that is nearest."""
+    for item in items:
+        mark = item.get_closest_marker("timeout")
+        seconds = mark.args[0] if mark and mark.args else DEFAULT_TIMEOUT_S
+        item.add_marker(pytest.mark.timeout(seconds * factor()), append=False)
+
+
+def _measure() -> float:
+    """Return the wall seconds in which two processes at once start and compute."""
+    work = "import asyncio, json, subprocess, unittest; sum(i * i for i in range(3_000_000))"
+    start = time.monotonic()
+    running = [subprocess.Popen([sys.executable, "-I", "-c", work]) for _ in range(2)]
+    for process in running:
+        process.wait()
+    return time.monotonic() - start

@@ -1,0 +1,142 @@
+"""Rerun failed tests alone: a flaky test passes, a broken test fails again.
+
+`--alone 5`: after all workers have ended, each failed test runs up to five more times. Each rerun
+is the only test of a fresh pytest process. A test that passes five times is flaky. Any other test
+is broken. The run fails if a test is broken or if more than two tests are flaky. It also fails if
+pytest stopped early.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+MAX_FLAKY = 2
+MAX_RERUN = 10  # with more failures the run has failed, and reruns would only take time
+LIMIT_S = 900.0  # for one rerun; the time limits of the tests are shorter
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--alone", type=int, default=0, metavar="N", help="rerun each failed test N times, alone"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--alone") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Reruns(config), "rekindle-reruns")
+
+
+class Reruns:
+    """Runs in the process that the user started, never in a worker."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._times: int = config.getoption("--alone")
+        self._failures: dict[str, list[pytest.TestReport]] = {}
+        self._flaky: list[str] = []
+        self._broken: dict[str, str] = {}
+        self._not_rerun: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failures.setdefault(report.nodeid, []).append(report)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        # xdist ends its workers in this hook. pytest prints its summary after this hook.
+        if session.exitstatus != pytest.ExitCode.TESTS_FAILED or not self._failures:
+            return
+        tests = list(self._failures)
+        self._not_rerun = tests[MAX_RERUN:]
+        for test in tests[:MAX_RERUN]:
+            output = self._rerun(test)
+            if output is None:
+                self._flaky.append(test)
+            else:
+                self._broken[test] = output
+        if not self._broken and not self._not_rerun and len(self._flaky) <= MAX_FLAKY:
+            session.exitstatus = pytest.ExitCode.OK
+        self._count_as_flaky()
+
+    def _rerun(self, test: str) -> str | None:
+        """Return the output of the first failed rerun, or None if all reruns passed."""
+        for number in range(1, self._times + 1):
+            start = time.monotonic()
+            output = self._run_once(test)
+            outcome = "passed" if output is None else "FAILED"
+            seconds = time.monotonic() - start
+            self._print(f"rerun {number}/{self._times} {outcome} in {seconds:.1f} s: {test}")
+            if output is not None:
+                return f"rerun {number} of {self._times}:\n{output}"
+        return None
+
+    def _run_once(self, test: str) -> str | None:
+        # The console script, as in the Makefile: `python -m pytest` would add the root to the path.
+        script = Path(sys.executable).with_name("pytest")
+        options = ["-n", "0"] if self._config.pluginmanager.hasplugin("xdist") else []
+        options += ["-p", "no:cacheprovider", "-q", "-m", self._config.getoption("-m") or ""]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+        try:
+            finished = subprocess.run(
+                [str(script), *options, test],
+                cwd=self._config.rootpath,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            return f"the rerun did not end within {LIMIT_S:g} s\n{error.output or ''}"
+        return None if finished.returncode == pytest.ExitCode.OK else finished.stdout
+
+    def _count_as_flaky(self) -> None:
+        """Count flaky tests apart in pytest's last line."""
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is None:
+            return
+        for outcome in ("failed", "error"):
+            reports = reporter.stats.get(outcome, [])
+            flaky = [r for r in reports if getattr(r, "nodeid", "") in self._flaky]
+            if flaky:
+                reporter.stats[outcome] = [r for r in reports if r not in flaky]
+                reporter.stats.setdefault("flaky", []).extend(flaky)
+
+    def _print(self, line: str) -> None:
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter.ensure_newline()
+            reporter.write_line(line)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+        yield  # print after the summaries of pytest
+        if not (self._flaky or self._broken or self._not_rerun):
+            return
+        out = terminalreporter
+        for test in self._flaky:
+            out.section(f"FLAKY: {test}", sep="_", yellow=True)
+            for report in self._failures[test]:
+                out.write_line(f"[{report.when}] {report.longreprtext[-3000:]}")
+        for test, output in self._broken.items():
+            out.section(f"BROKEN: {test}", sep="_", red=True)
+            out.write_line(output[-3000:])
+        out.section("reruns", sep="=", bold=True)
+        for test in self._flaky:
+            out.write_line(f"FLAKY   {test}: {self._times} of {self._times} reruns passed; fix it")
+        for test in self._broken:
+            out.write_line(f"BROKEN  {test}: a rerun failed", red=True)
+        for test in self._not_rerun:
+            out.write_line(f"NOT RERUN {test}: more than {MAX_RERUN} tests failed", red=True)
+        if len(self._flaky) > MAX_FLAKY:
+            out.write_line(f"{len(self._flaky)} flaky tests; the limit is {MAX_FLAKY}", red=True)

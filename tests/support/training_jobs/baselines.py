@@ -1,0 +1,58 @@
+"""Uninterrupted runs, with which recovered runs are compared. All workers share them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from training_jobs import RANKS
+from training_jobs.checks import assert_samples_once
+from training_jobs.job import STEPS, Job
+from training_jobs.record import Record
+
+Baselines = Callable[..., Record]
+
+
+def shared_folder(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+    """Return a folder that all workers of this test run share."""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    folder = base / name
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def baseline_of(tmp_path_factory: pytest.TempPathFactory) -> Baselines:
+    """Return the record of the uninterrupted run of a variant, of so many ranks and steps."""
+    shared = shared_folder(tmp_path_factory, "baselines")
+
+    def run(variant: str, ranks: int = RANKS, steps: int = STEPS) -> Record:
+        folder = shared / f"{variant}-{ranks}-{steps}"
+        folder.mkdir(exist_ok=True)
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            record = Record(folder / "run", steps, ranks=ranks)
+            if not record.result(ranks - 1):
+                _train(folder / "run", variant, ranks, steps)
+        return record
+
+    return run
+
+
+def _train(folder: Path, variant: str, ranks: int, steps: int) -> None:
+    folder.mkdir(exist_ok=True)
+    with Job(folder, variant=variant, processes=ranks, steps=steps) as job:
+        assert job.end().outcome == "succeeded", job.story()
+    assert_samples_once(job.record)
+
+
+@pytest.fixture(scope="session")
+def baseline(baseline_of: Baselines) -> Record:
+    """The uninterrupted run of the DDP variant."""
+    return baseline_of("ddp")

@@ -1,0 +1,207 @@
+"""`tft_exception_handler`: which error is what, and how training is entered anew."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from rekindle.errors import SessionError
+from rekindle.training.mindio import exceptions, framework, update_times
+from rekindle.training.mindio.enums import ReportState
+from rekindle.training.mindio.handlers import Handlers
+
+
+class Rank:
+    """What is done with a rank, in its order."""
+
+    def __init__(self) -> None:
+        self.done: list[Any] = []
+        self.repairs, self.joins = True, False
+
+    def report(self, state: ReportState, code: str, error: BaseException | None) -> None:
+        self.done.append((state.name, code, str(error)))
+
+    def wait_clean(self) -> bool:
+        self.done.append("clean")
+        return True
+
+    def wait_repaired(self) -> bool:
+        self.done.append("repaired")
+        return self.repairs
+
+    def end(self) -> None:
+        self.done.append("end")
+
+
+@pytest.fixture
+def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
+    """The process's own."""
+    made = Rank()
+    monkeypatch.setattr(framework, "_processor", made)
+    monkeypatch.setattr(update_times, "_times", {})
+    handles, states = dict(exceptions._handles), dict(exceptions._states)
+    monkeypatch.setattr(exceptions, "_handles", handles)
+    monkeypatch.setattr(exceptions, "_states", states)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("... UCE ERROR ...", "RS_UCE"),
+        ("HBM MULTI BIT ECC ERROR, time us=150", "RS_UCE"),
+        ("HBM MULTI BIT ECC ERROR, time us=350", "RS_UCE"),
+        ("HBM MULTI BIT ECC ERROR, time us=50", "RS_UCE_CORRUPTED"),
+        ("HBM MULTI BIT ECC ERROR", "RS_UCE_CORRUPTED"),
+        ("FORCE STOP. By somebody", "RS_NORMAL"),
+        ("ARF FINISH", "RS_PREREPAIR_FINISH"),
+        ("STEP FINISH", "RS_STEP_FINISH"),
+        ("HCCL OP RETRY FAILED", "RS_HCCL_FAILED"),
+        ("SUSPECT REMOTE ERROR", "RS_HCCL_FAILED"),
+        ("UB LINK ERROR", "RS_HCCL_FAILED"),
+        ("HCCS LINK ERROR", "RS_HCCL_FAILED"),
+        ("something else", "RS_UNKNOWN"),
+    ],
+)
+def test_an_error_s_text_says_what_it_is(rank: Rank, text: str, state: str) -> None:
+    """An update ran from 100 to 200: errors of its time and after it have not spoiled it."""
+    update_times.tft_set_update_start_time(100)
+    update_times.tft_set_update_end_time(200)
+    assert exceptions.state_of(text).name == state
+
+
+def test_without_repair_of_memory_such_errors_are_the_script_s(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """enable_uce=False: MindIO then repairs neither memory nor links."""
+    monkeypatch.setattr(framework, "repairs_memory", False)
+    for text in ("UCE ERROR", "HBM MULTI BIT ECC", "HCCL OP RETRY FAILED"):
+        assert exceptions.state_of(text) is ReportState.RS_UNKNOWN
+    assert exceptions.state_of("FORCE STOP") is ReportState.RS_NORMAL
+
+
+def test_training_is_entered_anew_after_each_fault(rank: Rank) -> None:
+    """With the arguments that handlers have put in, until it ends; then the rank leaves."""
+    errors = [RuntimeError("UCE ERROR, device error type 1A2b."), RuntimeError("FORCE STOP")]
+
+    @exceptions.tft_exception_handler
+    def train(start: int, *, name: str) -> tuple[int, str]:
+        if errors:
+            framework.handlers.arguments[0] += 1
+            raise errors.pop(0)
+        return start, name
+
+    assert train(5, name="it") == (7, "it")
+    assert train.__name__ == "train"
+    assert rank.done == [
+        ("RS_UCE", "1A2b", "UCE ERROR, device error type 1A2b."),
+        *("clean", "repaired"),
+        ("RS_NORMAL", "", "FORCE STOP"),
+        *("clean", "repaired", "end"),
+    ]
+
+
+def test_what_is_no_fault_of_a_device_is_raised(rank: Rank) -> None:
+    """Once it was reported; nothing is waited for."""
+
+    @exceptions.tft_exception_handler
+    def train(error: Exception) -> None:
+        raise error
+
+    for error in (RuntimeError("mine"), ValueError("mine")):
+        with pytest.raises(type(error), match=r"^mine$"):
+            train(error)
+    assert rank.done == [("RS_UNKNOWN", "", "mine")] * 2
+
+
+def test_what_cannot_be_repaired_is_raised(rank: Rank) -> None:
+    """The process ends with what it was, for its agent to see."""
+    rank.repairs = False
+
+    @exceptions.tft_exception_handler
+    def train() -> None:
+        raise RuntimeError("UCE ERROR of a rank")
+
+    with pytest.raises(RuntimeError, match="could not be repaired: UCE ERROR of a rank"):
+        train()
+
+
+def test_a_framework_s_own_errors_can_be_told_apart(rank: Rank) -> None:
+    """As MindSpeed registers them: a pattern, its state, and a function that looks at the text."""
+    seen = []
+
+    def handle(text: str) -> str:
+        seen.append(text)
+        return "PRECISION ERROR"
+
+    exceptions.tft_register_exception_handler("PRECISION ERROR", "RS_RETRY", handle)
+    assert exceptions.state_of("a PRECISION ERROR") is ReportState.RS_RETRY
+    assert seen == ["a PRECISION ERROR"]
+
+
+def test_what_is_not_there_is_refused(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a hot switch nor a world of another size is mistaken for being there."""
+    with pytest.raises(SessionError, match="RS_STEP_FINISH: a hot switch needs MindIO itself"):
+        framework.tft_report_error(ReportState.RS_STEP_FINISH)
+    for name in ("enable_local_copy", "enable_zit"):
+        arguments: dict[str, Any] = {"enable_local_copy": False, name: True}
+        with pytest.raises(SessionError, match=f"{name}.*needs MindIO itself"):
+            framework.tft_init_controller(0, 2, **arguments)
+    framework.tft_init_controller(0, 2, False, enable_arf=True)
+    monkeypatch.setenv("MINDIO_FOR_MINDSPORE", "1")
+    with pytest.raises(SessionError, match=r"MindSpore.*ARF:1.*needs MindIO itself"):
+        framework.tft_init_controller(0, 2, False, enable_arf=True)
+
+
+def test_only_a_process_that_joins_others_says_so(rank: Rank) -> None:
+    """RS_INIT_FINISH and RS_PREREPAIR_FINISH are those of `tft_is_reboot_node()`."""
+    assert not framework.tft_is_reboot_node()
+    for state in ("RS_INIT_FINISH", "RS_PREREPAIR_FINISH"):
+        with pytest.raises(SessionError, match=f"{state}: this process joins nobody"):
+            framework.tft_report_error(ReportState[state].value)
+    rank.joins = True
+    assert framework.tft_is_reboot_node()
+    framework.tft_report_error(ReportState.RS_PREREPAIR_FINISH)
+    assert [done[0] for done in rank.done] == ["RS_PREREPAIR_FINISH"]
+
+
+@pytest.mark.process
+def test_a_thread_that_stops_the_device_uses_the_rank_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To torch it would be another one: that of the thread that has called tft_init_processor()."""
+    used = threading.local()
+    npu = types.SimpleNamespace(
+        current_device=lambda: getattr(used, "device", 0),
+        set_device=lambda device: setattr(used, "device", device),
+    )
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(npu=npu))
+    monkeypatch.setattr(framework, "handlers", Handlers())
+    monkeypatch.setattr(framework, "_processor", None)
+    npu.set_device(3)
+    framework.tft_init_processor(0, 2, False, False, "")
+    seen = []
+    framework.tft_register_stop_handler(lambda args, ctx: seen.append(npu.current_device()))
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(npu.current_device).result() == 0
+        pool.submit(framework.handlers.stop).result()
+    assert (seen, framework.get_device()) == ([3], 3)
+    framework.current().gate.leave()
+    with pytest.raises(SessionError, match="was called before"):
+        framework.tft_init_processor(0, 2, False, False, "")
+
+
+@pytest.mark.parametrize("variable", ["", "0", "False", "1", "true"])
+def test_mindspore_waits_for_all_at_once(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """Of others the device is clean after the first wait, and the state repaired after another."""
+    monkeypatch.setenv("MINDIO_FOR_MINDSPORE", variable)
+    assert framework.tft_wait_next_action() == 0
+    assert rank.done == (["clean", "repaired"] if variable in ("1", "true") else ["clean"])
+    rank.repairs = False
+    assert framework.tft_wait_repair_action() == 1

@@ -1,0 +1,266 @@
+"""`rekindle simulate` from the shell: its answers, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from rekindle.cli import main
+
+SOLID = "max_restarts: 1000\nmax_recoveries: 10000\n"
+FRAIL = "strategies: [restart]\nmax_restarts: 3\n"
+SMALL = ("--nodes", "100", "--days", "20", "--runs", "5", "--faults", "byterobust")
+# The processor time that 16,384 devices x 90 days may take, in seconds.
+LIMIT_S = 30.0
+
+
+class Done(NamedTuple):
+    """How the command ended, and what it said."""
+
+    status: int
+    out: str
+    err: str
+
+
+Simulate = Callable[..., Done]
+Answer = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def simulate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Simulate:
+    """Run the command in a folder with two policies."""
+    (tmp_path / "solid.yaml").write_text(SOLID)
+    (tmp_path / "frail.yaml").write_text(FRAIL)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> Done:
+        with pytest.raises(SystemExit) as ended:
+            main(["simulate", *arguments])
+        said = capsys.readouterr()
+        return Done(int(ended.value.code or 0), said.out, said.err)
+
+    return run
+
+
+@pytest.fixture
+def answer(simulate: Simulate, tmp_path: Path) -> Answer:
+    """Run the command, and return what it wrote as JSON."""
+
+    def run(*arguments: str) -> dict[str, Any]:
+        done = simulate(*arguments, "--json", "answer.json")
+        assert done.status == 0, done.err
+        found: dict[str, Any] = json.loads((tmp_path / "answer.json").read_text())
+        return found
+
+    return run
+
+
+def test_the_answer_has_all_that_was_promised(answer: Answer) -> None:
+    """Goodput with its interval, incidents by strategy, spares, and the checkpoint interval."""
+    found = answer("--policy", "solid.yaml", *SMALL)
+    assert 0 < found["goodput_low"] < found["goodput"] < found["goodput_high"] < 1
+    assert set(found["incidents"]) > {"recover", "recover-in-place", "restart"}
+    assert found["spares"] >= found["spares_without_groups"] >= 1
+    assert found["checkpoint_interval_s"] > 0
+    assert sum(found["lost"].values()) + found["goodput"] == pytest.approx(1)
+
+
+def test_it_is_printed_for_people(simulate: Simulate, tmp_path: Path) -> None:
+    """The same in words, with a picture beside it."""
+    done = simulate("--policy", "solid.yaml", *SMALL, "--plot", "picture.png")
+    assert (done.status, done.err) == (0, "")
+    for words in ("95 % interval", "spares", "recover-in-place", "best interval", "by Young"):
+        assert words in done.out
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_same_seed_gives_the_same_answer(answer: Answer) -> None:
+    """Twice the same; another seed, another answer."""
+    first = answer("--policy", "solid.yaml", *SMALL)
+    assert answer("--policy", "solid.yaml", *SMALL) == first
+    assert answer("--policy", "solid.yaml", *SMALL, "--seed", "1") != first
+
+
+def test_two_policies_meet_the_same_faults(answer: Answer, simulate: Simulate) -> None:
+    """The difference is told with its interval, which is narrower than that of either."""
+    both = ("--policy", "frail.yaml", "--compare", "solid.yaml", *SMALL)
+    found = answer(*both)
+    gain = found["difference"]
+    assert gain["goodput"] == pytest.approx(found["compare"]["goodput"] - found["goodput"])
+    assert 0 < gain["goodput_low"] < gain["goodput_high"]
+    done = simulate(*both, "--plot", "picture.png")
+    assert "solid.yaml: goodput +" in done.out
+    assert "it is better" in done.out
+
+
+def test_a_policy_is_as_good_as_itself(answer: Answer, tmp_path: Path) -> None:
+    """The same policy under another name: no difference at all."""
+    (tmp_path / "same.yaml").write_text(SOLID)
+    found = answer("--policy", "solid.yaml", "--compare", "same.yaml", *SMALL)
+    assert found["difference"] == {"goodput": 0, "goodput_low": 0, "goodput_high": 0}
+
+
+def test_a_file_of_own_faults_and_times(answer: Answer, tmp_path: Path) -> None:
+    """Only links break, and mending one takes 100 s."""
+    (tmp_path / "faults.toml").write_text(
+        '[[mix]]\nsource = "ours"\nper_1000_devices_per_day = 10.0\ngroup_share = 0.0\n'
+        '[[fault]]\nname = "cable"\nweight = 1\nkind = "link"\n'
+    )
+    (tmp_path / "times.toml").write_text(
+        '[[strategy]]\nstrategy = "retry"\ndevices = [8]\nseconds = [100.0]\nstate = "live"\n'
+        "[[job]]\noverhead = 0.0\n"
+    )
+    own = ("--faults", "faults.toml", "--times", "times.toml")
+    found = answer("--policy", "solid.yaml", *SMALL, *own)
+    assert set(found["incidents"]) == {"retry"}
+    assert found["lost"]["overhead"] == 0
+    assert found["lost"]["recovering"] == pytest.approx(8 * 1.1 * 100.3 / 86_400, rel=0.3)
+
+
+@pytest.mark.timeout(300)
+def test_sixteen_thousand_devices_for_ninety_days(answer: Answer) -> None:
+    """It takes less than 30 s of processor time, of whatever mix."""
+    size = ("--nodes", "2048", "--devices-per-node", "8", "--days", "90")
+    before = time.process_time()
+    answer("--policy", "solid.yaml", *size, "--faults", "byterobust")
+    assert time.process_time() - before < LIMIT_S
+
+
+POLICY = ("--policy", "solid.yaml", "--nodes", "10")
+MIX = '[[mix]]\nsource = "s"\nper_1000_devices_per_day = 1.0\n'
+FAULT = '[[fault]]\nname = "f"\nweight = 1\nkind = "link"\n'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--policy", "gone.yaml", "--nodes", "1"), "gone.yaml"),
+        (("--policy", "solid.yaml", "--nodes", "0"), "--nodes 0: give a number from 1 on"),
+        ((*POLICY, "--devices-per-node", "-8"), "--devices-per-node -8: give a number from 1 on"),
+        ((*POLICY, "--days", "-1"), "--days -1: give a number above 0"),
+        ((*POLICY, "--days", "nan"), "--days nan: give a number above 0"),
+        ((*POLICY, "--days", "1e9"), "faults in a run, more than 1e+07; give fewer nodes or days"),
+        ((*POLICY, "--runs", "4"), "--runs 4: give a number from 5 on"),
+        ((*POLICY, "--seed", "-1"), "--seed -1: give a number from 0 on"),
+        ((*POLICY, "--spares", "-1"), "--spares -1: give a number from 0 on"),
+        ((*POLICY, "--min-nodes", "11"), "--min-nodes 11: there are 10 nodes in all"),
+        ((*POLICY, "--checkpoint-every", "0"), "--checkpoint-every 0: give a number above 0"),
+        ((*POLICY, "--faults", "llama4"), "choose of llama3, rsc1, rsc2, byterobust, or give"),
+        ((*POLICY, "--json", "gone/answer.json"), "there is no folder"),
+        ((*POLICY, "--json", "."), "cannot be written"),
+        ((*POLICY, "--plot", "."), "cannot be written"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    simulate: Simulate, arguments: tuple[str, ...], said: str
+) -> None:
+    """Status 2, and one line that says what is wrong and what would be right."""
+    done = simulate(*arguments)
+    assert done.status == 2
+    assert said in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("max_restarts: [", "policy.yaml"),
+        ("max_restarts: -1", "max_restarts is -1"),
+        ("strategies: [reboot]", "reboot"),
+        ("max_restart: 1", "max_restart"),
+    ],
+)
+def test_a_bad_policy_is_refused(simulate: Simulate, tmp_path: Path, text: str, said: str) -> None:
+    """The file and its field are named, for --compare as well."""
+    (tmp_path / "policy.yaml").write_text(text)
+    for arguments in (("--policy",), ("--policy", "solid.yaml", "--compare")):
+        done = simulate(*arguments, "policy.yaml", "--nodes", "10")
+        assert done.status == 2
+        assert "policy.yaml" in done.err
+        assert said in done.err
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        (FAULT, 1, "[[mix]] is missing"),
+        (MIX, 1, "give [[fault]] entries or faults_of; neither is given"),
+        (MIX + 'faults_of = "llama3"\n' + FAULT, 1, "both are given"),
+        (MIX + 'faults_of = "llama2"\n', 4, "'llama2' is none of llama3"),
+        (MIX + MIX, 4, "there is a [[mix]] in line 1 already"),
+        (MIX + FAULT + FAULT, 8, "there is an entry for 'f' in this file already"),
+        (MIX + FAULT.replace("weight = 1", "weight = -1"), 6, "-1.0 cannot be"),
+        (MIX + FAULT.replace("link", "lnk"), 7, "kind 'lnk' is none of process"),
+        (MIX + FAULT.replace("link", "restore"), 7, "no mix can tell of these"),
+        (MIX + FAULT + "place = 1.5\n", 8, "1.5 is no share"),
+        (MIX + FAULT + "place = 0.6\nscript = 0.6\n", 9, "give at most 1 in all"),
+        (MIX + FAULT + "plce = 0.5\n", 8, "unknown key 'plce'"),
+        (MIX.replace("1.0", "0.0") + FAULT, 3, "0.0 cannot be"),
+        (MIX + "lemon_factor = 0.5\n" + FAULT, 4, "give 1 or more"),
+        (MIX + "[[faults]]\n", 4, "unknown table [[faults]]; choose of mix, fault"),
+        (MIX + FAULT + "x = \n", 8, "no valid TOML"),
+    ],
+)
+def test_a_bad_file_of_faults_is_refused(
+    simulate: Simulate, tmp_path: Path, text: str, line: int, said: str
+) -> None:
+    """File and line are named, and what to do."""
+    (tmp_path / "faults.toml").write_text(text)
+    done = simulate(*POLICY, "--faults", "faults.toml")
+    assert done.status == 2
+    assert f"faults.toml:{line}: " in done.err
+    assert said in done.err
+
+
+STRATEGY = '[[strategy]]\nstrategy = "retry"\ndevices = [8]\nseconds = [1.0]\nstate = "live"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        (STRATEGY + STRATEGY, 6, "there is an entry for 'retry'"),
+        (STRATEGY.replace("[1.0]", "[1.0, 2.0]"), 4, "one time for each number in devices"),
+        (STRATEGY.replace("[1.0]", "[0.0]"), 4, "0.0 cannot be"),
+        (STRATEGY.replace("[8]", "[8, 8]").replace("[1.0]", "[1.0, 2.0]"), 3, "smaller ones first"),
+        (STRATEGY.replace("live", "alive"), 5, "state 'alive' is none of live, memory, store"),
+        (STRATEGY.replace("retry", "reboot"), 2, "strategy 'reboot' is none of retry"),
+        (STRATEGY + "succeeds = 0.0\n", 6, "give more than 0 and at most 1"),
+        ('[[kind]]\nkind = "link"\ndetect_s = -1.0\nrepair_s = 1.0\n', 3, "-1.0 cannot be"),
+        ("[[job]]\nstep_s = 0.0\n", 2, "0.0 cannot be"),
+        ("[[job]]\noverhead = 1.0\n", 2, "give 0 or more, less than 1"),
+        ("[[jobs]]\n", 1, "unknown table [[jobs]]; choose of strategy, kind, job"),
+    ],
+)
+def test_a_bad_file_of_times_is_refused(
+    simulate: Simulate, tmp_path: Path, text: str, line: int, said: str
+) -> None:
+    """File and line are named, and what to do."""
+    (tmp_path / "times.toml").write_text(text)
+    done = simulate(*POLICY, "--times", "times.toml")
+    assert done.status == 2
+    assert f"times.toml:{line}: " in done.err
+    assert said in done.err
+
+
+@pytest.mark.process
+def test_it_needs_no_prefect(tmp_path: Path) -> None:
+    """Neither Prefect nor matplotlib is imported for an answer in words."""
+    code = (
+        "import sys; from rekindle.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally: print({'prefect', 'matplotlib', 'torch'} & set(sys.modules), file=sys.stderr)"
+    )
+    (tmp_path / "solid.yaml").write_text(SOLID)
+    command = [sys.executable, "-c", code, "simulate", *POLICY, "--days", "1", "--runs", "5"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.strip() == "set()"

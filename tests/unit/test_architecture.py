@@ -1,0 +1,131 @@
+"""What holds for the code base as a whole: who imports whom, what is named, how long files are."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from repository import ROOT
+
+LONGEST_FILE = 400
+
+# Spelled so that this file does not match itself.
+HOME_FOLDER = re.compile(r"(?<![\w.$}~-])/(?:home|Users|root)/[\w.-]")
+REGISTRY_HOST = re.compile(
+    r"(?i)\b(?:"
+    r"(?:files[.])?python[h]osted[.]org|(?:test[.])?py[p]i[.]org|download[.]pytorch[.]org"
+    r"|registry[.](?:npmjs[.]org|yarnpkg[.]com)|deb[.]debian[.]org|conda[.]anaconda[.]org"
+    r"|(?:static[.]|index[.])?crates[.]io|proxy[.]golang[.]org"
+    r")\b"
+)
+
+# Imports each module of a package and prints all that is then loaded. A framework or a client
+# library that is not installed here hides its own module, nothing else.
+WALK = """
+import importlib, json, pkgutil, sys
+
+package = importlib.import_module(sys.argv[1])
+seen = [package.__name__]
+for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    if module.name.endswith("__main__"):
+        continue
+    try:
+        importlib.import_module(module.name)
+        seen.append(module.name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("mindspore", "torch_npu"):
+            raise
+print(json.dumps({"seen": seen, "loaded": sorted(sys.modules)}))
+"""
+
+
+def repository_files() -> list[Path]:
+    """The files that git tracks or would track, as far as they exist."""
+    command = ["git", "-c", "safe.directory=*", "ls-files", "-z"]
+    command += ["--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+    if listing.returncode:
+        pytest.skip("this copy of the sources is no git checkout")
+    paths = [ROOT / name for name in listing.stdout.decode().split("\0") if name]
+    return [path for path in paths if path.is_file() and not path.is_symlink()]
+
+
+def text_of(path: Path) -> str:
+    """The file's text, or nothing when it is binary."""
+    content = path.read_bytes()
+    return "" if b"\0" in content else content.decode("utf-8", errors="replace")
+
+
+@pytest.mark.process
+def test_imports_follow_the_contracts() -> None:
+    """No import breaks a contract of pyproject.toml."""
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache", "--no-logo"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("package", "banned"),
+    [
+        ("rekindle.runtime", {"prefect", "kubernetes", "boto3", "torch"}),
+        ("rekindle.training", {"prefect", "kubernetes", "boto3"}),
+    ],
+)
+@pytest.mark.process
+def test_parts_inside_the_job_import_nothing_heavy(package: str, banned: set[str]) -> None:
+    """Importing all modules of the package loads none of the banned libraries."""
+    command = [sys.executable, "-I", "-c", WALK, package]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert package in report["seen"]
+    assert not banned & set(report["loaded"])
+
+
+@pytest.mark.parametrize("name", ["flows", "tasks", "recovery", "blocks"])
+def test_top_level_folder_is_a_link_into_the_package(name: str) -> None:
+    """The folder at the root is the package's own, reached by a relative link."""
+    link = ROOT / name
+    assert link.is_symlink()
+    assert not link.readlink().is_absolute()
+    assert link.resolve() == ROOT / "rekindle" / name
+    assert (link / "__init__.py").is_file()
+
+
+@pytest.mark.parametrize("pattern", [HOME_FOLDER, REGISTRY_HOST], ids=["home", "registry"])
+@pytest.mark.process
+def test_no_file_names_a_place_of_one_machine(pattern: re.Pattern[str]) -> None:
+    """No text file names somebody's home folder or the host of a package registry."""
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in repository_files()
+        for number, line in enumerate(text_of(path).splitlines(), start=1)
+        if pattern.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.process
+def test_no_file_names_the_folder_of_this_checkout() -> None:
+    """No text file names the absolute path where the sources happen to lie."""
+    if len(ROOT.parts) < 3:
+        pytest.skip("a folder directly below / may share its name with a path that is meant")
+    found = [path.relative_to(ROOT) for path in repository_files() if str(ROOT) in text_of(path)]
+    assert not found
+
+
+@pytest.mark.process
+def test_no_module_is_too_long() -> None:
+    """Each module of the package fits the house limit."""
+    modules = [
+        p for p in repository_files() if p.suffix == ".py" and ROOT / "rekindle" in p.parents
+    ]
+    assert modules
+    too_long = {
+        str(path.relative_to(ROOT)): lines
+        for path in modules
+        if (lines := len(text_of(path).splitlines())) > LONGEST_FILE
+    }
+    assert not too_long
