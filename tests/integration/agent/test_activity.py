@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from training_jobs.waiting import wait_until
+from waiting import wait_until
 
 from rekindle.runtime import py_spy, stacks
 from rekindle.runtime.activity import activities

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from stores import child, manifest, put, put_parts
-from training_jobs.waiting import wait_until
+from waiting import wait_until
 
 from rekindle.checkpoints import pin_files
 from rekindle.checkpoints.directory import DirectoryStore

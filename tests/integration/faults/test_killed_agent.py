@@ -16,7 +16,7 @@ from stores.servers import ENVIRONMENT, rclone
 from training_jobs.checks import assert_same_training, assert_samples_once
 from training_jobs.job import Job
 from training_jobs.record import Record
-from training_jobs.waiting import LIMIT_S
+from waiting import LIMIT_S
 
 from rekindle.checkpoints.opening import open_store
 from rekindle.checkpoints.retention import Retention

@@ -12,7 +12,7 @@ from training_jobs.injection import Fault
 from training_jobs.job import pause_all
 from training_jobs.pods import NAMESPACE, PodJob
 from training_jobs.record import Record
-from training_jobs.waiting import LIMIT_S
+from waiting import LIMIT_S
 
 from rekindle import names
 from rekindle.engines.kubernetes import engine, placing

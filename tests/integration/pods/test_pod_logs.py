@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cluster.launch import KUBELET, Simulated
 from cluster.manifests import pod
-from training_jobs.waiting import wait_until
+from waiting import wait_until
 
 from rekindle.engines.kubernetes import pod_logs
 from rekindle.engines.kubernetes.api import load

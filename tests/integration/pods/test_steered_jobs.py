@@ -14,7 +14,7 @@ from training_jobs.job import pause_all
 from training_jobs.pods import NAMESPACE, PodJob
 from training_jobs.processes import dead
 from training_jobs.record import Record
-from training_jobs.waiting import wait_until
+from waiting import wait_until
 
 from rekindle.errors import JobError
 from rekindle.recovery import journal

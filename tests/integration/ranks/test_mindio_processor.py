@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from mindio_names.ranks import ARGUMENTS, CONTEXT, LIMIT_S, World, form_of
-from training_jobs.waiting import wait_until
+from waiting import wait_until
 
 from rekindle.errors import SessionError
 from rekindle.recovery.fault import Kind

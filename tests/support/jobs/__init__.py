@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import psutil
-from training_jobs.waiting import LIMIT_S, wait_until
+from waiting import LIMIT_S, wait_until
 
 from rekindle import names
 from rekindle.errors import UsageError

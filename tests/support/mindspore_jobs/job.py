@@ -16,7 +16,7 @@ import psutil
 import pytest
 from repository import ROOT, SUPPORT
 from training_jobs.processes import MARK, marked_processes
-from training_jobs.waiting import wait_until
+from waiting import wait_until
 
 from rekindle.engines.client import JobClient
 from rekindle.recovery import journal

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import psutil
+from waiting import LIMIT_S, wait_until
 
 from rekindle.checkpoints.retention import Retention
 from rekindle.engines.client import JobClient
@@ -36,7 +37,6 @@ from training_jobs.processes import (
     marked_processes,
 )
 from training_jobs.record import Record
-from training_jobs.waiting import LIMIT_S, wait_until
 
 STEPS = 24
 # Ranks that are paused by a test look as if they hung.

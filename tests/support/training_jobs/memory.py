@@ -7,8 +7,9 @@ import os
 import struct
 from pathlib import Path
 
+from waiting import wait_until
+
 from rekindle.runtime.snapshot import CONTROL_BYTES
-from training_jobs.waiting import wait_until
 
 SNAPSHOTS, COPIES = "rank", "copy"  # of the agent's own ranks, and of others
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 from cluster.launch import Simulated
+from waiting import wait_until
 
 from rekindle.engines.kubernetes.api import load
 from rekindle.engines.kubernetes.engine import KubernetesEngine
@@ -21,7 +22,6 @@ from rekindle.runtime.spec import JobDirectory
 from rekindle.runtime.view import JobView
 from training_jobs.injection import Fault
 from training_jobs.job import LIMIT_S, Job
-from training_jobs.waiting import wait_until
 
 Object = dict[str, Any]
 

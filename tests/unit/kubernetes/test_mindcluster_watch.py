@@ -22,7 +22,7 @@ from mindcluster import (
     reset_config,
 )
 from rendered import spec
-from training_jobs.waiting import wait_until
+from waiting import wait_until
 
 pytest.importorskip("kubernetes.client")
 from rekindle.engines.kubernetes.api import load
