@@ -1,6 +1,6 @@
 """An Ascend NPU, through torch-npu's recovery functions, in the order in which MindIO calls them.
 
-It cannot run without the device; `tests/test_npu_device.py` holds each call against the source of
+It cannot run without the device; `tests/unit/test_npu_device.py` holds each call against the source of
 the released torch-npu.
 """
 
