@@ -2,72 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
 
 import pytest
-from training_jobs.checks import assert_recovered, steps_lost
+from training_jobs.baselines import Baselines
 from training_jobs.injection import Fault
 from training_jobs.job import Job, pause_all
-from training_jobs.record import Record
-from training_jobs.selection import soak_but
+from training_jobs.rows import killed, killed_at_once, killed_while_forming
+from training_jobs.sequence import Attempt, EndedOf, Plan, Row, each_row
+
+from rekindle.recovery.policy import Policy, Strategy
 
 RANKS = 8
-PAUSE_ALL = pause_all(12, RANKS)
+NODES = {"nodes": 4}
 
 
-@pytest.mark.parametrize(
-    ("variant", "rank", "place"),
-    soak_but(
-        [
-            ("ddp", 5, "backward"),
-            ("ddp", 0, "update"),
-            ("plain", 7, "collective"),
-            ("hsdp", 6, "backward 1"),
-            ("hsdp", 1, "updated"),
-        ],
-        ("ddp", 5, "backward"),
-    ),
-)
-def test_killed_rank(
-    variant: str, rank: int, place: str, job: Callable[..., Job], baseline_of: Callable[..., Record]
-) -> None:
-    """One process is started anew, and no step is lost."""
-    run = job(Fault(rank, place, 9), variant=variant, processes=RANKS)
-    assert_recovered(run, baseline_of(variant, RANKS), replaced={rank})
-    assert steps_lost(run) == [0]
-
-
-@pytest.mark.parametrize("variant", soak_but(["ddp", "hsdp"], "hsdp"))
-def test_half_of_the_ranks_killed(
-    variant: str, job: Callable[..., Job], baseline_of: Callable[..., Record]
-) -> None:
+def half(step: int) -> Row:
     """One of each pair of replicas, on four nodes of two ranks."""
-    dead = {0, 5, 2, 7}
-    run = job(*PAUSE_ALL, variant=variant, processes=RANKS, nodes=4)
-    run.wait_pause(12)
-    run.kill(*dead)
-    run.release_all()
-    assert_recovered(run, baseline_of(variant, RANKS), replaced=dead)
-    assert set(steps_lost(run)) == {0}
+    return killed_at_once("half of the ranks", step, {0, 5, 2, 7}, of=RANKS)
+
+
+def lost_node(step: int) -> Row:
+    """The ranks of a lost node get their state from those of other nodes."""
+
+    def kill(job: Job, number: int) -> None:
+        job.wait_pause(step, number)
+        job.kill_node(2)
+        job.release_all(number)
+
+    pauses = tuple(dataclasses.replace(each, life=0) for each in pause_all(step, RANKS))
+    return Row("a node", step, pauses, kill, strategies=(Strategy.RECOVER,), replaced={4, 5})
+
+
+DDP = Plan(
+    "ddp",
+    (
+        Attempt(
+            (
+                killed_while_forming("after Arrived"),
+                killed(5, "backward", 5),
+                killed(0, "update", 9),
+                half(12),
+                lost_node(16),
+            ),
+            {"policy": Policy(max_restarts=1)},
+        ),
+    ),
+    ranks=RANKS,
+    settings=NODES,
+)
+HSDP = Plan(
+    "hsdp",
+    (Attempt((killed(6, "backward 1", 5), killed(1, "updated", 9), half(12), lost_node(16))),),
+    variant="hsdp",
+    ranks=RANKS,
+    settings=NODES,
+)
+PLAIN = Plan("plain", (Attempt((killed(7, "collective", 9),)),), variant="plain", ranks=RANKS)
+FSDP = Plan(
+    "fsdp",
+    (
+        Attempt(
+            (
+                # Without a replica all go back to the snapshots of one step.
+                Row(
+                    "backward 0 of step 13",
+                    13,
+                    (Fault(3, "backward 0", 13),),
+                    lost=(3, 4),
+                    replaced={3},
+                ),
+            )
+        ),
+    ),
+    variant="fsdp",
+    ranks=RANKS,
+)
+
+
+@pytest.mark.parametrize(("plan", "row"), each_row(DDP, HSDP))
+def test_lost_ranks(plan: Plan, row: Row, ended_of: EndedOf) -> None:
+    """As many processes are replaced as were lost, and no step is lost."""
+    ended_of(plan).check(row)
+
+
+@pytest.mark.parametrize("plan", [DDP, HSDP], ids=str)
+def test_end(plan: Plan, ended_of: EndedOf, baseline_of: Baselines) -> None:
+    """The job that has met all faults has trained what an undisturbed one trains."""
+    ended_of(plan).check_end(baseline_of(plan.variant, plan.ranks, plan.steps))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("variant", ["ddp", "hsdp"])
-def test_lost_node(
-    variant: str, job: Callable[..., Job], baseline_of: Callable[..., Record]
+@pytest.mark.parametrize(("plan", "row"), each_row(PLAIN, FSDP))
+def test_lost_rank_of_other_scripts(
+    plan: Plan, row: Row, ended_of: EndedOf, baseline_of: Baselines
 ) -> None:
-    """Its ranks get their state from those of other nodes."""
-    run = job(*PAUSE_ALL, variant=variant, processes=RANKS, nodes=4)
-    run.wait_pause(12)
-    run.kill_node(2)
-    run.release_all()
-    assert_recovered(run, baseline_of(variant, RANKS), replaced={4, 5})
-    assert set(steps_lost(run)) == {0}
-
-
-@pytest.mark.soak
-def test_cut_up_eight_times(job: Callable[..., Job], baseline_of: Callable[..., Record]) -> None:
-    """Without a replica all go back to the snapshots of one step."""
-    run = job(Fault(3, "backward 0", 13), variant="fsdp", processes=RANKS, snapshot_every=5)
-    assert_recovered(run, baseline_of("fsdp", RANKS), replaced={3})
-    assert steps_lost(run)[0] in (3, 4)
+    """One rank is replaced, and the training is the same to the bit."""
+    ended = ended_of(plan)
+    ended.check(row)
+    ended.check_end(baseline_of(plan.variant, plan.ranks, plan.steps))

@@ -2,123 +2,168 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from training_jobs.checks import assert_recovered, steps_lost
+from training_jobs import LONG, RANKS
+from training_jobs.baselines import Baselines
+from training_jobs.checks import steps_lost
 from training_jobs.injection import Fault
 from training_jobs.job import Job, pause_all
 from training_jobs.processes import marked_processes
-from training_jobs.record import Record
-from training_jobs.selection import soak_but
+from training_jobs.rows import fails, fails_with
+from training_jobs.sequence import Attempt, Ended, EndedOf, Plan, Row, each_row
+from waiting import bound_s
 
 from rekindle import names
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
 from rekindle.recovery.policy import Policy, Strategy
 
-SOON = Policy(hang_timeout_s=2.0, idle_timeout_s=3.0)
+SOON = Policy(hang_timeout_s=bound_s(2.0), idle_timeout_s=bound_s(3.0))
 HANGS = ("hang", "hang-collective", "hang-data", "stop", "livelock")
-HOLD = Fault(0, "forward", 3, do="pause")  # keeps the job in a step while it is told
 _DUMP = "Current thread"  # begins one thread's stack in each answer of a rank
 
 
-@pytest.mark.parametrize("kind", soak_but(HANGS, "hang-collective", "stop"))
-def test_a_rank_that_hangs_is_named_and_replaced(
-    kind: str, job: Callable[..., Job], baseline: Record
-) -> None:
-    """Whatever it is that holds it up; all others keep their processes and their state."""
-    run = job(HOLD, nodes=2, policy=SOON)
-    run.wait_fault(0)
-    run.inject(2, kind, step=9)
-    run.release(0)
-    assert_recovered(run, baseline, replaced={2})
-    assert steps_lost(run) == [0]
-    (incident,) = run.incidents()
-    assert incident.strategy is Strategy.RECOVER_IN_PLACE
-    assert (incident.cause.kind, incident.cause.rank) == (Kind.HANG, 2), incident.cause
-    assert "rank 3: in a step" in incident.cause.traceback
-    if kind != "stop":  # a stopped process says nothing
-        assert "torch/injection.py" in incident.cause.traceback
+def hold(step: int) -> Fault:
+    """What keeps the job in a step while a fault is injected."""
+    return Fault(0, "forward", step, do="pause", life=0)
 
 
-@pytest.mark.parametrize("kind", soak_but(["hang", "hang-collective", "livelock"], "livelock"))
-def test_a_script_that_all_reduces_by_hand(
-    kind: str, job: Callable[..., Job], baseline_of: Callable[[str], Record]
-) -> None:
-    """As with DDP."""
-    run = job(HOLD, variant="plain", policy=SOON)
-    run.wait_fault(0)
-    run.inject(1, kind, step=9)
-    run.release(0)
-    assert_recovered(run, baseline_of("plain"), replaced={1})
-    assert [incident.cause.rank for incident in run.incidents()] == [1]
+def hangs(kind: str, rank: int, step: int) -> Row:
+    """A rank that hangs is named and replaced, whatever holds it up."""
+
+    def inject(job: Job, number: int) -> None:
+        job.wait_fault(number)
+        job.inject(rank, kind, step=step + 3)
+        job.release(number)
+
+    def is_named(ended: Ended, incident: journal.Incident) -> None:
+        other = (rank + 1) % RANKS
+        assert f"rank {other}: in a step" in incident.cause.traceback
+        if kind != "stop":  # a stopped process does not answer
+            assert "torch/injection.py" in incident.cause.traceback
+
+    cause = Kind.HANG, rank
+    return Row(kind, step, (hold(step),), inject, replaced={rank}, cause=cause, check=is_named)
 
 
-def looks(run: Job, rank: int) -> int:
-    """How often a rank has told its agent where it is."""
-    path = Path(run.spec.log_directory, "attempt_0", str(rank), names.STACK_FILE)
-    return path.read_text().count(_DUMP) if path.exists() else 0
+def looks(job: Job, rank: int) -> int:
+    """How often a rank has reported its stacks to its agent."""
+    logs = Path(job.spec.log_directory).glob(f"attempt_*/{rank}/{names.STACK_FILE}")
+    return sum(log.read_text().count(_DUMP) for log in logs)
 
 
-def wait_looks(run: Job) -> None:
-    """Wait until all ranks were looked at more than once."""
-    run.wait(lambda: min(looks(run, rank) for rank in range(4)) >= 2, "two looks at all ranks")
+def wait_looks(job: Job, before: list[int]) -> None:
+    """Wait until all ranks were looked at twice more than before."""
+
+    def twice() -> bool:
+        return all(looks(job, rank) >= before[rank] + 2 for rank in range(RANKS))
+
+    job.wait(twice, "two looks at all ranks")
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault(0, "between", 9, do="compute"),
-        Fault(0, "evaluate", 9, do="pause"),
-        Fault(0, "keep state", 9, do="pause"),
-    ],
-    ids=["evaluates on its own", "says that it evaluates", "keeps its state"],
-)
-def test_what_takes_long_is_no_hang(
-    fault: Fault, job: Callable[..., Job], baseline: Record
-) -> None:
-    """All others wait for a rank; agents look closely, more than once, and let it be."""
-    run = job(fault, nodes=2, policy=SOON)
-    run.wait_fault(0)
-    wait_looks(run)
-    run.release(0)
-    assert_recovered(run, baseline, replaced=())
-    assert not run.incidents()
+def takes_long(name: str, place: str, do: str, step: int) -> Row:
+    """All others wait for a rank: agents look closely, more than once, and let it be."""
+
+    def release(job: Job, number: int) -> None:
+        before = [looks(job, rank) for rank in range(RANKS)]
+        job.wait_fault(number)
+        wait_looks(job, before)
+        job.release(number)
+
+    fault = Fault(0, place, step, do=do, life=0)
+    return Row(name, step, (fault,), release, strategies=())
 
 
-def test_a_long_compilation_is_no_hang(job: Callable[..., Job], baseline: Record) -> None:
+def compiles(step: int) -> Row:
     """A replacement computes for long in its first step, while all others wait in theirs."""
-    run = job(HOLD, Fault(1, "forward", 9), Fault(1, "forward", life=2, do="compute"), policy=SOON)
-    run.wait_fault(0)
-    # Agents have to see a step to know how long it takes, and all nine are soon over.
-    run.wait(lambda: run.status().finished == 3, "a look at step 3")
-    run.release(0)
-    run.wait_fault(2)
-    wait_looks(run)
-    run.release(2)
-    assert_recovered(run, baseline, replaced={1})
-    assert [incident.cause.kind for incident in run.incidents()] == [Kind.PROCESS]
+
+    def release(job: Job, number: int) -> None:
+        job.wait_fault(number)
+        # Agents have to see a step to learn how long it takes.
+        job.wait(lambda: job.status().finished == step, "a look at the step")
+        before = [looks(job, rank) for rank in range(RANKS)]
+        job.release(number)
+        job.wait_fault(number + 2)
+        wait_looks(job, before)
+        job.release(number + 2)
+
+    killed = Fault(1, "forward", step + 3, life=0)
+    computes = Fault(1, "forward", do="compute", life=0, after=1)
+    faults = hold(step), killed, computes
+    cause = Kind.PROCESS, 1
+    return Row("a long compilation", step, faults, release, replaced={1}, cause=cause)
 
 
-def test_a_suspended_machine_is_no_hang(job: Callable[..., Job], baseline: Record) -> None:
-    """All processes of the job stand still for longer than any limit, and go on."""
-    policy = Policy(hang_timeout_s=8.0)
-    run = job(*pause_all(9), policy=policy)
-    run.wait_pause(9)
-    processes = [psutil.Process(int(line.split(":")[0])) for line in marked_processes(run.mark)]
-    for process in processes:
-        process.suspend()
-    morning = time.monotonic() + 1.5 * policy.hang_timeout_s
-    run.wait(lambda: time.monotonic() > morning, "the end of the night")
-    for process in processes:
-        process.resume()
-    run.release_all()
-    assert_recovered(run, baseline, replaced=())
-    assert not run.incidents()
+def night(step: int) -> Row:
+    """All processes of the job stand still for longer than any limit, and continue."""
+
+    def sleep(job: Job, number: int) -> None:
+        job.wait_pause(step, number)
+        lines = marked_processes(job.mark)
+        processes = [psutil.Process(int(line.split(":")[0])) for line in lines]
+        for process in processes:
+            process.suspend()
+        morning = time.monotonic() + 1.5 * job.spec.policy.hang_timeout_s
+        job.wait(lambda: time.monotonic() > morning, "the end of the night")
+        for process in processes:
+            process.resume()
+        job.release_all(number)
+
+    pauses = tuple(dataclasses.replace(each, life=0) for each in pause_all(step))
+    return Row("a suspended machine", step, pauses, sleep, strategies=())
+
+
+DDP = Plan(
+    "ddp",
+    (
+        fails(
+            hangs("hang-collective", 2, 4),
+            hangs("stop", 1, 10),
+            hangs("hang", 3, 16),
+            takes_long("a rank that evaluates on its own", "between", "compute", 22),
+            fails_with([1], "forward", 25),
+            policy=SOON,
+        ),
+        fails(
+            hangs("hang-data", 0, 32),
+            takes_long("a rank that announces an evaluation", "evaluate", "pause", 38),
+            fails_with([3], "update", 41),
+        ),
+        fails(
+            hangs("livelock", 2, 48),
+            takes_long("a rank that keeps its state", "keep state", "pause", 54),
+            fails_with([0], "backward", 57),
+        ),
+        fails(
+            compiles(64),
+            fails_with([1], "between", 72),
+        ),
+        Attempt(
+            (night(80),),
+            {"policy": Policy(hang_timeout_s=bound_s(4.0))},
+        ),
+    ),
+    steps=LONG,
+    settings={"nodes": 2},
+)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("plan", "row"), each_row(DDP))
+def test_rank_without_progress(plan: Plan, row: Row, ended_of: EndedOf) -> None:
+    """A hang is named and ended, and no other rank loses its process; what takes long is none."""
+    ended_of(plan).check(row)
+
+
+def test_end(ended_of: EndedOf, baseline_of: Baselines) -> None:
+    """The job that has met all faults has trained what an undisturbed one trains."""
+    ended_of(DDP).check_end(baseline_of("ddp", RANKS, LONG))
 
 
 UNTOUCHED = """
@@ -142,7 +187,7 @@ def test_a_script_without_a_session(job: Callable[..., Job], tmp_path: Path) -> 
     """It hangs when none of its processes does anything; all are started anew."""
     script = tmp_path / "untouched.py"
     script.write_text(UNTOUCHED)
-    run = job(nodes=2, processes=4, policy=SOON, script=script)
+    run = job(nodes=2, processes=RANKS, policy=SOON, script=script)
     assert run.end().outcome == "succeeded", run.story()
     (incident,) = run.incidents()
     assert incident.strategy is Strategy.HANG_RESTART

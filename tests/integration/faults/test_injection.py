@@ -1,113 +1,198 @@
-"""Faults injected into a running job: each is met as a real one of its kind is."""
+"""Faults injected into a running job, each met as a real one of its kind is; stuck ranks."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-
 import pytest
-from training_jobs.checks import assert_recovered, steps_lost
+from training_jobs import LONG, RANKS
+from training_jobs.baselines import Baselines
 from training_jobs.injection import Fault
-from training_jobs.job import Job
-from training_jobs.record import Record
-from training_jobs.selection import soak_but
+from training_jobs.job import LIMIT_S, Job
+from training_jobs.sequence import Attempt, Ended, EndedOf, Plan, Row, each_row
+from waiting import bound_s
 
 from rekindle.errors import JobError
+from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
 from rekindle.recovery.policy import Policy, Strategy
 
-HOLD = Fault(0, "forward", 3, do="pause")  # keeps the job in a step while it is told
+AFTER = 3  # steps between the one in which the job is held and the one that is named
 
 
-def held(job: Callable[..., Job], **settings: object) -> Job:
-    """Start a job that waits in step 3."""
-    run = job(HOLD, **settings)
-    run.wait_fault(0)
-    return run
+def hold(step: int) -> Fault:
+    """What keeps the job in a step while a fault is injected."""
+    return Fault(0, "forward", step, do="pause", life=0)
 
 
-@pytest.mark.parametrize(
-    ("kind", "strategy", "cause", "replaced", "step"),
-    soak_but(
-        [
-            ("kill", Strategy.RECOVER_IN_PLACE, Kind.PROCESS, {2}, 9),
-            ("oom", Strategy.RECOVER_IN_PLACE, Kind.DEVICE_OOM, {2}, None),
-            ("uce", Strategy.RETRY, Kind.DEVICE_MEMORY, (), 9),
-            ("torn-update", Strategy.RETRY, Kind.DEVICE_MEMORY, (), None),
-            ("node-lost", Strategy.RECOVER, Kind.NODE_LOST, {2, 3}, 9),
-        ],
-        ("kill", Strategy.RECOVER_IN_PLACE, Kind.PROCESS, {2}, 9),
-        ("uce", Strategy.RETRY, Kind.DEVICE_MEMORY, (), 9),
-        ("node-lost", Strategy.RECOVER, Kind.NODE_LOST, {2, 3}, 9),
+def injected(kind: str, rank: int, step: int, *, named: bool = True, **row: object) -> Row:
+    """A fault that strikes in the step that is named, or in the next one."""
+    target = step + AFTER if named else None
+
+    def inject(job: Job, number: int) -> None:
+        job.wait_fault(number)
+        job.inject(rank, kind, step=target)
+        job.release(number)
+
+    def is_written(ended: Ended, incident: journal.Incident) -> None:
+        said = f"{kind} injected into step {'' if target is None else target}"
+        # The output of a rank is lost with its agent.
+        assert said in ended.job.stderr(rank) or kind == "node-lost"
+
+    return Row(kind, step, (hold(step),), inject, check=is_written, **row)
+
+
+def slow(step: int) -> Row:
+    """A slow step changes nothing: the others wait for it."""
+
+    def inject(job: Job, number: int) -> None:
+        job.wait_fault(number)
+        job.inject(1, "slow", step=step + AFTER, seconds=0.2)
+        job.release(number)
+
+    return Row("slow", step, (hold(step),), inject, strategies=())
+
+
+def hang_while_others_leave(step: int) -> Row:
+    """A hanging rank does not follow the call to regroup, and is replaced."""
+
+    def inject(job: Job, number: int) -> None:
+        job.wait_fault(number)
+        job.inject(1, "hang", step=step + AFTER)
+        job.release(number)
+        job.wait(lambda: f"hang injected into step {step + AFTER}" in job.stderr(1), "the hang")
+        job.kill(2)
+
+    return Row("hang", step, (hold(step),), inject, strategies=None, replaced={1, 2})
+
+
+def stuck(how: str, step: int) -> Row:
+    """A stopped or hanging rank that does not leave a broken step in time is replaced too."""
+
+    def kill(job: Job, number: int) -> None:
+        job.wait_fault(number)
+        job.kill(1)
+
+    def both(ended: Ended, incident: journal.Incident) -> None:
+        assert {fault.kind for fault in incident.faults} >= {Kind.PROCESS, Kind.STUCK}
+
+    fault = Fault(2, "forward", step, do=how, life=0)
+    name = f"{how} of a rank that cannot leave its step"
+    return Row(name, step, (fault,), kill, strategies=None, replaced={1, 2}, check=both)
+
+
+def refused(job: Job, rank: int, **more: object) -> str:
+    """Return why an injection is refused; empty: it is not."""
+    try:
+        job.inject(rank, "kill", **more)
+    except JobError as error:
+        return str(error)
+    return ""
+
+
+def refusals(step: int) -> Row:
+    """A rank that the world does not have, and a step that is past, are refused."""
+
+    def inject(job: Job, number: int) -> None:
+        job.wait_fault(number)
+        job.wait(lambda: job.status().finished == step, "the steps before")
+        (job.folder / "no rank").write_text(refused(job, 4))
+        (job.folder / "past").write_text(refused(job, 1, step=1))
+        job.release(number)
+
+    def are_refused(ended: Ended, incident: journal.Incident) -> None:
+        assert "no rank 4 in a world of 4" in (ended.job.folder / "no rank").read_text()
+        assert "step 1 is past" in (ended.job.folder / "past").read_text()
+
+    return Row("refusals", step, (hold(step),), inject, strategies=(), check=are_refused)
+
+
+def not_allowed(step: int) -> Row:
+    """A job without `--allow-injection` refuses every injection."""
+
+    def inject(job: Job, number: int) -> None:
+        job.wait_fault(number)
+        (job.folder / "not allowed").write_text(refused(job, 1))
+        job.release(number)
+
+    def is_refused(ended: Ended, incident: journal.Incident) -> None:
+        assert "--allow-injection" in (ended.job.folder / "not allowed").read_text()
+
+    return Row("not allowed", step, (hold(step),), inject, strategies=(), check=is_refused)
+
+
+def replaced_twice(ended: Ended, incident: journal.Incident) -> None:
+    """The replacement that hangs before it reaches its Session is replaced in its turn."""
+    begin, end = ended.window(next(row for row in ended.rows if row.name == "late replacement"))
+    births = ended.job.record.births(1)
+    assert len([at for at in births if begin <= at < end]) == 2
+
+
+PLAN = Plan(
+    "two nodes",
+    (
+        Attempt(
+            (
+                refusals(4),
+                slow(8),
+                injected("kill", 2, 14, replaced={2}, cause=(Kind.PROCESS, 2)),
+                injected("oom", 2, 20, named=False, replaced={2}, cause=(Kind.DEVICE_OOM, 2)),
+                injected("uce", 2, 26, strategies=(Strategy.RETRY,), cause=(Kind.DEVICE_MEMORY, 2)),
+                injected(
+                    "torn-update",
+                    2,
+                    32,
+                    named=False,
+                    strategies=(Strategy.RETRY,),
+                    cause=(Kind.DEVICE_MEMORY, 2),
+                ),
+                hang_while_others_leave(38),
+                stuck("stop", 44),
+                stuck("hang", 50),
+                injected(
+                    "node-lost",
+                    2,
+                    56,
+                    strategies=(Strategy.RECOVER,),
+                    replaced={2, 3},
+                    cause=(Kind.NODE_LOST, -1),
+                ),
+                injected("exception", 1, 64, strategies=(Strategy.DUMP,)),
+            ),
+            {"policy": Policy(leave_timeout_s=bound_s(3.0), hang_timeout_s=LIMIT_S)},
+            outcome="failed",
+            reason=f"injected into step {64 + AFTER} of rank 1",
+        ),
+        Attempt(
+            (
+                not_allowed(72),
+                Row(
+                    "late replacement",
+                    78,
+                    (
+                        Fault(1, "forward", 78, life=0),
+                        Fault(1, "start", life=0, do="hang", after=1),
+                    ),
+                    strategies=None,
+                    replaced={1},
+                    check=replaced_twice,
+                ),
+            ),
+            {
+                "policy": Policy(join_timeout_s=bound_s(2.0), hang_timeout_s=LIMIT_S),
+                "allow_injection": False,
+            },
+        ),
     ),
+    steps=LONG,
+    settings={"nodes": 2},
 )
-def test_fault_that_costs_no_step(
-    kind: str,
-    strategy: Strategy,
-    cause: Kind,
-    replaced: set[int],
-    step: int | None,
-    job: Callable[..., Job],
-    baseline: Record,
-) -> None:
-    """It strikes in the step that was named, or in the next one, and is recovered."""
-    run = held(job, nodes=2)
-    run.inject(2, kind, step=step)
-    run.release(0)
-    assert_recovered(run, baseline, replaced=replaced)
-    assert steps_lost(run) == [0]
-    (incident,) = run.incidents()
-    assert (incident.strategy, incident.cause.kind) == (strategy, cause)
-    if kind != "node-lost":  # what it said went down with its agent
-        assert f"{kind} injected into step {'' if step is None else step}" in run.stderr(2)
 
 
-def test_error_that_looks_like_the_scripts_own(job: Callable[..., Job]) -> None:
-    """The job fails with it, where no restart is allowed."""
-    run = held(job)
-    run.inject(1, "exception", step=5)
-    run.release(0)
-    ended = run.end()
-    assert ended.outcome == "failed"
-    assert "injected into step 5 of rank 1" in ended.reason
+@pytest.mark.parametrize(("plan", "row"), each_row(PLAN))
+def test_injected_fault(plan: Plan, row: Row, ended_of: EndedOf) -> None:
+    """It strikes where it was aimed, and no step is lost."""
+    ended_of(plan).check(row)
 
 
-def test_slow_step_changes_nothing(job: Callable[..., Job], baseline: Record) -> None:
-    """The others wait for it."""
-    run = held(job)
-    run.inject(1, "slow", step=5, seconds=0.2)
-    run.release(0)
-    assert_recovered(run, baseline, replaced=())
-    assert not run.incidents()
-
-
-def test_hanging_rank_is_replaced_when_the_others_leave(
-    job: Callable[..., Job], baseline: Record
-) -> None:
-    """It does not follow the call to regroup."""
-    run = held(job, policy=Policy(leave_timeout_s=3.0))
-    run.inject(1, "hang", step=5)
-    run.release(0)
-    run.wait(lambda: "hang injected into step 5" in run.stderr(1), "the hang")
-    run.kill(2)
-    assert_recovered(run, baseline, replaced={1, 2})
-    assert steps_lost(run) == [0]
-
-
-def test_injections_that_are_refused(job: Callable[..., Job]) -> None:
-    """No rank of that number, a step that is past, and a job that does not allow it."""
-    run = held(job)
-    with pytest.raises(JobError, match="no rank 4 in a world of 4"):
-        run.inject(4, "kill")
-    run.wait(lambda: run.status().finished == 3, "three steps")
-    with pytest.raises(JobError, match="step 1 is past"):
-        run.inject(1, "kill", step=1)
-    run.release(0)
-    run.end()
-    run.plan(dataclasses.replace(HOLD, life=0))
-    run.start(allow_injection=False)
-    run.wait_fault(0)
-    with pytest.raises(JobError, match="--allow-injection"):
-        run.inject(1, "kill")
-    run.release(0)
-    run.end()
+def test_end(ended_of: EndedOf, baseline_of: Baselines) -> None:
+    """The job that has met all faults has trained what an undisturbed one trains."""
+    ended_of(PLAN).check_end(baseline_of("ddp", RANKS, LONG))

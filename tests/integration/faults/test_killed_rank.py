@@ -127,3 +127,10 @@ def test_killed_rank(plan: Plan, row: Row, ended_of: EndedOf) -> None:
 def test_end(plan: Plan, ended_of: EndedOf, baseline_of: Baselines) -> None:
     """The job that has met all faults has trained what an undisturbed one trains."""
     ended_of(plan).check_end(baseline_of(plan.variant, plan.ranks, plan.steps))
+
+
+def test_generations(ended_of: EndedOf) -> None:
+    """Each recovery of a long row of them takes one generation: none fails on the way."""
+    events = ended_of(DDP).events
+    formed = [event.generation for event in events if isinstance(event, journal.Formed)]
+    assert formed == list(range(1, len(formed) + 1))

@@ -136,22 +136,30 @@ DDP = Plan(
                     sources={"snapshot": 1, "peer": 3},
                 ),
                 Row(
-                    "error of the script is not retried",
+                    # It came after the last update had begun, so that no other rank is suspect.
+                    "memory error of this step",
                     96,
-                    (fault(1, "forward", 96, "raise"),),
+                    (fault(2, "between", 96, "flip"), fault(2, "forward", 96, "ecc", after=1)),
+                    strategies=(Strategy.RETRY,),
+                    check=from_a_peer,
+                ),
+                Row(
+                    "error of the script is not retried",
+                    100,
+                    (fault(1, "forward", 100, "raise"),),
                     strategies=(Strategy.DUMP,),
                     check=raised,
                 ),
             ),
             outcome="failed",
-            reason="injected into step 96",
+            reason="injected into step 100",
         ),
         Attempt(
             (
                 Row(
                     "retry that is not allowed",
-                    100,
-                    (fault(1, "forward", 100, "uce"),),
+                    106,
+                    (fault(1, "forward", 106, "uce"),),
                     replaced={1},
                 ),
             ),

@@ -1,22 +1,26 @@
-"""A job is stopped, at any moment: it ends cleanly, and the same job id resumes it."""
+"""A job is stopped, at any moment: it ends cleanly, and the same job id resumes it.
+
+One job is stopped again and again, each time at another moment, and then trains to its end.
+"""
 
 from __future__ import annotations
 
 import json
-import random
 import signal
 import subprocess
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from training_jobs.baselines import Baselines
 from training_jobs.checks import assert_same_training, assert_samples_once
 from training_jobs.injection import Fault, reached, write_faults
-from training_jobs.job import LIMIT_S, STEPS, wait_until
+from training_jobs.job import STEPS
 from training_jobs.processes import marked_processes, rekindle_run
 from training_jobs.record import Record
-from training_jobs.selection import soak_but
+from waiting import bound_s, wait_until
 
 from rekindle.checkpoints.directory import DirectoryStore
 
@@ -31,13 +35,13 @@ class Command:
         self.mark = uuid.uuid4().hex
         self.job = folder / "home" / "jobs" / "job"
         self.record = Record(folder, STEPS, self.job / "metrics")
-        self.processes: list[subprocess.Popen[str]] = []
+        self.before = 0  # events of the ledger before the newest start
 
     def start(self, *faults: Fault) -> subprocess.Popen[str]:
         """Start it, or start it again."""
         write_faults(self.folder, list(faults))
-        self.processes.append(rekindle_run(self.folder, mark=self.mark, options=OPTIONS))
-        return self.processes[-1]
+        self.before = len(self.ledger())
+        return rekindle_run(self.folder, mark=self.mark, options=OPTIONS)
 
     def ledger(self) -> list[dict[str, object]]:
         """Read the ledger as it is."""
@@ -45,101 +49,178 @@ class Command:
         text = path.read_text() if path.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
+    def events(self, kind: str) -> list[dict[str, object]]:
+        """Return the events of this kind since the newest start."""
+        return [event for event in self.ledger()[self.before :] if event["type"] == kind]
+
     def wait_event(self, kind: str) -> None:
         """Wait for an event of this kind."""
-        wait_until(lambda: kind in [event["type"] for event in self.ledger()], f"{kind} event")
+        wait_until(lambda: self.events(kind), f"{kind} event")
 
-    def leftovers(self) -> list[str]:
-        """List the processes that still live."""
-        return marked_processes(self.mark)
+    def wait_fault(self) -> None:
+        """Wait for the first fault."""
+        wait_until(reached(self.folder, 0).exists, "the fault")
 
-    def close(self) -> None:
-        """End all that a failed test has left."""
-        for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
+    def newest(self) -> int:
+        """Return the step of the newest checkpoint; -1: there is none."""
+        found = DirectoryStore(self.job / "checkpoints").newest().checkpoint
+        return -1 if found is None else found.manifest.step
 
 
-@pytest.fixture
-def command(tmp_path: Path) -> Iterator[Command]:
-    """The command, not started yet."""
-    command = Command(tmp_path)
-    yield command
-    command.close()
+@dataclass(frozen=True)
+class Stop:
+    """One way to stop the job. stop: waits for the moment, and ends the process that it gets."""
+
+    name: str
+    stop: Callable[[Command, subprocess.Popen[str]], None]
+    status: int
+    faults: tuple[Fault, ...] = ()
+    outcome: str | None = "stopped"
+
+    def __str__(self) -> str:
+        return self.name
 
 
-def assert_resumes(command: Command, baseline: Record) -> None:
-    """The same command again ends the job with the baseline's training."""
-    process = command.start()
-    said, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, said
-    assert_same_training(command.record, baseline)
-    assert_samples_once(command.record)
-    assert command.leftovers() == []
+@dataclass
+class Stopped:
+    """What a stopped job has left. formed: the steps from which the next start continued."""
+
+    status: int
+    output: str
+    left: list[str]
+    newest: int
+    last: dict[str, object]
+    formed: list[int] = field(default_factory=list)
 
 
-@pytest.mark.parametrize(
-    ("moment", "number"),
-    soak_but(
-        [
-            ("job-started", signal.SIGINT),
-            ("ranks-started", signal.SIGTERM),
-            ("formed", signal.SIGINT),
-            ("fault", signal.SIGTERM),
-            ("decided", signal.SIGINT),
-        ],
-        ("job-started", signal.SIGINT),
-        ("fault", signal.SIGTERM),
-    ),
-)
-def test_stopped_at_a_moment(
-    moment: str, number: signal.Signals, command: Command, baseline: Record
-) -> None:
-    """Stopped while it starts, trains or recovers, a job leaves nothing, and resumes."""
-    process = command.start(Fault(1, "forward", 14))
-    command.wait_event(moment)
-    process.send_signal(number)
-    said, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 128 + number, said
-    assert command.leftovers() == []
-    assert command.ledger()[-1]["outcome"] == "stopped"
-    assert_resumes(command, baseline)
+def at_event(kind: str, number: signal.Signals) -> Stop:
+    """A signal while the job starts, trains or recovers."""
+
+    def stop(command: Command, process: subprocess.Popen[str]) -> None:
+        command.wait_event(kind)
+        process.send_signal(number)
+
+    fault = Fault(1, "forward", 6, life=0)
+    return Stop(f"{number.name} at {kind}", stop, 128 + number, (fault,))
 
 
-@pytest.mark.parametrize("seed", soak_but(range(2), 0))
-def test_stopped_in_some_step(seed: int, command: Command, baseline: Record) -> None:
-    """Stopped in the middle of training, a job goes on from its newest checkpoint."""
-    step = random.Random(seed).randrange(6, STEPS - 6)
-    process = command.start(Fault(0, "backward", step, do="pause"))
-    wait_until(reached(command.folder, 0).exists, f"step {step}")
+def in_a_step(command: Command, process: subprocess.Popen[str]) -> None:
+    command.wait_fault()
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 128 + signal.SIGTERM, said
-    assert command.leftovers() == []
-    found = DirectoryStore(command.job / "checkpoints").newest().checkpoint
-    assert found is not None
-    assert_resumes(command, baseline)
-    formed = [event for event in command.ledger() if event["type"] == "formed"]
-    assert formed[-1]["step"] == found.manifest.step
 
 
-def test_second_signal_ends_at_once(command: Command) -> None:
+def twice(command: Command, process: subprocess.Popen[str]) -> None:
     """A second Ctrl-C does not wait for ranks that ignore the first."""
-    process = command.start(Fault(2, "forward", 9, do="stop"))
-    wait_until(reached(command.folder, 0).exists, "the stopped rank")
+    command.wait_fault()
     process.send_signal(signal.SIGINT)
     command.wait_event("stopping")
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 128 + signal.SIGINT, said
-    assert command.leftovers() == []
 
 
-def test_killed_launcher_leaves_nothing(command: Command, baseline: Record) -> None:
-    """When `rekindle run` itself is killed its job ends with it, and can be resumed."""
-    process = command.start()
-    command.wait_event("first-step")
+def killed(command: Command, process: subprocess.Popen[str]) -> None:
+    """When `rekindle run` itself is killed, its job ends with it."""
+    command.wait_fault()
     process.kill()
-    wait_until(lambda: not command.leftovers(), "everything gone")
-    assert_resumes(command, baseline)
+    wait_until(lambda: not marked_processes(command.mark), "the end of all processes")
+
+
+STOPS = (
+    at_event("job-started", signal.SIGINT),
+    at_event("fault", signal.SIGTERM),
+    Stop("in a step", in_a_step, 128 + 15, (Fault(0, "backward", 11, do="pause", life=0),)),
+    Stop("twice", twice, 128 + 2, (Fault(2, "forward", 15, do="stop", life=0),), None),
+    Stop("killed", killed, -9, (Fault(3, "forward", 19, do="pause", life=0),), None),
+)
+MORE = (
+    at_event("ranks-started", signal.SIGTERM),
+    at_event("formed", signal.SIGINT),
+    at_event("decided", signal.SIGINT),
+)
+
+
+class Story:
+    """A job that was stopped in several ways, and has trained to its end."""
+
+    def __init__(self, folder: Path, stops: Sequence[Stop]) -> None:
+        self.command = Command(folder)
+        self.stopped: dict[Stop, Stopped] = {}
+        self.process: subprocess.Popen[str] | None = None
+        try:
+            for stop in stops:
+                self._run(stop, stop.faults)
+            self._run(None, ())
+        except AssertionError as error:
+            self.error = str(error)
+        finally:
+            if self.process is not None and self.process.poll() is None:
+                self.process.kill()
+                self.process.communicate()
+
+    error = ""
+
+    def _run(self, stop: Stop | None, faults: tuple[Fault, ...]) -> None:
+        self.process = self.command.start(*faults)
+        if stop is not None:
+            stop.stop(self.command, self.process)
+        output, _ = self.process.communicate(timeout=bound_s())
+        for earlier in [*self.stopped.values()][-1:]:
+            earlier.formed = [event["step"] for event in self.command.events("formed")]
+        self.end = Stopped(
+            self.process.returncode,
+            output,
+            marked_processes(self.command.mark),
+            self.command.newest(),
+            self.command.ledger()[-1],
+        )
+        if stop is not None:
+            self.stopped[stop] = self.end
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Sequence[Stop]], Story]:
+    """Run the job through some stops, once."""
+    known: dict[Sequence[Stop], Story] = {}
+
+    def run(stops: Sequence[Stop]) -> Story:
+        if stops not in known:
+            known[stops] = Story(tmp_path_factory.mktemp("stopped"), stops)
+        return known[stops]
+
+    return run
+
+
+CASES = [
+    *(pytest.param(STOPS, stop, id=str(stop)) for stop in STOPS),
+    *(pytest.param(MORE, stop, id=str(stop), marks=pytest.mark.soak) for stop in MORE),
+]
+
+
+@pytest.mark.parametrize(("stops", "stop"), CASES)
+def test_stopped(
+    stops: Sequence[Stop], stop: Stop, stories: Callable[[Sequence[Stop]], Story]
+) -> None:
+    """A stopped job leaves nothing, and continues from its newest checkpoint."""
+    story = stories(stops)
+    assert stop in story.stopped, story.error
+    found = story.stopped[stop]
+    assert found.status == stop.status, found.output
+    assert found.left == []
+    if stop.outcome is not None:
+        assert found.last["outcome"] == stop.outcome
+    if stop.name == "in a step":
+        assert found.newest > 0
+    if found.formed:  # the next start was not stopped before its ranks had met
+        assert found.formed[0] == max(found.newest, 0), story.command.ledger()
+
+
+@pytest.mark.parametrize("stops", [STOPS, pytest.param(MORE, marks=pytest.mark.soak)])
+def test_end(
+    stops: Sequence[Stop], stories: Callable[[Sequence[Stop]], Story], baseline: Baselines
+) -> None:
+    """The job that was stopped so often has trained what an undisturbed one trains."""
+    story = stories(stops)
+    assert not story.error
+    assert story.end.status == 0, story.end.output
+    assert_same_training(story.command.record, baseline)
+    assert_samples_once(story.command.record)
+    assert story.end.left == []

@@ -1,9 +1,9 @@
-"""Rows that several tables share: killed ranks, and faults that break no process."""
+"""Rows that several tables share: killed ranks, faults that break no process, the script's own."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
@@ -11,8 +11,9 @@ from rekindle.recovery.policy import Strategy
 from training_jobs import RANKS
 from training_jobs.injection import Fault, held
 from training_jobs.job import Job, pause_all
-from training_jobs.sequence import Act, Ended, Row
+from training_jobs.sequence import Act, Attempt, Ended, Row
 
+ERROR = "ValueError: injected into step"
 EVERY = frozenset(range(RANKS))  # all ranks
 PASSING = {
     "hiccup": Kind.TRANSIENT,
@@ -36,7 +37,7 @@ def killed(rank: int, place: str, step: int, *, after: int = 0) -> Row:
 def _from_a_peer(ended: Ended, incident: journal.Incident) -> None:
     """The replacement has its state from a peer, all others have their own."""
     assert set(incident.sources) == {"self", "peer"}
-    assert incident.faults[0].node == 0
+    assert incident.cause.node == incident.cause.rank // ended.job.spec.processes_per_node
 
 
 def killed_while_forming(place: str) -> Row:
@@ -81,16 +82,22 @@ def at_once(name: str, step: int, faults: Collection[Fault], **row: object) -> R
     return Row(name, step, (*pauses, *faults), _release_together(step), **row)
 
 
-def killed_at_once(name: str, step: int, ranks: Collection[int], **row: object) -> Row:
-    """Ranks killed from outside at one moment, while all are in the same step."""
-    pauses = tuple(dataclasses.replace(each, life=0) for each in pause_all(step))
+def killed_at_once(
+    name: str, step: int, ranks: Collection[int], *, of: int = RANKS, **row: object
+) -> Row:
+    """Some of the ranks killed from outside at one moment, while all are in the same step."""
+    pauses = tuple(dataclasses.replace(each, life=0) for each in pause_all(step, of))
 
     def kill(job: Job, number: int) -> None:
         job.wait_pause(step, number)
         job.kill(*ranks)
         job.release_all(number)
 
-    return Row(name, step, pauses, kill, replaced=ranks, **row)
+    def is_one(ended: Ended, incident: journal.Incident) -> None:
+        assert len(ended.incidents_of(killed)) == 1
+
+    killed = Row(name, step, pauses, kill, strategies=None, replaced=ranks, check=is_one, **row)
+    return killed
 
 
 def _release_together(step: int) -> Act:
@@ -99,3 +106,94 @@ def _release_together(step: int) -> Act:
         job.release_all(number)
 
     return release
+
+
+CORRUPT = 3  # steps that are wrong when an error of the memory is reported late
+
+
+def reported_late(step: int, *, clean: int, kept: bool = True, after: int = 0) -> Row:
+    """Rank 2 computes what is wrong from two steps before on, and with it all ranks train.
+
+    They go back to a state that is clean: replicas, snapshots and checkpoints of wrong steps are
+    passed over, and no process ends.
+    kept: whether there is a clean state; without one, all ranks begin again.
+    """
+    wrong = step - CORRUPT + 1
+    flip = Fault(2, "forward", wrong, do="flip", life=0, after=after)
+    pauses = [dataclasses.replace(each, life=0) for each in pause_all(step)]
+    late = Fault(2, "forward", step, do="ecc", life=0)
+
+    def release(job: Job, number: int) -> None:
+        job.wait_pause(step, number + 1)
+        every = job.spec.checkpoint_every
+        if every:
+            job.wait_event(journal.Checkpointed, step=step - step % every)
+        job.release_all(number + 1)
+
+    def is_clean(ended: Ended, incident: journal.Incident) -> None:
+        begin, end = ended.window(row)
+        suspected = [event for event in ended.events if isinstance(event, journal.Suspected)]
+        (own,) = [event for event in suspected if begin <= event.at < end]
+        assert (own.clean, own.rank) == (wrong, 2)
+        lines = [line for line in ended.job.record.lines(0) if line["step"] == step - 1]
+        assert lines[0]["metrics"]["loss"] != lines[-1]["metrics"]["loss"]
+
+    row = Row(
+        f"memory error reported late in step {step}",
+        wrong,
+        (flip, *pauses, late),
+        release,
+        strategies=(Strategy.RETRY,) if kept else None,
+        resumed=clean,
+        lost=step - clean,
+        replaced=frozenset() if kept else EVERY,
+        cause=(Kind.DEVICE_MEMORY, 2),
+        check=is_clean,
+    )
+    return row
+
+
+def wrong_steps(ended: Ended) -> dict[int, int]:
+    """Return the steps that such errors made wrong, each with the newest generation in question."""
+    suspected = [event for event in ended.events if isinstance(event, journal.Suspected)]
+    return {
+        step: event.generation
+        for event in suspected
+        for step in range(event.clean, event.clean + CORRUPT)
+    }
+
+
+def fails_with(ranks: Sequence[int], place: str, step: int, *, after: int = 0) -> Row:
+    """An error of the script ends the attempt once, with the traceback of the first failing rank.
+
+    Last words are written where there is a snapshot.
+    """
+
+    def is_named(ended: Ended, incident: journal.Incident) -> None:
+        raised = [fault for fault in incident.faults if fault.traceback]
+        assert {fault.rank for fault in raised} <= set(ranks)
+        assert incident.cause.at == min(fault.at for fault in raised)
+        assert f"{ERROR} {step}" in incident.cause.message
+        assert 'train.py"' in incident.cause.traceback
+        assert "runpy" not in incident.cause.traceback
+
+    # All of them wait for the same fault.
+    waits = [after and after + number for number in range(len(ranks))]
+    faults = [
+        Fault(rank, place, step, do="raise", life=0, after=wait)
+        for rank, wait in zip(ranks, waits, strict=True)
+    ]
+    of = f"rank {ranks[0]}" if len(ranks) == 1 else "all ranks"
+    return Row(
+        f"error of {of} at {place} of step {step}",
+        step,
+        tuple(faults),
+        strategies=(Strategy.DUMP if step else Strategy.FAIL,),
+        check=is_named,
+    )
+
+
+def fails(*rows: Row, **settings: object) -> Attempt:
+    """An attempt whose last row is an error of the script."""
+    reason = f"{ERROR} {rows[-1].step}"
+    return Attempt(rows, settings, outcome="failed", reason=reason)

@@ -125,7 +125,7 @@ class Ended:
 
         Rows of the same step share an incident: it closes when a step is finished.
         """
-        begin, end = self._window(row)
+        begin, end = self.window(row)
         within = [event for event in self.events if begin <= event.at < end]
         return [each for each in journal.incidents(within) if each.faults]
 
@@ -179,7 +179,7 @@ class Ended:
 
     def replaced_in(self, row: Row) -> set[int]:
         """Return the ranks of which a process started between a row's beginning and the next's."""
-        begin, end = self._window(row)
+        begin, end = self.window(row)
         record = self.job.record
         return {r for r in range(record.ranks) if any(begin <= at < end for at in record.births(r))}
 
@@ -188,7 +188,7 @@ class Ended:
         """All ranks that have a new process at the end."""
         return {rank for row in self.rows for rank in row.replaced or ()}
 
-    def _window(self, row: Row) -> tuple[float, float]:
+    def window(self, row: Row) -> tuple[float, float]:
         """Return when a row began, and when the next row began or the attempt ended."""
         rows = self.rows
         number = rows.index(row)
@@ -254,6 +254,7 @@ def run_attempts(folder: Path, attempts: Sequence[Attempt], **settings: object) 
                     row.act(job, numbers[row])
             ended.ends.append(job.end())
             ended.left += job.leftovers()
+            _drop(job, attempt, numbers)
             assert len(job.events_of(journal.Ended)) == len(ended.ends), "it ended more than once"
             assert ended.ends[-1].outcome == attempt.outcome, f"{ended.ends[-1]}"
     except Exception as error:
@@ -262,6 +263,15 @@ def run_attempts(folder: Path, attempts: Sequence[Attempt], **settings: object) 
         job.__exit__()
     ended.events = job.events()
     return ended
+
+
+def _drop(job: Job, attempt: Attempt, numbers: Mapping[Row, int]) -> None:
+    """Take faults of an ended attempt that have not struck from the ranks of the next one."""
+    for row in attempt.rows:
+        for number in range(numbers[row], numbers[row] + len(row.faults)):
+            mark = reached(job.folder, number)
+            if not mark.exists():
+                mark.touch()
 
 
 def each_row(*plans: Plan) -> list[object]:

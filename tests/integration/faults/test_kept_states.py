@@ -1,0 +1,167 @@
+"""Where ranks return to when no replica is left or clean: a snapshot, a checkpoint, the start."""
+
+from __future__ import annotations
+
+import pytest
+from training_jobs import LONG, RANKS
+from training_jobs.baselines import Baselines
+from training_jobs.injection import Fault
+from training_jobs.rows import (
+    EVERY,
+    fails,
+    fails_with,
+    killed_at_once,
+    reported_late,
+    wrong_steps,
+)
+from training_jobs.sequence import Attempt, Ended, EndedOf, Plan, Row, each_row
+
+from rekindle.recovery import journal
+from rekindle.recovery.policy import Policy, Strategy
+
+ALL = range(RANKS)
+
+
+def cannot_be_brought_back(step: int) -> Row:
+    """A rank whose replacements die one after the other ends the attempt, with the reason."""
+    fault = Fault(1, "forward", step, life=0)
+    again = Fault(1, "start", life=0, after=1)
+    name = "rank that cannot be brought back"
+    return Row(name, step, (fault, *[again] * 6), strategies=None, replaced={1}, check=limited)
+
+
+def limited(ended: Ended, incident: journal.Incident) -> None:
+    """The rank was started as often as the policy allows, and once more on another node."""
+    begin, end = ended.window(next(row for row in ended.rows if row.replaced == {1}))
+    births = [at for at in ended.job.record.births(1) if begin <= at < end]
+    assert len(births) <= 1 + ended.job.spec.policy.max_in_row
+
+
+def transient_with_nothing_kept(step: int) -> Row:
+    """A restart begins the training again where no state was kept."""
+    return Row(
+        "transient error with nothing kept",
+        step,
+        (Fault(1, "update", step, do="raise", life=0),),
+        strategies=(Strategy.RESTART,),
+        lost=(step - 1, step, step + 1),
+        replaced=EVERY,
+    )
+
+
+def leave(finished: int, after: int = 0) -> Row:
+    """All ranks leave their loop after so many steps."""
+    faults = [Fault(r, "evaluate", finished - 1, do="leave", life=0) for r in ALL]
+    return Row(f"left after step {finished}", finished - 1, tuple(faults), strategies=())
+
+
+def written(plan: Plan, ended: Ended, number: int) -> list[int]:
+    """Return the steps of the checkpoints that an attempt has written."""
+    since = [event for event in ended.events if isinstance(event, journal.JobStarted)][number].at
+    until = ended.ends[number].at
+    found = [event for event in ended.events if isinstance(event, journal.Checkpointed)]
+    return [event.step for event in found if since <= event.at <= until]
+
+
+DDP = Plan(
+    "ddp",
+    (
+        Attempt(
+            (
+                killed_at_once(
+                    "all ranks killed with nothing kept", 12, ALL, lost=12, sources={"fresh": 4}
+                ),
+                transient_with_nothing_kept(16),
+                reported_late(22, clean=0, kept=False),
+                cannot_be_brought_back(28),
+            ),
+            {"snapshot_every": 0, "policy": Policy(max_restarts=1)},
+            outcome="failed",
+            reason="rank 1 was ended by signal 9",
+        ),
+        Attempt(
+            (
+                killed_at_once("all ranks killed with a checkpoint", 32, ALL, lost=2),
+                reported_late(39, clean=35),
+                leave(44),
+            ),
+            {"checkpoint_every": 5},
+        ),
+        Attempt(
+            (
+                killed_at_once(
+                    "all ranks killed with snapshots",
+                    52,
+                    ALL,
+                    lost=2,
+                    sources={"snapshot": 1, "peer": 3},
+                ),
+                reported_late(59, clean=55),
+                leave(64),
+            ),
+            {"snapshot_every": 5, "checkpoint_every": 0},
+        ),
+        fails(
+            reported_late(73, clean=68),
+            fails_with([1], "evaluate", 78),
+            snapshot_every=8,
+            checkpoint_every=4,
+        ),
+        Attempt((leave(90),), {"checkpoint_every": 5, "snapshot_every": 5}),
+        Attempt(()),
+    ),
+    steps=LONG,
+)
+FSDP = Plan(
+    "fsdp",
+    (
+        Attempt((reported_late(9, clean=5), leave(14)), {"checkpoint_every": 5}),
+        Attempt(()),
+    ),
+    variant="fsdp",
+)
+
+
+@pytest.mark.parametrize(("plan", "row"), each_row(DDP, FSDP))
+def test_return(plan: Plan, row: Row, ended_of: EndedOf) -> None:
+    """The newest state that is clean is taken, and nothing else."""
+    ended_of(plan).check(row)
+
+
+@pytest.mark.parametrize("plan", [DDP, FSDP], ids=str)
+def test_end(plan: Plan, ended_of: EndedOf, baseline_of: Baselines) -> None:
+    """The job has trained what an undisturbed one trains, apart from what it has done again."""
+    ended = ended_of(plan)
+    ended.check_end(baseline_of(plan.variant, plan.ranks, plan.steps), wrong=wrong_steps(ended))
+
+
+LEFT = [
+    (DDP, 1, [35, 40, 44]),
+    (DDP, 4, [80, 85, 90]),
+    (FSDP, 0, [5, 10, 14]),
+]
+
+
+@pytest.mark.parametrize(
+    ("plan", "number", "steps"), LEFT, ids=[f"{plan}-{steps[-1]}" for plan, _, steps in LEFT]
+)
+def test_checkpoint_of_an_early_end(
+    plan: Plan, number: int, steps: list[int], ended_of: EndedOf
+) -> None:
+    """There is one checkpoint of the last step, and the next attempt continues from there."""
+    ended = ended_of(plan)
+    assert ended.ends[number].finished == steps[-1]
+    assert sorted(set(written(plan, ended, number))) == steps
+    (begin,) = [e.at for e in ended.events if isinstance(e, journal.Ended)][number : number + 1]
+    formed = [e for e in ended.events if isinstance(e, journal.Formed) and e.at > begin]
+    assert formed[0].step == steps[-1]
+
+
+def test_no_checkpoints_asked_for(ended_of: EndedOf) -> None:
+    """Where none is ever written, none is written at the end."""
+    assert written(DDP, ended_of(DDP), 2) == []
+
+
+def test_no_checkpoint_of_an_error(ended_of: EndedOf) -> None:
+    """A script that fails has no checkpoint made of what it was doing."""
+    assert {step % 4 for step in written(DDP, ended_of(DDP), 3)} == {0}

@@ -1,0 +1,60 @@
+"""Every survivor is inside its update when a rank dies: none of their states is used."""
+
+from __future__ import annotations
+
+import pytest
+from training_jobs import RANKS
+from training_jobs.baselines import Baselines
+from training_jobs.injection import Fault
+from training_jobs.job import Job
+from training_jobs.rows import killed_while_forming
+from training_jobs.sequence import Attempt, EndedOf, Plan, Row, each_row
+
+from rekindle.recovery.policy import Policy
+
+
+def torn(lost: int) -> Row:
+    """One rank is killed while all have done their update, but not the collective behind it."""
+
+    def kill(job: Job, number: int) -> None:
+        for rank in range(RANKS):
+            job.wait_fault(number + rank)
+        job.kill(1)
+        for rank in (0, 2, 3):
+            job.release(number + rank)
+
+    pauses = tuple(Fault(rank, "updated", 12, do="pause", life=0) for rank in range(RANKS))
+    return Row("all survivors torn", 12, pauses, kill, strategies=None, lost=lost, replaced=None)
+
+
+def plan(name: str, place: str, kept: int, lost: int) -> Plan:
+    """A job whose script has a collective behind its update."""
+    attempt = Attempt((killed_while_forming(place), torn(lost)), {"policy": Policy(max_restarts=1)})
+    return Plan(name, (attempt,), variant="late", settings={"snapshot_every": kept})
+
+
+KEPT = plan("snapshots", "after StateReady", 5, 2)
+NOTHING = plan("nothing kept", "after Arrived", 0, 12)
+
+
+@pytest.mark.parametrize(("plan", "row"), each_row(KEPT))
+def test_torn_ranks(plan: Plan, row: Row, ended_of: EndedOf) -> None:
+    """All ranks go back to the newest snapshot."""
+    ended_of(plan).check(row)
+
+
+@pytest.mark.parametrize("plan", [KEPT], ids=str)
+def test_end(plan: Plan, ended_of: EndedOf, baseline_of: Baselines) -> None:
+    """The job has trained what an undisturbed one trains."""
+    ended_of(plan).check_end(baseline_of(plan.variant, plan.ranks, plan.steps))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("plan", "row"), each_row(NOTHING))
+def test_torn_ranks_with_nothing_kept(
+    plan: Plan, row: Row, ended_of: EndedOf, baseline_of: Baselines
+) -> None:
+    """All ranks begin again."""
+    ended = ended_of(plan)
+    ended.check(row)
+    ended.check_end(baseline_of(plan.variant, plan.ranks, plan.steps))
