@@ -82,6 +82,7 @@ class Ending(Storing):
         self.roster.take_in(*self.roster.outside)
         self._newcomers = set()
         self._doubted = ()  # their ranks are started with all others
+        self.incidents.answered()
         self.restarts += 1
         self._store.drop()
         self._session = self._formed = False

@@ -133,15 +133,15 @@ class Incidents:
         self.faults: list[Fault] = []
         self.past = list(past)
         self._heaviest = Strategy.RETRY
-        self._answered = 0  # faults of the open incident that were seen before a generation formed
+        self._answered = 0  # faults of the open incident when `answered` was called
 
     @property
     def unanswered(self) -> list[Fault]:
-        """The open incident's faults since the newest generation was formed."""
+        """The open incident's faults since the newest generation or restart."""
         return self.faults[self._answered :]
 
     def answered(self) -> None:
-        """A generation was formed: what comes now is news."""
+        """A generation was formed, or all ranks are started again: what comes now is news."""
         self._answered = len(self.faults)
 
     def inherit(self, open_: journal.Incident) -> None:

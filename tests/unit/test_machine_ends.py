@@ -368,3 +368,18 @@ def test_a_node_lost_while_stopping_has_ended() -> None:
     job.exits(0, signal=15)
     assert job.outcome is False
     assert not job.recorded(journal.NodeWanted)
+
+
+def test_links_that_a_restart_has_answered_are_not_decided_about_again() -> None:
+    """New processes form a generation: the broken links of the old ones cost no second restart."""
+    job = trained(5, policy=Policy(max_restarts=1, max_in_row=1))
+    for _ in range(2):
+        job.fail_step(1)
+        job.arrive([0, 1], finished=5)
+    assert strategies(job) == [Strategy.RETRY, Strategy.RESTART]
+    job.killed()
+    job.store_up()
+    job.spawned()
+    job.arrive([0, 1])
+    assert strategies(job) == [Strategy.RETRY, Strategy.RESTART]
+    assert job.last(journal.Formed).generation == 3
