@@ -30,7 +30,7 @@ _DUMP = "Current thread"  # begins one thread's stack in each answer of a rank
 
 
 def hold(step: int) -> Fault:
-    """What keeps the job in a step while a fault is injected."""
+    """A pause that holds the job in a step while a fault is injected."""
     return Fault(0, "forward", step, do="pause", life=0)
 
 
@@ -59,7 +59,7 @@ def looks(job: Job, rank: int) -> int:
 
 
 def wait_looks(job: Job, before: list[int]) -> None:
-    """Wait until all ranks were looked at twice more than before."""
+    """Wait until each rank has reported its stacks twice more than before."""
 
     def twice() -> bool:
         return all(looks(job, rank) >= before[rank] + 2 for rank in range(RANKS))
@@ -68,7 +68,7 @@ def wait_looks(job: Job, before: list[int]) -> None:
 
 
 def takes_long(name: str, place: str, do: str, step: int) -> Row:
-    """All others wait for a rank: agents look closely, more than once, and let it be."""
+    """All others wait for a rank: agents look closely, more than once, and do not end it."""
 
     def release(job: Job, number: int) -> None:
         before = [looks(job, rank) for rank in range(RANKS)]
@@ -157,7 +157,7 @@ DDP = Plan(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("plan", "row"), each_row(DDP))
 def test_rank_without_progress(plan: Plan, row: Row, ended_of: EndedOf) -> None:
-    """A hang is named and ended, and no other rank loses its process; what takes long is none."""
+    """A hanging rank is named and replaced alone; a rank that takes long is not replaced."""
     ended_of(plan).check(row)
 
 
@@ -184,7 +184,7 @@ print("well done", flush=True)
 
 
 def test_a_script_without_a_session(job: Callable[..., Job], tmp_path: Path) -> None:
-    """It hangs when none of its processes does anything; all are started anew."""
+    """It hangs when none of its processes does anything; all of them are started again."""
     script = tmp_path / "untouched.py"
     script.write_text(UNTOUCHED)
     run = job(nodes=2, processes=RANKS, policy=SOON, script=script)

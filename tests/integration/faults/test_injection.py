@@ -19,7 +19,7 @@ AFTER = 3  # steps between the one in which the job is held and the one that is 
 
 
 def hold(step: int) -> Fault:
-    """What keeps the job in a step while a fault is injected."""
+    """A pause that holds the job in a step while a fault is injected."""
     return Fault(0, "forward", step, do="pause", life=0)
 
 
@@ -121,7 +121,7 @@ def not_allowed(step: int) -> Row:
 
 def replaced_twice(ended: Ended, incident: journal.Incident) -> None:
     """The replacement that hangs before it reaches its Session is replaced in its turn."""
-    begin, end = ended.window(next(row for row in ended.rows if row.name == "late replacement"))
+    begin, end = ended.window(next(row for row in ended.rows if row.check is replaced_twice))
     births = ended.job.record.births(1)
     assert len([at for at in births if begin <= at < end]) == 2
 

@@ -6,6 +6,7 @@ import pytest
 from training_jobs import LONG, RANKS
 from training_jobs.baselines import Baselines
 from training_jobs.injection import Fault
+from training_jobs.job import LIMIT_S
 from training_jobs.rows import (
     EVERY,
     fails,
@@ -27,12 +28,14 @@ def cannot_be_brought_back(step: int) -> Row:
     fault = Fault(1, "forward", step, life=0)
     again = Fault(1, "start", life=0, after=1)
     name = "rank that cannot be brought back"
-    return Row(name, step, (fault, *[again] * 6), strategies=None, replaced={1}, check=limited)
+    decided = *[Strategy.RECOVER_IN_PLACE] * 3, Strategy.RECOVER, Strategy.FAIL
+    faults = fault, *[again] * 6
+    return Row(name, step, faults, strategies=decided, replaced=None, check=limited)
 
 
 def limited(ended: Ended, incident: journal.Incident) -> None:
-    """The rank was started as often as the policy allows, and once more on another node."""
-    begin, end = ended.window(next(row for row in ended.rows if row.replaced == {1}))
+    """The policy limits the starts of the rank; one more is on another node."""
+    begin, end = ended.window(next(row for row in ended.rows if row.check is limited))
     births = [at for at in ended.job.record.births(1) if begin <= at < end]
     assert len(births) <= 1 + ended.job.spec.policy.max_in_row
 
@@ -50,7 +53,7 @@ def transient_with_nothing_kept(step: int) -> Row:
 
 
 def leave(finished: int, after: int = 0) -> Row:
-    """All ranks leave their loop after so many steps."""
+    """All ranks leave their loop after this number of steps."""
     faults = [Fault(r, "evaluate", finished - 1, do="leave", life=0) for r in ALL]
     return Row(f"left after step {finished}", finished - 1, tuple(faults), strategies=())
 
@@ -75,7 +78,7 @@ DDP = Plan(
                 reported_late(22, clean=0, kept=False),
                 cannot_be_brought_back(28),
             ),
-            {"snapshot_every": 0, "policy": Policy(max_restarts=1)},
+            {"snapshot_every": 0, "policy": Policy(max_restarts=1, hang_timeout_s=LIMIT_S)},
             outcome="failed",
             reason="rank 1 was ended by signal 9",
         ),
@@ -85,7 +88,7 @@ DDP = Plan(
                 reported_late(39, clean=35),
                 leave(44),
             ),
-            {"checkpoint_every": 5},
+            {"checkpoint_every": 5, "policy": Policy(hang_timeout_s=LIMIT_S)},
         ),
         Attempt(
             (
@@ -136,7 +139,7 @@ def test_end(plan: Plan, ended_of: EndedOf, baseline_of: Baselines) -> None:
 
 
 LEFT = [
-    (DDP, 1, [35, 40, 44]),
+    (DDP, 1, [*range(5, 45, 5), 44]),
     (DDP, 4, [80, 85, 90]),
     (FSDP, 0, [5, 10, 14]),
 ]

@@ -83,7 +83,7 @@ class Stop:
 
 @dataclass
 class Stopped:
-    """What a stopped job has left. formed: the steps from which the next start continued."""
+    """The state of a stopped job. formed: the steps from which the next start continued."""
 
     status: int
     output: str

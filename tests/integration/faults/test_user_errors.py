@@ -36,9 +36,10 @@ def transient(place: str, step: int, lost: Collection[int]) -> Row:
 
 
 def lasting(step: int) -> Row:
-    """An error that comes twice at a step after the same beginning, whatever restarts are left.
+    """An error that recurs at a step after the same beginning ends the attempt.
 
-    The first time the attempt has begun elsewhere, then twice from its snapshot.
+    It does so although restarts are left. The attempt begins elsewhere the first time, and then
+    twice from its snapshot.
     """
     first = Fault(1, "forward", step, do="raise", life=0)
     again = Fault(1, "forward", step, do="raise", life=0, after=1)
@@ -54,14 +55,14 @@ def lasting(step: int) -> Row:
 
 
 def is_lasting(ended: Ended, incident: journal.Incident) -> None:
-    """Rank 1 was started twice more, and no fourth error was waited for."""
-    begin, end = ended.window(next(row for row in ended.rows if row.name == "lasting error"))
+    """Two restarts have started rank 1; there is no third one."""
+    begin, end = ended.window(next(row for row in ended.rows if row.check is is_lasting))
     births = ended.job.record.births(1)
     assert len([at for at in births if begin <= at < end]) == 2
 
 
 def like_a_link(what: str, step: int) -> Row:
-    """An error that looks like a broken link is tried once more in place, and may be gone then."""
+    """All ranks retry a step whose error looks like a broken link, without a restart."""
     return Row(
         f"error that reads like a broken link: {what}",
         step,
@@ -72,9 +73,15 @@ def like_a_link(what: str, step: int) -> Row:
 
 
 def lasting_link(step: int) -> Row:
-    """One that comes again and again ends the attempt, with its text."""
-    fault = Fault(1, "forward", step, life=0, do="link", again=True)
-    return Row("lasting error that reads like a broken link", step, (fault,), strategies=None)
+    """An error that recurs in each retry ends the attempt, with its text as the reason."""
+    fault = Fault(1, "forward", step, do="link", life=0)
+    again = Fault(1, "forward", step, do="link", life=0, after=1)
+    return Row(
+        "lasting error that reads like a broken link",
+        step,
+        (fault, again, again, again),
+        strategies=(*[Strategy.RETRY] * 3, Strategy.FAIL),
+    )
 
 
 def broken_by_a_peer(step: int) -> Row:

@@ -112,11 +112,12 @@ CORRUPT = 3  # steps that are wrong when an error of the memory is reported late
 
 
 def reported_late(step: int, *, clean: int, kept: bool = True, after: int = 0) -> Row:
-    """Rank 2 computes what is wrong from two steps before on, and with it all ranks train.
+    """Rank 2 reports an error of its memory two steps after it has begun to compute wrong values.
 
-    They go back to a state that is clean: replicas, snapshots and checkpoints of wrong steps are
-    passed over, and no process ends.
-    kept: whether there is a clean state; without one, all ranks begin again.
+    All ranks have trained with these values. They return to a clean state: no rank takes a replica,
+    a snapshot or a checkpoint of a wrong step. No process ends.
+
+    kept: False where there is no clean state. All ranks begin again then.
     """
     wrong = step - CORRUPT + 1
     flip = Fault(2, "forward", wrong, do="flip", life=0, after=after)
@@ -166,7 +167,7 @@ def wrong_steps(ended: Ended) -> dict[int, int]:
 def fails_with(ranks: Sequence[int], place: str, step: int, *, after: int = 0) -> Row:
     """An error of the script ends the attempt once, with the traceback of the first failing rank.
 
-    Last words are written where there is a snapshot.
+    The job writes its newest snapshot as a checkpoint, if there is one.
     """
 
     def is_named(ended: Ended, incident: journal.Incident) -> None:

@@ -32,7 +32,7 @@ _LAST = (Strategy.DUMP, Strategy.FAIL)  # training does not continue after these
 class Row:
     """One fault of a long job, and what must follow from it.
 
-    name: part of the test's id.
+    name: the id of the row's test.
     step: the first step in which the fault can strike. Rows are in the order of
         their steps, with at least three steps between them. Rows of the same step are possible if
         each of them waits for the one before it (`Fault.after`).
