@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,9 +13,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from training_jobs import RANKS
 from training_jobs.injection import write_faults
-from training_jobs.job import LIMIT_S, STEPS, Job
+from training_jobs.job import STEPS, Job
 from training_jobs.processes import SCRIPT, environment
 from training_jobs.record import Record
+from waiting import run_command
 
 from rekindle import names
 from rekindle.errors import SessionError
@@ -162,14 +162,7 @@ def run_by_hand(folder: Path, *launcher: str) -> None:
     # With its own store torchrun often hangs at the start, in torch 2.13 with gloo.
     own = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     for _ in range(3):  # torchrun may lose the free port that it has picked to somebody else
-        finished = subprocess.run(
-            command,
-            env={**os.environ, **environment("by-hand"), **own},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=LIMIT_S,
-        )
+        finished = run_command(command, env={**os.environ, **environment("by-hand"), **own})
         if "EADDRINUSE" not in finished.stderr:
             break
     assert finished.returncode == 0, finished.stderr

@@ -286,11 +286,14 @@ def each_row(*plans: Plan) -> list[object]:
 
 @pytest.fixture(scope="session")
 def ended_of(tmp_path_factory: pytest.TempPathFactory) -> EndedOf:
-    """Run a plan, once per worker."""
+    """Run a plan, once per worker; a run that has broken off is not repeated."""
     known: dict[Plan, Ended] = {}
+    begun: set[Plan] = set()
 
     def run(plan: Plan) -> Ended:
         if plan not in known:
+            assert plan not in begun, f"plan {plan} was broken off in an earlier test"
+            begun.add(plan)
             folder = tmp_path_factory.mktemp("plan")
             of_plan = {"variant": plan.variant, "processes": plan.ranks, "steps": plan.steps}
             known[plan] = run_attempts(folder, plan.attempts, **of_plan, **plan.settings)
