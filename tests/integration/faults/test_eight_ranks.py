@@ -8,10 +8,10 @@ import pytest
 from training_jobs.baselines import Baselines
 from training_jobs.injection import Fault
 from training_jobs.job import Job, pause_all
-from training_jobs.rows import killed, killed_at_once, killed_while_forming
+from training_jobs.rows import killed, killed_at_once, killed_while_forming, patient
 from training_jobs.sequence import Attempt, EndedOf, Plan, Row, each_row
 
-from rekindle.recovery.policy import Policy, Strategy
+from rekindle.recovery.policy import Strategy
 
 RANKS = 8
 NODES = {"nodes": 4}
@@ -45,7 +45,7 @@ DDP = Plan(
                 half(12),
                 lost_node(16),
             ),
-            {"policy": Policy(max_restarts=1)},
+            {"policy": patient(max_restarts=1)},
         ),
     ),
     ranks=RANKS,

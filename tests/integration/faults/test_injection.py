@@ -6,14 +6,15 @@ import pytest
 from training_jobs import LONG, RANKS
 from training_jobs.baselines import Baselines
 from training_jobs.injection import Fault
-from training_jobs.job import LIMIT_S, Job
+from training_jobs.job import Job
+from training_jobs.rows import patient
 from training_jobs.sequence import Attempt, Ended, EndedOf, Plan, Row, each_row
 from waiting import bound_s
 
 from rekindle.errors import JobError
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
-from rekindle.recovery.policy import Policy, Strategy
+from rekindle.recovery.policy import Strategy
 
 AFTER = 3  # steps between the one in which the job is held and the one that is named
 
@@ -157,7 +158,7 @@ PLAN = Plan(
                 ),
                 injected("exception", 1, 64, strategies=(Strategy.DUMP,)),
             ),
-            {"policy": Policy(leave_timeout_s=bound_s(3.0), hang_timeout_s=LIMIT_S)},
+            {"policy": patient(leave_timeout_s=bound_s(3.0))},
             outcome="failed",
             reason=f"injected into step {64 + AFTER} of rank 1",
         ),
@@ -177,7 +178,7 @@ PLAN = Plan(
                 ),
             ),
             {
-                "policy": Policy(join_timeout_s=bound_s(2.0), hang_timeout_s=LIMIT_S),
+                "policy": patient(join_timeout_s=bound_s(2.0)),
                 "allow_injection": False,
             },
         ),

@@ -6,19 +6,19 @@ import pytest
 from training_jobs import LONG, RANKS
 from training_jobs.baselines import Baselines
 from training_jobs.injection import Fault
-from training_jobs.job import LIMIT_S
 from training_jobs.rows import (
     EVERY,
     fails,
     fails_with,
     killed_at_once,
+    patient,
     reported_late,
     wrong_steps,
 )
 from training_jobs.sequence import Attempt, Ended, EndedOf, Plan, Row, each_row
 
 from rekindle.recovery import journal
-from rekindle.recovery.policy import Policy, Strategy
+from rekindle.recovery.policy import Strategy
 
 ALL = range(RANKS)
 
@@ -78,7 +78,7 @@ DDP = Plan(
                 reported_late(22, clean=0, kept=False),
                 cannot_be_brought_back(28),
             ),
-            {"snapshot_every": 0, "policy": Policy(max_restarts=1, hang_timeout_s=LIMIT_S)},
+            {"snapshot_every": 0, "policy": patient(max_restarts=1)},
             outcome="failed",
             reason="rank 1 was ended by signal 9",
         ),
@@ -88,7 +88,7 @@ DDP = Plan(
                 reported_late(39, clean=35),
                 leave(44),
             ),
-            {"checkpoint_every": 5, "policy": Policy(hang_timeout_s=LIMIT_S)},
+            {"checkpoint_every": 5, "policy": patient()},
         ),
         Attempt(
             (

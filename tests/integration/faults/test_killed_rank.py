@@ -9,11 +9,11 @@ from training_jobs import LONG, RANKS
 from training_jobs.baselines import Baselines
 from training_jobs.injection import Fault
 from training_jobs.job import Job
-from training_jobs.rows import EVERY, killed
+from training_jobs.rows import EVERY, killed, patient
 from training_jobs.sequence import Attempt, Ended, EndedOf, Plan, Row, each_row
 
 from rekindle.recovery import journal
-from rekindle.recovery.policy import Policy, Strategy
+from rekindle.recovery.policy import Strategy
 
 LAST = LONG - 1
 
@@ -110,7 +110,7 @@ DDP = Plan(
                     replaced=EVERY,
                 ),
             ),
-            settings={"policy": Policy(max_restarts=2)},
+            settings={"policy": patient(max_restarts=2)},
         ),
     ),
     steps=LONG,

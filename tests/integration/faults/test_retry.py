@@ -6,12 +6,12 @@ import pytest
 from training_jobs import LONG, RANKS
 from training_jobs.baselines import Baselines
 from training_jobs.injection import Fault
-from training_jobs.rows import EVERY, PASSING, at_once, retried
+from training_jobs.rows import EVERY, PASSING, at_once, patient, retried
 from training_jobs.sequence import Attempt, Ended, EndedOf, Plan, Row, each_row
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
-from rekindle.recovery.policy import Policy, Strategy
+from rekindle.recovery.policy import Strategy
 
 
 def fault(rank: int, place: str, step: int | None, do: str, after: int = 0) -> Fault:
@@ -163,7 +163,7 @@ DDP = Plan(
                     replaced={1},
                 ),
             ),
-            settings={"policy": Policy(strategies=(Strategy.RECOVER_IN_PLACE,))},
+            settings={"policy": patient(strategies=(Strategy.RECOVER_IN_PLACE,))},
         ),
     ),
     steps=LONG,

@@ -6,10 +6,8 @@ import pytest
 from training_jobs import LONG, RANKS
 from training_jobs.baselines import Baselines
 from training_jobs.injection import Fault
-from training_jobs.rows import killed_at_once, killed_while_forming
+from training_jobs.rows import killed_at_once, killed_while_forming, patient
 from training_jobs.sequence import Attempt, EndedOf, Plan, Row, each_row
-
-from rekindle.recovery.policy import Policy
 
 SECONDS = [
     Fault(1, "start"),
@@ -65,7 +63,7 @@ PLAN = Plan(
                     sources={"snapshot": 1, "peer": 3},
                 ),
             ),
-            {"policy": Policy(max_restarts=1)},
+            {"policy": patient(max_restarts=1)},
         ),
     ),
     steps=LONG,

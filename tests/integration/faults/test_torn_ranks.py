@@ -7,10 +7,8 @@ from training_jobs import RANKS
 from training_jobs.baselines import Baselines
 from training_jobs.injection import Fault
 from training_jobs.job import Job
-from training_jobs.rows import killed_while_forming
+from training_jobs.rows import killed_while_forming, patient
 from training_jobs.sequence import Attempt, EndedOf, Plan, Row, each_row
-
-from rekindle.recovery.policy import Policy
 
 
 def torn(lost: int) -> Row:
@@ -29,7 +27,9 @@ def torn(lost: int) -> Row:
 
 def plan(name: str, place: str, kept: int, lost: int) -> Plan:
     """A job whose script has a collective behind its update."""
-    attempt = Attempt((killed_while_forming(place), torn(lost)), {"policy": Policy(max_restarts=1)})
+    attempt = Attempt(
+        (killed_while_forming(place), torn(lost)), {"policy": patient(max_restarts=1)}
+    )
     return Plan(name, (attempt,), variant="late", settings={"snapshot_every": kept})
 
 

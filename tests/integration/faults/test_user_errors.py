@@ -9,12 +9,12 @@ from training_jobs import LONG, RANKS
 from training_jobs.baselines import Baselines
 from training_jobs.injection import Fault
 from training_jobs.job import Job
-from training_jobs.rows import EVERY, fails, fails_with
+from training_jobs.rows import EVERY, fails, fails_with, patient
 from training_jobs.sequence import Attempt, Ended, EndedOf, Plan, Row, each_row
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
-from rekindle.recovery.policy import Policy, Strategy
+from rekindle.recovery.policy import Strategy
 
 LAST = LONG - 1
 ALL = range(RANKS)
@@ -100,8 +100,8 @@ def broken_by_a_peer(step: int) -> Row:
 DDP = Plan(
     "ddp",
     (
-        fails(fails_with([2], "forward", 0)),
-        fails(fails_with(ALL, "forward", 0, after=1)),
+        fails(fails_with(ALL, "forward", 0)),
+        fails(fails_with([2], "forward", 0, after=1)),
         Attempt(
             (
                 like_a_link("link", 3),
@@ -111,7 +111,7 @@ DDP = Plan(
                 transient("update", 22, (1, 2, 3)),
                 lasting(29),
             ),
-            {"policy": Policy(max_restarts=5)},
+            {"policy": patient(max_restarts=5)},
             outcome="failed",
             reason="after step 29, again when it was begun from the state of step 25",
         ),
@@ -120,7 +120,7 @@ DDP = Plan(
                 transient("forward", 37, (1, 2, 3)),
                 lasting_link(44),
             ),
-            {"snapshot_every": 0, "checkpoint_every": 5, "policy": Policy(max_restarts=1)},
+            {"snapshot_every": 0, "checkpoint_every": 5, "policy": patient(max_restarts=1)},
             outcome="failed",
             reason="the sample names no ProcessGroup",
         ),
@@ -128,6 +128,7 @@ DDP = Plan(
             fails_with(ALL, "updated", 56),
             snapshot_every=5,
             checkpoint_every=0,
+            policy=patient(),
         ),
         fails(fails_with([0], "end", LAST)),
         Attempt(()),

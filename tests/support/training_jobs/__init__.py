@@ -1,7 +1,9 @@
 """Small training runs for tests: a script that breaks where it is told to, and its jobs.
 
 `train` is the script, `injection` breaks it, `job` runs it on an engine, `processes` starts and
-finds what runs, `record` reads what a run has left, `checks` compares two of them.
+finds what runs, `record` reads what a run has left, `checks` compares two of them, `baselines` has
+the uninterrupted runs. `sequence` runs a job that meets many faults, the rows of a table; `rows`
+has the rows that several tables share.
 """
 
 LENGTH = 500  # samples

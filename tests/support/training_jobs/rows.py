@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
-from rekindle.recovery.policy import Strategy
+from rekindle.recovery.policy import Policy, Strategy
 from training_jobs import RANKS
 from training_jobs.injection import Fault, held
-from training_jobs.job import Job, pause_all
+from training_jobs.job import LIMIT_S, Job, pause_all
 from training_jobs.sequence import Act, Attempt, Ended, Row
 
 ERROR = "ValueError: injected into step"
@@ -20,6 +21,11 @@ PASSING = {
     "uce": Kind.DEVICE_MEMORY,
     "uce-temporary": Kind.DEVICE_MEMORY,
 }
+
+
+def patient(**limits: Any) -> Policy:
+    """Return a policy with limits, in which a rank that a test pauses does not hang."""
+    return Policy(hang_timeout_s=LIMIT_S, **limits)
 
 
 def killed(rank: int, place: str, step: int, *, after: int = 0) -> Row:
@@ -174,6 +180,7 @@ def fails_with(ranks: Sequence[int], place: str, step: int, *, after: int = 0) -
         raised = [fault for fault in incident.faults if fault.traceback]
         assert {fault.rank for fault in raised} <= set(ranks)
         assert incident.cause.at == min(fault.at for fault in raised)
+        assert incident.cause.message.startswith("rank ")
         assert f"{ERROR} {step}" in incident.cause.message
         assert 'train.py"' in incident.cause.traceback
         assert "runpy" not in incident.cause.traceback
