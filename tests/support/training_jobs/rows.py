@@ -170,10 +170,12 @@ def wrong_steps(ended: Ended) -> dict[int, int]:
     }
 
 
-def fails_with(ranks: Sequence[int], place: str, step: int, *, after: int = 0) -> Row:
+def fails_with(
+    ranks: Sequence[int], place: str, step: int, *, after: int = 0, newer: bool = True
+) -> Row:
     """An error of the script ends the attempt once, with the traceback of the first failing rank.
 
-    The job writes its newest snapshot as a checkpoint, if there is one.
+    The job writes its newest snapshot as a checkpoint, if it is newer than every checkpoint.
     """
 
     def is_named(ended: Ended, incident: journal.Incident) -> None:
@@ -196,7 +198,7 @@ def fails_with(ranks: Sequence[int], place: str, step: int, *, after: int = 0) -
         f"error of {of} at {place} of step {step}",
         step,
         tuple(faults),
-        strategies=(Strategy.DUMP if step else Strategy.FAIL,),
+        strategies=(Strategy.DUMP if step and newer else Strategy.FAIL,),
         check=is_named,
     )
 
