@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from training_jobs.baselines import Baselines
 from training_jobs.checks import assert_same_training, assert_samples_once
 from training_jobs.injection import Fault, reached, write_faults
 from training_jobs.job import STEPS
@@ -215,7 +214,7 @@ def test_stopped(
 
 @pytest.mark.parametrize("stops", [STOPS, pytest.param(MORE, marks=pytest.mark.soak)])
 def test_end(
-    stops: Sequence[Stop], stories: Callable[[Sequence[Stop]], Story], baseline: Baselines
+    stops: Sequence[Stop], stories: Callable[[Sequence[Stop]], Story], baseline: Record
 ) -> None:
     """The job that was stopped so often has trained what an undisturbed one trains."""
     story = stories(stops)
