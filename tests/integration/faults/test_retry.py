@@ -115,7 +115,7 @@ DDP = Plan(
                     84,
                     (
                         fault(1, "forward", 84, "uce"),
-                        fault(2, "after StateReady", 84, "kill", after=1),
+                        fault(2, "after StateReady", None, "kill", after=1),
                     ),
                     strategies=None,
                     replaced={2},

@@ -35,8 +35,8 @@ def replacement_and_survivors(step: int) -> Row:
     faults = (
         Fault(1, "forward", step, life=0),
         Fault(1, "before StateReady", life=0, after=1),
-        Fault(2, "after Arrived", step, life=0, after=2),
-        Fault(0, "before StateReady", step, life=0, after=3),
+        Fault(2, "after Arrived", life=0, after=2),
+        Fault(0, "before StateReady", life=0, after=3),
     )
     name = "then the replacement and two survivors"
     return Row(name, step, faults, strategies=None, replaced={0, 1, 2})
