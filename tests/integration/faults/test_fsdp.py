@@ -1,4 +1,4 @@
-"""FSDP2 models: whatever the step broke off in, they live on with the next generation's groups.
+"""FSDP2 models continue with the groups of the next generation, wherever a step has failed.
 
 `hsdp` has each piece twice, `fsdp` has each piece once. Each is one job that meets all faults.
 """
@@ -31,7 +31,7 @@ def killed_everywhere(**expected: Any) -> list[Row]:
 
 
 def fault_after_fault(place: str) -> Row:
-    """Return a row: the replacement dies at a place, then others die."""
+    """Return a row of four faults; the second one ends the replacement of the first rank."""
     faults = (
         Fault(1, "backward 1", 42, life=0),
         Fault(1, place, life=0, after=1),

@@ -1,4 +1,4 @@
-"""State in shards: a lost one comes from a replica, else all go back to what is kept of each.
+"""Training state in shards: a lost shard comes from a replica; without one, from snapshots.
 
 `hybrid` has each shard twice, `sharded` has each shard once. Each is one job of a few attempts.
 """
@@ -34,7 +34,7 @@ PLACES = (*BEFORE, "update", "updated", "last line", "snapshot", "before Snapsho
 def killed_everywhere(first: int, *, loses: bool, **expected: Any) -> list[Row]:
     """Return a row for each place: a rank dies there, in the fourth step after a snapshot.
 
-    At a place of a snapshot it dies a step later: when the next snapshot is due.
+    A rank that dies while it takes a snapshot dies one step later.
     loses: whether the steps since the snapshot are lost.
     """
     rows = []
@@ -114,7 +114,7 @@ def test_with_a_replica(row: Row, hybrid: tuple[Ended, Ended]) -> None:
 
 
 def test_no_copies_of_replicas(hybrid: tuple[Ended, Ended]) -> None:
-    """The replica of a shard lives on another node."""
+    """Another node has the replica of each shard."""
     assert hybrid[1].seen["no copies"] == ([], {})
 
 
@@ -191,12 +191,12 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
 
 @pytest.mark.parametrize("row", SHARDED, ids=str)
 def test_without_a_replica(row: Row, sharded: dict[str, Ended]) -> None:
-    """All go back to the newest snapshot that there is of every shard; only one is replaced."""
+    """All ranks load the newest step of which all shards have a snapshot; one rank is replaced."""
     sharded["rows"].check(row)
 
 
 def test_a_world_that_may_shrink_is_refused(sharded: dict[str, Ended]) -> None:
-    """The job says so at once, with what to do."""
+    """The job fails before its first step, with a message that names the right option."""
     attempt = sharded["may shrink"]
     assert "run it with --nnodes=2, not with 1:2" in attempt.check_outcome("failed").reason
     assert attempt.incidents[-1].strategy is Strategy.FAIL
@@ -228,7 +228,7 @@ def test_no_copies_on_one_node(sharded: dict[str, Ended]) -> None:
     ],
 )
 def test_shards_that_do_not_fit(attempt: str, said: str, sharded: dict[str, Ended]) -> None:
-    """A rank takes another shard than before, or says that there are none, or are fewer."""
+    """A job fails where a rank has another shard than before, or none, or one of fewer shards."""
     assert said in sharded[attempt].check_outcome("failed").reason
 
 
@@ -256,7 +256,7 @@ def test_the_last_checkpoint_is_told_of(sharded: dict[str, Ended]) -> None:
 
 
 def test_one_shard_by_another_number(tmp_path: Path) -> None:
-    """A replica group is the same by whatever number: its checkpoint is found again."""
+    """The number of the only shard does not matter: a job finds its checkpoint again."""
     settings = {"variant": "one", "snapshot_every": 0, "checkpoint_every": 8, "steps": 16}
     with Attempts(tmp_path, **settings) as job:
         job.meet().check_outcome()

@@ -31,17 +31,16 @@ NODE = (Strategy.RECOVER,)
 class Row:
     """One fault of a long job, and what must follow from it.
 
-    name: of the test. step: the first step in which the fault can strike; rows are in the order of
-        their steps, with at least three steps between them.
-    faults: what the ranks inflict upon themselves. act: what is done from outside meanwhile; it
-        gets the job and the number of the row's first fault (see `Job.wait_fault`). What it returns
-        is kept in `Ended.seen`.
-    strategies: what must be decided, in order; None: not checked; none: the row is no incident.
-    lost: the steps lost, or the numbers allowed; None: not checked.
-    replaced: the ranks that have a new process afterwards.
-    sources: where the ranks' states come from in each generation, or in the only one; None: not
-        checked.
-    check: more to check, once the job has ended.
+    name: the test's. step: the first step in which the fault can strike. Between the steps of two
+        rows there are at least three steps.
+    faults: the script's own. act: a function that acts on the job from outside. It gets the job and
+        the number of the row's first fault (see `Job.wait_fault`), and `Ended.seen` keeps its
+        result.
+    strategies: all decisions, in order; None: any; empty: there is no incident.
+    lost: the steps lost, or all numbers that are allowed; None: any.
+    replaced: the ranks that get a new process.
+    sources: of the ranks' states, in each generation or in the only one; None: any.
+    check: a function that checks more when the job has ended.
     """
 
     name: str
@@ -62,8 +61,8 @@ class Row:
 class Ended:
     """A job, or an attempt of it, that met all rows, and how far it came.
 
-    events: its own, without those of earlier attempts. seen: what the rows' acts have returned, by
-    the rows' names. earlier: how many processes each rank had in earlier attempts.
+    events: its own, without those of earlier attempts. seen: the results of the acts, by the names
+    of the rows. earlier: the number of processes that each rank had in earlier attempts.
     """
 
     job: Job
@@ -176,7 +175,7 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
 
 
 def killed(place: str, step: int, rank: int, others: int, **expected: Any) -> Row:
-    """Return the row of a rank that dies at a place when the others have finished so many steps."""
+    """Return the row of a rank that dies at a place once the others have done `others` steps."""
 
     def release(job: Job, number: int) -> None:
         job.release_abreast(number, others)
