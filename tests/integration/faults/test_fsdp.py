@@ -1,10 +1,11 @@
 """FSDP2 models continue with the groups of the next generation, wherever a step has failed.
 
-`hsdp` has each piece twice, `fsdp` has each piece once. Each is one job that meets all faults.
+`hsdp` has each piece twice, `fsdp` has each piece once. Each table is one job.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,10 +21,11 @@ STEPS = 70
 PLACES = ("forward", "forward 0", "forward 2", "backward 2", "backward 0", "update", "updated")
 
 
-def killed_everywhere(**expected: Any) -> list[Row]:
+def killed(*places: str, **expected: Any) -> list[Row]:
     """Return a row for each place: a rank dies there, three steps after a snapshot."""
     rows = []
-    for number, place in enumerate(PLACES):
+    for place in places:
+        number = PLACES.index(place)
         rank, step = number % RANKS, 8 + 5 * number
         fault = Fault(rank, place, step, life=0)
         rows.append(Row(f"killed at {place}", step, (fault,), replaced={rank}, **expected))
@@ -47,23 +49,44 @@ def done_again(how: str, step: int) -> Row:
     return Row(how, step, (fault,), strategies=RETRY, sources={"self": RANKS})
 
 
-HSDP = [
-    *killed_everywhere(sources={"self": RANKS - 1, "peer": 1}),
-    fault_after_fault("receive"),
-    done_again("link", 53),
-    done_again("hiccup", 57),
-    paused("lost node", 62, lose(1, checkpoint=60), strategies=NODE, replaced={2, 3}),
-    # Each rank gets its piece, and the optimizer's state of it, from its agent.
-    paused("all processes", 65, kill(*range(RANKS)), strategies=None, replaced=range(RANKS)),
-]
-FSDP = [
-    *killed_everywhere(sources={"snapshot": RANKS}, lost={3, 4}),
-    fault_after_fault("start"),
-    done_again("link", 53),
-    done_again("hiccup", 57),
-    paused("lost node", 62, lose(1, checkpoint=60), strategies=None, lost=2, replaced={2, 3}),
-]
-SETTINGS = {"nodes": 2, "steps": STEPS, "snapshot_every": 5, "checkpoint_every": 20}
+def lost_node(**expected: Any) -> Row:
+    """Return the row of a lost node: its new processes build their model before any group."""
+    act = lose(1, checkpoint=60)
+    return paused("lost node", 62, act, replaced={2, 3}, **expected)
+
+
+FROM_PEER = {"sources": {"self": RANKS - 1, "peer": 1}}
+FROM_SNAPSHOTS = {"sources": {"snapshot": RANKS}, "lost": {3, 4}}
+TABLES = {
+    "hsdp": [
+        *killed("forward", **FROM_PEER),
+        fault_after_fault("receive"),
+        done_again("hiccup", 57),
+        # Each rank gets its piece, and the optimizer's state of it, from its agent.
+        paused("all processes", 65, kill(*range(RANKS)), strategies=None, replaced=range(RANKS)),
+    ],
+    "fsdp": [
+        *killed("backward 0", **FROM_SNAPSHOTS),
+        done_again("link", 53),
+        lost_node(strategies=None, lost=2),
+    ],
+    # A process that imports FSDP2 costs a second: the other places are for the soak.
+    "hsdp in the soak": [
+        *killed(*PLACES[1:], **FROM_PEER),
+        done_again("link", 53),
+        lost_node(strategies=NODE),
+    ],
+    "fsdp in the soak": [
+        *(row for row in killed(*PLACES, **FROM_SNAPSHOTS) if "backward 0" not in row.name),
+        fault_after_fault("start"),
+        done_again("hiccup", 57),
+    ],
+}
+
+
+def marks(table: str) -> list[pytest.MarkDecorator]:
+    """Return the marks of a table's tests."""
+    return [pytest.mark.soak] if "soak" in table else []
 
 
 def test_pieces_and_replicas(baseline_of: Callable[..., Record]) -> None:
@@ -76,37 +99,37 @@ def test_pieces_and_replicas(baseline_of: Callable[..., Record]) -> None:
     assert hsdp.losses(1)[:24] == pytest.approx(fsdp.losses(1)[:24], rel=1e-3)
 
 
-@pytest.fixture(scope="module")
-def hsdp(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """The job with replicas."""
-    with Attempts(tmp_path_factory.mktemp("hsdp"), variant="hsdp", **SETTINGS) as run:
-        return run.meet(*HSDP)
-
-
-@pytest.mark.parametrize("row", HSDP, ids=str)
-def test_hsdp(row: Row, hsdp: Ended) -> None:
-    """A replica sends the piece that was lost: no step is lost, the others stay as they are."""
-    hsdp.check(row)
-
-
-def test_end_of_hsdp(hsdp: Ended, baseline_of: Callable[..., Record]) -> None:
-    """The job is the uninterrupted one, to the bit."""
-    hsdp.check_end(baseline_of("hsdp", steps=STEPS))
+EndedOf = Callable[[str], Ended]
 
 
 @pytest.fixture(scope="module")
-def fsdp(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """The job without replicas."""
-    with Attempts(tmp_path_factory.mktemp("fsdp"), variant="fsdp", **SETTINGS) as run:
-        return run.meet(*FSDP)
+def ended_of(tmp_path_factory: pytest.TempPathFactory) -> EndedOf:
+    """Return the job that met all rows of a table; the first test of a table runs it."""
+    settings = {"nodes": 2, "steps": STEPS, "snapshot_every": 5, "checkpoint_every": 20}
+
+    @functools.cache
+    def run(table: str) -> Ended:
+        variant = table[:4]
+        with Attempts(tmp_path_factory.mktemp(variant), variant=variant, **settings) as run:
+            return run.meet(*TABLES[table])
+
+    return run
 
 
-@pytest.mark.parametrize("row", FSDP, ids=str)
-def test_fsdp(row: Row, fsdp: Ended) -> None:
-    """No other rank has a piece: all go back to the snapshots of one step, in their processes."""
-    fsdp.check(row)
+@pytest.mark.parametrize(
+    ("table", "row"),
+    [
+        pytest.param(table, row, marks=marks(table), id=f"{table}: {row}")
+        for table, rows in TABLES.items()
+        for row in rows
+    ],
+)
+def test_row(table: str, row: Row, ended_of: EndedOf) -> None:
+    """A replica sends the piece that was lost; without one, all ranks load their snapshots."""
+    ended_of(table).check(row)
 
 
-def test_end_of_fsdp(fsdp: Ended, baseline_of: Callable[..., Record]) -> None:
+@pytest.mark.parametrize("table", [pytest.param(each, marks=marks(each)) for each in TABLES])
+def test_end(table: str, ended_of: EndedOf, baseline_of: Callable[..., Record]) -> None:
     """The job is the uninterrupted one, to the bit."""
-    fsdp.check_end(baseline_of("fsdp", steps=STEPS))
+    ended_of(table).check_end(baseline_of(table[:4], steps=STEPS))

@@ -6,14 +6,12 @@ One job ends in many ways: each attempt begins with what the one before it has l
 from __future__ import annotations
 
 import fcntl
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from training_jobs import RANKS
-from training_jobs.acts import kill, lose
+from training_jobs.acts import end, kill, lose
 from training_jobs.injection import Fault
 from training_jobs.job import LIMIT_S, Job
 from training_jobs.record import Record
@@ -35,11 +33,6 @@ Endings = dict[str, Ended]
 def raises(step: int) -> Row:
     """Return the row of a script that raises an error."""
     return Row("raises", step, (Fault(1, "forward", step, life=0, do="raise"),))
-
-
-def end(job: Job) -> None:
-    """End a job, as before a machine goes down."""
-    os.kill(job.coordinator.pid, signal.SIGTERM)
 
 
 def end_twice(job: Job) -> list[str]:

@@ -11,21 +11,19 @@ from typing import Any
 
 import pytest
 from training_jobs import RANKS
-from training_jobs.acts import kill, lose
+from training_jobs.acts import kill, lose, lose_and_end
 from training_jobs.injection import Fault
-from training_jobs.job import LIMIT_S, Job
+from training_jobs.job import Job
 from training_jobs.memory import COPIES, buffers
 from training_jobs.processes import environment
 from training_jobs.record import Record
 from training_jobs.scenes import NODE, Attempts, Ended, Row, killed, paused
 
 from rekindle.recovery import journal
-from rekindle.recovery.policy import Policy, Strategy
+from rekindle.recovery.policy import Strategy
 
 pytestmark = pytest.mark.timeout(300)  # the first test of a job waits for its end
 STEPS = 80
-PATIENT = Policy(hang_timeout_s=LIMIT_S)
-IMPATIENT = Policy(hang_timeout_s=LIMIT_S, node_timeout_s=0.5)  # of nodes that do not come
 # Here no other rank can finish the step; before the update all ranks wait for each other.
 BEFORE = ("between", "forward", "collective", "backward", "reduced")
 PLACES = (*BEFORE, "update", "updated", "last line", "snapshot", "before SnapshotTaken")
@@ -73,11 +71,11 @@ def test_shards_differ_and_replicas_do_not(baseline_of: Callable[..., Record]) -
 
 HYBRID = [
     *killed_everywhere(13, loses=False, sources={"self": RANKS - 1, "peer": 1}),
-    paused("no copies", 63, copies, strategies=()),
-    paused("all replicas of a shard", 67, kill(1, 3), strategies=None, lost=2, replaced={1, 3}),
+    paused("no copies", 67, copies, strategies=()),
+    paused("all replicas of a shard", 72, kill(1, 3), strategies=None, lost=2, replaced={1, 3}),
     paused(
         "lost node",
-        72,
+        76,
         lose(1),
         strategies=NODE,
         replaced={2, 3},
@@ -88,21 +86,21 @@ HYBRID = [
 
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Ended]:
-    """Both nodes are lost and none comes; the next attempt meets the rows."""
+    """Both nodes are lost; the next attempt meets the rows."""
     settings = {"variant": "hybrid", "nodes": 2, "steps": STEPS}
-    both_lost = paused("both nodes lost", 12, lose(0, 1, checkpoint=10))
+    both_lost = paused("both nodes lost", 12, lose_and_end(0, 1, checkpoint=10))
     with Attempts(tmp_path_factory.mktemp("hybrid"), **settings) as run:
-        changes = {"snapshot_every": 0, "checkpoint_every": 5, "policy": IMPATIENT}
+        changes = {"snapshot_every": 0, "checkpoint_every": 5}
         first = run.meet(both_lost, replaces=False, **changes)
         first.seen["shards"] = [shards_in(path) for path in run.job.checkpoints()[:1]]
-        changes = {"snapshot_every": 5, "checkpoint_every": 0, "policy": PATIENT}
+        changes = {"snapshot_every": 5, "checkpoint_every": 0}
         return first, run.meet(*HYBRID, **changes)
 
 
 def test_checkpoint_holds_every_shard_once(hybrid: tuple[Ended, Ended]) -> None:
     """Several agents write it, one commits it, and another attempt begins with it."""
     first, second = hybrid
-    first.check_outcome("failed")
+    first.check_outcome("stopped")
     assert first.seen["shards"] == [2]
     assert second.began() == (10, {"checkpoint": RANKS})
 
@@ -146,7 +144,14 @@ SHARDED = [
         lost=3,
         replaced={2},
     ),
-    killed("update", 63, 0, lost={3, 4}, sources={"snapshot": RANKS}),
+    Row(
+        "another rank after that",
+        63,
+        (Fault(0, "update", 63, life=0),),
+        lost={3, 4},
+        replaced={0},
+        sources={"snapshot": RANKS},
+    ),
     paused("all ranks", 67, kill(*range(RANKS)), strategies=None, lost=2, replaced=range(RANKS)),
 ]
 

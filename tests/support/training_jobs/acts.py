@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 
 from rekindle.recovery import journal
@@ -11,6 +13,11 @@ from training_jobs.job import Job
 def kill(*ranks: int) -> Callable[[Job], None]:
     """Return what kills these ranks."""
     return lambda job: job.kill(*ranks)
+
+
+def end(job: Job) -> None:
+    """End a job, as before a machine goes down."""
+    os.kill(job.coordinator.pid, signal.SIGTERM)
 
 
 def lose(
@@ -30,5 +37,15 @@ def lose(
         if also >= 0:
             job.kill(also)
         job.kill_node(*nodes)
+
+    return act
+
+
+def lose_and_end(*nodes: int, **awaited: int) -> Callable[[Job], None]:
+    """Return what kills these nodes, and ends the job before others come (see `lose`)."""
+
+    def act(job: Job) -> None:
+        lose(*nodes, **awaited)(job)
+        end(job)
 
     return act

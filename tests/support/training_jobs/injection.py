@@ -37,7 +37,7 @@ class Fault:
         after which what the rank computes is wrong; ecc, the error that tells of it late; pause,
         which waits until the test lets it go on, and compute, which computes until then; hold,
         which waits until the rank was asked to stand still for a world that grows; over, which
-        waits until it has heard that the first generation is; leave, after which the script leaves
+        waits until it has heard that this generation is; leave, after which the script leaves
         its loop as if it had stopped early; or nothing, which only notes that the rank was here.
     after: only when the fault that stands so many places before this one has struck; 0: at once.
     """
@@ -148,7 +148,8 @@ class Injector:
                 _wait(release.exists, f"nobody released fault {number}", computes=computes)
             case "hold" | "over":
                 channel = self._channel
-                told = {"hold": lambda: channel._held >= 0, "over": lambda: channel.is_over(1)}
+                over = channel._over
+                told = {"hold": lambda: channel._held >= 0, "over": lambda: channel._over > over}
                 _wait(told[what], f"the rank was not told: {what}")
             case _:
                 _die(what)

@@ -150,6 +150,8 @@ class Ended:
         assert_samples_once(self.job.record)
         self.check_processes()
         assert all(incident.closed for incident in self.incidents), self.story
+        expected = [each.number for row in self.rows for each in self.incidents_of(row)]
+        assert [each.number for each in self.incidents] == expected, "an incident of no row"
 
     def check_processes(self) -> None:
         """Each rank has had one process, and one more for each start that the journal names."""
