@@ -1,118 +1,168 @@
-"""MindIO's ARF without MindIO: a new process joins those of a loop with MindIO's names."""
+"""MindIO's ARF without MindIO: a new process joins those of a loop with MindIO's names.
+
+One job meets all faults.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import training_jobs
+from training_jobs.acts import kill
 from training_jobs.injection import Fault, held
-from training_jobs.job import STEPS, Job
+from training_jobs.job import Job
 from training_jobs.record import Record
+from training_jobs.scenes import NODE, Attempts, Ended, Row, killed, paused
 
+from rekindle.names import SPARE
 from rekindle.recovery import journal
-from rekindle.recovery.policy import Strategy
 
+pytestmark = pytest.mark.timeout(400)  # the first test waits for the job's end
 SCRIPT = Path(training_jobs.__file__).with_name("adaptor.py")
-RANKS = 3
+RANKS, STEPS = 3, 36
+
+
+def lose_rank_after_coordinator(job: Job) -> None:
+    """Kill the coordinator, and a rank when there is another coordinator."""
+    job.kill_coordinator()
+    job.revive_coordinator()
+    job.kill(1)
+
+
+def lost_node(node: int, step: int, spares: int) -> Row:
+    """Return the row of a lost node that a spare replaces: the last of `spares` since the start.
+
+    Node 0 has had the store of all.
+    """
+
+    def act(job: Job, number: int) -> None:
+        job.wait_fault(number)
+        job.wait_event(journal.NodeJoined, spares, node=SPARE)
+        job.kill_node(node)
+
+    pause = Fault(node, "forward", step, life=0, do="pause")
+    return Row(f"node {node}", step, (pause,), act, NODE, replaced={node})
+
+
+NOBODY = paused(
+    "no rank is left",
+    4,
+    kill(*range(RANKS)),
+    ranks=RANKS,
+    strategies=None,
+    lost=None,
+    replaced=range(RANKS),
+)
+FORWARD = killed("forward", 7, 1, others=7)
+UPDATE = killed("update", 11, 1, others=12)  # peers do the update of a step with all gradients
+REBUILD = Row(
+    "killed while groups are rebuilt",
+    15,
+    (*held(Fault(0, "forward", 15, life=0)), Fault(2, "rebuild", 15, life=0)),
+    lambda job, number: job.release_abreast(number, 15),
+    strategies=None,
+    replaced={0, 2},
+)
+SPARE_0, SPARE_2 = lost_node(0, 19, spares=1), lost_node(2, 23, spares=2)
+COORDINATOR = paused(
+    "after the coordinator",
+    28,
+    lose_rank_after_coordinator,
+    ranks=RANKS,
+    strategies=None,
+    replaced={1},
+)
+ROWS = [NOBODY, FORWARD, UPDATE, REBUILD, SPARE_0, SPARE_2, COORDINATOR]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Record:
     """The record of a run without faults."""
-    with Job(tmp_path_factory.mktemp("run"), script=SCRIPT, processes=RANKS) as job:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with Job(folder, script=SCRIPT, processes=RANKS, steps=STEPS) as job:
         assert job.end().outcome == "succeeded", job.story()
     return job.record
 
 
-def assert_recovered(job: Job, undisturbed: Record, *, replaced: set[int]) -> None:
-    """All losses and parameters are those of the undisturbed run; who lives on is the same pid."""
-    assert job.end().outcome == "succeeded", job.story()
-    for rank in range(RANKS):
-        assert job.record.losses(rank) == undisturbed.losses(rank), job.story()
-        assert job.record.result(rank)["digest"] == undisturbed.result(0)["digest"]
-        assert (len(job.record.lives(rank)) > 1) == (rank in replaced), f"rank {rank}"
-    assert job.leftovers() == []
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """The job that met all rows."""
+    settings = {"processes": RANKS, "nodes": RANKS, "spares": 1, "steps": STEPS}
+    with Attempts(tmp_path_factory.mktemp("run"), script=SCRIPT, **settings) as run:
+        return run.meet(*ROWS)
 
 
-def calls_after_clean(job: Job, rank: int) -> list[Any]:
-    """What a rank's handlers were called with, but for the stop and clean of its device."""
-    calls = job.record.result(rank)["calls"]
-    assert all(call == ["clean", False] for call in calls if call[0] == "clean")
-    return [call for call in calls if call[0] not in ("stop", "clean")]
+def calls(ended: Ended, row: Row, rank: int) -> list[Any]:
+    """Return what a rank's handlers were called with in a row; the last call is a rollback."""
+    path = ended.job.folder / f"calls-{rank}.jsonl"
+    found: list[list[Any]] = [[]]
+    for line in path.read_text().splitlines():
+        found[-1].append(json.loads(line))
+        if found[-1][-1][0] == "rollback":
+            found.append([])
+    return found[ROWS.index(row) - 1]  # in the first row there is none
 
 
-@pytest.mark.parametrize("place", ["forward", "update"])
-def test_a_new_process_joins_the_others_in_theirs(
-    place: str, job: Callable[..., Job], undisturbed: Record
-) -> None:
-    """Groups are formed anew on all ranks, it takes the state from a peer, and no step is lost."""
-    run = job(*held(Fault(1, place, 7)), script=SCRIPT, processes=RANKS)
-    done = 7 if place == "forward" else 8  # of a step that has all gradients, peers do the update
-    run.release_abreast(0, done)
-    assert_recovered(run, undisturbed, replaced={1})
-    [decided] = run.events_of(journal.Decided)
-    assert decided.strategy is Strategy.RECOVER_IN_PLACE
+def calls_after_clean(ended: Ended, row: Row, rank: int) -> list[Any]:
+    """Return the calls but for the stop and clean of the device."""
+    found = calls(ended, row, rank)
+    assert all(call == ["clean", False] for call in found if call[0] == "clean")
+    return [call for call in found if call[0] not in ("stop", "clean")]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_recovery(row: Row, ended: Ended) -> None:
+    """No step is lost but where no rank is left; the others stay the processes that they were."""
+    ended.check(row)
+
+
+@pytest.mark.parametrize(("row", "done"), [(FORWARD, 7), (UPDATE, 12)], ids=str)
+def test_a_new_process_joins_the_others_in_theirs(row: Row, done: int, ended: Ended) -> None:
+    """All ranks form their groups again, and the new process takes the state from a peer."""
     rebuilt, rolled_back = ["rebuild", [1], "recover"], ["rollback", done]
     receives = ["repair", done, "RT_RECV_REPAIR", [1]]
-    assert calls_after_clean(run, 1) == [rebuilt, receives, rolled_back]
+    assert calls_after_clean(ended, row, 1) == [rebuilt, receives, rolled_back]
     sent = []
     for rank in (0, 2):
-        calls = calls_after_clean(run, rank)
-        sent += calls[1:-1]
-        assert (calls[0], calls[-1]) == (rebuilt, rolled_back)
-        assert run.record.result(rank)["calls"][:2] == [["stop"], ["clean", False]]
+        found = calls_after_clean(ended, row, rank)
+        sent += found[1:-1]
+        assert (found[0], found[-1]) == (rebuilt, rolled_back)
+        assert calls(ended, row, rank)[:2] == [["stop"], ["clean", False]]
     assert sent == [["repair", done, "RT_SEND", [1]]]
 
 
-def test_a_rank_that_dies_while_groups_are_rebuilt(
-    job: Callable[..., Job], undisturbed: Record
+@pytest.mark.parametrize(
+    ("row", "rank", "new"),
+    [(REBUILD, 1, [0, 2]), (SPARE_0, 1, [0]), (SPARE_2, 1, [2]), (COORDINATOR, 0, [1])],
+    ids=str,
+)
+def test_groups_are_formed_with_the_new_processes(
+    row: Row, rank: int, new: list[int], ended: Ended
 ) -> None:
-    """What then fails on the others is not their fault: two new processes join the third."""
-    faults = (*held(Fault(0, "forward", 5)), Fault(2, "rebuild", 5))
-    run = job(*faults, script=SCRIPT, processes=RANKS)
-    run.release_abreast(0, 5)
-    assert_recovered(run, undisturbed, replaced={0, 2})
-    assert ["rebuild", [0, 2], "recover"] in calls_after_clean(run, 1)
+    """What fails on the others while groups are formed is not their fault."""
+    assert ["rebuild", new, "recover"] in calls_after_clean(ended, row, rank)
 
 
-@pytest.mark.parametrize("lost", [0, 2])
-def test_a_spare_joins_in_the_place_of_a_lost_node(
-    lost: int, job: Callable[..., Job], undisturbed: Record
-) -> None:
-    """All of a node's ranks are new processes elsewhere; the others stay.
-
-    Node 0 has had the store of all.
-    """
-    pause = Fault(lost, "forward", 9, do="pause")
-    run = job(pause, script=SCRIPT, processes=RANKS, nodes=RANKS, spares=1)
-    run.wait_fault(0)
-    run.kill_node(lost)
-    assert_recovered(run, undisturbed, replaced={lost})
-    assert ["rebuild", [lost], "recover"] in calls_after_clean(run, 1)
-
-
-def test_a_rank_is_lost_after_the_coordinator(job: Callable[..., Job], undisturbed: Record) -> None:
-    """The next one has another store, and all meet there."""
-    pauses = [Fault(rank, "forward", 6, do="pause") for rank in range(RANKS)]
-    run = job(*pauses, script=SCRIPT, processes=RANKS)
-    run.wait_pause(6)
-    run.kill_coordinator()
-    run.revive_coordinator()
-    run.kill(1)
-    run.release_all()
-    assert_recovered(run, undisturbed, replaced={1})
-    assert ["rebuild", [1], "recover"] in calls_after_clean(run, 0)
-
-
-def test_when_nobody_is_left_all_begin_anew(job: Callable[..., Job], undisturbed: Record) -> None:
+def test_when_no_rank_is_left_all_begin_again(ended: Ended) -> None:
     """No new process takes itself for one that joins others."""
-    pauses = [Fault(rank, "forward", 4, do="pause") for rank in range(RANKS)]
-    run = job(*pauses, script=SCRIPT, processes=RANKS)
-    run.wait_pause(4)
-    run.kill(0, 1, 2)
-    assert_recovered(run, undisturbed, replaced={0, 1, 2})
-    assert max(run.record.steps(0)) == STEPS - 1
-    assert all(calls_after_clean(run, rank) == [] for rank in range(RANKS))
+    incident = ended.check(NOBODY)
+    assert incident is not None
+    assert incident.resumed_at == 0
+    for rank in range(RANKS):
+        first, *_ = calls_after_clean(ended, FORWARD, rank)
+        assert first == ["rebuild", [1], "recover"]
+
+
+def test_end(ended: Ended, undisturbed: Record) -> None:
+    """All losses and parameters are those of the undisturbed run."""
+    ended.check_outcome()
+    ended.check_processes()
+    record = ended.job.record
+    for rank in range(RANKS):
+        wanted = undisturbed.losses(rank)
+        assert record.losses(rank) == wanted
+        assert all(line["metrics"]["loss"] == wanted[line["step"]] for line in record.lines(rank))
+        assert record.result(rank)["digest"] == undisturbed.result(0)["digest"]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from training_jobs import LENGTH, RANKS
-from training_jobs.checks import assert_pids_kept, steps_lost
+from training_jobs.baselines import Baselines
+from training_jobs.checks import assert_pids_kept
 from training_jobs.injection import Fault
 from training_jobs.job import Job, pause_all
 from training_jobs.record import Record
+from training_jobs.scenes import Attempts, Ended, Row, paused
 from training_jobs.selection import soak_but
 
 from rekindle.recovery import journal
@@ -19,12 +22,14 @@ from rekindle.recovery.fault import Kind
 from rekindle.recovery.policy import Strategy
 from rekindle.training.sampler import StepSampler
 
+pytestmark = pytest.mark.timeout(400)  # the first test of a job waits for its end
+STEPS = 50
 PAUSE_ALL = pause_all(12)
 
 
-def worlds(run: Job) -> list[int]:
-    """The sizes of the worlds that were formed."""
-    return [event.world_size for event in run.events_of(journal.Formed)]
+def worlds(events: Iterable[journal.AnyEvent]) -> list[int]:
+    """Return the sizes of the worlds that were formed."""
+    return [event.world_size for event in events if isinstance(event, journal.Formed)]
 
 
 def logged(record: Record, name: str) -> list[list[Any]]:
@@ -57,103 +62,135 @@ def assert_stream(record: Record) -> None:
         sampler.advance()
 
 
-def assert_went_on(run: Job, *, replaced: set[int]) -> None:
-    """The job ended well with equal states, kept its healthy processes and left nothing."""
-    ended = run.end()
-    assert ended.outcome == "succeeded", f"{ended}{run.story()}"
-    results = [run.record.result(rank) for rank in range(RANKS)]
+def shrink_and_grow(job: Job, number: int) -> None:
+    """Lose node 1, let the others train on, and bring a node when rank 0 holds."""
+    job.wait_pause(12, first=number)
+    job.kill_node(1)
+    job.release_all(number)
+    job.wait_fault(number + RANKS)
+    job.bring(1)
+
+
+def lose_with_engine(job: Job) -> None:
+    """Lose node 0; from now on the engine brings the nodes that are wanted."""
+    job.replaces = True
+    job.kill_node(0)
+
+
+def kill_in_full_world(job: Job, number: int) -> None:
+    """Kill a rank when the world that has grown has done a step: it would be left out before."""
+    job.wait_fault(number)
+    formed = job.events_of(journal.Formed)[-1]
+    job.wait_event(journal.FirstStep, generation=formed.generation)
+    job.kill(3)
+
+
+def lose_for_good(job: Job, node: int, number: int, step: int) -> None:
+    """Lose a node for which none comes."""
+    job.wait_pause(step, first=number)
+    job.replaces = False
+    job.kill_node(node)
+    job.release_all(number)
+
+
+def is_lost_node(_: Ended, incident: journal.Incident) -> None:
+    """The fault is the loss of the node."""
+    assert incident.cause.kind is Kind.NODE_LOST
+
+
+def all_pause(step: int) -> tuple[Fault, ...]:
+    """Return pauses of all ranks, whichever processes they are."""
+    return tuple(pause_all(step, life=0))
+
+
+SHRINK = {"strategies": (Strategy.SHRINK,), "check": is_lost_node}
+GROWS = Row(
+    "shrinks and grows",
+    12,
+    (*all_pause(12), Fault(0, "forward", 18, life=0, do="hold")),
+    shrink_and_grow,
+    replaced={2, 3},
+    **SHRINK,
+)
+ENGINE = paused("the engine brings the node", 24, lose_with_engine, replaced={0, 1}, **SHRINK)
+ENGINE = replace(ENGINE, faults=(*ENGINE.faults, Fault(2, "forward", 28, life=0, do="hold")))
+IN_FULL_WORLD = Row(
+    "killed in the world that has grown",
+    31,
+    (Fault(3, "backward", 32, life=0, do="pause"),),
+    kill_in_full_world,
+    replaced={3},
+)
+FAILS = Row(
+    "fails in the small world",
+    36,
+    (*all_pause(36), Fault(0, "forward", 39, life=0, do="raise")),
+    lambda job, number: lose_for_good(job, 1, number, 36),
+)
+SHRINKS = Row(
+    "shrinks for good",
+    44,
+    all_pause(44),
+    lambda job, number: lose_for_good(job, 0, number, 44),
+    **SHRINK,
+)
+
+
+@pytest.fixture(scope="module")
+def attempts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Ended]:
+    """A job that shrinks and grows, fails in a small world, and continues in the full one."""
+    settings = {"nodes": 2, "min_nodes": 1, "steps": STEPS, "checkpoint_every": 5}
+    with Attempts(tmp_path_factory.mktemp("run"), **settings) as run:
+        first = run.meet(GROWS, ENGINE, IN_FULL_WORLD, FAILS, replaces=False)
+        return first, run.meet(SHRINKS)
+
+
+@pytest.mark.parametrize("row", [GROWS, ENGINE, IN_FULL_WORLD], ids=str)
+def test_the_world_shrinks_and_grows(row: Row, attempts: tuple[Ended, Ended]) -> None:
+    """The others continue from the same step; a new node joins them between two steps."""
+    attempts[0].check(row)
+
+
+def test_sizes_of_the_batches(attempts: tuple[Ended, Ended]) -> None:
+    """Each world trains on the samples of its ranks, from the step on in which it was formed."""
+    first, _ = attempts
+    assert worlds(first.events) == [4, 2, 4, 2, 4, 4, 2]
+    sizes = [len(batch) for batch in batches(first.job.record)]
+    assert sizes[:18] == [16] * 12 + [8] * 6
+    assert sizes[20:28] == [16] * 4 + [8] * 4
+    assert sizes[30:36] == [16] * 6
+
+
+def test_start_with_fewer_nodes_is_resumed_with_more(attempts: tuple[Ended, Ended]) -> None:
+    """A job that failed in a small world continues in the full one: the position is the same."""
+    first, second = attempts
+    first.check_outcome("failed")
+    step, sources = second.began()
+    assert (step > 30, sources) == (True, {"checkpoint": RANKS})
+    assert worlds(second.events) == [4, 2]
+
+
+def test_the_world_shrinks(attempts: tuple[Ended, Ended], baseline_of: Baselines) -> None:
+    """Without its node the world continues at once with half the ranks, up to the end."""
+    _, second = attempts
+    second.check(SHRINKS)
+    second.check_outcome()
+    record = second.job.record
+    assert [len(batch) for batch in batches(record)][40:] == [16] * 4 + [8] * 6
+    assert_stream(record)
+    results = [record.result(rank) for rank in (2, 3)]
     assert len({result["digest"] for result in results}) == 1
-    assert {result["position"] for result in results} == {sum(map(len, batches(run.record)))}
-    assert_stream(run.record)
-    assert_pids_kept(run.record, replaced=replaced)
-    assert set(steps_lost(run)) <= {0}
-    assert run.leftovers() == []
-    assert all(incident.closed for incident in run.incidents()), run.story()
-
-
-@pytest.mark.parametrize("node", soak_but([0, 1], 0))
-def test_the_world_shrinks(node: int, job: Callable[..., Job], baseline: Record) -> None:
-    """Without its node the world goes on at once, from the very step, with half the ranks."""
-    run = job(*PAUSE_ALL, nodes=2, min_nodes=1, replaces=False)
-    run.wait_pause(12)
-    run.kill_node(node)
-    run.release_all()
-    ended = run.end()
-    assert ended.outcome == "succeeded", run.story()
-    (incident,) = run.incidents()
-    assert (incident.cause.kind, incident.strategy) == (Kind.NODE_LOST, Strategy.SHRINK)
-    assert (worlds(run), steps_lost(run)) == ([4, 2], [0])
-    assert [len(batch) for batch in batches(run.record)] == [16] * 12 + [8] * 12
-    assert_stream(run.record)
-    left = {0, 1, 2, 3} - {2 * node, 2 * node + 1}
-    assert_pids_kept(run.record, replaced={0, 1, 2, 3} - left)
-    assert len({run.record.result(rank)["digest"] for rank in left}) == 1
+    assert {result["position"] for result in results} == {sum(map(len, batches(record)))}
+    assert [result["pid"] for result in results] == [record.lives(rank)[-1] for rank in (2, 3)]
+    baseline = baseline_of("ddp", steps=40)
     for rank in range(RANKS):
-        assert run.record.losses(rank)[:12] == baseline.losses(rank)[:12]
-    assert run.leftovers() == []
-
-
-@pytest.mark.parametrize("node", soak_but([0, 1], 1))
-def test_the_world_grows_again(node: int, job: Callable[..., Job]) -> None:
-    """A node that comes while the others train is taken in between two steps."""
-    held = 1 - node
-    run = job(
-        *PAUSE_ALL,
-        Fault(2 * held, "forward", 18, do="hold"),
-        nodes=2,
-        min_nodes=1,
-        replaces=False,
-    )
-    run.wait_pause(12)
-    run.kill_node(node)
-    run.release_all()
-    run.wait_fault(4)
-    run.bring(node)
-    assert_went_on(run, replaced={2 * node, 2 * node + 1})
-    assert worlds(run) == [4, 2, 4]
-    sizes = [len(batch) for batch in batches(run.record)]
-    assert sizes[:12] == [16] * 12
-    assert sizes[-1] == 16
-    assert len(run.incidents()) == 1
-
-
-def test_the_engine_brings_the_node(job: Callable[..., Job]) -> None:
-    """Nobody has to ask: the lost node is wanted, comes, and is taken in; faults go on."""
-    run = job(
-        *PAUSE_ALL,
-        Fault(0, "forward", 20, do="hold"),
-        Fault(3, "backward", 22, do="pause", life=2),
-        nodes=2,
-        min_nodes=1,
-    )
-    run.wait_pause(12)
-    run.kill_node(1)
-    run.release_all()
-    run.wait_fault(len(PAUSE_ALL) + 1)
-    run.wait_event(journal.FirstStep, generation=3)  # a node that breaks before is left out again
-    run.kill(3)
-    assert_went_on(run, replaced={2, 3})
-    assert worlds(run)[:3] == [4, 2, 4]
-
-
-def test_start_with_fewer_nodes_is_resumed_with_more(job: Callable[..., Job]) -> None:
-    """A job that failed in a small world goes on in the full one: the position means the same."""
-    faults = (*PAUSE_ALL, Fault(0, "forward", 18, do="raise"))
-    run = job(*faults, nodes=2, min_nodes=1, replaces=False, checkpoint_every=5)
-    run.wait_pause(12)
-    run.kill_node(1)
-    run.release_all()
-    assert run.end().outcome == "failed"
-    run.plan()
-    run.start()
-    ended = run.end()
-    assert ended.outcome == "succeeded", run.story()
-    assert worlds(run) == [4, 2, 4]
-    assert_stream(run.record)
+        assert record.losses(rank)[:12] == baseline.losses(rank)[:12]
 
 
 @pytest.mark.parametrize("node", soak_but([0, 3], 3))
-def test_the_global_batch_is_kept(node: int, job: Callable[..., Job], baseline_of) -> None:
+def test_the_global_batch_is_kept(
+    node: int, job: Callable[..., Job], baseline_of: Baselines
+) -> None:
     """Three ranks do the shares of four, with their samples and random streams: the same training.
 
     But for the order in which gradients are summed: its rounding is all that differs.
@@ -175,7 +212,7 @@ def test_the_global_batch_is_kept(node: int, job: Callable[..., Job], baseline_o
     run.bring(node)
     ended = run.end()
     assert ended.outcome == "succeeded", run.story()
-    assert worlds(run) == [4, 3, 4]
+    assert worlds(run.events()) == [4, 3, 4]
     assert [sorted(batch) for batch in batches(run.record)] == [
         sorted(batch) for batch in batches(baseline)
     ]

@@ -6,95 +6,160 @@ from collections.abc import Callable
 
 import pytest
 from training_jobs import RANKS
-from training_jobs.checks import assert_recovered, steps_lost
+from training_jobs.acts import lose
 from training_jobs.injection import Fault
-from training_jobs.job import Job, pause_all
+from training_jobs.job import LIMIT_S, Job
 from training_jobs.record import Record
-from training_jobs.selection import soak_but
+from training_jobs.scenes import NODE, Attempts, Ended, Row, paused
+from waiting import bound_s
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
-from rekindle.recovery.policy import Policy, Strategy
+from rekindle.recovery.policy import Policy
 
-PAUSE_ALL = pause_all(12)
-
-
-@pytest.mark.parametrize("node", soak_but([0, 1], 0))
-def test_node_lost(node: int, job: Callable[..., Job], baseline: Record) -> None:
-    """A lost node is replaced by a new one, and the ranks of the other node keep every step."""
-    run = job(*PAUSE_ALL, nodes=2)
-    run.wait_pause(12)
-    run.kill_node(node)
-    run.release_all()
-    assert_recovered(run, baseline, replaced={2 * node, 2 * node + 1})
-    assert steps_lost(run) == [0]
-    (incident,) = run.incidents()
-    assert (incident.cause.kind, incident.strategy) == (Kind.NODE_LOST, Strategy.RECOVER)
+pytestmark = pytest.mark.timeout(400)  # the first test of a job waits for its end
+STEPS = 40
+PATIENT = Policy(hang_timeout_s=LIMIT_S)
+WAITS_S = bound_s(2.0)  # for a node that does not come; also for the first ones, which do
 
 
-@pytest.mark.parametrize("second", soak_but([0, 1], 1))
-def test_node_lost_twice(second: int, job: Callable[..., Job], baseline: Record) -> None:
-    """Two nodes lost one after the other, the same or each in turn, lose no step."""
-    run = job(nodes=2)
-    run.wait_step(0, 4)
-    run.kill_node(1)
-    run.wait_event(journal.FirstStep, generation=2)
-    run.kill_node(second)
-    assert_recovered(run, baseline, replaced={2, 3, 2 * second, 2 * second + 1})
-    assert set(steps_lost(run)) == {0}
+def is_lost_node(_: Ended, incident: journal.Incident) -> None:
+    """The fault is the loss of the node, not of what has broken with it."""
+    assert incident.cause.kind is Kind.NODE_LOST
 
 
-def test_node_and_rank_of_the_other_lost(job: Callable[..., Job], baseline: Record) -> None:
-    """A node and a rank of the other node lost at once leave one replica: enough for every step."""
-    run = job(*PAUSE_ALL, nodes=2)
-    run.wait_pause(12)
-    run.kill(3)
-    run.kill_node(0)
-    run.release_all()
-    assert_recovered(run, baseline, replaced={0, 1, 3})
-    assert steps_lost(run) == [0]
+def loses_two_steps_at_most(ended: Ended, last: journal.Incident) -> None:
+    """The job loses the steps after the newest checkpoint."""
+    lost = [each.steps_lost for each in ended.incidents if each.resumed_at == last.resumed_at]
+    assert max(lost) == 2
 
 
-def test_node_and_all_other_ranks_lost(job: Callable[..., Job], baseline: Record) -> None:
-    """With no live replica, the snapshot of the node that is left is used."""
-    run = job(*PAUSE_ALL, nodes=2, snapshot_every=5)
-    run.wait_pause(12)
-    run.kill(2, 3)
-    run.kill_node(0)
-    assert_recovered(run, baseline, replaced=range(RANKS))
-    assert steps_lost(run) == [2]
-    assert run.incidents()[0].sources == {"snapshot": 1, "peer": 3}
+def twice(step: int, first: int, second: int) -> Row:
+    """Return the row of two nodes that are lost one after the other, while others are in a step.
+
+    A rank elsewhere pauses, and the lost node's ranks wait for its gradients.
+    """
+    elsewhere = [2 * (1 - node) for node in (first, second)]
+    faults = (
+        Fault(elsewhere[0], "forward", step, life=0, do="pause"),
+        Fault(elsewhere[1], "forward", step + 2, life=0, do="pause"),
+    )
+
+    def act(job: Job, number: int) -> None:
+        for each, node in enumerate((first, second), number):
+            job.wait_fault(each)
+            formed = job.events_of(journal.Formed)[-1]
+            job.wait_event(journal.FirstStep, generation=formed.generation)
+            job.kill_node(node)
+            job.release(each)
+
+    replaced = {2 * node + rank for node in (first, second) for rank in (0, 1)}
+    name = f"node {first}, then node {second}"
+    return Row(name, step, faults, act, strategies=NODE * 2, replaced=replaced)
 
 
-def test_new_node_lost_before_it_trains(job: Callable[..., Job], baseline: Record) -> None:
-    """A new node that is lost again while its ranks take their state is replaced once more."""
-    run = job(Fault(2, "receive", life=2, do="pause"), nodes=2)
-    run.wait_step(0, 4)
-    run.kill_node(1)
-    run.wait_fault(0)
-    run.kill_node(1)
-    assert_recovered(run, baseline, replaced={2, 3})
-    assert set(steps_lost(run)) == {0}
+def lost_again(step: int) -> Row:
+    """Return the row of a new node that is lost while its ranks take their state."""
+    faults = (
+        Fault(0, "forward", step, life=0, do="pause"),
+        Fault(2, "receive", life=0, after=1, do="pause"),
+    )
+
+    def act(job: Job, number: int) -> None:
+        job.wait_fault(number)
+        job.kill_node(1)
+        job.release(number)
+        job.wait_fault(number + 1)
+        job.kill_node(1)
+
+    return Row("new node lost at once", step, faults, act, strategies=None, replaced={2, 3})
 
 
-@pytest.mark.parametrize(("every", "lost"), soak_but([(5, 2), (0, 12)], (5, 2)))
-def test_all_nodes_lost(every: int, lost: int, job: Callable[..., Job], baseline: Record) -> None:
-    """With all nodes lost at once, training goes on from the newest checkpoint, else anew."""
-    run = job(*PAUSE_ALL, nodes=2, checkpoint_every=every)
-    run.wait_pause(12)
-    if every:
-        run.wait_event(journal.Checkpointed, step=10)
-    run.kill_node(0, 1)
-    assert_recovered(run, baseline, replaced=range(RANKS))
-    assert max(steps_lost(run)) == lost
+def lose_all_but_memory(job: Job) -> None:
+    """Kill a node, and all ranks of the other one; its agent has their snapshots."""
+    job.kill(2, 3)
+    job.kill_node(0)
 
 
-def test_no_node_comes(job: Callable[..., Job]) -> None:
-    """A job for which no node comes in time fails, says why, and leaves nothing behind."""
-    run = job(nodes=2, snapshot_every=0, policy=Policy(node_timeout_s=1.0), replaces=False)
-    run.wait_step(0, 4)
-    run.kill_node(1)
-    ended = run.end()
-    assert ended.outcome == "failed"
-    assert ended.reason == "no node came as node 1 within 1 s"
-    assert run.leftovers() == []
+ROWS = [
+    paused("node 0", 7, lose(0), strategies=NODE, replaced={0, 1}, check=is_lost_node),
+    twice(11, 1, 0),
+    # One replica is left: enough for every step.
+    paused("node and rank of the other", 17, lose(0, also=3), strategies=None, replaced={0, 1, 3}),
+    lost_again(21),
+    # There is no live replica: the snapshot of the node that is left is used.
+    paused(
+        "node and all other ranks",
+        27,
+        lose_all_but_memory,
+        strategies=None,
+        lost=2,
+        replaced=range(RANKS),
+        sources={"snapshot": 1, "peer": 3},
+    ),
+    paused(
+        "all nodes",
+        32,
+        lose(0, 1, checkpoint=30),
+        strategies=None,
+        lost=None,
+        replaced=range(RANKS),
+        check=loses_two_steps_at_most,
+    ),
+]
+SOAK = [
+    paused("all nodes", 12, lose(0, 1), strategies=None, lost=None, replaced=range(RANKS)),
+    paused("node 1", 16, lose(1), strategies=NODE, replaced={2, 3}, check=is_lost_node),
+    twice(20, 1, 1),
+]
+
+
+@pytest.fixture(scope="module")
+def attempts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Ended]:
+    """A node is lost for which none comes; the next attempt meets the rows."""
+    with Attempts(tmp_path_factory.mktemp("run"), nodes=2, steps=STEPS) as run:
+        no_node = paused("no node comes", 4, lose(1))
+        impatient = Policy(hang_timeout_s=LIMIT_S, node_timeout_s=WAITS_S)
+        first = run.meet(no_node, replaces=False, snapshot_every=0, policy=impatient)
+        changes = {"snapshot_every": 5, "checkpoint_every": 10, "policy": PATIENT}
+        return first, run.meet(*ROWS, **changes)
+
+
+def test_no_node_comes(attempts: tuple[Ended, Ended]) -> None:
+    """A job for which no node comes in time fails with that reason, and leaves no process."""
+    ended = attempts[0].check_outcome("failed")
+    assert ended.reason == f"no node came as node 1 within {WAITS_S:g} s"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_lost(row: Row, attempts: tuple[Ended, Ended]) -> None:
+    """A new node replaces a lost one; with a replica elsewhere the job loses no step."""
+    attempts[1].check(row)
+
+
+def test_end(attempts: tuple[Ended, Ended], baseline_of: Callable[..., Record]) -> None:
+    """The job is the uninterrupted one, to the bit."""
+    attempts[1].check_end(baseline_of("ddp", steps=STEPS))
+
+
+@pytest.fixture(scope="module")
+def without_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """The job of the soak, which has no checkpoint."""
+    with Attempts(tmp_path_factory.mktemp("run"), nodes=2, steps=STEPS) as run:
+        return run.meet(*SOAK)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("row", SOAK, ids=str)
+def test_lost_in_the_soak(row: Row, without_checkpoints: Ended) -> None:
+    """The same holds for the other node; without a checkpoint all steps are done again."""
+    incident = without_checkpoints.check(row)
+    if row.name == "all nodes":
+        assert incident is not None
+        assert (incident.resumed_at, incident.sources) == (0, {"fresh": RANKS})
+
+
+@pytest.mark.soak
+def test_end_of_the_soak(without_checkpoints: Ended, baseline_of: Callable[..., Record]) -> None:
+    """The job is the uninterrupted one, to the bit."""
+    without_checkpoints.check_end(baseline_of("ddp", steps=STEPS))

@@ -3,217 +3,293 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from training_jobs import RANKS
-from training_jobs.checks import assert_recovered, assert_same_training, steps_lost
+from training_jobs.acts import lose, lose_and_end
 from training_jobs.injection import Fault
 from training_jobs.job import Job, pause_all
 from training_jobs.memory import COPIES, buffers, damage_snapshots
 from training_jobs.record import Record
-from training_jobs.selection import soak_but
+from training_jobs.scenes import Attempts, Ended, Row, paused
 
+from rekindle.names import SPARE
 from rekindle.recovery import journal
-from rekindle.recovery.policy import Policy
 
-PAUSE_ALL = pause_all(12)
-SNAPSHOTS = {"variant": "sharded", "nodes": 2, "snapshot_every": 5}
-
-
-def sources(run: Job) -> list[dict[str, int]]:
-    """Where the ranks' states came from, in each generation but the first."""
-    return [event.sources for event in run.events_of(journal.Formed)][1:]
+pytestmark = pytest.mark.timeout(400)  # the first test of a job waits for its end
+STEPS = 80
+FROM_NEIGHBOUR = {"neighbour": 2, "snapshot": 2}
+TWO_NODES = {"variant": "sharded", "nodes": 2, "steps": STEPS, "snapshot_every": 5}
 
 
-def lose(run: Job, *nodes: int) -> None:
-    """Kill nodes whose ranks pause, and let the others go on."""
-    run.kill_node(*nodes)
-    run.release_all()
+def lose_damaged(step: int, checkpoint: int = 0) -> Callable[[Job], int]:
+    """Return what kills node 1 when the copies of its ranks' snapshots are damaged."""
+
+    def act(job: Job) -> int:
+        job.wait_copies(step, *range(RANKS))
+        damaged = damage_snapshots(job.agent_pid(0), step, COPIES)
+        lose(1, checkpoint=checkpoint)(job)
+        return damaged
+
+    return act
 
 
-@pytest.mark.parametrize("node", soak_but([0, 1], 0))
-def test_lost_node(node: int, job: Callable[..., Job], baseline_of: Callable[[str], Record]):
-    """Its ranks' states come from its neighbour, those of the others from their own snapshots."""
-    run = job(*PAUSE_ALL, **SNAPSHOTS)
-    run.wait_pause(12)
-    run.wait_copies(10, *range(RANKS))
-    lose(run, node)
-    assert_recovered(run, baseline_of("sharded"), replaced={2 * node, 2 * node + 1})
-    assert sources(run) == [{"neighbour": 2, "snapshot": 2}]
-    assert steps_lost(run) == [2]
-    assert run.checkpoints() == []
+def was_damaged(row: str) -> Callable[[Ended, journal.Incident], None]:
+    """Return the check that both copies were there to be damaged."""
+
+    def check(ended: Ended, _: journal.Incident) -> None:
+        assert ended.seen[row] == 2
+
+    return check
 
 
-def test_lost_node_of_four(job: Callable[..., Job], baseline_of: Callable[[str], Record]) -> None:
-    """The last one's neighbour is the first."""
-    run = job(*PAUSE_ALL, variant="sharded", nodes=4)
-    run.wait_pause(12)
-    run.wait_copies(10, *range(RANKS))
-    kept = {node.node: set(node.copies) for node in run.status().nodes}
-    assert kept == {0: {3}, 1: {0}, 2: {1}, 3: {2}}
-    lose(run, 3)
-    assert_recovered(run, baseline_of("sharded"), replaced={3})
-    assert (sources(run), steps_lost(run)) == ([{"neighbour": 1, "snapshot": 3}], [2])
+def lose_after_coordinator(job: Job) -> None:
+    """Kill the coordinator; when the next one knows of the copies, kill node 1."""
+    job.wait_copies(30, *range(RANKS))
+    known = len(job.events_of(journal.NodeJoined))
+    job.kill_coordinator()
+    job.revive_coordinator()
+    job.wait_event(journal.NodeJoined, count=known + 2)
+    lose(1, copies=30)(job)
 
 
-def test_lost_neighbours(job: Callable[..., Job], baseline_of: Callable[[str], Record]) -> None:
-    """With a shard and its copy gone, that one comes from the checkpoint of the step, at best."""
-    run = job(*PAUSE_ALL, variant="sharded", nodes=4, checkpoint_every=5)
-    run.wait_pause(12)
-    run.wait_copies(10, *range(RANKS))
-    run.wait_event(journal.Checkpointed, step=10)
-    lose(run, 1, 2)
-    assert_recovered(run, baseline_of("sharded"), replaced={1, 2})
-    assert sources(run)[-1] == {"checkpoint": 1, "neighbour": 1, "snapshot": 2}
-    assert sum(steps_lost(run)) == 2
+def lose_with_spare(job: Job) -> int:
+    """Have a spare come, and kill node 0; return the spare's process."""
+    known = len(job.events_of(journal.NodeJoined, node=SPARE))
+    job.bring(SPARE)
+    spare = job.wait_event(journal.NodeJoined, count=known + 1, node=SPARE).pid
+    job.replaces = False  # of the spare
+    lose(0, copies=35)(job)
+    return spare
 
 
-@pytest.mark.parametrize("checkpoint_every", soak_but([5, 0], 5))
-def test_both_nodes_lost(
-    checkpoint_every: int, job: Callable[..., Job], baseline_of: Callable[[str], Record]
-) -> None:
-    """What is not in the store is gone."""
-    run = job(*PAUSE_ALL, **SNAPSHOTS, checkpoint_every=checkpoint_every)
-    run.wait_pause(12)
-    if checkpoint_every:
-        run.wait_event(journal.Checkpointed, step=10)
-    lose(run, 0, 1)
-    assert_recovered(run, baseline_of("sharded"), replaced=range(RANKS))
-    assert sources(run)[-1] == {"checkpoint" if checkpoint_every else "fresh": RANKS}
+def see_memory(job: Job) -> tuple[dict[int, tuple[int, ...]], list[int]]:
+    """Return the steps of each rank's copies, and how many buffers for copies each node has."""
+    job.wait_copies(65, *range(RANKS))
+    job.replaces = True
+    return job.copies(), [len(buffers(job.agent_pid(node), COPIES)) for node in range(2)]
+
+
+def see_shards(job: Job) -> int:
+    """Kill both nodes when there is a checkpoint; return the number of its shards."""
+    job.wait_event(journal.Checkpointed, step=70)
+    shards = len(list(job.checkpoints()[0].glob("state-*.safetensors")))
+    job.kill_node(0, 1)
+    return shards
+
+
+def lost(name: str, step: int, act: Callable[[Job], Any], *nodes: int, **expected: Any) -> Row:
+    """Return the row of lost nodes, two steps after a snapshot of all ranks."""
+    replaced = {2 * node + rank for node in nodes for rank in (0, 1)}
+    settings = {"strategies": None, "lost": 2, "sources": FROM_NEIGHBOUR, "replaced": replaced}
+    return paused(name, step, act, **settings | expected)
+
+
+ROWS = [
+    lost("node 0", 17, lose(0, copies=15), 0),
+    # Copies are used even where there is a checkpoint of the same step.
+    lost("node 1", 22, lose(1, checkpoint=20, copies=20), 1),
+    # A damaged copy is not loaded: the older copy is.
+    lost(
+        "damaged copy",
+        27,
+        lose_damaged(25),
+        1,
+        lost=7,
+        sources=[FROM_NEIGHBOUR, FROM_NEIGHBOUR],
+        check=was_damaged("damaged copy"),
+    ),
+    # The next coordinator asks for the copies, and where they are. It does not know the last step.
+    replace(lost("another coordinator", 32, lose_after_coordinator, 1, lost=0), step=30),
+    # The spare fetches the lost node's copies, and keeps some itself afterwards.
+    lost("spare", 37, lose_with_spare, 0),
+    paused("memory", 67, see_memory, strategies=()),
+    lost("both nodes", 72, see_shards, 0, 1, sources=None),
+]
+
+
+@pytest.fixture(scope="module")
+def attempts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Ended]:
+    """A node is lost, and the job is ended; the next attempt meets the rows."""
+    with Attempts(tmp_path_factory.mktemp("run"), **TWO_NODES) as run:
+        alone = paused("one node is left", 12, lose_and_end(1, copies=10))
+        first = run.meet(alone, replaces=False)
+        paths = run.job.checkpoints()
+        first.seen["written"] = [
+            (path.name.partition("-g")[0], len(list(path.glob("state-*.safetensors"))))
+            for path in paths
+        ]
+        return first, run.meet(*ROWS, checkpoint_every=10)
+
+
+def test_last_words_after_a_lost_node(attempts: tuple[Ended, Ended]) -> None:
+    """The neighbour writes the lost node's shards from its copies."""
+    first, second = attempts
+    first.check_outcome("stopped")
+    assert first.seen["written"] == [("step-0000000010", RANKS)]
+    assert second.began() == (10, {"checkpoint": RANKS})
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.replaced], ids=str)
+def test_lost(row: Row, attempts: tuple[Ended, Ended]) -> None:
+    """The lost node's ranks get their states from its neighbour, others from their snapshots."""
+    attempts[1].check(row)
+
+
+def test_spare_takes_a_lost_place(attempts: tuple[Ended, Ended]) -> None:
+    """The agent that is node 0 came as a spare."""
+    _, second = attempts
+    joined = [event.pid for event in second.of(journal.NodeJoined) if event.node == 0]
+    assert second.seen["spare"] in joined
+
+
+def test_both_nodes_lost(attempts: tuple[Ended, Ended]) -> None:
+    """All ranks load the checkpoint, which has each shard once."""
+    _, second = attempts
+    assert second.seen["both nodes"] == RANKS
+    assert second.incidents[-1].sources == {"checkpoint": RANKS}
+
+
+def test_memory(attempts: tuple[Ended, Ended]) -> None:
+    """A node has two copies for each rank and room for a third, after any number of snapshots."""
+    copies, rooms = attempts[1].seen["memory"]
+    assert copies == dict.fromkeys(range(RANKS), (60, 65))
+    assert max(rooms) <= 3 * 2
+
+
+def test_end(attempts: tuple[Ended, Ended], baseline_of: Callable[..., Record]) -> None:
+    """The job is the uninterrupted one, to the bit."""
+    attempts[1].check_end(baseline_of("sharded", steps=STEPS))
+
+
+# ---- four nodes
+
+
+def see_and_lose_last(job: Job) -> dict[int, set[int]]:
+    """Kill node 3; return the ranks of which each node had copies."""
+    job.wait_copies(10, *range(RANKS))
+    kept = {node.node: set(node.copies) for node in job.status().nodes}
+    job.kill_node(3)
+    return kept
+
+
+def was_a_ring(ended: Ended, _: journal.Incident) -> None:
+    """Each node keeps the copies of the one before it; the last one's neighbour is the first."""
+    assert ended.seen["last node"] == {0: {3}, 1: {0}, 2: {1}, 3: {2}}
+
+
+def was_from_all(_: Ended, incident: journal.Incident) -> None:
+    """Each state comes from the nearest place that has it."""
+    assert incident.sources == {"checkpoint": 1, "neighbour": 1, "snapshot": 2}
+
+
+FOUR = [
+    lost(
+        "last node",
+        12,
+        see_and_lose_last,
+        replaced={3},
+        sources={"neighbour": 1, "snapshot": 3},
+        check=was_a_ring,
+    ),
+    # A shard and its copy are gone: that one comes from the checkpoint of the step.
+    lost(
+        "neighbours",
+        22,
+        lose(1, 2, checkpoint=20, copies=20),
+        replaced={1, 2},
+        sources=None,
+        check=was_from_all,
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """The job of four nodes."""
+    settings = TWO_NODES | {"nodes": 4, "checkpoint_every": 10}
+    with Attempts(tmp_path_factory.mktemp("four"), **settings) as run:
+        return run.meet(*FOUR)
+
+
+@pytest.mark.parametrize("row", FOUR, ids=str)
+def test_lost_of_four(row: Row, four: Ended) -> None:
+    """The job loses only the steps after the newest snapshot of all ranks."""
+    four.check(row)
+
+
+def test_end_of_four(four: Ended, baseline_of: Callable[..., Record]) -> None:
+    """The job is the uninterrupted one, to the bit."""
+    four.check_end(baseline_of("sharded", steps=STEPS))
+
+
+# ---- in the soak
+
+
+def one_after_the_other(step: int, second: int) -> Row:
+    """Return the row of node 1 and then another; a new node gets copies at once."""
+    faults = (*pause_all(step, life=0), *pause_all(step + 1, life=0))
+
+    def act(job: Job, number: int) -> None:
+        for each, node in enumerate((1, second)):
+            first = number + each * RANKS
+            job.wait_pause(step + each, first=first)
+            lose(node, copies=step - 2)(job)
+            job.release_all(first)
+
+    replaced = {2, 3, 2 * second, 2 * second + 1}
+    name = f"node 1, then node {second}"
+    sources = [FROM_NEIGHBOUR] * 2
+    return Row(name, step, faults, act, None, lost=5, replaced=replaced, sources=sources)
+
+
+SOAK = [
+    lost("both nodes", 7, lose(0, 1), 0, 1, lost=None, sources=None),
+    one_after_the_other(12, 0),
+    one_after_the_other(17, 1),
+    # A damaged copy is not loaded: the checkpoint of the same step is.
+    lost(
+        "damaged copy",
+        22,
+        lose_damaged(20, checkpoint=20),
+        1,
+        sources=[FROM_NEIGHBOUR, {"checkpoint": 2, "self": 2}],
+        check=was_damaged("damaged copy"),
+    ),
+]
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("second", [0, 1])
-def test_two_nodes_lost_one_after_the_other(
-    second: int, job: Callable[..., Job], baseline_of: Callable[[str], Record]
+def test_more_of_two_nodes(
+    tmp_path_factory: pytest.TempPathFactory, baseline_of: Callable[..., Record]
 ) -> None:
-    """The new node gets copies at once of what its neighbour has: before the next snapshot."""
-    again = [Fault(rank, "forward", 13, do="pause", life=0) for rank in range(RANKS)]
-    run = job(*PAUSE_ALL, *again, **SNAPSHOTS)
-    run.wait_pause(12)
-    run.wait_copies(10, *range(RANKS))
-    lose(run, 1)
-    run.wait_pause(13, first=RANKS)
-    run.wait_copies(10, *range(RANKS))
-    run.kill_node(second)
-    run.release_all(first=RANKS)
-    assert_recovered(run, baseline_of("sharded"), replaced={2, 3, 2 * second, 2 * second + 1})
-    assert sources(run) == [{"neighbour": 2, "snapshot": 2}] * 2
-    assert steps_lost(run) == [2, 3]
-
-
-@pytest.mark.parametrize(
-    ("checkpoint_every", "found", "lost"),
-    soak_but(
-        [(0, {"neighbour": 2, "snapshot": 2}, 7), (5, {"checkpoint": 2, "self": 2}, 2)],
-        (0, {"neighbour": 2, "snapshot": 2}, 7),
-    ),
-)
-def test_damaged_copy(
-    checkpoint_every: int,
-    found: dict[str, int],
-    lost: int,
-    job: Callable[..., Job],
-    baseline_of: Callable[[str], Record],
-) -> None:
-    """It is not loaded: the checkpoint of the same step is, or else the older copy."""
-    run = job(*PAUSE_ALL, **SNAPSHOTS, checkpoint_every=checkpoint_every)
-    run.wait_pause(12)
-    run.wait_copies(10, *range(RANKS))
-    if checkpoint_every:
-        run.wait_event(journal.Checkpointed, step=10)
-    assert damage_snapshots(run.agent_pid(0), 10, COPIES) == 2
-    lose(run, 1)
-    assert_recovered(run, baseline_of("sharded"), replaced={2, 3})
-    assert sources(run) == [{"neighbour": 2, "snapshot": 2}, found]
-    assert sum(steps_lost(run)) == lost
-
-
-@pytest.mark.parametrize(
-    ("variant", "nodes"), soak_but([("hybrid", 2), ("sharded", 1)], ("sharded", 1))
-)
-def test_no_copies_where_they_protect_nothing(
-    variant: str, nodes: int, job: Callable[..., Job]
-) -> None:
-    """A replica lives on another node; or there is no other node."""
-    run = job(*PAUSE_ALL, variant=variant, nodes=nodes)
-    run.wait_pause(12)
-    for node in range(nodes):
-        assert buffers(run.agent_pid(node), COPIES) == []
-    assert run.copies() == {}
-    run.release_all()
-    assert run.end().outcome == "succeeded"
-
-
-def test_memory(job: Callable[..., Job], baseline_of: Callable[[str], Record]) -> None:
-    """Of each rank two copies and room for one, however many snapshots there were."""
-    run = job(*pause_all(20), variant="sharded", nodes=2, snapshot_every=2)
-    run.wait_pause(20)
-    run.wait_copies(20, *range(RANKS))
-    assert {rank: run.copies()[rank] for rank in range(RANKS)} == dict.fromkeys(
-        range(RANKS), (18, 20)
-    )
-    for node in range(2):
-        assert len(buffers(run.agent_pid(node), COPIES)) <= 3 * 2
-    run.release_all()
-    assert_recovered(run, baseline_of("sharded"), replaced=())
+    """Without a checkpoint all is lost with both nodes; else little is."""
+    settings = TWO_NODES | {"checkpoint_every": 10}
+    with Attempts(tmp_path_factory.mktemp("run"), **settings) as run:
+        ended = run.meet(*SOAK)
+    for row in SOAK:
+        ended.check(row)
+    assert ended.incidents_of(SOAK[0])[-1].sources == {"fresh": RANKS}
+    ended.check_end(baseline_of("sharded", steps=STEPS))
 
 
 @pytest.mark.soak
 def test_snapshot_of_every_step(
-    job: Callable[..., Job], baseline_of: Callable[[str], Record]
+    tmp_path_factory: pytest.TempPathFactory, baseline_of: Callable[..., Record]
 ) -> None:
     """Ranks wait for their copies, so that one step is there of all: no more than two are lost."""
-    run = job(Fault(3, "forward", 12, do="pause"), variant="sharded", nodes=2, snapshot_every=1)
-    run.wait_fault(0)
-    run.kill_node(1)
-    assert_recovered(run, baseline_of("sharded"), replaced={2, 3})
-    assert [each["neighbour"] for each in sources(run)] == [2]
-    assert sum(steps_lost(run)) <= 2
 
+    def act(job: Job, number: int) -> None:
+        job.wait_fault(number)
+        job.kill_node(1)
 
-def test_another_coordinator(job: Callable[..., Job], baseline_of: Callable[[str], Record]) -> None:
-    """It is told of the copies, and where they are."""
-    run = job(*PAUSE_ALL, **SNAPSHOTS)
-    run.wait_pause(12)
-    run.wait_copies(10, *range(RANKS))
-    run.kill_coordinator()
-    run.revive_coordinator()
-    run.wait_event(journal.NodeJoined, count=4)
-    run.wait_copies(10, *range(RANKS))
-    lose(run, 1)
-    assert_recovered(run, baseline_of("sharded"), replaced={2, 3})
-    assert sources(run)[-1] == {"neighbour": 2, "snapshot": 2}
-
-
-def test_spare_takes_a_lost_place(
-    job: Callable[..., Job], baseline_of: Callable[[str], Record]
-) -> None:
-    """It fetches the lost node's copies, and keeps some itself afterwards."""
-    run = job(*PAUSE_ALL, **SNAPSHOTS, spares=1)
-    run.wait_pause(12)
-    run.wait_copies(10, *range(RANKS))
-    lose(run, 0)
-    run.wait_event(journal.FirstStep, count=2)
-    run.wait_copies(10, *range(RANKS))
-    assert_recovered(run, baseline_of("sharded"), replaced={0, 1})
-    assert sources(run) == [{"neighbour": 2, "snapshot": 2}]
-
-
-def test_last_words_after_a_lost_node(
-    job: Callable[..., Job], baseline_of: Callable[[str], Record]
-) -> None:
-    """The neighbour writes the lost node's shards from its copies."""
-    run = job(*PAUSE_ALL, **SNAPSHOTS, policy=Policy(node_timeout_s=0.5), replaces=False)
-    run.wait_pause(12)
-    run.wait_copies(10, *range(RANKS))
-    lose(run, 1)
-    assert run.end().outcome == "failed"
-    [path] = run.checkpoints()
-    assert path.name.startswith("step-0000000010")
-    assert len(list(path.glob("state-*.safetensors"))) == RANKS
-    run.plan()
-    run.start()
-    assert run.end().outcome == "succeeded", run.story()
-    assert_same_training(run.record, baseline_of("sharded"))
-    assert run.leftovers() == []
+    pause = Fault(3, "forward", 12, do="pause")
+    row = Row("node 1", 12, (pause,), act, None, lost={0, 1, 2}, replaced={2, 3})
+    with Attempts(tmp_path_factory.mktemp("run"), **TWO_NODES | {"snapshot_every": 1}) as run:
+        ended = run.meet(row)
+    incident = ended.check(row)
+    assert incident is not None
+    assert incident.sources["neighbour"] == 2
+    ended.check_end(baseline_of("sharded", steps=STEPS))

@@ -1,112 +1,197 @@
-"""Nodes in reserve take the places of lost ones."""
+"""Spare nodes replace lost ones. One job loses many."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from training_jobs import RANKS
-from training_jobs.checks import assert_recovered, steps_lost
-from training_jobs.job import LIMIT_S, Job, pause_all
+from training_jobs.acts import lose
+from training_jobs.injection import Fault
+from training_jobs.job import LIMIT_S, Job
 from training_jobs.record import Record
-from training_jobs.selection import soak_but
+from training_jobs.scenes import NODE, Attempts, Ended, Row, paused
+from waiting import bound_s
 
 from rekindle.names import SPARE
 from rekindle.recovery import journal
-from rekindle.recovery.policy import Strategy
 
-PAUSE_ALL = pause_all(12)
-
-
-def wait_spares(run: Job, count: int) -> None:
-    """Wait until so many spares have come since the start."""
-    run.wait_event(journal.NodeJoined, count, node=SPARE)
+pytestmark = pytest.mark.timeout(400)  # the first test of a job waits for its end
+STEPS = 40
 
 
-@pytest.mark.parametrize("node", soak_but([0, 1], 0))
-def test_spare_takes_over(node: int, job: Callable[..., Job], baseline: Record) -> None:
-    """The spare's agent becomes the node; no step is lost, and another spare is asked for."""
-    run = job(*PAUSE_ALL, nodes=2, spares=1)
-    run.wait_pause(12)
-    wait_spares(run, 1)
-    run.kill_node(node)
-    run.release_all()
-    assert_recovered(run, baseline, replaced={2 * node, 2 * node + 1})
-    assert steps_lost(run) == [0]
-    (incident,) = run.incidents()
-    assert incident.strategy is Strategy.RECOVER
+def joined(job: Job, node: int = SPARE) -> list[int]:
+    """Return the processes of all agents that have come as this node since the start."""
+    return [event.pid for event in job.events_of(journal.NodeJoined, node=node)]
+
+
+def wait_spares(job: Job, count: int) -> None:
+    """Wait until the job has had this number of spares since its start."""
+    job.wait_event(journal.NodeJoined, count, node=SPARE)
+
+
+def lose_spare(job: Job) -> None:
+    """Kill the spare, and wait for another one."""
+    wait_spares(job, 1)
+    job.kill_node(SPARE)
+    wait_spares(job, 2)
+
+
+def lose_first(job: Job) -> tuple[int, list[int]]:
+    """Kill node 0; return the spare that is left, and the agents of node 0 so far."""
+    job.kill_node(0)
+    return joined(job)[-1], joined(job, 0)
+
+
+def lose_both_in_turn(job: Job, number: int) -> None:
+    """Kill node 1, and then the spare that replaces it, before it has trained."""
+    job.wait_fault(number)
+    wait_spares(job, 3)
+    job.kill_node(1)
+    for each in (0, 1):
+        job.release(number + each)
+    for each in (2, 3):  # those who stay wait here for the new spare
+        job.wait_fault(number + each)
+    wait_spares(job, 4)
+    job.kill_node(1)
+    for each in (2, 3):
+        job.release(number + each)
+
+
+def lose_with_coordinator(job: Job) -> None:
+    """Kill the coordinator and node 1, for which the engine brings no node."""
+    wait_spares(job, 5)
+    job.replaces = False
+    job.kill_coordinator()
+    job.kill_node(1)
+    job.revive_coordinator()
+
+
+def bring_spares(job: Job) -> None:
+    """Have two spares come, and wait for them."""
+    count = len(joined(job))
+    for _ in range(2):
+        job.bring(SPARE)
+    wait_spares(job, count + 2)
+
+
+def takes_the_place(ended: Ended, incident: journal.Incident) -> None:
+    """The agent of the spare is node 0 now."""
     assert "a spare takes its place" in incident.reason
-    spare, *_ = run.events_of(journal.NodeJoined, node=SPARE)
-    assert run.events_of(journal.NodeJoined, node=node)[-1].pid == spare.pid
-    assert [event.node for event in run.events_of(journal.NodeWanted)] == [SPARE]
+    spare, before = ended.seen["node 0"]
+    assert joined(ended.job, 0)[len(before)] == spare
 
 
-def test_new_spare_is_used_as_well(job: Callable[..., Job], baseline: Record) -> None:
-    """The node is lost, then the spare in its place; the spare that came for that one goes on."""
-    run = job(*PAUSE_ALL[:2], nodes=2, spares=1)
-    wait_spares(run, 1)
-    run.wait_step(0, 2)
-    run.kill_node(1)
-    run.wait_fault(0)  # those who stay wait here for the new spare
-    run.wait_fault(1)
-    wait_spares(run, 2)
-    run.kill_node(1)
-    run.release(0)
-    run.release(1)
-    assert_recovered(run, baseline, replaced={2, 3})
-    assert set(steps_lost(run)) == {0}
-    assert [event.node for event in run.events_of(journal.NodeWanted)] == [SPARE, SPARE]
+def is_node_1(ended: Ended, _: journal.Incident) -> None:
+    """The agent that is node 1 was a spare, which has found the new coordinator."""
+    assert joined(ended.job, 1)[-1] in joined(ended.job)
 
 
-@pytest.mark.parametrize(("every", "lost"), soak_but([(5, 2), (0, 12)], (5, 2)))
-def test_all_nodes_lost(every: int, lost: int, job: Callable[..., Job], baseline: Record) -> None:
-    """Spares know of checkpoints that were written while they waited."""
-    run = job(*PAUSE_ALL, nodes=2, spares=2, checkpoint_every=every, replaces=False)
-    run.wait_pause(12)
-    wait_spares(run, 2)
-    if every:
-        run.wait_event(journal.Checkpointed, step=10)
-    run.kill_node(0, 1)
-    assert_recovered(run, baseline, replaced=range(RANKS))
-    assert max(steps_lost(run)) == lost
+def wanted(ended: Ended, row: Row) -> list[int]:
+    """Return the nodes that the coordinator wants in a row."""
+    return [e.node for e in ended.events_of(row) if isinstance(e, journal.NodeWanted)]
 
 
-def test_spare_is_lost(job: Callable[..., Job], baseline: Record) -> None:
-    """The death of a spare disturbs nobody; another one comes, and takes over."""
-    run = job(*PAUSE_ALL, nodes=2, spares=1)
-    wait_spares(run, 1)
-    run.kill_node(SPARE)
-    wait_spares(run, 2)
-    run.wait_pause(12)
-    run.kill_node(0)
-    run.release_all()
-    assert_recovered(run, baseline, replaced={0, 1})
-    (incident,) = run.incidents()
-    assert "a spare takes its place" in incident.reason
-    assert [event.left for event in run.events_of(journal.SpareLost)] == [0]
+def pauses(step: int) -> list[Fault]:
+    """Return the pauses of node 0's ranks."""
+    return [Fault(rank, "forward", step, life=0, do="pause") for rank in (0, 1)]
 
 
-def test_spare_that_comes_too_late(job: Callable[..., Job]) -> None:
+NODE_0 = paused("node 0", 9, lose_first, strategies=NODE, replaced={0, 1}, check=takes_the_place)
+AND_ITS_SPARE = Row(
+    "node 1 and the spare in its place",
+    13,
+    (*pauses(13), *pauses(15)),
+    lose_both_in_turn,
+    strategies=None,
+    replaced={2, 3},
+)
+ALL: dict[str, Any] = {"strategies": None, "lost": None, "replaced": range(RANKS)}
+ROWS = [
+    paused("spare", 5, lose_spare, strategies=()),
+    NODE_0,
+    AND_ITS_SPARE,
+    paused(
+        "node and coordinator",
+        21,
+        lose_with_coordinator,
+        strategies=None,
+        replaced={2, 3},
+        check=is_node_1,
+    ),
+    paused("two spares come", 25, bring_spares, strategies=()),
+    # Spares know of checkpoints that were written while they waited.
+    paused("all nodes", 32, lose(0, 1, checkpoint=30), **ALL),
+]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """The job that met all rows; a spare comes when it has ended."""
+    settings = {"nodes": 2, "spares": 1, "steps": STEPS, "checkpoint_every": 10}
+    with Attempts(tmp_path_factory.mktemp("run"), **settings) as run:
+        found = run.meet(*ROWS)
+        if found.outcome:
+            run.job.bring(SPARE)
+            assert run.job.engine is not None
+            found.seen["too late"] = run.job.engine.agents[-1].wait(bound_s(LIMIT_S))
+        return found
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_lost(row: Row, ended: Ended) -> None:
+    """A spare replaces a lost node; with a replica elsewhere the job loses no step."""
+    incident = ended.check(row)
+    if row.name == "all nodes":
+        assert incident is not None
+        assert (incident.resumed_at, incident.sources["checkpoint"] > 0) == (30, True)
+
+
+@pytest.mark.parametrize(("row", "count"), [(NODE_0, 1), (AND_ITS_SPARE, 2)], ids=str)
+def test_another_spare_is_asked_for(row: Row, count: int, ended: Ended) -> None:
+    """Each spare that has taken a place is replaced."""
+    assert wanted(ended, row) == [SPARE] * count
+
+
+def test_spare_is_lost(ended: Ended) -> None:
+    """The death of a spare disturbs no rank; another one comes."""
+    assert [event.left for event in ended.of(journal.SpareLost)] == [0]
+
+
+def test_spare_that_comes_too_late(ended: Ended) -> None:
     """It finds in the journal that the job is over, and does not wait for a coordinator."""
-    run = job(nodes=2)
-    assert run.end().outcome == "succeeded", run.story()
-    run.bring(SPARE)
-    assert run.engine is not None
-    assert run.engine.agents[-1].wait(LIMIT_S) == 1
-    assert "the job has ended" in (run.directory.path / "agent-spare.log").read_text()
-    assert run.leftovers() == []
+    assert ended.seen["too late"] == 1
+    assert "the job has ended" in (ended.job.directory.path / "agent-spare.log").read_text()
 
 
-def test_node_and_coordinator_lost(job: Callable[..., Job], baseline: Record) -> None:
-    """Spares find the new coordinator as well, and take over when the node does not come back."""
-    run = job(*PAUSE_ALL, nodes=2, spares=1, replaces=False)
-    run.wait_pause(12)
-    wait_spares(run, 1)
-    run.kill_coordinator()
-    run.kill_node(1)
-    run.revive_coordinator()
-    run.release_all()
-    assert_recovered(run, baseline, replaced={2, 3})
-    assert run.events_of(journal.NodeJoined, node=SPARE)[-1].pid == (
-        run.events_of(journal.NodeJoined, node=1)[-1].pid
-    )
+def test_end(ended: Ended, baseline_of: Callable[..., Record]) -> None:
+    """The job is the uninterrupted one, to the bit."""
+    ended.check_end(baseline_of("ddp", steps=STEPS))
+
+
+# ---- in the soak
+
+SOAK = [
+    paused("all nodes", 12, lose(0, 1), **ALL),
+    paused("node 1", 16, lose(1), strategies=NODE, replaced={2, 3}),
+]
+
+
+@pytest.mark.soak
+def test_the_other_node(
+    tmp_path_factory: pytest.TempPathFactory, baseline_of: Callable[..., Record]
+) -> None:
+    """Spares begin the training again where there is no checkpoint."""
+    settings = {"nodes": 2, "spares": 2, "steps": STEPS}
+
+    def two_spares(job: Job) -> None:
+        wait_spares(job, 2)
+
+    with Attempts(tmp_path_factory.mktemp("run"), **settings) as run:
+        ended = run.meet(paused("two spares", 8, two_spares, strategies=()), *SOAK)
+    for row in SOAK:
+        incident = ended.check(row)
+        assert incident is not None
+        assert (incident.resumed_at == 0) == (row.name == "all nodes")
+    ended.check_end(baseline_of("ddp", steps=STEPS))

@@ -1,4 +1,8 @@
-"""ZeroRedundancyOptimizer behind DDP: every rank has a piece of the state that nobody else has."""
+"""ZeroRedundancyOptimizer behind DDP: each piece of the optimizer's state is on one rank alone.
+
+One job meets all faults. The script's scheduler changes the rate every 7 steps, and there are
+snapshots every 5 steps.
+"""
 
 from __future__ import annotations
 
@@ -6,50 +10,54 @@ from collections.abc import Callable
 
 import pytest
 from training_jobs import RANKS
-from training_jobs.checks import assert_recovered, steps_lost
 from training_jobs.injection import Fault, held
-from training_jobs.job import Job
 from training_jobs.record import Record
-from training_jobs.selection import soak_but
+from training_jobs.scenes import RETRY, Attempts, Ended, Row, killed
 
-from rekindle.recovery import journal
+pytestmark = pytest.mark.timeout(300)  # the first test waits for the job's end
+STEPS = 46
+FROM_SNAPSHOTS = {"sources": {"snapshot": RANKS}, "lost": {3, 4}}
+ROWS = [
+    killed("between", 8, 0, others=8, **FROM_SNAPSHOTS),
+    killed("forward", 13, 1, others=13, **FROM_SNAPSHOTS),
+    killed("backward", 18, 2, others=18, **FROM_SNAPSHOTS),
+    killed("updated", 23, 3, others=24, **FROM_SNAPSHOTS),
+    killed("snapshot", 29, 0, others=30, **FROM_SNAPSHOTS | {"lost": 5}),
+    # What the scheduler has set in the step of the snapshot is in it.
+    Row(
+        "the rate changes at the snapshot",
+        38,
+        (Fault(1, "forward", 38, life=0),),
+        replaced={1},
+        **FROM_SNAPSHOTS | {"lost": 3},
+    ),
+    # A rank that lacked a step could not train on with the others.
+    Row(
+        "the step is done again",
+        42,
+        held(Fault(2, "backward", 42, life=0, do="hiccup")),
+        lambda job, number: job.release_abreast(number, 42),
+        strategies=RETRY,
+    ),
+]
 
-# The script's scheduler changes the rate every 7 steps.
-BEFORE = ("between", "forward", "backward")  # no other rank can finish the step
-PLACES = (*BEFORE, "updated", "snapshot")
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """The job that met all rows."""
+    settings = {"variant": "zero", "steps": STEPS, "snapshot_every": 5}
+    with Attempts(tmp_path_factory.mktemp("zero"), **settings) as run:
+        return run.meet(*ROWS)
 
 
-@pytest.mark.parametrize("place", soak_but(PLACES, "updated"))
-def test_killed_rank(
-    place: str, job: Callable[..., Job], baseline_of: Callable[[str], Record]
-) -> None:
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_row(row: Row, ended: Ended) -> None:
     """All go back to the snapshots of one step, the learning rate too, in their processes."""
-    rank = PLACES.index(place) % RANKS
-    baseline = baseline_of("zero")
-    step = 9 if place == "snapshot" else 13
-    run = job(*held(Fault(rank, place, step)), variant="zero", snapshot_every=5)
-    run.release_abreast(0, step if place in BEFORE else step + 1)
-    assert_recovered(run, baseline, replaced={rank})
-    [event] = run.events_of(journal.Formed)[1:]
-    assert event.sources == {"snapshot": RANKS}
-    assert steps_lost(run)[0] in ((5,) if place == "snapshot" else (3, 4))
+    ended.check(row)
 
 
-@pytest.mark.parametrize("every", soak_but([6, 7], 6))
-def test_rate_changes_at_the_snapshot(
-    every: int, job: Callable[..., Job], baseline_of: Callable[[str], Record]
-) -> None:
-    """What the scheduler has set in the step of the snapshot is in it."""
-    baseline = baseline_of("zero")
-    run = job(Fault(1, "forward", 9), variant="zero", snapshot_every=every)
-    assert_recovered(run, baseline, replaced={1})
-    assert baseline.result(0)["rate"] == [pytest.approx(1e-2 / 8)]
-
-
-def test_step_is_done_again(job: Callable[..., Job], baseline_of: Callable[[str], Record]) -> None:
-    """A fault that broke no process costs no step."""
-    baseline = baseline_of("zero")
-    run = job(*held(Fault(2, "backward", 9, do="hiccup")), variant="zero")
-    run.release_abreast(0, 9)  # a rank that lacked a step could not go on with the others
-    assert_recovered(run, baseline, replaced=())
-    assert steps_lost(run) == [0]
+def test_end(ended: Ended, baseline_of: Callable[..., Record]) -> None:
+    """The job is the uninterrupted one, to the bit, and so is its learning rate."""
+    baseline = baseline_of("zero", steps=STEPS)
+    assert baseline.result(0)["rate"] == [pytest.approx(1e-2 / 2 ** (STEPS // 7))]
+    ended.check_end(baseline)

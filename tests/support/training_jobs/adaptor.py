@@ -32,14 +32,13 @@ WIDTH, BATCH = 16, 4
 class Adaptor:
     """One rank: its model, its handlers and its loop.
 
-    calls: what handlers were called with. joins: it is a new process among old ones.
+    joins: it is a new process among old ones.
     """
 
     def __init__(self, folder: Path, steps: int) -> None:
         self.folder, self.steps, self.finished = folder, steps, 0
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.faults = Injector(folder, self.rank)
-        self.calls: list[Any] = []
         tft.tft_init_processor(self.rank, self.world, False, False, "", True, True)
         tft.tft_start_processor("127.0.0.1", 8000)
         self.joins = tft.tft_is_reboot_node()
@@ -75,15 +74,20 @@ class Adaptor:
             timeout=timedelta(seconds=15),  # also for one that has died meanwhile
         )
 
+    def note(self, *call: Any) -> None:
+        """Write down what a handler was called with."""
+        with (self.folder / f"calls-{self.rank}.jsonl").open("a") as calls:
+            calls.write(json.dumps(call) + "\n")
+
     def stop(self, args: Any, ctx: Any) -> None:
-        self.calls.append(["stop"])
+        self.note("stop")
 
     def clean(self, is_uce_error: bool, args: Any, ctx: Any) -> int:
-        self.calls.append(["clean", is_uce_error])
+        self.note("clean", is_uce_error)
         return 0
 
     def rebuild(self, fault_ranks: list[int], args: Any, ctx: Any) -> None:
-        self.calls.append(["rebuild", fault_ranks, tft.tft_get_repair_type()])
+        self.note("rebuild", fault_ranks, tft.tft_get_repair_type())
         self.faults.step = tft.tft_get_repair_step()
         self.faults.at("rebuild")
         if dist.is_initialized():
@@ -101,7 +105,7 @@ class Adaptor:
         ctx: Any,
     ) -> None:
         kind = tft.RepairType(repair_info["repair_type"])
-        self.calls.append(["repair", step, kind.name, error_ranks])
+        self.note("repair", step, kind.name, error_ranks)
         for source, target in zip(repair_info["src"], repair_info["dst"], strict=True):
             if kind is tft.RepairType.RT_SEND:
                 file = io.BytesIO()
@@ -119,7 +123,7 @@ class Adaptor:
                 self.optimizer.load_state_dict(optimizer)
 
     def rollback(self, step: int, args: Any, ctx: Any) -> None:
-        self.calls.append(["rollback", step])
+        self.note("rollback", step)
         self.finished = step
 
     @tft.tft_exception_handler
@@ -156,7 +160,7 @@ class Adaptor:
         """Write what the test looks at."""
         parameters = [each.detach().numpy().tobytes() for each in self.model.parameters()]
         digest = hashlib.sha256(b"".join(parameters)).hexdigest()
-        result = {"pid": os.getpid(), "digest": digest, "calls": self.calls}
+        result = {"pid": os.getpid(), "digest": digest}
         (self.folder / f"result-{self.rank}.json").write_text(json.dumps(result))
 
 

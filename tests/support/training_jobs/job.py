@@ -46,9 +46,9 @@ E = TypeVar("E", bound=journal.Event)
 T = TypeVar("T")
 
 
-def pause_all(step: int, ranks: int = RANKS) -> list[Fault]:
+def pause_all(step: int, ranks: int = RANKS, *, life: int = 1) -> list[Fault]:
     """Return the first faults of a job: they hold all ranks in a step, until the test is ready."""
-    return [Fault(rank, "forward", step, do="pause") for rank in range(ranks)]
+    return [Fault(rank, "forward", step, life=life, do="pause") for rank in range(ranks)]
 
 
 class Job:
@@ -195,7 +195,9 @@ class Job:
     def wait_fault(self, number: int) -> None:
         """Wait until the injected fault `number` strikes."""
         mark = reached(self.folder, number)
-        self.wait(mark.exists, f"fault {number}: {self.faults[number]}")
+        fault = f"fault {number}: {self.faults[number]}"
+        self.wait(lambda: mark.exists() or self.coordinator.poll() in (0, 1), fault)
+        assert mark.exists(), f"ended before fault {number}{self.story()}"
 
     def wait_step(self, rank: int, step: int) -> None:
         """Wait until `rank` has logged `step`."""
@@ -235,10 +237,7 @@ class Job:
         release(self.folder, number)
 
     def release_abreast(self, number: int, finished: int) -> None:
-        """Let the rank that pauses at fault `number` go on when all others have done such steps.
-
-        A fault that is told earlier cuts a rank off from gradients of its last step.
-        """
+        """Release fault `number` when all others have done so many steps, and lack no gradient."""
         self.wait_fault(number)
         paused = self.faults[number].rank
 
@@ -250,11 +249,11 @@ class Job:
         self.release(number)
 
     def _bring_nodes(self) -> None:
-        if self.engine is None or not self.replaces:
+        if self.engine is None:
             return
         events = self.events()
         new, self._wanted = events[self._wanted :], len(events)
-        for event in new:
+        for event in new if self.replaces else ():
             if self.hosts is not None:
                 self.engine.learn(event)
             if isinstance(event, journal.NodeWanted):

@@ -98,8 +98,8 @@ class ShardedRun(Run):
             told = 7  # any number will do
         if "WHOLE" in os.environ and self.rank == 1:
             told = None
-        if "SHARD_OF_LIFE_2" in os.environ and self.faults.life == 2:
-            told = int(os.environ["SHARD_OF_LIFE_2"])
+        if os.environ.get("ANOTHER_SHARD") == f"rank {self.rank}, life {self.faults.life}":
+            told = 0
         return {"shard": told, "make_groups": self.make_groups}
 
     def make_groups(self) -> None:

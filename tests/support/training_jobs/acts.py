@@ -1,0 +1,51 @@
+"""Acts on a job whose ranks all pause (see `training_jobs.scenes.paused`)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+from rekindle.recovery import journal
+from training_jobs.job import Job
+
+
+def kill(*ranks: int) -> Callable[[Job], None]:
+    """Return what kills these ranks."""
+    return lambda job: job.kill(*ranks)
+
+
+def end(job: Job) -> None:
+    """End a job, as before a machine goes down."""
+    os.kill(job.coordinator.pid, signal.SIGTERM)
+
+
+def lose(
+    *nodes: int, checkpoint: int = 0, copies: int = 0, also: int = -1
+) -> Callable[[Job], None]:
+    """Return what kills these nodes.
+
+    It waits for the checkpoint of step `checkpoint`, and for all copies of step `copies`. The rank
+    `also` of another node is killed at the same moment.
+    """
+
+    def act(job: Job) -> None:
+        if checkpoint:
+            job.wait_event(journal.Checkpointed, step=checkpoint)
+        if copies:
+            job.wait_copies(copies, *range(job.record.ranks))
+        if also >= 0:
+            job.kill(also)
+        job.kill_node(*nodes)
+
+    return act
+
+
+def lose_and_end(*nodes: int, **awaited: int) -> Callable[[Job], None]:
+    """Return what kills these nodes, and ends the job before others come (see `lose`)."""
+
+    def act(job: Job) -> None:
+        lose(*nodes, **awaited)(job)
+        end(job)
+
+    return act
