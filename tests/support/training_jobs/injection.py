@@ -17,10 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from waiting import bound_s
+
 from rekindle.training.devices import Damage
 from rekindle.training.devices.cpu import CpuDevice
 
-PAUSE_LIMIT_S = 60.0
 _FILE = "faults.json"
 _DAMAGE = {"uce": Damage.STATE, "uce-temporary": Damage.NONE, "uce-fatal": Damage.DEVICE}
 
@@ -205,7 +206,7 @@ def _have_snapshots_sealed() -> None:
 
 
 def _wait(true: Callable[[], bool], else_say: str, *, computes: bool = False) -> None:
-    deadline = time.monotonic() + PAUSE_LIMIT_S
+    deadline = time.monotonic() + bound_s()
     while not true():
         if time.monotonic() > deadline:
             raise TimeoutError(else_say)
