@@ -60,7 +60,7 @@ async def turn_until(true: Callable[[], T], what: str, at_rest_s: float = LIMIT_
 
 
 async def turns(count: int = 50) -> None:
-    """Let the event loop run so many times: what is ready runs, and nothing else is awaited."""
+    """Let the event loop run `count` times: all that is ready runs."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -82,7 +82,7 @@ def join(thread: threading.Thread) -> None:
 
 
 def wait_asleep(thread: threading.Thread) -> None:
-    """Wait until a thread of this process sleeps at 20 looks in a row: it waits for something."""
+    """Wait until a thread of this process sleeps at 20 looks in a row."""
     looks = iter(range(20))
 
     def still() -> bool:

@@ -23,6 +23,7 @@ from rekindle.training.torch.sockets import socket_inodes
 
 FOREVER_S = 1e6  # a time-out of gloo that outlasts the test
 EXPIRES_S = 0.5  # a time-out of gloo that the test waits for
+PACE_S = 0.001  # between two sockets that the script opens
 
 
 def total(rank: Rank) -> float:
@@ -112,9 +113,9 @@ def test_sever_wakes_a_collective_that_waits_for_a_survivor():
         ranks.kill(2)
         assert ranks.hear(1) == "woken"  # its peer's death woke this one
         ranks.tell(0, "sever")
-        assert ranks.result(0)
+        assert ranks.returned(0)
         ranks.tell(1, "leave")
-        ranks.result(1)
+        ranks.returned(1)
 
 
 def test_sever_wakes_the_peers_of_the_severed_rank():
@@ -125,8 +126,8 @@ def test_sever_wakes_the_peers_of_the_severed_rank():
         ranks.kill(2)
         assert ranks.hear(1) == "woken"
         ranks.tell(1, "leave")
-        ranks.result(1)
-        assert not ranks.result(0)
+        ranks.returned(1)
+        assert not ranks.returned(0)
 
 
 def _sever_in_the_wait(group: Group) -> None:
@@ -240,7 +241,7 @@ def _opens_sockets_while_forming(rank: Rank) -> None:
     done = threading.Event()
 
     def script() -> None:
-        while not done.wait(0.001) and len(pairs) < 100:
+        while not done.wait(PACE_S) and len(pairs) < 100:
             pairs.append(loopback_pair())
 
     thread = threading.Thread(target=script)

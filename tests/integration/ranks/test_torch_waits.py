@@ -97,7 +97,7 @@ def test_a_forgotten_operation_is_given_up_when_the_generation_ends(operation: s
         wait_until(lambda: stopped.status() == psutil.STATUS_STOPPED, "the stop of rank 1")
         ranks.kill(1)
         ranks.tell(0, "sever")
-        ranks.result(0)  # long before the time-out of gloo
+        ranks.returned(0)  # long before the time-out of gloo
 
 
 def _shows_its_waits(rank: Rank) -> tuple[list[int], tuple[int, ...]]:

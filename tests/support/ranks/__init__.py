@@ -91,13 +91,13 @@ class Ranks:
         assert kind == "told", message
         return message
 
-    def result(self, rank: int) -> Any:
+    def returned(self, rank: int) -> Any:
         kind, message = self._next(rank)
         assert kind == "returned", message
         return message
 
     def results(self) -> list[Any]:
-        return [self.result(rank) for rank in range(len(self._processes))]
+        return [self.returned(rank) for rank in range(len(self._processes))]
 
     def pid(self, rank: int) -> int:
         return self._processes[rank].pid
