@@ -33,8 +33,8 @@ EXCEPTIONS = {
     "tests/contract": "not converted yet",
 }
 
-# What a constant of such a name gives is no bound of a test: a time-out of the product that outlasts
-# the test, one that the test waits for, and the pause between two actions of a helper.
+# Constants with these names are no bounds of a test: a time-out of the product that the test waits
+# for, one that outlasts the test, and the pause between two actions of a helper.
 _NO_BOUNDS = {"EXPIRES_S", "FOREVER_S", "PACE_S"}
 _BOUNDS = {"timeout", "timeout_s", "limit_s"}
 _WAITS = {"communicate", "exception", "join", "poll", "result", "settimeout", "wait", "wait_for"}
