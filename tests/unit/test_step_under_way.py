@@ -110,6 +110,7 @@ def _told_within_step(rank: Rank, ahead: int, sharded: bool) -> list[int | None]
     return [message.finished for message in agent.heard if isinstance(message, Arrived)]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_step_that_others_have_finished_is_finished_first(ahead: int, sharded: bool) -> None:
