@@ -14,7 +14,6 @@ import random
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,12 +30,10 @@ from _common import (
     summary,
 )
 
-from rekindle.engines.client import JobClient
-from rekindle.errors import JobError
-from rekindle.recovery import journal
 from rekindle.recovery.policy import Strategy
 from rekindle.runtime.protocol import Inject, InjectionKind
-from rekindle.runtime.spec import JobDirectory
+from rekindle.runtime.spec import job_directory
+from rekindle.testing.handle import JobHandle
 
 EXAMPLE = ROOT / "examples" / "mindspore_uce" / "train.py"
 RANKS, STEPS = 4, 60
@@ -70,10 +67,10 @@ def main() -> None:
                 Inject(rank=chance.randrange(RANKS), kind=kind, step=step)
                 for kind, step in zip(kinds, steps, strict=False)
             ]
-            directory = _run(args.python, folder, f"round-{each}", faults)
-            identical, without = _compared(_losses(directory), wanted, identical)
+            job = _run(args.python, folder, f"round-{each}", faults)
+            identical, without = _compared(_losses(job), wanted, identical)
             unwritten += without
-            for incident in journal.incidents(_events(directory)):
+            for incident in job.incidents():
                 seconds = incident.first_step - incident.detected
                 took[incident.strategies[-1]].append(1000 * seconds)
     rows = {strategy.value: summary(times) for strategy, times in took.items()}
@@ -106,38 +103,22 @@ def _command(python: Path, name: str, *script: str) -> list[str]:
     return [*run, "--max-restarts", "9", *script]
 
 
-def _run(python: Path, folder: Path, name: str, faults: list[Inject]) -> JobDirectory:
-    """Run the example to its end, with these faults; return its directory."""
-    directory = JobDirectory(folder / "jobs" / name)
+def _run(python: Path, folder: Path, name: str, faults: list[Inject]) -> JobHandle:
+    """Run the example to its end, with these faults; return its handle."""
+    handle = JobHandle(job_directory(name, at=folder), limit_s=60.0)
     command = _command(python, name, str(EXAMPLE), "--shuffle", "--decay")
     with (folder / f"{name}.log").open("w") as log:
         job = subprocess.Popen(command, env=_environment(folder), stdout=log, stderr=log)
         try:
-            _inject(job, directory, faults)
+            for fault in faults:
+                handle.inject(fault.kind, rank=fault.rank, step=fault.step)
             status = job.wait(LIMIT_S)
         finally:
             job.terminate()
             job.wait(60)
     if status:
         raise SystemExit(f"{name} has failed:\n{(folder / f'{name}.log').read_text()[-3000:]}")
-    return directory
-
-
-def _inject(job: subprocess.Popen[bytes], directory: JobDirectory, faults: list[Inject]) -> None:
-    """Tell the job of its faults before it trains."""
-    deadline = time.monotonic() + 60
-    while faults and job.poll() is None and time.monotonic() < deadline:
-        try:
-            endpoint = directory.endpoint()
-            if endpoint is not None:
-                JobClient(endpoint, directory.secret()).inject(faults[0])
-                faults = faults[1:]
-                continue
-        except JobError:
-            pass  # it does not listen yet
-        time.sleep(0.05)
-    if faults:
-        raise SystemExit(f"the job took no faults: {faults[0]}")
+    return handle
 
 
 class GateCost(NamedTuple):
@@ -177,10 +158,6 @@ def _gate(python: Path, folder: Path, steps: int) -> GateCost:
     return GateCost(statistics.mean(added), error, statistics.median(last))
 
 
-def _events(directory: JobDirectory) -> list[journal.AnyEvent]:
-    return journal.read(directory.ledger.read_bytes().splitlines())
-
-
 def _compared(
     found: list[dict[int, float]], wanted: list[dict[int, float]], so_far: bool
 ) -> tuple[bool, int]:
@@ -193,14 +170,10 @@ def _compared(
     return so_far and same, sum(len(of) - len(each) for each, of in pairs)
 
 
-def _losses(directory: JobDirectory) -> list[dict[int, float]]:
-    """The loss of each step of each rank; of a step that was done again, the last."""
-    found = []
-    for rank in range(RANKS):
-        lines = (directory.path / "metrics" / f"rank{rank}.jsonl").read_text().splitlines()
-        records = [json.loads(line) for line in lines]
-        found.append({each["step"]: each["metrics"]["loss"] for each in records})
-    return found
+def _losses(job: JobHandle) -> list[dict[int, float]]:
+    """Return the loss of each step of each rank; the newest, if a step was done again."""
+    records = job.records()
+    return [{s: each.metrics["loss"] for s, each in records[r].items()} for r in range(RANKS)]
 
 
 if __name__ == "__main__":

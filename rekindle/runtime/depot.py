@@ -28,6 +28,7 @@ from rekindle.runtime.depot_line import (
     Pass,
     Put,
     patience_s,
+    within,
 )
 from rekindle.runtime.snapshot import BUFFERS_OF_SHARD, SnapshotBuffer
 from rekindle.runtime.spec import JobSpec
@@ -151,7 +152,7 @@ class Depot:
         """Serve one caller. One that is no agent of this attempt, or falls silent, is left."""
         with connection, contextlib.suppress(OSError, asyncio.TimeoutError, ProtocolError):
             line = Line(connection, self._known.secret, depot=True)
-            request = await asyncio.wait_for(_first(line), line.silence_s)
+            request = await within(_first(line), line.silence_s)
             error = self._refusal(request)
             if error:
                 await line.say(Answer(error=error))
@@ -326,7 +327,7 @@ async def _called(at: protocol.Depot, known: Pass) -> AsyncIterator[Line]:
         [(*_, address), *_] = await loop.getaddrinfo(at.host, at.port, family=socket.AF_INET)
         with socket.socket() as connection:
             line = Line(connection, known.secret, depot=False)
-            await asyncio.wait_for(loop.sock_connect(connection, address), line.silence_s)
+            await within(loop.sock_connect(connection, address), line.silence_s)
             await line.meet()
             yield line
     except asyncio.TimeoutError as error:

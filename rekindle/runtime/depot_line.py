@@ -12,8 +12,9 @@ import hmac
 import secrets
 import socket
 import struct
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -76,6 +77,31 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 REQUESTS: msgspec.msgpack.Decoder[Put | Fetch] = msgspec.msgpack.Decoder(Put | Fetch)
 ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+async def within(work: Coroutine[Any, Any, T], limit_s: float) -> T:
+    """Return what `work` returns. Raises asyncio.TimeoutError: it takes longer.
+
+    Up to Python 3.11 asyncio.wait_for ignores a cancellation that comes as `work` ends: a transfer
+    of a generation that is over would continue.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait([task], timeout=limit_s)
+    except asyncio.CancelledError:
+        await _give_up(task)
+        raise
+    if not done:
+        await _give_up(task)
+        raise asyncio.TimeoutError
+    return task.result()
+
+
+async def _give_up(task: asyncio.Future[T]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()  # else the loop reports it as one that nothing has looked at
 
 
 def patience_s(size: int) -> float:
@@ -152,7 +178,7 @@ class Line:
 
     async def _send(self, data: bytes | memoryview) -> None:
         loop = asyncio.get_running_loop()
-        await asyncio.wait_for(loop.sock_sendall(self._socket, data), self.silence_s)
+        await within(loop.sock_sendall(self._socket, data), self.silence_s)
 
     async def _receive(self, size: int, limit_s: float = 0.0) -> bytearray:
         data, done = bytearray(size), 0
@@ -163,7 +189,7 @@ class Line:
 
     async def _receive_some(self, into: memoryview, limit_s: float = 0.0) -> int:
         receives = asyncio.get_running_loop().sock_recv_into(self._socket, into)
-        count = await asyncio.wait_for(receives, max(limit_s, self.silence_s))
+        count = await within(receives, max(limit_s, self.silence_s))
         if not count:
             raise ConnectionError("the line was closed")
         return count

@@ -1,4 +1,4 @@
-"""A run of a training script under test, and what became of it."""
+"""A run of a training script under test, and its report."""
 
 from __future__ import annotations
 
@@ -7,40 +7,37 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from rekindle import names
-from rekindle.engines.client import JobClient
-from rekindle.errors import JobError, RekindleError
 from rekindle.recovery import journal
-from rekindle.runtime.protocol import Inject, InjectionKind
-from rekindle.runtime.spec import JobDirectory
-from rekindle.tasks.metrics import StepRecord, effective, read_records
+from rekindle.runtime.protocol import InjectionKind
+from rekindle.runtime.spec import job_directory
+from rekindle.tasks.metrics import StepRecord
+from rekindle.testing.handle import JobHandle, RunError
+
+__all__ = ["KINDS", "JobHandle", "Report", "Run", "RunError"]
 
 KINDS = tuple(kind.value for kind in InjectionKind)  # for pytest.mark.parametrize
 
 _JOB = "test"
 _STOP_S = 15.0  # the job's own grace is 10 s
-_LOOK_S = 0.02
-
-
-class RunError(RekindleError):
-    """A run under test did not do what was waited for; the text ends with what it printed."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a run.
+    """The result of a run.
 
-    exit_status: of `rekindle run`. outcome: succeeded, failed or stopped. finished: steps.
-    incidents: each with its cause, strategies, steps_lost and times. records: what the script has
-    logged, by rank and step; of a step that was done again the record that counts. processes: how
-    many each rank has had.
+    exit_status: the status of `rekindle run`. outcome: succeeded, failed or stopped.
+    finished: the number of steps.
+    incidents: each has its cause, strategies, steps_lost and times.
+    records: the values that the script has logged, by rank and step. If a step was done again,
+        its newest record counts.
+    processes: the number of processes that each rank has had.
     """
 
     exit_status: int
@@ -61,7 +58,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return [record.metrics[name] for record in self.records[rank].values()]
 
 
-class Run:
+class Run(JobHandle):
     """`rekindle run` of a script, with a job directory of its own.
 
     folder: where all of it is kept. options: of `rekindle run`, by name (True: a flag).
@@ -71,9 +68,9 @@ class Run:
         self, folder: Path, script: str, arguments: Sequence[str], options: Mapping[str, object]
     ) -> None:
         folder.mkdir(parents=True)
+        super().__init__(job_directory(_JOB, at=folder / "home"))
         options = dict(options)
         self._output = folder / "output.log"
-        self._directory = JobDirectory(folder / "home" / "jobs" / _JOB)
         command = [sys.executable, "-m", "rekindle.cli", "run", "--allow-injection"]
         command += ["--job-id", _JOB]
         working_directory = options.pop("working_directory", None)
@@ -90,60 +87,32 @@ class Run:
 
     @property
     def output(self) -> str:
-        """What launcher and ranks have printed so far."""
+        """The text that launcher and ranks have printed so far."""
         return self._output.read_text(errors="replace")
 
-    def events(self) -> list[journal.AnyEvent]:
-        """Read the job's journal as far as it goes."""
-        try:
-            return journal.read(self._directory.ledger.read_bytes().splitlines())
-        except FileNotFoundError:
-            return []
+    def has_ended(self) -> bool:
+        """Whether the command has ended."""
+        return self._process.poll() is not None
 
-    def inject(
-        self,
-        kind: InjectionKind | str,
-        *,
-        rank: int = 0,
-        step: int | None = None,
-        seconds: float = 1.0,
-        timeout_s: float = 60.0,
-    ) -> None:
-        """Have a rank suffer a fault in `step`; given early, it waits for that step.
-
-        Raises RunError: the step is past, there is no such rank, or the job does not answer.
-        """
-        order = Inject(rank=rank, kind=InjectionKind(kind), step=step, seconds=seconds)
-        self.wait_until(self._answers, "the job's coordinator", timeout_s)
-        try:
-            self._client().inject(order)
-        except JobError as error:
-            raise RunError(f"{error}\n{self._tail()}") from error
-
-    def wait_step(self, step: int, *, timeout_s: float = 120.0) -> None:
-        """Wait until all ranks have finished so many steps."""
-        self.wait_until(lambda: self._finished() >= step, f"{step} finished steps", timeout_s)
+    def story(self) -> str:
+        """Return the last lines of journal, logs and output, for the message of a failed test."""
+        return f"{super().story()}\n---- output\n{self.output[-4000:]}"
 
     def wait(self, *, timeout_s: float = 300.0) -> Report:
-        """Wait for the run's end, and tell what became of it. Raises RunError: it does not end."""
-        try:
-            status = self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired as error:
-            text = f"the run has not ended within {timeout_s:g} s"
-            raise RunError(f"{text}\n{self._tail()}") from error
-        events = self.events()
-        ended = [event for event in events if isinstance(event, journal.Ended)]
+        """Wait for the end of the run, and return its report. Raises RunError: it does not end."""
+        self.wait_until(self.has_ended, "the end of the run", timeout_s)
+        status = self._process.wait()
+        ended = self.events_of(journal.Ended)
         if not ended:
-            raise RunError(f"the run ended with status {status}, and no word\n{self._tail()}")
-        started = [r for e in events if isinstance(e, journal.RanksStarted) for r in e.ranks]
-        records = read_records(self._directory.path)
+            raise RunError(f"the run ended with status {status}, and no word\n{self.story()}")
+        started = [rank for event in self.events_of(journal.RanksStarted) for rank in event.ranks]
         return Report(
             exit_status=status,
             outcome=ended[-1].outcome,
             reason=ended[-1].reason,
             finished=ended[-1].finished,
-            incidents=journal.incidents(events),
-            records={rank: effective(lines) for rank, lines in records.items()},
+            incidents=self.incidents(),
+            records=self.records(),
             processes=dict(Counter(started)),
         )
 
@@ -159,38 +128,6 @@ class Run:
                 self._process.wait(_STOP_S)
             self._process.kill()
         self._process.wait()
-
-    def wait_until(self, true: Callable[[], bool], what: str, timeout_s: float) -> None:
-        """Wait until something is true. Raises RunError: it takes too long, or the run ended."""
-        deadline = time.monotonic() + timeout_s
-        while not true():
-            if self._process.poll() is not None:
-                raise RunError(f"the run ended before {what} came\n{self._tail()}")
-            if time.monotonic() > deadline:
-                raise RunError(f"{what} did not come within {timeout_s:g} s\n{self._tail()}")
-            time.sleep(_LOOK_S)
-
-    def _client(self) -> JobClient:
-        endpoint = self._directory.endpoint()
-        if endpoint is None:
-            raise JobError("the job was not launched yet")
-        return JobClient(endpoint, self._directory.secret())
-
-    def _answers(self) -> bool:
-        try:
-            self._client().status()
-        except JobError:
-            return False
-        return True
-
-    def _finished(self) -> int:
-        try:
-            return self._client().status().finished
-        except JobError:
-            return 0
-
-    def _tail(self) -> str:
-        return self.output[-4000:]
 
 
 def _option(name: str, value: object) -> list[str]:

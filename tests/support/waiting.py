@@ -1,45 +1,128 @@
 """All waits of the tests: for an event, with a bound that follows the machine.
 
-A bound is for tests that hang. It is far above what the event takes, and is scaled by the factor
-that `suite.calibration` measures at the start of a run. No test compares a duration with a
-constant.
+A bound is for tests that hang. It is far above the time that the event takes, and is scaled by the
+factor that `suite.calibration` measures at the start of a run. No test compares a duration with a
+constant, and no test sleeps and hopes: `test_suite_rules.py` checks this.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
-
-from suite import calibration
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 LIMIT_S = 90.0  # for what takes a second on a quiet machine
+FACTOR_VARIABLE = "REKINDLE_TEST_TIME_FACTOR"
 _TICK_S = 0.005
 
 T = TypeVar("T")
 
 
+class Process(Protocol):
+    """A process of subprocess, or of psutil."""
+
+    def wait(self, timeout: float | None) -> int | None:
+        """Wait for the end, and return the exit status."""
+
+
+def factor() -> float:
+    """Return how much slower this machine is than the reference; 1 if nothing measured it."""
+    return float(os.environ.get(FACTOR_VARIABLE, "1"))
+
+
 def bound_s(at_rest_s: float = LIMIT_S) -> float:
     """Return a bound for something that ends well within `at_rest_s` on a quiet machine."""
-    return at_rest_s * calibration.factor()
+    return at_rest_s * factor()
 
 
 def wait_until(true: Callable[[], T], what: str, at_rest_s: float = LIMIT_S) -> T:
     """Return the first value of `true()` that is not false."""
-    limit_s = bound_s(at_rest_s)
-    deadline = time.monotonic() + limit_s
-    while True:
-        value = true()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"not within {limit_s:g} s: {what}"
+    deadline = _Deadline(what, at_rest_s)
+    while not (value := true()):
+        deadline.check()
         time.sleep(_TICK_S)
+    return value
+
+
+async def turn_until(true: Callable[[], T], what: str, at_rest_s: float = LIMIT_S) -> T:
+    """Return the first value of `true()` that is not false; the event loop runs meanwhile."""
+    deadline = _Deadline(what, at_rest_s)
+    while not (value := true()):
+        deadline.check()
+        await asyncio.sleep(_TICK_S / 10)
+    return value
+
+
+async def turns(count: int = 50) -> None:
+    """Let the event loop run `count` times: all that is ready runs."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def finished(work: Awaitable[T], at_rest_s: float = LIMIT_S) -> T:
+    """Await the result."""
+    return await asyncio.wait_for(work, bound_s(at_rest_s))
+
+
+def wait_set(event: threading.Event) -> None:
+    """Wait until another thread sets the event."""
+    assert event.wait(bound_s()), "no thread set the event"
+
+
+def join(thread: threading.Thread) -> None:
+    """Wait for the end of a thread."""
+    thread.join(bound_s())
+    assert not thread.is_alive(), f"{thread.name} has not ended"
+
+
+def wait_asleep(thread: threading.Thread) -> None:
+    """Wait until a thread of this process sleeps at 20 looks in a row."""
+    looks = iter(range(20))
+
+    def still() -> bool:
+        nonlocal looks
+        looks = looks if _sleeps(thread) else iter(range(20))
+        return next(looks, None) is None
+
+    wait_until(still, f"{thread.name} asleep")
+
+
+def result_of(future: Future[T]) -> T:
+    """Wait for the result of a future of a thread; an error of the future is raised."""
+    return future.result(bound_s())
+
+
+def status_of(process: Process) -> int | None:
+    """Wait for the end of a process, and return its exit status."""
+    return process.wait(timeout=bound_s())
 
 
 def run_command(
     command: Sequence[str], at_rest_s: float = LIMIT_S, **popen: Any
-) -> subprocess.CompletedProcess[str]:
+) -> subprocess.CompletedProcess[Any]:
     """Run a command to its end, with its output as text; its exit status is not checked."""
     settings = {"capture_output": True, "text": True} | popen
     return subprocess.run([*command], check=False, timeout=bound_s(at_rest_s), **settings)
+
+
+def _sleeps(thread: threading.Thread) -> bool:
+    try:
+        status = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
+    except FileNotFoundError:
+        return False  # it has ended
+    return status.rpartition(")")[2].split()[0] == "S"
+
+
+class _Deadline:
+    def __init__(self, what: str, at_rest_s: float) -> None:
+        self._what, self._limit_s = what, bound_s(at_rest_s)
+        self._at = time.monotonic() + self._limit_s
+
+    def check(self) -> None:
+        assert time.monotonic() < self._at, f"not within {self._limit_s:g} s: {self._what}"

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from jobs.driver import spec_of
+from waiting import turn_until
 
 from rekindle.names import WIRE_VERSION
 from rekindle.profiling.steps import StepTimes
@@ -55,8 +56,19 @@ class Line:
     def __init__(self, fails: Callable[[], None] = lambda: None) -> None:
         self.sent: list[p.Message] = []
         self._fails = fails
+        self._tries = 0
+        self._cut = asyncio.Event()
+
+    async def has_tried(self, count: int) -> None:
+        """Wait until so many messages have been sent, or have failed."""
+        await turn_until(lambda: self._tries >= count, f"{count} messages")
+
+    def cut(self) -> None:
+        """End the line."""
+        self._cut.set()
 
     async def send_bytes(self, data: bytes) -> None:
+        self._tries += 1
         if self.sent:
             self._fails()
         self.sent.append(wire.decode_from_agent(data))
@@ -65,7 +77,7 @@ class Line:
         return self
 
     async def __anext__(self) -> None:
-        await asyncio.sleep(0.2)
+        await self._cut.wait()
         raise StopAsyncIteration
 
 
@@ -80,10 +92,12 @@ def test_what_cannot_be_encoded_fails_where_it_is_said(agent: Agent) -> None:
     async def speak() -> Line:
         line = Line()
         serving = asyncio.create_task(serve(agent, line))
-        await asyncio.sleep(0.05)
+        await line.has_tried(1)
         with pytest.raises(OverflowError):
             agent.send(SPOILT)
         agent.send(GOOD)
+        await line.has_tried(2)
+        line.cut()
         assert not await serving
         return line
 
@@ -97,8 +111,9 @@ def test_an_agent_that_cannot_speak_any_more_ends(agent: Agent) -> None:
         raise RuntimeError("a bug")
 
     async def speak() -> None:
-        serving = asyncio.create_task(serve(agent, Line(fail)))
-        await asyncio.sleep(0.05)
+        line = Line(fail)
+        serving = asyncio.create_task(serve(agent, line))
+        await line.has_tried(1)
         agent.send(GOOD)
         await serving
 
@@ -113,9 +128,12 @@ def test_a_line_that_is_cut_while_something_is_sent_ends_nobody(agent: Agent) ->
         raise ConnectionResetError
 
     async def speak() -> bool:
-        serving = asyncio.create_task(serve(agent, Line(fail)))
-        await asyncio.sleep(0.05)
+        line = Line(fail)
+        serving = asyncio.create_task(serve(agent, line))
+        await line.has_tried(1)
         agent.send(GOOD)
+        await line.has_tried(2)
+        line.cut()
         return await serving
 
     assert not asyncio.run(speak())
@@ -125,6 +143,13 @@ def test_what_a_switch_says_waits_for_a_coordinator(agent: Agent) -> None:
     """It is read once; who has no coordinator then tells the next one, but not where ranks were."""
     agent.send(GOOD)
     agent.send(SWITCH)
-    line = Line()
-    asyncio.run(serve(agent, line))
-    assert line.sent[1:] == [SWITCH]
+
+    async def speak() -> Line:
+        line = Line()
+        serving = asyncio.create_task(serve(agent, line))
+        await line.has_tried(2)
+        line.cut()
+        await serving
+        return line
+
+    assert asyncio.run(speak()).sent[1:] == [SWITCH]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from waiting import run_command
 
 from rekindle.errors import UsageError
 from rekindle.recovery.policy import Policy, Strategy
@@ -133,14 +133,8 @@ def test_ranks_load_torch_though_torch_npu_cannot(tmp_path: Path) -> None:
         """
     )
     path = os.pathsep.join([str(tmp_path), str(Path(ascend.__file__).parents[2])])
-    said = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=100,
-    )
+    said = run_command([sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": path})
+    assert said.returncode == 0, said.stderr
     assert said.stdout.split("\n")[-2] == "{'TORCH_DEVICE_BACKEND_AUTOLOAD': '0'} 1 0"
 
 
@@ -148,7 +142,7 @@ def test_ranks_load_torch_though_torch_npu_cannot(tmp_path: Path) -> None:
 def test_the_command_tells_what_is_missing() -> None:
     """`rekindle npu-check` names the first thing to do, and its status says that there is one."""
     command = [sys.executable, "-m", "rekindle.cli", "npu-check"]
-    said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    said = run_command(command)
     assert said.returncode == 1
     assert "torch-npu" in said.stdout
     assert "pip install torch-npu" in said.stdout

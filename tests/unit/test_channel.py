@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from waiting import bound_s, join, wait_set
 
 from rekindle.runtime import protocol, wire
 from rekindle.runtime.channel import Channel
@@ -33,7 +34,7 @@ class Line:
         """Wait until the channel has heard what was sent before."""
         self.heard.clear()
         self.agent.send(wire.encode(protocol.Over(generation=generation, finished=0)))
-        assert self.heard.wait(10)
+        wait_set(self.heard)
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_an_answer_is_kept_for_whoever_asked(line: Line) -> None:
     """A later request is answered first, and waited for by somebody else."""
     line.answer(2)
     line.answer(1)
-    second, first = line.channel.buffers(2, 10), line.channel.buffers(1, 10)
+    second, first = (line.channel.buffers(n, bound_s()) for n in (2, 1))
     assert first is not None
     assert second is not None
     assert (first[0].serial, second[0].serial) == (1, 2)
@@ -95,6 +96,6 @@ def test_nobody_waits_longer_than_the_generation_goes_on(line: Line) -> None:
     line.all_heard(2)
     assert waits.is_alive()
     line.all_heard(3)
-    waits.join(10)
+    join(waits)
     assert found == [None]
     assert line.channel.buffers(1, None, generation=3) is None

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import torch
 from jobs.driver import spec_of
+from waiting import bound_s, turns
 
 from rekindle.recovery.node_check.evidence import Part
 from rekindle.recovery.node_check.unmeasured import KILLED, lacks_memory
@@ -98,13 +99,13 @@ def test_what_a_checker_says_of_memory_is_understood(
 
 
 class Pretended:
-    """A device's checker, which answers so after a while; without an answer it never does."""
+    """A device's checker, which answers after some turns of the loop; None: it never answers."""
 
-    def __init__(self, device: int, answer: str | float | None, after_s: float) -> None:
-        self.device, self._answer, self._after_s = device, answer, after_s
+    def __init__(self, device: int, answer: str | float | None, after: int = 0) -> None:
+        self.device, self._answer, self._after = device, answer, after
 
     async def ask(self, task: Work) -> Done:
-        await asyncio.sleep(self._after_s if self._answer is not None else 3600.0)
+        await (turns(self._after) if self._answer is not None else asyncio.Event().wait())
         if isinstance(self._answer, str):
             raise CheckerError(self.device, self._answer)
         seconds = {Part.COMPUTE: float(self._answer or 0.0)}
@@ -125,9 +126,9 @@ def test_who_has_no_memory_is_heard_though_others_fail_with_it(
     answers: list[str | float | None], said: str, device: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever is first; and nobody is waited for who says nothing."""
-    monkeypatch.setattr(checkers_module, "_SOON_S", 1.0)  # a busy machine is late with an answer
+    monkeypatch.setattr(checkers_module, "_SOON_S", bound_s(0.2))
     checkers = Checkers(spec_of(nodes=1, processes=3), None, None, {})
-    checkers._checkers = [Pretended(n, each, 0.01 * n) for n, each in enumerate(answers)]
+    checkers._checkers = [Pretended(n, each, 10 * n) for n, each in enumerate(answers)]
     with pytest.raises(CheckerError, match=said) as raised:
         asyncio.run(checkers._ask(lambda device: Work(serial=1)))
     assert raised.value.device == device
@@ -136,7 +137,7 @@ def test_who_has_no_memory_is_heard_though_others_fail_with_it(
 def test_the_slowest_device_counts() -> None:
     """What all of them have to say is said once."""
     checkers = Checkers(spec_of(nodes=1, processes=3), None, None, {})
-    checkers._checkers = [Pretended(n, each, 0.0) for n, each in enumerate([1.0, 3.0, 2.0])]
+    checkers._checkers = [Pretended(n, each) for n, each in enumerate([1.0, 3.0, 2.0])]
     done = asyncio.run(checkers._ask(lambda device: Work(serial=1)))
     assert done == Done(serial=1, seconds={Part.COMPUTE: 3.0}, note="a note")
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from jobs.depots import room_of
 from jobs.driver import spec_of
+from waiting import finished, turn_until, turns, wait_set
 
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.retention import Retention
@@ -42,11 +43,11 @@ class SlowStore(DirectoryStore):
         self.free = threading.Event()
 
     def write(self, *arguments: Any) -> Any:
-        assert self.free.wait(30)
+        wait_set(self.free)
         return super().write(*arguments)
 
     def write_part(self, *arguments: Any) -> Any:
-        assert self.free.wait(30)
+        wait_set(self.free)
         return super().write_part(*arguments)
 
 
@@ -86,16 +87,15 @@ class Node:
             rank=0, generation=1, step=step, buffer=index, checkpoint=checkpoint, shards=self.shards
         )
         self.snapshots.taken(taken)
-        while not buffer.is_settled:
-            await asyncio.sleep(0.001)
-        await asyncio.sleep(0.01)
+        await turn_until(lambda: buffer.is_settled, "a settled snapshot")
+        await turns()
         buffer.close()
 
 
 def run(node: Node, body: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
         try:
-            await asyncio.wait_for(body(), 60)
+            await finished(body())
         finally:
             node.store.free.set()
             await node.snapshots.close()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import status_of
 
 from rekindle.engines.host_log import HostLog
 from rekindle.engines.pretended import PretendedHosts
@@ -223,7 +224,7 @@ def test_any_number_of_processes_write_it(tmp_path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), f"w{number}"])
         for number in range(3)
     ]
-    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    assert [status_of(writer) for writer in writers] == [0, 0, 0]
     assert len(HostLog(tmp_path).hosts()) == 60
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any, cast
 
+import pytest
 from aiohttp import web
+from waiting import turns
 
 from rekindle.runtime.lines import LOOK_S, LOST_AFTER, PING_AFTER, Line, watch
 
@@ -46,8 +47,7 @@ def pretended() -> tuple[Line, Socket, Transport]:
 async def sent_by(line: Line) -> None:
     """Let the line send all that it has to."""
     task = asyncio.create_task(line.send_all())
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await turns()
     task.cancel()
 
 
@@ -98,15 +98,18 @@ def test_all_is_sent_in_order() -> None:
     asyncio.run(run())
 
 
-def test_a_busy_coordinator_takes_nobody_for_silent() -> None:
+def test_a_busy_coordinator_takes_nobody_for_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it was busy, it counts as one look."""
 
     async def run() -> None:
         line, socket, transport = pretended()
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        monkeypatch.setattr(loop, "time", lambda: now)
         watching = asyncio.create_task(watch({1: line}))
-        await asyncio.sleep(LOOK_S / 2)
-        time.sleep(LOOK_S * PING_AFTER)  # noqa: ASYNC251 - the loop is what is busy
-        await asyncio.sleep(LOOK_S / 2)
+        await turns()
+        now += LOOK_S * (PING_AFTER + 1)  # the time in which the loop is busy
+        await turns()
         watching.cancel()
         await sent_by(line)
         assert socket.sent == []

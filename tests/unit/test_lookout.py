@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from jobs.driver import spec_of
+from waiting import finished, turn_until, turns
 
 from rekindle.recovery.policy import Policy
 from rekindle.runtime import lookout, py_spy, stacks
@@ -127,8 +128,7 @@ def test_a_watch_goes_on_after_a_failure(
 
     async def run() -> None:
         watching = asyncio.create_task(node.lookout.watch())
-        while len(looked) < 3:
-            await asyncio.sleep(0.001)
+        await turn_until(lambda: len(looked) >= 3, "three looks")
         watching.cancel()
 
     monkeypatch.setattr(lookout, "LOOK_S", 0.001)
@@ -168,13 +168,13 @@ def test_a_devices_tool_that_hangs_does_not_hold_up_the_watch(
         while not asked:
             node.now += 0.25
             node.lookout._look_around(node.now)
-            await asyncio.sleep(0.001)
+            await turns(1)
         for _ in range(100):
             node.now += 0.25
             node.lookout._look_around(node.now)
 
     monkeypatch.setattr(lookout.device_tools, "utilisations", hangs)
-    asyncio.run(asyncio.wait_for(run(), 5.0))
+    asyncio.run(finished(run()))
     assert len(asked) == 1
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from jobs.driver import Driver, spec_of
+from waiting import finished
 
 from rekindle import names
 from rekindle.names import KILLED_S
@@ -95,5 +96,5 @@ def test_an_agent_ends_without_it(
     held: Any = SimpleNamespace(rank=0, signal=lambda number: None)
     ranks._ranks[0] = held
     monkeypatch.setattr(names, "KILLED_S", 0.01)
-    asyncio.run(asyncio.wait_for(ranks.end(), 10.0))
+    asyncio.run(finished(ranks.end()))
     assert "ranks [0] outlive SIGKILL" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import bound_s, result_of
 
 from rekindle.recovery.node_check.evidence import Part
 from rekindle.runtime.check_messages import Done, Meet, Work
@@ -18,8 +19,6 @@ from rekindle.training.node_check import plain_checker, plain_device
 from rekindle.training.node_check.plain_checker import PlainKit
 from rekindle.training.node_check.plain_device import Processor, device_for
 from rekindle.training.node_check.serving import WrongResultError
-
-LIMIT_S = 30.0
 
 
 def meet(kits: list[PlainKit], serial: int) -> list[Done]:
@@ -33,12 +32,12 @@ def meet(kits: list[PlainKit], serial: int) -> list[Done]:
             port=kits[0].port,
             rank=rank,
             world_size=len(kits),
-            timeout_s=LIMIT_S,
+            timeout_s=bound_s(),
         )
         return kits[rank].meet(task)
 
     with ThreadPoolExecutor(len(kits)) as pool:
-        return [each.result(LIMIT_S) for each in [pool.submit(one, r) for r in range(len(kits))]]
+        return [result_of(each) for each in [pool.submit(one, r) for r in range(len(kits))]]
 
 
 def close(kits: list[PlainKit]) -> None:

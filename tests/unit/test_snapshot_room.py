@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from jobs.depots import room_of
 from jobs.driver import spec_of
+from waiting import finished, join, turn_until, wait_set
 
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.runtime import buffer_memory, snapshots
@@ -50,8 +51,7 @@ class Node:
 
     async def answered(self, count: int) -> list[tuple[p.SnapshotBuffers, list[int]]]:
         """All answers, once there are so many."""
-        while len(self.answers) < count:
-            await asyncio.sleep(0.001)
+        await turn_until(lambda: len(self.answers) >= count, f"{count} answers")
         return self.answers
 
     def heard_of_none(self) -> bool:
@@ -65,7 +65,7 @@ class Node:
     def run(self, body: Coroutine[Any, Any, None]) -> None:
         async def main() -> None:
             try:
-                await asyncio.wait_for(body, 30)
+                await finished(body)
             finally:
                 await self.snapshots.close()
 
@@ -97,15 +97,14 @@ def test_the_agent_goes_on_while_memory_is_made(
 
     def slowly(name: str, data_bytes: int, stop: threading.Event) -> int:
         made.append(name)
-        assert go_on.wait(20)
+        wait_set(go_on)
         return create_buffer(name, data_bytes, stop)
 
     monkeypatch.setattr(snapshots, "create_buffer", slowly)
 
     async def body() -> None:
         node.ask()
-        while len(made) < 3:
-            await asyncio.sleep(0.001)  # the loop turns
+        await turn_until(lambda: len(made) == 3, "three buffers")
         node.ask()  # the next process of the rank
         node.snapshots.room(
             p.SnapshotRoom(rank=0, bytes=0, buffers=0), lambda *a: node.answers.append(a)
@@ -168,7 +167,7 @@ def test_what_others_were_promised_is_not_promised_again(monkeypatch: pytest.Mon
 
     def slowly(fd: int, data: bytes, at: int) -> int:
         begun.set()
-        assert go_on.wait(20)
+        wait_set(go_on)
         return write(fd, data, at)
 
     monkeypatch.setattr(os, "pwrite", slowly)
@@ -176,12 +175,12 @@ def test_what_others_were_promised_is_not_promised_again(monkeypatch: pytest.Mon
     first = threading.Thread(target=lambda: fds.append(create_buffer("first", 600_000)))
     first.start()
     try:
-        assert begun.wait(20)
+        wait_set(begun)
         with pytest.raises(OSError, match="395904 bytes are left here"):
             create_buffer("second", 600_000)
     finally:
         go_on.set()
-        first.join()
+        join(first)
     monkeypatch.setattr(os, "pwrite", write)
     fds.append(create_buffer("third", 600_000))  # of this million nothing is taken
     for fd in fds:
@@ -211,14 +210,14 @@ def test_an_agent_that_ends_does_not_wait_for_memory(
 
     def slowly(fd: int, data: bytes, at: int) -> int:
         begun.set()
-        assert node.snapshots._closing.wait(20)
+        wait_set(node.snapshots._closing)
         return write(fd, data, at)
 
     monkeypatch.setattr(os, "pwrite", slowly)
 
     async def body() -> None:
         node.ask(p.SnapshotRoom(rank=0, bytes=50_000_000, buffers=3))
-        await asyncio.to_thread(begun.wait, 20)
+        await asyncio.to_thread(wait_set, begun)
 
     node.run(body())
     [(refused, _)] = node.answers
@@ -234,14 +233,14 @@ def test_a_fetch_that_is_broken_off_leaves_its_memory_to_the_next(
 
     def slowly(name: str, data_bytes: int, stop: threading.Event) -> int:
         begun.set()
-        assert go_on.wait(20)
+        wait_set(go_on)
         return create_buffer(name, data_bytes, stop)
 
     monkeypatch.setattr(snapshots, "create_buffer", slowly)
 
     async def body() -> None:
         fetch = asyncio.ensure_future(node.snapshots._have(WANTED, WANTED.bytes))
-        await asyncio.to_thread(begun.wait, 20)
+        await asyncio.to_thread(wait_set, begun)
         fetch.cancel()
         await asyncio.wait([fetch])
         go_on.set()
@@ -266,8 +265,7 @@ def test_old_buffers_that_are_still_read_are_waited_for(
         reads = asyncio.Event()
         node.snapshots._start(_until(reads))  # as an upload does
         node.ask(p.SnapshotRoom(rank=0, bytes=700_000, buffers=3))
-        while not node.heard_of_none():
-            await asyncio.sleep(0.001)  # what was kept is kept no more, and everybody knows it
+        await turn_until(node.heard_of_none, "a message that nothing is kept")
         assert not node.answers
         reads.set()
         [(answer, fds)] = await node.answered(1)

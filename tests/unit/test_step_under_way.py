@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from ranks import LIMIT_S, Rank, run, seconds_until
+from ranks import Rank, run
 from ranks.agent import Agent
+from waiting import bound_s, join, wait_asleep, wait_until
 
 from rekindle import names
 from rekindle.recovery.plan import RankPlan, Source
@@ -37,16 +38,15 @@ def test_the_wait_ends_with_the_step(
     ends: Callable[[StepUnderWay], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However it ends."""
-    monkeypatch.setattr(step_under_way, "LIMIT_S", LIMIT_S)
+    monkeypatch.setattr(step_under_way, "LIMIT_S", 2 * bound_s())
     step = StepUnderWay()
     step.begin()
     waiter = threading.Thread(target=step.wait_end, args=(4,))
     waiter.start()
-    waiter.join(0.05)
+    wait_asleep(waiter)
     assert waiter.is_alive()
     ends(step)
-    waiter.join(LIMIT_S / 2)
-    assert not waiter.is_alive()
+    join(waiter)
 
 
 def test_a_step_that_does_not_end_is_left() -> None:
@@ -79,7 +79,7 @@ def _told_within_step(rank: Rank, ahead: int, sharded: bool) -> list[int | None]
         names.ENV_FULL_WORLD: str(WORLD),
         names.ENV_HEARTBEAT_FD: str(Page.create("rank")),
     }
-    step_under_way.LIMIT_S = LIMIT_S
+    step_under_way.LIMIT_S = bound_s()
     form = Form(
         generation=1,
         world_size=WORLD,
@@ -103,13 +103,14 @@ def _told_within_step(rank: Rank, ahead: int, sharded: bool) -> list[int | None]
             with step:
                 if step.number == 1:
                     agent.over(1, finished=1 + ahead)
-                    seconds_until(lambda: session._channel.is_over(1))
-                    seconds_until(lambda: ahead or session._group.severed)
+                    wait_until(lambda: session._channel.is_over(1), "the end of generation 1")
+                    wait_until(lambda: ahead or session._group.severed, "a severed group")
                 session.model(torch.ones(2, 4)).sum().backward()
                 session.named["optimizer"].step()
     return [message.finished for message in agent.heard if isinstance(message, Arrived)]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.process

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import torch
 from repository import ROOT
 from torch.utils.data import DataLoader, IterableDataset
+from waiting import run_command
 
 from rekindle.errors import SessionError
 from rekindle.training.torch import ElasticStream, Part, Session, StepSampler
@@ -331,12 +331,5 @@ def test_the_example_of_the_docs(tmp_path: Path) -> None:
     text = ROOT.joinpath("docs", "data.md").read_text()
     (example,) = re.findall(r"```python\n(import.*?)```", text, re.DOTALL)
     (tmp_path / "example.py").write_text(example)
-    ran = subprocess.run(
-        [sys.executable, "example.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+    ran = run_command([sys.executable, "example.py"], cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 
 import msgspec
 import pytest
+from waiting import bound_s, finished
 
 from rekindle.errors import ProtocolError
 from rekindle.runtime import conditions, device_tools, wire
@@ -113,7 +113,7 @@ def test_where_there_is_no_dcmi_that_is_said_once_and_all_else_goes_on(
 ) -> None:
     monkeypatch.setattr(conditions, "LOOK_S", 0.0)
     node.says(absent="libdcmi.so is too old: it has no dcmi_init")
-    asyncio.run(asyncio.wait_for(node.watch.run(), 10.0))
+    asyncio.run(finished(node.watch.run()))
     said = "fault codes of devices are not read: libdcmi.so is too old: it has no dcmi_init"
     assert capfd.readouterr().err == f"rekindle agent: {said}\n"
     assert node.told == []
@@ -123,34 +123,33 @@ def test_without_npus_nothing_is_asked_or_said(
     node: Node, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_tools, "NPU_MANAGER", Path("/nowhere"))
-    asyncio.run(asyncio.wait_for(node.watch.run(), 10.0))
+    asyncio.run(finished(node.watch.run()))
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "expires_s", "said"),
     [
-        ("kill -SEGV $$", "ended with status -11"),
-        ("echo no", "said 'no'"),
-        ("exec sleep 60", "took more than 0.3 s"),
+        ("kill -SEGV $$", None, "ended with status -11"),
+        ("echo no", None, "said 'no'"),
+        ("exec sleep infinity", 0.3, "took more than 0.3 s"),
     ],
 )
 def test_a_look_that_fails_is_said_once_and_the_next_may_do(
     node: Node,
     script: str,
+    expires_s: float | None,
     said: str,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A driver that crashes whoever calls it, or keeps him, costs the agent nothing."""
-    monkeypatch.setattr(device_tools, "ASK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(device_tools, "ASK_TIMEOUT_S", expires_s or bound_s())
     node.runs(script)
-    began = time.monotonic()
     assert [node.look(), node.look()] == [True, True]
-    assert time.monotonic() - began < 10.0
     told = capfd.readouterr().err
     assert (told.count("rekindle agent"), said in told) == (1, True)
-    monkeypatch.setattr(device_tools, "ASK_TIMEOUT_S", 10.0)
+    monkeypatch.setattr(device_tools, "ASK_TIMEOUT_S", bound_s())
     node.says(SICK)
     node.look()
     assert node.told == [Conditions(devices={0: SICK})]
@@ -169,6 +168,6 @@ def test_a_bug_costs_one_look(
 
     monkeypatch.setattr(conditions, "LOOK_S", 0.0)
     monkeypatch.setattr(device_tools, "conditions", broken)
-    asyncio.run(asyncio.wait_for(node.watch.run(), 10.0))
+    asyncio.run(finished(node.watch.run()))
     assert node.told == [Conditions(devices={0: SICK})]
     assert "ValueError('of ours')" in capfd.readouterr().err

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from jobs.depots import room_of, steps_of
 from jobs.driver import spec_of
+from waiting import bound_s, finished, turn_until
 
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.names import LOOPBACK
@@ -113,7 +114,7 @@ def run(folder: Path, body: Callable[[Node, Node], Coroutine[Any, Any, None]]) -
     async def main() -> None:
         nodes = Node(folder), Node(folder)
         try:
-            await asyncio.wait_for(body(*nodes), 60)
+            await finished(body(*nodes))
         finally:
             for node in nodes:
                 await node.close()
@@ -123,16 +124,29 @@ def run(folder: Path, body: Callable[[Node, Node], Coroutine[Any, Any, None]]) -
     assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
+class Deaf:
+    """A depot that takes callers and sends nothing."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self.at = p.Depot(host=LOOPBACK, port=listener.getsockname()[1])
+
+    async def called(self) -> socket.socket:
+        """Wait for a caller."""
+        caller, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+        return caller
+
+
 @contextlib.contextmanager
-def deaf() -> Iterator[p.Depot]:
-    """A depot that takes callers and never says a word."""
+def deaf() -> Iterator[Deaf]:
+    """A depot that takes callers and sends nothing."""
     with socket.create_server((LOOPBACK, 0)) as listener:
-        yield p.Depot(host=LOOPBACK, port=listener.getsockname()[1])
+        yield Deaf(listener)
 
 
 async def settled(buffer: SnapshotBuffer) -> None:
-    while not buffer.is_settled:
-        await asyncio.sleep(0.001)
+    await turn_until(lambda: buffer.is_settled, "a settled snapshot")
 
 
 def test_a_snapshot_is_settled_when_it_is_copied(tmp_path: Path) -> None:
@@ -172,14 +186,13 @@ def test_the_end_of_a_generation_breaks_copies_off(tmp_path: Path) -> None:
 
     async def body(own: Node, other: Node) -> None:
         with deaf() as silent:
-            own.snapshots.formed(form(silent))
+            own.snapshots.formed(form(silent.at))
             buffer = await own.take(5)
-            while not buffer.is_sealed:
-                await asyncio.sleep(0.001)
-            await asyncio.sleep(0.05)
-            assert not buffer.is_settled
-            own.snapshots.break_off()
-            await asyncio.wait_for(settled(buffer), 2)
+            with await silent.called():
+                assert buffer.is_sealed
+                assert not buffer.is_settled
+                own.snapshots.break_off()
+                await settled(buffer)
         own.snapshots.formed(form(other.at, generation=2))
         await own.snapshots.finish()
         assert other.steps == {0: (5,)}
@@ -195,13 +208,14 @@ def test_a_neighbour_that_fails(
 
     async def body(own: Node, other: Node) -> None:
         with deaf() as silent:
-            own.snapshots.formed(form(silent))
+            own.snapshots.formed(form(silent.at))
             for step in (5, 10, 15):
                 await settled(await own.take(step))
             assert capfd.readouterr().err == (
                 "rekindle agent: node 1 keeps no copy of rank 0 after step 5: "
-                f"the agent at {silent.host}:{silent.port} is silent\n"
+                f"the agent at {silent.at.host}:{silent.at.port} is silent\n"
             )
+        monkeypatch.setattr(Line, "silence_s", bound_s())
         own.snapshots.formed(form(other.at, generation=2, step=15))
         await own.snapshots.finish()
         assert other.steps == {0: (10, 15)}
@@ -246,11 +260,11 @@ def test_copies_that_cannot_be_fetched(tmp_path: Path) -> None:
         assert "no copy of rank 0 after step 10" in error
         assert held == [5]
         with deaf() as silent:
-            own.snapshots.formed(form(source=silent, generation=2))
+            own.snapshots.formed(form(source=silent.at, generation=2))
             asking = asyncio.create_task(own.fetch(10))
-            await asyncio.sleep(0.05)
-            own.snapshots.break_off()
-            assert "has ended meanwhile" in (await asyncio.wait_for(asking, 2))[0]
+            with await silent.called():
+                own.snapshots.break_off()
+                assert "has ended meanwhile" in (await asking)[0]
         assert steps_of(own.snapshots.kept) == {0: (5,)}
 
     run(tmp_path, body)

@@ -133,15 +133,13 @@ def test_a_big_one_holds_nobody_up() -> None:
     content = os.urandom(100_000_000)
 
     async def body(kept: Kept) -> None:
-        loop = asyncio.get_running_loop()
-        longest = 0.0
+        had = 0
 
         async def watch() -> None:
-            nonlocal longest
+            nonlocal had
             while True:
-                before = loop.time()
-                await asyncio.sleep(0.001)
-                longest = max(longest, loop.time() - before)
+                await asyncio.sleep(0)
+                had += 1
 
         with buffer_of(content, 5) as buffer, empty_buffer(len(content)) as back:
             watching = asyncio.create_task(watch())
@@ -153,6 +151,6 @@ def test_a_big_one_holds_nobody_up() -> None:
             await fetch(kept.at, KNOWN, make_room, rank=3, made=(5, 1))
             watching.cancel()
             assert bytes(back.file) == content
-        assert longest < 1.0  # of both ends together, on a busy machine
+        assert had > 100  # turns; a big one is sent in many pieces
 
     run(body)

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from stores import content, manifest, shard
 from stores.places import DirectoryPlace, Place
+from waiting import bound_s
 
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.latest import LATEST_FILE, Latest, announce, read_latest
@@ -176,7 +177,7 @@ def test_many_publish_at_once(place: Place) -> None:
         each.stdin.write("go\n")
         each.stdin.flush()
     for each in publishers:
-        each.communicate(timeout=60)
+        each.communicate(timeout=bound_s())
     assert [each.returncode for each in publishers] == [0, 0]
     found = read_latest(place.location)
     assert found is not None

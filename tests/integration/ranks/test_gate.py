@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import pytest
+from waiting import bound_s, result_of, wait_until
 
 from rekindle.errors import SessionError, StaleError
 from rekindle.runtime.heartbeat import Page
 from rekindle.training.gate import HELLO_BYTES, STATE, Gate, Listener, PeerGoneError, Run
 
 T = TypeVar("T")
-LIMIT_S = 20.0
 
 
 class World:
@@ -47,7 +47,7 @@ class World:
     def formed(self, generation: int = 1) -> World:
         """Form it, and wait for that."""
         for each in self.form(generation):
-            each.result(LIMIT_S)
+            result_of(each)
         return self
 
     def on_all(self, what: Callable[[int], T]) -> list[Future[T]]:
@@ -92,7 +92,7 @@ def test_all_pass_if_all_can(world: World) -> None:
     world.formed()
     for step in range(20):
         agreed = world.on_all(lambda place, at=step: world.gates[place].agree(at, can=True))
-        assert [each.result(LIMIT_S) for each in agreed] == [True] * world.size
+        assert [result_of(each) for each in agreed] == [True] * world.size
 
 
 def test_nobody_passes_if_one_cannot(world: World) -> None:
@@ -103,20 +103,22 @@ def test_nobody_passes_if_one_cannot(world: World) -> None:
         def agree(place: int, lame: int = lame) -> bool:
             return world.gates[place].agree(lame, can=place != lame)
 
-        assert not any(each.result(LIMIT_S) for each in world.on_all(agree))
+        assert not any(result_of(each) for each in world.on_all(agree))
     agreed = world.on_all(lambda place: world.gates[place].agree(99, can=True))
-    assert all(each.result(LIMIT_S) for each in agreed)
+    assert all(result_of(each) for each in agreed)
 
 
 def test_nobody_passes_before_all_have_come(four: World) -> None:
-    """Three wait, and are seen to wait; they go on when the fourth comes."""
+    """Three wait while others do many steps; they pass when the fourth comes."""
     four.formed()
     early = [four.pool.submit(four.gates[place].agree, 0, can=True) for place in (0, 1, 3)]
-    with pytest.raises(TimeoutError):
-        early[0].result(0.2)
+    with contextlib.closing(World(2).formed()) as others:
+        for step in range(50):
+            agreed = others.on_all(lambda place, at=step: others.gates[place].agree(at, can=True))
+            assert all(result_of(each) for each in agreed)
     assert not any(each.done() for each in early)
     assert four.gates[2].agree(0, can=True)
-    assert all(each.result(LIMIT_S) for each in early)
+    assert all(result_of(each) for each in early)
 
 
 def test_a_rank_that_waits_shows_it() -> None:
@@ -127,13 +129,11 @@ def test_a_rank_that_waits_shows_it() -> None:
         world.gates = [Gate(world.listeners[0], page), Gate(world.listeners[1], None)]
         formed = world.on_all(lambda place: world.gates[place].form(1, place, world.addresses))
         for each in formed:
-            each.result(LIMIT_S)
+            result_of(each)
         waits = world.pool.submit(world.gates[0].agree, 0, can=True)
-        seen = threading.Event()
-        while not page.waiting_since_ns:
-            assert not seen.wait(0.001)
+        wait_until(lambda: page.waiting_since_ns, "a rank that waits")
         assert world.gates[1].agree(0, can=True)
-        assert waits.result(LIMIT_S)
+        assert result_of(waits)
         assert not page.waiting_since_ns
         assert page.operations == 1
     finally:
@@ -148,14 +148,14 @@ def test_a_rank_that_is_gone_is_told(four: World) -> None:
     four.gates[3].leave()
     for each in waits:
         with pytest.raises(PeerGoneError):
-            each.result(LIMIT_S)
+            result_of(each)
 
 
 def test_ranks_at_different_steps_are_refused(four: World) -> None:
     """It would never end well: their datasets differ in length."""
     four.formed()
     agreed = four.on_all(lambda place: four.agree_or_leave(place, 7 + (place == 2)))
-    errors = [each.exception(LIMIT_S) for each in agreed]
+    errors = [each.exception(bound_s()) for each in agreed]
     assert {type(error) for error in errors} <= {SessionError, PeerGoneError}
     assert any("step 8" in str(error) and "batches" in str(error) for error in errors)
 
@@ -180,7 +180,7 @@ def test_ranks_of_different_runs_are_refused(
         finally:
             four.gates[place].leave()  # as the end of a process does
 
-    errors = [each.exception(LIMIT_S) for each in four.on_all(agree)]
+    errors = [each.exception(bound_s()) for each in four.on_all(agree)]
     assert {type(error) for error in errors} <= {SessionError, PeerGoneError, StaleError}
     assert any(re.search(said, str(error)) for error in errors), errors
 
@@ -190,7 +190,7 @@ def test_all_end_behind_the_same_step(world: World) -> None:
     world.formed()
     run = Run(30, 7)
     ended = world.on_all(lambda at: world.gates[at].agree(30, can=True, ends=True, run=run))
-    assert all(each.result(LIMIT_S) for each in ended)
+    assert all(result_of(each) for each in ended)
 
 
 def test_severed_while_it_is_formed(four: World) -> None:
@@ -203,11 +203,11 @@ def test_severed_while_it_is_formed(four: World) -> None:
         gate.sever()
     for each in (at_0, at_3):
         with pytest.raises((StaleError, PeerGoneError)):
-            each.result(LIMIT_S)
-    assert isinstance(at_1.exception(LIMIT_S), StaleError | PeerGoneError | None)
+            result_of(each)
+    assert isinstance(at_1.exception(bound_s()), StaleError | PeerGoneError | None)
     four.formed(2)
     agreed = four.on_all(lambda place: four.gates[place].agree(0, can=True))
-    assert all(each.result(LIMIT_S) for each in agreed)
+    assert all(result_of(each) for each in agreed)
 
 
 def test_lines_of_earlier_generations_and_strangers_change_nothing(four: World) -> None:
@@ -223,7 +223,7 @@ def test_lines_of_earlier_generations_and_strangers_change_nothing(four: World) 
         assert stranger.recv(1) == b""
     late.leave()
     agreed = four.on_all(lambda place: four.gates[place].agree(0, can=True))
-    assert all(each.result(LIMIT_S) for each in agreed)
+    assert all(result_of(each) for each in agreed)
 
 
 def test_a_state_goes_over_a_line_of_its_own(four: World) -> None:
@@ -232,7 +232,7 @@ def test_a_state_goes_over_a_line_of_its_own(four: World) -> None:
     sends = four.pool.submit(lambda: four.gates[0].accept(2, STATE).sendall(b"state"))
     line = four.gates[2].connect(four.addresses[0], STATE)
     assert line.recv(5, socket.MSG_WAITALL) == b"state"
-    sends.result(LIMIT_S)
+    result_of(sends)
 
 
 def test_nobody_answers(four: World) -> None:
@@ -253,9 +253,9 @@ def test_what_one_rank_has_to_say_all_hear(world: World) -> None:
             return world.gates[place].gather(f"rank {place}".encode() if place in talkers else b"")
 
         told = [f"rank {place}".encode() for place in sorted(talkers)]
-        assert [each.result(LIMIT_S) for each in world.on_all(gather)] == [told] * world.size
+        assert [result_of(each) for each in world.on_all(gather)] == [told] * world.size
     agreed = world.on_all(lambda place: world.gates[place].agree(0, can=True))
-    assert all(each.result(LIMIT_S) for each in agreed)
+    assert all(result_of(each) for each in agreed)
 
 
 def test_what_is_said_at_a_gate_that_is_severed_reaches_nobody(four: World) -> None:
@@ -264,4 +264,4 @@ def test_what_is_said_at_a_gate_that_is_severed_reaches_nobody(four: World) -> N
     waits = four.pool.submit(four.gates[0].gather, b"something")
     four.gates[0].sever()
     with pytest.raises(StaleError):
-        waits.result(LIMIT_S)
+        result_of(waits)

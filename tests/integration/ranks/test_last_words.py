@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from waiting import bound_s, join, status_of, wait_asleep, wait_until
 
 from rekindle import names
+from rekindle.training import last_words
 from rekindle.training.last_words import LastWords, Moment
-
-LIMIT_S = 20.0
 
 
 class Pretended:
@@ -83,18 +83,21 @@ def end_graph(rank: Pretended) -> None:
 
 @pytest.mark.parametrize("change", [begin_update, end_graph])
 def test_what_changes_a_state_is_waited_for(
-    rank: Pretended, change: Callable[[Pretended], None]
+    rank: Pretended, change: Callable[[Pretended], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The state is of no step until it ends."""
     rank.begun = 3
     rank.words.begin_step(3)
     change(rank)
+    monkeypatch.setattr(last_words, "LIMIT_S", 2 * bound_s())
+    looks: list[Moment] = []
+    monkeypatch.setattr(last_words, "Moment", lambda *of: looks.append(Moment(*of)) or looks[-1])
     saying = threading.Thread(target=rank.words._say)
     saying.start()
-    saying.join(0.1)
+    wait_until(lambda: len(looks) > 5, "looks at a state that changes")
     assert (saying.is_alive(), rank.kept) == (True, [])
     rank.words.end_step(4)
-    saying.join(LIMIT_S)
+    join(saying)
     assert rank.kept == [(4, False)]
 
 
@@ -113,7 +116,7 @@ def test_no_step_begins_once_the_process_has_to_end(rank: Pretended) -> None:
     rank.words._ending.set()
     begins = threading.Thread(target=rank.words.begin_step, args=(4,), daemon=True)
     begins.start()
-    begins.join(0.1)
+    wait_asleep(begins)
     assert begins.is_alive()
     rank.words._say()
     assert rank.kept == [(4, False)]
@@ -186,7 +189,7 @@ def test_the_signal_ends_the_process(more: str, said: str, status: int, tmp_path
             lines.append(process.stdout.readline().strip())
         process.send_signal(signal.SIGTERM)
         rest = process.stdout.read().split("\n")
-        assert process.wait(LIMIT_S) == status
+        assert status_of(process) == status
     forked = OWN not in more  # whoever takes the signal over has it in forked processes, too
     assert (f"child ended by {int(signal.SIGTERM)}" in lines) is forked
     assert said in rest

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from mindio_names.ranks import ARGUMENTS, CONTEXT, LIMIT_S, World, form_of
-from waiting import wait_until
+from mindio_names.ranks import ARGUMENTS, CONTEXT, World, form_of
+from waiting import result_of, wait_until
 
 from rekindle.errors import SessionError
 from rekindle.recovery.fault import Kind
@@ -70,7 +70,7 @@ def test_damaged_memory_is_repaired_in_mindio_s_order(pair: World) -> None:
         (2, True, 1),
     ]
     pair.ready()
-    assert all(each.result(LIMIT_S) for each in recovered)
+    assert all(result_of(each) for each in recovered)
     sends = repair(RepairType.RT_SEND, 2, rebuild=False, pair=(0, 1))
     takes = repair(RepairType.RT_UCE_HIGHLEVEL, 2, rebuild=True, pair=(0, 1))
     assert pair.ranks[0].calls == [*cleaned(False), sends, ROLLED_BACK]
@@ -88,7 +88,7 @@ def test_a_failed_link_repairs_no_state(pair: World) -> None:
     arrived = pair.form(2, 2, [OWN, OWN])
     assert not any(each.torn for each in arrived)
     pair.ready()
-    assert all(each.result(LIMIT_S) for each in recovered)
+    assert all(result_of(each) for each in recovered)
     for rank in pair.ranks:
         assert rank.calls == [*cleaned(False), ROLLED_BACK]
 
@@ -101,7 +101,7 @@ def test_an_update_that_broke_off_leaves_no_state(pair: World) -> None:
     pair.over(1, 2)
     assert [each.torn for each in pair.form(2, 2, [SENDS, TAKES])] == [False, True]
     pair.ready()
-    assert all(each.result(LIMIT_S) for each in recovered)
+    assert all(result_of(each) for each in recovered)
     takes = repair(RepairType.RT_RECV_REPAIR, 2, rebuild=False, pair=(0, 1))
     assert takes in pair.ranks[1].calls
 
@@ -114,7 +114,7 @@ def test_memory_that_is_no_part_of_the_state_costs_none(pair: World) -> None:
     pair.over(1, 2)
     assert not any(each.torn for each in pair.form(2, 2, [OWN, OWN]))
     pair.ready()
-    assert all(each.result(LIMIT_S) for each in recovered)
+    assert all(result_of(each) for each in recovered)
     assert pair.ranks[1].calls == [*cleaned(True), ROLLED_BACK]
 
 
@@ -125,10 +125,10 @@ def test_a_device_that_cannot_be_cleaned_ends_its_process(pair: World, kind: str
     recovered = pair.recover(NORMAL, UCE)
     pair.ranks[1].hear(protocol.StepFailed)
     pair.over(1, 2)
-    assert recovered[1].result(LIMIT_S) is False
+    assert result_of(recovered[1]) is False
     pair.ranks[0].hear(protocol.Arrived)
     pair.ranks[0].tell(protocol.Dismiss(finished=2))
-    assert recovered[0].result(LIMIT_S) is False
+    assert result_of(recovered[0]) is False
 
 
 def test_a_repair_that_fails_ends_its_process(pair: World) -> None:
@@ -140,13 +140,13 @@ def test_a_repair_that_fails_ends_its_process(pair: World) -> None:
     pair.form(2, 2, [SENDS, TAKES])
     failed = pair.ranks[1].hear(protocol.StepFailed)
     assert (failed.kind, failed.generation) == (Kind.DEVICE, 2)
-    assert recovered[1].result(LIMIT_S) is False
+    assert result_of(recovered[1]) is False
     pair.ranks[1].processor.gate.leave()  # as the end of its process does
     assert pair.ranks[0].hear(protocol.StepFailed).kind is Kind.LINK
     pair.ranks[0].tell(protocol.Over(generation=2))
     assert pair.ranks[0].hear(protocol.Arrived).torn is False
     pair.ranks[0].tell(protocol.Dismiss(finished=2))
-    recovered[0].result(LIMIT_S)
+    result_of(recovered[0])
 
 
 def test_what_asks_for_a_checkpoint_has_all_go_back_to_it(pair: World) -> None:
@@ -158,7 +158,7 @@ def test_what_asks_for_a_checkpoint_has_all_go_back_to_it(pair: World) -> None:
     pair.over(1, 2)
     pair.form(2, 2, [OWN, OWN])
     pair.ready()
-    assert all(each.result(LIMIT_S) for each in recovered)
+    assert all(result_of(each) for each in recovered)
     for rank in pair.ranks:
         loads = repair(RepairType.RT_LOAD_CKPT, 2, rebuild=False, pair=(rank.rank, rank.rank))
         assert rank.calls[2:] == [loads, ("rollback", 1, ARGUMENTS, CONTEXT)]
@@ -174,7 +174,7 @@ def test_what_a_late_error_has_spoilt_no_peer_repairs(pair: World) -> None:
     pair.over(1, 2)
     pair.form(2, 2, [SENDS, TAKES])
     pair.ready()
-    assert all(each.result(LIMIT_S) for each in recovered)
+    assert all(result_of(each) for each in recovered)
     kinds = [(RepairType.RT_LOAD_CKPT, False), (RepairType.RT_LOAD_REBUILD, True)]
     for rank, (kind, rebuild) in zip(pair.ranks, kinds, strict=True):
         loads = repair(kind, 2, rebuild=rebuild, pair=(rank.rank, rank.rank))
@@ -187,7 +187,7 @@ def test_without_a_checkpoint_to_go_back_to_its_process_ends(pair: World) -> Non
     pair.ranks[1].hear(protocol.StepFailed)
     pair.over(1, 2)
     pair.form(2, 2, [OWN, OWN])
-    assert [each.result(LIMIT_S) for each in recovered] == [False, False]
+    assert [result_of(each) for each in recovered] == [False, False]
     for rank in pair.ranks:
         assert rank.hear(protocol.StepFailed).kind is Kind.DEVICE
 
@@ -222,8 +222,8 @@ def test_a_new_process_joins_the_others(monkeypatch: pytest.MonkeyPatch) -> None
     arrived = world.form(2, 2, [SENDS, TAKES])
     assert [(each.finished, each.joins) for each in arrived] == [(2, False), (None, True)]
     world.ready()
-    assert goes_on.result(LIMIT_S)
-    assert joined.result(LIMIT_S)
+    assert result_of(goes_on)
+    assert result_of(joined)
     rebuilt = ("rebuild_group", [1], ARGUMENTS, CONTEXT)
     sends = repair(RepairType.RT_SEND, 2, rebuild=False, pair=(0, 1))
     takes = repair(RepairType.RT_RECV_REPAIR, 2, rebuild=False, pair=(0, 1))
@@ -250,10 +250,10 @@ def test_a_world_of_another_size_is_refused(pair: World) -> None:
     for rank in pair.ranks:
         rank.hear(protocol.Arrived)
     pair.ranks[0].tell(form_of(0, OWN, [1]))
-    assert not recovered[0].result(LIMIT_S)
+    assert not result_of(recovered[0])
     assert pair.ranks[0].hear(protocol.StepFailed).kind is Kind.DEVICE
     pair.ranks[1].tell(protocol.Dismiss(finished=2))
-    recovered[1].result(LIMIT_S)
+    result_of(recovered[1])
 
 
 def test_without_arf_a_new_process_joins_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +272,7 @@ def test_a_new_process_that_finds_nobody_does_not_begin(monkeypatch: pytest.Monk
     new.processor.start()
     joined = world.pool.submit(retried, new.processor, ReportState.RS_PREREPAIR_FINISH)
     world.form(2, 0, [RankPlan(source=Source.FRESH)])
-    assert not joined.result(LIMIT_S)
+    assert not result_of(joined)
     assert new.hear(protocol.StepFailed).kind is Kind.DEVICE
     assert new.calls == []
     world.close()
@@ -295,8 +295,8 @@ def test_at_its_end_a_rank_goes_on_with_those_that_are_not_done(pair: World) -> 
     first.tell(form_of(0, SENDS, ports))
     second.tell(form_of(1, TAKES, ports))
     with pytest.raises(RuntimeError, match=r"ForceStopError.*FORCE STOP"):
-        ended.result(LIMIT_S)
-    assert recovered.result(LIMIT_S)
+        result_of(ended)
+    assert result_of(recovered)
     assert [call[0] for call in first.calls] == ["stop", "clean", "repair", "rollback"]
     first.processor.report(NORMAL, "", None)
     assert first.processor.wait_clean()
@@ -305,7 +305,7 @@ def test_at_its_end_a_rank_goes_on_with_those_that_are_not_done(pair: World) -> 
     ended = pair.pool.submit(first.processor.end)
     assert first.hear(protocol.Arrived).done
     first.tell(protocol.Dismiss(finished=2))
-    ended.result(LIMIT_S)
+    result_of(ended)
 
 
 def test_training_is_held_between_two_steps(pair: World) -> None:
@@ -318,7 +318,7 @@ def test_training_is_held_between_two_steps(pair: World) -> None:
     assert rank.hear(protocol.Held).finished == 2
     rank.tell(protocol.Over(generation=1, finished=2))
     with pytest.raises(RuntimeError, match="FORCE STOP"):
-        held.result(LIMIT_S)
+        result_of(held)
     assert rank.calls[0] == ("stream_sync",)
 
 
@@ -341,7 +341,7 @@ def test_all_ranks_begin_a_step_or_none(
     if kind is not None:
         fault = protocol.Inject(rank=1, kind=kind, step=2)
         pair.ranks[1].processor.channel.injected.append(fault)
-    first, second = (each.result(LIMIT_S) for each in pair.on_all(begin))
+    first, second = (result_of(each) for each in pair.on_all(begin))
     if kind is None:
         assert (first, second) == ("begun", "begun")
     else:

@@ -12,6 +12,7 @@ import torch
 from ranks import Rank, run, started
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from waiting import bound_s
 
 from rekindle.errors import SessionError
 from rekindle.training.torch.ddp import broadcast_module_state, wrap_ddp
@@ -66,7 +67,7 @@ class Generations:
             rank=self._rank.rank,
             world_size=self._rank.world_size,
             backend="gloo",
-            timeout_s=60,
+            timeout_s=bound_s(),
         )
 
     def leave(self) -> None:

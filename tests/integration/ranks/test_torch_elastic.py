@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import Rank, run, seconds_until
+from ranks import Rank, run
 from ranks.agent import Agent
 from torch import nn
+from waiting import wait_until
 
 from rekindle import names
 from rekindle.recovery.plan import RankPlan, Source
@@ -90,7 +91,10 @@ class Life:
                     if step.number + 1 == SHRINK and slot not in STAY:
                         break
                     agent.over(session.generation)
-                    seconds_until(lambda: session._channel.is_over(session.generation))
+                    wait_until(
+                        lambda: session._channel.is_over(session.generation),
+                        "the end of a generation",
+                    )
         state = session.named["optimizer"].state_dict()["state"].values()
         return [*model.parameters(), *(value for each in state for value in each.values())]
 
@@ -117,7 +121,7 @@ class Life:
         """Wait until all have finished the step: whoever leaves shuts its peers' sockets."""
         key = f"{self.keep}-{generation}-done"
         self.rank.store.add(key, 1)
-        seconds_until(lambda: self.rank.store.add(key, 0) == count)
+        wait_until(lambda: self.rank.store.add(key, 0) == count, "all ranks")
 
 
 def _lives(rank: Rank, keep: bool, elastic: bool) -> tuple[list[dict[str, Any]], list[bytes]]:

@@ -11,6 +11,7 @@ from ranks import Rank, run
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
+from waiting import bound_s
 
 from rekindle import names
 from rekindle.training.torch import Session, StepSampler, waits
@@ -85,7 +86,7 @@ def each_world(rank: Rank, config: dict[str, Any], averaging: str, begin: int) -
             rank=mine,
             world_size=len(slots),
             backend="gloo",
-            timeout_s=60,
+            timeout_s=bound_s(),
         )
         if averaging == "ddp":
             waits.use(None)
@@ -123,7 +124,7 @@ def _one_share_each(rank: Rank) -> None:
         rank=rank.rank,
         world_size=FULL,
         backend="gloo",
-        timeout_s=60,
+        timeout_s=bound_s(),
     )
     whole = wrap_ddp(Model(), existing=None)
     torch.manual_seed(stream_seed(7, rank.rank, 0))

@@ -141,9 +141,9 @@ def test_damage_is_found_out(accident: Callable[[], None], error: type[Exception
     The sender, which may be left waiting, is severed as a regroup would do.
     """
     with started(_with_an_accident, 2, accident) as ranks:
-        assert ranks.result(1).startswith(error.__name__)
+        assert ranks.returned(1).startswith(error.__name__)
         ranks.tell(0, "sever")
-        ranks.result(0)
+        ranks.returned(0)
 
 
 def _loses_its_sender(rank: Rank) -> str:
@@ -175,7 +175,7 @@ def test_a_receiver_is_not_left_waiting_for_a_dead_sender():
     with started(_loses_its_sender, 2) as ranks:
         assert ranks.hear(0) == "half way"
         ranks.kill(0)
-        assert "gloo" in ranks.result(1)
+        assert "gloo" in ranks.returned(1)
 
 
 def _broadcasts(rank: Rank) -> list[bytes]:

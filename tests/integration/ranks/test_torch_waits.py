@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Rank, formed, seconds_until, started
+from ranks import Rank, formed, started
 from torch import nn
+from waiting import wait_until
 
 from rekindle.errors import StaleError
 from rekindle.runtime.heartbeat import Page
 from rekindle.training.torch.ddp import wrap_ddp
 
-SOON_S = 5.0  # some 100 ms are expected; a busy machine may need more
+FOREVER_S = 1e6  # a time-out of gloo that outlasts the test
 ELEMENTS = 1 << 26  # more than any socket takes at once
 
 
@@ -70,13 +70,11 @@ OPERATIONS = {
 }
 
 
-def _is_broken_off(rank: Rank, operation: str) -> float:
-    group = formed(rank)
-    severed_at = []
+def _is_broken_off(rank: Rank, operation: str) -> None:
+    group = formed(rank, timeout_s=FOREVER_S)
 
     def control() -> None:
         rank.hear()
-        severed_at.append(time.monotonic())
         group.sever()
 
     rank.store.set(f"pid{rank.rank}", str(os.getpid()))
@@ -86,10 +84,8 @@ def _is_broken_off(rank: Rank, operation: str) -> float:
         severing.start()
     with pytest.raises((StaleError, RuntimeError)):  # some, gloo does not forget
         OPERATIONS[operation](rank, value)
-    woken_at = time.monotonic()
-    severing.join()  # gloo may have ended it before anybody said so
+    severing.join()  # gloo may have ended the operation before the test severs the group
     group.leave()
-    return woken_at - severed_at[0]
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -97,10 +93,11 @@ def test_a_forgotten_operation_is_given_up_when_the_generation_ends(operation: s
     """The peer died with the operation half-way: gloo would wait for its time-out."""
     with started(_is_broken_off, 2, operation) as ranks:
         assert ranks.hear(0) == "begun"
-        seconds_until(lambda: psutil.Process(ranks.pid(1)).status() == psutil.STATUS_STOPPED)
+        stopped = psutil.Process(ranks.pid(1))
+        wait_until(lambda: stopped.status() == psutil.STATUS_STOPPED, "the stop of rank 1")
         ranks.kill(1)
         ranks.tell(0, "sever")
-        assert ranks.result(0) < SOON_S
+        ranks.returned(0)  # long before the time-out of gloo
 
 
 def _shows_its_waits(rank: Rank) -> tuple[list[int], tuple[int, ...]]:
@@ -126,8 +123,7 @@ def _shows_its_waits(rank: Rank) -> tuple[list[int], tuple[int, ...]]:
 
 
 def _tell_when_waiting(rank: Rank, page: Page) -> None:
-    while not page.waiting_since_ns:
-        time.sleep(0.001)
+    wait_until(lambda: page.waiting_since_ns, "a wait of rank 0")
     rank.tell("waits")
 
 

@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from jobs import LIMIT_S, Place, Run
+from jobs import Place, Run
+from waiting import bound_s
 
 from rekindle.recovery import journal
 
@@ -114,7 +115,7 @@ def test_closed_streams(place: Place, closed: str) -> None:
         cwd=place.folder,
         env=place.environment(),
         capture_output=True,
-        timeout=LIMIT_S,
+        timeout=bound_s(),
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

@@ -16,23 +16,24 @@ from typing import Any, TypeVar
 
 import msgspec
 import psutil
-from waiting import LIMIT_S, wait_until
+from waiting import bound_s, wait_until
 
 from rekindle import names
 from rekindle.errors import UsageError
 from rekindle.recovery import journal
-from rekindle.runtime.spec import Endpoint, JobDirectory
+from rekindle.runtime.spec import Endpoint, job_directory
+from rekindle.testing.handle import JobHandle
 
 E = TypeVar("E", bound=journal.Event)
 
 
-class Run:
+class Run(JobHandle):
     """One `rekindle` command. `out`, `err`: files that hold what it printed so far."""
 
     def __init__(self, place: Place, arguments: Sequence[str], job_id: str, **popen: Any) -> None:
+        super().__init__(job_directory(job_id, at=place.home), limit_s=bound_s())
         self.place = place
         self.job_id = job_id
-        self.directory = JobDirectory(place.home / "jobs" / job_id)
         number = len(place.runs)
         self.out, self.err = (place.folder / f"run{number}.{name}" for name in ("out", "err"))
         with self.out.open("wb") as out, self.err.open("wb") as err:
@@ -53,10 +54,14 @@ class Run:
     def stderr(self) -> str:
         return self.err.read_bytes().decode(errors="replace")
 
+    def story(self) -> str:
+        """Return all that is known about the run, for the message of a failed assertion."""
+        events = "\n".join(str(event)[:300] for event in self.events())
+        return f"\n-- stdout\n{self.stdout}\n-- stderr\n{self.stderr}\n-- ledger\n{events}"
+
     def said(self) -> str:
-        """All that is known about the run, for the message of a failed assertion."""
-        told = "\n".join(str(event)[:300] for event in self.events())
-        return f"\n-- stdout\n{self.stdout}\n-- stderr\n{self.stderr}\n-- ledger\n{told}"
+        """Return the story."""
+        return self.story()
 
     def log(self, rank: int, stream: str = "stdout", restart: int = 0) -> str:
         """What one rank printed, by its file."""
@@ -65,9 +70,13 @@ class Run:
 
     # ---- what became of it
 
+    def has_ended(self) -> bool:
+        """Whether the command has ended."""
+        return self.process.poll() is not None
+
     def end(self, status: int | None = None) -> Run:
         """Wait for its end, and for that of all its processes; `status` is the exit expected."""
-        wait_until(lambda: self.process.poll() is not None, f"the end of the run{self.said()}")
+        self.wait_until(self.has_ended, "the end of the run")
         self.place.wait_for_silence()
         if status is not None:
             assert self.process.returncode == status, self.said()
@@ -76,25 +85,15 @@ class Run:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def events(self) -> list[journal.AnyEvent]:
-        """The ledger so far."""
-        try:
-            return journal.read(self.directory.ledger.read_bytes().splitlines())
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-
     def recorded(self, kind: type[E]) -> list[E]:
-        """The ledger's events of one kind."""
-        return [event for event in self.events() if isinstance(event, kind)]
+        """Return the events of one kind."""
+        return self.events_of(kind)
 
     def wait_for(self, kind: type[E], count: int = 1) -> E:
-        """Wait until the ledger holds so many events of one kind; return the newest."""
-
-        def found() -> list[E]:
-            events = self.recorded(kind)
-            return events if len(events) >= count else []
-
-        return wait_until(found, f"{count} x {kind.__name__}")[-1]
+        """Wait for so many events of one kind; return the newest."""
+        what = f"{count} x {kind.__name__}"
+        self.wait_until(lambda: self.events_of(kind)[count - 1 :], what, past_end=True)
+        return self.events_of(kind)[-1]
 
     def wait_for_output(self, rank: int, text: str) -> None:
         """Wait until a rank has printed something: then it runs the script."""
@@ -216,7 +215,7 @@ class Place:
         for process in self.processes():
             _kill(process)
         for run in self.runs:
-            run.process.wait(LIMIT_S)
+            run.process.wait(bound_s())
         assert not left, f"processes were left: {left}"
         assert not list(self.temporary.glob("rekindle-*")), "temporary folders were left"
         shared = [path.name for path in Path("/dev/shm").glob("*rekindle*")]

@@ -10,6 +10,8 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
+from waiting import finished
+
 from jobs.driver import spec_of
 from rekindle.names import LOOPBACK
 from rekindle.recovery.plan import Made
@@ -144,7 +146,7 @@ def run(body: Callable[[Kept], Awaitable[None]]) -> Kept:
 
     async def main() -> Kept:
         async with opened() as kept:
-            await asyncio.wait_for(body(kept), 60)
+            await finished(body(kept))
         return kept
 
     gc.collect()  # what earlier tests have left is closed by now, not meanwhile

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import pytest
+from waiting import bound_s, result_of
 
 from rekindle import names
 from rekindle.recovery.plan import RankPlan, Source
@@ -17,7 +18,6 @@ from rekindle.training.mindio.enums import ReportState
 from rekindle.training.mindio.handlers import Handlers
 from rekindle.training.mindio.processor import Processor
 
-LIMIT_S = 20.0
 _KINDS = ("stop", "clean", "rebuild_group", "repair", "rollback", "save_ckpt", "rename", "exit")
 ARGUMENTS, CONTEXT = "the loop's arguments", "the context"
 
@@ -38,7 +38,7 @@ class Rank:
         self.rank, self.calls, self.answers = rank, [], {}  # type: ignore[var-annotated]
         self._agent, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         _all.append(self)  # never closed: a rank whose agent is gone kills its process
-        self._agent.settimeout(LIMIT_S)
+        self._agent.settimeout(bound_s())
         handlers = Handlers()
         handlers.arguments = ARGUMENTS
         for kind in _KINDS:
@@ -113,7 +113,7 @@ class World:
         self.form(1, 0, [RankPlan(source=Source.FRESH)] * len(self.ranks))
         self.ready()
         for each in started:
-            each.result(LIMIT_S)
+            result_of(each)
         return self
 
     def step(self, number: int) -> None:

@@ -16,13 +16,12 @@ import psutil
 import pytest
 from repository import ROOT, SUPPORT
 from training_jobs.processes import MARK, marked_processes
-from waiting import wait_until
+from waiting import bound_s, wait_until
 
-from rekindle.engines.client import JobClient
 from rekindle.recovery import journal
-from rekindle.runtime.protocol import Inject, InjectionKind
-from rekindle.runtime.spec import JobDirectory
-from rekindle.runtime.view import JobView
+from rekindle.runtime.protocol import InjectionKind
+from rekindle.runtime.spec import job_directory
+from rekindle.testing.handle import JobHandle
 
 # Where `make mindspore` puts MindSpore, or wherever else somebody has it.
 PYTHON = Path(
@@ -41,7 +40,7 @@ needs_mindspore = pytest.mark.skipif(
 )
 
 
-class MindSporeJob:
+class MindSporeJob(JobHandle):
     """One job; a context manager that leaves nothing behind."""
 
     def __init__(
@@ -53,6 +52,7 @@ class MindSporeJob:
         program: Path = SCRIPT,
         environment: Mapping[str, str] | None = None,
     ):
+        super().__init__(job_directory("job", at=folder / "home"), limit_s=bound_s(LIMIT_S))
         self._own = environment or {}
         self.folder, self.ranks, self.mark = folder, ranks, uuid.uuid4().hex
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,6 @@ class MindSporeJob:
         self._command += ["--nproc-per-node", str(ranks), "--job-id", "job", "--allow-injection"]
         self._command += [*options, str(program), str(folder), *script]
         self.home = folder / "home"
-        self.directory = JobDirectory(self.home / "jobs" / "job")
         self._launcher: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> MindSporeJob:
@@ -82,33 +81,27 @@ class MindSporeJob:
         assert self._launcher is not None
         if self._launcher.poll() is None:
             self._launcher.terminate()
-        self._launcher.wait(60)
+        self._launcher.wait(bound_s(LIMIT_S))
         wait_until(lambda: not marked_processes(self.mark), "all processes of the job gone")
+
+    def has_ended(self) -> bool:
+        """Whether the launcher has ended."""
+        return self._launcher is not None and self._launcher.poll() is not None
 
     def end(self) -> int:
         """Wait for the launcher's end; return its status."""
         assert self._launcher is not None
-        launcher = self._launcher
-        self.wait(lambda: launcher.poll() is not None, "the job's end")
-        return launcher.returncode
+        self.wait(self.has_ended, "the job's end")
+        return self._launcher.returncode
 
     def wait(self, true: Callable[[], T], what: str) -> T:
         """Wait until `true()`."""
-        try:
-            return wait_until(true, what, LIMIT_S)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.story()}") from None
+        return self.wait_until(true, what, past_end=True)
 
     def wait_event(self, kind: type[E], **fields: object) -> E:
-        """Wait for an event of this kind."""
-
-        def found() -> E | None:
-            events = self.events_of(kind, **fields)
-            ended = self._launcher is not None and self._launcher.poll() is not None
-            assert events or not ended, f"ended before {kind.__name__}\n{self.story()}"
-            return events[-1] if events else None
-
-        return self.wait(found, f"{kind.__name__} {fields}")
+        """Wait for an event of this kind; return the newest."""
+        super().wait_event(kind, **fields)
+        return self.events_of(kind, **fields)[-1]
 
     def wait_step(self, step: int) -> None:
         """Wait until all ranks have done so many steps."""
@@ -128,16 +121,7 @@ class MindSporeJob:
     def inject(self, rank: int, kind: InjectionKind, step: int) -> None:
         """Have a rank suffer a fault in a step, once all are training."""
         self.wait_event(journal.Restored)
-        self.client().inject(Inject(rank=rank, kind=kind, step=step))
-
-    def client(self) -> JobClient:
-        """Return what asks the coordinator."""
-        endpoint = self.wait(self.directory.endpoint, "a coordinator")
-        return JobClient(endpoint, self.directory.secret())
-
-    def status(self) -> JobView:
-        """Ask the coordinator."""
-        return self.client().status()
+        super().inject(kind, rank=rank, step=step)
 
     def pids(self) -> list[int]:
         """Return the ranks' processes, once all train."""
@@ -154,26 +138,9 @@ class MindSporeJob:
 
     # ---- what it has left
 
-    def events(self) -> list[journal.AnyEvent]:
-        """Read the ledger."""
-        path = self.directory.ledger
-        return journal.read(path.read_bytes().splitlines()) if path.exists() else []
-
-    def events_of(self, kind: type[E], **fields: object) -> list[E]:
-        """Read the events of one kind whose fields have these values."""
-        found = [event for event in self.events() if isinstance(event, kind)]
-        return [e for e in found if all(getattr(e, k) == v for k, v in fields.items())]
-
-    def incidents(self) -> list[journal.Incident]:
-        """Fold the ledger."""
-        return journal.incidents(self.events())
-
     def losses(self, rank: int) -> dict[int, float]:
         """Return the loss of each step, the newest of each."""
-        path = self.directory.path / "metrics" / f"rank{rank}.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        records = [json.loads(line) for line in lines]
-        return {each["step"]: each["metrics"]["loss"] for each in records}
+        return {step: each.metrics["loss"] for step, each in self.records().get(rank, {}).items()}
 
     def results(self) -> dict[int, dict[str, Any]]:
         """Return what the ranks' last processes have written at their end."""
@@ -184,10 +151,9 @@ class MindSporeJob:
         return found
 
     def story(self) -> str:
-        """Tell what has happened, for a failed test."""
-        told = "\n".join(map(repr, self.events()))
+        """Return the newest events, logs and output, for a failed test."""
         output = (self.folder / "output").read_text(errors="replace")[-3000:]
-        return f"{told}\n{output}\n{time.ctime()}"
+        return f"{super().story()}\n---- output\n{output}\n{time.ctime()}"
 
 
 def assert_same(job: MindSporeJob, baseline: MindSporeJob, *, killed: int | None = None) -> None:

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,11 +20,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from repository import ROOT
+from waiting import bound_s
 
 from rekindle.runtime.heartbeat import Page
 from rekindle.training.torch.group import Group
 
-LIMIT_S = 60.0
 # torch asks the name service who its store's peers are; without one each question takes seconds.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 _context = multiprocessing.get_context("forkserver")
@@ -55,14 +54,14 @@ class Rank:
         self.world_size = world_size
         self._line = line
         self.store = dist.TCPStore(
-            "127.0.0.1", port, timeout=timedelta(seconds=LIMIT_S), wait_for_workers=False
+            "127.0.0.1", port, timeout=timedelta(seconds=bound_s()), wait_for_workers=False
         )
 
     def tell(self, message: Any) -> None:
         self._line.send(("told", message))
 
     def hear(self) -> Any:
-        assert self._line.poll(LIMIT_S), "the test said nothing"
+        assert self._line.poll(bound_s()), "the test sent nothing"
         return self._line.recv()
 
 
@@ -92,23 +91,23 @@ class Ranks:
         assert kind == "told", message
         return message
 
-    def result(self, rank: int) -> Any:
+    def returned(self, rank: int) -> Any:
         kind, message = self._next(rank)
         assert kind == "returned", message
         return message
 
     def results(self) -> list[Any]:
-        return [self.result(rank) for rank in range(len(self._processes))]
+        return [self.returned(rank) for rank in range(len(self._processes))]
 
     def pid(self, rank: int) -> int:
         return self._processes[rank].pid
 
     def kill(self, rank: int) -> None:
         os.kill(self._processes[rank].pid, signal.SIGKILL)
-        self._processes[rank].join(LIMIT_S)
+        self._processes[rank].join(bound_s())
 
     def _next(self, rank: int) -> tuple[str, Any]:
-        assert self._lines[rank].poll(LIMIT_S), f"rank {rank} said nothing for {LIMIT_S} s"
+        assert self._lines[rank].poll(bound_s()), f"rank {rank} sent nothing"
         try:
             return self._lines[rank].recv()
         except EOFError:
@@ -117,7 +116,7 @@ class Ranks:
     def close(self) -> None:
         for process in self._processes:
             process.kill()
-            process.join(LIMIT_S)
+            process.join(bound_s())
             process.close()
         for line in self._lines:
             line.close()
@@ -140,7 +139,7 @@ def run(body: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
 
 
 def formed(
-    rank: Rank, generation: int = 1, timeout_s: float = LIMIT_S, page: Page | None = None
+    rank: Rank, generation: int = 1, *, timeout_s: float | None = None, page: Page | None = None
 ) -> Group:
     """The default process group of a generation, with all ranks in it."""
     group = Group(page)
@@ -150,18 +149,9 @@ def formed(
         rank=rank.rank,
         world_size=rank.world_size,
         backend="gloo",
-        timeout_s=timeout_s,
+        timeout_s=bound_s() if timeout_s is None else timeout_s,
     )
     return group
-
-
-def seconds_until(condition: Callable[[], bool]) -> float:
-    """How long it took until `condition` held; fails when it does not come to hold."""
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < LIMIT_S, "the condition never came to hold"
-        time.sleep(0.001)
-    return time.monotonic() - begin
 
 
 def _main(
@@ -179,4 +169,4 @@ def _main(
     except BaseException:
         outcome = ("raised", traceback.format_exc())
     line.send(outcome)
-    line.poll(LIMIT_S)  # the test ends us; a rank that is done must not break its peers' sockets
+    line.poll(bound_s())  # the test ends us; a rank that is done must not break its peers' sockets

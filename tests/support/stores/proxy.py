@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import msgspec
+from waiting import bound_s, join
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -91,7 +92,7 @@ def proxied(upstream: int) -> Iterator[Proxy]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        timeout = 60
+        timeout = bound_s()
 
         def do_GET(self) -> None:
             _pass_on(self, proxy)
@@ -116,7 +117,7 @@ def proxied(upstream: int) -> Iterator[Proxy]:
     finally:
         proxy.released.set()
         server.shutdown()
-        thread.join()
+        join(thread)
         server.server_close()
 
 
@@ -141,14 +142,14 @@ def _pass_on(handler: BaseHTTPRequestHandler, proxy: Proxy) -> None:
     half = answer[: len(answer) // 2] if isinstance(fault, Stall) else None
     _reply(handler, status, headers, answer, half)
     if half is not None:
-        proxy.released.wait(60)
+        proxy.released.wait(bound_s())
         handler.close_connection = True
 
 
 def _ask(
     handler: BaseHTTPRequestHandler, port: int, body: bytes
 ) -> tuple[int, list[tuple[str, str]], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=bound_s())
     with contextlib.closing(connection):
         connection.putrequest(
             handler.command, handler.path, skip_host=True, skip_accept_encoding=True

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from waiting import join, status_of, wait_until
 
 ACCESS_KEY = "marked-access-key"
 SECRET_KEY = "marked-secret-key"
@@ -108,7 +108,7 @@ def later(root: Path, port: int, seconds: float) -> Iterator[None]:
         yield
     finally:
         done.set()
-        thread.join()
+        join(thread)
 
 
 def certificate(folder: Path, host: str = "127.0.0.1") -> tuple[Path, Path]:
@@ -145,17 +145,17 @@ def _running(command: list[Any], port: int, log: Path) -> Iterator[None]:
             yield
         finally:
             process.terminate()
-            process.wait()
+            status_of(process)
 
 
 def _await(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while True:
+    def listens() -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-            return
+            return True
         assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.05)
+        return False
+
+    wait_until(listens, f"a server on port {port}")
 
 
 def free_port() -> int:

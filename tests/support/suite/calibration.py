@@ -12,22 +12,17 @@ import sys
 import time
 
 import pytest
+from waiting import FACTOR_VARIABLE, factor
 
-VARIABLE = "REKINDLE_TEST_TIME_FACTOR"
 # Wall seconds of `_measure` on the 2-core machine that the limits were chosen on, at rest.
 REFERENCE_S = 0.55
 MAX_FACTOR = 8.0
 DEFAULT_TIMEOUT_S = 120.0  # for a test without a mark of its own
 
 
-def factor() -> float:
-    """Return the factor of this run; 1 if nothing measured it."""
-    return float(os.environ.get(VARIABLE, "1"))
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    if VARIABLE not in os.environ and not config.option.collectonly:
-        os.environ[VARIABLE] = f"{min(MAX_FACTOR, max(1.0, _measure() / REFERENCE_S)):.2f}"
+    if FACTOR_VARIABLE not in os.environ and not config.option.collectonly:
+        os.environ[FACTOR_VARIABLE] = f"{min(MAX_FACTOR, max(1.0, _measure() / REFERENCE_S)):.2f}"
 
 
 def pytest_report_header() -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from waiting import bound_s
 
 from rekindle import names
 from rekindle.training import mindio
@@ -71,7 +72,7 @@ class Adaptor:
             store=dist.PrefixStore(generation, store),
             rank=self.rank,
             world_size=self.world,
-            timeout=timedelta(seconds=15),  # also for one that has died meanwhile
+            timeout=timedelta(seconds=bound_s(15.0)),  # also for one that has died meanwhile
         )
 
     def note(self, *call: Any) -> None:

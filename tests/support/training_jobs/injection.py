@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from waiting import bound_s
+
 from rekindle.training.devices import Damage
 from rekindle.training.devices.cpu import CpuDevice
 
@@ -212,7 +214,7 @@ def _have_snapshots_sealed() -> None:
 
 
 def _wait(true: Callable[[], bool], else_say: str, *, computes: bool = False) -> None:
-    deadline = time.monotonic() + PAUSE_LIMIT_S
+    deadline = time.monotonic() + bound_s(PAUSE_LIMIT_S)
     while not true():
         if time.monotonic() > deadline:
             raise TimeoutError(else_say)

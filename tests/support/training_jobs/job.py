@@ -12,19 +12,16 @@ from typing import Any, TypeVar
 
 import msgspec
 import psutil
-from waiting import LIMIT_S, wait_until
+from waiting import LIMIT_S, bound_s, wait_until
 
 from rekindle.checkpoints.retention import Retention
-from rekindle.engines.client import JobClient
 from rekindle.engines.local import LocalEngine
 from rekindle.engines.pretended import PretendedHosts
-from rekindle.errors import JobError
 from rekindle.profiling.switch import Order
 from rekindle.recovery import journal
 from rekindle.recovery.policy import Policy
-from rekindle.runtime.protocol import Inject, InjectionKind
-from rekindle.runtime.spec import EntryKind, JobDirectory, JobSpec, check, home
-from rekindle.runtime.view import JobView
+from rekindle.runtime.spec import EntryKind, JobSpec, check, home
+from rekindle.testing.handle import JobHandle
 from training_jobs import RANKS
 from training_jobs.injection import Fault, reached, release, write_faults
 from training_jobs.memory import wait_sealed
@@ -42,7 +39,6 @@ STEPS = 24
 # Ranks that are paused by a test look as if they hung.
 _POLICY = Policy(hang_timeout_s=LIMIT_S)
 
-E = TypeVar("E", bound=journal.Event)
 T = TypeVar("T")
 
 
@@ -51,7 +47,7 @@ def pause_all(step: int, ranks: int = RANKS, *, life: int = 1) -> list[Fault]:
     return [Fault(rank, "forward", step, life=life, do="pause") for rank in range(ranks)]
 
 
-class Job:
+class Job(JobHandle):
     """One job of the training script; a context manager that leaves nothing behind.
 
     nodes: pretended nodes, of all processes together.
@@ -80,12 +76,12 @@ class Job:
         misfit: dict[str, str] | None = None,
         script: Path | None = None,
     ) -> None:
+        super().__init__(folder / "job", limit_s=bound_s())
         self.folder = folder
         self.mark = uuid.uuid4().hex
         self.record = Record(folder, steps, ranks=processes)
         self.replaces = replaces
         self.hosts = PretendedHosts(home()) if hosts else None
-        self.directory = JobDirectory(folder / "job")
         self.spec = JobSpec(
             job_id="job",
             entry=EntryKind.SCRIPT,
@@ -135,13 +131,17 @@ class Job:
             del os.environ[MARK]
         return self
 
+    def has_ended(self) -> bool:
+        """Whether the coordinator has ended."""
+        return self.coordinator.poll() is not None
+
     def end(self, limit_s: float = LIMIT_S) -> journal.Ended:
         """Wait for the end of the job and of all its processes."""
-        self.wait(lambda: self.coordinator.poll() is not None, "the coordinator's end", limit_s)
-        ended = [event for event in self.events() if isinstance(event, journal.Ended)]
+        self.wait(self.has_ended, "the coordinator's end", limit_s)
+        ended = self.events_of(journal.Ended)
         assert ended, f"the coordinator ended without a word{self.story()}"
         for process in self._all_processes():
-            process.wait(LIMIT_S)
+            process.wait(bound_s())
         return ended[-1]
 
     def __enter__(self) -> Job:
@@ -156,7 +156,7 @@ class Job:
 
     def _reap(self) -> None:
         for process in self._all_processes():
-            process.wait(LIMIT_S)
+            process.wait(bound_s())
         self._processes = []
         self.engine = None
 
@@ -170,27 +170,7 @@ class Job:
 
     def wait(self, true: Callable[[], T], what: str, limit_s: float = LIMIT_S) -> T:
         """Wait until `true()`, and bring the nodes that are wanted meanwhile."""
-
-        def look() -> T:
-            self._bring_nodes()
-            return true()
-
-        try:
-            return wait_until(look, what, limit_s)
-        except AssertionError as error:
-            raise AssertionError(f"{error}{self.story()}") from None
-
-    def wait_event(self, kind: type[E], count: int = 1, **fields: object) -> E:
-        """Wait for the n-th event of a kind whose fields have these values."""
-
-        def found() -> E | None:
-            events = self.events_of(kind, **fields)
-            if len(events) >= count:
-                return events[count - 1]
-            assert self.coordinator.poll() is None, f"ended before {kind.__name__}{self.story()}"
-            return None
-
-        return self.wait(found, f"{count} x {kind.__name__} {fields}")
+        return self.wait_until(true, what, bound_s(limit_s), past_end=True)
 
     def wait_fault(self, number: int) -> None:
         """Wait until the injected fault `number` strikes."""
@@ -248,7 +228,7 @@ class Job:
         self.wait(abreast, f"{finished} steps of all ranks but {paused}")
         self.release(number)
 
-    def _bring_nodes(self) -> None:
+    def _tend(self) -> None:
         if self.engine is None:
             return
         events = self.events()
@@ -277,34 +257,6 @@ class Job:
         assert self.engine.coordinator is not None
         return self.engine.coordinator
 
-    def events(self) -> list[journal.AnyEvent]:
-        """Read the ledger."""
-        path = self.directory.ledger
-        return journal.read(path.read_bytes().splitlines()) if path.exists() else []
-
-    def events_of(self, kind: type[E], **fields: object) -> list[E]:
-        """Read the events of one kind whose fields have these values."""
-        found = [event for event in self.events() if isinstance(event, kind)]
-        return [e for e in found if all(getattr(e, k) == v for k, v in fields.items())]
-
-    def incidents(self) -> list[journal.Incident]:
-        """Fold the ledger."""
-        return journal.incidents(self.events())
-
-    def status(self) -> JobView:
-        """Ask the coordinator."""
-        return JobClient(self.endpoint, self.directory.secret()).status()
-
-    def pid(self, rank: int) -> int:
-        """Return the process that is the rank now, once there is one."""
-        return self.wait(lambda: self._asked_pid(rank), f"a process of rank {rank}")
-
-    def _asked_pid(self, rank: int) -> int:
-        try:
-            return self.status().ranks[rank].pid
-        except JobError as error:
-            raise AssertionError(f"no answer: {error}{self.story()}") from error
-
     def agent_pid(self, node: int) -> int:
         """Return the process of a node's agent."""
         self.wait_event(journal.NodeJoined, node=node)
@@ -326,16 +278,11 @@ class Job:
         return sorted(Path(self.spec.checkpoint_store).glob("step-*"), reverse=True)
 
     def story(self) -> str:
-        """Tell what has happened, for a failed test."""
-        texts = []
-        for path in (self.directory.ledger, *sorted(self.directory.path.glob("*.log"))):
-            if path.exists():
-                lines = path.read_text(errors="replace").splitlines()[-25:]
-                texts += [f"\n---- {path.name}", *(line[:400] for line in lines)]
+        """Return the newest events, logs, steps, processes and stacks, for a failed test."""
         ranks = range(self.record.ranks)
         steps = {rank: max(self.record.steps(rank), default=None) for rank in ranks}
-        texts += [f"\nlast steps logged: {steps}", *marked_processes(self.mark), *self._stacks()]
-        return "\n".join(texts)
+        texts = [super().story(), f"\nlast steps logged: {steps}"]
+        return "\n".join([*texts, *marked_processes(self.mark), *self._stacks()])
 
     def _stacks(self) -> list[str]:
         """Have all ranks that live write where they are."""
@@ -353,18 +300,11 @@ class Job:
 
     def inject(self, rank: int, kind: str, **more: Any) -> None:
         """Have a rank suffer a fault, as `rekindle inject` does."""
-        fault = Inject(rank=rank, kind=InjectionKind(kind), **more)
-        JobClient(self.endpoint, self.directory.secret()).inject(fault)
+        super().inject(kind, rank=rank, **more)
 
     def profile(self, kinds: str = "", *, on: bool = True) -> None:
         """Switch light profiling, as `rekindle profile` does."""
-        order = Order(on=on, kinds=tuple(kinds.split()), by="test")
-        JobClient(self.endpoint, self.directory.secret()).profile(order)
-
-    def kill(self, *ranks: int, number: int = signal.SIGKILL) -> None:
-        """Signal these ranks, one straight after the other."""
-        for pid in [self.pid(rank) for rank in ranks]:
-            os.kill(pid, number)
+        self.client().profile(Order(on=on, kinds=tuple(kinds.split()), by="test"))
 
     def kill_pid(self, pid: int) -> None:
         """Kill a process of the job, and see it dead."""
@@ -375,7 +315,7 @@ class Job:
         """Kill the coordinator, and see it dead."""
         self._processes.append(self.coordinator)
         self.coordinator.kill()
-        self.coordinator.wait(LIMIT_S)
+        self.coordinator.wait(bound_s())
 
     def revive_coordinator(self) -> None:
         """Start another coordinator in the place of the dead one."""

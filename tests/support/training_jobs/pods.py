@@ -10,6 +10,7 @@ import msgspec
 from cluster.launch import Simulated
 from waiting import wait_until
 
+from rekindle.engines.client import JobClient
 from rekindle.engines.kubernetes.api import load
 from rekindle.engines.kubernetes.engine import KubernetesEngine
 from rekindle.engines.kubernetes.labels import selector
@@ -19,7 +20,6 @@ from rekindle.errors import JobError
 from rekindle.recovery import journal
 from rekindle.recovery.node_check.evidence import Limits
 from rekindle.runtime.spec import JobDirectory
-from rekindle.runtime.view import JobView
 from training_jobs.injection import Fault
 from training_jobs.job import LIMIT_S, Job
 
@@ -135,9 +135,9 @@ class PodJob(Job):
         """What the engine can know of the job."""
         return self.engine.history()
 
-    def status(self) -> JobView:
-        """Ask the coordinator."""
-        return self.engine.client(self.endpoint).status()
+    def client(self) -> JobClient:
+        """Return a client of the coordinator, through the API server."""
+        return self.engine.client(self.endpoint)
 
     def worker_pods(self) -> dict[str, Object]:
         """The pods of nodes and spares, by their names."""
@@ -192,7 +192,7 @@ class PodJob(Job):
 
     # ---- what a flow does meanwhile
 
-    def _bring_nodes(self) -> None:
+    def _tend(self) -> None:
         try:
             events = self.events()
         except JobError:

@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from checkpoint_commands import STATE, Checkpoints, flip, place
 from stores import content, manifest, put_parts, tree
+from waiting import status_of, wait_until
 
 import rekindle
 from rekindle.checkpoints import verifying
@@ -164,12 +164,12 @@ def test_killed_again_and_again(big: Path, tmp_path: Path) -> None:
     folder = target.root / "step-0000000003-g000001"
     for number in range(4):
         process = pull(big, target.root)
-        while process.poll() is None and not (folder / f"state-{number}").exists():
-            time.sleep(0.001)
+        begun = folder / f"state-{number}"
+        wait_until(lambda: process.poll() is not None or begun.exists(), f"{begun}")  # noqa: B023
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        status_of(process)
         assert target.newest().checkpoint is None or process.returncode == 0
-    assert pull(big, target.root).wait() == 0
+    assert status_of(pull(big, target.root)) == 0
     assert tree(folder) == tree(big / folder.name)
 
 

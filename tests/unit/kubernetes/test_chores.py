@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from waiting import wait_set
 
 from rekindle.engines.kubernetes import chores
 from rekindle.engines.kubernetes.chores import Chores
@@ -15,10 +16,6 @@ def refuse() -> None:
     raise JobError("no")
 
 
-def wait(gate: threading.Event) -> None:
-    gate.wait(30)
-
-
 def test_nobody_waits_for_it_and_the_order_stays() -> None:
     """In the end all is done."""
     done: list[int] = []
@@ -27,7 +24,7 @@ def test_nobody_waits_for_it_and_the_order_stays() -> None:
     with mine.open(print):
 
         def first() -> None:
-            wait(gate)
+            wait_set(gate)
             done.append(0)
 
         mine.do("the first", first)
@@ -65,7 +62,7 @@ def test_what_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = Chores()
     with mine.open(told.append):
         mine.do("it is not done", fails_at_first)
-        assert done.wait(10)
+        wait_set(done)
     assert (len(tries), told) == (3, ["it is not done: the disk is full"])
 
 
@@ -116,16 +113,16 @@ def test_an_end_that_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> 
     def stuck() -> None:
         seen.append(mine.is_given_up)
         begun.set()
-        wait(gate)
+        wait_set(gate)
         seen.append(mine.is_given_up)
         over.set()
 
     with mine.open(told.append):
         mine.do("node 1 is not replaced", stuck)
         mine.do("nor is node 2", lambda: seen.append(True))
-        assert begun.wait(10)
+        wait_set(begun)
     with mine.open(told.append):  # a later one has a thread of its own
         gate.set()
-        assert over.wait(10)
+        wait_set(over)
     assert seen == [False, True]
     assert told == ["given up after 0.1 s, with all that came later: node 1 is not replaced"]

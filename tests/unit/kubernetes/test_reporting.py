@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from waiting import wait_set
 
 from rekindle.engines.kubernetes import reporting
 from rekindle.engines.kubernetes.reporting import Reporter
@@ -47,7 +48,7 @@ def test_what_was_not_heard_is_said_again_in_its_order() -> None:
     with Reporter(there.hear, told.append).open() as say:
         for what in ("first", "strange", "last"):
             say(sign(what))
-        assert there.all.wait(10)
+        wait_set(there.all)
     assert (there.heard, told) == (["first", "strange", "last"], [])
 
 
@@ -58,7 +59,7 @@ def test_what_is_late_is_left_out_and_that_is_told(monkeypatch: pytest.MonkeyPat
     with Reporter(there.hear, told.append).open() as say:
         say(sign("first"))
         say(sign("last"))
-        assert there.all.wait(10)
+        wait_set(there.all)
     assert there.heard == ["last"]
     assert told == ["pod-reason first on node 0: the coordinator was away too long to be told"]
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from waiting import join, wait_asleep, wait_set
 
 from rekindle.training.mindio import brake as module
 from rekindle.training.mindio.brake import Brake
-
-LIMIT_S = 20.0
 
 
 class Device:
@@ -24,6 +21,11 @@ class Device:
     def stop(self) -> None:
         self.thread = threading.current_thread()
         self.stopped.set()
+
+
+def thread_of_brake() -> threading.Thread:
+    """The thread that waits to stop the device."""
+    return next(thread for thread in threading.enumerate() if thread.name == "rekindle-brake")
 
 
 @pytest.fixture
@@ -48,10 +50,11 @@ def test_an_update_that_has_begun_ends_first(device: Device) -> None:
     brake = Brake(device.stop)
     assert brake.begin_update()
     brake.pull(1)
-    assert not device.stopped.wait(module.REACH_S + 0.3)
+    wait_asleep(thread_of_brake())
+    assert not device.stopped.is_set()
     assert brake.updating
     brake.end_update(1)
-    assert device.stopped.wait(LIMIT_S)
+    wait_set(device.stopped)
     assert not brake.begin_update()
     brake.release(1)
     assert not brake.pulled
@@ -77,21 +80,23 @@ def test_what_has_raised_is_not_waited_for(device: Device, monkeypatch: pytest.M
     brake.begin_update()
     brake.break_off()
     brake.pull(7)
-    assert device.stopped.wait(LIMIT_S)
+    wait_set(device.stopped)
     assert brake.updating
 
 
 def test_an_update_that_must_not_begin_waits_for_the_stop() -> None:
     """The thread that trains goes on when its device is stopped, and no sooner."""
     go = threading.Event()
-    brake = Brake(lambda: go.wait(LIMIT_S) and None)
+    brake = Brake(lambda: wait_set(go))
     brake.pull(0)
-    with ThreadPoolExecutor(1) as pool:
-        begun = pool.submit(brake.begin_update)
-        time.sleep(0.1)
-        assert not begun.done()
-        go.set()
-        assert begun.result(LIMIT_S) is False
+    begun: list[bool] = []
+    trains = threading.Thread(target=lambda: begun.append(brake.begin_update()))
+    trains.start()
+    wait_asleep(trains)
+    assert begun == []
+    go.set()
+    join(trains)
+    assert begun == [False]
 
 
 def test_a_stop_that_fails_is_told(capfd: pytest.CaptureFixture[str]) -> None:

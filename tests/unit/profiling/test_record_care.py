@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from waiting import finished
 
 from rekindle.profiling.switch import FIELDS, Switch, switch_of
 from rekindle.runtime.protocol import Message, Traced
@@ -114,7 +115,7 @@ async def _look_three_times(folder: Path, error: Exception) -> None:
 
     care = RecordCare(folder, lambda: (0,), lambda _: None, read, folder / "switch")
     running = asyncio.ensure_future(care.run())
-    await asyncio.wait_for(looked.wait(), 10.0)
+    await finished(looked.wait())
     running.cancel()
 
 
@@ -136,7 +137,7 @@ def test_records_age_also_where_they_cannot_be_read(
 
         care = RecordCare(tmp_path, own, lambda _: None, read, tmp_path / "switch")
         running = asyncio.ensure_future(care.run())
-        await asyncio.wait_for(aged.wait(), 10.0)
+        await finished(aged.wait())
         running.cancel()
 
     asyncio.run(until_they_age())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,6 @@ SOLID = "max_restarts: 1000\nmax_recoveries: 10000\n"
 FRAIL = "strategies: [restart]\nmax_restarts: 3\n"
 SMALL = ("--nodes", "100", "--days", "20", "--runs", "5", "--faults", "byterobust")
 # The processor time that 16,384 devices x 90 days may take, in seconds.
-LIMIT_S = 30.0
 
 
 class Done(NamedTuple):
@@ -126,13 +124,11 @@ def test_a_file_of_own_faults_and_times(answer: Answer, tmp_path: Path) -> None:
     assert found["lost"]["recovering"] == pytest.approx(8 * 1.1 * 100.3 / 86_400, rel=0.3)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(100)
 def test_sixteen_thousand_devices_for_ninety_days(answer: Answer) -> None:
-    """It takes less than 30 s of processor time, of whatever mix."""
+    """It ends within the time limit of this test, which a slower algorithm would not."""
     size = ("--nodes", "2048", "--devices-per-node", "8", "--days", "90")
-    before = time.process_time()
     answer("--policy", "solid.yaml", *size, "--faults", "byterobust")
-    assert time.process_time() - before < LIMIT_S
 
 
 POLICY = ("--policy", "solid.yaml", "--nodes", "10")

@@ -1,0 +1,88 @@
+"""The tests that a change can affect, in small trees."""
+
+from __future__ import annotations
+
+import pytest
+from suite.changed import Tree, affected, unit_of
+
+FILES = {
+    "rekindle/__init__.py": "",
+    "rekindle/low.py": "import os",
+    "rekindle/high.py": "from rekindle.low import thing",
+    "rekindle/cli.py": "def main(): from rekindle.high import more",
+    "rekindle/runtime/agent.py": "",
+    "tests/support/jobs/__init__.py": 'MODULE = "rekindle.runtime.agent"',
+    "tests/support/jobs/script.py": "from rekindle.high import more",
+    "tests/support/waiting.py": "",
+    "tests/unit/conftest.py": "import waiting",
+    "tests/unit/test_low.py": "from rekindle import low",
+    "tests/unit/test_names.py": 'assert name == "rekindle.high"',
+    "tests/integration/test_run.py": 'start("-m", "rekindle.cli")',
+    "tests/integration/test_jobs.py": "import jobs\nassert 'page.html'",
+    "tests/integration/test_any.py": 'start(f"rekindle.runtime.{module}")\nread("docs")',
+}
+ALL = {path for path in FILES if "/test_" in path}
+
+
+@pytest.fixture(scope="module")
+def tree() -> Tree:
+    """A tree of these files."""
+    return Tree(FILES)
+
+
+@pytest.mark.parametrize(
+    ("changed", "tests"),
+    [
+        # What imports the module, also indirectly; the package's `__init__` imports nothing.
+        ("rekindle/low.py", {"test_low", "test_run", "test_jobs"}),
+        ("rekindle/high.py", {"test_run", "test_jobs"}),
+        # A process is started by name. A unit test starts none.
+        ("rekindle/cli.py", {"test_run"}),
+        # A name that the program completes stands for all modules of a package.
+        ("rekindle/runtime/agent.py", {"test_jobs", "test_any"}),
+        # A package of helpers is one unit.
+        ("tests/support/jobs/script.py", {"test_jobs"}),
+        # A `conftest.py` belongs to all tests of its folder.
+        ("tests/support/waiting.py", {"test_low", "test_names"}),
+        ("tests/unit/conftest.py", {"test_low", "test_names"}),
+        ("tests/unit/test_low.py", {"test_low"}),
+        # Other files affect the tests that name them, or their folder.
+        ("page.html", {"test_jobs"}),
+        ("docs/any.md", {"test_any"}),
+        ("README.md", set()),
+    ],
+)
+def test_a_change_selects_the_tests_that_it_can_affect(
+    tree: Tree, changed: str, tests: set[str]
+) -> None:
+    """By imports, by names of modules, and by names of files."""
+    found = affected(tree, [changed])
+    assert {path.rpartition("/")[2].removesuffix(".py") for path in found} == tests
+
+
+@pytest.mark.parametrize("changed", ["pyproject.toml", "Makefile", "tests/support/suite/rerun.py"])
+def test_build_files_affect_all_tests(tree: Tree, changed: str) -> None:
+    """Also when other files have changed with them."""
+    assert affected(tree, ["README.md", changed]) == ALL
+
+
+def test_several_changes_add_up(tree: Tree) -> None:
+    """Each of them selects its own tests."""
+    one, other = ["rekindle/cli.py"], ["tests/unit/test_low.py"]
+    assert affected(tree, one + other) == affected(tree, one) | affected(tree, other)
+    assert affected(tree, []) == set()
+
+
+@pytest.mark.parametrize(
+    ("path", "unit"),
+    [
+        ("rekindle/training/torch/__init__.py", "rekindle.training.torch"),
+        ("rekindle/cli.py", "rekindle.cli"),
+        ("tests/support/jobs/driver.py", "tests/support/jobs"),
+        ("tests/support/waiting.py", "tests/support/waiting"),
+        ("tests/unit/test_hang.py", "tests/unit/test_hang.py"),
+    ],
+)
+def test_the_unit_of_a_file(path: str, unit: str) -> None:
+    """A module, a package of helpers, or a test file."""
+    assert unit_of(path) == unit
