@@ -182,19 +182,16 @@ def _awaiting(own: Sequence[journal.Event]) -> tuple[Fault, Decision] | None:
 
 
 def _past(events: Iterable[journal.Event]) -> tuple[Past, ...]:
-    """Return all decisions, each with the fault that it was about.
+    """Return all decisions that count, each with the fault that it was about.
 
-    An attempt that somebody began after the one before had ended begins with budgets of its own.
+    The end of an attempt makes its decisions void, unless the next attempt follows at once: an
+    attempt that a person begins has budgets of its own.
     """
     past: list[Past] = []
-    ended = ""
     for event in events:
         match event:
-            case journal.Ended():
-                ended = event.outcome
-            case journal.JobStarted():
-                past = past if ended in ("", RESCHEDULED) else []
-                ended = ""
+            case journal.Ended(outcome=outcome) if outcome != RESCHEDULED:
+                past = []
             case journal.FaultSeen(known=True):
                 _explain(past, event)
             case journal.Decided(fault=fault):

@@ -13,7 +13,7 @@ from rekindle.recovery.fault import Kind
 from rekindle.recovery.policy import ALLOWABLE, INNER, Policy, Strategy
 from rekindle.runtime import protocol as p
 from rekindle.runtime.inheritance import earlier
-from rekindle.runtime.state import Phase
+from rekindle.runtime.state import RESCHEDULED, Phase
 from rekindle.tasks.supervise import incident_steps
 
 PLACED_ANEW = Policy(
@@ -143,6 +143,17 @@ def test_a_lighter_decision_counts_and_does_not_change_what_is_shown() -> None:
     job.lose_coordinator()
     assert job.machine.incidents.past == past
     assert [each.strategy for each in past] == [Strategy.RECOVER_IN_PLACE, Strategy.RETRY]
+
+
+def test_an_attempt_that_a_person_begins_has_budgets_of_its_own() -> None:
+    """Decisions of an attempt that failed do not count, not even before the next one is noted."""
+    job = trained(5, policy=Policy(max_restarts=1))
+    job.exits(0, code=3, finished=5)
+    assert earlier(job.history).past
+    failed = journal.Ended(outcome="failed", reason="no restart is left", finished=5)
+    assert earlier([*job.history, failed]).past == ()
+    again = journal.Ended(outcome=RESCHEDULED, reason="node 1 is sick", finished=5)
+    assert earlier([*job.history, again]).past == earlier(job.history).past
 
 
 # ---- what was left to do
