@@ -1,138 +1,129 @@
-"""One rank is killed: nothing of the training is lost, and the others never notice."""
+"""One rank is killed: nothing of the training is lost, and the others keep their processes."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import pytest
-from training_jobs import RANKS
-from training_jobs.checks import assert_recovered, steps_lost
+from training_jobs import LONG, RANKS
+from training_jobs.baselines import Baselines
 from training_jobs.injection import Fault
-from training_jobs.job import STEPS, Job, pause_all
-from training_jobs.record import Record
-from training_jobs.selection import soak_but
+from training_jobs.job import Job
+from training_jobs.rows import EVERY, killed
+from training_jobs.sequence import Attempt, Ended, EndedOf, Plan, Row, each_row
 
 from rekindle.recovery import journal
 from rekindle.recovery.policy import Policy, Strategy
 
-LAST = STEPS - 1
+LAST = LONG - 1
 
 
-PLACES = [
-    ("ddp", 1, 9, "forward"),
-    ("ddp", 0, 9, "backward"),
-    ("ddp", 3, 12, "update"),
-    ("ddp", 2, 9, "updated"),
-    ("ddp", 0, 10, "between"),
-    ("ddp", 0, 9, "snapshot"),
-    ("ddp", 0, 9, "after SnapshotTaken"),
-    ("ddp", 1, 0, "forward"),
-    ("ddp", 0, 0, "backward"),
-    ("ddp", 2, 0, "update"),
-    ("ddp", 1, LAST, "forward"),
-    ("ddp", 0, LAST, "last line"),
-    ("plain", 1, 9, "collective"),
-    ("plain", 0, 0, "collective"),
-    ("plain", 3, 9, "update"),
-    ("plain", 2, LAST, "collective"),
-]
+def crashed(how: str, step: int) -> Row:
+    """A rank that ends itself by a signal is replaced like one that was killed."""
+
+    def named(ended: Ended, incident: journal.Incident) -> None:
+        assert f"SIG{how.upper()}" in incident.cause.message
+
+    fault = Fault(2, "backward", step, do=how, life=0)
+    return Row(f"SIG{how.upper()}", step, (fault,), replaced={2}, check=named)
 
 
-@pytest.mark.parametrize(
-    ("variant", "rank", "step", "place"),
-    soak_but(
-        PLACES,
-        ("ddp", 0, 9, "backward"),
-        ("ddp", 1, 0, "forward"),
-        ("ddp", 0, LAST, "last line"),
-        ("plain", 3, 9, "update"),
-    ),
-)
-def test_rank_killed_at_a_place(
-    variant: str,
-    rank: int,
-    step: int,
-    place: str,
-    job: Callable[..., Job],
-    baseline_of: Callable[[str], Record],
-) -> None:
-    """A rank killed anywhere in a step is replaced from a live replica: no step is lost."""
-    run = job(Fault(rank, place, step), variant=variant)
-    assert_recovered(run, baseline_of(variant), replaced={rank})
-    assert steps_lost(run) == [0]
-    (incident,) = run.incidents()
-    assert incident.strategy is Strategy.RECOVER_IN_PLACE
-    assert set(incident.sources) == {"self", "peer"}
-    assert (incident.cause.rank, incident.faults[0].node) == (rank, 0)
-
-
-@pytest.mark.parametrize("how", soak_but(["segv", "abrt"], "segv"))
-def test_rank_that_crashes(how: str, job: Callable[..., Job], baseline: Record) -> None:
-    """A rank that ends itself by SIGSEGV or SIGABRT is replaced like one that was killed."""
-    run = job(Fault(2, "backward", 9, do=how))
-    assert_recovered(run, baseline, replaced={2})
-    assert steps_lost(run) == [0]
-    assert f"SIG{how.upper()}" in run.incidents()[0].cause.message
-
-
-def test_rank_killed_when_it_has_done_all_steps(job: Callable[..., Job], baseline: Record) -> None:
-    """A rank killed after its last step, but before the dismissal, is replaced."""
-    slow = Fault(0, "last line", LAST, do="pause")
-    run = job(Fault(1, "after Arrived", LAST), slow)
-    run.wait_event(journal.FaultSeen)
-    run.release(1)
-    assert_recovered(run, baseline, replaced={1})
-    assert steps_lost(run) == [0]
-
-
-def test_rank_killed_after_the_dismissal(job: Callable[..., Job], baseline: Record) -> None:
-    """A rank killed after the Session needs a restart, which does over only what no one holds."""
-    run = job(*pause_all(17), Fault(1, "end", LAST), policy=Policy(max_restarts=1))
-    run.wait_pause(17)  # else a snapshot is left out where the agent is a whole interval behind
-    for rank in range(RANKS):
-        run.release(rank)
-    assert_recovered(run, baseline, replaced=range(RANKS))
-    assert [incident.strategy for incident in run.incidents()] == [Strategy.RESTART]
-    assert steps_lost(run)[0] <= 5
-
-
-def test_rank_killed_after_the_dismissal_without_restarts(job: Callable[..., Job]) -> None:
-    """Without restarts, a rank killed after the Session fails the job with its reason."""
-    run = job(Fault(1, "end", LAST))
-    ended = run.end()
-    assert ended.outcome == "failed"
-    assert "rank 1 was ended by signal 9" in ended.reason
-    assert run.leftovers() == []
-
-
-def test_rank_killed_before_the_first_generation(job: Callable[..., Job], baseline: Record) -> None:
-    """A rank killed before any generation costs a restart, not the job."""
-    run = job(Fault(1, "start"), policy=Policy(max_restarts=1))
-    assert_recovered(run, baseline, replaced=range(RANKS))
-    assert steps_lost(run) == [0]
-
-
-@pytest.mark.parametrize(
-    "place",
-    soak_but(["after Arrived", "before StateReady", "after StateReady"], "before StateReady"),
-)
-def test_rank_killed_while_the_first_generation_forms(
-    place: str, job: Callable[..., Job], baseline: Record
-) -> None:
-    """A rank killed on its way into the first generation is replaced, or all are restarted."""
-    run = job(Fault(1, place), policy=Policy(max_restarts=1))
-    assert_recovered(run, baseline, replaced=range(RANKS))
-    assert steps_lost(run) == [0]
-
-
-@pytest.mark.parametrize("seed", soak_but(range(3), 0))
-def test_rank_killed_at_any_moment(seed: int, job: Callable[..., Job], baseline: Record) -> None:
-    """A rank killed from outside, wherever it just is, is replaced: no step is lost."""
+def at_any_moment(seed: int, step: int) -> Row:
+    """A rank killed from outside, wherever it just is; a peer holds it up three steps later."""
     chance = random.Random(seed)
-    rank, step = chance.randrange(RANKS), chance.randrange(1, LAST - 4)
-    run = job()
-    run.wait_step(rank, step)
-    run.kill(rank)
-    assert_recovered(run, baseline, replaced={rank})
-    assert steps_lost(run) == [0]
+    rank, moment = chance.randrange(RANKS), chance.randrange(step, step + 4)
+
+    def kill(job: Job, number: int) -> None:
+        job.wait_fault(number)
+        job.kill(rank)
+        job.release(number + 1)
+
+    trigger = Fault(rank, "between", moment, do="nothing", life=0)
+    hold = Fault((rank + 1) % RANKS, "forward", step + 6, do="pause", life=0)
+    return Row(f"any moment, seed {seed}", step, (trigger, hold), kill, replaced={rank})
+
+
+def release_at_death(job: Job, number: int) -> None:
+    """Let the rank that holds up the dismissal continue when the death of the other is known."""
+    job.wait_fault(number)
+    job.wait(lambda: 3 in [fault.rank for fault in job.incidents()[-1].faults], "the death")
+    job.release(number + 1)
+
+
+DDP = Plan(
+    "ddp",
+    (
+        Attempt(
+            (
+                killed(1, "forward", 0),
+                killed(0, "backward", 0, after=1),
+                killed(2, "update", 0, after=1),
+                killed(1, "forward", 4),
+                killed(0, "backward", 9),
+                killed(3, "update", 12),
+                killed(2, "updated", 19),
+                killed(0, "between", 25),
+                killed(0, "snapshot", 29),
+                killed(0, "after SnapshotTaken", 34),
+                crashed("segv", 39),
+                crashed("abrt", 44),
+                at_any_moment(0, 50),
+                at_any_moment(1, 60),
+                at_any_moment(2, 70),
+                killed(1, "forward", LAST),
+                killed(0, "last line", LAST, after=1),
+                Row(
+                    "after the dismissal, without restarts",
+                    LAST,
+                    (Fault(1, "end", LAST, life=0, after=1),),
+                    strategies=(Strategy.DUMP,),
+                ),
+            ),
+            outcome="failed",
+            reason="rank 1 was ended by signal 9",
+        ),
+        Attempt(
+            (
+                Row(
+                    "before the first generation",
+                    LAST,
+                    (Fault(1, "start", life=0, after=1),),
+                    strategies=(Strategy.RESTART,),
+                    replaced=EVERY,
+                ),
+                Row(
+                    "after all steps",
+                    LAST,
+                    (
+                        Fault(3, "after Arrived", LAST, life=0, after=1),
+                        Fault(0, "last line", LAST, do="pause", life=0, after=2),
+                    ),
+                    release_at_death,
+                    replaced={3},
+                ),
+                Row(
+                    "after the dismissal",
+                    LAST,
+                    (Fault(1, "end", LAST, life=0, after=1),),
+                    strategies=(Strategy.RESTART,),
+                    lost=range(6),
+                    replaced=EVERY,
+                ),
+            ),
+            settings={"policy": Policy(max_restarts=2)},
+        ),
+    ),
+    steps=LONG,
+)
+
+
+@pytest.mark.parametrize(("plan", "row"), each_row(DDP))
+def test_killed_rank(plan: Plan, row: Row, ended_of: EndedOf) -> None:
+    """Each fault costs what its row says, and nearly all of them cost no step."""
+    ended_of(plan).check(row)
+
+
+@pytest.mark.parametrize("plan", [DDP], ids=str)
+def test_end(plan: Plan, ended_of: EndedOf, baseline_of: Baselines) -> None:
+    """The job that has met all faults has trained what an undisturbed one trains."""
+    ended_of(plan).check_end(baseline_of(plan.variant, plan.ranks, plan.steps))

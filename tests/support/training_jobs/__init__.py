@@ -7,3 +7,4 @@ finds what runs, `record` reads what a run has left, `checks` compares two of th
 LENGTH = 500  # samples
 BATCH = 4  # per rank and step
 RANKS = 4
+LONG = 123  # steps of a job that meets many faults; the last ones are after its last snapshot

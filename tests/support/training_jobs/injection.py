@@ -37,8 +37,9 @@ class Fault:
         after which what the rank computes is wrong; ecc, the error that tells of it late; pause,
         which waits until the test lets it go on, and compute, which computes until then; hold,
         which waits until the rank was asked to stand still for a world that grows; over, which
-        waits until it has heard that the first generation is; or leave, after which the script
-        leaves its loop as if it had stopped early.
+        waits until it has heard that the first generation is; leave, after which the script leaves
+        its loop as if it had stopped early; or nothing, which only notes that the rank was here.
+    after: only when the fault that stands so many places before this one has struck; 0: at once.
     """
 
     rank: int
@@ -47,6 +48,7 @@ class Fault:
     life: int = 1
     do: str = "kill"
     again: bool = False
+    after: int = 0
 
 
 def held(fault: Fault) -> tuple[Fault, Fault]:
@@ -109,9 +111,13 @@ class Injector:
         """Suffer what is planned for this place."""
         for number, fault in self._mine:
             if fault.place == place and fault.step in (None, self.step):
+                if fault.after and not reached(self._folder, number - fault.after).exists():
+                    continue
                 mark = reached(self._folder, number)
-                if fault.again or not mark.exists():
+                first = not mark.exists()
+                if first:
                     mark.touch()
+                if fault.do != "nothing" and (first or fault.again):
                     self._strike(number, fault.do)
 
     def _strike(self, number: int, what: str) -> None:

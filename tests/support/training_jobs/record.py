@@ -49,6 +49,12 @@ class Record:
 
     def lives(self, rank: int) -> list[int]:
         """Return the pids of the rank's processes, the first one first."""
+        return [int(path.read_text()) for path in self._processes(rank)]
+
+    def births(self, rank: int) -> list[float]:
+        """Return when the rank's processes began the script, in seconds since the epoch."""
+        return [path.stat().st_mtime for path in self._processes(rank)]
+
+    def _processes(self, rank: int) -> list[Path]:
         paths = (self.folder / "processes").glob(f"{rank}-*")
-        in_order = sorted(paths, key=lambda path: int(path.name.partition("-")[2]))
-        return [int(path.read_text()) for path in in_order]
+        return sorted(paths, key=lambda path: int(path.name.partition("-")[2]))

@@ -1,0 +1,107 @@
+"""Faults of a script that all-reduces its gradients by hand, without DDP."""
+
+from __future__ import annotations
+
+import pytest
+from training_jobs import RANKS
+from training_jobs.baselines import Baselines
+from training_jobs.injection import Fault
+from training_jobs.job import Job
+from training_jobs.rows import PASSING, killed, retried
+from training_jobs.sequence import Attempt, Ended, EndedOf, Plan, Row, each_row
+from waiting import bound_s
+
+from rekindle.recovery import journal
+from rekindle.recovery.fault import Kind
+from rekindle.recovery.policy import Policy, Strategy
+
+STEPS = 63
+LAST = STEPS - 1
+
+
+def torn_when_others_are_ahead(step: int) -> Row:
+    """One rank is torn when the others wait for it in the next step: that step follows."""
+
+    def release(job: Job, number: int) -> None:
+        for rank in set(range(RANKS)) - {2}:
+            job.wait_step(rank, step + 1)
+        job.release(number)
+
+    pause = Fault(2, "updated", step, do="pause", life=0)
+    uce = Fault(2, "updated", step, do="uce", life=0, after=1)
+    return Row(
+        "step that a replica has finished is not done again",
+        step,
+        (pause, uce),
+        release,
+        strategies=(Strategy.RETRY,),
+        resumed=step + 1,
+        sources={"self": RANKS - 1, "peer": 1},
+    )
+
+
+def hangs(kind: str, rank: int, step: int) -> Row:
+    """A rank that hangs in a step is named and replaced."""
+
+    def inject(job: Job, number: int) -> None:
+        job.wait_fault(number)
+        job.inject(rank, kind, step=step + 2)
+        job.release(number)
+
+    hold = Fault(0, "forward", step, do="pause", life=0)
+    return Row(kind, step, (hold,), inject, replaced={rank}, cause=(Kind.HANG, rank))
+
+
+def ended_itself(ended: Ended, incident: journal.Incident) -> None:
+    """No rank was started for the exit status."""
+    assert incident.cause.message == "rank 2 ended with exit status 3"
+
+
+PLAIN = Plan(
+    "plain",
+    (
+        Attempt(
+            (
+                killed(0, "collective", 0),
+                killed(1, "collective", 9),
+                killed(3, "update", 13),
+                *(retried(how, 3, "collective", 17 + 4 * n) for n, how in enumerate(PASSING)),
+                torn_when_others_are_ahead(29),
+                Row(
+                    "exit status of a rank",
+                    34,
+                    (Fault(2, "forward", 34, do="exit", life=0),),
+                    strategies=(Strategy.DUMP,),
+                    check=ended_itself,
+                ),
+            ),
+            outcome="failed",
+            reason="rank 2 ended with exit status 3",
+        ),
+        Attempt(
+            (
+                hangs("hang", 1, 38),
+                hangs("hang-collective", 2, 44),
+                hangs("livelock", 1, 50),
+                retried("hiccup", 0, "collective", LAST),
+                retried("uce", 1, "collective", LAST, after=1),
+                retried("uce-temporary", 3, "collective", LAST, after=1),
+                killed(2, "collective", LAST, after=1),
+            ),
+            settings={"policy": Policy(hang_timeout_s=bound_s(2.0))},
+        ),
+    ),
+    variant="plain",
+    steps=STEPS,
+)
+
+
+@pytest.mark.parametrize(("plan", "row"), each_row(PLAIN))
+def test_fault(plan: Plan, row: Row, ended_of: EndedOf) -> None:
+    """As with DDP."""
+    ended_of(plan).check(row)
+
+
+def test_end(ended_of: EndedOf, baseline_of: Baselines) -> None:
+    """The job that has met all faults has trained what an undisturbed one trains."""
+    ended_of(PLAIN).check_end(baseline_of("plain", RANKS, STEPS))
