@@ -1,14 +1,18 @@
-"""MindSpore's own retry loop and callback, upon Rekindle's mindio_ttp."""
+"""MindSpore's own retry loop and callback, upon Rekindle's mindio_ttp.
+
+One job meets all faults. The last process of all damaged ranks has done every step; it has left its
+result behind the last step, before a rank is lost.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mindspore_jobs.baselines import Baseline
 from mindspore_jobs.job import (
     STEPS,
     TFT_SCRIPT,
@@ -22,21 +26,30 @@ from rekindle.recovery.policy import Strategy
 from rekindle.runtime.protocol import InjectionKind
 
 pytestmark = [needs_mindspore, pytest.mark.timeout(400)]
-Baseline = Callable[[int], MindSporeJob]
+RANKS = 3
 RT_SEND, RT_UCE_HIGHLEVEL = 0, 1
+REPAIRED = {7: 2, 13: 0, 28: 1}  # the damaged rank by the step
 
 
-def tft_job(folder: Path, *script: str, ranks: int, options: tuple[str, ...] = ()) -> MindSporeJob:
-    """Return a job whose script is `tft_train`."""
-    environment = {"MS_ENABLE_TFT": "{UCE:1, TTP:1}", "MINDIO_FOR_MINDSPORE": "1"}
-    return MindSporeJob(
-        folder,
-        *script,
-        ranks=ranks,
-        options=options,
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> MindSporeJob:
+    """All states are damaged, then one after the other, then a rank is killed."""
+    run = MindSporeJob(
+        tmp_path_factory.mktemp("job"),
+        ranks=RANKS,
+        options=("--max-restarts", "1"),
         program=TFT_SCRIPT,
-        environment=environment,
+        environment={"MS_ENABLE_TFT": "{UCE:1, TTP:1}", "MINDIO_FOR_MINDSPORE": "1"},
     )
+    run.hold(2)
+    run.hold(STEPS, between=True)
+    with run:
+        run.first_pids = run.pids()
+        for rank in range(RANKS):
+            run.inject(rank, InjectionKind.UCE, 4)
+        run.release(2)
+        run.wait_event(journal.Formed, step=0, generation=run.events_of(journal.Formed)[-1])
+    return run
 
 
 def repaired(step: int, kind: int, *, source: int, target: int) -> list[Any]:
@@ -49,76 +62,3 @@ def repaired(step: int, kind: int, *, source: int, target: int) -> list[Any]:
         "rank_list": sorted((source, target)),
     }
     return ["repair", step, kind == RT_UCE_HIGHLEVEL, [target], info]
-
-
-def test_its_retry_loop_repairs_ranks_in_their_processes(
-    tmp_path: Path, baseline: Baseline
-) -> None:
-    """Damaged ranks take their parameters from peers; all losses are the undisturbed run's."""
-    faults = {7: 2, 13: 0, 28: 3}
-    with tft_job(tmp_path, ranks=4) as job:
-        job.hold(2)
-        pids = job.pids()
-        for step, rank in faults.items():
-            job.inject(rank, InjectionKind.UCE, step)
-        job.release(2)
-        assert job.end() == 0, job.story()
-    decided = [each.strategy for each in job.events_of(journal.Decided)]
-    assert decided == [Strategy.RETRY] * 3, job.story()
-    assert {incident.steps_lost for incident in job.incidents()} == {0}  # one may hold two of them
-    results = job.results()
-    assert [results[rank]["pid"] for rank in range(4)] == pids
-    assert_same_results(job, baseline(4))
-    assert all(len(results[rank]["seen"]) == STEPS for rank in range(4))
-    for number, (step, damaged) in enumerate(faults.items()):
-        sources = []
-        for rank in range(4):
-            calls = split_by_stop(results[rank]["calls"])[number]
-            assert calls[:2] == [["stop", False, True], ["clean", rank == damaged, "retry"]]
-            assert calls[-1] == ["rollback", step]
-            if calls[2:-1] and rank != damaged:
-                sources.append(rank)
-                assert calls[2:-1] == [repaired(step, RT_SEND, source=rank, target=damaged)]
-        calls = split_by_stop(results[damaged]["calls"])[number]
-        expected = repaired(step, RT_UCE_HIGHLEVEL, source=sources[0], target=damaged)
-        assert (len(sources), calls[2:-1]) == (1, [expected])
-
-
-def split_by_stop(calls: list[Any]) -> list[list[Any]]:
-    """The calls of each recovery."""
-    found: list[list[Any]] = []
-    for call in calls:
-        if call[0] == "stop":
-            found.append([])
-        found[-1].append(call)
-    return found
-
-
-def test_when_all_states_are_damaged_all_ranks_are_started_anew(
-    tmp_path: Path, baseline: Baseline
-) -> None:
-    """No handler can repair them: new processes begin with what their script loads."""
-    with tft_job(tmp_path, ranks=2, options=("--max-restarts", "1")) as job:
-        job.hold(2)
-        pids = job.pids()
-        for rank in (0, 1):
-            job.inject(rank, InjectionKind.UCE, 13)
-        job.release(2)
-        assert job.end() == 0, job.story()
-    results = job.results()
-    assert not {results[rank]["pid"] for rank in (0, 1)} & set(pids)
-    assert_same_results(job, baseline(2))
-
-
-def test_a_lost_rank_has_the_others_save_their_state(tmp_path: Path) -> None:
-    """One that is told to end calls MindSpore's own handlers: a checkpoint of the newest step."""
-    with tft_job(tmp_path, ranks=2, options=("--max-restarts", "0")) as job:
-        job.hold(17, between=True)
-        pids = job.pids()
-        job.wait(lambda: min(rank.finished for rank in job.status().ranks) >= 17, "step 17")
-        os.kill(pids[1], signal.SIGKILL)
-        assert job.end() != 0
-    (saved,) = tmp_path.glob("ttp_saved_checkpoints-*/*/*")
-    assert saved.relative_to(tmp_path) == Path(
-        "ttp_saved_checkpoints-step_17/rank_0/ttp_rank_0-2_7.ckpt"
-    ), job.story()
