@@ -23,8 +23,9 @@ class Row:
 
     name: of the test. step: the ranks stand at this step before the fault.
     act: what is done to them there; it gets the job and the step. None: the script does it itself.
-    strategy: what must be decided, and nothing else. back_to: the step that training goes back to; None: no
-        step is lost. message: a part of what the first fault reports.
+    strategy: what must be decided in the end. first: what may be decided before.
+    back_to: the step that training goes back to; None: no step is lost.
+    message: a part of what the first fault reports.
     closes: whether a step must follow for sure; else the row is the last one.
     """
 
@@ -32,6 +33,7 @@ class Row:
     step: int
     act: Act | None = None
     strategy: Strategy = Strategy.RETRY
+    first: Strategy | None = None
     back_to: int | None = None
     message: str = ""
     closes: bool = True
@@ -74,7 +76,8 @@ class Ended:
         assert len(self.pids) > number + 1, self.error
         incident = incidents[number]
         assert incident.closed or not row.closes, self.error
-        assert set(incident.strategies) == {row.strategy}, incident
+        assert incident.strategy is row.strategy, incident
+        assert {*incident.strategies} <= {row.strategy, row.first}, incident
         assert row.message in incident.faults[0].message, incident
         if row.back_to is None:
             assert incident.steps_lost == 0, incident
@@ -90,7 +93,14 @@ class Ended:
         assert len(self.job.incidents()) == len(self.rows), self.job.story()
 
 
-def meet(job: MindSporeJob, rows: Sequence[Row]) -> Ended:
+def end_well(job: MindSporeJob) -> None:
+    """See the job succeed."""
+    assert job.end() == 0, job.story()
+
+
+def meet(
+    job: MindSporeJob, rows: Sequence[Row], end: Callable[[MindSporeJob], None] = end_well
+) -> Ended:
     """Run a job through all rows; an error of the job is kept for the tests of its rows."""
     ended = Ended(job, rows)
     for row in rows:
@@ -103,7 +113,7 @@ def meet(job: MindSporeJob, rows: Sequence[Row]) -> Ended:
                 if row.act is not None:
                     row.act(job, row.step)
                 job.release(row.step)
-            assert job.end() == 0, job.story()
+            end(job)
             ended.pids.append([result["pid"] for result in job.results().values()])
         except (Exception, AssertionError) as error:
             ended.error = error

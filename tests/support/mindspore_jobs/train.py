@@ -93,7 +93,7 @@ class Watch(Callback):
             if (int(rank), int(step)) == (self._rank, at) and not mark.exists():
                 mark.touch()
                 threading.Timer(float(delay_s), _die).start()
-        self._wait(f"pause-{at}")
+        self.wait(f"pause-{at}")
 
     def on_train_step_end(self, run_context: object) -> None:
         params = run_context.original_args()
@@ -102,9 +102,10 @@ class Watch(Callback):
         if self._options.stop == params.cur_step_num:
             if not self._options.alone or self._rank == 0:
                 run_context.request_stop()
-        self._wait(f"rest-{params.cur_step_num}")
+        self.wait(f"rest-{params.cur_step_num}")
 
-    def _wait(self, name: str) -> None:
+    def wait(self, name: str) -> None:
+        """Stand as long as there is a file of this name."""
         while (self._options.folder / name).exists():
             time.sleep(0.01)
 
