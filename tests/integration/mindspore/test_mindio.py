@@ -19,7 +19,7 @@ from mindspore_jobs.job import (
     assert_same_results,
     needs_mindspore,
 )
-from mindspore_jobs.rows import Ended, Row, injected, meet
+from mindspore_jobs.rows import Ended, Row, meet
 
 from rekindle.recovery.policy import Strategy
 from rekindle.runtime.protocol import InjectionKind
@@ -32,15 +32,16 @@ RT_SEND, RT_UCE_HIGHLEVEL = 0, 1
 RESTART = Row(
     "all states damaged",
     2,
-    injected(InjectionKind.UCE, *range(RANKS)),
+    InjectionKind.UCE,
+    (0, 1, 2),
     strategy=Strategy.RESTART,
     first=Strategy.RETRY,
     back_to=0,
 )
 REPAIRS = {
-    7: Row("state of rank 2 damaged", 6, injected(InjectionKind.UCE, 2)),
-    13: Row("state of rank 0 damaged", 12, injected(InjectionKind.UCE, 0)),
-    28: Row("state of rank 1 damaged", 27, injected(InjectionKind.UCE, 1)),
+    7: Row("state of rank 2 damaged", 6, InjectionKind.UCE, (2,)),
+    13: Row("state of rank 0 damaged", 12, InjectionKind.UCE, (0,)),
+    28: Row("state of rank 1 damaged", 27, InjectionKind.UCE, (1,)),
 }
 DAMAGED = {7: 2, 13: 0, 28: 1}
 ROWS = [RESTART, *REPAIRS.values()]

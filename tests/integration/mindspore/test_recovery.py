@@ -8,7 +8,7 @@ import signal
 import pytest
 from mindspore_jobs.baselines import Baseline
 from mindspore_jobs.job import MindSporeJob, assert_same, needs_mindspore
-from mindspore_jobs.rows import Ended, Row, injected, meet
+from mindspore_jobs.rows import Ended, Row, meet
 
 from rekindle.recovery import journal
 from rekindle.runtime.protocol import InjectionKind
@@ -17,7 +17,7 @@ pytestmark = [needs_mindspore, pytest.mark.timeout(400)]
 RANKS = 3
 
 
-def replace_coordinator(job: MindSporeJob, step: int) -> None:
+def replace_coordinator(job: MindSporeJob) -> None:
     """Kill the coordinator while the ranks stand, and wait for the next one."""
     endpoint = job.directory.endpoint()
     assert endpoint is not None
@@ -29,10 +29,10 @@ def replace_coordinator(job: MindSporeJob, step: int) -> None:
 # A damaged rank takes its state from a peer. The ranks meet the next coordinator with the state
 # that they have; they may do that at the end alone.
 ROWS = [
-    Row("uce of rank 2", 3, injected(InjectionKind.UCE, 2)),
-    Row("uce of rank 0", 9, injected(InjectionKind.UCE, 0)),
-    Row("torn update of rank 1", 17, injected(InjectionKind.TORN_UPDATE, 1)),
-    Row("lost coordinator", 24, replace_coordinator, closes=False),
+    Row("uce of rank 2", 3, InjectionKind.UCE, (2,)),
+    Row("uce of rank 0", 9, InjectionKind.UCE, (0,)),
+    Row("torn update of rank 1", 17, InjectionKind.TORN_UPDATE, (1,)),
+    Row("lost coordinator", 24, act=replace_coordinator, closes=False),
 ]
 
 

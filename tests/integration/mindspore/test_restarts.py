@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from mindspore_jobs.baselines import Baseline
 from mindspore_jobs.job import MindSporeJob, assert_same, needs_mindspore
-from mindspore_jobs.rows import Ended, Row, injected, meet
+from mindspore_jobs.rows import Ended, Row, meet
 
 from rekindle.recovery import journal
 from rekindle.recovery.policy import Strategy
@@ -19,7 +19,7 @@ pytestmark = [needs_mindspore, pytest.mark.timeout(600)]
 RESTART = Strategy.RESTART
 
 
-def kill_scheduler(job: MindSporeJob, step: int) -> None:
+def kill_scheduler(job: MindSporeJob) -> None:
     """Kill MindSpore's scheduler while the ranks stand: MindSpore would end them some day."""
     decided = len(job.events_of(journal.Decided))
     job.scheduler().kill()
@@ -29,17 +29,18 @@ def kill_scheduler(job: MindSporeJob, step: int) -> None:
 ROWS = [
     Row("rank 0 killed as its step begins", 3, strategy=RESTART),
     Row("rank 0 killed 2 ms later", 6, strategy=RESTART),
-    Row("all states damaged", 11, injected(InjectionKind.UCE, 0, 1), back_to=8),
+    Row("all states damaged", 11, InjectionKind.UCE, (0, 1), back_to=8),
     Row("rank 0 killed 6 ms later", 13, strategy=RESTART),
     Row(
         "hang of rank 1",
         16,
-        injected(InjectionKind.HANG, 1),
+        InjectionKind.HANG,
+        (1,),
         strategy=Strategy.HANG_RESTART,
         message="rank 1 makes no progress",
     ),
     Row("rank 1 killed in the last step of an epoch", 18, strategy=RESTART),
-    Row("scheduler killed", 21, kill_scheduler, strategy=RESTART),
+    Row("scheduler killed", 21, act=kill_scheduler, strategy=RESTART),
     Row("rank 0 killed 4 ms later", 22, strategy=RESTART),
 ]
 KILLS = ("0:4:0", "0:7:0.002", "0:14:0.006", "1:19:0.004", "0:23:0.004")

@@ -1,7 +1,7 @@
 """One job of MindSpore that meets several faults; each fault is a row of a table.
 
-All ranks stand still at the step of a row until the incidents of the rows before are closed. So
-each row has exactly one incident.
+All ranks stand at the step of a row until the incidents of the rows before are closed. So each row
+has exactly one incident.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rekindle.recovery import journal
 from rekindle.recovery.policy import Strategy
 from rekindle.runtime.protocol import InjectionKind
 
-Act = Callable[["MindSporeJob", int], None]
+_BEGIN = 1  # the step at which all faults are injected
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Row:
     """One fault, and what must follow from it.
 
     name: of the test. step: the ranks stand at this step before the fault.
-    act: what is done to them there; it gets the job and the step. None: the script does it itself.
+    injected: the kind of a fault that ranks suffer in the step after they stand. ranks: those.
+    act: what is done to them where they stand. Without either the script breaks itself.
     strategy: what must be decided in the end. first: what may be decided before.
     back_to: the step that training goes back to; None: no step is lost.
     message: a part of what the first fault reports.
@@ -31,7 +32,9 @@ class Row:
 
     name: str
     step: int
-    act: Act | None = None
+    injected: InjectionKind | None = None
+    ranks: tuple[int, ...] = ()
+    act: Callable[[MindSporeJob], None] | None = None
     strategy: Strategy = Strategy.RETRY
     first: Strategy | None = None
     back_to: int | None = None
@@ -45,16 +48,6 @@ class Row:
     def replaces(self) -> bool:
         """Whether all ranks have new processes afterwards."""
         return self.strategy is not Strategy.RETRY
-
-
-def injected(kind: InjectionKind, *ranks: int) -> Act:
-    """Return an act that has these ranks suffer a fault in the step after they stand."""
-
-    def act(job: MindSporeJob, step: int) -> None:
-        for rank in ranks:
-            job.inject(rank, kind, step + 1)
-
-    return act
 
 
 @dataclass
@@ -103,21 +96,32 @@ def meet(
 ) -> Ended:
     """Run a job through all rows; an error of the job is kept for the tests of its rows."""
     ended = Ended(job, rows)
-    for row in rows:
-        job.hold(row.step)
+    for step in (_BEGIN, *(row.step for row in rows)):
+        job.hold(step)
     with job:
         try:
+            _wait_quiet(job, _BEGIN, 0)
+            _inject_all(job, rows)
+            job.release(_BEGIN)
             for number, row in enumerate(rows):
                 _wait_quiet(job, row.step, number)
                 ended.pids.append(job.pids())
                 if row.act is not None:
-                    row.act(job, row.step)
+                    row.act(job)
                 job.release(row.step)
             end(job)
             ended.pids.append([result["pid"] for result in job.results().values()])
         except (Exception, AssertionError) as error:
             ended.error = error
     return ended
+
+
+def _inject_all(job: MindSporeJob, rows: Sequence[Row]) -> None:
+    """Have the ranks hear of all faults early; orders for later steps outlive their processes."""
+    for row in rows:
+        if row.injected is not None:
+            for rank in row.ranks:
+                job.inject(rank, row.injected, row.step + 1)
 
 
 def _wait_quiet(job: MindSporeJob, step: int, incidents: int) -> None:
