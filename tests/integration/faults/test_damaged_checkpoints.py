@@ -87,7 +87,7 @@ def attempt(story: Story, *checkpoints: int, fails: bool = True) -> None:
 
 
 def _written(job: Job, before: int) -> set[int]:
-    """Return the steps of the checkpoints that were written since so many events."""
+    """Return the steps of the checkpoints that the attempt has written."""
     return {e.step for e in job.events()[before:] if isinstance(e, journal.Checkpointed)}
 
 

@@ -22,7 +22,7 @@ RANKS = 4
 
 
 def stand(step: int) -> tuple[Fault, ...]:
-    """Have all ranks wait in a step, whatever processes they are."""
+    """Have all ranks wait in a step."""
     return tuple(dataclasses.replace(pause, life=0) for pause in pause_all(step))
 
 

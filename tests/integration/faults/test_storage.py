@@ -1,4 +1,4 @@
-"""What the agents and the store hold is damaged while a job runs: it is never loaded.
+"""Snapshots and checkpoints are damaged while a job runs: no rank loads them.
 
 All ranks, or all nodes, are killed afterwards, so that their states come from there.
 """
@@ -44,8 +44,8 @@ def lost(
 ) -> Row:
     """All ranks pause in a step; something is damaged; then all ranks, or all nodes, are killed.
 
-    back_to: the step that training goes back to. newest: that of the state that is tried first, if
-    it is another one. checkpoint: the damage waits until the checkpoint of that step is written.
+    back_to: the step that training goes back to. newest: the step of the state that is tried first,
+    if it differs. checkpoint: the damage waits until the checkpoint of that step is written.
     source: where the state comes from. A rank that could read a snapshot keeps it as its own state.
     """
 
@@ -85,7 +85,7 @@ def lost(
 
 
 def _has(run: Job, step: int) -> bool:
-    """Whether the newest checkpoint is of a step, and whole."""
+    """Whether the newest checkpoint is complete and has this step."""
     newest = run.checkpoints()[:1]
     return bool(newest) and int(newest[0].name[5:15]) == step and _is_whole(newest[0])
 
@@ -101,7 +101,7 @@ def damage(run: Job, *nodes: int, step: int | None = None) -> None:
 
 
 def damage_all(run: Job) -> None:
-    """Damage all that is newer than the last checkpoint but one."""
+    """Damage all snapshots and the newest checkpoint."""
     damage(run, 0, 1)
     flip_newest(run)
 

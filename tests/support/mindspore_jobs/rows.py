@@ -117,7 +117,7 @@ def meet(
 
 
 def _inject_all(job: MindSporeJob, rows: Sequence[Row]) -> None:
-    """Have the ranks hear of all faults early; orders for later steps outlive their processes."""
+    """Inject all faults early. The next process of a rank gets those of later steps again."""
     for row in rows:
         if row.injected is not None:
             for rank in row.ranks:
@@ -125,7 +125,7 @@ def _inject_all(job: MindSporeJob, rows: Sequence[Row]) -> None:
 
 
 def _wait_quiet(job: MindSporeJob, step: int, incidents: int) -> None:
-    """Wait until all ranks stand at a step, and so many incidents are closed."""
+    """Wait until all ranks stand at a step and this number of incidents is closed."""
 
     def quiet() -> bool:
         assert not job.events_of(journal.Ended), "the job has ended"
