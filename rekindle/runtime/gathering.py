@@ -117,7 +117,7 @@ class Gathering(ABC):
         if inherited is not None:
             self._inherits = True
             self.restarts = inherited.restarts
-            self._resumed = inherited.resumed
+            self._resumed, self.newest = inherited.resumed, inherited.newest
             if inherited.incident is not None:
                 self.incidents.inherit(inherited.incident)
             self._to_heal = set(inherited.to_heal)

@@ -106,7 +106,8 @@ class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
     """What the coordinator that died in this attempt had decided, and what it left open.
 
     incident: the open one; restarts: restarts of all ranks so far.
-    resumed: the step after which all ranks last began to train together.
+    resumed: the step after which all ranks last began to train together. newest: the newest step
+    that it knew to be finished; without it no decision would be known to be followed by a step.
     awaiting: what a person has yet to approve; held: faults that nothing is decided about before.
     to_heal: ranks whose device is healed before they start. unmet: signs that no rank has met.
     isolated: hosts; leaving: nodes that were to leave them and have not come again.
@@ -117,6 +118,7 @@ class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int
     incident: journal.Incident | None = None
     resumed: int = 0
+    newest: int = 0
     awaiting: tuple[Fault, Decision] | None = None
     held: tuple[Fault, ...] = ()
     to_heal: frozenset[int] = frozenset()
@@ -144,6 +146,7 @@ def inheritance(events: Iterable[journal.Event], attempt: int) -> Inheritance | 
         restarts=max((e.restart for e in own if isinstance(e, journal.RanksStarted)), default=0),
         incident=unfinished[-1] if unfinished else None,
         resumed=_resumed(own),
+        newest=_newest(own),
         awaiting=awaiting,
         held=left_open.held(own) if awaiting else (),
         to_heal=left_open.to_heal(own),
@@ -163,6 +166,17 @@ def _resumed(own: Iterable[journal.Event]) -> int:
             anew = anew or event.strategy not in INNER
         elif isinstance(event, journal.Formed) and anew:
             step, anew = event.step, False
+    return step
+
+
+def _newest(own: Iterable[journal.Event]) -> int:
+    """Return the newest finished step that the events name since training last continued."""
+    step = 0
+    for event in own:
+        if isinstance(event, journal.FirstStep):
+            step = event.step
+        elif isinstance(event, journal.Decided):
+            step = max(step, event.newest)
     return step
 
 

@@ -230,3 +230,34 @@ def test_a_process_of_the_same_number_on_another_attempt_is_another_placement() 
     again = journal.JobStarted(job_id="j", attempt=1, nodes=1, processes_per_node=1, pid=1)
     came = journal.NodeJoined(node=0, address="10.0.0.0", pid=7)
     assert len(earlier([*first.history, again, came]).placements[0]) == 2
+
+
+# ---- deaths of coordinators in a row
+
+
+def meet(job: Driver, finished: int) -> None:
+    """All ranks meet at the next coordinator, as long as there is something to decide."""
+    job.arrive(job.ranks, finished)
+    if job.stores:
+        job.store_up()
+        job.ready(job.ranks)
+
+
+def test_steps_between_two_deaths_of_coordinators_end_the_row() -> None:
+    """A job may lose any number of them, as long as it trains in between."""
+    job = trained(1)
+    for finished in range(2, 9):
+        take_over(job)
+        meet(job, finished)
+        job.step(finished + 1)
+    assert strategies(job) == [Strategy.RETRY] * 7
+
+
+def test_deaths_of_coordinators_without_a_step_between_are_a_row() -> None:
+    """The policy limits them."""
+    job = trained(5)
+    for _ in range(4):
+        take_over(job)
+        meet(job, 5)
+    assert strategies(job)[:3] == [Strategy.RETRY] * 3
+    assert Strategy.RETRY not in strategies(job)[3:]

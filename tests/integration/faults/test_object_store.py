@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from stores.servers import ENVIRONMENT, SECRET_KEY, Server, rclone
 from training_jobs import RANKS
+from training_jobs.baselines import Baselines
 from training_jobs.checks import (
     assert_recovered,
     assert_same_training,
@@ -17,14 +20,13 @@ from training_jobs.checks import (
 )
 from training_jobs.injection import Fault
 from training_jobs.job import Job, pause_all
-from training_jobs.record import Record
 
 from rekindle.checkpoints.location import S3Location, parse
 from rekindle.checkpoints.opening import open_store
 from rekindle.checkpoints.verifying import verify
 from rekindle.recovery import journal
 
-PAUSE_ALL = pause_all(12)
+TWO = 2  # ranks
 
 
 @pytest.fixture(scope="module")
@@ -32,87 +34,6 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """An S3 server with an empty bucket."""
     with rclone(tmp_path_factory.mktemp("s3")) as server:
         yield server
-
-
-@pytest.mark.parametrize("variant", ["ddp", "sharded"])
-def test_all_nodes_lost(
-    variant: str, bucket: Server, job: Callable[..., Job], baseline_of: Callable[[str], Record]
-) -> None:
-    """New nodes take the state from the store; who looks for secrets in what is kept finds none."""
-    location = bucket.location()
-    run = job(
-        *PAUSE_ALL,
-        variant=variant,
-        nodes=2,
-        checkpoint_every=10,
-        checkpoint_store=location,
-        misfit=ENVIRONMENT,
-    )
-    run.wait_pause(12)
-    run.wait_event(journal.Checkpointed, step=10)
-    run.kill_node(0, 1)
-    run.release_all()
-    assert_recovered(run, baseline_of(variant), replaced=range(RANKS))
-    [again] = run.events_of(journal.Formed)[1:]
-    assert (again.step, again.sources) == (10, {"checkpoint": RANKS})
-    assert max(steps_lost(run)) == 2
-    said = (run.spec.directory, run.spec.log_directory)
-    for file in (each for folder in said for each in Path(folder).rglob("*") if each.is_file()):
-        if file.name != "job.json":  # which nobody else may read
-            assert SECRET_KEY.encode() not in file.read_bytes(), file
-    assert Path(run.spec.directory, "job.json").stat().st_mode & 0o077 == 0
-
-
-def test_next_attempt(bucket: Server, job: Callable[..., Job], baseline: Record) -> None:
-    """A job that has failed goes on from the store, on whatever machine; what is damaged, it says.
-
-    Of the newest checkpoint a byte differs: the one before is taken.
-    """
-    pauses = [Fault(0, "forward", step, do="pause") for step in (6, 11, 16)]
-    run = job(
-        *pauses,
-        Fault(1, "forward", 18, do="raise"),
-        checkpoint_every=5,
-        checkpoint_store=bucket.location(),
-        misfit=ENVIRONMENT,
-    )
-    for number, step in enumerate((5, 10, 15)):
-        run.wait_event(journal.Checkpointed, step=step)
-        run.release(number)
-    assert run.end().outcome == "failed"
-    store = open_store(run.spec.checkpoint_store, ENVIRONMENT)
-    [newest, *_] = store.survey()
-    assert newest.manifest
-    [entry] = newest.manifest.files
-    flip(bucket, store.location, f"step-0000000015-g000001/{entry.file}")
-    run.plan()
-    run.start()
-    assert run.end().outcome == "succeeded", run.story()
-    (skipped,) = run.events_of(journal.CheckpointSkipped)
-    assert skipped.path == newest.location
-    assert "checksum" in skipped.reason
-    assert run.events_of(journal.Formed)[-1].sources == {"checkpoint": RANKS}
-    assert run.events_of(journal.Formed)[-1].step == 10
-    assert_same_training(run.record, baseline)
-    assert_samples_once(run.record)
-
-
-def test_two_jobs_with_one_place(
-    bucket: Server, job: Callable[..., Job], baseline_of: Callable[[str], Record]
-) -> None:
-    """By mistake, and even of one name: what one has committed the other leaves as it is."""
-    location = bucket.location()
-    settings = {"checkpoint_every": 2, "checkpoint_store": location, "misfit": ENVIRONMENT}
-    runs = {variant: job(variant=variant, processes=2, **settings) for variant in ("plain", "ddp")}
-    for variant, run in runs.items():
-        assert run.end().outcome == "succeeded", run.story()
-        assert_same_training(run.record, baseline_of(variant, 2))
-    store = open_store(location, ENVIRONMENT)
-    seen = store.survey()
-    assert seen[0].step == 24
-    for each in seen:
-        assert each.manifest, each
-        assert verify(store.at(each.manifest), lambda _: None) == ()
 
 
 def flip(server: Server, location: str, name: str) -> None:
@@ -126,24 +47,151 @@ def flip(server: Server, location: str, name: str) -> None:
         client.put_object(**place, Body=bytes(data))
 
 
-def test_server_that_is_gone(tmp_path: Path, job: Callable[..., Job], baseline: Record) -> None:
-    """Training goes on meanwhile, and what was due then is written when the server is back."""
-    pauses = (Fault(0, "forward", step, do="pause") for step in (8, 18))
-    with rclone(tmp_path) as server:
-        run = job(
-            *pauses,
-            checkpoint_every=5,
-            checkpoint_store=server.location("job"),
-            misfit=ENVIRONMENT,
+def flip_newest(server: Server, location: str) -> str:
+    """Change a byte of the newest checkpoint; return where that is."""
+    store = open_store(location, ENVIRONMENT)
+    [newest, *_] = store.survey()
+    assert newest.manifest
+    [entry] = newest.manifest.files
+    [name] = re.findall(r"step-\d+-g\d+", newest.location)
+    flip(server, store.location, f"{name}/{entry.file}")
+    return newest.location
+
+
+def lose_all_nodes(run: Job) -> None:
+    """Kill all nodes as all ranks stand in step 12, when there is a checkpoint of step 10."""
+    run.wait_pause(12)
+    run.wait_event(journal.Checkpointed, step=10)
+    run.kill_node(0, 1)
+    run.release_all()
+
+
+def assert_restored(run: Job) -> None:
+    """New nodes took the state from the store, and no file that the job leaves has a secret."""
+    again = run.events_of(journal.Formed)[1]
+    assert (again.step, again.sources) == (10, {"checkpoint": run.record.ranks})
+    assert steps_lost(run)[0] == 2
+    kept = (run.spec.directory, run.spec.log_directory)
+    for file in (each for folder in kept for each in Path(folder).rglob("*") if each.is_file()):
+        if file.name != "job.json":  # others cannot read it
+            assert SECRET_KEY.encode() not in file.read_bytes(), file
+    assert Path(run.spec.directory, "job.json").stat().st_mode & 0o077 == 0
+
+
+def test_all_nodes_of_shards_lost(
+    bucket: Server, job: Callable[..., Job], baseline_of: Baselines
+) -> None:
+    """Each rank of the new nodes takes its shard from the store."""
+    settings = {"nodes": 2, "checkpoint_every": 10, "checkpoint_store": bucket.location()}
+    run = job(*pause_all(12), variant="sharded", misfit=ENVIRONMENT, **settings)
+    lose_all_nodes(run)
+    assert_recovered(run, baseline_of("sharded"), replaced=range(RANKS))
+    assert_restored(run)
+
+
+@dataclass
+class Story:
+    """A job of two attempts. first, second: their events. damaged: a checkpoint between them."""
+
+    job: Job
+    first: list[journal.AnyEvent] = field(default_factory=list)
+    second: list[journal.AnyEvent] = field(default_factory=list)
+    damaged: str = ""
+
+
+def fail_after_a_loss(run: Job) -> None:
+    """The first attempt: all nodes are lost, and later the script fails."""
+    run.start()
+    lose_all_nodes(run)
+    run.wait_fault(TWO)
+    run.wait_event(journal.Checkpointed, step=15)
+    run.release(TWO)
+    assert run.end().outcome == "failed", run.story()
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    """Between two attempts a byte of the newest checkpoint is changed.
+
+    In the second attempt the server is gone from step 13 to step 18.
+    """
+    root = tmp_path_factory.mktemp("s3") / "root"
+    ends = (
+        Fault(0, "forward", 16, life=0, do="pause"),
+        Fault(0, "forward", 18, life=0, do="raise"),
+    )
+    settings = {"processes": TWO, "nodes": 2, "checkpoint_every": 5, "misfit": ENVIRONMENT}
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(contextlib.ExitStack())
+        first = server.enter_context(rclone(root))
+        run = Job(
+            tmp_path_factory.mktemp("job"),
+            *pause_all(12, TWO),
+            *ends,
+            checkpoint_store=first.location("job"),
+            **settings,
         )
+        stack.callback(run.__exit__)
+        fail_after_a_loss(run)
+        told = Story(run, first=run.events())
+        told.damaged = flip_newest(first, run.spec.checkpoint_store)
+        run.plan(*(Fault(0, "forward", step, life=0, do="pause") for step in (13, 18)))
+        run.start()
         run.wait_fault(0)
-        run.wait_event(journal.Checkpointed, step=5)
-    run.release(0)
-    run.wait_fault(1)
-    with rclone(tmp_path, server.port):
+        server.close()
+        run.release(0)
+        run.wait_fault(1)
+        server.enter_context(rclone(root, first.port))
         run.release(1)
-        assert_recovered(run, baseline, replaced=())
-        assert run.events_of(journal.CheckpointFailed) == []
+        assert run.end().outcome == "succeeded", run.story()
+        assert run.leftovers() == []
         found = open_store(run.spec.checkpoint_store, ENVIRONMENT).newest()
-    assert found.checkpoint is not None
-    assert (found.checkpoint.manifest.step, found.passed_over) == (24, ())
+        assert found.checkpoint is not None
+        assert (found.checkpoint.manifest.step, found.passed_over) == (24, ())
+    told.second = run.events()[len(told.first) :]
+    return told
+
+
+def test_all_nodes_lost(story: Story) -> None:
+    assert_restored(story.job)
+
+
+def test_next_attempt(story: Story) -> None:
+    """The ranks begin with the checkpoint before the damaged one. The journal has the reason."""
+    skipped = [e for e in story.second if isinstance(e, journal.CheckpointSkipped)]
+    assert {each.path for each in skipped} == {story.damaged}
+    assert all("checksum" in each.reason for each in skipped)
+    formed = next(e for e in story.second if isinstance(e, journal.Formed))
+    assert (formed.step, formed.sources) == (10, {"checkpoint": TWO})
+
+
+def test_server_that_is_gone(story: Story) -> None:
+    """Training continues without it. The checkpoints that are due are written afterwards."""
+    assert not any(isinstance(event, journal.CheckpointFailed) for event in story.second)
+    assert not any(isinstance(event, journal.FaultSeen) for event in story.second)
+    assert len([event for event in story.second if isinstance(event, journal.Formed)]) == 1
+
+
+def test_the_training_is_that_of_an_undisturbed_run(story: Story, baseline_of: Baselines) -> None:
+    assert_same_training(story.job.record, baseline_of("ddp", TWO))
+    assert_samples_once(story.job.record)
+
+
+def test_two_jobs_with_one_place(
+    bucket: Server, job: Callable[..., Job], baseline_of: Baselines
+) -> None:
+    """Two jobs of one name share a store by mistake: neither changes a checkpoint of the other."""
+    location = bucket.location()
+    settings = {"checkpoint_every": 2, "checkpoint_store": location, "misfit": ENVIRONMENT}
+    runs = {
+        variant: job(variant=variant, processes=TWO, **settings) for variant in ("plain", "ddp")
+    }
+    for variant, run in runs.items():
+        assert run.end().outcome == "succeeded", run.story()
+        assert_same_training(run.record, baseline_of(variant, TWO))
+    store = open_store(location, ENVIRONMENT)
+    seen = store.survey()
+    assert seen[0].step == 24
+    for each in seen:
+        assert each.manifest, each
+        assert verify(store.at(each.manifest), lambda _: None) == ()

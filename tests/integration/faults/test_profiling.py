@@ -11,22 +11,23 @@ from typing import Any
 
 import pytest
 from training_jobs import RANKS
+from training_jobs.baselines import Baselines
 from training_jobs.checks import assert_recovered
 from training_jobs.injection import Fault
 from training_jobs.job import STEPS, Job, pause_all
-from training_jobs.record import Record
 
 from rekindle.errors import JobError
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
 from rekindle.recovery.policy import Policy
 
-HELD = 3  # the step in which a job is told
+HELD = 3  # the step in which the switch is set
+TWO = 2  # ranks, where no more are needed
 
 
-def held(job: Callable[..., Job], *faults: Any, **settings: object) -> Job:
+def held(job: Callable[..., Job], *faults: Any, ranks: int = TWO, **settings: object) -> Job:
     """Start a job whose ranks wait in a step."""
-    run = job(*pause_all(HELD), *faults, **settings)
+    run = job(*pause_all(HELD, ranks), *faults, processes=ranks, **settings)
     run.wait_pause(HELD)
     return run
 
@@ -64,18 +65,26 @@ def steps(run: Job, rank: int) -> list[int]:
     return [int(each[1]) for each in words if each[0] == "step"]
 
 
+def recorded(run: Job, rank: int) -> range:
+    """Return the steps that a rank has recorded: all from the first to the last one."""
+    found = steps(run, rank)
+    assert found == list(range(found[0], found[-1] + 1))
+    return range(found[0], found[-1] + 1)
+
+
 def test_five_kinds_are_written(job: Callable[..., Job]) -> None:
-    """From the next step on."""
+    """A rank writes them from the step on that follows when it hears of the switch."""
     run = held(job, variant="map-0")
     run.profile("communication")
     run.wait_event(journal.Profiled)
     run.release_all()
     assert run.end().outcome == "succeeded", run.story()
     assert task_of(run).name.startswith("default_task_id_")
-    for rank in range(RANKS):
-        assert steps(run, rank) == list(range(HELD + 1, STEPS))
+    for rank in range(TWO):
+        own = recorded(run, rank)
+        assert (own.start > HELD, own.stop) == (True, STEPS)
         kinds = Counter(name.split()[0] for name, _, _ in spans(run, rank))
-        count = STEPS - HELD - 1
+        count = len(own)
         assert (kinds["forward"], kinds["dataloader"]) == (count, count)
         assert kinds["save_checkpoint"] >= (rank == 0)
         operations = [json.loads(name) for name, _, _ in spans(run, rank) if name[0] == "{"]
@@ -86,7 +95,7 @@ def test_five_kinds_are_written(job: Callable[..., Job]) -> None:
 
 
 def test_whoever_takes_the_place_of_a_rank_goes_on(
-    job: Callable[..., Job], baseline: Record
+    job: Callable[..., Job], baseline_of: Baselines
 ) -> None:
     """Also when another coordinator has to tell it; its records are in the same folder."""
     run = held(job)
@@ -95,19 +104,19 @@ def test_whoever_takes_the_place_of_a_rank_goes_on(
     run.revive_coordinator()
     run.inject(1, "kill", step=9)
     run.release_all()
-    assert_recovered(run, baseline, replaced={1})
-    for rank in range(RANKS):
+    assert_recovered(run, baseline_of("ddp", TWO), replaced={1})
+    for rank in range(TWO):
         assert set(steps(run, rank)) >= set(range(10, STEPS))
         assert not any(name[0] == "{" for name, _, _ in spans(run, rank))
     assert not run.events_of(journal.Profiled)[1:]
 
 
-def test_off_again(job: Callable[..., Job], baseline: Record) -> None:
+def test_off_again(job: Callable[..., Job], baseline_of: Baselines) -> None:
     """The four kinds go off only together with communication, which does so by itself."""
-    run = held(job, *pause_all(12))
+    run = held(job, *pause_all(12, TWO))
     run.profile("communication")
     run.release_all()
-    run.wait_pause(12, first=RANKS)
+    run.wait_pause(12, first=TWO)
     with pytest.raises(JobError, match="off only together with communication"):
         run.profile("step", on=False)
     with pytest.raises(JobError, match="stop: no such trace"):
@@ -115,30 +124,29 @@ def test_off_again(job: Callable[..., Job], baseline: Record) -> None:
     run.profile("communication", on=False)
     assert run.wait_event(journal.Profiled, count=2).switch.words[0] == "step"
     run.profile(on=False)
-    run.release_all(first=RANKS)
-    assert_recovered(run, baseline, replaced=())
-    for rank in range(RANKS):
-        # The step in which it was told to stop is not known to have ended while it was on.
-        assert steps(run, rank) == list(range(HELD + 1, 13))
+    run.release_all(first=TWO)
+    assert_recovered(run, baseline_of("ddp", TWO), replaced=())
+    for rank in range(TWO):
+        own = recorded(run, rank)
+        assert HELD < own.start < 12
+        assert 12 < own.stop < STEPS
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing(
-    job: Callable[..., Job], baseline: Record
+    job: Callable[..., Job], baseline_of: Baselines
 ) -> None:
     """It is said, and training goes on."""
     run = held(job)
     (run.directory.path / "profiling").write_text("in the way")
     run.profile()
     run.release_all()
-    assert_recovered(run, baseline, replaced=())
+    assert_recovered(run, baseline_of("ddp", TWO), replaced=())
     assert "nothing is written down any more" in run.stderr(0)
 
 
-def test_a_rank_that_did_not_join_a_collective_is_named(
-    job: Callable[..., Job], baseline: Record
-) -> None:
+def test_a_rank_that_did_not_join_a_collective_is_named(job: Callable[..., Job]) -> None:
     """In the incident: which collective of which step, and who waits in it."""
-    run = held(job, Fault(2, "backward", 9, do="hang"), policy=Policy())
+    run = held(job, Fault(2, "backward", 9, do="hang"), ranks=RANKS, policy=Policy())
     run.profile("communication")
     run.release_all()
     seen = run.wait_event(journal.FaultSeen).fault

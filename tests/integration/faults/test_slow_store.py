@@ -1,22 +1,31 @@
-"""A store that is slower than the interval: checkpoints are left out, and nobody waits for it."""
+"""A store that is slower than the interval, or full: training does not wait for it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+from training_jobs.baselines import Baselines
 from training_jobs.checks import assert_recovered
 from training_jobs.injection import Fault
 from training_jobs.job import Job
-from training_jobs.record import Record
 
+from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.files import locked
 from rekindle.checkpoints.retention import Retention
 from rekindle.recovery import journal
+from rekindle.recovery.fault import Kind
 
-PAUSE = Fault(0, "forward", 21, do="pause")
+RANKS = 2
+DUE = {4, 8, 12, 16, 20, 24}
+
+
+def pause(step: int) -> Fault:
+    return Fault(0, "forward", step, do="pause")
 
 
 def written(run: Job) -> list[int]:
@@ -27,31 +36,85 @@ def left_out(run: Job) -> list[int]:
     return [event.step for event in run.events_of(journal.CheckpointLeftOut)]
 
 
-def test_the_store_is_busy(job: Callable[..., Job], baseline: Record) -> None:
-    """Of what is due meanwhile nothing piles up; each one that is left out is told of."""
-    run = job(PAUSE, snapshot_every=2, checkpoint_every=4)
-    root = Path(run.spec.checkpoint_store)
-    root.mkdir(parents=True, exist_ok=True)
-    with locked(root):
-        run.wait_fault(0)
-        assert written(run) == []
-        run.wait_event(journal.CheckpointLeftOut, count=2)
-    run.wait_event(journal.Checkpointed)
-    run.release(0)
-    assert_recovered(run, baseline, replaced=())
-    assert written(run)[-1] == 24
-    assert len(written(run)) + len(left_out(run)) == 6
-    assert not {*written(run)} & {*left_out(run)}
-    assert run.events_of(journal.CheckpointFailed) == []
-    assert "the store was busy with" in run.events_of(journal.CheckpointLeftOut)[0].reason
+def failed(run: Job) -> list[int]:
+    return [event.fault.finished for event in run.events_of(journal.CheckpointFailed)]
 
 
-def test_the_store_is_busy_with_shards(
-    job: Callable[..., Job], baseline_of: Callable[[str], Record]
-) -> None:
+@pytest.fixture(scope="module")
+def troubled(tmp_path_factory: pytest.TempPathFactory, baseline_of: Baselines) -> Job:
+    """A job whose store is busy until step 13, and then full until step 21."""
+    keep = Retention(last=1, best=1, metric="no_such_value")
+    run = Job(
+        tmp_path_factory.mktemp("job"),
+        pause(13),
+        pause(21),
+        processes=RANKS,
+        snapshot_every=2,
+        checkpoint_every=4,
+        keep=keep,
+    )
+    store = Path(run.spec.checkpoint_store)
+    store.mkdir(parents=True)
+    with run:
+        with locked(store):
+            run.wait_fault(0)
+            assert written(run) == []
+            run.wait_event(journal.CheckpointLeftOut)
+        run.wait_event(journal.Checkpointed, step=12)
+        agent = run.agent_pid(0)
+        before = resource.prlimit(agent, resource.RLIMIT_FSIZE)
+        resource.prlimit(agent, resource.RLIMIT_FSIZE, (8192, before[1]))
+        run.release(0)
+        run.wait_fault(1)
+        run.wait(lambda: 20 in failed(run), "the failure of the newest checkpoint")
+        found = DirectoryStore(store).newest()
+        assert found.checkpoint is not None
+        assert (found.checkpoint.manifest.step, found.passed_over) == (12, ())
+        resource.prlimit(agent, resource.RLIMIT_FSIZE, before)
+        run.release(1)
+        assert_recovered(run, baseline_of("ddp", RANKS), replaced=())
+    return run
+
+
+def test_each_checkpoint_is_written_or_reported(troubled: Job) -> None:
+    """No checkpoints pile up, and the last one is written."""
+    outcomes = [*written(troubled), *left_out(troubled), *failed(troubled)]
+    assert sorted(outcomes) == sorted(DUE)
+    assert written(troubled)[-1] == 24
+
+
+def test_what_a_busy_store_leaves_out(troubled: Job) -> None:
+    """The journal names the checkpoint for which the store was busy."""
+    first = troubled.events_of(journal.CheckpointLeftOut)[0]
+    assert first.step < 12
+    assert "the store was busy with" in first.reason
+
+
+def test_what_a_full_disk_refuses(troubled: Job) -> None:
+    """The journal has an incident for each. One that is overtaken is left out."""
+    assert 20 in failed(troubled)
+    assert {*failed(troubled)} <= {16, 20}
+    faults = [event.fault for event in troubled.events_of(journal.CheckpointFailed)]
+    assert all(fault.kind is Kind.STORAGE for fault in faults)
+    assert all("raise the limit on file sizes" in fault.message for fault in faults)
+    assert len(troubled.incidents()) == len(faults)
+
+
+def test_old_checkpoints_are_removed(troubled: Job) -> None:
+    """The writer of a checkpoint removes those that no rule keeps.
+
+    A rule that cannot be followed is reported once.
+    """
+    assert [path.name[:15] for path in troubled.checkpoints()] == ["step-0000000024"]
+    pruned = troubled.events_of(journal.CheckpointsPruned)
+    assert sum(len(event.removed) for event in pruned) == len(written(troubled)) - 1
+    assert ["has not logged no_such_value" in event.error for event in pruned].count(True) == 1
+
+
+def test_the_store_is_busy_with_shards(job: Callable[..., Job], baseline_of: Baselines) -> None:
     """No rank waits for it, and the same steps are left out of all shards."""
     begin = Fault(0, "forward", 1, do="pause")
-    run = job(begin, PAUSE, variant="sharded", nodes=2, snapshot_every=2, checkpoint_every=4)
+    run = job(begin, pause(21), variant="sharded", nodes=2, snapshot_every=2, checkpoint_every=4)
     run.wait_fault(0)
     hanging = Path(run.spec.checkpoint_store, "step-0000000004-g000001", "manifest.json")
     hanging.parent.mkdir(parents=True)
@@ -72,30 +135,15 @@ def test_the_store_is_busy_with_shards(
     assert (written(run), left_out(run)) == ([4, 20, 24], [8, 12, 16])
 
 
-def test_an_interval_that_is_chosen(job: Callable[..., Job], baseline: Record) -> None:
-    """After the first checkpoint it is known what one costs, and the rest of them are few."""
-    pauses = [Fault(0, "forward", step, do="pause") for step in (3, 8)]
-    run = job(*pauses, snapshot_every=0, checkpoint_every="auto")
+def test_an_interval_that_is_chosen(job: Callable[..., Job], baseline_of: Baselines) -> None:
+    """The first checkpoint shows what one costs, and the rest of them are few."""
+    run = job(pause(3), pause(8), processes=RANKS, snapshot_every=0, checkpoint_every="auto")
     for number, step in enumerate((3, 8)):
         run.wait_fault(number)
         run.wait(lambda step=step: run.status().finished == step, f"word of step {step}")
         run.release(number)
-    assert_recovered(run, baseline, replaced=())
+    assert_recovered(run, baseline_of("ddp", RANKS), replaced=())
     assert (written(run)[0], written(run)[-1]) == (10, 24)
     chosen = run.events_of(journal.CheckpointInterval)[0]
     assert chosen.steps > 10
     assert "to write; a fault is expected every" in chosen.reason
-
-
-def test_old_checkpoints_go(job: Callable[..., Job], baseline: Record) -> None:
-    """Whoever commits one removes those that no rule keeps; what is amiss is said once."""
-    run = job()
-    assert run.end().outcome == "succeeded"
-    keep = Retention(last=1, best=1, metric="no_such_value")
-    run.plan(*(Fault(0, "forward", step, do="pause") for step in (7, 13, 19)))
-    run.start(checkpoint_every=6, keep=keep, arguments=(*run.spec.arguments[:-1], "48"))
-    assert run.end().outcome == "succeeded", run.story()
-    assert [path.name[:15] for path in run.checkpoints()] == ["step-0000000048"]
-    pruned = run.events_of(journal.CheckpointsPruned)
-    assert sum(len(event.removed) for event in pruned) == len(written(run)) - 1
-    assert ["has not logged no_such_value" in event.error for event in pruned].count(True) == 1

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from mindspore_jobs.baselines import Baseline
 from mindspore_jobs.job import (
     PYTHON,
     SCRIPT,
@@ -22,17 +22,18 @@ from training_jobs.processes import marked_processes
 from rekindle.recovery import journal
 
 pytestmark = [needs_mindspore, pytest.mark.timeout(400)]
-Baseline = Callable[[int], MindSporeJob]
 RANKS = 2
 
 
 class MsrunJob(MindSporeJob):
     """A job of one msrun, with two workers of a script that knows nothing of Rekindle."""
 
-    def __init__(self, folder: Path, *script: str, program: Path = SCRIPT) -> None:
+    def __init__(
+        self, folder: Path, *script: str, restarts: int = 0, program: Path = SCRIPT
+    ) -> None:
         super().__init__(folder, ranks=RANKS)
         command = [str(PYTHON), "-m", "rekindle.cli", "run", "--job-id", "job"]
-        command += ["--max-restarts", str(int(program == SCRIPT)), "--no-python", str(PYTHON), "-m"]
+        command += ["--max-restarts", str(restarts), "--no-python", str(PYTHON), "-m"]
         command += ["rekindle.training.msrun", "--local_worker_num", str(RANKS)]
         command += ["--log_dir", str(folder / "msrun"), str(program), str(folder), "--plain"]
         self._command = [*command, *script]
@@ -65,25 +66,28 @@ def _lives(pid: int) -> bool:
         return False
 
 
-def test_its_workers_train(tmp_path: Path, baseline: Baseline) -> None:
-    with MsrunJob(tmp_path) as job:
-        assert job.end() == 0, job.story()
-        assert_same_results(job, baseline(RANKS))
-        assert job.incidents() == []
+def test_workers_are_watched(tmp_path: Path, baseline: Baseline) -> None:
+    """A killed worker is seen at once, and nobody outlives a killed msrun.
 
-
-def test_a_killed_worker_is_seen_at_once_and_all_are_started_anew(
-    tmp_path: Path, baseline: Baseline
-) -> None:
-    """At another port, with another scheduler; the script begins anew, for it keeps nothing."""
-    with MsrunJob(tmp_path, "--die", "1:5") as job:
+    All workers are replaced then, at another port, with another scheduler. Their script begins
+    again, for it keeps nothing. The last ones train as an undisturbed job does.
+    """
+    with MsrunJob(tmp_path, "--die", "1:5:0", restarts=2) as job:
+        job.wait_event(journal.FaultSeen)
+        job.hold(8)
+        msrun = job.msrun()
+        children = _scripts(msrun)
+        msrun.kill()
+        job.wait(lambda: not any(map(_lives, children)), "their end")
+        job.release(8)
         assert job.end() == 0, job.story()
-        assert_same_results(job, baseline(RANKS))
-        (fault,) = [each.fault for each in job.events_of(journal.FaultSeen)]
+        worker, _ = [each.fault for each in job.events_of(journal.FaultSeen)]
         output = (tmp_path / "output").read_text()
     assert "local worker 1 (process " in output
     assert "has ended by SIGKILL" in output
-    assert f"status {128 + signal.SIGKILL}" in fault.message
+    assert f"status {128 + signal.SIGKILL}" in worker.message
+    assert len(job.incidents()) == 2
+    assert_same_results(job, baseline(RANKS))
 
 
 def test_what_workers_have_started_ends_with_them(tmp_path: Path) -> None:
@@ -103,16 +107,3 @@ def test_what_workers_have_started_ends_with_them(tmp_path: Path) -> None:
     for name in ("'RANK'", "MS_ENABLE_TFT", "MS_ENABLE_RECOVERY", "REKINDLE_MSRUN_PATH"):
         assert name not in told
     assert os.environ["PATH"] in told
-
-
-def test_nobody_outlives_a_killed_msrun(tmp_path: Path, baseline: Baseline) -> None:
-    """Its workers are in sessions of their own; the next ones train while nobody else is there."""
-    (tmp_path / "pause-5").touch()
-    with MsrunJob(tmp_path) as job:
-        msrun = job.msrun()
-        children = _scripts(msrun)
-        msrun.kill()
-        job.wait(lambda: not any(map(_lives, children)), "their end")
-        job.release(5)
-        assert job.end() == 0, job.story()
-        assert_same_results(job, baseline(RANKS))

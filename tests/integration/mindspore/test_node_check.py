@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 from mindspore_jobs.job import PYTHON, ROOT, needs_mindspore
+from repository import SUPPORT
 
 from rekindle import names
 from rekindle.recovery.node_check.evidence import Part
@@ -19,7 +20,7 @@ from rekindle.runtime.channel import MAX_MESSAGE
 from rekindle.runtime.check_messages import Done, Open, Said, Work
 
 pytestmark = [needs_mindspore, pytest.mark.timeout(120)]
-SCRIPT = ROOT / "tests" / "mindspore_jobs" / "check.py"
+SCRIPT = SUPPORT / "mindspore_jobs" / "check.py"
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "GLOG_v": "3"}
 CHOICE = """
 import sys

@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 from mindspore_jobs.job import PYTHON, ROOT, needs_mindspore
+from repository import SUPPORT
 
 pytestmark = [needs_mindspore, pytest.mark.timeout(400)]
 
 READ_FROM = "2.10.0"
-NAMES = ROOT / "tests" / "mindspore_jobs" / "names.py"
+NAMES = SUPPORT / "mindspore_jobs" / "names.py"
 CHECKED = [
     *sorted((ROOT / "rekindle" / "training" / "mindspore").glob("*.py")),
     ROOT / "rekindle" / "training" / "msrun.py",
     ROOT / "rekindle" / "runtime" / "mindspore_cluster.py",
     ROOT / "rekindle" / "training" / "node_check" / "mindspore_device.py",
-    ROOT / "tests" / "mindspore_jobs" / "tft_train.py",
+    SUPPORT / "mindspore_jobs" / "tft_train.py",
 ]
 
 Call = tuple[int, tuple[str, ...]]  # arguments by place, self among them, and names of the others
@@ -87,7 +88,7 @@ HANDLERS: dict[str, Call] = {
     "mindspore.runtime.synchronize": (0, ()),
 }
 
-# What stands in for MindSpore's callback on CPU in tests/mindspore_jobs/tft_train.py.
+# What stands in for MindSpore's callback on CPU in mindspore_jobs/tft_train.py.
 STOOD_IN: dict[str, Call] = {
     "mindspore.train.TrainFaultTolerance._set_tft_optimizer_replica": (2, ()),
     "mindspore.train.TrainFaultTolerance._is_params_consistent": (1, ()),
@@ -100,7 +101,7 @@ STOOD_IN: dict[str, Call] = {
 }
 
 # As rekindle/training/msrun.py takes msrun's workers over: the callbacks it is given, and how it is
-# called itself (tests/with_mindspore/test_msrun.py).
+# called itself (tests/integration/mindspore/test_msrun.py).
 _MANAGER = "mindspore.parallel.cluster.process_entity._api._ProcessManager"
 MSRUN: dict[str, Call] = {
     "mindspore.parallel.cluster.run.get_args": (0, ()),

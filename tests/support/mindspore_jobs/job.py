@@ -156,19 +156,22 @@ class MindSporeJob(JobHandle):
         return f"{super().story()}\n---- output\n{output}\n{time.ctime()}"
 
 
-def assert_same(job: MindSporeJob, baseline: MindSporeJob, *, killed: int | None = None) -> None:
+def assert_same(
+    job: MindSporeJob, baseline: MindSporeJob, *, unwritten: Mapping[int, int] | None = None
+) -> None:
     """Every loss of every rank, each batch, and the parameters are the baseline's, to the bit.
 
-    killed: a rank that may have done a step and not come to write its loss down.
+    unwritten: of a rank that was killed, how many steps it may have done whose loss is not written.
     """
+    may_lack = unwritten or {}
     assert_same_results(job, baseline)
     wanted = baseline.results()
     for rank in range(job.ranks):
         losses = job.losses(rank)
         seen = {step - 1: loss for _, step, loss, _ in wanted[rank]["seen"]}
-        unwritten = seen.keys() - losses.keys()
-        assert losses == {step: loss for step, loss in seen.items() if step not in unwritten}
-        assert len(unwritten) <= (rank == killed), unwritten
+        lacking = seen.keys() - losses.keys()
+        assert losses == {step: loss for step, loss in seen.items() if step not in lacking}
+        assert len(lacking) <= may_lack.get(rank, 0), lacking
 
 
 def assert_same_results(job: MindSporeJob, baseline: MindSporeJob) -> None:
@@ -176,7 +179,6 @@ def assert_same_results(job: MindSporeJob, baseline: MindSporeJob) -> None:
     results, wanted = job.results(), baseline.results()
     for rank in range(job.ranks):
         seen = {step: (loss, data) for _, step, loss, data in wanted[rank]["seen"]}
-        assert len(seen) == STEPS
         for epoch, step, loss, data in results[rank]["seen"]:
             assert (loss, data) == seen[step], f"rank {rank}, step {step}"
             assert epoch == (step - 1) * 3 // STEPS + 1

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,17 @@ def rollback(step: int, args: Any, ctx: FaultTolerance) -> None:
     ctx.calls.append(["rollback", step])
 
 
+class Leaving(Watch):
+    """Leaves the rank's result behind the last step, before it stands there."""
+
+    leave: Callable[[], None]
+
+    def wait(self, name: str) -> None:
+        if name == f"rest-{EPOCHS * PER_EPOCH}":
+            self.leave()
+        super().wait(name)
+
+
 def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser()
@@ -143,13 +155,17 @@ def main() -> None:
     optimizer = nn.Momentum(net.trainable_params(), rate, 0.9)
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
     model = Model(net, loss, optimizer)
-    watch = Watch(options, rank)
+    watch = Leaving(options, rank)
     data = dataset(rank, world)
     tolerance = FaultTolerance(tft, data, options.folder)
+
+    def leave() -> None:
+        result = {"pid": os.getpid(), "digest": digest(model), "seen": watch.seen}
+        result["calls"] = tolerance.calls
+        (options.folder / f"result-{rank}-{os.getpid()}.json").write_text(json.dumps(result))
+
+    watch.leave = leave
     model.train(EPOCHS, data, callbacks=[tolerance, watch], dataset_sink_mode=False)
-    result = {"pid": os.getpid(), "digest": digest(model), "seen": watch.seen}
-    result["calls"] = tolerance.calls
-    (options.folder / f"result-{rank}-{os.getpid()}.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

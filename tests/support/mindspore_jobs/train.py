@@ -87,12 +87,13 @@ class Watch(Callback):
         batch = params.train_dataset_element[0].asnumpy()
         self._data = hashlib.md5(batch.tobytes()).hexdigest()
         at = params.cur_step_num - 1
-        mark = self._options.folder / f"died-{self._rank}"
-        if self._options.die == f"{self._rank}:{at}" and not mark.exists():
-            mark.touch()
-            delay = self._options.after
-            threading.Thread(target=lambda: (time.sleep(delay), _die()), daemon=True).start()
-        self._wait(f"pause-{at}")
+        for told in self._options.die:
+            rank, step, delay_s = told.split(":")
+            mark = self._options.folder / f"died-{told}"
+            if (int(rank), int(step)) == (self._rank, at) and not mark.exists():
+                mark.touch()
+                threading.Timer(float(delay_s), _die).start()
+        self.wait(f"pause-{at}")
 
     def on_train_step_end(self, run_context: object) -> None:
         params = run_context.original_args()
@@ -101,17 +102,18 @@ class Watch(Callback):
         if self._options.stop == params.cur_step_num:
             if not self._options.alone or self._rank == 0:
                 run_context.request_stop()
-        self._wait(f"rest-{params.cur_step_num}")
+        self.wait(f"rest-{params.cur_step_num}")
 
-    def _wait(self, name: str) -> None:
+    def wait(self, name: str) -> None:
+        """Stand as long as there is a file of this name."""
         while (self._options.folder / name).exists():
             time.sleep(0.01)
 
 
 def add_watched(parser: argparse.ArgumentParser) -> None:
     """Declare what `Watch` is told."""
-    parser.add_argument("--die", default="", help="RANK:STEP, once")
-    parser.add_argument("--after", type=float, default=0.0, help="so long after its beginning")
+    die = "RANK:STEP:SECONDS, once, so long after the beginning of the step"
+    parser.add_argument("--die", action="append", default=[], help=die)
     parser.add_argument("--stop", type=int, default=0, help="behind so many steps")
     parser.add_argument("--alone", action="store_true", help="rank 0 stops, and no other")
 
