@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import psutil
-from waiting import LIMIT_S, wait_until
+from waiting import bound_s, wait_until
 
 from rekindle import names
 from rekindle.errors import UsageError
@@ -27,9 +27,19 @@ E = TypeVar("E", bound=journal.Event)
 
 
 class Run:
-    """One `rekindle` command. `out`, `err`: files that hold what it printed so far."""
+    """One `rekindle` command. `out`, `err`: files that hold what it printed so far.
 
-    def __init__(self, place: Place, arguments: Sequence[str], job_id: str, **popen: Any) -> None:
+    program: what runs the command; by default it runs as it is.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        arguments: Sequence[str],
+        job_id: str,
+        program: Sequence[str] = (),
+        **popen: Any,
+    ) -> None:
         self.place = place
         self.job_id = job_id
         self.directory = JobDirectory(place.home / "jobs" / job_id)
@@ -38,7 +48,7 @@ class Run:
         with self.out.open("wb") as out, self.err.open("wb") as err:
             settings = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err} | popen
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rekindle.cli", "run", *arguments],
+                [*program, sys.executable, "-m", "rekindle.cli", "run", *arguments],
                 **{"cwd": place.folder, "env": place.environment()} | settings,
             )
         place.runs.append(self)
@@ -216,7 +226,7 @@ class Place:
         for process in self.processes():
             _kill(process)
         for run in self.runs:
-            run.process.wait(LIMIT_S)
+            run.process.wait(bound_s())
         assert not left, f"processes were left: {left}"
         assert not list(self.temporary.glob("rekindle-*")), "temporary folders were left"
         shared = [path.name for path in Path("/dev/shm").glob("*rekindle*")]
