@@ -8,7 +8,7 @@ position in the stream is all of the state, and it means the same in a world of 
 
 The order is a wire contract: a resumed job must see the very stream that it began with. It is
 therefore computed from integers alone and not by a random generator that may change between
-versions of a library. `tests/test_sampler.py` pins it.
+versions of a library. `tests/unit/test_sampler.py` pins it.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ PARAMETER = torch.zeros(3)
 @pytest.fixture(scope="module")
 def source() -> Callable[[str], str]:
     """Read a file of torch-npu's wheel."""
-    (wheel,) = Path(sys.prefix, "wheels").glob("torch_npu-*.whl")  # `make setup` puts it there
+    (wheel,) = Path(sys.prefix, "wheels").glob("torch_npu-*.whl")  # `make tools` puts it there
 
     def read(path: str) -> str:
         with zipfile.ZipFile(wheel) as archive:

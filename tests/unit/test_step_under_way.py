@@ -112,6 +112,7 @@ def _told_within_step(rank: Rank, ahead: int, sharded: bool) -> list[int | None]
 
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.process
 def test_a_step_that_others_have_finished_is_finished_first(ahead: int, sharded: bool) -> None:
     """Its gradients are all on their way; one that nobody has finished is left at once."""
     assert run(_told_within_step, WORLD, ahead, sharded) == [[None, 1 + ahead]] * WORLD

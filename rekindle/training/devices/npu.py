@@ -1,7 +1,7 @@
 """An Ascend NPU, through torch-npu's recovery functions, in the order in which MindIO calls them.
 
-It cannot run without the device; `tests/test_npu_device.py` holds each call against the source of
-the released torch-npu.
+It cannot run without the device. `tests/unit/test_npu_device.py` compares each call with the source
+of the released torch-npu.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from rekindle.runtime.protocol import Inject, InjectionKind
 from rekindle.runtime.spec import JobDirectory
 from rekindle.runtime.view import JobView
 
-# Where `make setup` puts MindSpore, or wherever else somebody has it.
+# Where `make mindspore` puts MindSpore, or wherever else somebody has it.
 PYTHON = Path(
     os.environ.get("REKINDLE_TEST_MINDSPORE") or ROOT / ".venv-mindspore" / "bin" / "python"
 )

@@ -1,0 +1,381 @@
+"""Seeded random walks of the coordinator's machine, and a digest of all commands of each walk.
+
+A walk builds a random job of simulated agents and ranks. Then it takes random moves: the next
+action of an agent or a rank, a fault, or a message at any moment. It ends when the job has ended.
+The same seed gives the same commands as long as the machine decides the same.
+
+Run as a program, it writes the digests of all seeds to a file, and prints what the walks met:
+
+    PYTHONPATH=tests/support python -m jobs.walks tests/unit/machine_digests.txt
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from jobs.pretended import World
+from jobs.settling import settle
+from jobs.trained import SIGKILL
+from rekindle.profiling.switch import WORDS, Order, Switch
+from rekindle.recovery.classification import Sign, Source
+from rekindle.recovery.codes.verdict import Severity
+from rekindle.recovery.fault import ErrorRecord, Kind
+from rekindle.recovery.policy import LADDER, Policy, Stragglers, Strategy
+from rekindle.runtime import protocol as p
+from rekindle.runtime.dcmi import Condition
+from rekindle.runtime.heartbeat import Doing
+from rekindle.runtime.state import Command, Phase
+
+SEEDS = 10_000
+MOVES = 400  # at most, before the walk lets the job end
+DIGITS = 16  # hexadecimal, of the sha256 of a walk
+_ASKED = (Strategy.RECOVER_IN_PLACE, Strategy.RESTART)
+
+Pairs = Counter[tuple[str, str]]
+
+
+def walk(seed: int, pairs: Pairs | None = None) -> str:
+    """Walk once; return the digest. pairs: counts message types by the phase that they met."""
+    return _Walk(seed, pairs if pairs is not None else Counter()).run()
+
+
+def encode(command: Command) -> bytes:
+    """Return a command as bytes: its type, and its fields in order."""
+    if hasattr(command, "message"):
+        parts = [command.connection, type(command.message).__name__, command.message]
+    elif hasattr(command, "event"):
+        parts = [type(command.event).__name__, command.event]
+    else:
+        parts = [getattr(command, name) for name in command.__struct_fields__]
+    plain = msgspec.to_builtins([type(command).__name__, *parts], str_keys=True)
+    return msgspec.json.encode(plain, order="sorted")
+
+
+class _Recorded(World):
+    """Simulated agents around a machine whose commands are hashed."""
+
+    def __init__(self, pairs: Pairs, **settings: object) -> None:
+        self.digest = hashlib.sha256()
+        self.pairs = pairs
+        super().__init__(**settings)
+
+    def collect(self) -> None:
+        super().collect()
+        for command in self.commands:
+            self.digest.update(encode(command))
+        self.digest.update(b"\n")
+
+    def hello_again(self, connection: int, node: int, **changes: object) -> None:
+        self.met("Hello")
+        super().hello_again(connection, node, **changes)
+
+    def say(self, node: int, message: p.Message) -> None:
+        self.met(type(message).__name__)
+        super().say(node, message)
+
+    def met(self, event: str) -> None:
+        self.pairs[event, self.phase.value] += 1
+
+
+class _Walk:
+    def __init__(self, seed: int, pairs: Pairs) -> None:
+        self.chance = chance = random.Random(seed)
+        self.pairs = pairs
+        strategies = LADDER if chance.random() < 0.2 else Policy().strategies
+        policy = Policy(
+            strategies=strategies,
+            max_restarts=chance.choice((0, 1, 2, 5)),
+            max_recoveries=chance.choice((0, 2, 6, 40)),
+            max_in_row=chance.randrange(1, 4),
+            approve=(chance.choice(_ASKED),) if chance.random() < 0.2 else (),
+            stragglers=chance.choice(tuple(Stragglers)),
+        )
+        nodes = chance.randrange(1, 4)
+        self.world = _Recorded(
+            pairs,
+            nodes=nodes,
+            processes=chance.randrange(1, 4),
+            least=chance.randrange(nodes + 1),
+            policy=policy,
+        )
+        self.events = self._events()
+
+    def run(self) -> str:
+        world = self.world
+        try:
+            self._run()
+        except AssertionError:  # an invariant of `jobs.checks` does not hold
+            world.digest.update(b"violation")
+            self.pairs["violation", world.phase.value] += 1
+        world.digest.update(repr(world.outcome).encode())
+        return world.digest.hexdigest()[:DIGITS]
+
+    def _run(self) -> None:
+        world, chance = self.world, self.chance
+        calm = chance.choice((0.7, 0.9, 0.97))
+        for _ in range(MOVES):
+            if world.outcome is not None:
+                break
+            moves = self._moves()
+            if moves and chance.random() < calm:
+                chance.choice(moves)()
+            else:
+                chance.choice(self.events)()
+        settle(world)
+
+    def _moves(self) -> list[Callable[[], None]]:
+        """What goes on by itself."""
+        world = self.world
+        found: list[Callable[[], None]] = []
+        for node, agent in world.agents.items():
+            found += [lambda n=node: world.obey(n)] if agent.orders else []
+            found += [lambda n=node: world.hear(n)] if agent.news and not agent.cut else []
+            found += [lambda n=node: world.find_coordinator(n)] if agent.cut else []
+        live = [rank for rank in world.processes if world.can_go_on(rank)]
+        found += [lambda r=rank: world.go_on(r) for rank in live]
+        found += [world.take_place] if world.promotions else []
+        found += [world.spare_comes] if world.cut_spares else []
+        absent = [] if world.phase is Phase.STOPPING else world.absent_nodes()
+        return found + [lambda n=node: world.join(n) for node in absent]
+
+    # ---- what happens besides
+
+    def _events(self) -> list[Callable[[], None]]:
+        """What breaks or arrives at any moment; what is listed often happens often."""
+        return [
+            *([self._break_rank] * 6),
+            *([self._pass_time] * 3),
+            *([self._stall] * 3),
+            *([self._message] * 6),
+            *([self._fail_spawn] * 2),
+            self._lose_node,
+            self._change_spares,
+            self._answer,
+            self._lose_store,
+            self._lose_coordinator,
+            *([self._sign] * 3),
+            self._switch,
+            self._stop,
+        ]
+
+    def _rank(self) -> int | None:
+        ranks = sorted(self.world.processes)
+        return self.chance.choice(ranks) if ranks else None
+
+    def _node(self) -> int | None:
+        """A node whose agent is connected."""
+        nodes = sorted(self.world.machine.roster.nodes)
+        return self.chance.choice(nodes) if nodes else None
+
+    def _break_rank(self) -> None:
+        world, rank = self.world, self._rank()
+        if rank is None:
+            return
+        match self.chance.choice(("kill", "raise", "leave", "hang", "break", "restore", "device")):
+            case "kill":
+                world.die(rank, signal=SIGKILL)
+            case "raise":
+                text = f"Error {self.chance.randrange(3)}"
+                world.die(rank, code=1, error=ErrorRecord(message=text, at=world.now))
+            case "leave":
+                world.die(rank, code=0)
+            case "hang":
+                world.hang(rank)
+            case "break":
+                world.break_collective(rank)
+            case "restore":
+                world.fail_restore(rank)
+            case "device":
+                self._fail_step(rank)
+
+    def _fail_step(self, rank: int) -> None:
+        world, process = self.world, self.world.processes[rank]
+        node = world.node_of(rank)
+        if node in world.nodes and not world.agents[node].cut:
+            kind = self.chance.choice((Kind.TRANSIENT, Kind.DEVICE_MEMORY, Kind.DEVICE))
+            clean = self.chance.choice((None, None, max(0, process.finished - 2)))
+            world.fail_step(rank, generation=process.generation, kind=kind, clean=clean)
+
+    def _pass_time(self) -> None:
+        names = sorted(self.world.timers)
+        if names:
+            name = self.chance.choice(names)
+            self.world.met(f"timer {name}")
+            self.world.fire(name)
+
+    def _fail_spawn(self) -> None:
+        """An agent cannot start ranks: there is no memory, or a device cannot be reset."""
+        for _, agent in sorted(self.world.agents.items()):
+            if not agent.orders or agent.cut or not isinstance(agent.orders[0], p.Spawn):
+                continue
+            spawn = agent.orders.popleft()
+            for rank in spawn.ranks:
+                failed = p.HealFailed if rank in spawn.heal else p.SpawnFailed
+                agent.news.append(failed(rank=rank, error="no"))
+            return
+
+    def _lose_node(self) -> None:
+        agents, connected = self.world.agents, self.world.nodes
+        nodes = [node for node in sorted(agents) if agents[node].cut or node in connected]
+        if nodes:
+            self.world.met("agent lost")
+            self.world.lose(self.chance.choice(nodes))
+
+    def _change_spares(self) -> None:
+        world = self.world
+        if self.chance.random() < 0.5 and len(world.spares) < 2:
+            world.spare_comes()
+        elif world.spares:
+            world.spare_dies(self.chance.choice(sorted(world.spares)))
+
+    def _answer(self) -> None:
+        machine = self.world.machine
+        granted = self.chance.random() < 0.9
+        machine.approve(p.Approval(incident=machine.incidents.open, granted=granted, by="ann"))
+        self.world.met("approval")
+        self.world.collect()
+
+    def _lose_store(self) -> None:
+        store = self.world.machine._store
+        if store.is_up and store.node in self.world.agents:
+            self.world.agents[store.node].news.append(p.StoreDown(serial=store.serial))
+
+    def _lose_coordinator(self) -> None:
+        self.world.met("takeover")
+        self.world.lose_coordinator()
+
+    def _stop(self) -> None:
+        if self.chance.random() < 0.1:
+            self.world.met("stop")
+            self.world.stop(at_once=self.chance.random() < 0.3)
+
+    def _sign(self) -> None:
+        """A monitor reports a device or a pod."""
+        world, chance = self.world, self.chance
+        node = chance.randrange(world.machine.spec.nodes)
+        source, text = chance.choice(
+            (
+                (Source.XID, "48"),
+                (Source.XID, "79"),
+                (Source.ASCEND, "80E01801"),
+                (Source.POD_REASON, "OOMKilled"),
+                (Source.NODE_CONDITION, "Ready=False"),
+            )
+        )
+        device = chance.randrange(-1, world.machine.spec.processes_per_node)
+        sign = Sign(
+            source=source,
+            what=text,
+            node=node,
+            device=device if source in (Source.XID, Source.ASCEND) else -1,
+            gone=chance.random() < 0.3,
+            by="walk",
+        )
+        world.met("sign")
+        world.machine.on_sign(sign, world.now)
+        world.collect()
+
+    def _switch(self) -> None:
+        world = self.world
+        world.met("profile")
+        kinds = (self.chance.choice(WORDS),)
+        order = Order(on=self.chance.random() < 0.7, kinds=kinds, by="ann")
+        world.machine.profile(order, world.now)
+        world.collect()
+
+    def _stall(self) -> None:
+        """Agents find that a rank is late, and answer what they are asked about it."""
+        world, rank = self.world, self._rank()
+        looking = world.machine._looking
+        if looking is not None:
+            for node in sorted(looking.wanted & set(world.nodes)):
+                world.say(node, self._looked(node, looking.serial))
+        elif rank is not None and world.node_of(rank) in world.nodes:
+            generation = world.processes[rank].generation
+            world.say(world.node_of(rank), p.Stalled(rank=rank, generation=generation))
+
+    def _looked(self, node: int, serial: int) -> p.Looked:
+        chance, world = self.chance, self.world
+        if chance.random() < 0.1:
+            return p.Looked(serial=serial, looks=(), error="cannot look")
+        own = [rank for rank in sorted(world.processes) if world.node_of(rank) == node]
+        looks = tuple(
+            p.RankLook(
+                rank=rank,
+                finished=world.processes[rank].finished,
+                doing=chance.choice(tuple(Doing)),
+                elapsed_s=chance.choice((1.0, 30.0)),
+                late=chance.random() < 0.8,
+                waiting=chance.random() < 0.6,
+                operations=chance.randrange(5),
+                stopped=chance.random() < 0.1,
+                busy=chance.random() < 0.2,
+                where=chance.choice(("", "train.py:3 step")),
+            )
+            for rank in own
+        )
+        return p.Looked(serial=serial, looks=looks)
+
+    def _message(self) -> None:
+        """An agent reports something that needs no simulated process."""
+        node = self._node()
+        if node is not None and not (node in self.world.agents and self.world.agents[node].cut):
+            self.world.say(node, self._any_message(node))
+
+    def _any_message(self, node: int) -> p.Message:
+        world, chance = self.world, self.chance
+        spec, machine = world.machine.spec, world.machine
+        rank = node * spec.processes_per_node + chance.randrange(spec.processes_per_node)
+        step, generation = chance.randrange(1, 7), chance.randrange(machine.generation + 1)
+        state = (step, generation)
+        other = (rank + spec.processes_per_node) % spec.world_size
+        shards = chance.choice((1, 2))
+        part = {"step": step, "generation": generation, "shard": 0, "shards": shards}
+        error = chance.choice(("", "full"))
+        made = {"step": step, "generation": generation}
+        conditions = {0: Condition(Severity.CRITICAL, ("80E01801",))}
+        return chance.choice(
+            (
+                lambda: p.Beat(finished={rank: step}, total=world.total, metrics={"loss": 1.0}),
+                lambda: p.Snapshots(kept={rank: (state,)}),
+                lambda: p.Copies(kept={other: (state,)}),
+                lambda: p.CheckpointWritten(**made, path="there", error=error),
+                lambda: p.CheckpointLeftOut(**made, reason="the store is slow"),
+                lambda: p.PartDue(**part, rank=rank),
+                lambda: p.PartWritten(**part, error=error),
+                lambda: p.Pruned(removed=(state,)),
+                lambda: p.Conditions(devices=conditions if chance.random() < 0.5 else {}),
+                lambda: p.Traced(switch=Switch()),
+                lambda: p.Timed(steps={}),
+                lambda: p.Held(rank=rank, generation=generation, finished=step),
+                lambda: p.StoreUp(serial=machine._store.serial, port=chance.choice((0, 29500))),
+            )
+        )()
+
+
+def table(pairs: Pairs) -> str:
+    """Return how often each message type, timer or request met each phase, as text."""
+    phases = [phase.value for phase in Phase]
+    rows = [f"{'':20}" + "".join(f"{phase:>12}" for phase in phases)]
+    for name in sorted({name for name, _ in pairs}):
+        counts = "".join(f"{pairs[name, phase] or '':>12}" for phase in phases)
+        rows.append(f"{name:20}{counts}")
+    return "\n".join([*rows, f"{len(pairs)} pairs"])
+
+
+def main() -> None:
+    pairs: Pairs = Counter()
+    digests = [walk(seed, pairs) for seed in range(SEEDS)]
+    Path(sys.argv[1]).write_text("\n".join(digests) + "\n")
+    sys.stdout.write(table(pairs) + "\n")
+
+
+if __name__ == "__main__":
+    main()
