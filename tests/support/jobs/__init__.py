@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from rekindle.recovery import journal
 from rekindle.runtime.spec import Endpoint, JobDirectory
 
 E = TypeVar("E", bound=journal.Event)
+_LOOK_S = 0.05  # between two looks at all processes of the machine, which cost some ms each
 
 
 class Run:
@@ -212,6 +214,7 @@ class Place:
         """Wait until nothing runs here any more."""
 
         def silent() -> bool:
+            time.sleep(_LOOK_S)
             return not self.processes()
 
         wait_until(silent, f"no process left, but there are {self.left()}")
