@@ -27,8 +27,10 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import Artifact, State
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling, Scheduled
+from waiting import wait_until
 
 from rekindle.engines.client import JobClient
+from rekindle.errors import JobError
 from rekindle.recovery import journal
 from rekindle.recovery.journal import AnyEvent, Event
 from rekindle.runtime.spec import JobDirectory
@@ -38,6 +40,7 @@ from rekindle.tasks.jobs import job_id_of
 T = TypeVar("T")
 # Prefect's server on SQLite has been seen to wait for its own lock for 60 s.
 WAIT_S = 150.0
+_TICK_S = 0.03
 
 _SERVE = """
 import sys
@@ -52,13 +55,14 @@ train.serve(
 """
 
 
-def until(look: Callable[[], T], what: str, seconds: float = WAIT_S) -> T:
-    """Look until what is seen is true."""
-    deadline = time.monotonic() + seconds
-    while not (seen := look()):
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain until {what}"
-        time.sleep(0.02)
-    return seen
+def until(look: Callable[[], T], what: str, at_rest_s: float = WAIT_S) -> T:
+    """Look until what is seen is true; the server has other work than to answer."""
+
+    def look_again() -> T:
+        time.sleep(_TICK_S)
+        return look()
+
+    return wait_until(look_again, what, at_rest_s)
 
 
 def free_port() -> int:
@@ -127,16 +131,29 @@ class FlowRun:
         assert state is not None
         return state
 
-    def until_final(self) -> State[Any]:
-        """Wait for the flow run's end."""
+    def until(self, look: Callable[[], T], what: str) -> T:
+        """Look until what is seen is true; the error has the story of the flow run."""
         try:
-            until(lambda: self.state().is_final(), "the flow run has ended")
+            return until(look, what)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.story()}") from None
+
+    def until_final(self) -> State[Any]:
+        """Wait for the flow run's end."""
+
+        def ended() -> State[Any] | None:
+            state = self.state()
+            return state if state.is_final() else None
+
+        return self.until(ended, "the flow run has ended")
+
+    def until_state(self, name: str, count: int = 1) -> State[Any]:
+        """Wait until the flow run has been in this state so often; it may end and be rerun."""
+        self.until(lambda: self.states().count(name) >= count, f"{count} x {name}")
         return self.state()
 
     def story(self) -> str:
-        """What is known of the flow run, for whoever waited for it in vain."""
+        """Return what is known of the flow run, for a wait that was in vain."""
         events = [journal.encode(event).decode() for event in self.history()]
         begun = [f"states: {self.states()}", "---- logs", self.logs(), "---- ledger", *events]
         return "\n".join(begun)
@@ -146,9 +163,15 @@ class FlowRun:
         state: State[None] = Scheduled(name="AwaitingRetry", message="Retry from the UI")
         self.client.set_flow_run_state(self.id, state, force=True)
 
-    def until_rerun(self, pid: int) -> None:
-        """Wait until another process than this one, which died, steers the job."""
-        until(lambda: self.process().pid != pid, "the rerun has adopted the job")
+    def until_rerun(self, pid: int) -> int:
+        """Wait until another process than this one, which died, steers the job; return its id."""
+        return self.until(
+            lambda: (found := self.holder()) not in (0, pid) and found, "the rerun steers the job"
+        )
+
+    def until_left(self) -> None:
+        """Wait until no process steers the job."""
+        self.until(lambda: self.status().holder == "", "the lease is free")
 
     def cancel(self) -> None:
         """Do what the Cancel button of the UI does."""
@@ -193,10 +216,16 @@ class FlowRun:
         return [(e["event"], e["payload"]["incident"]) for e in found.json()["events"]]
 
     def process(self) -> psutil.Process:
-        """The process that steers the job, by its own word; waits for it."""
-        pattern = re.compile(r"process (\d+) on ")
-        match = until(lambda: pattern.search(self.status().holder), "a process steers the job")
-        return psutil.Process(int(match[1]))
+        """Return the process that steers the job; wait for it."""
+        return psutil.Process(self.until(self.holder, "a process steers the job"))
+
+    def holder(self) -> int:
+        """Return the id of the process that steers the job; 0: none does, or none is known."""
+        try:
+            match = re.search(r"process (\d+) on ", self.status().holder)
+        except JobError:
+            return 0  # no coordinator answers
+        return int(match[1]) if match else 0
 
     def status(self) -> JobView:
         """What the coordinator says of the job."""

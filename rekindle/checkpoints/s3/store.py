@@ -231,10 +231,13 @@ class S3Store:
         created = place.create_manifest(manifest, over=MANIFEST_FILE in objects)
         if created != manifest:
             return existing(place.url, created, manifest.job_id)
-        self._proven[place.step] = place.check_complete(manifest)
-        # The checkpoint is there: what cannot be removed now is left for the next time.
-        with contextlib.suppress(CheckpointError):
-            remove_left_over(self._bucket.at_once(), self._inventory(), self._tidy)
+        try:
+            self._proven[place.step] = place.check_complete(manifest)
+        finally:
+            # Also without the checkpoint: whoever made it fail may have seen its manifest, and
+            # then has left its files. What cannot be removed now is left for the next time.
+            with contextlib.suppress(CheckpointError):
+                remove_left_over(self._bucket.at_once(), self._inventory(), self._tidy)
         return Written(place.url, bytes_of(manifest), existed=False)
 
     def _first_valid(self, inventory: Inventory) -> Found:

@@ -10,12 +10,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from waiting import bound_s, wait_until
 
 from rekindle import names
 from rekindle.engines.client import JobClient
@@ -24,7 +24,6 @@ from rekindle.recovery import journal
 from rekindle.runtime.spec import Endpoint, EntryKind, JobDirectory, JobSpec
 
 SECRET = "s" * 64
-LIMIT_S = 30.0
 
 
 def free_port() -> int:
@@ -67,13 +66,14 @@ class Pod:
         return self
 
     def wait(self, done: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while True:
+        """Wait until something is so; a coordinator that does not answer is asked again."""
+
+        def is_so() -> bool:
             with contextlib.suppress(JobError):
-                if done():
-                    return
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+                return done()
+            return False
+
+        wait_until(is_so, "what the coordinator is asked for")
 
     def wait_attempt(self, attempt: int) -> None:
         self.wait(lambda: self.client.status().attempt == attempt)
@@ -82,7 +82,7 @@ class Pod:
         assert self.process is not None
         process, self.process = self.process, None
         process.send_signal(number)
-        return process.wait(LIMIT_S)
+        return process.wait(bound_s())
 
     def begin(self, attempt: int, history: list[journal.AnyEvent] | None = None) -> None:
         self.client.begin(attempt, history or [])
@@ -106,6 +106,15 @@ class Pod:
 def pod(tmp_path: Path) -> Iterator[Pod]:
     made = Pod(tmp_path)
     yield made
+    if made.process is not None:
+        made.end(signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
+    """A coordinator between attempts; no test of it begins one."""
+    made = Pod(tmp_path_factory.mktemp("pod"))
+    yield made.start()
     if made.process is not None:
         made.end(signal.SIGKILL)
 
@@ -174,20 +183,19 @@ def test_a_copy_that_is_older_than_the_journal(pod: Pod) -> None:
         (b'{"attempt": 1, "more": 2}', "unknown field `more`"),
     ],
 )
-def test_orders_that_are_none(body: bytes, said: str, pod: Pod) -> None:
-    pod.start()
-    status, text = ask(pod, "POST", names.PATH_ATTEMPT, body)
+def test_orders_that_are_none(body: bytes, said: str, waiting: Pod) -> None:
+    """They are refused, and no attempt begins."""
+    status, text = ask(waiting, "POST", names.PATH_ATTEMPT, body)
     assert (status, said in text) == (400, True), text
-    assert pod.is_between()
+    assert waiting.is_between()
 
 
 @pytest.mark.parametrize("path", [names.PATH_EVENTS + "?follow=0", names.PATH_JOB, "/"])
-def test_the_secret_is_asked_for(path: str, pod: Pod) -> None:
+def test_the_secret_is_asked_for(path: str, waiting: Pod) -> None:
     """Also through a proxy that keeps the Authorization header to itself."""
-    pod.start()
-    assert ask(pod, "GET", path, secret="")[0] == 401
-    assert ask(pod, "GET", path, secret="wrong")[0] == 401
-    assert ask(pod, "GET", path, header=names.HEADER_SECRET)[0] in (200, 503)
+    assert ask(waiting, "GET", path, secret="")[0] == 401
+    assert ask(waiting, "GET", path, secret="wrong")[0] == 401
+    assert ask(waiting, "GET", path, header=names.HEADER_SECRET)[0] in (200, 503)
 
 
 def ask(
@@ -198,7 +206,7 @@ def ask(
     secret: str = SECRET,
     header: str = "Authorization",
 ) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(names.LOOPBACK, pod.port, timeout=LIMIT_S)
+    connection = http.client.HTTPConnection(names.LOOPBACK, pod.port, timeout=bound_s())
     try:
         connection.request(method, path, body, {header: f"Bearer {secret}"} if secret else {})
         response = connection.getresponse()

@@ -74,6 +74,27 @@ def test_a_commit_while_what_is_left_over_is_removed(
     assert newest_step(other) == 9
 
 
+def test_a_commit_and_a_removal_that_both_give_way(
+    broken: Store, proxy: Proxy, bucket: S3Place
+) -> None:
+    """The commit fails, and the other process has left the files: the writer removes them."""
+    put(bucket.open(), 9)
+    files = write_parts(broken, 4)
+    mark = "step-0000000004-g000001/.abandoned"
+
+    def rule(request: Request) -> None:
+        if request.method == "PUT" and "manifest" in request.path:
+            bucket.put(mark, b"")
+        elif request.method == "DELETE":
+            bucket.delete(mark)
+            proxy.rule = lambda _: None
+
+    proxy.rule = rule
+    with pytest.raises(CheckpointError, match="another process is removing it"):
+        broken.commit(with_files(4, files))
+    assert bucket.files(4) == []
+
+
 def test_two_that_remove_what_is_left_over(broken: Store, proxy: Proxy, bucket: S3Place) -> None:
     """The mark of one is taken away by the other: it leaves alone what is there then."""
     other = bucket.open()

@@ -1,7 +1,8 @@
-"""A training job goes on from what was exported and imported again, as if nothing had happened."""
+"""A training job continues from what was exported and imported, as if nothing had happened."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,17 +11,24 @@ from training_jobs.job import Job
 
 from rekindle.recovery import journal
 
+pytestmark = pytest.mark.timeout(300)
 
-@pytest.mark.timeout(300)  # two jobs
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """The run that is never interrupted."""
+    with Job(tmp_path_factory.mktemp("first"), processes=2, checkpoint_every=10) as job:
+        assert job.end().outcome == "succeeded", job.story()
+        yield job
+
+
 @pytest.mark.parametrize("form", ["torch", "dcp"])
-def test_a_job_goes_on_from_an_import(form: str, tmp_path: Path, checkpoints: Checkpoints) -> None:
+def test_a_job_continues_from_an_import(
+    form: str, first: Job, tmp_path: Path, checkpoints: Checkpoints
+) -> None:
     """Its losses from there on are those of the run that was never interrupted, bit by bit."""
-    folders = [tmp_path / name for name in ("first", "second")]
-    for folder in folders:
-        folder.mkdir()
-    first, second = (Job(folder, processes=2, checkpoint_every=10) for folder in folders)
-    with first:
-        assert first.end().outcome == "succeeded", first.story()
+    (tmp_path / "second").mkdir()
+    second = Job(tmp_path / "second", processes=2, checkpoint_every=10)
     store = first.spec.checkpoint_store
     done = checkpoints("export", store, "out", "--format", form, "--step", 10)
     assert done.status == 0, done.err

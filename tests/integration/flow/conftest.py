@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 from prefect_side import Served, ending_jobs, free_port, serve, server
+from training_jobs.baselines import baseline, baseline_of
+
+__all__ = ["baseline", "baseline_of"]
 
 
 @pytest.fixture(scope="session")

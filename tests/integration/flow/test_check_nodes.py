@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from checked.trouble import Killer
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect_side import ending_jobs
+from waiting import run_command
 
 from rekindle.engines.host_log import HostLog
 from rekindle.tasks.node_checks import ARTIFACT
@@ -37,9 +37,7 @@ def check(api: str, home: Path, **parameters: Any) -> list[dict[str, Any]]:
     }
     command = [sys.executable, "-c", _CALL, json.dumps(parameters | {"node_check": LENIENT})]
     with ending_jobs(home):
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=200, check=False
-        )
+        done = run_command(command, 200.0, env=environment)
     lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
     assert lines, done.stdout + done.stderr
     found: list[dict[str, Any]] = json.loads(lines[0].removeprefix("FOUND "))

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from prefect.client.schemas.objects import FlowRun
 from prefect_side import until
+from waiting import bound_s
 
 from rekindle.errors import JobError, UsageError
 from rekindle.tasks.commands import run_command
@@ -73,11 +74,11 @@ def begin(folder: Path) -> tuple[psutil.Popen, list[psutil.Process]]:
 
 
 def test_it_ends_with_a_flow_that_is_asked_to_end(tmp_path: Path) -> None:
-    """With all that it has started, and at once."""
+    """With all that it has started."""
     flow, doomed = begin(tmp_path)
     flow.terminate()
-    assert flow.wait(30)
-    _, alive = psutil.wait_procs(doomed, 10)
+    assert flow.wait(bound_s())
+    _, alive = psutil.wait_procs(doomed, bound_s())
     assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
 
 
@@ -85,11 +86,11 @@ def test_what_a_killed_flow_has_left_is_ended(tmp_path: Path) -> None:
     """The kernel ends the command itself; its child might still write what the next one does."""
     flow, (command, child) = begin(tmp_path)
     flow.kill()
-    flow.wait(30)
-    psutil.wait_procs([command], 10)
+    flow.wait(bound_s())
+    psutil.wait_procs([command], bound_s())
     assert child.is_running()
     assert run(tmp_path, "echo", "done") == "done"
-    psutil.wait_procs([child], 10)
+    psutil.wait_procs([child], bound_s())
     assert not child.is_running()
 
 
@@ -103,8 +104,8 @@ def test_two_at_once(tmp_path: Path) -> None:
         assert "does this already" in said[0]
         assert command.is_running()
         flow.terminate()
-        assert second.result(30) == "done"
-    flow.wait(30)
+        assert second.result(bound_s()) == "done"
+    flow.wait(bound_s())
 
 
 def test_a_subflow_is_known_by_its_place_in_its_parent() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import acts
 import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
@@ -21,11 +22,12 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.utilities.schema_tools import validate
 from prefect_side import FlowRun, process, until
 from repository import ROOT
+from waiting import bound_s
 
 from rekindle.blocks.job import TrainingJob
 from rekindle.recovery.journal import Ended, FirstStep, JobStarted, RanksStarted
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 SCRIPTS = Path(__file__).with_name("scripts")
 SETTINGS = {"REKINDLE_ROOT": str(ROOT)}
@@ -49,7 +51,7 @@ def documented() -> list[list[str]]:
 
 def to_its_end(command: list[str], api: str) -> None:
     env = {**os.environ, **SETTINGS, "PREFECT_API_URL": api}
-    subprocess.run(command, env=env, cwd=ROOT, check=True, timeout=120)
+    subprocess.run(command, env=env, cwd=ROOT, check=True, timeout=bound_s())
 
 
 class Deployed:
@@ -111,8 +113,8 @@ def worker(deployed: Deployed, home: Path) -> Iterator[None]:
         with process(command, home / "worker.log", **env) as running:
             yield
             running.send_signal(signal.SIGTERM)
-            assert running.wait(60) == 0, (home / "worker.log").read_text()
-            until(lambda: not left_behind(home), "no process is left", 10)
+            assert running.wait(bound_s()) == 0, (home / "worker.log").read_text()
+            until(lambda: not left_behind(home), "no process is left")
     finally:
         for each in left_behind(home):
             each.kill()
@@ -163,37 +165,63 @@ def test_pool_queue_and_schedule(deployed: Deployed) -> None:
     assert deployed.found["retrain/nightly"].global_concurrency_limit is None
 
 
-def test_a_worker_runs_a_job_whose_flow_is_killed(deployed: Deployed, tmp_path: Path) -> None:
+class Working:
+    """A worker, and the folder of its flow runs' jobs."""
+
+    def __init__(self, deployed: Deployed, folder: Path) -> None:
+        self.deployed, self.folder = deployed, folder
+
+
+def a_worker_runs_a_job_whose_flow_is_killed(working: Working) -> None:
     """The worker overrules the hooks: Crashed once more. The automation has it run again."""
-    script, gate = str((SCRIPTS / "gated.py").relative_to(ROOT)), tmp_path / "gate"
+    deployed, gate = working.deployed, working.folder / "gate"
+    script = str((SCRIPTS / "gated.py").relative_to(ROOT))
     job = {"name": "tiny", "script": script, "arguments": [str(gate), "exit"]}
-    with worker(deployed, tmp_path), automated(deployed):
-        run = deployed.start("train/local", tmp_path, job=job)
-        until(lambda: run.count(RanksStarted), "the rank runs")
+    with automated(deployed):
+        run = deployed.start("train/local", working.folder, job=job)
+        run.until(lambda: run.count(RanksStarted), "the rank runs")
         flow = run.process()
         assert HEARTBEAT.items() <= flow.environ().items()
         flow.kill()
         run.until_rerun(flow.pid)
         gate.touch()
-        until(lambda: run.state().name == "Completed", "the job has succeeded")
+        run.until_state("Completed")
     assert run.count(JobStarted) == 1
 
 
-def test_nights_wait_for_each_other(deployed: Deployed, tmp_path: Path) -> None:
+def nights_wait_for_each_other(working: Working) -> None:
     """The worker sees the second one, and starts it when the first is cancelled and has ended."""
-    gate = tmp_path / "gate"
+    deployed, folder = working.deployed, working.folder
+    gate = folder / "night"
     job: dict[str, Any] = {"name": "night", "script": str(SCRIPTS / "steps.py")}
     job |= {"arguments": [str(gate), "2000"], "checkpoint": {"every": 1000}}
-    job["working_directory"] = str(tmp_path)
-    with worker(deployed, tmp_path):
-        first = deployed.start("retrain/nightly", tmp_path, job=job, around={"publish_to": "out"})
-        until(lambda: first.count(FirstStep), "the first night trains")
-        second = deployed.start("retrain/nightly", tmp_path, job=job, around={"publish_to": "out"})
-        for _ in range(3):
-            deployed.until_asked()
-        assert second.state().is_scheduled()
-        first.cancel()
-        until(lambda: first.count(Ended), "its job is stopped")
-        gate.touch()
-        assert [first.until_final().name, second.until_final().name] == ["Cancelled", "Completed"]
-    assert (tmp_path / "out" / "latest.json").exists()
+    job["working_directory"] = str(folder)
+    first = deployed.start("retrain/nightly", folder, job=job, around={"publish_to": "out"})
+    first.until(lambda: first.count(FirstStep), "the first night trains")
+    second = deployed.start("retrain/nightly", folder, job=job, around={"publish_to": "out"})
+    for _ in range(3):
+        deployed.until_asked()
+    assert second.state().is_scheduled()
+    first.cancel()
+    first.until(lambda: first.count(Ended), "its job is stopped")
+    gate.touch()
+    assert first.until_final().name == "Cancelled"
+    second.until_state("Completed")
+    assert (folder / "out" / "latest.json").exists()
+
+
+ACTS = [a_worker_runs_a_job_whose_flow_is_killed, nights_wait_for_each_other]
+
+
+@pytest.fixture(scope="module")
+def played(deployed: Deployed, tmp_path_factory: pytest.TempPathFactory) -> acts.Played:
+    """One worker, asked to end after all acts."""
+    folder = tmp_path_factory.mktemp("working")
+    with worker(deployed, folder):
+        return acts.Played(ACTS, Working(deployed, folder))
+
+
+@pytest.mark.parametrize("act", acts.names(ACTS))
+def test_a_worker(played: acts.Played, act: str) -> None:
+    """Each act is as its function states."""
+    played.check(act)

@@ -21,7 +21,6 @@ from rekindle.recovery.journal import Ended, FirstStep, JobStarted, RanksStarted
 
 SCRIPT = Path(__file__).with_name("scripts") / "steps.py"
 NODES = 2
-START_S = 120.0
 
 
 class Killer:
@@ -41,7 +40,7 @@ class Killer:
             found = self.served.flow_process()
             return found if found and found.pid not in self.flows else None
 
-        return until(look, "the flow run is run again", START_S)
+        return until(look, "the flow run is run again")
 
     def kill(self, flow: psutil.Process) -> None:
         """End it without a word; its job is not there twice."""
@@ -77,7 +76,7 @@ class Killer:
     def recovering(self) -> None:
         """While the job recovers from the loss of a rank."""
         flow = self._steering()
-        until(self._trains, "the job trains", START_S)
+        until(self._trains, "the job trains")
         os.kill(self.rng.choice(self.run.status().ranks).pid, signal.SIGKILL)
         self.ranks += 1
         time.sleep(self.rng.uniform(0.0, 0.5))
@@ -86,13 +85,13 @@ class Killer:
     def releasing(self) -> None:
         """After the job's end, while it reports or ends itself."""
         flow = self.next_flow()
-        until(lambda: self.run.count(Ended) == 1, "the job has ended", 180.0)
+        until(lambda: self.run.count(Ended) == 1, "the job has ended")
         time.sleep(self.rng.uniform(0.0, 0.5))
         self.kill(flow)
 
     def _steering(self) -> psutil.Process:
         flow = self.next_flow()
-        until(lambda: f"process {flow.pid} on" in self._holder(), "it steers the job", START_S)
+        until(lambda: f"process {flow.pid} on" in self._holder(), "it steers the job")
         return flow
 
     def _holder(self) -> str:

@@ -1,28 +1,29 @@
-"""Each kind of `rekindle inject` through the flow on the local engine: its end, and the loss."""
+"""Kinds of `rekindle inject` through the flow on the local engine: the end of each, and the loss.
+
+One flow run meets several kinds, one after the other.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
-from prefect_side import Served, until
+from prefect_side import FlowRun, Served
 from training_jobs.checks import assert_same_training, assert_samples_once
 from training_jobs.injection import Fault, reached, release, write_faults
-from training_jobs.job import STEPS, Job
+from training_jobs.job import STEPS
 from training_jobs.processes import SCRIPT, environment
 from training_jobs.record import Record
-from training_jobs.selection import soak_but
+from waiting import bound_s
 
+from rekindle import cli
 from rekindle.runtime.protocol import InjectionKind
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 RANKS = 4
 
@@ -30,72 +31,126 @@ RANKS = 4
 class Row(NamedTuple):
     """What one kind leads to. strategy: "" where nothing is to be done."""
 
+    rank: int
     fault: str
     strategy: str
     lost: bool = False  # whether steps may have to be done again
 
 
-TABLE = {
-    "kill": Row("process", "recover-in-place"),
-    "node-lost": Row("node-lost", "recover"),
-    "hang": Row("hang", "recover-in-place"),
-    "hang-collective": Row("hang", "recover-in-place"),
-    "hang-data": Row("hang", "recover-in-place"),
-    "stop": Row("hang", "recover-in-place"),
-    "livelock": Row("hang", "recover-in-place"),
-    "slow": Row("", ""),
-    "exception": Row("user-code", "restart", lost=True),
-    "oom": Row("device-out-of-memory", "recover-in-place"),
-    "uce": Row("device-memory", "retry"),
-    "torn-update": Row("device-memory", "retry"),
+# By the run in which they are met, in their order. A rank that is hit is not hit again at once.
+USUAL = {
+    "kill": Row(1, "process", "recover-in-place"),
+    "slow": Row(3, "", ""),
+    "node-lost": Row(2, "node-lost", "recover"),
+    "uce": Row(1, "device-memory", "retry"),
+    "hang": Row(3, "hang", "recover-in-place"),
+    "exception": Row(2, "user-code", "restart", lost=True),
 }
+OTHERS = {
+    "torn-update": Row(2, "device-memory", "retry"),
+    "oom": Row(1, "device-out-of-memory", "recover-in-place"),
+    "hang-collective": Row(3, "hang", "recover-in-place"),
+    "hang-data": Row(2, "hang", "recover-in-place"),
+    "stop": Row(1, "hang", "recover-in-place"),
+    "livelock": Row(3, "hang", "recover-in-place"),
+}
+TABLES = {"usual": USUAL, "others": OTHERS}
+APART = 3  # steps
+
+
+class Injected:
+    """A flow run whose job has met the kinds of a table, and its record."""
+
+    def __init__(self, served: Served, folder: Path, table: dict[str, Row]) -> None:
+        self.folder, self.table, self._home = folder, table, str(served.home)
+        self.steps = [APART * number for number in range(1, len(table) + 1)]
+        write_faults(folder, [Fault(0, "forward", step, do="pause", life=0) for step in self.steps])
+        self.run: FlowRun = served.start(
+            script=str(SCRIPT),
+            arguments=[str(folder), "--variant", "ddp", "--steps", str(STEPS)],
+            nodes=2,
+            processes_per_node=RANKS // 2,
+            environment=environment(uuid.uuid4().hex),
+            snapshot_every=5,
+            allow_injection=True,
+            policy={"hang_timeout_s": bound_s(3.0), "max_restarts": 1},
+        )
+        self.error = ""
+        try:
+            for number, kind in enumerate(table):
+                self._inject(number, kind)
+            self.run.until_state("Completed")
+        except AssertionError as error:
+            self.error = str(error)
+        self.record = Record(
+            folder, STEPS, metrics=self.run.directory.path / "metrics", ranks=RANKS
+        )
+
+    def _inject(self, number: int, kind: str) -> None:
+        """Order a fault while the job waits in a step; it strikes in the next one."""
+        self.run.until(reached(self.folder, number).exists, f"the job waits, before {kind}")
+        command = ["inject", self.run.job_id, "--rank", str(self.table[kind].rank)]
+        command += ["--kind", kind, "--step", str(self.steps[number] + 1)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("REKINDLE_HOME", self._home)
+            with pytest.raises(SystemExit) as ended:
+                cli.main(command)
+        assert ended.value.code == 0
+        release(self.folder, number)
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """Return the rows of the incident table in Prefect."""
+        found: list[dict[str, Any]] = json.loads(self.run.artifact("incidents").data)
+        return found
 
 
 @pytest.fixture(scope="module")
-def baseline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
-    """The run that nothing interrupts."""
-    with Job(tmp_path_factory.mktemp("baseline"), nodes=2) as job:
-        assert job.end().outcome == "succeeded", job.story()
-        yield job.record
+def injected(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Injected]:
+    """Return the flow run of a table, which is run once."""
+    known: dict[str, Injected] = {}
+
+    def find(name: str) -> Injected:
+        if name not in known:
+            known[name] = Injected(served, tmp_path_factory.mktemp(name), TABLES[name])
+        return known[name]
+
+    return find
 
 
-def test_the_table_has_every_kind() -> None:
+def test_the_tables_have_every_kind() -> None:
     """None is left out."""
-    assert set(TABLE) == {kind.value for kind in InjectionKind}
+    assert {*USUAL, *OTHERS} == {kind.value for kind in InjectionKind}
 
 
-# The job itself is tested with the others in tests/faults; to the flow a hang is a hang.
-@pytest.mark.parametrize("kind", soak_but(TABLE, "node-lost", "hang", "exception", "uce"))
+# The job itself is tested with the others in tests/integration/faults; to the flow a hang is a
+# hang.
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *(("usual", kind) for kind in USUAL),
+        *(pytest.param("others", kind, marks=pytest.mark.soak) for kind in OTHERS),
+    ],
+)
 def test_a_kind_ends_as_its_row_says(
-    kind: str, served: Served, baseline: Record, tmp_path: Path
+    name: str, kind: str, injected: Callable[[str], Injected]
 ) -> None:
-    """The flow run completes, the incident table has the row, and the loss is what it was."""
-    row = TABLE[kind]
-    write_faults(tmp_path, [Fault(0, "forward", 3, do="pause")])
-    run = served.start(
-        script=str(SCRIPT),
-        arguments=[str(tmp_path), "--variant", "ddp", "--steps", str(STEPS)],
-        nodes=2,
-        processes_per_node=RANKS // 2,
-        environment=environment(uuid.uuid4().hex),
-        snapshot_every=5,
-        allow_injection=True,
-        policy={"hang_timeout_s": 3.0, "max_restarts": 1},
-    )
-    until(reached(tmp_path, 0).exists, "the job waits in step 3")
-    command = [sys.executable, "-m", "rekindle.cli", "inject", run.job_id]
-    command += ["--rank", "2", "--kind", kind, "--step", "9"]
-    environ = os.environ | {"REKINDLE_HOME": str(served.home)}
-    subprocess.run(command, check=True, env=environ, timeout=60)
-    release(tmp_path, 0)
-    state = run.until_final()
-    assert state.name == "Completed", state.message
-    record = Record(tmp_path, STEPS, metrics=run.directory.path / "metrics", ranks=RANKS)
-    assert_same_training(record, baseline)
-    assert_samples_once(record)
-    if not row.strategy:
-        assert "incidents" not in str(run.events())
-        return
-    (told,) = json.loads(run.artifact("incidents").data)
-    assert (told["fault"], told["strategy"]) == (row.fault, row.strategy)
-    assert told["steps lost"] == 0 or row.lost
+    """The incident table has the row, and the loss is what it was."""
+    found = injected(name)
+    assert not found.error
+    rows = [each for each, row in found.table.items() if row.strategy]
+    met = found.incidents()
+    assert len(met) == len(rows)
+    row = found.table[kind]
+    if row.strategy:
+        seen = met[rows.index(kind)]
+        assert (seen["fault"], seen["strategy"]) == (row.fault, row.strategy)
+        assert seen["steps lost"] == 0 or row.lost
+
+
+@pytest.mark.parametrize("name", ["usual", pytest.param("others", marks=pytest.mark.soak)])
+def test_the_end(name: str, injected: Callable[[str], Injected], baseline: Record) -> None:
+    """The flow run completes; the training is that of an uninterrupted run, bit by bit."""
+    found = injected(name)
+    assert not found.error
+    assert_same_training(found.record, baseline)
+    assert_samples_once(found.record)

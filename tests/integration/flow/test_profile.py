@@ -7,67 +7,90 @@ import os
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect_side import Served, until
 from training_jobs.injection import Fault, reached, release, write_faults
-from training_jobs.job import STEPS
 from training_jobs.processes import SCRIPT, environment
 
 from rekindle.recovery.profiled import Profiled
 
 pytestmark = pytest.mark.timeout(300)
 
-_CALL = """
+# Runs the flow for each line of its input, and answers with what it returns, or its error.
+_CALLS = """
 import json, sys
 from uuid import UUID
 from rekindle.flows.profile import profile
-asked = json.loads(sys.argv[1])
-print("FOUND", json.dumps(profile(UUID(asked.pop("run")), **asked)))
+for line in sys.stdin:
+    asked = json.loads(line)
+    try:
+        answer = profile(UUID(asked.pop("run")), **asked)
+    except Exception as error:
+        answer = f"error: {error}"
+    print("FOUND", json.dumps(answer), flush=True)
 """
 
 
-def profile(
-    api: str, served: Served, run: object, **asked: Any
-) -> subprocess.CompletedProcess[str]:
+class Profiler:
+    """A process that runs the profile flow as often as it is asked to."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def ask(self, run: object, **asked: Any) -> Any:
+        """Run the flow for a flow run; return what it does, or `error: ` and its error."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"run": str(run), **asked}) + "\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith("FOUND "):
+                return json.loads(line.removeprefix("FOUND "))
+        raise AssertionError("the process has ended")
+
+
+@pytest.fixture
+def profiler(prefect_api: str, served: Served) -> Iterator[Profiler]:
+    """The profile flow, for the jobs of the served train flow."""
     environ = os.environ | {
-        "PREFECT_API_URL": api,
+        "PREFECT_API_URL": prefect_api,
         "PREFECT_HOME": str(served.home),
         "REKINDLE_HOME": str(served.home),
     }
-    command = [sys.executable, "-c", _CALL, json.dumps({"run": str(run), **asked})]
-    return subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=120, check=False
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(
+        [sys.executable, "-c", _CALLS], env=environ, text=True, **pipes
+    ) as process:
+        yield Profiler(process)
 
 
 def test_a_training_run_is_switched_and_shown(
-    prefect_api: str, served: Served, tmp_path: Path
+    profiler: Profiler, served: Served, tmp_path: Path
 ) -> None:
-    write_faults(tmp_path, [Fault(0, "forward", step, do="pause") for step in (3, 12)])
+    """Each rank writes its records down; the order is refused where it makes no sense."""
+    write_faults(tmp_path, [Fault(0, "forward", step, do="pause") for step in (3, 6)])
     run = served.start(
         script=str(SCRIPT),
-        arguments=[str(tmp_path), "--variant", "ddp", "--steps", str(STEPS)],
-        processes_per_node=4,
+        arguments=[str(tmp_path), "--variant", "ddp", "--steps", "8"],
+        processes_per_node=2,
         environment=environment(uuid.uuid4().hex),
-        policy={"hang_timeout_s": 200.0},
+        policy={"hang_timeout_s": 900.0},
     )
     until(reached(tmp_path, 0).exists, "the job waits in step 3")
-    on = profile(prefect_api, served, run.id, kinds=["communication"])
-    assert "FOUND []" in on.stdout, on.stdout + on.stderr
+    assert profiler.ask(run.id, kinds=["communication"]) == []
     release(tmp_path, 0)
-    until(reached(tmp_path, 1).exists, "the job waits in step 12")
-    wrong = profile(prefect_api, served, run.id, on=False, kinds=["step"])
-    assert wrong.returncode != 0
-    assert "off only together with communication" in wrong.stderr
-    assert profile(prefect_api, served, run.id, on=False).returncode == 0
-    release(tmp_path, 1)
-    assert run.until_final().name == "Completed"
+    until(reached(tmp_path, 1).exists, "the job waits in step 6")
+    wrong = profiler.ask(run.id, on=False, kinds=["step"])
+    assert "off only together with communication" in wrong
+    profiler.ask(run.id, on=False)
     assert run.count(Profiled) == 2
-    late = profile(prefect_api, served, run.id)
-    assert late.returncode != 0
-    assert "does not run" in late.stderr
+    release(tmp_path, 1)
+    run.until_state("Completed")
+    assert run.count(Profiled) == 2
+    assert "does not run" in profiler.ask(run.id)
     (task,) = (run.directory.path / "profiling").iterdir()
-    assert len(list(task.iterdir())) == 4
+    assert len(list(task.iterdir())) == 2

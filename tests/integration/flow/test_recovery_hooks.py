@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -35,14 +36,12 @@ AGAIN = "Rescheduling"
 class Runs:
     """Flow runs of the user's flows."""
 
-    def __init__(self, client: SyncPrefectClient, notes: Path) -> None:
+    def __init__(self, client: SyncPrefectClient) -> None:
         self.client = client
-        self.notes = notes
 
-    def start(self, flow: str, how: str, times: int) -> UUID:
-        """Schedule a run that breaks so many times."""
+    def start(self, flow: str, **parameters: Any) -> UUID:
+        """Schedule a run."""
         deployment = until(lambda: self._find(f"{flow}/{NAME}"), "the flow is served")
-        parameters = {"notes": str(self.notes), "how": how, "times": times}
         return self.client.create_flow_run_from_deployment(deployment, parameters=parameters).id
 
     def _find(self, name: str) -> UUID | None:
@@ -71,9 +70,10 @@ class Runs:
         until(said, f"the run is left as it ended, {times} times")
         return self.states(run)
 
-    def processes(self) -> list[str]:
-        """The process of each time that the user's function was entered."""
-        return self.notes.read_text().split()
+
+def processes(notes: Path) -> list[str]:
+    """Return the process of each time that the user's function was entered."""
+    return notes.read_text().split()
 
 
 @pytest.fixture(scope="module")
@@ -89,47 +89,36 @@ def _serving(prefect_api: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture
-def runs(prefect_api: str, _serving: None, tmp_path: Path) -> Iterator[Runs]:
+def runs(prefect_api: str, _serving: None) -> Iterator[Runs]:
     """The user's flows, served."""
     with SyncPrefectClient(prefect_api) as client:
-        yield Runs(client, tmp_path / "notes")
+        yield Runs(client)
 
 
 def named(states: list[State[object]]) -> list[str]:
-    """The names of those states that say what became of a run."""
+    """Return the names of those states that tell what became of a run."""
     return [state.name or "" for state in states if state.is_final() or state.name == AGAIN]
 
 
-@pytest.mark.parametrize(
-    ("how", "end"), [("kill", "Crashed"), ("raise", "Failed"), ("terminate", "Crashed")]
-)
-def test_a_run_that_breaks_is_run_again(runs: Runs, how: str, end: str) -> None:
-    """After its end the run is scheduled once more, in a process of its own, with the reason."""
-    run = runs.start("breaks", how, 1)
+# How a run breaks, and the state in which that ends it.
+BREAKS = {"kill": "Crashed", "raise": "Failed", "terminate": "Crashed"}
+
+
+def test_a_run_that_breaks_is_run_again(runs: Runs, prefect_api: str, tmp_path: Path) -> None:
+    """Each end has the run scheduled again, in another process, with the reason.
+
+    The hook of an end that was acted upon already leaves the run alone.
+    """
+    notes = tmp_path / "notes"
+    run = runs.start("breaks", notes=str(notes), ways=[*BREAKS, "end"])
     states = runs.until_completed(run)
-    assert named(states) == [end, AGAIN, "Completed"]
-    assert len(set(runs.processes())) == len(runs.processes()) == 2
-    said = next(state.message for state in states if state.name == AGAIN)
-    assert said is not None
-    assert said.startswith("It is run again: ")
-
-
-@pytest.mark.parametrize(
-    ("how", "end"), soak_but([("exit", "Crashed"), ("wrong", "Failed")], ("wrong", "Failed"))
-)
-def test_what_another_run_does_not_help_stays(runs: Runs, how: str, end: str) -> None:
-    """The same doing of the script twice is enough; a retry by a person begins anew."""
-    run = runs.start("breaks", how, 100)
-    assert named(runs.until_left(run)) == [end, AGAIN, end]
-    retry: State[None] = Scheduled(name="AwaitingRetry", message="Retry from the UI")
-    runs.client.set_flow_run_state(run, retry, force=True)
-    assert named(runs.until_left(run, times=2)) == [end, AGAIN, end] * 2
-
-
-def test_a_hook_that_comes_late_does_nothing(runs: Runs, prefect_api: str) -> None:
-    """The hook of an end that somebody has acted upon already leaves the run alone."""
-    run = runs.start("breaks", "raise", 1)
-    states = runs.until_completed(run)
+    assert named(states) == [
+        *(name for end in BREAKS.values() for name in (end, AGAIN)),
+        "Completed",
+    ]
+    assert len(set(processes(notes))) == len(processes(notes)) == 4
+    reasons = [state.message or "" for state in states if state.name == AGAIN]
+    assert all(reason.startswith("It is run again: ") for reason in reasons)
     [failed] = [state for state in states if state.name == "Failed"]
     [hook] = recovery_hooks(Policy(max_reschedules=9))["on_failure"]
     with temporary_settings({PREFECT_API_URL: prefect_api, PREFECT_LOGGING_TO_API_ENABLED: False}):
@@ -137,18 +126,51 @@ def test_a_hook_that_comes_late_does_nothing(runs: Runs, prefect_api: str) -> No
     assert [state.id for state in runs.states(run)] == [state.id for state in states]
 
 
-def test_a_task_is_retried_where_the_policy_has_a_restart(runs: Runs) -> None:
-    """Two restarts are two retries, in one process, however many the task would allow."""
-    run = runs.start("with-task", "raise", 2)
-    assert named(runs.until_completed(run)) == ["Completed"]
-    assert len(runs.processes()) == 3
-    assert len(set(runs.processes())) == 1
+@pytest.mark.parametrize(
+    ("how", "end"), soak_but([("exit", "Crashed"), ("wrong", "Failed")], ("wrong", "Failed"))
+)
+def test_what_another_run_does_not_help_stays(
+    runs: Runs, tmp_path: Path, how: str, end: str
+) -> None:
+    """The script fails twice in the same way: that is enough. A retry by a person counts from 0."""
+    run = runs.start("breaks", notes=str(tmp_path / "notes"), ways=[how])
+    assert named(runs.until_left(run)) == [end, AGAIN, end]
+    retry: State[None] = Scheduled(name="AwaitingRetry", message="Retry from the UI")
+    runs.client.set_flow_run_state(run, retry, force=True)
+    assert named(runs.until_left(run, times=2)) == [end, AGAIN, end] * 2
 
 
-@pytest.mark.parametrize(("how", "tries"), [("raise", 3), ("wrong", 2)])
-def test_a_task_that_goes_on_breaking_fails(runs: Runs, how: str, tries: int) -> None:
-    """The budget ends the retries, and so does the same error of the script."""
-    run = runs.start("with-task", how, 100)
-    until(lambda: named(runs.states(run)), "the run has ended")
-    assert named(runs.states(run)) == ["Failed"]
-    assert len(runs.processes()) == tries
+@pytest.fixture(scope="module")
+def with_tasks(
+    prefect_api: str, _serving: None, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[str]]:
+    """A flow run of three tasks with retries: their notes, and the states that ended it."""
+    folder = tmp_path_factory.mktemp("tasks")
+    with SyncPrefectClient(prefect_api) as client:
+        runs = Runs(client)
+        run = runs.start("with-tasks", folder=str(folder))
+        until(lambda: named(runs.states(run)), "the run has ended")
+        return folder, named(runs.states(run))
+
+
+# The notes of a task, and how often it is tried.
+TRIES = {
+    "twice": 3,  # two restarts are two retries, however many the task would allow
+    "always": 3,  # the budget ends the retries
+    "wrong": 2,  # so does the same error of the script
+}
+
+
+@pytest.mark.parametrize("task", TRIES)
+def test_a_task_is_retried_as_the_policy_has_it(
+    with_tasks: tuple[Path, list[str]], task: str
+) -> None:
+    """All tries of a task are in one process."""
+    folder, _ = with_tasks
+    assert len(processes(folder / task)) == TRIES[task]
+    assert len(set(processes(folder / task))) == 1
+
+
+def test_a_task_that_breaks_each_time_fails_its_flow(with_tasks: tuple[Path, list[str]]) -> None:
+    """The task that breaks twice has succeeded in its last try; the last task fails the flow."""
+    assert with_tasks[1] == ["Failed"]

@@ -8,60 +8,92 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import run_command
 
 from rekindle import names
 from rekindle.blocks.job import TrainingJob
 
+ODD = ("REKINDLE_X", "A=B")  # names of variables
 SAVE = """
 from rekindle.blocks.policy import RecoveryPolicy
 from rekindle.blocks.saved import SavedCluster, SavedPolicy, SavedStore
 from rekindle.blocks.store import CheckpointDirectory
 
+SavedPolicy(
+    policy=RecoveryPolicy(strategies=["restart", "retry"], max_restarts=7)
+).save("careful", overwrite=True)
+secrets = {"TRACKER_KEY": "geheim", "MODE": "all"}
+SavedCluster(nodes=3, processes_per_node=2, spares=1, environment=secrets).save("big")
+SavedStore(
+    checkpoint=CheckpointDirectory(path="kept", every=9),
+    access_key_id="schluessel-1",
+    secret_access_key="geheim-2",
+).save("disk")
+for number, name in enumerate(("REKINDLE_X", "A=B")):
+    SavedCluster(environment={name: "geheim"}).save(f"odd-{number}", overwrite=True)
 """
-TELL = """
+# The jobs that are described, by the name of the test that needs them.
+JOBS = {
+    "policy": {"saved_policy": "careful"},
+    "cluster": {
+        "environment": {"MODE": "one"},
+        "saved_cluster": "big",
+        "saved_store": "disk",
+    },
+    "REKINDLE_X": {"saved_cluster": "odd-0"},
+    "A=B": {"saved_cluster": "odd-1"},
+    "unsaved": {"saved_policy": "none"},
+}
+DESCRIBE = """
 import json, sys
 import msgspec
+from prefect.client.orchestration import get_client
 from rekindle.blocks.job import TrainingJob
 from rekindle.errors import UsageError
 
-try:
-    spec = TrainingJob(**json.loads(sys.argv[1])).to_spec("job")
-    print(msgspec.json.encode(spec).decode())
-except UsageError as error:
-    print(json.dumps({"error": str(error)}))
-"""
-SEEN = """
-from prefect.client.orchestration import get_client
+def described(job):
+    try:
+        spec = TrainingJob(script="train.py", **job).to_spec("job")
+        return json.loads(msgspec.json.encode(spec))
+    except UsageError as error:
+        return {"error": str(error)}
+
+found = {name: described(job) for name, job in json.loads(sys.argv[1]).items()}
+seen = ""
 with get_client(sync_client=True) as client:
     for kind, name in (("cluster", "big"), ("checkpoint-store", "disk")):
         named = {"block_type_slug": f"rekindle-{kind}", "name": name, "include_secrets": False}
-        print(client.read_block_document_by_name(**named).data)
+        seen += str(client.read_block_document_by_name(**named).data)
+print(json.dumps([found, seen]))
 """
 
 Python = Callable[..., str]
+Described = tuple[dict[str, dict[str, Any]], str]
 
 
-@pytest.fixture
-def python(prefect_api: str, tmp_path: Path) -> Python:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The working directory, with a script."""
+    found = tmp_path_factory.mktemp("saved")
+    (found / "train.py").touch()
+    return found
+
+
+@pytest.fixture(scope="module")
+def python(prefect_api: str, folder: Path) -> Python:
     """Run Python code beside the script; return what it prints."""
-    (tmp_path / "train.py").touch()
 
     def run(*arguments: str) -> str:
-        done = subprocess.run(
+        done = run_command(
             [sys.executable, *arguments],
             env={**os.environ, "PREFECT_API_URL": prefect_api},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
+            cwd=folder,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -69,29 +101,28 @@ def python(prefect_api: str, tmp_path: Path) -> Python:
     return run
 
 
-def tell(python: Python, **job: Any) -> dict[str, Any]:
-    """What becomes of a job: its description for the runtime, or the error."""
-    told: dict[str, Any] = json.loads(python("-c", TELL, json.dumps({"script": "train.py", **job})))
-    return told
+@pytest.fixture(scope="module")
+def described(python: Python) -> Described:
+    """What becomes of each job (its description for the runtime, or the error), and what is seen.
+
+    One process saves all blocks, and another one loads them.
+    """
+    python("-c", SAVE)
+    found, seen = json.loads(python("-c", DESCRIBE, json.dumps(JOBS)))
+    return found, seen
 
 
-def test_a_job_takes_a_saved_policy(python: Python) -> None:
+def test_a_job_takes_a_saved_policy(described: Described) -> None:
     """With the order of its strategies; the job's own policy is not used then."""
-    policy = "RecoveryPolicy(strategies=['restart', 'retry'], max_restarts=7)"
-    python("-c", f"{SAVE}SavedPolicy(policy={policy}).save('careful', overwrite=True)")
-    found = tell(python, saved_policy="careful")["policy"]
-    assert found["strategies"] == ["restart", "retry"]
-    assert found["max_restarts"] == 7
+    policy = described[0]["policy"]["policy"]
+    assert policy["strategies"] == ["restart", "retry"]
+    assert policy["max_restarts"] == 7
 
 
-def test_a_job_takes_a_saved_cluster_and_store(python: Python, tmp_path: Path) -> None:
-    """Secrets reach the ranks, and nobody sees them in Prefect; the job's own variables win."""
-    secrets = "environment={'TRACKER_KEY': 'geheim', 'MODE': 'all'}"
-    save = f"SavedCluster(nodes=3, processes_per_node=2, spares=1, {secrets}).save('big')\n"
-    keys = "access_key_id='schluessel-1', secret_access_key='geheim-2'"
-    save += f"SavedStore(checkpoint=CheckpointDirectory(path='kept', every=9), {keys}).save('disk')"
-    python("-c", SAVE + save)
-    spec = tell(python, environment={"MODE": "one"}, saved_cluster="big", saved_store="disk")
+def test_a_job_takes_a_saved_cluster_and_store(described: Described, folder: Path) -> None:
+    """Secrets reach the ranks, and Prefect shows none of them; the job's own variables win."""
+    found, seen = described
+    spec = found["cluster"]
     assert (spec["nodes"], spec["processes_per_node"], spec["spares"]) == (3, 2, 1)
     assert spec["environment"] == {
         "TRACKER_KEY": "geheim",
@@ -99,27 +130,24 @@ def test_a_job_takes_a_saved_cluster_and_store(python: Python, tmp_path: Path) -
         names.ENV_STORE_ACCESS_KEY_ID: "schluessel-1",
         names.ENV_STORE_SECRET_ACCESS_KEY: "geheim-2",
     }
-    assert spec["checkpoint_store"] == str(tmp_path / "kept" / "job")
+    assert spec["checkpoint_store"] == str(folder / "kept" / "job")
     assert spec["checkpoint_every"] == 9
-    seen = python("-c", SEEN)
     assert "'nodes': 3" in seen
     assert "geheim" not in seen
     assert "schluessel" not in seen
 
 
-@pytest.mark.parametrize("name", ["REKINDLE_X", "A=B"])
-def test_a_variable_that_cannot_be_set(python: Python, name: str) -> None:
+@pytest.mark.parametrize("name", ODD)
+def test_a_variable_that_cannot_be_set(described: Described, name: str) -> None:
     """Also not by a block; the error shows no value."""
-    cluster = f"SavedCluster(environment={{{name!r}: 'geheim'}})"
-    python("-c", f"{SAVE}{cluster}.save('odd', overwrite=True)")
-    error = tell(python, saved_cluster="odd")["error"]
+    error = described[0][name]["error"]
     assert name in error
     assert "geheim" not in error
 
 
-def test_a_policy_that_was_not_saved(python: Python) -> None:
+def test_a_policy_that_was_not_saved(described: Described) -> None:
     """The error names it."""
-    assert "'none'" in tell(python, saved_policy="none")["error"]
+    assert "'none'" in described[0]["unsaved"]["error"]
 
 
 def test_the_blocks_are_registered_from_the_shell(python: Python) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import acts
 import psutil
 import pytest
-from jobs import Place, Run, wait_until
+from jobs import Place, Run
+from waiting import wait_until
 
 from rekindle.recovery import journal
 from rekindle.recovery.policy import Strategy
@@ -19,99 +21,20 @@ WAITS = """
 import os, signal, subprocess, time
 
 subprocess.Popen(["sh", "-c", "trap '' TERM INT HUP; sleep 600"])
-print("runs", os.environ["TORCHELASTIC_RESTART_COUNT"])
+print("runs", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
 while not os.path.exists("go"):
     time.sleep(0.02)
 print("goes")
 """
 
 
-def waiting(place: Place, *options: str, nodes: int = 1, quick: bool = True) -> Run:
-    """Start a job of two ranks per node that wait for `go`; return when all do."""
-    script = place.script(WAITS)
-    options = ("--nnodes", str(nodes), "--nproc-per-node", "2", *options)
-    run = place.start_quick(script, *options) if quick else place.start(*options, script)
-    for rank in range(2 * nodes):
-        run.wait_for_output(rank, "runs")
-    return run
-
-
-def go(place: Place) -> None:
-    """Let the ranks go on to their end."""
-    (place.folder / "go").touch()
-
-
 def kill(process: psutil.Process) -> None:
     os.kill(process.pid, signal.SIGKILL)
 
 
-def test_the_launcher_is_killed(place: Place) -> None:
-    """A job in the foreground ends with its launcher, however that dies; its ledger says so."""
-    run = waiting(place, nodes=2)
-    run.signal(signal.SIGKILL)
-    run.end()
-    ended = run.recorded(journal.Ended)[-1]
-    assert (ended.outcome, ended.reason) == (
-        "stopped",
-        "the process that launched the job is gone",
-    )
-
-
-STARTED: dict[str, Callable[[Run], object]] = {
-    "folder": lambda run: run.directory.path.exists(),
-    "coordinator": lambda run: run.all("coordinator"),
-    "agent": lambda run: run.all("agent"),
-    "node": lambda run: run.recorded(journal.NodeJoined),
-    "logs": lambda run: list(run.directory.path.glob("logs/attempt_0/*")),
-}
-
-
-@pytest.mark.parametrize("moment", STARTED)
-def test_the_launcher_is_killed_while_it_starts_the_job(place: Place, moment: str) -> None:
-    """The same when only a part of the job's processes exists."""
-    run = place.start_quick(place.script(WAITS), "--nproc-per-node", "3")
-    wait_until(lambda: STARTED[moment](run), moment)
-    run.signal(signal.SIGKILL)
-    run.end()
-
-
-def test_the_coordinator_is_killed(place: Place) -> None:
-    """Another one takes its place; untouched ranks do not notice, and the job succeeds."""
-    run = waiting(place, nodes=2)
-    ranks = {process.pid for process in run.forked()}
-    for count in (2, 3):
-        kill(run.only("coordinator"))
-        run.wait_for(journal.NodeJoined, 2 * count)
-    assert {process.pid for process in run.forked()} == ranks
-    go(place)
-    run.end(0)
-    assert "another one takes its place" in run.stderr
-    assert run.stdout.count("goes") == 4
-
-
-def test_the_zygote_is_killed(place: Place) -> None:
-    """Running ranks do not notice; the next rank is forked from a new zygote."""
-    run = waiting(place, "--max-restarts", "1", quick=False)
-    kill(run.only("zygote"))
-    rank = next(p for p in run.forked() if p.children())
-    kill(rank)
-    wait_until(lambda: Path(run.directory.path, "logs/attempt_1/1/stdout.log").exists(), "restart")
-    run.only("zygote")
-    go(place)
-    run.end(0)
-    assert [event.strategy for event in run.recorded(journal.Decided)] == [Strategy.RESTART]
-
-
-def test_the_store_is_killed(place: Place) -> None:
-    """Ranks that do not need the store any more go on to their end."""
-    run = waiting(place, quick=False)
-    stores = [p for p in run.forked() if p.net_connections(kind="tcp")]
-    assert len(stores) == 1
-    kill(stores[0])
-    wait_until(lambda: not alive(stores[0]), "the store's end")
-    go(place)
-    run.end(0)
-    assert not journal.incidents(run.events())
+def agent_of(run: Run, node: int) -> psutil.Process:
+    """Return the agent that was started for a node."""
+    return next(a for a in run.all("agent") if f"--node {node}" in " ".join(a.cmdline()))
 
 
 def alive(process: psutil.Process) -> bool:
@@ -121,66 +44,249 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
-def test_an_agent_is_killed(place: Place) -> None:
-    """Its ranks die with it; without restarts the job fails, and the lost node is named."""
-    run = waiting(place, nodes=2)
-    agent = next(p for p in run.all("agent") if node_of(p) == 1)
-    kill(agent)
-    run.end(1)
-    assert "node 1 (127.0.0.1) was lost with its agent and all its ranks" in run.stderr
+class Victim:
+    """A job of two ranks on each node, which wait for `go`. restarts: at most."""
+
+    def __init__(self, place: Place, nodes: int, restarts: int, *, quick: bool) -> None:
+        self.place = place
+        self.size = 2 * nodes
+        script = place.script(WAITS)
+        options = ("--nnodes", str(nodes), "--nproc-per-node", "2")
+        options += ("--max-restarts", str(restarts))
+        self.run = place.start_quick(script, *options) if quick else place.start(*options, script)
+        self.restart = 0
+        self.until_runs()
+
+    def until_runs(self) -> None:
+        """Wait until all ranks run the script in the newest restart."""
+        for rank in range(self.size):
+            wait_until(lambda rank=rank: self._has_begun(rank), f"rank {rank}{self.run.said()}")
+
+    def _has_begun(self, rank: int) -> bool:
+        try:
+            return f"runs {self.restart}" in self.run.log(rank, restart=self.restart)
+        except FileNotFoundError:
+            return False
+
+    def ranks(self) -> set[int]:
+        """Return the processes that agents have forked and that have children: the ranks."""
+        return {process.pid for process in self.run.forked() if process.children()}
 
 
-def node_of(agent: psutil.Process) -> int:
-    """The node rank that an agent was started for."""
-    words = agent.cmdline()
-    return int(words[words.index("--node") + 1])
+def the_coordinator(victim: Victim) -> None:
+    """Another one takes its place, twice; untouched ranks do not notice."""
+    run, ranks = victim.run, victim.ranks()
+    assert len(ranks) == 4
+    for count in (2, 3):
+        kill(run.only("coordinator"))
+        run.wait_for(journal.NodeJoined, 2 * count)
+    assert victim.ranks() == ranks
+    assert "another one takes its place" in run.stderr
 
 
-def test_a_killed_agent_is_replaced(place: Place) -> None:
+def an_agent(victim: Victim) -> None:
     """With a restart left the launcher brings another agent, and all ranks run again."""
-    run = waiting(place, "--max-restarts", "1", nodes=2)
-    kill(next(p for p in run.all("agent") if node_of(p) == 1))
-    logs = Path(run.directory.path, "logs/attempt_1")
-    wait_until(lambda: len(list(logs.glob("*/stdout.log"))) == 4, "four ranks again")
-    go(place)
-    run.end(0)
+    run = victim.run
+    kill(agent_of(run, 1))
+    victim.restart += 1
+    victim.until_runs()
     assert [event.node for event in run.recorded(journal.NodeWanted)] == [1]
-    [incident] = journal.incidents(run.events())
+    run.wait_for(journal.RanksStarted, 4)
+    incident = journal.incidents(run.events())[-1]
     assert (incident.strategy, incident.closed) == (Strategy.RESTART, True)
 
 
-@pytest.mark.parametrize("order", ["agent first", "launcher first"])
-def test_two_are_killed_at_once(place: Place, order: str) -> None:
-    """Whatever dies together with the launcher, nobody is left to wait for anybody."""
-    run = waiting(place, "--max-restarts", "3", nodes=2)
-    victims = [run.all("agent")[0], psutil.Process(run.process.pid)]
-    for victim in victims if order == "agent first" else reversed(victims):
-        kill(victim)
-    run.end()
+def an_agent_without_a_restart_left(victim: Victim) -> None:
+    """Its ranks die with it; the job fails, and the lost node is named."""
+    kill(agent_of(victim.run, 1))
+    victim.run.end(1)
+    assert "node 1 (127.0.0.1) was lost with its agent and all its ranks" in victim.run.stderr
+
+
+KILLED = [the_coordinator, an_agent, an_agent_without_a_restart_left]
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[acts.Played]:
+    """One job of two nodes, whose processes are killed one after the other."""
+    with Place(tmp_path_factory.mktemp("killed") / "place") as place:
+        yield acts.Played(KILLED, Victim(place, nodes=2, restarts=1, quick=True))
+
+
+@pytest.mark.parametrize("act", acts.names(KILLED))
+def test_a_process_is_killed(killed: acts.Played, act: str) -> None:
+    """Each act is as its function states."""
+    killed.check(act)
+
+
+def the_store(victim: Victim) -> None:
+    """Ranks that do not need the store any more do not notice."""
+    ranks = victim.ranks()
+    [store] = [p for p in victim.run.forked() if p.net_connections(kind="tcp")]
+    kill(store)
+    wait_until(lambda: not alive(store), "the store's end")
+    assert victim.ranks() == ranks
+    assert not journal.incidents(victim.run.events())
+
+
+def the_zygote(victim: Victim) -> None:
+    """Running ranks do not notice; the next ranks are forked from a new zygote."""
+    run, ranks, before = victim.run, victim.ranks(), victim.run.only("zygote")
+    kill(before)
+    wait_until(lambda: not alive(before), "the zygote's end")
+    assert victim.ranks() == ranks
+    kill(psutil.Process(min(ranks)))
+    victim.restart += 1
+    victim.until_runs()
+    assert run.only("zygote").pid != before.pid
+    assert [event.strategy for event in run.recorded(journal.Decided)] == [Strategy.RESTART]
+
+
+def the_job_succeeds(victim: Victim) -> None:
+    """The ranks continue to their end."""
+    (victim.place.folder / "go").touch()
+    victim.run.end(0)
+    assert victim.run.stdout.count("goes") == victim.size
+
+
+HELPERS = [the_store, the_zygote, the_job_succeeds]
+
+
+@pytest.fixture(scope="module")
+def helped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[acts.Played]:
+    """One job of Python ranks, whose helpers are killed."""
+    with Place(tmp_path_factory.mktemp("helped") / "place") as place:
+        yield acts.Played(HELPERS, Victim(place, nodes=1, restarts=1, quick=False))
+
+
+@pytest.mark.parametrize("act", acts.names(HELPERS))
+def test_a_helper_is_killed(helped: acts.Played, act: str) -> None:
+    """Each act is as its function states."""
+    helped.check(act)
+
+
+class Again:
+    """A job in the foreground that is run again each time its launcher was killed."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.script = place.script(WAITS)
+        self.attempt = -1
+        self.start()
+
+    def start(self) -> None:
+        """Run the job again."""
+        options = ("--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "3")
+        self.run = self.place.start_quick(self.script, *options)
+
+    def until_runs(self) -> None:
+        """Wait until the ranks of the newest attempt run."""
+        self.attempt += 1
+        self.run.wait_for(journal.JobStarted, self.attempt + 1)
+        started = 2 * (self.attempt + 1)
+        self.run.wait_for(journal.RanksStarted, started)
+        wait_until(lambda: self.run.stdout.count("runs") == 4, f"all ranks{self.run.said()}")
 
 
 def writers(run: Run) -> int:
-    """How many coordinators have the job's ledger open."""
+    """Return how many coordinators have the job's ledger open."""
     ledger = str(run.directory.ledger)
     files = [file.path for each in run.all("coordinator") for file in each.open_files()]
     return files.count(ledger)
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["at once", "old coordinator is held"])
-def test_a_job_is_run_again_while_its_old_coordinator_still_lives(place: Place, late: bool) -> None:
-    """The next attempt waits for the last one's end: two never write the same ledger."""
-    run = waiting(place)
-    old = run.only("coordinator")
-    if late:
-        old.suspend()
+def the_launcher(again: Again) -> None:
+    """A job in the foreground ends with its launcher, however that dies; its ledger tells it."""
+    again.until_runs()
+    again.run.signal(signal.SIGKILL)
+    again.run.end()
+    ended = again.run.recorded(journal.Ended)[-1]
+    assert (ended.outcome, ended.reason) == (
+        "stopped",
+        "the process that launched the job is gone",
+    )
+
+
+def the_launcher_and_an_agent(again: Again) -> None:
+    """Whatever dies together with the launcher, no process is left that waits for another."""
+    for agent_first in (True, False):
+        again.start()
+        again.until_runs()
+        victims = [agent_of(again.run, 0), psutil.Process(again.run.process.pid)]
+        for victim in victims if agent_first else reversed(victims):
+            kill(victim)
+        again.run.end()
+
+
+def the_launcher_of_a_job_that_is_run_again_at_once(again: Again) -> None:
+    """The next attempt waits for the last one's end."""
+    again.start()
+    again.until_runs()
+    again.run.signal(signal.SIGKILL)
+    again.run.process.wait()
+    again.start()
+    again.until_runs()
+
+
+def the_launcher_while_its_coordinator_is_held(again: Again) -> None:
+    """Two coordinators never write the same ledger."""
+    old = again.run.only("coordinator")
+    old.suspend()
+    again.run.signal(signal.SIGKILL)
+    again.run.process.wait()
+    (again.place.folder / "go").touch()
+    again.start()
+    wait_until(lambda: writers(again.run) == 2, "the second coordinator")
+    old.resume()
+    again.run.end(0)
+    assert again.run.stdout.count("goes") == 4
+
+
+def no_launcher_any_more(again: Again) -> None:
+    """The ledger has all attempts, each with its end, and no event twice."""
+    run = again.run
+    attempts = [event.attempt for event in run.recorded(journal.JobStarted)]
+    assert attempts == list(range(6))
+    outcomes = [event.outcome for event in run.recorded(journal.Ended)]
+    assert (outcomes[0], outcomes[-3:]) == ("stopped", ["stopped", "stopped", "succeeded"])
+    assert [event.seq for event in run.events()] == list(range(1, len(run.events()) + 1))
+
+
+LAUNCHER = [
+    the_launcher,
+    the_launcher_and_an_agent,
+    the_launcher_of_a_job_that_is_run_again_at_once,
+    the_launcher_while_its_coordinator_is_held,
+    no_launcher_any_more,
+]
+
+
+@pytest.fixture(scope="module")
+def again(tmp_path_factory: pytest.TempPathFactory) -> Iterator[acts.Played]:
+    """One job id, which is run six times."""
+    with Place(tmp_path_factory.mktemp("again") / "place") as place:
+        yield acts.Played(LAUNCHER, Again(place))
+
+
+@pytest.mark.parametrize("act", acts.names(LAUNCHER))
+def test_the_launcher_is_killed(again: acts.Played, act: str) -> None:
+    """Each act is as its function states."""
+    again.check(act)
+
+
+STARTED: dict[str, Callable[[Run], object]] = {
+    "folder": lambda run: run.directory.path.exists(),
+    "coordinator": lambda run: run.all("coordinator"),
+    "agent": lambda run: run.all("agent"),
+    "node": lambda run: run.recorded(journal.NodeJoined),
+    "logs": lambda run: list(Path(run.directory.path).glob("logs/attempt_0/*")),
+}
+
+
+@pytest.mark.parametrize("moment", STARTED)
+def test_the_launcher_is_killed_while_it_starts_the_job(place: Place, moment: str) -> None:
+    """No process is left when only a part of the job's processes exists."""
+    run = place.start_quick(place.script(WAITS), "--nproc-per-node", "3")
+    wait_until(lambda: STARTED[moment](run), moment)
     run.signal(signal.SIGKILL)
-    run.process.wait()
-    go(place)
-    again = place.start_quick("train.py")
-    if late:
-        wait_until(lambda: writers(again) == 2, "the second coordinator")
-        old.resume()
-    again.end(0)
-    assert [event.attempt for event in again.recorded(journal.JobStarted)] == [0, 1]
-    assert [event.outcome for event in again.recorded(journal.Ended)] == ["stopped", "succeeded"]
-    assert [event.seq for event in again.events()] == list(range(1, len(again.events()) + 1))
+    run.end()

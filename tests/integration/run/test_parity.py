@@ -6,11 +6,13 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import Place
+from jobs import Place, Run
+from waiting import run_command
 
 from rekindle import arguments, names
 
@@ -32,16 +34,28 @@ OWN = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "TELL_IN
 # Said by torchrun's launcher to itself; its ranks are not addressed.
 LAUNCHERS = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}
 
-ALL_REDUCE = """
-import os
+# Trains across all ranks; then each rank ends well in another way.
+TRAINS = """
+import atexit, os, sys, threading, time
 import torch
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
-own = torch.tensor([float(dist.get_rank())])
+rank = dist.get_rank()
+own = torch.tensor([float(rank)])
 dist.all_reduce(own)
-print("sum", own.item(), "of", dist.get_world_size(), "node", os.environ["GROUP_RANK"])
+node = os.environ["GROUP_RANK"]
+print("sum", own.item(), "of", dist.get_world_size(), "node", node, sys.argv[1:], os.getcwd())
 dist.destroy_process_group()
+if rank == 0:
+    atexit.register(print, "late handler")
+    sys.exit()
+if rank == 1:
+    sys.exit(256)
+if rank == 2:
+    print("unfinished line", end="")
+if rank == 3:
+    threading.Thread(target=lambda: (time.sleep(0.3), print("late thread"))).start()
 """
 
 
@@ -105,17 +119,6 @@ def test_a_module_finds_the_world_of_torchrun(place: Place) -> None:
         assert ours == theirs
 
 
-def test_an_untouched_script_trains_across_pretended_nodes(place: Place) -> None:
-    """init_process_group and a collective work with no line changed; every line has its prefix."""
-    script = place.script(ALL_REDUCE)
-    run = place.start("--nnodes", "2", "--nproc-per-node", "2", script).end(0)
-    shown = sorted(run.stdout.splitlines())
-    assert shown == [f"[default{rank}]:sum 6.0 of 4 node {rank // 2}" for rank in range(4)]
-    for rank in range(4):
-        assert run.log(rank) == f"sum 6.0 of 4 node {rank // 2}\n"
-    assert run.stderr == ""
-
-
 def test_a_program_that_is_not_python(place: Place) -> None:
     """--no-python runs anything, with the rank's environment; --role names it in the output."""
     command = ("--no-python", "sh", "-c", 'echo "$0 $RANK of $WORLD_SIZE"; echo bad >&2', "it is")
@@ -153,41 +156,47 @@ def test_every_option_of_torchrun_is_taken() -> None:
     assert theirs <= known, sorted(theirs - known)
 
 
-GOOD_ENDS = """
-import atexit, os, sys, threading, time
-
-rank = int(os.environ["RANK"])
-if rank == 0:
-    sys.exit()
-if rank == 1:
-    sys.exit(256)
-if rank == 2:
-    print("unfinished line", end="")
-if rank == 3:
-    threading.Thread(target=lambda: (time.sleep(0.3), print("late thread"))).start()
-if rank == 4:
-    atexit.register(print, "late handler")
-"""
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """An untouched script on two pretended nodes; folders and words are spelt as people do."""
+    odd = tmp_path_factory.mktemp("odd") / "mein Übungs 'Ordner' $HOME"
+    odd.mkdir()
+    with Place(odd / "place") as place:
+        script = place.script(TRAINS, "mein träining.py")
+        options = ("--nnodes", "2", "--nproc-per-node", "2")
+        yield place.start(*options, script, "ein Wört", cwd=place.folder).end(0)
 
 
-def test_how_a_script_may_end_well(place: Place) -> None:
+def lines_of(run: Run) -> list[list[str]]:
+    """Return what each rank prints, by its prefix."""
+    shown = run.stdout.splitlines()
+    prefixes = [f"[default{rank}]:" for rank in range(4)]
+    return [[s.removeprefix(p) for s in shown if s.startswith(p)] for p in prefixes]
+
+
+def test_an_untouched_script_trains_across_pretended_nodes(trained: Run) -> None:
+    """init_process_group and a collective work with no line changed; every line has its prefix."""
+    for rank, lines in enumerate(lines_of(trained)):
+        assert lines[0].startswith(f"sum 6.0 of 4 node {rank // 2} ")
+        assert trained.log(rank).splitlines() == lines
+    assert sum(map(len, lines_of(trained))) == len(trained.stdout.splitlines())
+    assert trained.stderr == ""
+
+
+def test_a_folder_with_spaces_and_umlauts(trained: Run) -> None:
+    """Home, working folder, script and arguments may be spelt as people spell them."""
+    for lines in lines_of(trained):
+        assert lines[0].endswith(f" ['ein Wört'] {trained.place.folder}")
+
+
+def test_how_a_script_may_end_well(trained: Run) -> None:
     """However a Python program ends well, it does so as a rank, and nothing it prints is lost."""
-    run = place.start("--nproc-per-node", "5", place.script(GOOD_ENDS)).end(0)
-    assert sorted(run.stdout.splitlines()) == [
-        "[default2]:unfinished line",
-        "[default3]:late thread",
-        "[default4]:late handler",
+    assert [lines[1:] for lines in lines_of(trained)] == [
+        ["late handler"],
+        [],
+        ["unfinished line"],
+        ["late thread"],
     ]
-    assert run.stderr == ""
-
-
-def test_a_status_of_its_own_fails_the_job(place: Place) -> None:
-    """sys.exit(3) of one rank is told; the launcher's own status is 1, as torchrun's is."""
-    script = place.script(
-        "import os, sys, time\nif os.environ['RANK'] == '1':\n    sys.exit(3)\ntime.sleep(600)\n"
-    )
-    run = place.start_quick(script, "--nproc-per-node", "2").end(1)
-    assert "rank 1 ended with exit status 3" in run.stderr
 
 
 BAD_ENDS = {
@@ -204,27 +213,52 @@ BAD_ENDS = {
 }
 
 
+# Runs each script in a process of its own, forked from one that has imported what they need.
+FORKS = """
+import json, os, sys
+from rekindle.runtime import program
+
+statuses = []
+for folder in sys.argv[1:]:
+    pid = os.fork()
+    if not pid:
+        os.dup2(os.open(f"{folder}/stderr", os.O_WRONLY | os.O_CREAT), 2)
+        files = {
+            "TORCHELASTIC_ERROR_FILE": f"{folder}/error.json",
+            "REKINDLE_STACK_FILE": f"{folder}/stacks.log",
+        }
+        program.run("script", "bad.py", (), os.environ | files, folder)
+    statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+print(json.dumps(statuses))
+"""
+
+
+@pytest.fixture(scope="module")
+def ended_badly(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, Path]]:
+    """The status of each script, and its folder."""
+    base = tmp_path_factory.mktemp("bad")
+    folders = []
+    for number, line in enumerate(BAD_ENDS):
+        folders.append(base / str(number))
+        folders[-1].mkdir()
+        (folders[-1] / "bad.py").write_text(f"import os, sys\n{line}\n")
+    done = run_command([sys.executable, "-c", FORKS, *map(str, folders)])
+    assert done.returncode == 0, done.stderr
+    return dict(zip(BAD_ENDS, zip(json.loads(done.stdout), folders, strict=True), strict=True))
+
+
 @pytest.mark.parametrize("line", BAD_ENDS)
-def test_how_a_script_may_end_badly(tmp_path: Path, line: str) -> None:
+def test_how_a_script_may_end_badly(ended_badly: dict[str, tuple[int, Path]], line: str) -> None:
     """Status, traceback and error file of a script that fails are a Python program's."""
     status, last, message = BAD_ENDS[line]
-    script, error_file = tmp_path / "bad.py", tmp_path / "error.json"
-    script.write_text(f"import os, sys\n{line}\n")
-    environment = {
-        "TORCHELASTIC_ERROR_FILE": str(error_file),
-        "REKINDLE_STACK_FILE": str(tmp_path / "stacks.log"),
-    }
-    become = "import os, sys; from rekindle.runtime import program; program.run"
-    become += f"('script', 'bad.py', (), os.environ | {environment}, {str(tmp_path)!r})"
-    ended = subprocess.run(
-        [sys.executable, "-c", become], capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == status, ended.stderr
-    assert ended.stderr.rstrip().endswith(last)
+    found, folder = ended_badly[line]
+    errors, error_file = (folder / "stderr").read_text(), folder / "error.json"
+    assert found == status, errors
+    assert errors.rstrip().endswith(last)
     assert error_file.exists() == bool(message)
     if message:
-        assert str(script) in ended.stderr, "the traceback names the script"
-        assert "rekindle" not in ended.stderr, "the traceback shows frames that are not the user's"
+        assert str(folder / "bad.py") in errors, "the traceback names the script"
+        assert "rekindle" not in errors, "the traceback shows frames that are not the user's"
         told = json.loads(error_file.read_text())["message"]
         assert told["message"].startswith(message)
-        assert told["extraInfo"]["py_callstack"] == ended.stderr
+        assert told["extraInfo"]["py_callstack"] == errors

@@ -1,23 +1,27 @@
-"""A job on pretended hosts is placed anew: whole, or one node of it; real processes."""
+"""A job on pretended hosts is placed again: whole, or one node of it; and what a person asks."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
-import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 
+import acts
 import pytest
-from jobs import Place, Run, wait_until
+from jobs import Place, Run
+from waiting import wait_until
 
+from rekindle import cli, names
 from rekindle.engines.host_log import HostLog
 from rekindle.engines.pretended import PretendedHosts
 from rekindle.recovery import journal
 from rekindle.recovery.policy import Strategy
 from rekindle.runtime.pretended_host import Condition
 
-# Says how often its place was filled and how often it was started there; then it fails as often as
-# it is told to, or waits until the test lets it go.
+# Prints how often its place was filled and how often it was started there; then it fails as often
+# as its argument tells, or waits until the test lets it go.
 COUNTS = """
 import os, sys, time
 
@@ -40,176 +44,128 @@ while failures == 0 and not os.path.exists("go"):
 """
 
 
-def policy(place: Place, text: str) -> tuple[str, str]:
-    path = place.folder / "policy.yaml"
-    path.write_text(text)
-    return "--policy", str(path)
+class Job:
+    """A job of two nodes with one rank each, under a policy. failures: of the script, at first."""
+
+    def __init__(self, place: Place, policy: str, *options: str, failures: int = 0) -> None:
+        self.place = place
+        (place.folder / "policy.yaml").write_text(policy)
+        options = ("--nnodes", "2", "--policy", "policy.yaml", *options)
+        program = ("--no-python", sys.executable, "-u", place.script(COUNTS), str(failures))
+        self.run: Run = place.start(*options, *program)
+        self.hosts = PretendedHosts(place.home)
+
+    def until_counted(self, count: int) -> None:
+        """Wait until so many processes have run the script."""
+        wait_until(lambda: len(self.counted()) >= count, f"{count} processes{self.run.said()}")
+
+    def counted(self) -> list[tuple[int, int, int]]:
+        """Return (rank, placed, started) of every process that ran the script, by rank."""
+        path = self.place.folder / "counts"
+        lines = path.read_text().splitlines() if path.exists() else []
+        whole = (line.split() for line in lines)
+        return sorted((int(rank), int(placed), int(started)) for rank, placed, started in whole)
+
+    def hosts_of(self, node: int) -> list[str]:
+        """Return the hosts that a node was on, in order."""
+        return [e.host for e in self.run.recorded(journal.NodeJoined) if e.node == node]
+
+    def break_host(self, node: int) -> str:
+        """Break the host that a node is on."""
+        host = self.hosts_of(node)[-1]
+        self.hosts.set_condition(host, Condition(broken=True))
+        return host
+
+    def end(self, status: int) -> None:
+        """Let the ranks end."""
+        (self.place.folder / "go").touch()
+        self.run.end(status)
+
+    def shell(self, *words: str) -> str:
+        """Run another command of rekindle; return what it prints."""
+        printed = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+            patch.setenv(names.ENV_HOME, str(self.place.home))
+            patch.chdir(self.place.folder)
+            with pytest.raises(SystemExit) as ended:
+                cli.main([*words])
+        assert ended.value.code == 0
+        return printed.getvalue()
 
 
-def counted(place: Place) -> list[tuple[int, int, int]]:
-    """(rank, placed, started) of every process that ran the script, in order of rank."""
-    lines = [line.split() for line in (place.folder / "counts").read_text().splitlines()]
-    return sorted((int(rank), int(placed), int(started)) for rank, placed, started in lines)
+def test_a_job_is_placed_again_as_often_as_it_may(place: Place) -> None:
+    """Each time all its places are filled again; in each the script is started once.
+
+    Then the job fails, and the reason names how often it was placed again.
+    """
+    job = Job(place, "{strategies: [reschedule-job], max_reschedules: 2}", failures=5)
+    job.run.end(1)
+    decided = [event.strategy for event in job.run.recorded(journal.Decided)]
+    assert decided == [Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB, Strategy.FAIL]
+    assert job.counted() == [(rank, placed, 1) for rank in (0, 1) for placed in (1, 2, 3)]
+    ends = [event.outcome for event in job.run.recorded(journal.Ended)]
+    assert ends == ["rescheduled", "rescheduled", "failed"]
+    assert "2 of 2 reschedules are used" in job.run.recorded(journal.Decided)[-1].reason
 
 
-def hosts_of(run: Run) -> dict[int, list[str]]:
-    """The hosts that each node was on, in order."""
-    found: dict[int, list[str]] = {}
-    for event in run.recorded(journal.NodeJoined):
-        found.setdefault(event.node, []).append(event.host)
-    return found
+PLACED = """
+strategies: [reschedule-pod, reschedule-job-isolated]
+max_pod_reschedules: 2
+max_reschedules: 1
+"""
 
 
-def waiting(place: Place, *options: str, nodes: int = 2) -> Run:
-    """Start a job whose ranks wait for `go`."""
-    script = place.script(COUNTS)
-    arguments = ("--no-python", sys.executable, "-u", script, "0")
-    run = place.start("--nnodes", str(nodes), *options, *arguments)
-    wait_until(lambda: counts_lines(place) >= nodes, "all ranks")
-    return run
+def a_broken_host_is_left_and_not_used_again(job: Job) -> None:
+    """One node is placed on another host; the other node stays where it is."""
+    job.until_counted(2)
+    before = job.hosts_of(0)
+    job.break_host(1)
+    job.until_counted(4)
+    assert job.hosts_of(0) == before
+    assert len(job.hosts_of(1)) == len({*job.hosts_of(1)}) == 2
+    assert job.counted() == [(0, 1, 1), (0, 1, 2), (1, 1, 1), (1, 2, 1)]
 
 
-def counts_lines(place: Place) -> int:
-    path = place.folder / "counts"
-    return len(path.read_text().splitlines()) if path.exists() else 0
+def trouble_can_be_reported_from_the_shell(job: Job) -> None:
+    """A monitor reports an XID: the host is left."""
+    job.shell("report-fault", "job", "--node", "1", "--source", "xid", "79")
+    job.until_counted(6)
+    assert len(job.hosts_of(1)) == len({*job.hosts_of(1)}) == 3
+    assert (job.place.home / "hosts.jsonl").exists()
 
 
-def test_a_job_is_placed_anew_as_often_as_it_may(place: Place) -> None:
-    """Each time all its places are filled again; in each the script is started once."""
-    options = policy(place, "{strategies: [reschedule-job], max_reschedules: 2}")
-    script = place.script(COUNTS)
-    arguments = ("--no-python", sys.executable, "-u", script, "2")
-    run = place.start("--nnodes", "2", *options, *arguments).end(0)
-    assert [event.strategy for event in run.recorded(journal.Decided)] == [
-        Strategy.RESCHEDULE_JOB
-    ] * 2
-    expected = [(rank, placed, 1) for rank in (0, 1) for placed in (1, 2, 3)]
-    assert counted(place) == expected
-    assert [event.outcome for event in run.recorded(journal.Ended)] == [
-        "rescheduled",
-        "rescheduled",
-        "succeeded",
-    ]
-
-
-def test_a_job_that_fails_once_too_often_fails(place: Place) -> None:
-    """The reason says how often it was placed anew."""
-    options = policy(place, "{strategies: [reschedule-job], max_reschedules: 1}")
-    arguments = ("--no-python", sys.executable, "-u", place.script(COUNTS), "5")
-    run = place.start("--nnodes", "2", *options, *arguments).end(1)
-    assert "1 of 1 reschedules are used" in run.recorded(journal.Decided)[-1].reason
-
-
-def test_a_restart_in_place_counts_starts_and_no_placement(place: Place) -> None:
-    """MA_PROC_START_CNT rises, MA_SCHEDULE_CNT does not."""
-    options = policy(place, "{strategies: [restart], max_restarts: 1}")
-    arguments = ("--no-python", sys.executable, "-u", place.script(COUNTS), "1")
-    place.start("--nnodes", "2", *options, *arguments).end(0)
-    assert counted(place) == [(0, 1, 1), (0, 1, 2), (1, 1, 1), (1, 1, 2)]
-
-
-POD = "{strategies: [reschedule-pod], max_pod_reschedules: 1, max_reschedules: 1}"
-
-
-def test_a_broken_host_is_left_and_not_used_again(place: Place) -> None:
-    """One node is placed anew, on another host; the other stays where it is."""
-    run = waiting(place, *policy(place, POD))
-    hosts = PretendedHosts(place.home)
-    before = hosts_of(run)
-    hosts.set_condition(before[1][0], Condition(broken=True))
-    wait_until(lambda: counts_lines(place) == 4, "the restart of all ranks")
-    (place.folder / "go").touch()
-    run.end(0)
-    after = hosts_of(run)
-    assert after[0] == before[0]
-    assert len(after[1]) == 2
-    assert len(set(after[1])) == 2
-    assert counted(place) == [(0, 1, 1), (0, 1, 2), (1, 1, 1), (1, 2, 1)]
-
-
-ISOLATED = "{strategies: [reschedule-job-isolated], max_reschedules: 1}"
-
-
-def test_a_job_is_placed_anew_without_the_lost_host(place: Place) -> None:
+def a_job_is_placed_again_without_the_lost_host(job: Job) -> None:
     """The host is isolated for all jobs, until a person releases it."""
-    run = waiting(place, *policy(place, ISOLATED))
-    sick = hosts_of(run)[1][0]
-    PretendedHosts(place.home).set_condition(sick, Condition(broken=True))
-    wait_until(lambda: counts_lines(place) == 4, "the second placing")
-    (place.folder / "go").touch()
-    run.end(0)
-    assert sick not in [host for hosts in hosts_of(run).values() for host in hosts[1:]]
-    assert [event.host for event in run.recorded(journal.Isolated)] == [sick]
-    assert shell(place, "nodes", "--json")[0]["host"] == sick
-    assert HostLog(place.home).hosts()[sick].isolated
-    shell(place, "release-node", sick)
-    assert not HostLog(place.home).hosts()[sick].isolated
+    before = len(job.hosts_of(0)), len(job.hosts_of(1))
+    sick = job.break_host(1)
+    job.until_counted(8)
+    job.end(0)
+    assert sick not in job.hosts_of(0)[before[0] :] + job.hosts_of(1)[before[1] :]
+    assert [e.host for e in job.run.recorded(journal.Isolated)][-1] == sick
+    assert sick in [node["host"] for node in json.loads(job.shell("nodes", "--json"))]
+    assert HostLog(job.place.home).hosts()[sick].isolated
+    job.shell("release-node", sick)
+    assert not HostLog(job.place.home).hosts()[sick].isolated
 
 
-def shell(place: Place, *words: str) -> object:
-    """Run another command of rekindle; return what it printed, read as JSON if it is."""
-    command = [sys.executable, "-m", "rekindle.cli", *words]
-    done = subprocess.run(
-        command,
-        env=place.environment(),
-        cwd=place.folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout) if "--json" in words else done.stdout
+ACTS = [
+    a_broken_host_is_left_and_not_used_again,
+    trouble_can_be_reported_from_the_shell,
+    a_job_is_placed_again_without_the_lost_host,
+]
 
 
-@pytest.mark.parametrize("granted", [True, False])
-def test_a_person_is_asked_first(place: Place, granted: bool) -> None:
-    """From the shell: status says what waits, approve answers it."""
-    asks = "{strategies: [restart], max_restarts: 1, approve: [restart]}"
-    options = policy(place, asks)
-    arguments = ("--no-python", sys.executable, "-u", place.script(COUNTS), "1")
-    run = place.start("--nnodes", "2", *options, *arguments)
-    wait_until(lambda: any(d.approval for d in run.recorded(journal.Decided)), "the question")
-    assert "waits for your approval of restart" in str(shell(place, "status", run.job_id))
-    shell(place, "approve", run.job_id, *(() if granted else ("--deny",)))
-    run.end(0 if granted else 1)
-    assert counts_lines(place) == (4 if granted else 2)
-    assert "restart" in str(shell(place, "incidents", run.job_id))
-    outcome = "succeeded" if granted else "failed"
-    assert outcome in str(shell(place, "status", run.job_id))
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[acts.Played]:
+    """One job that leaves three hosts."""
+    with Place(tmp_path_factory.mktemp("placed") / "place") as place:
+        yield acts.Played(ACTS, Job(place, PLACED))
 
 
-def test_trouble_can_be_reported_from_the_shell(place: Place) -> None:
-    """A monitor tells of an XID: the host is left."""
-    run = waiting(place, *policy(place, POD))
-    shell(place, "report-fault", run.job_id, "--node", "1", "--source", "xid", "79")
-    wait_until(lambda: counts_lines(place) == 4, "the restart of all ranks")
-    (place.folder / "go").touch()
-    run.end(0)
-    assert len(set(hosts_of(run)[1])) == 2
-    assert Path(place.home, "hosts.jsonl").exists()
-
-
-def test_a_job_can_be_stopped_from_the_shell(place: Place) -> None:
-    """By anybody who may read the job's secret."""
-    run = waiting(place)
-    shell(place, "stop", run.job_id)
-    run.end(1)
-    assert run.recorded(journal.Ended)[-1].outcome == "stopped"
-
-
-def test_a_log_of_hosts_that_cannot_be_written_stops_nothing(place: Place) -> None:
-    """It is said; training goes on."""
-    run = waiting(place)
-    (place.home / "hosts.jsonl").mkdir()
-    shell(
-        place, "report-fault", run.job_id, "--node", "1", "--device", "0", "--source", "xid", "63"
-    )
-    run.wait_for(journal.Isolated)
-    (place.folder / "go").touch()
-    run.end(0)
-    assert "hosts.jsonl cannot be written" in run.stderr
-    assert "another one takes its place" not in run.stderr
+@pytest.mark.parametrize("act", acts.names(ACTS))
+def test_a_host_is_left(played: acts.Played, act: str) -> None:
+    """Each act is as its function states."""
+    played.check(act)
 
 
 OWN_TABLE = """
@@ -220,17 +176,42 @@ says = "our scripts say so when memory runs short"
 """
 
 
-def test_a_file_of_the_users_own_says_what_an_exit_means(place: Place) -> None:
-    """Its words are in the reason."""
+@pytest.mark.parametrize("granted", [True, False])
+def test_a_person_is_asked_first(place: Place, granted: bool) -> None:
+    """From the shell: status names what waits, approve answers it.
+
+    A restart in place raises MA_PROC_START_CNT, and not MA_SCHEDULE_CNT. A file of the user's own
+    has the words for an exit status, which are in the reason.
+    """
     (place.folder / "own.toml").write_text(OWN_TABLE)
-    arguments = ("--no-python", sys.executable, "-u", place.script(COUNTS), "5")
-    run = place.start("--nnodes", "2", "--fault-tables", "own.toml", *arguments).end(1)
+    asks = "{strategies: [restart], max_restarts: 1, approve: [restart]}"
+    job = Job(place, asks, "--fault-tables", "own.toml", failures=1)
+    run = job.run
+    wait_until(lambda: any(d.approval for d in run.recorded(journal.Decided)), "the question")
     assert "our scripts say so when memory runs short" in run.recorded(journal.Decided)[0].reason
+    assert "waits for your approval of restart" in job.shell("status", "job")
+    job.shell("approve", "job", *(() if granted else ("--deny",)))
+    run.end(0 if granted else 1)
+    starts = (1, 2) if granted else (1,)
+    assert job.counted() == [(rank, 1, started) for rank in (0, 1) for started in starts]
+    assert "restart" in job.shell("incidents", "job")
+    assert ("succeeded" if granted else "failed") in job.shell("status", "job")
 
 
-def test_a_bad_entry_is_refused_before_anything_runs(place: Place) -> None:
-    """With file and line."""
-    (place.folder / "own.toml").write_text(OWN_TABLE.replace("host-out-of-memory", "bad luck"))
-    run = place.start("--fault-tables", "own.toml", place.script(COUNTS)).end(2)
-    assert "own.toml:4: " in run.stderr
-    assert run.events() == []
+def test_a_log_of_hosts_that_cannot_be_written_stops_nothing(place: Place) -> None:
+    """The launcher names the file, and training continues until a person stops it.
+
+    The person needs no more than the job's secret.
+    """
+    job = Job(place, "{}")
+    job.until_counted(2)
+    (place.home / "hosts.jsonl").mkdir()
+    job.shell("report-fault", "job", "--node", "1", "--device", "0", "--source", "xid", "63")
+    job.run.wait_for(journal.Isolated)
+    ranks = {process.pid for process in job.run.forked()}
+    wait_until(lambda: "hosts.jsonl cannot be written" in job.run.stderr, "the message")
+    assert "another one takes its place" not in job.run.stderr
+    assert {process.pid for process in job.run.forked()} == ranks
+    job.shell("stop", "job")
+    job.run.end(1)
+    assert job.run.recorded(journal.Ended)[-1].outcome == "stopped"

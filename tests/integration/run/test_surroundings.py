@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from jobs import Place, Run
-from waiting import bound_s
 
 from rekindle.recovery import journal
 
 MUCH = """
-import sys
+import os, sys, time
 
-for number in range(200_000):
+first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+for number in range(100 if first else 200_000):
     print(number, "x" * 40)
+if first and os.environ["RANK"] == "0":
+    sys.exit(3)
+if first:
+    time.sleep(600)
 print("all was printed", file=sys.stderr)
 """
 
@@ -33,46 +37,25 @@ os.write(2, b"\xa4 split\n")
 os.write(1, b"no end of line")
 """
 
-WORLD = """
-import os, sys
-
-import torch.distributed as dist
-
-dist.init_process_group("gloo")
-print("sum", sum(range(dist.get_world_size())), sys.argv[1:], os.getcwd())
-dist.barrier()
-"""
-
 
 @pytest.mark.parametrize("streams", ["stdout", "both"])
-def test_nobody_reads_the_output(place: Place, streams: str) -> None:
-    """`rekindle run | head -1`: ranks go on to their end, and their files have all of it."""
+def test_output_that_is_not_read(place: Place, streams: str) -> None:
+    """`rekindle run | head -1`: ranks continue to their end, and their files have all of it.
+
+    An incident that cannot be shown is dealt with all the same.
+    """
     script = place.script(MUCH)
     read, write = os.pipe()
     with os.fdopen(read, "rb") as reader:
         both = {"stdout": write} | ({"stderr": write} if streams == "both" else {})
-        run = place.start_quick(script, "--nproc-per-node", "2", **both)
+        options = ("--nproc-per-node", "2", "--max-restarts", "1")
+        run = place.start_quick(script, *options, **both)
         os.close(write)
         assert reader.readline().startswith(b"[default")
     run.end(0)
     for rank in (0, 1):
-        assert run.log(rank).endswith("199999 " + "x" * 40 + "\n")
-        assert run.log(rank, "stderr") == "all was printed\n"
-
-
-def test_nobody_reads_what_the_launcher_says(place: Place) -> None:
-    """An incident that cannot be shown is dealt with all the same."""
-    script = place.script(
-        "import os, sys, time\n"
-        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n    sys.exit(3)\n"
-        "print('again')\n"
-    )
-    read, write = os.pipe()
-    os.close(read)
-    run = place.start_quick(script, "--max-restarts", "1", stdout=write, stderr=write)
-    os.close(write)
-    run.end(0)
-    assert run.log(0, restart=1) == "again\n"
+        assert run.log(rank, restart=1).endswith("199999 " + "x" * 40 + "\n")
+        assert run.log(rank, "stderr", restart=1) == "all was printed\n"
 
 
 def test_odd_output(place: Place) -> None:
@@ -92,37 +75,42 @@ def test_odd_output(place: Place) -> None:
     assert run.err.read_bytes() == prefix + "ä split\n".encode()
 
 
-def test_a_folder_with_spaces_and_umlauts(place: Place) -> None:
-    """Home, working folder, script and arguments may be spelt as people spell them."""
-    odd = place.folder / "mein Übungs 'Ordner' $HOME"
-    odd.mkdir()
-    within = Place(odd / "place")
-    script = within.script(WORLD, "mein träining.py")
-    run = within.start("--nproc-per-node", "2", script, "ein Wört", cwd=within.folder).end(0)
-    line = f"sum 1 ['ein Wört'] {within.folder}"
-    assert sorted(run.stdout.splitlines()) == [f"[default0]:{line}", f"[default1]:{line}"]
-    within.close()
+# What a shell closes of the streams of a launcher.
+CLOSED = {"0": "<&-", "01": "<&- >&-", "012": "<&- >&- 2>&-"}
 
 
-@pytest.mark.parametrize("closed", ["<&-", "<&- >&-", "<&- >&- 2>&-"], ids=["0", "01", "012"])
-def test_closed_streams(place: Place, closed: str) -> None:
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """One job id, run once for each row of CLOSED; before the last one its ledger is torn."""
+    with Place(tmp_path_factory.mktemp("closed") / "place") as place:
+        script = place.script("import sys\nprint('out')\nprint('err', file=sys.stderr)\n")
+        for number, closed in enumerate(CLOSED.values()):
+            program = ["sh", "-c", f'exec "$@" {closed}', "sh"]
+            options = ("--log-dir", str(place.folder / f"logs{number}"))
+            run = place.start_quick(script, *options, program=program).end(0)
+            if number == 1:
+                tear(run.directory.ledger)
+        yield run
+
+
+def tear(ledger: Path) -> None:
+    """Cut a ledger off in the middle of its last line."""
+    ledger.write_bytes(ledger.read_bytes()[:-20])
+
+
+@pytest.mark.parametrize("number", range(len(CLOSED)), ids=CLOSED)
+def test_closed_streams(daemon: Run, number: int) -> None:
     """A launcher that was started without streams (a daemon's) runs the job like any other."""
-    script = place.script("import sys\nprint('out')\nprint('err', file=sys.stderr)\n")
-    command = [sys.executable, "-m", "rekindle.cli", "run", "--job-id", "job", "--no-python"]
-    shell = f'exec "$@" {closed}'
-    ended = subprocess.run(
-        ["sh", "-c", shell, "sh", *command, sys.executable, script],
-        cwd=place.folder,
-        env=place.environment(),
-        capture_output=True,
-        timeout=bound_s(),
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    place.wait_for_silence()
-    logs = place.home / "jobs/job/logs/attempt_0/0"
+    logs = daemon.place.folder / f"logs{number}/attempt_0/0"
     assert (logs / "stdout.log").read_text() == "out\n"
     assert (logs / "stderr.log").read_text() == "err\n"
+
+
+def test_an_old_ledger_with_a_torn_end(daemon: Run) -> None:
+    """A job whose coordinator was cut off in the middle of a line can be run again."""
+    assert [event.attempt for event in daemon.recorded(journal.JobStarted)] == [0, 1, 2]
+    ends = [event.outcome for event in daemon.recorded(journal.Ended)]
+    assert ends == ["succeeded", "succeeded"]
 
 
 def test_a_home_that_cannot_be_written(place: Place) -> None:
@@ -133,14 +121,3 @@ def test_a_home_that_cannot_be_written(place: Place) -> None:
     assert run.process.returncode in (1, 2), run.said()
     assert str(place.home) in run.stderr
     assert "Traceback" not in run.stderr
-
-
-def test_an_old_ledger_with_a_torn_end(place: Place) -> None:
-    """A job whose coordinator was cut off in the middle of a line can be run again."""
-    script = place.script("print('runs')")
-    run = place.start_quick(script).end(0)
-    content = run.directory.ledger.read_bytes()
-    run.directory.ledger.write_bytes(content[:-20])
-    again: Run = place.start_quick(script).end(0)
-    assert [event.attempt for event in again.recorded(journal.JobStarted)] == [0, 1]
-    assert [event.outcome for event in again.recorded(journal.Ended)] == ["succeeded"]

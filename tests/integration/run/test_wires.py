@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +13,8 @@ import aiohttp
 import msgspec
 import pytest
 from aiohttp import WSMsgType
-from jobs import Place, Run, wait_until
+from jobs import Place
+from waiting import bound_s, run_command
 
 from rekindle import names
 from rekindle.engines.client import JobClient
@@ -70,7 +69,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 def ask(live: Live, method: str, path: str, authorization: str | None) -> tuple[int, bytes]:
     """One request, and its status and answer."""
-    connection = http.client.HTTPConnection(live.where.host, live.where.port, timeout=20)
+    connection = http.client.HTTPConnection(live.where.host, live.where.port, timeout=bound_s())
     headers = {"Authorization": authorization} if authorization is not None else {}
     try:
         connection.request(method, path, b"{}", headers)
@@ -146,7 +145,9 @@ async def talk(live: Live, *frames: bytes | str) -> list[object]:
     async with aiohttp.ClientSession(headers=headers) as session, session.ws_connect(url) as line:
         for frame in frames:
             await (line.send_str(frame) if isinstance(frame, str) else line.send_bytes(frame))
-        while (answer := await asyncio.wait_for(line.receive(), 20)).type is WSMsgType.BINARY:
+        while (
+            answer := await asyncio.wait_for(line.receive(), bound_s())
+        ).type is WSMsgType.BINARY:
             answers.append(wire.decode_to_agent(answer.data))
             if isinstance(answers[-1], p.Refused):
                 return answers
@@ -203,9 +204,7 @@ def start_agent(live: Live, secret: str, *options: str) -> subprocess.CompletedP
     command = [sys.executable, "-m", "rekindle.runtime.agent", "--coordinator", where, *options]
     command += ["--directory", str(live.run.directory.path)]
     environment = live.place.environment({names.ENV_SECRET: secret})
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    return run_command(command, env=environment)
 
 
 def test_an_agent_with_a_wrong_secret_ends(live: Live) -> None:
@@ -223,64 +222,6 @@ def test_an_agent_of_an_old_attempt_ends(live: Live) -> None:
     assert "refused this agent: the agent's attempt is 6" in ended.stderr
 
 
-def test_a_rank_that_writes_to_its_line_is_ended(place: Place) -> None:
-    """Garbage from a script on its agent's socket ends that rank, and is not taken for news."""
-    script = place.script(
-        "import os, time\n"
-        f"fd = int(os.environ['{names.ENV_CHANNEL_FD}'])\n"
-        "os.write(fd, b'garbage')\n"
-        "time.sleep(600)\n"
-    )
-    run = place.start_quick(script).end(1)
-    assert "rank 0 was ended by signal 9" in run.stderr
-    assert "rank 0: not a message of a rank" in run.stdout + run.stderr
-
-
-# ---- several machines
-
-
-def start_first_node(place: Place, *options: str) -> Run:
-    """Start node 0 of a job of two nodes."""
-    options = ("--nnodes", "2", "--node-rank", "0", "--nproc-per-node", "2", *options)
-    return place.start_quick(place.script(WAITS), *options)
-
-
-def test_a_second_machine_joins(place: Place) -> None:
-    """--coordinator and the secret are all that another node needs; both end with the job."""
-    first = start_first_node(place)
-    first.wait_for(journal.NodeJoined)
-    second = place.join(first)
-    first.wait_for(journal.RanksStarted, 2)
-    for rank in (0, 1):
-        first.wait_for_output(rank, "runs")
-    wait_until(lambda: second.stdout.count("runs") == 2, "the ranks of the second node")
-    (place.folder / "go").touch()
-    first.end(0)
-    second.end(0)
-    assert sorted(second.stdout.splitlines()) == ["[default2]:runs 2", "[default3]:runs 3"]
-
-
-def test_a_third_machine_joins_as_a_spare(place: Place) -> None:
-    """It waits until the second is lost, and its ranks then take the place of that one's."""
-    first = start_first_node(place, "--max-restarts", "1")
-    first.wait_for(journal.NodeJoined)
-    third = place.join(first, spare=True)
-    wait_until(lambda: names.SPARE in joined(first), "the spare")
-    second = place.join(first)
-    wait_until(lambda: second.stdout.count("runs") == 2, "the ranks of the second node")
-    assert third.stdout == ""
-    second.signal(signal.SIGKILL)
-    wait_until(lambda: third.stdout.count("runs") == 2, "the ranks of the spare")
-    (place.folder / "go").touch()
-    first.end(0)
-    third.end(0)
-    second.end(-9)
-    assert joined(first) == [0, names.SPARE, 1, 1]
-    place.wait_for_silence()
-    for folder in place.temporary.glob("rekindle-*"):  # nobody is there to remove it
-        shutil.rmtree(folder)
-
-
 def test_a_spare_tells_what_mindclusters_switch_says(place: Place) -> None:
     """It is true for the whole job; all else may only nodes of the job say."""
     live = Live(place)
@@ -293,34 +234,6 @@ def test_a_spare_tells_what_mindclusters_switch_says(place: Place) -> None:
     assert [event.by for event in live.run.recorded(journal.Profiled)] == ["data-trace"]
 
 
-def joined(run: Run) -> list[int]:
-    """As what agents were taken in, in order."""
-    return [event.node for event in run.recorded(journal.NodeJoined)]
-
-
-def test_a_spare_names_no_node(place: Place) -> None:
-    """Both at once cannot be meant."""
-    environment = place.environment({names.ENV_SECRET: "x"})
-    command = [sys.executable, "-m", "rekindle.cli", "run", "--coordinator", "127.0.0.1:1"]
-    command += ["--spare", "--node-rank", "1"]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (
-        2,
-        "rekindle: a spare has no node rank: give --spare or --node-rank\n",
-    )
-
-
-def test_the_launcher_says_how_to_join(place: Place) -> None:
-    """The command that it names works: address, port and secret are those of the job."""
-    first = start_first_node(place)
-    said = wait_until(lambda: [s for s in first.stderr.splitlines() if "join with" in s], "hint")
-    where = first.endpoint()
-    assert f"--coordinator {where.host}:{where.port} --node-rank" in said[0]
-    assert str(first.directory.path / names.SECRET_FILE) in said[0]
-    first.process.terminate()
-    first.end(143)
-
-
 @pytest.mark.parametrize(
     ("secret", "status", "words"),
     [("wrong", 1, f"refuses the secret in {names.ENV_SECRET}"), ("", 2, "set REKINDLE_SECRET")],
@@ -330,34 +243,7 @@ def test_a_machine_with_a_wrong_secret_cannot_join(
 ) -> None:
     """It is told what is wrong, and the job does not notice."""
     second = live.place.join(live.run, secret=secret)
-    second.process.wait(60)
+    second.process.wait(bound_s())
     assert second.process.returncode == status
     assert words in second.stderr
     assert "Traceback" not in second.stderr
-
-
-def test_a_machine_cannot_join_where_no_job_is(place: Place) -> None:
-    """Nobody listens there: the address is named."""
-    environment = place.environment({names.ENV_SECRET: "x"})
-    command = [sys.executable, "-m", "rekindle.cli", "run", "--coordinator", "127.0.0.1:1"]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == 1
-    assert "no coordinator answers at 127.0.0.1:1" in ended.stderr
-
-
-@pytest.mark.parametrize(("number", "status"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGKILL", -9)])
-def test_a_joined_machine_is_stopped(place: Place, number: str, status: int) -> None:
-    """Its agent and ranks end with its launcher, however that ends; the job has lost a node."""
-    first = start_first_node(place)
-    first.wait_for(journal.NodeJoined)
-    second = place.join(first)
-    wait_until(lambda: second.stdout.count("runs") == 2, "the ranks of the second node")
-    second.signal(signal.Signals[number])
-    first.end(1)
-    second.end(status)
-    assert "node 1" in first.recorded(journal.Ended)[-1].reason
-    place.wait_for_silence()
-    left = list(place.temporary.glob("rekindle-*"))
-    assert number == "SIGKILL" or not left
-    for folder in left:  # nobody is there to remove it
-        shutil.rmtree(folder)

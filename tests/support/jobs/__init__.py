@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,12 +26,23 @@ from rekindle.runtime.spec import Endpoint, job_directory
 from rekindle.testing.handle import JobHandle
 
 E = TypeVar("E", bound=journal.Event)
+_LOOK_S = 0.05  # between two looks at all processes of the machine, which cost some ms each
 
 
 class Run(JobHandle):
-    """One `rekindle` command. `out`, `err`: files that hold what it printed so far."""
+    """One `rekindle` command. `out`, `err`: files that hold what it printed so far.
 
-    def __init__(self, place: Place, arguments: Sequence[str], job_id: str, **popen: Any) -> None:
+    program: what runs the command; by default it runs as it is.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        arguments: Sequence[str],
+        job_id: str,
+        program: Sequence[str] = (),
+        **popen: Any,
+    ) -> None:
         super().__init__(job_directory(job_id, at=place.home), limit_s=bound_s())
         self.place = place
         self.job_id = job_id
@@ -39,7 +51,7 @@ class Run(JobHandle):
         with self.out.open("wb") as out, self.err.open("wb") as err:
             settings = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err} | popen
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rekindle.cli", "run", *arguments],
+                [*program, sys.executable, "-m", "rekindle.cli", "run", *arguments],
                 **{"cwd": place.folder, "env": place.environment()} | settings,
             )
         place.runs.append(self)
@@ -201,6 +213,7 @@ class Place:
         """Wait until nothing runs here any more."""
 
         def silent() -> bool:
+            time.sleep(_LOOK_S)
             return not self.processes()
 
         wait_until(silent, f"no process left, but there are {self.left()}")

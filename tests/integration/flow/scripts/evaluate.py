@@ -1,11 +1,11 @@
-"""Evaluates a checkpoint: counts its calls, and prints the metric that it is told to."""
+"""Evaluates a checkpoint: counts its calls, and prints the metric that a file has."""
 
 import json
 import os
 import sys
 from pathlib import Path
 
-calls, accuracy = Path(sys.argv[1]), float(sys.argv[2])
+calls, accuracy = Path(sys.argv[1]), float(Path(sys.argv[2]).read_text())
 calls.write_text(calls.read_text() + "e" if calls.exists() else "e")
 assert Path(os.environ["REKINDLE_CHECKPOINT"], "manifest.json").exists()
 print("evaluating")

@@ -1,4 +1,4 @@
-"""A Session of a tiny model that takes its time for a step until a file is there."""
+"""A Session of a tiny model: its steps are slow, and the last one waits, until a file is there."""
 
 import sys
 import time
@@ -15,6 +15,8 @@ model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.Adam(model.parameters())
 with Session(model=model, optimizer=optimizer, ddp=True) as session:
     for step in session.steps(total):
+        while step.number == total - 1 and not gate.exists():
+            time.sleep(0.05)
         with step:
             if not gate.exists():
                 time.sleep(pause_s)

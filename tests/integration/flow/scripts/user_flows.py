@@ -10,24 +10,24 @@ from prefect import flow, serve, task
 from rekindle.recovery.policy import Policy
 from rekindle.tasks.recovery_hooks import recovery_hooks, retry_condition
 
-POLICY = Policy(max_reschedules=2)
+POLICY = Policy(max_reschedules=3)
 
 
 @flow(**recovery_hooks(POLICY))
-def breaks(notes: str, how: str, times: int) -> None:
-    """End badly so many times."""
+def breaks(notes: str, ways: list[str]) -> None:
+    """Break in each of these ways, one in each run; the last one stays. `end`: end well."""
     count = note(notes)
-    if count > times:
-        return
+    how = ways[min(count, len(ways)) - 1]
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "terminate":
         os.kill(os.getpid(), signal.SIGTERM)
     elif how == "exit":
         os._exit(77)
+    elif how == "raise":
+        raise ConnectionError(f"the tracker is away, {count}")
     elif how == "wrong":
         raise ValueError("shard 7 is damaged")
-    raise ConnectionError(f"the tracker is away, {count}")
 
 
 @task(retries=5, retry_condition_fn=retry_condition(Policy(max_restarts=2)))
@@ -41,9 +41,11 @@ def breaks_in_a_task(notes: str, how: str, times: int) -> None:
 
 
 @flow
-def with_task(notes: str, how: str, times: int) -> None:
-    """Run the task."""
-    breaks_in_a_task(notes, how, times)
+def with_tasks(folder: str) -> None:
+    """Run the task in each of its ways; the last one fails the flow."""
+    for name, how, times in (("twice", "raise", 2), ("wrong", "wrong", 100)):
+        breaks_in_a_task(f"{folder}/{name}", how, times, return_state=True)
+    breaks_in_a_task(f"{folder}/always", "raise", 100)
 
 
 def note(notes: str) -> int:
@@ -56,7 +58,7 @@ def note(notes: str) -> int:
 if __name__ == "__main__":
     serve(
         breaks.to_deployment(sys.argv[1]),
-        with_task.to_deployment(sys.argv[1]),
+        with_tasks.to_deployment(sys.argv[1]),
         pause_on_shutdown=False,
         print_starting_message=False,
     )

@@ -1,0 +1,170 @@
+"""A job of untouched ranks outlives the processes that steer it, and is adopted each time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import acts
+import psutil
+import pytest
+from prefect.settings import PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
+from prefect.states import Cancelling
+from prefect_side import ending_jobs, serve
+
+from rekindle.flows.train import train
+from rekindle.recovery.journal import Ended, JobStarted, RanksStarted
+from rekindle.runtime.view import RankView
+from rekindle.tasks.hooks import stop_job
+
+pytestmark = pytest.mark.timeout(900)
+
+SCRIPT = Path(__file__).with_name("scripts") / "gated.py"
+ENDS = ("Crashed", "Failed", "Cancelled", "Rescheduling")
+NAME = "adopted"
+
+
+class Adopted:
+    """A flow run of a runner of its own, and its job of two nodes."""
+
+    def __init__(self, api: str, home: Path) -> None:
+        self.api, self.home = api, home
+        self.gate = home / "gate"
+        self.closing = contextlib.ExitStack()
+        self.runner = self.closing.enter_context(serve(api, home, NAME))
+        self.run = self.runner.start(
+            script=str(SCRIPT), arguments=[str(self.gate), "exit"], nodes=2
+        )
+        self.run.until(lambda: self.run.count(RanksStarted) == 2, "the ranks run")
+        self.run.process()
+        self.ranks = self.look()
+
+    def serve(self) -> None:
+        """Start a runner in the place of the one before."""
+        self.closing.close()
+        self.runner = self.closing.enter_context(serve(self.api, self.home, NAME))
+        self.run.client = self.runner.client
+
+    def look(self) -> list[RankView]:
+        """Return what the coordinator knows of the ranks."""
+        return list(self.run.status().ranks)
+
+    def ended(self) -> list[str]:
+        """Return the states that the ends of flow processes have led to."""
+        return [name for name in self.run.states() if name in ENDS]
+
+
+def a_second_process_of_the_same_flow_run_is_refused(adopted: Adopted) -> None:
+    """The log of the second process names the first one; job and flow run stay as they are."""
+    run, before, first = adopted.run, adopted.run.status(), adopted.run.process()
+    with serve(adopted.api, adopted.home, NAME):
+        run.retry()
+        run.until(lambda: "Failed" in run.task_states("supervise"), "the second one is refused")
+        run.until(lambda: f"process {first.pid} on" in run.logs(), "its log names the first one")
+        run.until(lambda: "This process leaves it alone" in run.logs(), "it leaves the job alone")
+    assert run.status() == before
+    assert run.state().name == "Running"
+    assert sorted(run.task_states("supervise")) == ["Failed", "Running"]
+
+
+def end_flow(adopted: Adopted, number: signal.Signals) -> None:
+    run, flow, before = adopted.run, adopted.run.process(), adopted.ended()
+    with adopted.runner.unaware():
+        flow.send_signal(number)
+        run.until_left()
+        assert adopted.look() == adopted.ranks
+    run.until_rerun(flow.pid)
+    assert adopted.look() == adopted.ranks
+    assert adopted.ended() == [*before, "Crashed", "Rescheduling"]
+
+
+def a_flow_process_that_is_killed_leaves_the_job(adopted: Adopted) -> None:
+    """The same ranks continue, and a rerun adopts them."""
+    end_flow(adopted, signal.SIGKILL)
+
+
+def a_flow_process_that_is_terminated_leaves_the_job(adopted: Adopted) -> None:
+    """The same ranks continue, and a rerun adopts them."""
+    end_flow(adopted, signal.SIGTERM)
+
+
+def a_lost_worker_keeps_the_job(adopted: Adopted) -> None:
+    """Runner and flow die at once, and Prefect learns nothing: a rerun by a person adopts."""
+    run, flow, before = adopted.run, adopted.run.process(), adopted.ended()
+    psutil.Process(adopted.runner.pid).kill()
+    flow.kill()
+    run.until_left()
+    assert run.state().name == "Running"
+    assert adopted.ended() == before
+    adopted.serve()
+    run.retry()
+    run.until_rerun(flow.pid)
+    assert adopted.look() == adopted.ranks
+
+
+def a_runner_that_shuts_down_keeps_the_job(adopted: Adopted) -> None:
+    """SIGTERM to the serving process ends the flow run, and the job continues."""
+    run, flow, before = adopted.run, adopted.run.process(), adopted.ended()
+    os.kill(adopted.runner.pid, signal.SIGTERM)
+    run.until(lambda: len(adopted.ended()) > len(before), "the flow run's process has ended")
+    run.until_left()
+    # Some runners crash their flow runs when they shut down, some cancel them with these words.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REKINDLE_HOME", str(adopted.home))
+        with temporary_settings({PREFECT_LOGGING_TO_API_ENABLED: False}):
+            flow_run = run.client.read_flow_run(run.id)
+            stop_job(train, flow_run, Cancelling(message="Runner is shutting down."))
+    assert adopted.look() == adopted.ranks
+    adopted.serve()
+    if not run.state().is_scheduled():
+        run.retry()
+    run.until_rerun(flow.pid)
+    assert adopted.look() == adopted.ranks
+
+
+def the_job_succeeds(adopted: Adopted) -> None:
+    """It is one attempt, which ends well."""
+    adopted.gate.touch()
+    adopted.run.until_state("Completed")
+    assert adopted.run.count(JobStarted) == 1
+    ended = adopted.run.history()[-1]
+    assert isinstance(ended, Ended)
+    assert ended.outcome == "succeeded"
+
+
+def a_succeeded_job_is_not_run_again(adopted: Adopted) -> None:
+    """A rerun of a completed flow run reports the job as it ended, and starts nothing."""
+    before = adopted.run.history()
+    adopted.run.retry()
+    adopted.run.until_state("Completed", 2)
+    assert adopted.run.history() == before
+
+
+ACTS = [
+    a_second_process_of_the_same_flow_run_is_refused,
+    a_flow_process_that_is_killed_leaves_the_job,
+    a_flow_process_that_is_terminated_leaves_the_job,
+    a_lost_worker_keeps_the_job,
+    a_runner_that_shuts_down_keeps_the_job,
+    the_job_succeeds,
+    a_succeeded_job_is_not_run_again,
+]
+
+
+@pytest.fixture(scope="module")
+def played(prefect_api: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[acts.Played]:
+    """One job, which loses its flow process five times."""
+    home = tmp_path_factory.mktemp("adopted")
+    with ending_jobs(home):
+        adopted = Adopted(prefect_api, home)
+        with adopted.closing:
+            yield acts.Played(ACTS, adopted)
+
+
+@pytest.mark.parametrize("act", acts.names(ACTS))
+def test_adoption(played: acts.Played, act: str) -> None:
+    """Each act is as its function states."""
+    played.check(act)
