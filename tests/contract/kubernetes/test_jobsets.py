@@ -145,18 +145,22 @@ def test_suspended_it_may_be_sent_elsewhere(space: Space, sets: str) -> None:
     space.cluster.create(sets, jobset("train"))
     first = space.running(4)
     path = f"{sets}/train"
-    place = "/spec/replicatedJobs/0/template/spec/template/spec"
     selector = {"kubernetes.io/os": "linux"}
-    change = [{"op": "add", "path": f"{place}/nodeSelector", "value": selector}]
-    kind = "application/json-patch+json"
-    assert space.cluster.call("PATCH", path, change, kind)[0] == 422
+
+    def changed(**fields: object) -> dict[str, object]:
+        jobs = space.cluster.get(path)["spec"]["replicatedJobs"]
+        jobs[0]["template"]["spec"]["template"]["spec"] |= fields
+        return {"spec": {"replicatedJobs": jobs}}
+
+    kind = "application/merge-patch+json"
+    assert space.cluster.call("PATCH", path, changed(nodeSelector=selector), kind)[0] == 422
     space.cluster.patch(path, {"spec": {"suspend": True}})
     space.condition(sets, "train", "Suspended")
     space.cluster.until(space.pods, lambda found: not found)
-    affinity = [{"op": "add", "path": f"{place}/affinity", "value": {"nodeAffinity": {}}}]
+    affinity = changed(affinity={"nodeAffinity": {}})
     code, answer = space.cluster.call("PATCH", path, affinity, kind)
     assert (code, answer["reason"]) == (422, "Invalid")
-    space.cluster.patch(path, change)
+    space.cluster.patch(path, changed(nodeSelector=selector))
     space.cluster.patch(path, {"spec": {"suspend": False}})
     second = space.running(4, besides=uids(first))
     assert all(pod["spec"]["nodeSelector"] == selector for pod in second.values())
