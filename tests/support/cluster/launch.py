@@ -151,8 +151,7 @@ class Simulated(Cluster):
         command = ["cluster.server", "--state", self.folder / "state", "--port", port]
         command += ["--tokens", self.folder / "tokens", "--port-file", port_file]
         command += ["--time-scale", self.time_scale, "--node-grace", grace]
-        command += ["--without", self._options.get("without", "")]
-        command += ["--gates", self._options.get("gates", ""), *more]
+        command += ["--without", self._options.get("without", ""), *more]
         return self._start(command, port_file, "server.log")
 
     def _start_kubelet(self) -> subprocess.Popen[bytes]:
@@ -193,7 +192,7 @@ def start(folder: Path, *, time_scale: float = 0.05, **options: Any) -> Iterator
     """A cluster of this package.
 
     options: nodes (3), labels (["zone=a", "node-0:disk=fast"]), capacity ("example.com/npu=8"),
-    without ("jobsets,..."), gates ("RestartJob"), node_grace (seconds).
+    without ("jobsets,..."), node_grace (seconds).
     """
     folder.mkdir(parents=True, exist_ok=True)
     cluster = Simulated(folder, time_scale, options)

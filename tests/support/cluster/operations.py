@@ -56,9 +56,8 @@ def suffix() -> str:
 class Operations:
     """Creates, changes and deletes objects in a store, and refuses to."""
 
-    def __init__(self, store: Store, gates: frozenset[str] = frozenset()) -> None:
+    def __init__(self, store: Store) -> None:
         self.store = store
-        self.gates = gates
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object:
         found = self.store.get(kind, namespace, name)
@@ -92,7 +91,7 @@ class Operations:
         if kind.has_status and kind is not kinds.NODES:
             thing.pop("status", None)
         defaults.fill(kind, thing)
-        validation.created(kind, thing, self.gates)
+        validation.created(kind, thing)
         if kind is kinds.PODS:
             admission.check(self.store, thing)
         return thing if options.dry_run else self.store.put(kind, thing)

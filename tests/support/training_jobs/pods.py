@@ -33,7 +33,6 @@ _OPERATORS = (
     "jobset.x-k8s.io/v1alpha2/jobsets",
     "mindxdl.gitee.com/v1/ascendjobs",
     "batch.volcano.sh/v1alpha1/jobs",
-    "bus.volcano.sh/v1alpha1/commands",
     "scheduling.volcano.sh/v1beta1/podgroups",
     "trainer.kubeflow.org/v1alpha1/trainjobs",
     "trainer.kubeflow.org/v1alpha1/trainingruntimes",
