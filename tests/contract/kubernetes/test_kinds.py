@@ -1,8 +1,4 @@
-"""What the engine counts on in each kind of workload, as one table.
-
-A job `train` of a kind has three pods; a suspended one has none; a pod that is deleted comes again,
-and the others stay.
-"""
+"""The behavior of each kind of workload that the engine relies on, as one table."""
 
 from __future__ import annotations
 
@@ -33,11 +29,13 @@ def _phase(job: Object) -> str:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind: where its objects are, how one is made, and what the server does about it.
+    """One row of the table.
 
-    names: of its pods, without generated ends. selects: the label by which its pods are found.
-    suspends: the field of the spec that suspends it. fixed: a path in its spec to a pod's spec that
-    cannot be changed while it runs; follows: one that can, and that new pods follow.
+    names: the names of its three pods, without generated ends.
+    selects: the label that selects its pods.
+    suspends: the field of its spec that suspends it.
+    fixed: the path in its spec to the spec of pods, if the server refuses changes of it.
+    follows: that path, if the server accepts changes and new pods follow them.
     """
 
     name: str

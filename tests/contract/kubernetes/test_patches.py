@@ -81,7 +81,7 @@ def test_custom_kinds_take_no_strategic_merge(shared_cluster: Cluster, namespace
 
 
 def test_apply_creates_and_changes(shared_cluster: Cluster, namespace: str) -> None:
-    """201, then 200; what the manager leaves out disappears, and what it never applied stays."""
+    """The first apply creates; the second removes the fields that it leaves out, and no others."""
     path = f"/api/v1/namespaces/{namespace}/configmaps/a"
 
     def apply(**data: str) -> int:
@@ -95,7 +95,7 @@ def test_apply_creates_and_changes(shared_cluster: Cluster, namespace: str) -> N
 
 
 def test_apply_of_a_job_again_changes_nothing(shared_cluster: Cluster, namespace: str) -> None:
-    """What the server has filled in stays."""
+    """Defaults that the server has set stay."""
     path = f"/apis/batch/v1/namespaces/{namespace}/jobs/train?fieldManager=one"
     wanted = job("train", ranks=1)
     wanted["spec"]["suspend"] = True

@@ -28,14 +28,14 @@ def worker_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulat
 
 @pytest.fixture(scope="module")
 def cluster(worker_cluster: Simulated) -> Iterator[Simulated]:
-    """The worker's cluster; what the tests of a module have broken in it is mended afterwards."""
+    """The worker's cluster, which is restored after each module."""
     yield worker_cluster
     tidy(worker_cluster)
 
 
 @pytest.fixture
 def api(cluster: Simulated) -> Iterator[Api]:
-    """A client of the cluster; the faults that the server was asked for end with it."""
+    """A client of the cluster; injected faults end with it."""
     found = load(str(cluster.kubeconfig), patience_s=20.0)
     yield found
     found.close()

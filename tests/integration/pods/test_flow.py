@@ -79,7 +79,7 @@ def objects(cluster: Simulated, run: FlowRun) -> list[str]:
 
 @dataclass
 class Life:
-    """What became of one flow run, and how far it came."""
+    """The facts of one flow run, as far as it came."""
 
     logs: str = ""
     jobs: list[int] = field(default_factory=list)  # the Jobs there were at each adoption
@@ -93,7 +93,7 @@ class Life:
     error: Exception | None = None
 
     def reached(self, it: T) -> T:
-        """Return what is known of a stage; the error, where the flow run did not come so far."""
+        """Return a fact; raise the error of the flow run if there is no such fact."""
         assert it, f"not reached: {self.error}"
         return it
 
@@ -140,7 +140,7 @@ def live(found: Life, cluster: Simulated, served: Served, gate: Path) -> None:
 
 
 def cordon(cluster: Simulated, no_more: bool) -> None:
-    """Have no host take pods any more, or all again."""
+    """Make all hosts unschedulable, or schedulable."""
     for node in cluster.get("/api/v1/nodes")["items"]:
         path = f"/api/v1/nodes/{node['metadata']['name']}"
         cluster.patch(path, {"spec": {"unschedulable": no_more or None}})

@@ -1,4 +1,4 @@
-"""A host that has broken one job is kept from others, whoever launches them from wherever."""
+"""Other jobs keep off a host that has broken one, from whatever machine they are launched."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_another_machine_keeps_off_it(first: Story, second: Story) -> None:
 
 
 def test_there_is_no_other_host(second: Story) -> None:
-    """What comes is refused twice; then it is given up, with the reason, and not waited for."""
+    """The job refuses the replacement pod twice; then it fails with the reason."""
     noted = second.of(ALONE).noted
     assert noted.ended.outcome == "failed"
     assert f"comes from a host that is isolated, as {noted.host}" in noted.ended.reason

@@ -1,4 +1,4 @@
-"""Nodes leave their hosts while the job continues: what comes in their place is elsewhere."""
+"""Nodes leave their hosts while the job continues; their replacements are on other hosts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def condition(cluster: Simulated, name: str, kind: str, status: str) -> None:
 
 
 def signs(run: PodJob) -> dict[str, journal.SignSeen]:
-    """The signs in the journal by what they tell."""
+    """Return the signs in the journal by their codes."""
     return {event.sign.what: event for event in run.events_of(journal.SignSeen)}
 
 
@@ -84,7 +84,7 @@ def a_node_leaves(run: PodJob) -> SimpleNamespace:
 
 
 def a_host_is_lost(run: PodJob) -> SimpleNamespace:
-    """A host that has not the coordinator stops; its pods never end by themselves."""
+    """A host without the coordinator stops; the server keeps its pods."""
     (coordinator,) = run.coordinator_pods()
     hosts = {node: run.pod_of(node)["spec"]["nodeName"] for node in (0, 1)}
     node, host = next(at for at in hosts.items() if at[1] != coordinator["spec"]["nodeName"])
@@ -141,7 +141,7 @@ def test_a_new_pod_takes_the_place_of_one_that_leaves(story: Story) -> None:
 
 
 def test_a_lost_host(story: Story) -> None:
-    """The pod of the lost node is replaced although it never ends."""
+    """The engine replaces the pod of the lost node although it never ends."""
     facts = story.of(LOST)
     assert facts.incidents[0].strategy is Strategy.RECOVER
     assert facts.of(journal.NodeJoined, node=facts.noted.node)[-1].host != facts.noted.host
@@ -163,7 +163,7 @@ def a_pod_is_deleted(run: PodJob) -> set[int]:
 
 
 def a_node_leaves_to_a_spare(run: PodJob) -> SimpleNamespace:
-    """The pod that came in the place of the deleted one waits as a spare by then."""
+    """The replacement of the deleted pod is the spare."""
     run.wait(lambda: len(run.events_of(journal.NodeJoined, node=names.SPARE)) == 2, "a spare")
     spares = run.events_of(journal.NodeJoined, node=names.SPARE)
     left = leave(run)
@@ -240,7 +240,7 @@ def test_a_spare_takes_the_place_of_a_node_that_leaves(spared: Story) -> None:
 
 
 def test_a_chip_that_has_to_be_reset(spared: Story) -> None:
-    """The incident names code and device; other pods' chips and other hosts are passed over."""
+    """The incident names code and device; chips of other pods and hosts cause no sign."""
     facts = spared.of(CHIP)
     seen = [event.sign for event in facts.of(journal.SignSeen)]
     assert {(sign.what, sign.node, sign.device) for sign in seen} == {(RESET, 1, 1)}

@@ -177,7 +177,7 @@ def test_the_coordinator_is_lost_with_its_volume(story: Story) -> None:
 
 
 def test_a_deleted_pod(story: Story) -> None:
-    """Without a spare, the pod that comes in its place takes over once it is found healthy."""
+    """Without a spare, the replacement pod takes over once a check finds it healthy."""
     facts = story.of(DELETED)
     (incident,) = facts.incidents
     assert (incident.strategy, incident.cause.node) == (Strategy.RECOVER, 1)
@@ -192,7 +192,7 @@ def test_a_deleted_pod(story: Story) -> None:
 
 
 def test_an_evicted_pod(story: Story) -> None:
-    """The incident names the eviction, whether that or the loss was heard of first."""
+    """The incident names the eviction, whichever of eviction and loss is reported first."""
     (incident,) = story.of(EVICTED).incidents
     assert (incident.strategy, incident.cause.kind) == (Strategy.RECOVER, Kind.EVICTION)
     assert "EvictionByEvictionAPI" in incident.cause.message
@@ -234,7 +234,7 @@ def test_an_image_that_is_not_there(
     namespace: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The job is refused at once if no such image can exist, else after a while."""
+    """The launch fails with the reason, and leaves no object."""
     monkeypatch.setenv(names.ENV_HOME, str(tmp_path / "home"))
     monkeypatch.setattr(engine, "READY_S", bound_s(ready_s))
     run = PodJob(tmp_path, cluster, namespace=namespace, pods={"image": image})

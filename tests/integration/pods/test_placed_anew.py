@@ -1,4 +1,4 @@
-"""One job is short of room and rescheduled, then forgotten, then removed by somebody."""
+"""One job is rescheduled for want of room, loses every journal, and loses its workload."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def there_is_no_room(run: PodJob) -> SimpleNamespace:
 
 
 def cordon(cluster: Simulated, no_more: bool) -> None:
-    """Have no host take pods any more, or all again."""
+    """Make all hosts unschedulable, or schedulable."""
     for node in cluster.get("/api/v1/nodes")["items"]:
         path = f"/api/v1/nodes/{node['metadata']['name']}"
         cluster.patch(path, {"spec": {"unschedulable": no_more or None}})
@@ -100,7 +100,7 @@ def story(cluster: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def test_no_room_for_another_pod(story: Story) -> None:
-    """The wait has an end, and the reason names what was waited for."""
+    """The wait has an end, and its reason names the pod that did not start."""
     noted = story.of(CROWDED).noted
     assert noted.outcome == RESCHEDULED
     assert noted.fault.kind is Kind.SCHEDULING
@@ -127,7 +127,7 @@ def test_somebody_removes_the_workload(story: Story) -> None:
 
 
 def test_the_rights_that_are_handed_out_are_enough(story: Story, cluster: Simulated) -> None:
-    """All that the list calls needed is asked for, nothing else, and nothing is refused."""
+    """The engine uses every right of the list, no other right, and the server refuses none."""
     story.assert_succeeded()
     run = story.job
     wanted = render(run.spec, run.pods, secret="-")

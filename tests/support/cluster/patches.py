@@ -45,7 +45,7 @@ def strategic(target: Any, patch: Any) -> Any:
 
 
 def apply(live: Object, last: Object, wanted: Object) -> Object:
-    """Merge in the same way; what was applied last and is not wanted any more goes."""
+    """Merge in the same way, and remove fields of `last` that `wanted` does not have."""
     result: Object = _merge("", live, wanted, last)
     return result
 

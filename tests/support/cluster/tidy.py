@@ -1,4 +1,4 @@
-"""Mends a shared cluster after tests: its server, its nodes, and what is outside namespaces."""
+"""Restores a shared cluster after tests: its server, its nodes, its cluster-wide objects."""
 
 from __future__ import annotations
 

@@ -29,13 +29,13 @@ class Row:
 
     @property
     def name(self) -> str:
-        """What its facts are found by."""
+        """The name of its facts."""
         return self.act.__name__
 
 
 @dataclass
 class Facts:
-    """What happened between a row's step and the step of the next row."""
+    """The events between a row's step and the step of the next row."""
 
     noted: Any
     events: list[journal.AnyEvent]
@@ -69,7 +69,7 @@ class Story:
     told: str = ""
 
     def of(self, row: Row) -> Facts:
-        """Return what happened in a row."""
+        """Return the facts of a row."""
         assert row.name in self.facts, f"the job broke before: {self.error}{self.told}"
         return self.facts[row.name]
 

@@ -44,8 +44,9 @@ _IN_THE_POD = "/var/lib/rekindle/jobs/job"
 class PodJob(Job):
     """Its nodes are pods, and what is wanted of the cluster is asked as a flow would.
 
-    namespace: of all its objects. pods: more of their description. kubeconfig: of somebody else
-    than the cluster's admin.
+    namespace: the namespace of all its objects.
+    pods: more fields of the description of its pods.
+    kubeconfig: the kubeconfig of an account other than the cluster's admin.
     """
 
     def __init__(
@@ -221,7 +222,7 @@ class PodJob(Job):
 
 @contextlib.contextmanager
 def new_namespace(cluster: Simulated) -> Iterator[str]:
-    """Make a namespace; all that is in it goes with it."""
+    """Make a namespace, and remove it with its objects."""
     name = f"test-{secrets.token_hex(4)}"
     cluster.create("/api/v1/namespaces", {"metadata": {"name": name}})
     try:
