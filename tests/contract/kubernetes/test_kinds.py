@@ -301,3 +301,62 @@ def test_deleted_it_takes_all_with_it(kind: Kind, make: Callable[..., Made], spa
     for group, plural in (("batch/v1", "jobs"), ("jobset.x-k8s.io/v1alpha2", "jobsets")):
         if space.has(group):
             space.cluster.until(space.path(group, plural), lambda found: not found)
+
+
+# ---- what single kinds do besides
+
+ASCENDJOB = next(kind for kind in KINDS if kind.name == "ascendjob")
+TRAINJOB = next(kind for kind in KINDS if kind.name == "trainjob")
+
+
+@pytest.mark.simulated
+def test_an_ascendjob_has_ranks_and_a_pod_group(make: Callable[..., Made], space: Space) -> None:
+    """The leader is rank 0; a pod that comes again is a version later; the group ends with it."""
+    made = make(ASCENDJOB)
+    groups = space.path("scheduling.volcano.sh/v1beta1", "podgroups")
+    space.cluster.until(groups, lambda found: f"train-{made.uid}" in found)
+    first = space.running()
+    ranks = {name: p["metadata"]["annotations"]["hccl/rankIndex"] for name, p in first.items()}
+    assert ranks == {"train-master-0": "0", "train-worker-0": "1", "train-worker-1": "2"}
+    space.cluster.delete(f"{space.pods}/train-worker-0")
+    second = space.running(besides=(first["train-worker-0"]["metadata"]["uid"],))
+    versions = {name: pod["metadata"]["labels"]["version"] for name, pod in second.items()}
+    assert versions == {"train-master-0": "0", "train-worker-0": "1", "train-worker-1": "0"}
+    space.cluster.delete(f"{made.path}/train")
+    space.cluster.until(groups, lambda found: not found)
+
+
+@pytest.mark.simulated
+def test_an_ascendjob_has_a_limit(space: Space) -> None:
+    """With backoffLimit 1, the second pod that comes again is one too many."""
+    path = space.path(ASCENDJOB.group, ASCENDJOB.plural)
+    space.cluster.create(path, manifests.ascend_job("train", backoffLimit=1))
+    gone: tuple[str, ...] = ()
+    for _ in range(2):
+        found = space.running(besides=gone)
+        gone += (found["train-worker-0"]["metadata"]["uid"],)
+        space.cluster.delete(f"{space.pods}/train-worker-0")
+    space.condition(path, "train", "Failed")
+
+
+@pytest.mark.simulated
+def test_what_the_ascend_operator_refuses(space: Space) -> None:
+    """There is no webhook: the reason is in a condition, and no pod is made."""
+    path = space.path(ASCENDJOB.group, ASCENDJOB.plural)
+    wanted = manifests.ascend_job("train")
+    wanted["metadata"]["labels"] = {}
+    space.cluster.create(path, wanted)
+    found = space.cluster.until(
+        path, lambda found: (found["train"].get("status") or {}).get("conditions")
+    )
+    assert found[0]["reason"] == "JobValidFailed"
+    assert space.cluster.get(space.pods)["items"] == []
+
+
+def test_a_trainjob_without_a_runtime_fails(space: Space) -> None:
+    """TrainingRuntimeNotSupported."""
+    if not space.has(TRAINJOB.group):
+        pytest.skip("this cluster has no TrainJobs")
+    path = space.path(TRAINJOB.group, TRAINJOB.plural)
+    space.cluster.create(path, manifests.train_job("train", "none"))
+    assert space.condition(path, "train", "Failed")["reason"] == "TrainingRuntimeNotSupported"
