@@ -19,6 +19,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import StateType
 from prefect_side import FlowRun, until
 from repository import ROOT
+from waiting import bound_s
 
 from rekindle.engines.kubernetes.labels import slug
 
@@ -175,7 +176,8 @@ def test_a_flow_run_that_loses_its_pod(loss: str, installed: Installed, tmp_path
         cluster.create(f"{NAMESPACED}/pods/{first}/eviction", eviction)
     else:
         installed.first_process(run).kill()
-    until(lambda: "attempt 1; this flow run adopts it" in run.logs(), "its next pod adopts the job")
+    adopts = "attempt 1; this flow run adopts it"
+    until(lambda: adopts in run.logs(), "its next pod adopts the job", bound_s(150.0))
     assert installed.flow_pod(run) != first
     assert ("Crashed" in run.states()) == (loss == "killed")
     assert installed.workload(run) == uid
