@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cluster.client import Cluster
-from cluster.manifests import config_map, job, pod, rules
+from cluster.manifests import config_map, pod, rules
 
 _PODS = {"apiGroups": [""], "resources": ["pods", "pods/log"], "verbs": ["get", "list"]}
 
@@ -134,63 +134,6 @@ def test_a_wrong_token_is_nobody(shared_cluster: Cluster, tmp_path: Path) -> Non
     finally:
         stranger.close()
     assert (code, answer["reason"]) == (401, "Unauthorized")
-
-
-def test_a_quota_refuses_pods(shared_cluster: Cluster, namespace: str) -> None:
-    """403 for whoever creates one; a Job waits, and says why in an event."""
-    place = f"/api/v1/namespaces/{namespace}"
-    quota = {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "2"}}}
-    shared_cluster.create(f"{place}/resourcequotas", quota)
-    shared_cluster.until(f"{place}/resourcequotas", lambda found: found["few"].get("status"))
-    for name in ("one", "two"):
-        shared_cluster.create(f"{place}/pods", pod(name))
-    code, answer = shared_cluster.call("POST", f"{place}/pods", pod("three"))
-    assert (code, answer["reason"]) == (403, "Forbidden")
-    assert answer["message"] == (
-        'pods "three" is forbidden: exceeded quota: few, requested: pods=1, used: pods=2,'
-        " limited: pods=2"
-    )
-    shared_cluster.create(f"/apis/batch/v1/namespaces/{namespace}/jobs", job("train", ranks=1))
-    shared_cluster.until(
-        f"{place}/events",
-        lambda found: any(
-            each["reason"] == "FailedCreate" and "exceeded quota" in each["message"]
-            for each in found.values()
-        ),
-    )
-    shared_cluster.delete(f"{place}/pods/one")
-    shared_cluster.until(
-        f"{place}/pods", lambda found: any(name.startswith("train-0-") for name in found)
-    )
-
-
-def test_what_is_asked_for_counts_against_a_quota(shared_cluster: Cluster, namespace: str) -> None:
-    """And a pod that does not say what it needs is refused."""
-    place = f"/api/v1/namespaces/{namespace}"
-    quota = {"metadata": {"name": "small"}, "spec": {"hard": {"requests.cpu": "1"}}}
-    shared_cluster.create(f"{place}/resourcequotas", quota)
-    shared_cluster.until(f"{place}/resourcequotas", lambda found: found["small"].get("status"))
-    code, answer = shared_cluster.call("POST", f"{place}/pods", pod("silent"))
-    assert code == 403
-    assert "must specify requests.cpu for: main" in answer["message"]
-    for name, code in (("first", 201), ("second", 403)):
-        wanted = pod(name)
-        wanted["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "600m"}}
-        assert shared_cluster.call("POST", f"{place}/pods", wanted)[0] == code
-
-
-@pytest.mark.parametrize("pods", [2, 0])
-def test_a_quota_is_asked_by_a_dry_run(pods: int, shared_cluster: Cluster, namespace: str) -> None:
-    """A pod that would not be let in is refused; a Job of such pods is not."""
-    place = f"/api/v1/namespaces/{namespace}"
-    quota = {"metadata": {"name": "few"}, "spec": {"hard": {"pods": str(pods)}}}
-    shared_cluster.create(f"{place}/resourcequotas", quota)
-    shared_cluster.until(f"{place}/resourcequotas", lambda found: found["few"].get("status"))
-    code, _ = shared_cluster.call("POST", f"{place}/pods?dryRun=All", pod("one"))
-    assert code == (201 if pods else 403)
-    jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
-    assert shared_cluster.call("POST", f"{jobs}?dryRun=All", job("train", ranks=1))[0] == 201
-    assert shared_cluster.get(jobs)["items"] == shared_cluster.get(f"{place}/pods")["items"] == []
 
 
 def test_limits_and_runtimes_are_looked_up(shared_cluster: Cluster, namespace: str) -> None:

@@ -85,18 +85,6 @@ def test_beyond_the_limit_the_job_fails(space: Space) -> None:
     )
 
 
-def test_a_failure_policy_ends_the_job_by_exit_code(space: Space) -> None:
-    """FailJob names pod, code and rule."""
-    rule = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}
-    space.cluster.create(
-        space.jobs, job("train", "exit 42", ranks=1, podFailurePolicy={"rules": [rule]})
-    )
-    status = ended(space, "train")
-    assert status["why"] == "PodFailurePolicy"
-    message = next(each["message"] for each in status["conditions"] if each["type"] == "Failed")
-    assert "failed with exit code 42 matching FailJob rule at index 0" in message
-
-
 def test_suspended_and_resumed_a_job_waits_for_no_back_off(space: Space) -> None:
     """The template's affinity may change in between; the uid stays, nothing counts as failed."""
     made = space.cluster.create(space.jobs, job("train", "exec sleep 60"))
@@ -123,62 +111,6 @@ def test_suspended_and_resumed_a_job_waits_for_no_back_off(space: Space) -> None
     now = space.cluster.get(path)
     assert now["metadata"]["uid"] == made["metadata"]["uid"]
     assert now["status"].get("failed", 0) == 0
-
-
-def test_an_index_has_a_limit_of_its_own(space: Space) -> None:
-    """With backoffLimitPerIndex one index fails, the others go on to their end."""
-    script = "test $JOB_COMPLETION_INDEX != 1"
-    space.cluster.create(space.jobs, job("train", script, backoffLimitPerIndex=0))
-    status = ended(space, "train")
-    assert (status["end"], status["why"]) == ("Failed", "FailedIndexes")
-    assert (status["completedIndexes"], status["failedIndexes"]) == ("0,2", "1")
-
-
-def test_a_failed_index_counts_its_failures(space: Space) -> None:
-    """In an annotation of its pods."""
-    script = "test $JOB_COMPLETION_INDEX != 0 || exit 1; exec sleep 60"
-    space.cluster.create(space.jobs, job("train", script, ranks=2, backoffLimitPerIndex=1))
-    name = "batch.kubernetes.io/job-index-failure-count"
-    space.cluster.until(
-        space.pods,
-        lambda found: (
-            {
-                pod["metadata"]["annotations"].get(name)
-                for pod in found.values()
-                if pod["metadata"]["labels"][INDEX] == "0"
-            }
-            == {"0", "1"}
-        ),
-    )
-    status = space.status(space.jobs, "train")
-    assert "completedIndexes" not in status
-
-
-def test_fail_index_needs_no_second_failure(space: Space) -> None:
-    """By exit code."""
-    rule = {"action": "FailIndex", "onExitCodes": {"operator": "In", "values": [3]}}
-    script = "test $JOB_COMPLETION_INDEX != 0 || exit 3"
-    limits = {"backoffLimitPerIndex": 5, "podFailurePolicy": {"rules": [rule]}}
-    space.cluster.create(space.jobs, job("train", script, ranks=2, **limits))
-    status = ended(space, "train")
-    assert (status["failedIndexes"], status["completedIndexes"]) == ("0", "1")
-
-
-def test_an_eviction_that_is_ignored_costs_the_delay_alone(space: Space) -> None:
-    """Ignore(DisruptionTarget) spares backoffLimit; a replacement still waits."""
-    conditions = [{"type": "DisruptionTarget", "status": "True"}]
-    rule = {"action": "Ignore", "onPodConditions": conditions}
-    space.cluster.create(
-        space.jobs, job("train", backoffLimit=0, podFailurePolicy={"rules": [rule]})
-    )
-    first = space.ranks()
-    name = first[0]["metadata"]["name"]
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
-    began = time.monotonic()
-    space.cluster.create(f"{space.pods}/{name}/eviction", eviction)
-    space.ranks(besides=(first[0]["metadata"]["uid"],))
-    assert time.monotonic() - began > space.cluster.scaled(8)
-    assert space.status(space.jobs, "train").get("failed", 0) == 0
 
 
 def test_the_second_failure_waits_twice_as_long(space: Space) -> None:
@@ -224,12 +156,6 @@ def test_a_job_made_anew_under_its_name(space: Space) -> None:
     assert again["metadata"]["uid"] != made["metadata"]["uid"]
 
 
-def test_a_deadline(space: Space) -> None:
-    """DeadlineExceeded, and no pod is left running."""
-    space.cluster.create(space.jobs, job("train", activeDeadlineSeconds=1))
-    assert ended(space, "train")["why"] == "DeadlineExceeded"
-
-
 def test_a_finished_job_goes_after_its_time(space: Space) -> None:
     """With its pods."""
     space.cluster.create(space.jobs, job("train", "true", ranks=1, ttlSecondsAfterFinished=1))
@@ -244,12 +170,3 @@ def test_in_place_restarts_count(space: Space) -> None:
     wanted["spec"]["template"]["spec"]["restartPolicy"] = "OnFailure"
     space.cluster.create(space.jobs, wanted)
     assert ended(space, "train")["why"] == "BackoffLimitExceeded"
-
-
-def test_success_of_one_rank_may_be_enough(space: Space) -> None:
-    """successPolicy: the others are ended."""
-    script = "test $JOB_COMPLETION_INDEX = 0 || exec sleep 60"
-    policy = {"rules": [{"succeededIndexes": "0"}]}
-    space.cluster.create(space.jobs, job("train", script, successPolicy=policy))
-    status = ended(space, "train")
-    assert (status["end"], status["why"]) == ("Complete", "SuccessPolicy")

@@ -1,4 +1,4 @@
-"""Merge, strategic merge, JSON patch, and server-side apply."""
+"""Merge, strategic merge, and server-side apply."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 from cluster.client import Cluster
-from cluster.manifests import IMAGE, config_map, pod_spec
+from cluster.manifests import IMAGE, config_map, job, pod_spec
 
 Object = dict[str, Any]
 
-_JSON = "application/json-patch+json"
 _STRATEGIC = "application/strategic-merge-patch+json"
 _APPLY = "application/apply-patch+yaml"
 
@@ -58,16 +57,6 @@ def test_containers_and_variables_are_merged_by_name(deployed: Deployed) -> None
     assert container["image"] == IMAGE
 
 
-def test_elements_are_deleted_and_lists_replaced_by_directive(deployed: Deployed) -> None:
-    """$patch: delete, and $patch: replace."""
-    delete = [{"name": "A", "$patch": "delete"}]
-    spec = deployed.patch({"containers": [{"name": "main", "env": delete}]})
-    assert [each["name"] for each in spec["containers"][0]["env"]] == ["B"]
-    replace = [{"$patch": "replace"}, {"name": "Z", "value": "9"}]
-    spec = deployed.patch({"containers": [{"name": "main", "env": replace}]})
-    assert spec["containers"][0]["env"] == [{"name": "Z", "value": "9"}]
-
-
 def test_tolerations_are_one_value(deployed: Deployed) -> None:
     """They have no key: a strategic merge replaces them."""
     spec = deployed.patch({"tolerations": [{"key": "b", "operator": "Exists"}]})
@@ -83,29 +72,6 @@ def test_a_merge_patch_replaces_lists(deployed: Deployed) -> None:
     assert "tolerations" not in spec
 
 
-def test_json_patches(shared_cluster: Cluster, namespace: str) -> None:
-    """add, replace, remove, test, move and copy; one that fails changes nothing."""
-    path = f"/api/v1/namespaces/{namespace}/configmaps"
-    shared_cluster.create(path, config_map("a", x="1", y="2"))
-    operations = [
-        {"op": "test", "path": "/data/x", "value": "1"},
-        {"op": "replace", "path": "/data/x", "value": "3"},
-        {"op": "add", "path": "/metadata/labels", "value": {"example.com/a": "b"}},
-        {"op": "copy", "from": "/data/x", "path": "/data/z"},
-        {"op": "remove", "path": "/metadata/labels/example.com~1a"},
-        {"op": "move", "from": "/data/y", "path": "/data/w"},
-    ]
-    found = shared_cluster.patch(f"{path}/a", operations)
-    assert found["data"] == {"x": "3", "z": "3", "w": "2"}
-    wrong = [
-        {"op": "remove", "path": "/data/x"},
-        {"op": "test", "path": "/data/w", "value": "no"},
-    ]
-    code, answer = shared_cluster.call("PATCH", f"{path}/a", wrong, _JSON)
-    assert code == 422, answer
-    assert shared_cluster.get(f"{path}/a")["data"]["x"] == "3"
-
-
 def test_custom_kinds_take_no_strategic_merge(shared_cluster: Cluster, namespace: str) -> None:
     """415."""
     path = f"/apis/scheduling.volcano.sh/v1beta1/namespaces/{namespace}/podgroups"
@@ -114,69 +80,22 @@ def test_custom_kinds_take_no_strategic_merge(shared_cluster: Cluster, namespace
     assert code == 415
 
 
-class Applied:
-    """A ConfigMap that several managers apply."""
+def test_apply_creates_and_changes(shared_cluster: Cluster, namespace: str) -> None:
+    """The first apply creates; the second removes the fields that it leaves out, and no others."""
+    path = f"/api/v1/namespaces/{namespace}/configmaps/a"
 
-    def __init__(self, cluster: Cluster, namespace: str) -> None:
-        self.cluster = cluster
-        self.path = f"/api/v1/namespaces/{namespace}/configmaps/a"
+    def apply(**data: str) -> int:
+        query = "?fieldManager=one&force=true"
+        return shared_cluster.call("PATCH", path + query, config_map("a", **data), _APPLY)[0]
 
-    def apply(self, manager: str, data: Object, force: bool = False) -> tuple[int, Any]:
-        body = {**config_map("a"), "data": data}
-        query = f"fieldManager={manager}&force={str(force).lower()}"
-        return self.cluster.call("PATCH", f"{self.path}?{query}", body, _APPLY)
-
-    @property
-    def data(self) -> Object:
-        return dict(self.cluster.get(self.path)["data"])
-
-
-@pytest.fixture
-def applied(shared_cluster: Cluster, namespace: str) -> Applied:
-    return Applied(shared_cluster, namespace)
-
-
-def test_apply_creates_and_changes(applied: Applied) -> None:
-    """201, then 200; what a manager leaves out disappears."""
-    assert applied.apply("one", {"x": "1", "y": "1"})[0] == 201
-    assert applied.apply("one", {"x": "2"})[0] == 200
-    assert applied.data == {"x": "2"}
-
-
-def test_two_managers(applied: Applied) -> None:
-    """Each owns its fields; a field of another is a conflict, unless it has the same value."""
-    applied.apply("one", {"x": "1"})
-    assert applied.apply("two", {"y": "1"})[0] == 200
-    code, answer = applied.apply("two", {"y": "1", "x": "2"})
-    assert (code, answer["reason"]) == (409, "Conflict")
-    assert answer["details"]["causes"][0]["reason"] == "FieldManagerConflict"
-    assert 'conflict with "one"' in answer["message"]
-    assert applied.apply("two", {"y": "1", "x": "1"})[0] == 200
-    assert applied.apply("one", {})[0] == 200
-    assert applied.data == {"y": "1", "x": "1"}
-
-
-def test_a_forced_apply_takes_the_field(applied: Applied) -> None:
-    """Its former owner cannot remove it any more."""
-    applied.apply("one", {"x": "1", "y": "1"})
-    assert applied.apply("two", {"x": "2"}, force=True)[0] == 200
-    assert applied.apply("one", {"y": "1"})[0] == 200
-    assert applied.data == {"x": "2", "y": "1"}
-
-
-def test_what_was_written_otherwise_is_owned_too(applied: Applied) -> None:
-    """An apply conflicts with a plain patch."""
-    applied.apply("one", {"x": "1"})
-    applied.cluster.patch(f"{applied.path}?fieldManager=hand", {"data": {"x": "2"}})
-    code, answer = applied.apply("one", {"x": "1"})
-    assert code == 409
-    assert 'conflict with "hand"' in answer["message"]
+    assert apply(x="1", y="1") == 201
+    shared_cluster.patch(f"{path}?fieldManager=hand", {"data": {"z": "1"}})
+    assert apply(x="2") == 200
+    assert shared_cluster.get(path)["data"] == {"x": "2", "z": "1"}
 
 
 def test_apply_of_a_job_again_changes_nothing(shared_cluster: Cluster, namespace: str) -> None:
-    """What the server has filled in is nobody's."""
-    from cluster.manifests import job
-
+    """Defaults that the server has set stay."""
     path = f"/apis/batch/v1/namespaces/{namespace}/jobs/train?fieldManager=one"
     wanted = job("train", ranks=1)
     wanted["spec"]["suspend"] = True

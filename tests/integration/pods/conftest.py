@@ -1,53 +1,58 @@
-"""A cluster of its own for each test, and jobs in its pods."""
+"""The cluster that all tests of a worker share, and namespaces of their own in it."""
 
-import secrets
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 from cluster.launch import Simulated, start
+from cluster.tidy import tidy
+from mindcluster import RESOURCE
+from prefect_side import free_port, server
 from training_jobs.baselines import baseline, baseline_of
-from training_jobs.injection import Fault
-from training_jobs.pods import PodJob
-from training_jobs.record import Record
+from training_jobs.pods import new_namespace
 
-from rekindle import names
 from rekindle.engines.kubernetes.api import Api, load
 
 __all__ = ["baseline", "baseline_of"]
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Simulated]:
-    """Three nodes that run pods as processes of this machine; options by indirect parameters."""
-    with start(tmp_path / "cluster", **getattr(request, "param", {})) as found:
+@pytest.fixture(scope="session")
+def worker_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
+    """Six nodes that run pods as processes of this machine."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with start(folder, nodes=6, capacity=f"{RESOURCE}=8,example.com/npu=8") as found:
         yield found
+        assert not found.complaints()
 
 
 @pytest.fixture(scope="module")
-def server(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Simulated]:
-    """A cluster for all tests of a module, with as many nodes as its NODE_COUNT says."""
-    nodes: int = request.module.NODE_COUNT
-    with start(tmp_path_factory.mktemp("cluster"), nodes=nodes) as found:
-        yield found
+def cluster(worker_cluster: Simulated) -> Iterator[Simulated]:
+    """The worker's cluster, which is restored after each module."""
+    yield worker_cluster
+    tidy(worker_cluster)
 
 
 @pytest.fixture
-def api(server: Simulated) -> Iterator[Api]:
-    """A client of that; what the server was told to get wrong ends with it."""
-    found = load(str(server.kubeconfig), patience_s=20.0)
+def api(cluster: Simulated) -> Iterator[Api]:
+    """A client of the cluster; injected faults end with it."""
+    found = load(str(cluster.kubeconfig), patience_s=20.0)
     yield found
     found.close()
-    server.clear_faults()
+    cluster.clear_faults()
+
+
+@pytest.fixture
+def namespace(cluster: Simulated) -> Iterator[str]:
+    """A namespace of the test's own."""
+    with new_namespace(cluster) as name:
+        yield name
 
 
 @pytest.fixture(scope="session")
 def lean(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
-    """Two nodes with four devices each, and no JobSets; for tests that leave nothing behind."""
-    folder = tmp_path_factory.mktemp("cluster")
+    """Two nodes with four devices each, and no JobSets."""
+    folder = tmp_path_factory.mktemp("lean")
     with start(folder, nodes=2, without="jobsets", capacity="example.com/npu=4") as found:
         yield found
 
@@ -55,26 +60,12 @@ def lean(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
 @pytest.fixture
 def space(lean: Simulated) -> Iterator[str]:
     """A namespace of the test's own there."""
-    name = f"test-{secrets.token_hex(4)}"
-    lean.create("/api/v1/namespaces", {"metadata": {"name": name}})
-    yield name
-    lean.delete(f"/api/v1/namespaces/{name}")
+    with new_namespace(lean) as name:
+        yield name
 
 
-@pytest.fixture
-def job(
-    tmp_path: Path, cluster: Simulated, baseline: Record, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., PodJob]]:
-    """Start a job with faults; its objects go with the test."""
-    monkeypatch.setenv(names.ENV_HOME, str(tmp_path / "home"))
-    jobs: list[PodJob] = []
-
-    def begin(*faults: Fault, **settings: Any) -> PodJob:
-        folder = tmp_path / f"run{len(jobs)}"
-        folder.mkdir()
-        jobs.append(PodJob(folder, cluster, *faults, **settings))
-        return jobs[-1].start()
-
-    yield begin
-    for each in jobs:
-        each.close()
+@pytest.fixture(scope="session")
+def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the API of a Prefect server, which all tests of a worker share."""
+    with server(tmp_path_factory.mktemp("prefect"), free_port()) as address:
+        yield address

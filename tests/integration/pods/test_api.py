@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cluster.launch import Simulated
+from waiting import bound_s
 
 from rekindle.engines.kubernetes.api import Api, load
 from rekindle.engines.kubernetes.errors import (
@@ -20,17 +21,16 @@ from rekindle.engines.kubernetes.errors import (
 from rekindle.engines.kubernetes.follow import Follower
 from rekindle.errors import UsageError
 
-pytestmark = pytest.mark.timeout(300)  # a cluster, and a job in its pods
+pytestmark = pytest.mark.timeout(300)  # a cluster
 
-NODE_COUNT = 1
 MAPS = "/api/v1/namespaces/default/configmaps"
 
 
 @pytest.fixture(autouse=True)
-def left_clean(server: Simulated) -> Iterator[None]:
+def left_clean(cluster: Simulated) -> Iterator[None]:
     yield
-    for each in server.get(MAPS)["items"]:
-        server.delete(f"{MAPS}/{each['metadata']['name']}")
+    for each in cluster.get(MAPS)["items"]:
+        cluster.delete(f"{MAPS}/{each['metadata']['name']}")
 
 
 def named(name: str, **data: str) -> dict[str, object]:
@@ -39,13 +39,13 @@ def named(name: str, **data: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("code", [429, 500, 503])
-def test_what_passes_is_waited_for(code: int, api: Api, server: Simulated) -> None:
-    server.inject("create", "configmaps", count=2, code=code)
+def test_what_passes_is_waited_for(code: int, api: Api, cluster: Simulated) -> None:
+    cluster.inject("create", "configmaps", count=2, code=code)
     assert api.create(MAPS, named("a"))["metadata"]["name"] == "a"
 
 
-def test_a_connection_that_is_cut(api: Api, server: Simulated) -> None:
-    server.inject("get", "configmaps", count=2, cut=True)
+def test_a_connection_that_is_cut(api: Api, cluster: Simulated) -> None:
+    cluster.inject("get", "configmaps", count=2, cut=True)
     api.create(MAPS, named("a"))
     assert api.get(f"{MAPS}/a")["metadata"]["name"] == "a"
 
@@ -65,25 +65,25 @@ def test_refusals_are_told_apart(api: Api) -> None:
     assert api.get(f"{MAPS}/a")["metadata"]["name"] == "a"
 
 
-def test_a_stranger_is_refused_at_once(server: Simulated, tmp_path: Path) -> None:
+def test_a_stranger_is_refused_at_once(cluster: Simulated, tmp_path: Path) -> None:
     """Not only after the time in which a server that has begun anew refuses everybody."""
-    token = server.token_for("stranger")
-    api = load(str(server.kubeconfig_for(token, tmp_path / "config")))
+    token = cluster.token_for("stranger")
+    api = load(str(cluster.kubeconfig_for(token, tmp_path / "config")))
     with pytest.raises(ForbiddenError, match=r"stranger.* cannot list"):
         api.get(MAPS)
     api.close()
 
 
-def test_a_server_that_has_begun_anew_refuses_for_a_while(api: Api, server: Simulated) -> None:
+def test_a_server_that_has_begun_anew_refuses_for_a_while(api: Api, cluster: Simulated) -> None:
     api.create(MAPS, named("a"))
-    server.restart_server(deny_for=1.0)
+    cluster.restart_server(deny_for=1.0)
     assert api.get(f"{MAPS}/a")["metadata"]["name"] == "a"
 
 
-def test_nobody_answers(server: Simulated, tmp_path: Path) -> None:
+def test_nobody_answers(cluster: Simulated, tmp_path: Path) -> None:
     """The error says where nobody is, once patience is at its end."""
     config = tmp_path / "config"
-    config.write_text(server.kubeconfig.read_text().replace(f":{server.port}", ":1"))
+    config.write_text(cluster.kubeconfig.read_text().replace(f":{cluster.port}", ":1"))
     api = load(str(config), patience_s=0.5)
     with pytest.raises(ApiError, match=r"127\.0\.0\.1:1/api.*no answer"):
         api.get(MAPS)
@@ -119,13 +119,12 @@ class Seen:
 
     def wait(self, *wanted: tuple[str, str, bool]) -> None:
         with self._news:
-            assert self._news.wait_for(lambda: self.told[-len(wanted) :] == [*wanted], 20), (
-                self.told
-            )
+            met = self._news.wait_for(lambda: self.told[-len(wanted) :] == [*wanted], bound_s(20))
+            assert met, self.told
 
     def end(self) -> None:
         self.follower.end()
-        self._thread.join(20)
+        self._thread.join(bound_s(20))
         assert not self._thread.is_alive()
 
 
@@ -150,34 +149,34 @@ def test_changes_as_they_come(api: Api, seen: Seen) -> None:
     assert (seen.follower.lists, seen.follower.watches) == (1, 1)
 
 
-def test_a_watch_that_is_cut_goes_on(api: Api, server: Simulated, seen: Seen) -> None:
+def test_a_watch_that_is_cut_goes_on(api: Api, cluster: Simulated, seen: Seen) -> None:
     """From where it was: nothing is listed again, lost or told twice."""
-    server.cut("configmaps")
+    cluster.cut("configmaps")
     change(api, "a", "2")
     change(api, "a", "3")
     seen.wait(("a", "1", True), ("a", "2", True), ("a", "3", True))
     assert seen.follower.lists == 1
 
 
-def test_a_server_that_restarts(api: Api, server: Simulated, seen: Seen) -> None:
+def test_a_server_that_restarts(api: Api, cluster: Simulated, seen: Seen) -> None:
     """Old versions are gone then: it is listed anew, and only what differs is told."""
-    server.stop_server()
-    server.start_server()
+    cluster.stop_server()
+    cluster.start_server()
     change(api, "a", "2")
     seen.wait(("a", "1", True), ("a", "2", True))
 
 
-def test_what_went_while_nobody_watched(api: Api, server: Simulated, seen: Seen) -> None:
-    server.inject("watch", "configmaps", count=3, code=500)
-    server.cut("configmaps")
+def test_what_went_while_nobody_watched(api: Api, cluster: Simulated, seen: Seen) -> None:
+    cluster.inject("watch", "configmaps", count=3, code=500)
+    cluster.cut("configmaps")
     api.delete(f"{MAPS}/a")
-    server.compact()
+    cluster.compact()
     seen.wait(("a", "1", True), ("a", "1", False))
 
 
-def test_an_expired_version(api: Api, server: Simulated, seen: Seen) -> None:
-    server.inject("watch", "configmaps", count=1, code=410)
-    server.cut("configmaps")
+def test_an_expired_version(api: Api, cluster: Simulated, seen: Seen) -> None:
+    cluster.inject("watch", "configmaps", count=1, code=410)
+    cluster.cut("configmaps")
     change(api, "a", "2")
     seen.wait(("a", "1", True), ("a", "2", True))
     assert seen.follower.lists == 2

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from cluster.launch import Simulated
-from prefect_side import FlowRun, Served, free_port, serve, server, until
-from training_jobs.pods import NAMESPACE
+from prefect_side import FlowRun, Served, serve, until
+from waiting import run_command
 
 from rekindle import names
 from rekindle.engines.kubernetes.api import load
@@ -25,25 +26,23 @@ from rekindle.recovery.journal import Ended, JobStarted
 
 pytestmark = pytest.mark.timeout(300)  # a cluster, and a job in its pods
 
+T = TypeVar("T")
 SCRIPT = Path(__file__).parents[1] / "flow" / "scripts" / "steps.py"
+NAMESPACE = "/api/v1/namespaces/default"
 JOBS = "/apis/batch/v1/namespaces/default/jobs"
 MOST_OBJECTS = 6  # a Job, two nodes and a coordinator, the root and the secret
 
 
 @pytest.fixture(scope="module")
-def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with server(tmp_path_factory.mktemp("prefect"), free_port()) as api:
-        yield api
-
-
-@pytest.fixture
 def served(
-    cluster: Simulated, prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Simulated, prefect_api: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-    (tmp_path / "home").mkdir()
-    with serve(prefect_api, tmp_path / "home", "pods") as running:
-        yield running
+    """The train flow, served for all tests of this file."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+        with serve(prefect_api, home, "pods") as running:
+            yield running
 
 
 def start(served: Served, gate: Path, image: str = "training", steps: int = 400) -> FlowRun:
@@ -78,25 +77,98 @@ def objects(cluster: Simulated, run: FlowRun) -> list[str]:
     return [e["metadata"]["name"] for path in paths for e in cluster.get(path + label)["items"]]
 
 
-def test_a_flow_process_that_is_killed(cluster: Simulated, served: Served, tmp_path: Path) -> None:
-    """Its rerun adopts the job; there is one Job, one attempt, and in the end nothing is left."""
-    gate = tmp_path / "gate"
+@dataclass
+class Life:
+    """The facts of one flow run, as far as it came."""
+
+    logs: str = ""
+    jobs: list[int] = field(default_factory=list)  # the Jobs there were at each adoption
+    begun: int = 0  # attempts, when the flow run was cancelled
+    cancelled: str = ""
+    outcome: str = ""
+    left: list[str] = field(default_factory=list)
+    ended: str = ""
+    attempts: int = 0
+    left_in_the_end: list[str] = field(default_factory=list)
+    error: Exception | None = None
+
+    def reached(self, it: T) -> T:
+        """Return a fact; raise the error of the flow run if there is no such fact."""
+        assert it, f"not reached: {self.error}"
+        return it
+
+
+@pytest.fixture(scope="module")
+def life(cluster: Simulated, served: Served, tmp_path_factory: pytest.TempPathFactory) -> Life:
+    """A flow run that waits for its pods, is killed twice, is cancelled, and is retried."""
+    found = Life()
+    try:
+        live(found, cluster, served, tmp_path_factory.mktemp("life") / "gate")
+    except Exception as error:
+        found.error = error
+    return found
+
+
+def live(found: Life, cluster: Simulated, served: Served, gate: Path) -> None:
+    """Lead the flow run through its life."""
+    cordon(cluster, True)
     run = start(served, gate)
+    until(lambda: "Unschedulable" in run.logs() or run.state().is_final(), "it is told")
+    found.logs = run.logs()
+    cordon(cluster, False)
     killed: list[int] = []
     for kill in (True, True, False):
         flow = until(
             lambda: (p := served.flow_process()) and p.pid not in killed and p, "the flow runs"
         )
         until(lambda flow=flow: f"process {flow.pid} on" in holder(run, cluster), "it steers")
-        assert len(cluster.get(JOBS)["items"]) == 1
+        found.jobs.append(len(cluster.get(JOBS)["items"]))
         if kill:
             flow.kill()
             killed.append(flow.pid)
-    gate.touch()
-    until(lambda: run.state().name == "Completed", "the job has succeeded")
-    assert (run.count(JobStarted), run.count(Ended)) == (1, 1)
-    assert objects(cluster, run) == []
     until(lambda: "lives, attempt 1; this flow run adopts it" in run.logs(), "its log is sent")
+    found.logs, found.begun = run.logs(), run.count(JobStarted)
+    run.cancel()
+    found.cancelled = str(run.until_final().name)
+    until(lambda: objects(cluster, run) == [], "the job's objects are gone")
+    found.outcome, found.left = run.history()[-1].outcome, objects(cluster, run)
+    gate.touch()
+    run.retry()
+    until(lambda: run.state().name == "Completed", "the next attempt has succeeded")
+    found.ended, found.attempts = str(run.state().name), run.count(JobStarted)
+    found.left_in_the_end = objects(cluster, run)
+
+
+def cordon(cluster: Simulated, no_more: bool) -> None:
+    """Make all hosts unschedulable, or schedulable."""
+    for node in cluster.get("/api/v1/nodes")["items"]:
+        path = f"/api/v1/nodes/{node['metadata']['name']}"
+        cluster.patch(path, {"spec": {"unschedulable": no_more or None}})
+
+
+def test_what_becomes_of_pods_is_told(life: Life) -> None:
+    """In the flow's log, while the job waits for them."""
+    assert "Unschedulable" in life.reached(life.logs)
+
+
+def test_a_flow_process_that_is_killed(life: Life) -> None:
+    """Its rerun adopts the job, twice: there is one Job and one attempt."""
+    assert life.reached(life.begun) == 1
+    assert life.jobs == [1, 1, 1]
+    assert "lives, attempt 1; this flow run adopts it" in life.logs
+
+
+def test_a_cancelled_run_leaves_nothing(life: Life) -> None:
+    """Its job is stopped, and no object is left."""
+    assert life.reached(life.cancelled) == "Cancelled"
+    assert life.reached(life.outcome) == "stopped"
+    assert life.left == []
+
+
+def test_a_cancelled_run_is_retried(life: Life) -> None:
+    """The retry begins another attempt, which succeeds and leaves nothing."""
+    assert life.reached(life.ended) == "Completed"
+    assert (life.attempts, life.left_in_the_end) == (2, [])
 
 
 @pytest.mark.soak
@@ -129,21 +201,6 @@ def test_a_flow_process_that_is_killed_twenty_times(
     until(lambda: run.state().name == "Completed", "the job has succeeded", 180.0)
     assert (run.count(JobStarted), run.count(Ended)) == (1, 1), run.story()
     assert objects(cluster, run) == []
-
-
-def test_a_cancelled_run_leaves_nothing(cluster: Simulated, served: Served, tmp_path: Path) -> None:
-    """Neither does it keep its retry from going on."""
-    gate = tmp_path / "gate"
-    run = start(served, gate)
-    until(lambda: " on " in holder(run, cluster), "it steers")
-    run.cancel()
-    assert run.until_final().name == "Cancelled"
-    until(lambda: objects(cluster, run) == [], "the job's objects are gone")
-    assert run.history()[-1].outcome == "stopped"
-    gate.touch()
-    run.retry()
-    until(lambda: run.state().name == "Completed", "the next attempt has succeeded")
-    assert (run.count(JobStarted), objects(cluster, run)) == (2, [])
 
 
 def test_cancelled_while_the_image_is_fetched(
@@ -180,32 +237,9 @@ def test_cancelled_where_the_job_is_unknown(
         "PREFECT_API_URL": str(served.client.api_url),
         "PREFECT_HOME": str(tmp_path / "elsewhere"),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", HOOK, str(run.id)],
-        env={**os.environ, **elsewhere},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    command = [sys.executable, "-c", HOOK, str(run.id)]
+    done = run_command(command, env={**os.environ, **elsewhere})
     assert done.returncode == 0, done.stderr
     until(lambda: run.count(Ended) == 1, "the job has ended")
     assert run.history()[-1].outcome == "stopped"
     until(lambda: objects(cluster, run) == [], "the job's objects are gone")
-
-
-def test_what_becomes_of_pods_is_told(cluster: Simulated, served: Served, tmp_path: Path) -> None:
-    """In the flow's log, while the job waits for them."""
-    gate = tmp_path / "gate"
-    gate.touch()
-    label = {"spec": {"unschedulable": True}}
-    for node in cluster.get("/api/v1/nodes")["items"]:
-        cluster.patch(f"/api/v1/nodes/{node['metadata']['name']}", label)
-    run = start(served, gate)
-    until(lambda: "Unschedulable" in run.logs() or run.state().is_final(), "it is told")
-    for node in cluster.get("/api/v1/nodes")["items"]:
-        cluster.patch(
-            f"/api/v1/nodes/{node['metadata']['name']}", {"spec": {"unschedulable": None}}
-        )
-    assert run.until_final().name == "Completed", run.story()
-    assert objects(cluster, run) == []

@@ -26,15 +26,14 @@ from rekindle.recovery.node_check.verdicts import Health
 
 pytestmark = pytest.mark.timeout(300)  # a cluster
 
-NODE_COUNT = 1
 MAPS = "/api/v1/namespaces/default/configmaps"
 PODS = Pods(image="training")
 
 
 @pytest.fixture(autouse=True)
-def left_clean(server: Simulated) -> Iterator[None]:
+def left_clean(cluster: Simulated) -> Iterator[None]:
     yield
-    server.call("DELETE", f"{MAPS}/{HOSTS}")
+    cluster.call("DELETE", f"{MAPS}/{HOSTS}")
 
 
 @pytest.fixture
@@ -57,33 +56,33 @@ def broke(host: str, number: int, message: str = "it is gone") -> HostFault:
     )
 
 
-def lines(server: Simulated) -> list[str]:
-    return list(server.get(f"{MAPS}/{HOSTS}")["data"]["hosts.jsonl"].splitlines())
+def lines(cluster: Simulated) -> list[str]:
+    return list(cluster.get(f"{MAPS}/{HOSTS}")["data"]["hosts.jsonl"].splitlines())
 
 
-def test_an_event_is_noted_once(api: Api, log: ClusterHostLog, server: Simulated) -> None:
+def test_an_event_is_noted_once(api: Api, log: ClusterHostLog, cluster: Simulated) -> None:
     """Also by another process, and what a person does not say twice."""
     assert log.hosts() == {}
     for each in (log, ClusterHostLog(api, "default")):
         each.append(isolated("a"))
         each.append(HostReleased(host="b", at=5.0, by="me"))
-    assert len(lines(server)) == 2
+    assert len(lines(cluster)) == 2
     assert log.hosts()["a"].isolated == "XID 79"
     assert ClusterHostLog(api, "other").hosts() == {}
 
 
-def test_it_bears_our_labels(log: ClusterHostLog, server: Simulated) -> None:
+def test_it_bears_our_labels(log: ClusterHostLog, cluster: Simulated) -> None:
     """And none of a job: with no job it goes."""
     log.append(isolated("a"))
-    assert server.get(f"{MAPS}/{HOSTS}")["metadata"]["labels"] == {"rekindle.dev/role": "hosts"}
+    assert cluster.get(f"{MAPS}/{HOSTS}")["metadata"]["labels"] == {"rekindle.dev/role": "hosts"}
 
 
-def test_any_number_write_at_once(log: ClusterHostLog, server: Simulated) -> None:
+def test_any_number_write_at_once(log: ClusterHostLog, cluster: Simulated) -> None:
     """Nothing is lost, nor noted twice."""
     errors: list[Exception] = []
 
     def write(writer: int) -> None:
-        own = load(str(server.kubeconfig))
+        own = load(str(cluster.kubeconfig))
         try:
             for number in range(5):
                 ClusterHostLog(own, "default").append(isolated(f"h{writer}", 10 * writer + number))
@@ -99,11 +98,11 @@ def test_any_number_write_at_once(log: ClusterHostLog, server: Simulated) -> Non
     for thread in threads:
         thread.join()
     assert errors == []
-    assert len(lines(server)) == len(set(lines(server))) == 6 * 5 + 5
+    assert len(lines(cluster)) == len(set(lines(cluster))) == 6 * 5 + 5
 
 
 def test_a_full_log_is_folded(
-    log: ClusterHostLog, server: Simulated, monkeypatch: pytest.MonkeyPatch
+    log: ClusterHostLog, cluster: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What counts stays, what was told before it was folded is known still."""
     monkeypatch.setattr(host_log, "MOST_BYTES", 4000)
@@ -113,7 +112,7 @@ def test_a_full_log_is_folded(
     told = [broke(f"h{number}", number) for number in range(3, 60)]
     for event in told:
         log.append(event)
-    assert len("\n".join(lines(server))) <= 4000
+    assert len("\n".join(lines(cluster))) <= 4000
     for event in (isolated("bad", 0), isolated("good", 1), *told):
         log.append(event)
     assert log.hosts()["bad"].isolated
@@ -124,7 +123,7 @@ def test_a_full_log_is_folded(
     assert log.hosts()["good"].isolated_at == 500.0
 
 
-def test_the_limit_is_below_that_of_the_server(log: ClusterHostLog, server: Simulated) -> None:
+def test_the_limit_is_below_that_of_the_server(log: ClusterHostLog, cluster: Simulated) -> None:
     """However long what is said: the oldest faults go, all of them of these days."""
     text, now = "\N{SNOWMAN}" * 5000, int(time.time())
     many = [broke(f"h{n}", now - 9000 + n, text[:300]) for n in range(9000)]
@@ -135,8 +134,8 @@ def test_the_limit_is_below_that_of_the_server(log: ClusterHostLog, server: Simu
         if size > MOST_BYTES - 1500:
             break
     log.append(isolated("first"))
-    server.patch(
-        f"{MAPS}/{HOSTS}", {"data": {"hosts.jsonl": lines(server)[0] + "\n" + "".join(body)}}
+    cluster.patch(
+        f"{MAPS}/{HOSTS}", {"data": {"hosts.jsonl": lines(cluster)[0] + "\n" + "".join(body)}}
     )
     for number in range(3):
         log.append(broke("sick", now + number, text))
@@ -145,7 +144,7 @@ def test_the_limit_is_below_that_of_the_server(log: ClusterHostLog, server: Simu
     assert all(len(fault.message) == 300 for fault in known["sick"].faults)
     assert known["first"].isolated
     assert "h0" not in known
-    assert len("\n".join(lines(server)).encode()) <= MOST_BYTES // 2 + 1500
+    assert len("\n".join(lines(cluster)).encode()) <= MOST_BYTES // 2 + 1500
 
 
 def test_a_full_log_keeps_what_parts_have_taken_at_best(
@@ -179,26 +178,26 @@ def test_too_many_isolated_hosts(log: ClusterHostLog, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("data", [{"hosts.jsonl": "{}\n{}\n"}, {"told.json": "["}])
 def test_what_is_no_log_is_named(
-    data: dict[str, str], log: ClusterHostLog, server: Simulated
+    data: dict[str, str], log: ClusterHostLog, cluster: Simulated
 ) -> None:
     log.append(isolated("a"))
-    server.patch(f"{MAPS}/{HOSTS}", {"data": data})
+    cluster.patch(f"{MAPS}/{HOSTS}", {"data": data})
     with pytest.raises(JobError, match=f"ConfigMap {HOSTS} in namespace default.*mend or remove"):
         log.append(isolated("b", 1))
 
 
-def test_a_log_without_content(log: ClusterHostLog, server: Simulated) -> None:
+def test_a_log_without_content(log: ClusterHostLog, cluster: Simulated) -> None:
     """Somebody has made it, or emptied it."""
     metadata = {"name": HOSTS}
-    server.create(MAPS, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
+    cluster.create(MAPS, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
     log.append(isolated("a"))
     assert log.hosts()["a"].isolated
 
 
-def test_who_may_not_write_keeps_it_for_itself(server: Simulated, tmp_path: Path) -> None:
+def test_who_may_not_write_keeps_it_for_itself(cluster: Simulated, tmp_path: Path) -> None:
     """It is said both when it is noted and when hosts are chosen; training goes on."""
-    token = server.token_for("stranger")
-    api = load(str(server.kubeconfig_for(token, tmp_path / "config")))
+    token = cluster.token_for("stranger")
+    api = load(str(cluster.kubeconfig_for(token, tmp_path / "config")))
     hosts, told = Hosts(api, PODS, tmp_path), list[str]()
     hosts.tell = told.append
     with pytest.raises(JobError, match=r"a is known to this machine alone: .*cannot get"):
@@ -209,7 +208,7 @@ def test_who_may_not_write_keeps_it_for_itself(server: Simulated, tmp_path: Path
     api.close()
 
 
-def test_one_machine_tells_the_others(api: Api, server: Simulated, tmp_path: Path) -> None:
+def test_one_machine_tells_the_others(api: Api, cluster: Simulated, tmp_path: Path) -> None:
     """What the cluster knows is not in the file of a machine; a release holds for all."""
     here, elsewhere = Hosts(api, PODS, tmp_path / "a"), Hosts(api, PODS, tmp_path / "b")
     told: list[str] = []

@@ -1,21 +1,20 @@
-"""A host that has broken one job is kept from others, whoever launches them from wherever."""
+"""Other jobs keep off a host that has broken one, from whatever machine they are launched."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 from cluster.launch import Simulated
 from repository import ROOT
-from training_jobs.checks import assert_same_training
-from training_jobs.job import pause_all
-from training_jobs.pods import PodJob
+from training_jobs.checks import assert_same_training, assert_samples_once
+from training_jobs.pod_rows import Row, Story, let_go, pauses, run_rows
+from training_jobs.pods import PodJob, new_namespace, pod_job
 from training_jobs.record import Record
-from training_jobs.selection import soak_but
 
-from rekindle import names
 from rekindle.engines.kubernetes.marks import holds, mark_on
 from rekindle.engines.kubernetes.pods import Isolation
 from rekindle.recovery import journal
@@ -23,84 +22,165 @@ from rekindle.recovery.classification import Sign, Source
 from rekindle.recovery.policy import Policy, Strategy
 from rekindle.runtime.state import RESCHEDULED
 
-pytestmark = pytest.mark.timeout(300)  # a cluster, and a job in its pods
+pytestmark = pytest.mark.timeout(300)
 
 DEPLOY = ROOT / "deploy"
-PAUSE_ALL = pause_all(12)
-POLICY = Policy(
+ISOLATES = Policy(
     strategies=(Strategy.RESCHEDULE_JOB_ISOLATED,), max_reschedules=3, max_reschedules_in_row=3
 )
+REPAIRS = Policy(strategies=(Strategy.RECOVER,))
 OFF_THE_BUS = Sign(source=Source.XID, what="79", node=1, device=0, by="a test")
 
 
-def isolate_one(job: PodJob) -> str:
-    """Have the job find one of its hosts broken; which."""
-    job.wait_pause(12)
-    job.engine.client(job.endpoint).report(OFF_THE_BUS)
-    assert job.end().outcome == RESCHEDULED, job.story()
-    (event,) = job.events_of(journal.Isolated)
-    return str(event.host)
+def leave_schedulable(cluster: Simulated, *hosts: str) -> None:
+    """Cordon all hosts but these."""
+    for node in cluster.get("/api/v1/nodes")["items"]:
+        name = node["metadata"]["name"]
+        told = {"spec": {"unschedulable": None if name in hosts else True}}
+        cluster.patch(f"/api/v1/nodes/{name}", told)
 
 
-def hosts_of(job: PodJob) -> set[str]:
-    return {event.host for event in job.events_of(journal.NodeJoined)}
+def every_host(cluster: Simulated) -> list[str]:
+    """The names of all hosts."""
+    return [node["metadata"]["name"] for node in cluster.get("/api/v1/nodes")["items"]]
 
 
-@pytest.mark.parametrize("how", soak_but([Isolation.CORDON, Isolation.TAINT], Isolation.TAINT))
-def test_the_cluster_keeps_everybody_off_it(
-    how: Isolation, job: Callable[..., PodJob], cluster: Simulated, tmp_path: Path
-) -> None:
-    """With the rights of deploy/nodes the node is marked, while the job goes on elsewhere."""
-    grant(cluster, "base/role.yaml", "base/service-account.yaml", "nodes/cluster-role.yaml")
-    config = cluster.kubeconfig_for(cluster.token_for("rekindle-flows"), tmp_path / "config")
-    run = job(
-        *PAUSE_ALL,
-        policy=POLICY,
-        checkpoint_every=5,
-        pods={"isolated_hosts": how},
-        kubeconfig=config,
-    )
-    bad = isolate_one(run)
-    run.plan()
+def a_host_is_isolated(run: PodJob) -> SimpleNamespace:
+    """A device of node 1 falls off the bus; a person removes the taint of its host.
+
+    The host, one other and the coordinator's are left for the next attempt.
+    """
+    before, other = run.workload()["metadata"]["uid"], run.pod_of(0)["spec"]["nodeName"]
+    run.engine.client(run.endpoint).report(OFF_THE_BUS)
+    assert run.end().outcome == RESCHEDULED, run.story()
+    (event,) = run.events_of(journal.Isolated)
+    bad, joined = str(event.host), len(run.events_of(journal.NodeJoined))
+    path = f"/api/v1/nodes/{bad}"
+    mark = run.wait(lambda: mark_on(run.cluster.get(path)), "the mark of the host")
+    held = holds(run.cluster.get(path), mark)
+    run.cluster.patch(path, {"spec": {"taints": None}})
+    leave_schedulable(run.cluster, bad, other)
     run.start()
-    node = cluster.get(f"/api/v1/nodes/{bad}")
-    mark = mark_on(node)
-    assert mark is not None
-    assert holds(node, mark)
-    assert (mark.by, mark.how) == ("job", how)
     assert run.end().outcome == "succeeded", run.story()
-    assert bad not in {e.host for e in run.events_of(journal.NodeJoined)[-2:]}
-    run.remove()
-    assert mark_on(cluster.get(f"/api/v1/nodes/{bad}")) == mark
+    hosts = {event.host for event in run.events_of(journal.NodeJoined)[joined:]}
+    after = run.workload()["metadata"]["uid"]
+    return SimpleNamespace(
+        bad=bad, other=other, mark=mark, held=held, hosts=hosts, before=before, after=after
+    )
 
 
-def grant(cluster: Simulated, *files: str) -> None:
+def there_is_no_other_host(run: PodJob) -> SimpleNamespace:
+    """A device of node 1 falls off the bus, and no other host is schedulable."""
+    told, hosts = list(run.told), {event.host for event in run.events_of(journal.NodeJoined)}
+    host: str = run.pod_of(1)["spec"]["nodeName"]
+    run.engine.client(run.endpoint).report(OFF_THE_BUS)
+    run.wait(lambda: run.events_of(journal.NodeLeft), "the node to leave")
+    let_go(run)
+    ended = run.end()
+    leave_schedulable(run.cluster, *every_host(run.cluster))
+    joined = len(run.events_of(journal.NodeJoined))
+    run.start()
+    assert run.end().outcome == "succeeded", run.story()
+    later = {event.host for event in run.events_of(journal.NodeJoined)[joined:]}
+    return SimpleNamespace(told=told, hosts=hosts, host=host, ended=ended, later=later)
+
+
+TAINTED = Row(12, a_host_is_isolated)
+ALONE = Row(13, there_is_no_other_host)
+
+
+@pytest.fixture(scope="module")
+def space(cluster: Simulated) -> Iterator[str]:
+    """The namespace of both jobs, which has one log of hosts."""
+    with new_namespace(cluster) as name:
+        yield name
+
+
+@pytest.fixture(scope="module")
+def first(
+    cluster: Simulated, space: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Story]:
+    """A job that isolates a host, with the rights of deploy/nodes."""
+    files = ("base/role.yaml", "base/service-account.yaml", "nodes/cluster-role.yaml")
+    grant(cluster, space, *files)
+    folder = tmp_path_factory.mktemp("first")
+    token = cluster.token_for("rekindle-flows", space)
+    settings: dict[str, Any] = {
+        "namespace": space,
+        "policy": ISOLATES,
+        "checkpoint_every": 5,
+        "pods": {"isolated_hosts": Isolation.TAINT},
+        "kubeconfig": cluster.kubeconfig_for(token, folder / "config", space),
+    }
+    with pod_job(folder, cluster, *pauses([TAINTED]), **settings) as run:
+        yield run_rows(run, [TAINTED])
+
+
+@pytest.fixture(scope="module")
+def second(
+    first: Story, cluster: Simulated, space: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Story]:
+    """A job of another machine, for which the isolated host and two others are schedulable."""
+    noted = first.of(TAINTED).noted
+    third = next(each for each in every_host(cluster) if each not in (noted.bad, noted.other))
+    leave_schedulable(cluster, noted.bad, noted.other, third)
+    settings: dict[str, Any] = {
+        "namespace": space,
+        "policy": REPAIRS,
+        "checkpoint_every": 5,
+        "pods": {"anti_affinity": True},
+    }
+    folder = tmp_path_factory.mktemp("second")
+    with pod_job(folder, cluster, *pauses([ALONE]), **settings) as run:
+        yield run_rows(run, [ALONE])
+
+
+def grant(cluster: Simulated, namespace: str, *files: str) -> None:
     """Hand out the rights in deploy/, in the namespace of these tests."""
     root = "/apis/rbac.authorization.k8s.io/v1"
     for one in (each for file in files for each in yaml.safe_load_all((DEPLOY / file).read_text())):
         for subject in one.get("subjects", ()):
-            subject["namespace"] = "default"
-        plural = f"{one['kind'].lower()}s"
+            subject["namespace"] = namespace
         if one["kind"] == "ServiceAccount":
             continue
-        place = root if one["kind"].startswith("Cluster") else f"{root}/namespaces/default"
-        cluster.create(f"{place}/{plural}", one)
+        place = root if one["kind"].startswith("Cluster") else f"{root}/namespaces/{namespace}"
+        cluster.create(f"{place}/{one['kind'].lower()}s", one)
 
 
-def test_another_machine_keeps_off_it(
-    job: Callable[..., PodJob],
-    baseline: Record,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It has never heard of the job that was broken, but launches one in that cluster."""
-    first = job(*PAUSE_ALL, policy=POLICY, checkpoint_every=5)
-    bad = isolate_one(first)
-    first.remove()
-    monkeypatch.setenv(names.ENV_HOME, str(tmp_path / "another home"))
-    second = job()
-    assert second.end().outcome == "succeeded", second.story()
-    assert_same_training(second.record, baseline)
-    assert bad not in hosts_of(second)
-    assert second.told == []
-    second.remove()
+def test_the_cluster_keeps_everybody_off_it(first: Story, cluster: Simulated) -> None:
+    """With the rights of deploy/nodes the node is tainted; its mark outlives the job."""
+    noted = first.of(TAINTED).noted
+    assert noted.held
+    assert (noted.mark.by, noted.mark.how) == ("job", Isolation.TAINT)
+    assert mark_on(cluster.get(f"/api/v1/nodes/{noted.bad}")) == noted.mark
+
+
+def test_the_job_is_placed_anew_off_the_host(first: Story) -> None:
+    """It is the same Job, and it keeps off the host even where the taint is gone."""
+    noted = first.of(TAINTED).noted
+    assert noted.after == noted.before
+    assert noted.hosts
+    assert noted.bad not in noted.hosts
+
+
+def test_another_machine_keeps_off_it(first: Story, second: Story) -> None:
+    """It has never heard of the first job, but launches one in that cluster."""
+    noted = second.of(ALONE).noted
+    assert first.of(TAINTED).noted.bad not in noted.hosts | noted.later
+    assert noted.told == []
+
+
+def test_there_is_no_other_host(second: Story) -> None:
+    """The job refuses the replacement pod twice; then it fails with the reason."""
+    noted = second.of(ALONE).noted
+    assert noted.ended.outcome == "failed"
+    assert f"comes from a host that is isolated, as {noted.host}" in noted.ended.reason
+
+
+@pytest.mark.parametrize("which", ["first", "second"])
+def test_the_end(which: str, request: pytest.FixtureRequest, baseline: Record) -> None:
+    """Both jobs ended well, are the baseline to the bit, and leave nothing."""
+    story: Story = request.getfixturevalue(which)
+    story.assert_succeeded()
+    assert_same_training(story.job.record, baseline)
+    assert_samples_once(story.job.record)

@@ -1,16 +1,22 @@
-"""Every kind of workload carries a job through lost pods and reschedules, to the bit."""
+"""Every kind of workload carries a job through lost pods, left hosts and reschedules."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from cluster.launch import Simulated
 from training_jobs.checks import assert_same_training, assert_samples_once
-from training_jobs.job import pause_all
-from training_jobs.pods import NAMESPACE, PodJob
+from training_jobs.pod_rows import Row, Story, let_go, pauses, run_rows
+from training_jobs.pods import PodJob, new_namespace, pod_job
 from training_jobs.record import Record
 from training_jobs.selection import soak_but
 
+from rekindle.engines.kubernetes.kinds.base import Following
 from rekindle.engines.kubernetes.manifests import adapter
 from rekindle.engines.kubernetes.pods import Kind
 from rekindle.recovery import journal
@@ -18,73 +24,156 @@ from rekindle.recovery.classification import Sign, Source
 from rekindle.recovery.policy import Policy, Strategy
 from rekindle.runtime.state import RESCHEDULED
 
-pytestmark = pytest.mark.timeout(300)  # a cluster, and a job in its pods
-KINDS = [kind for kind in Kind if kind is not Kind.INDEXED_JOB]
+pytestmark = pytest.mark.timeout(300)
 
-PAUSE_ALL = pause_all(12)
-
-
-def placed_by(strategy: Strategy) -> Policy:
-    return Policy(strategies=(strategy,), max_reschedules=3, max_reschedules_in_row=3)
+OFF_THE_BUS = Sign(source=Source.XID, what="79", node=1, device=0, by="a test")
+ISOLATED, SAME = Strategy.RESCHEDULE_JOB_ISOLATED, Strategy.RESCHEDULE_JOB
 
 
-def assert_ended_well(job: PodJob, baseline: Record) -> None:
-    """To the bit, with nothing left."""
-    assert job.end().outcome == "succeeded", job.story()
-    assert_same_training(job.record, baseline)
-    assert_samples_once(job.record)
-    job.remove()
-
-
-@pytest.mark.parametrize("kind", soak_but(KINDS, Kind.JOBSET, Kind.VOLCANO_JOB, Kind.TRAINJOB))
-def test_a_deleted_pod(kind: Kind, job: Callable[..., PodJob], baseline: Record) -> None:
-    """The kind's controller makes another one, which joins the job that goes on."""
-    run = job(*PAUSE_ALL, pods={"kind": kind})
-    run.wait_pause(12)
+def a_pod_is_deleted(run: PodJob) -> SimpleNamespace:
+    """The pod of node 1 is deleted."""
     doomed, other = (run.pod_of(node)["metadata"] for node in (1, 0))
-    run.cluster.delete(f"{NAMESPACE}/pods/{doomed['name']}")
-    run.release_all()
-    assert run.end().outcome == "succeeded", run.story()
-    (incident,) = run.incidents()
-    assert (incident.strategy, incident.cause.node) == (Strategy.RECOVER, 1)
-    stayed = {pod["metadata"]["uid"] for pod in run.worker_pods().values()}
-    assert other["uid"] in stayed
-    assert doomed["uid"] not in stayed
-    assert_ended_well(run, baseline)
+    run.cluster.delete(f"{run.objects_path}/pods/{doomed['name']}")
+    let_go(run)
+    return SimpleNamespace(uid=doomed["uid"], other=other["uid"])
 
 
-def place_anew(run: PodJob) -> None:
-    """Have an attempt end at step 12, and launch the next."""
-    run.wait_pause(12)
-    gone = Sign(source=Source.XID, what="79", node=1, device=0, by="a test")  # off the bus
-    run.engine.client(run.endpoint).report(gone)
+def a_node_leaves(run: PodJob) -> SimpleNamespace:
+    """A device of node 1 falls off the bus, and the job continues."""
+    doomed, other = (run.pod_of(node) for node in (1, 0))
+    run.engine.client(run.endpoint).report(OFF_THE_BUS)
+    run.wait(lambda: run.events_of(journal.NodeLeft), "the node to leave")
+    let_go(run)
+    uids = {"uid": doomed["metadata"]["uid"], "other": other["metadata"]["uid"]}
+    return SimpleNamespace(host=doomed["spec"]["nodeName"], **uids)
+
+
+def the_job_is_rescheduled(run: PodJob) -> SimpleNamespace:
+    """A device of node 1 falls off the bus, and the next attempt is placed."""
+    before, joined = run.workload()["metadata"]["uid"], len(run.events_of(journal.NodeJoined))
+    isolated = len(run.events_of(journal.Isolated))
+    run.engine.client(run.endpoint).report(OFF_THE_BUS)
     assert run.end().outcome == RESCHEDULED, run.story()
-    run.plan()
+    left = {event.host for event in run.events_of(journal.Isolated)[isolated:]}
     run.start()
     assert run.end().outcome == "succeeded", run.story()
+    return SimpleNamespace(
+        before=before,
+        after=run.workload()["metadata"]["uid"],
+        left=left,
+        hosts={event.host for event in run.events_of(journal.NodeJoined)[joined:]},
+    )
 
 
-@pytest.mark.parametrize("kind", soak_but(KINDS, Kind.ASCENDJOB, Kind.TRAINJOB))
-def test_a_host_is_left(kind: Kind, job: Callable[..., PodJob], baseline: Record) -> None:
-    """The job is placed anew by the kind's own means, off the host that is isolated."""
-    policy = placed_by(Strategy.RESCHEDULE_JOB_ISOLATED)
-    run = job(*PAUSE_ALL, pods={"kind": kind}, policy=policy, checkpoint_every=5)
-    place_anew(run)
-    left = {e.host for e in run.events_of(journal.Isolated)}
-    assert left
-    assert not left & {e.host for e in run.events_of(journal.NodeJoined)[-2:]}
-    assert_ended_well(run, baseline)
+DELETED = Row(4, a_pod_is_deleted)
+LEFT = Row(9, a_node_leaves)
+PLACED = Row(16, the_job_is_rescheduled)
 
 
-@pytest.mark.parametrize(
-    "kind", soak_but([kind for kind in KINDS if adapter(kind).suspend_patch()], Kind.PYTORCHJOB)
+@dataclass(frozen=True)
+class Case:
+    """A kind, and how its job is rescheduled in the end; None: not at all."""
+
+    kind: Kind
+    by: Strategy | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}-{self.by.value}" if self.by else self.kind.value
+
+    @property
+    def follows(self) -> bool:
+        """Whether pods that are made later keep off a host that the job leaves."""
+        return isinstance(adapter(self.kind), Following)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The events of the job; a recovery takes up each of them but the last."""
+        return (DELETED, *([LEFT] if self.follows else []), *([PLACED] if self.by else []))
+
+    @property
+    def policy(self) -> Policy:
+        """The node recovers as often as rows need it; then the job is rescheduled."""
+        recovered = len(self.rows) - (self.by is not None)
+        allowed = (Strategy.RECOVER, *([self.by] if self.by else []))
+        limits = {"max_reschedules": 3, "max_reschedules_in_row": 3}
+        return Policy(strategies=allowed, max_recoveries=recovered, **limits)
+
+
+def _possible(kind: Kind, by: Strategy | None) -> bool:
+    return by is not SAME or adapter(kind).suspend_patch() is not None
+
+
+KINDS = [kind for kind in Kind if kind is not Kind.INDEXED_JOB]
+CASES = [Case(kind, by) for kind in KINDS for by in (None, ISOLATED, SAME) if _possible(kind, by)]
+ALWAYS = (
+    Case(Kind.JOBSET),
+    Case(Kind.VOLCANO_JOB),
+    Case(Kind.ASCENDJOB, ISOLATED),
+    Case(Kind.TRAINJOB, ISOLATED),
+    Case(Kind.PYTORCHJOB, SAME),
 )
-def test_placed_anew(kind: Kind, job: Callable[..., PodJob], baseline: Record) -> None:
-    """The object is suspended and goes on; it is the same one."""
-    policy = placed_by(Strategy.RESCHEDULE_JOB)
-    run = job(*PAUSE_ALL, pods={"kind": kind}, policy=policy, checkpoint_every=5)
-    run.wait_pause(12)
-    before = run.workload()["metadata"]["uid"]
-    place_anew(run)
-    assert run.workload()["metadata"]["uid"] == before
-    assert_ended_well(run, baseline)
+
+
+def cases(row: Row) -> list[Any]:
+    """The cases that meet a row, of which most are run with the soak alone."""
+    met = [case for case in CASES if row in case.rows]
+    return soak_but(met, *(case for case in ALWAYS if case in met))
+
+
+@pytest.fixture(scope="module")
+def story_of(
+    cluster: Simulated, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Case], Story]:
+    """Return what happened to the job of a case, which is run once."""
+
+    @functools.cache
+    def run(case: Case) -> Story:
+        folder = tmp_path_factory.mktemp("run")
+        settings = {"policy": case.policy, "pods": {"kind": case.kind}, "checkpoint_every": 5}
+        with (
+            new_namespace(cluster) as space,
+            pod_job(folder, cluster, *pauses(case.rows), namespace=space, **settings) as job,
+        ):
+            return run_rows(job, case.rows)
+
+    return run
+
+
+@pytest.mark.parametrize("case", cases(DELETED), ids=str)
+def test_a_deleted_pod(case: Case, story_of: Callable[[Case], Story]) -> None:
+    """The kind's controller makes another one, which joins the job that continues."""
+    facts = story_of(case).of(DELETED)
+    (incident,) = facts.incidents
+    assert (incident.strategy, incident.cause.node) == (Strategy.RECOVER, 1)
+    assert facts.noted.other in facts.after.values()
+    assert facts.noted.uid not in facts.after.values()
+
+
+@pytest.mark.parametrize("case", cases(LEFT), ids=str)
+def test_a_node_leaves(case: Case, story_of: Callable[[Case], Story]) -> None:
+    """The new pod is on another host, because the live workload was patched."""
+    facts = story_of(case).of(LEFT)
+    assert [incident.strategies for incident in facts.incidents] == [[Strategy.RECOVER]]
+    assert facts.of(journal.NodeJoined)[-1].host != facts.noted.host
+    assert facts.noted.other in facts.after.values()
+    assert facts.noted.uid not in facts.after.values()
+
+
+@pytest.mark.parametrize("case", cases(PLACED), ids=str)
+def test_the_job_is_placed_anew(case: Case, story_of: Callable[[Case], Story]) -> None:
+    """By the kind's own means: as the same object, or off the host that is isolated."""
+    noted = story_of(case).of(PLACED).noted
+    if case.by is SAME:
+        assert noted.after == noted.before
+    else:
+        assert noted.left
+        assert not noted.left & noted.hosts
+
+
+@pytest.mark.parametrize("case", cases(DELETED), ids=str)
+def test_the_end(case: Case, story_of: Callable[[Case], Story], baseline: Record) -> None:
+    """The job ended well, is the baseline to the bit, and leaves nothing."""
+    story = story_of(case)
+    story.assert_succeeded()
+    assert_same_training(story.job.record, baseline)
+    assert_samples_once(story.job.record)

@@ -1,94 +1,259 @@
-"""A node leaves its host while the job goes on: what comes in its place is elsewhere."""
+"""Nodes leave their hosts while the job continues; their replacements are on other hosts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cluster.launch import Simulated
+from mindcluster import RESOURCE, card, device_info
 from training_jobs.checks import assert_same_training, assert_samples_once
-from training_jobs.job import pause_all
-from training_jobs.pods import PodJob
+from training_jobs.pod_rows import Row, Story, let_go, pauses, run_rows
+from training_jobs.pods import PodJob, new_namespace, pod_job
 from training_jobs.record import Record
-from training_jobs.selection import soak_but
 
-from rekindle.engines.kubernetes.pods import Isolation, Kind
+from rekindle import names
+from rekindle.engines.kubernetes import placing
+from rekindle.engines.kubernetes.marks import NODES
+from rekindle.engines.kubernetes.pods import Isolation
 from rekindle.recovery import journal
 from rekindle.recovery.classification import Sign, Source
-from rekindle.recovery.policy import Policy, Strategy
+from rekindle.recovery.codes.verdict import Urgency
+from rekindle.recovery.fault import Kind
+from rekindle.recovery.node_check.event import NodeChecked
+from rekindle.recovery.node_check.evidence import Limits
+from rekindle.recovery.node_check.verdicts import Health
+from rekindle.recovery.policy import Strategy
 
-pytestmark = pytest.mark.timeout(300)  # a cluster, and a job in its pods
+pytestmark = pytest.mark.timeout(300)
 
-PAUSE_ALL = pause_all(12)
-POLICY = Policy(strategies=(Strategy.RECOVER,))
-
-
-def leave(run: PodJob) -> tuple[str, str]:
-    """Have a device of node 1 fall off the bus; return the host that is left, and the pod's uid."""
-    run.wait_pause(12)
-    doomed = run.pod_of(1)
-    gone = Sign(source=Source.XID, what="79", node=1, device=0, by="a test")
-    run.engine.client(run.endpoint).report(gone)
-    run.wait(lambda: run.events_of(journal.NodeLeft), "the node to leave")
-    run.release_all()
-    return doomed["spec"]["nodeName"], doomed["metadata"]["uid"]
+OFF_THE_BUS = Sign(source=Source.XID, what="79", node=1, device=0, by="a test")
+RESET = "80C78008"  # RestartNPU
 
 
-def assert_repaired(run: PodJob, baseline: Record) -> None:
-    """To the bit, without a restart."""
-    assert run.end().outcome == "succeeded", run.story()
-    assert [each.strategy for each in run.incidents()] == [Strategy.RECOVER]
-    assert_same_training(run.record, baseline)
-    assert_samples_once(run.record)
+def condition(cluster: Simulated, name: str, kind: str, status: str) -> None:
+    """Have the node of the cluster report a condition."""
+    node = cluster.get(f"{NODES}/{name}")
+    conditions = [each for each in node["status"]["conditions"] if each["type"] != kind]
+    conditions.append({"type": kind, "status": status, "message": "said so"})
+    cluster.patch(f"{NODES}/{name}/status", {"status": {"conditions": conditions}})
 
 
-@pytest.mark.parametrize(
-    "pods",
-    soak_but(
-        [
-            {"kind": Kind.ASCENDJOB},  # its pods follow a patch
-            {"kind": Kind.PYTORCHJOB},  # as these
-            {"isolated_hosts": Isolation.CORDON},
-        ],
-        {"kind": Kind.ASCENDJOB},
-        {"isolated_hosts": Isolation.CORDON},
-    ),
-)
-def test_a_new_pod_takes_its_place(
-    pods: dict[str, Any], job: Callable[..., PodJob], baseline: Record
-) -> None:
-    """There is none in reserve; the other pod is not touched."""
-    run = job(*PAUSE_ALL, policy=POLICY, pods=pods)
-    run.wait_pause(12)
-    other = run.pod_of(0)["metadata"]["uid"]
-    host, uid = leave(run)
-    assert_repaired(run, baseline)
-    assert run.events_of(journal.NodeJoined)[-1].host != host
-    uids = {pod["metadata"]["uid"] for pod in run.worker_pods().values()}
-    assert other in uids
-    assert uid not in uids
-    run.remove()
+def signs(run: PodJob) -> dict[str, journal.SignSeen]:
+    """Return the signs in the journal by their codes."""
+    return {event.sign.what: event for event in run.events_of(journal.SignSeen)}
 
 
-def test_a_spare_takes_its_place(job: Callable[..., PodJob], baseline: Record) -> None:
-    """A pod is made anew for it, which waits in its turn; on the host that was left none does."""
-    run = job(*PAUSE_ALL, policy=POLICY, spares=1)
+def leave(run: PodJob) -> SimpleNamespace:
+    """A device of node 1 falls off the bus."""
+    doomed, other = (run.pod_of(node) for node in (1, 0))
+    left = len(run.events_of(journal.NodeLeft))
+    run.engine.client(run.endpoint).report(OFF_THE_BUS)
+    run.wait(lambda: len(run.events_of(journal.NodeLeft)) > left, "the node to leave")
+    let_go(run)
+    return SimpleNamespace(
+        host=doomed["spec"]["nodeName"],
+        uid=doomed["metadata"]["uid"],
+        other=other["metadata"]["uid"],
+    )
+
+
+def a_host_has_little_memory(run: PodJob) -> str:
+    """The cluster reports memory pressure of the host of node 1."""
+    host: str = run.pod_of(1)["spec"]["nodeName"]
+    condition(run.cluster, host, "MemoryPressure", "True")
+    run.wait(lambda: "MemoryPressure=True" in signs(run), "the sign in the journal")
+    let_go(run)
+    return host
+
+
+def a_kernel_hangs(run: PodJob) -> str:
+    """The cluster reports a deadlock in the kernel of the host of node 1."""
+    host: str = run.pod_of(1)["spec"]["nodeName"]
+    condition(run.cluster, host, "KernelDeadlock", "True")
+    run.wait(lambda: "KernelDeadlock=True" in signs(run), "the sign in the journal")
+    let_go(run)
+    return host
+
+
+def a_node_leaves(run: PodJob) -> SimpleNamespace:
+    """No pod is in reserve."""
+    return leave(run)
+
+
+def a_host_is_lost(run: PodJob) -> SimpleNamespace:
+    """A host without the coordinator stops; the server keeps its pods."""
+    (coordinator,) = run.coordinator_pods()
+    hosts = {node: run.pod_of(node)["spec"]["nodeName"] for node in (0, 1)}
+    node, host = next(at for at in hosts.items() if at[1] != coordinator["spec"]["nodeName"])
+    run.cluster.kill_node(host)
+    let_go(run)
+    return SimpleNamespace(node=node, host=host)
+
+
+PRESSURE = Row(3, a_host_has_little_memory)
+DEADLOCK = Row(6, a_kernel_hangs)
+LEFT = Row(11, a_node_leaves)
+LOST = Row(17, a_host_is_lost)
+ROWS = (PRESSURE, DEADLOCK, LEFT, LOST)
+
+
+@pytest.fixture(scope="module")
+def story(cluster: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    """The job of these rows: no spare, one node on a host, isolated hosts are cordoned."""
+    pods = {"isolated_hosts": Isolation.CORDON, "anti_affinity": True}
+    folder = tmp_path_factory.mktemp("run")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        new_namespace(cluster) as space,
+        pod_job(folder, cluster, *pauses(ROWS), namespace=space, pods=pods) as run,
+    ):
+        patch.setattr(placing, "OVERDUE_S", 1.0)
+        yield run_rows(run, ROWS)
+
+
+def test_a_condition_that_need_not_stop_the_job(story: Story) -> None:
+    """It is in the journal, and nothing follows."""
+    facts = story.of(PRESSURE)
+    (seen,) = [e for e in facts.of(journal.SignSeen) if e.sign.what == "MemoryPressure=True"]
+    assert seen.urgency is Urgency.WATCH
+    assert facts.incidents == []
+
+
+def test_a_condition_that_ends_a_node(story: Story) -> None:
+    """The node is replaced; the new one is on another host."""
+    facts = story.of(DEADLOCK)
+    first = facts.incidents[0]
+    assert (first.cause.kind, first.strategy) == (Kind.NODE, Strategy.RECOVER)
+    assert first.cause.node == 1
+    assert facts.of(journal.NodeJoined)[-1].host != facts.noted
+
+
+def test_a_new_pod_takes_the_place_of_one_that_leaves(story: Story) -> None:
+    """It is on another host, and the other pod is not touched."""
+    facts = story.of(LEFT)
+    assert [each.strategies for each in facts.incidents] == [[Strategy.RECOVER]]
+    assert facts.of(journal.NodeJoined)[-1].host != facts.noted.host
+    assert facts.noted.other in facts.after.values()
+    assert facts.noted.uid not in facts.after.values()
+
+
+def test_a_lost_host(story: Story) -> None:
+    """The engine replaces the pod of the lost node although it never ends."""
+    facts = story.of(LOST)
+    assert facts.incidents[0].strategy is Strategy.RECOVER
+    assert facts.of(journal.NodeJoined, node=facts.noted.node)[-1].host != facts.noted.host
+
+
+def test_the_end(story: Story, baseline: Record) -> None:
+    """The job ended well, is the baseline to the bit, and leaves nothing."""
+    story.assert_succeeded()
+    assert_same_training(story.job.record, baseline)
+    assert_samples_once(story.job.record)
+
+
+def a_pod_is_deleted(run: PodJob) -> set[int]:
+    """The pod of node 1 is deleted while a spare waits; return the spares' processes."""
     run.wait(lambda: len(run.events_of(journal.NodeJoined)) == 3, "the spare")
-    host, uid = leave(run)
-    assert_repaired(run, baseline)
-    joined = run.events_of(journal.NodeJoined)
-    assert joined[3].node == 1
-    assert host not in {event.host for event in joined[3:]}
-    assert uid not in {pod["metadata"]["uid"] for pod in run.worker_pods().values()}
-    run.remove()
+    run.cluster.delete(f"{run.objects_path}/pods/{run.pod_of(1)['metadata']['name']}")
+    let_go(run)
+    return {e.pid for e in run.events_of(journal.NodeJoined, node=names.SPARE)}
 
 
-@pytest.mark.parametrize("cluster", [{"nodes": 2}], indirect=True)
-def test_there_is_no_other_host(job: Callable[..., PodJob]) -> None:
-    """What comes is refused twice; then it is given up, with the reason, and not waited for."""
-    run = job(*PAUSE_ALL, policy=POLICY, pods={"anti_affinity": True})
-    host, _ = leave(run)
-    ended = run.end()
-    assert ended.outcome == "failed", run.story()
-    assert f"comes from a host that is isolated, as {host}" in ended.reason
-    run.remove()
+def a_node_leaves_to_a_spare(run: PodJob) -> SimpleNamespace:
+    """The replacement of the deleted pod is the spare."""
+    run.wait(lambda: len(run.events_of(journal.NodeJoined, node=names.SPARE)) == 2, "a spare")
+    spares = run.events_of(journal.NodeJoined, node=names.SPARE)
+    left = leave(run)
+    left.spare = spares[-1].pid
+    return left
+
+
+def a_chip_has_to_be_reset(run: PodJob) -> str:
+    """MindCluster reports a chip of node 1, another pod's chip, and one of another host."""
+    cluster = run.cluster
+    pods = {node: run.pod_of(node) for node in (0, 1)}
+    hosts = {node: pod["spec"]["nodeName"] for node, pod in pods.items()}
+    for pod in pods.values():
+        chips: dict[str, Any] = {"huawei.com/AscendReal": "Ascend910-6,Ascend910-7"}
+        path = f"{run.objects_path}/pods/{pod['metadata']['name']}"
+        cluster.patch(path, {"metadata": {"annotations": chips}})
+    used = {pod["spec"]["nodeName"] for pod in run.worker_pods().values()}
+    elsewhere = min({f"node-{number}" for number in range(6)} - used)
+    for thing in (
+        device_info(elsewhere, card(7, RESET, "RestartNPU")),
+        device_info(hosts[0], card(5, RESET, "RestartNPU")),
+        device_info(hosts[1], card(7, RESET, "RestartNPU")),
+    ):
+        cluster.create("/api/v1/namespaces/kube-system/configmaps", thing)
+    run.wait(lambda: RESET in signs(run), "the sign in the journal")
+    run.wait(lambda: any(e.fault.code == RESET for e in run.events_of(journal.FaultSeen)), "it")
+    let_go(run)
+    return hosts[1]
+
+
+SPARED = Row(4, a_pod_is_deleted)
+HANDED_OVER = Row(11, a_node_leaves_to_a_spare)
+CHIP = Row(18, a_chip_has_to_be_reset)
+SPARE_ROWS = (SPARED, HANDED_OVER, CHIP)
+
+
+@pytest.fixture(scope="module")
+def spared(cluster: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    """The job of these rows: with a spare, with devices, its nodes checked."""
+    folder = tmp_path_factory.mktemp("run")
+    settings: dict[str, Any] = {
+        "spares": 1,
+        "checked": Limits(compute_factor=20.0, link_factor=20.0),
+        "pods": {"device": RESOURCE},
+    }
+    with (
+        new_namespace(cluster) as space,
+        pod_job(folder, cluster, *pauses(SPARE_ROWS), namespace=space, **settings) as run,
+    ):
+        yield run_rows(run, SPARE_ROWS)
+
+
+def test_a_deleted_pod_and_a_spare(spared: Story) -> None:
+    """The spare takes over at once; all that were checked are healthy."""
+    facts = spared.of(SPARED)
+    (incident,) = facts.incidents
+    assert (incident.strategy, incident.cause.node) == (Strategy.RECOVER, 1)
+    assert facts.of(journal.NodeJoined, node=1)[-1].pid in facts.noted
+    checks = [e for e in spared.events if isinstance(e, NodeChecked)][:3]
+    assert len(checks) == 3
+    assert {each.verdict.health for each in checks} == {Health.HEALTHY}
+    assert {each.host for each in checks} <= {f"node-{number}" for number in range(6)}
+
+
+def test_a_spare_takes_the_place_of_a_node_that_leaves(spared: Story) -> None:
+    """A pod is made for it that waits in its turn; on the host that was left none does."""
+    facts = spared.of(HANDED_OVER)
+    assert [each.strategies for each in facts.incidents] == [[Strategy.RECOVER]]
+    (left,) = facts.of(journal.NodeLeft)
+    joined = [e for e in spared.events if isinstance(e, journal.NodeJoined) and e.seq > left.seq]
+    assert (joined[0].node, joined[0].pid) == (1, facts.noted.spare)
+    assert facts.noted.host not in {event.host for event in joined}
+    assert facts.noted.uid not in facts.after.values()
+
+
+def test_a_chip_that_has_to_be_reset(spared: Story) -> None:
+    """The incident names code and device; chips of other pods and hosts cause no sign."""
+    facts = spared.of(CHIP)
+    seen = [event.sign for event in facts.of(journal.SignSeen)]
+    assert {(sign.what, sign.node, sign.device) for sign in seen} == {(RESET, 1, 1)}
+    told = [(sign.gone, sign.by) for sign in seen]
+    assert told == [(False, "mindcluster"), (True, "its healing")]
+    (incident,) = facts.incidents
+    assert (incident.cause.kind, incident.cause.code) == (Kind.DEVICE, RESET)
+    assert (incident.cause.node, incident.cause.device) == (1, 1)
+    assert incident.cause.host == facts.noted
+
+
+def test_the_end_with_spares(spared: Story, baseline: Record) -> None:
+    """The job ended well, is the baseline to the bit, and leaves nothing."""
+    spared.assert_succeeded()
+    assert_same_training(spared.job.record, baseline)
+    assert_samples_once(spared.job.record)

@@ -1,21 +1,24 @@
-"""Pods and hosts that are lost: training goes on, to the bit, and leaves nothing behind."""
+"""One job in pods loses a rank, its flow, the server, its coordinator, pods and its workload."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from cluster.launch import Simulated
 from training_jobs.checks import assert_same_training, assert_samples_once
 from training_jobs.injection import Fault
-from training_jobs.job import pause_all
-from training_jobs.pods import NAMESPACE, PodJob
+from training_jobs.pod_rows import Row, Story, let_go, pauses, run_rows
+from training_jobs.pods import PodJob, new_namespace, pod_job
+from training_jobs.processes import dead
 from training_jobs.record import Record
-from waiting import LIMIT_S
+from waiting import LIMIT_S, bound_s, wait_until
 
 from rekindle import names
-from rekindle.engines.kubernetes import engine, placing
+from rekindle.engines.kubernetes import engine
 from rekindle.errors import JobError
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
@@ -23,135 +26,204 @@ from rekindle.recovery.node_check.event import NodeChecked
 from rekindle.recovery.node_check.evidence import Limits
 from rekindle.recovery.node_check.verdicts import Health
 from rekindle.recovery.policy import Policy, Strategy
-from rekindle.runtime.state import RESCHEDULED
 
-pytestmark = pytest.mark.timeout(300)  # a cluster, and a job in its pods
+pytestmark = pytest.mark.timeout(300)
 
-PAUSE_ALL = pause_all(12)
-ONE_RESTART = Policy(max_restarts=1, hang_timeout_s=90.0)
-
-
-def assert_recovered(job: PodJob, baseline: Record) -> None:
-    """It ended well, is the baseline to the bit, and leaves nothing."""
-    assert job.end().outcome == "succeeded", job.story()
-    assert_same_training(job.record, baseline)
-    assert_samples_once(job.record)
-    job.remove()
+ONE_RESTART = Policy(max_restarts=1, hang_timeout_s=LIMIT_S)
+LENIENT = Limits(compute_factor=20.0, link_factor=20.0)
 
 
-def uids(job: PodJob) -> set[str]:
-    return {pod["metadata"]["uid"] for pod in job.worker_pods().values()}
+def a_rank_is_killed(run: PodJob) -> None:
+    """A rank alone dies."""
+    run.kill(1)
+    let_go(run)
 
 
-def test_undisturbed(job: Callable[..., PodJob], baseline: Record) -> None:
-    run = job()
-    assert_recovered(run, baseline)
-    assert run.incidents() == []
+def another_process_adopts(run: PodJob) -> SimpleNamespace:
+    """A process that knows the job's name and no more steers the job; then a rank dies."""
+    known = run.events()
+    run.steer(run.folder / "elsewhere")
+    alive, found = run.engine.alive(), run.events()
+    run.kill(2)
+    let_go(run)
+    return SimpleNamespace(known=known, alive=alive, found=found, attempt=run.endpoint.attempt)
 
 
-def test_killed_rank(job: Callable[..., PodJob], baseline: Record) -> None:
-    """Its agent starts it anew, in the same pod: Kubernetes need not know."""
-    run = job(Fault(1, "backward", 9))
-    run.wait_event(journal.FirstStep)
-    before = uids(run)
-    assert run.end().outcome == "succeeded", run.story()
-    assert [i.strategy for i in run.incidents()] == [Strategy.RECOVER_IN_PLACE]
-    assert uids(run) == before
-    assert_recovered(run, baseline)
+def the_api_server_restarts(run: PodJob) -> None:
+    """A rank dies while there is no API server."""
+    killed = psutil.Process(run.pid(1))
+    run.cluster.stop_server()
+    let_go(run)
+    killed.kill()
+    wait_until(lambda: dead(killed), "the end of the rank")  # without asking the server
+    run.cluster.start_server(deny_for=1.0)
 
 
-def test_what_pods_put_out_is_here(job: Callable[..., PodJob]) -> None:
-    """The coordinator's and that of all nodes, with ranks; of a lost node it is said where."""
-    run = job(*PAUSE_ALL, Fault(0, "forward", 18, do="raise"), policy=ONE_RESTART)
-    run.wait_pause(12)
+def the_coordinator_is_lost(run: PodJob) -> SimpleNamespace:
+    """The coordinator's pod is deleted, and its volume with it."""
+    known = run.events()
+    (pod,) = run.coordinator_pods()
+    run.cluster.delete(f"{run.objects_path}/pods/{pod['metadata']['name']}")
+    run.wait(lambda: not_answering(run), "the end of the coordinator")
+    run.endpoint = run.engine.revive()
+    found = run.events()
+    let_go(run)
+    return SimpleNamespace(known=known, found=found)
+
+
+def not_answering(job: PodJob) -> bool:
+    """Whether the coordinator does not answer."""
+    try:
+        job.status()
+    except JobError:
+        return True
+    return False
+
+
+def a_pod_is_deleted(run: PodJob) -> Path:
+    """The pod of node 1 is deleted; return the file of its output."""
     name, uid = (run.pod_of(1)["metadata"][key] for key in ("name", "uid"))
-    folder = run.directory.path / "logs"
-    lost = folder / f"{name}-{uid[:8]}.log"
+    lost = run.directory.path / "logs" / f"{name}-{uid[:8]}.log"
     run.wait(lost.exists, "its output")
-    run.cluster.delete(f"{NAMESPACE}/pods/{name}")
-    run.release_all()
-    assert run.end().outcome == "succeeded", run.story()
-    assert f"the output of lost node 1 is in {lost}" in run.told
-    pods = (*run.worker_pods().values(), *run.coordinator_pods())
-    run.steer()  # anew: the files are whole then
-    found = {path.name: path.read_text() for path in folder.iterdir()}
-    for pod in (each["metadata"] for each in pods):
-        assert f"{pod['name']}-{pod['uid'][:8]}.log" in found
-    (text,) = [text for text in found.values() if "ValueError: injected into step 18" in text]
-    assert text.count("[default0]:ValueError: injected into step 18") == 1
-    run.remove()
+    run.cluster.delete(f"{run.objects_path}/pods/{name}")
+    let_go(run)
+    return lost
 
 
-@pytest.mark.parametrize("spares", [0, 1])
-def test_deleted_pod(spares: int, job: Callable[..., PodJob], baseline: Record) -> None:
-    """A spare takes over at once; without one the pod that comes in its place does, if healthy."""
-    run = job(*PAUSE_ALL, spares=spares, checked=Limits(compute_factor=20.0, link_factor=20.0))
-    run.wait_pause(12)
-    doomed = run.pod_of(1)["metadata"]["name"]
-    run.cluster.delete(f"{NAMESPACE}/pods/{doomed}")
-    run.release_all()
-    assert_recovered(run, baseline)
-    (incident,) = run.incidents()
-    assert (incident.strategy, incident.cause.node) == (Strategy.RECOVER, 1)
-    took_over = run.events_of(journal.NodeJoined, node=1)[-1]
-    waited = {e.pid for e in run.events_of(journal.NodeJoined, node=names.SPARE)}
-    assert (took_over.pid in waited) == bool(spares)
-    checks = run.events_of(NodeChecked)
-    assert len(checks) == 3, "two pods and the third, whichever it is"
-    assert {each.verdict.health for each in checks} == {Health.HEALTHY}
-    assert {each.host for each in checks} <= {"node-0", "node-1", "node-2"}
-
-
-def test_evicted_pod(job: Callable[..., PodJob], baseline: Record) -> None:
-    """The incident says who took the place away, whether that or the loss was heard of first."""
-    run = job(*PAUSE_ALL)
-    run.wait_pause(12)
+def a_pod_is_evicted(run: PodJob) -> None:
+    """The pod of node 1 is evicted; training continues when the journal has the eviction."""
     pod = run.pod_of(1)["metadata"]["name"]
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
-    run.cluster.create(f"{NAMESPACE}/pods/{pod}/eviction", eviction)
+    run.cluster.create(f"{run.objects_path}/pods/{pod}/eviction", eviction)
 
     def told() -> bool:
         return any(e.fault.kind is Kind.EVICTION for e in run.events_of(journal.FaultSeen))
 
     run.wait(told, "the eviction in the journal")
-    run.release_all()
-    assert_recovered(run, baseline)
-    (incident,) = run.incidents()
+    let_go(run)
+
+
+def the_workload_is_removed_alone(run: PodJob) -> set[str]:
+    """The Job is deleted and its pods are not; rank 0 raises an error; return the files' names."""
+    pods = set(run.worker_pods())
+    jobs = f"/apis/batch/v1/namespaces/{run.namespace}/jobs"
+    run.cluster.delete(f"{jobs}/job", propagationPolicy="Orphan")
+    let_go(run)
+    assert run.end().outcome == "succeeded", run.story()
+    run.wait(lambda: ended(run, pods), "the end of its pods")
+    every = (*run.worker_pods().values(), *run.coordinator_pods())
+    return {f"{each['metadata']['name']}-{each['metadata']['uid'][:8]}.log" for each in every}
+
+
+def ended(job: PodJob, pods: set[str]) -> bool:
+    """Whether these pods have ended well."""
+    found = job.worker_pods()
+    return all(found[name]["status"]["phase"] == "Succeeded" for name in pods)
+
+
+KILLED = Row(2, a_rank_is_killed)
+ADOPTED = Row(5, another_process_adopts)
+RESTARTED = Row(8, the_api_server_restarts)
+COORDINATOR = Row(11, the_coordinator_is_lost)
+DELETED = Row(14, a_pod_is_deleted)
+EVICTED = Row(17, a_pod_is_evicted)
+ORPHANED = Row(20, the_workload_is_removed_alone)
+ROWS = (KILLED, ADOPTED, RESTARTED, COORDINATOR, DELETED, EVICTED, ORPHANED)
+ERROR = Fault(0, "forward", 22, life=0, do="raise")
+
+
+@pytest.fixture(scope="module")
+def story(cluster: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    """The job of all rows, without a spare, its nodes checked."""
+    folder = tmp_path_factory.mktemp("run")
+    settings = {"policy": ONE_RESTART, "checked": LENIENT}
+    with (
+        new_namespace(cluster) as space,
+        pod_job(folder, cluster, *pauses(ROWS), ERROR, namespace=space, **settings) as run,
+    ):
+        yield run_rows(run, ROWS)
+
+
+def test_a_killed_rank(story: Story) -> None:
+    """Its agent starts another process in the same pod; nothing in the cluster changes."""
+    facts = story.of(KILLED)
+    assert [i.strategies for i in facts.incidents] == [[Strategy.RECOVER_IN_PLACE]]
+    assert facts.after == facts.before
+
+
+def test_another_process_adopts_it(story: Story) -> None:
+    """Secret, journal and attempt are in the cluster; the job continues, and recovers."""
+    facts = story.of(ADOPTED)
+    assert facts.noted.alive is not None
+    assert facts.noted.alive.attempt == facts.noted.attempt
+    assert facts.noted.found[: len(facts.noted.known)] == facts.noted.known
+    assert [i.strategy for i in facts.incidents] == [Strategy.RECOVER_IN_PLACE]
+    assert facts.of(journal.JobStarted) == []
+    assert len(facts.before) == 2
+
+
+def test_the_api_server_restarts(story: Story) -> None:
+    """Training does not notice, and a fault meanwhile is answered without the server."""
+    assert [i.strategy for i in story.of(RESTARTED).incidents] == [Strategy.RECOVER_IN_PLACE]
+
+
+def test_the_coordinator_is_lost_with_its_volume(story: Story) -> None:
+    """The next one gets the journal from the process that steers, and continues the attempt."""
+    facts = story.of(COORDINATOR)
+    assert facts.noted.found[: len(facts.noted.known)] == facts.noted.known
+    assert [e.attempt for e in story.events if isinstance(e, journal.JobStarted)] == [0]
+    (incident,) = facts.incidents
+    assert (incident.cause.kind, incident.steps_lost) == (Kind.COORDINATOR, 0)
+
+
+def test_a_deleted_pod(story: Story) -> None:
+    """Without a spare, the replacement pod takes over once a check finds it healthy."""
+    facts = story.of(DELETED)
+    (incident,) = facts.incidents
+    assert (incident.strategy, incident.cause.node) == (Strategy.RECOVER, 1)
+    took_over = facts.of(journal.NodeJoined, node=1)[-1]
+    spares = [e for e in story.events if isinstance(e, journal.NodeJoined)]
+    assert took_over.pid not in {e.pid for e in spares if e.node == names.SPARE}
+    (checked,) = facts.of(NodeChecked)
+    assert checked.verdict.health is Health.HEALTHY
+    first = [e for e in story.events if isinstance(e, NodeChecked)][:2]
+    assert {e.verdict.health for e in first} == {Health.HEALTHY}
+    assert {e.host for e in (checked, *first)} <= {f"node-{n}" for n in range(6)}
+
+
+def test_an_evicted_pod(story: Story) -> None:
+    """The incident names the eviction, whichever of eviction and loss is reported first."""
+    (incident,) = story.of(EVICTED).incidents
     assert (incident.strategy, incident.cause.kind) == (Strategy.RECOVER, Kind.EVICTION)
     assert "EvictionByEvictionAPI" in incident.cause.message
 
 
-def test_no_room_for_another_pod(
-    job: Callable[..., PodJob], cluster: Simulated, baseline: Record
-) -> None:
-    """The wait has an end, and what comes then says what it was waited for."""
-    # As long as the pods of another attempt need, too.
-    policy = Policy(node_timeout_s=10.0, max_reschedules=1, max_reschedules_in_row=1)
-    run = job(*PAUSE_ALL, policy=policy, checkpoint_every=5)
-    run.wait_pause(12)
-    doomed = run.pod_of(1)["metadata"]["name"]
-    cordon(cluster, True)
-    run.cluster.delete(f"{NAMESPACE}/pods/{doomed}")
-    run.release_all()
-    assert run.end().outcome == RESCHEDULED, run.story()
-    fault = run.events_of(journal.FaultSeen)[-1].fault
-    assert fault.kind is Kind.SCHEDULING
-    assert "no node came as node 1 within 10 s: pod reason Unschedulable" in fault.message
-    cordon(cluster, False)
-    run.plan()
-    run.start()
-    assert_recovered(run, baseline)
+def test_what_pods_put_out_is_here(story: Story) -> None:
+    """The coordinator's output and that of all nodes, with ranks; a lost node's file is named."""
+    lost = story.of(DELETED).noted
+    assert f"the output of lost node 1 is in {lost}" in story.job.told
+    assert story.of(ORPHANED).noted <= set(story.outputs)
+    (text,) = [text for text in story.outputs.values() if "ValueError: injected into" in text]
+    assert text.count("[default0]:ValueError: injected into step 22") == 1
 
 
-def cordon(cluster: Simulated, no_more: bool) -> None:
-    for node in cluster.get("/api/v1/nodes")["items"]:
-        path = f"/api/v1/nodes/{node['metadata']['name']}"
-        cluster.patch(path, {"spec": {"unschedulable": no_more or None}})
+def test_somebody_removes_the_workload_alone(story: Story) -> None:
+    """Its pods train on without an owner, end well, and are removed with the job."""
+    facts = story.of(ORPHANED)
+    assert facts.after == facts.before
+    assert {i.cause.rank for i in facts.incidents} <= {0}
+
+
+def test_the_end(story: Story, baseline: Record) -> None:
+    """The job ended well, is the baseline to the bit, and leaves nothing."""
+    story.assert_succeeded()
+    assert_same_training(story.job.record, baseline)
+    assert_samples_once(story.job.record)
 
 
 @pytest.mark.parametrize(
     ("image", "reason", "ready_s"),
-    [("library/Upper:1", "InvalidImageName", LIMIT_S), ("missing", "ImagePull", 12.0)],
+    [("library/Upper:1", "InvalidImageName", LIMIT_S), ("missing", "ImagePull", 6.0)],
 )
 def test_an_image_that_is_not_there(
     image: str,
@@ -159,33 +231,14 @@ def test_an_image_that_is_not_there(
     ready_s: float,
     tmp_path: Path,
     cluster: Simulated,
+    namespace: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """If it cannot be it is said at once, else after a while; then nothing is left."""
+    """The launch fails with the reason, and leaves no object."""
     monkeypatch.setenv(names.ENV_HOME, str(tmp_path / "home"))
-    monkeypatch.setattr(engine, "READY_S", ready_s)
-    run = PodJob(tmp_path, cluster, pods={"image": image})
+    monkeypatch.setattr(engine, "READY_S", bound_s(ready_s))
+    run = PodJob(tmp_path, cluster, namespace=namespace, pods={"image": image})
     with pytest.raises(JobError, match=reason):
         run.start()
     assert run.objects() == []
     run.close()
-
-
-def test_lost_host(
-    job: Callable[..., PodJob],
-    cluster: Simulated,
-    baseline: Record,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its pods never end by themselves; the one of a lost node is replaced all the same."""
-    monkeypatch.setattr(placing, "OVERDUE_S", 1.0)
-    run = job(*PAUSE_ALL, pods={"anti_affinity": True})
-    run.wait_pause(12)
-    (coordinator,) = run.coordinator_pods()
-    hosts = {node: run.pod_of(node)["spec"]["nodeName"] for node in (0, 1)}
-    lost, host = next(at for at in hosts.items() if at[1] != coordinator["spec"]["nodeName"])
-    cluster.kill_node(host)
-    run.release_all()
-    assert_recovered(run, baseline)
-    assert run.incidents()[0].strategy is Strategy.RECOVER
-    assert run.events_of(journal.NodeJoined, node=lost)[-1].host != host

@@ -24,7 +24,6 @@ from rekindle.engines.kubernetes.pod_logs import PodLogs
 pytestmark = pytest.mark.timeout(300)  # a cluster
 
 Object = dict[str, Any]
-NODE_COUNT = 2
 PODS = "/api/v1/namespaces/default/pods"
 COUNT = "i=0; while [ $i -lt {most} ]; do echo line $i; i=$((i+1)); sleep 0.02; done"
 
@@ -84,28 +83,28 @@ class Reader:
 
 
 @pytest.fixture
-def reader(server: Simulated, tmp_path: Path) -> Iterator[Reader]:
-    with Reader(server.kubeconfig, tmp_path / "logs").open() as found:
+def reader(cluster: Simulated, tmp_path: Path) -> Iterator[Reader]:
+    with Reader(cluster.kubeconfig, tmp_path / "logs").open() as found:
         yield found
-    clear(server)
+    clear(cluster)
 
 
-def clear(server: Simulated) -> None:
-    server.clear_faults()
-    for each in server.get(PODS)["items"]:
-        server.call("DELETE", f"{PODS}/{each['metadata']['name']}?gracePeriodSeconds=0")
-    server.until(PODS, lambda found: not found)
+def clear(cluster: Simulated) -> None:
+    cluster.clear_faults()
+    for each in cluster.get(PODS)["items"]:
+        cluster.call("DELETE", f"{PODS}/{each['metadata']['name']}?gracePeriodSeconds=0")
+    cluster.until(PODS, lambda found: not found)
 
 
-def run(server: Simulated, name: str, script: str, restart: str = "Never") -> None:
+def run(cluster: Simulated, name: str, script: str, restart: str = "Never") -> None:
     thing = pod(name, script)
     thing["spec"]["restartPolicy"] = restart
-    server.create(PODS, thing)
+    cluster.create(PODS, thing)
 
 
-def was_looked_at(server: Simulated) -> bool:
+def was_looked_at(cluster: Simulated) -> bool:
     """The pod, after its output was asked for."""
-    asked = [f"{call['verb']} {call['resource']}" for call in server.calls()]
+    asked = [f"{call['verb']} {call['resource']}" for call in cluster.calls()]
     return "get pods/log" in asked and "get pods" in asked[asked.index("get pods/log") :]
 
 
@@ -113,30 +112,30 @@ def count(most: int, begin: int = 0) -> list[str]:
     return [f"line {number}" for number in range(begin, most)]
 
 
-def test_all_that_a_pod_puts_out(reader: Reader, server: Simulated) -> None:
+def test_all_that_a_pod_puts_out(reader: Reader, cluster: Simulated) -> None:
     """Also what it had put out before it was looked at, and after its last line's end."""
-    run(server, "one", f"{COUNT.format(most=30)}; printf 'no end'")
+    run(cluster, "one", f"{COUNT.format(most=30)}; printf 'no end'")
     assert reader.wait("one", "no end") == [*count(30), "no end"]
 
 
 @pytest.mark.parametrize("breaks", ["server", "stream"])
-def test_what_breaks_off_goes_on(breaks: str, reader: Reader, server: Simulated) -> None:
+def test_what_breaks_off_goes_on(breaks: str, reader: Reader, cluster: Simulated) -> None:
     if breaks == "stream":
-        server.inject("get", "pods/log", count=4, cut=True, after=5)
-        server.inject("get", "pods/log", count=2, code=500)
-    run(server, "one", COUNT.format(most=150))
+        cluster.inject("get", "pods/log", count=4, cut=True, after=5)
+        cluster.inject("get", "pods/log", count=2, code=500)
+    run(cluster, "one", COUNT.format(most=150))
     reader.wait("one", "line 20")
     if breaks == "server":
-        server.restart_server()
+        cluster.restart_server()
     assert reader.wait("one", "line 149") == count(150)
-    assert server.faults() == []
+    assert cluster.faults() == []
     assert reader.told == []
 
 
-def test_a_container_that_is_started_again(reader: Reader, server: Simulated) -> None:
+def test_a_container_that_is_started_again(reader: Reader, cluster: Simulated) -> None:
     """Each of its runs, though the server keeps the output of two."""
     script = f"{COUNT.format(most=10)}; echo end at `date +%N`; exit 1"
-    run(server, "one", script, "OnFailure")
+    run(cluster, "one", script, "OnFailure")
     wait_until(lambda: reader.lines("one").count("line 9") >= 4, "four runs", 60)
     lines = reader.lines("one")
     assert lines[:44] == [line for each in lines[10:44:11] for line in (*count(10), each)]
@@ -145,7 +144,7 @@ def test_a_container_that_is_started_again(reader: Reader, server: Simulated) ->
 
 @pytest.mark.parametrize("told", ["at once", "late"])
 def test_it_is_started_again_while_the_server_is_away(
-    told: str, reader: Reader, server: Simulated
+    told: str, reader: Reader, cluster: Simulated
 ) -> None:
     """What the run before had put out last is not lost.
 
@@ -155,102 +154,102 @@ def test_it_is_started_again_while_the_server_is_away(
     wait = f"while [ ! -e {gate} ]; do sleep 0.02; done"
     script = f"echo begin; {wait}; {COUNT.format(most=20)}; "
     script += f"if [ -e {gate}2 ]; then sleep 60; fi; touch {gate}2; exit 1"
-    run(server, "one", script, "OnFailure")
+    run(cluster, "one", script, "OnFailure")
     reader.wait("one", "begin")
-    server.stop_server()
+    cluster.stop_server()
     gate.touch()
     wait_until(lambda: Path(f"{gate}2").exists(), "the end of the first run", 30)
     if told == "late":
         untold = {"verb": "patch", "resource": "pods/status", "user": KUBELET, "code": 503}
-        server.start_server(**untold, count=1_000_000)
-        wait_until(lambda: was_looked_at(server), "who reads its output", 60)
-        server.clear_faults()
+        cluster.start_server(**untold, count=1_000_000)
+        wait_until(lambda: was_looked_at(cluster), "who reads its output", 60)
+        cluster.clear_faults()
     else:
-        server.start_server()
+        cluster.start_server()
     wait_until(lambda: reader.lines("one").count("line 19") == 2, "both runs", 60)
     assert reader.lines("one") == ["begin", *count(20)] * 2
 
 
-def test_another_pod_of_the_same_name(reader: Reader, server: Simulated) -> None:
+def test_another_pod_of_the_same_name(reader: Reader, cluster: Simulated) -> None:
     """It has a file of its own."""
-    run(server, "one", "echo first; exit 1")
+    run(cluster, "one", "echo first; exit 1")
     reader.wait("one", "first")
-    server.call("DELETE", f"{PODS}/one?gracePeriodSeconds=0")
-    server.until(PODS, lambda found: not found)
-    run(server, "one", "echo second")
+    cluster.call("DELETE", f"{PODS}/one?gracePeriodSeconds=0")
+    cluster.until(PODS, lambda found: not found)
+    run(cluster, "one", "echo second")
     reader.wait("one", "second")
     assert reader.files("one") == [["first"], ["second"]]
 
 
-def test_its_process_is_killed_and_another_goes_on(server: Simulated, tmp_path: Path) -> None:
+def test_its_process_is_killed_and_another_goes_on(cluster: Simulated, tmp_path: Path) -> None:
     """Three times, at no moment in particular; what is there is gone on from."""
-    run(server, "one", COUNT.format(most=200))
+    run(cluster, "one", COUNT.format(most=200))
     logs = tmp_path / "logs"
-    command = [sys.executable, "-c", PROCESS, str(server.kubeconfig), str(logs), PODS]
+    command = [sys.executable, "-c", PROCESS, str(cluster.kubeconfig), str(logs), PODS]
     for seen in ("line 5", "line 40", "line 80"):
         with subprocess.Popen(command) as process:
-            last = Reader(server.kubeconfig, logs)
+            last = Reader(cluster.kubeconfig, logs)
             last.wait("one", seen)
             process.send_signal(signal.SIGKILL)
-    with Reader(server.kubeconfig, logs).open() as found:
+    with Reader(cluster.kubeconfig, logs).open() as found:
         assert found.wait("one", "line 199") == count(200)
-    clear(server)
+    clear(cluster)
 
 
-def test_the_last_words_when_it_is_left(server: Simulated, tmp_path: Path) -> None:
+def test_the_last_words_when_it_is_left(cluster: Simulated, tmp_path: Path) -> None:
     """What was put out before that is there, though the stream is broken off."""
-    run(server, "one", "echo early; sleep 60")
-    with Reader(server.kubeconfig, tmp_path / "logs").open() as found:
+    run(cluster, "one", "echo early; sleep 60")
+    with Reader(cluster.kubeconfig, tmp_path / "logs").open() as found:
         found.wait("one", "early")
     assert found.lines("one") == ["early"]
-    clear(server)
+    clear(cluster)
 
 
 def test_more_pods_than_are_read(
-    server: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the others the last lines are kept if they end; one whose turn comes is read whole."""
     monkeypatch.setattr(pod_logs, "MOST", 2)
     gate = tmp_path / "gate"
     wait = f"while [ ! -e {gate} ]; do sleep 0.02; done"
-    with Reader(server.kubeconfig, tmp_path / "logs").open() as found:
+    with Reader(cluster.kubeconfig, tmp_path / "logs").open() as found:
         for number in range(2):
-            run(server, f"first{number}", f"echo begin; {wait}; echo end")
+            run(cluster, f"first{number}", f"echo begin; {wait}; echo end")
             found.wait(f"first{number}", "begin")
-        run(server, "failed", "seq 1 2000; exit 3")
+        run(cluster, "failed", "seq 1 2000; exit 3")
         lines = found.wait("failed", "2000")
         assert lines == [str(number) for number in range(1501, 2001)]
         file = next((tmp_path / "logs").glob("failed-*"))
         wait_until(lambda: found.told != [], "what is said", 10)
         assert found.told == [f"the last lines of a pod that has ended are in {file}"]
-        run(server, "later", "echo begin; sleep 60")
-        server.until(PODS, lambda pods: pods["later"]["status"].get("phase") == "Running")
+        run(cluster, "later", "echo begin; sleep 60")
+        cluster.until(PODS, lambda pods: pods["later"]["status"].get("phase") == "Running")
         assert found.lines("later") == []
         gate.touch()
         found.wait("later", "begin")
         assert found.lines("first0") == ["begin", "end"]
-    clear(server)
+    clear(cluster)
 
 
 def test_no_right_to_read(
-    server: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is said once, and nothing else is in the way of it."""
     monkeypatch.setattr(pod_logs, "FORBIDDEN_S", 0.5)
     rbac = "/apis/rbac.authorization.k8s.io/v1/namespaces/default"
     rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
-    server.call("POST", f"{rbac}/roles", {"metadata": {"name": "look"}, "rules": rules})
+    cluster.call("POST", f"{rbac}/roles", {"metadata": {"name": "look"}, "rules": rules})
     subject = {"kind": "ServiceAccount", "name": "look", "namespace": "default"}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "look"}
     binding = {"metadata": {"name": "look"}, "subjects": [subject], "roleRef": role}
-    server.call("POST", f"{rbac}/rolebindings", binding)
-    config = server.kubeconfig_for(server.token_for("look"), tmp_path / "config")
+    cluster.call("POST", f"{rbac}/rolebindings", binding)
+    config = cluster.kubeconfig_for(cluster.token_for("look"), tmp_path / "config")
     for number in range(2):
-        run(server, f"p{number}", "echo a; sleep 60")
+        run(cluster, f"p{number}", "echo a; sleep 60")
     with Reader(config, tmp_path / "logs").open() as found:
         wait_until(lambda: found.told != [], "that it is said", 30)
         assert found.lines("p0") == []
     (said,) = found.told
     assert said.startswith("what pods put out is not kept: ")
     assert "pods/log" in said
-    clear(server)
+    clear(cluster)

@@ -17,8 +17,9 @@ import yaml
 from cluster.launch import Simulated
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import StateType
-from prefect_side import FlowRun, free_port, server, until
+from prefect_side import FlowRun, until
 from repository import ROOT
+from waiting import bound_s
 
 from rekindle.engines.kubernetes.labels import slug
 
@@ -29,7 +30,7 @@ DEPLOY = ROOT / "deploy"
 SPACE = "rekindle"
 NAMESPACED = f"/api/v1/namespaces/{SPACE}"
 JOBS = f"/apis/batch/v1/namespaces/{SPACE}/jobs"
-SCRIPT = ROOT / "tests" / "flow" / "scripts" / "steps.py"
+SCRIPT = ROOT / "tests" / "integration" / "flow" / "scripts" / "steps.py"
 PATHS = {
     "Namespace": "/api/v1/namespaces",
     "ServiceAccount": f"{NAMESPACED}/serviceaccounts",
@@ -144,11 +145,17 @@ class Installed:
         return next((str(each["metadata"]["uid"]) for each in found), "")
 
 
-@pytest.fixture
-def installed(cluster: Simulated, tmp_path: Path) -> Iterator[Installed]:
-    (tmp_path / "server").mkdir()
-    with server(tmp_path / "server", free_port()) as api, SyncPrefectClient(api) as client:
-        yield Installed(cluster, client, tmp_path)
+@pytest.fixture(scope="module")
+def installed(
+    cluster: Simulated, prefect_api: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Installed]:
+    """Our manifests, installed once; the Job that sets up Prefect has succeeded."""
+    with SyncPrefectClient(prefect_api) as client:
+        found = Installed(cluster, client, tmp_path_factory.mktemp("installed"))
+        cluster.until(
+            JOBS, lambda jobs: jobs["rekindle-setup"].get("status", {}).get("succeeded"), 200
+        )
+        yield found
 
 
 @pytest.mark.parametrize("loss", ["evicted", "killed"])
@@ -159,9 +166,6 @@ def test_a_flow_run_that_loses_its_pod(loss: str, installed: Installed, tmp_path
     says that it has crashed, and the automation brings it back.
     """
     cluster = installed.cluster
-    cluster.until(
-        JOBS, lambda jobs: jobs["rekindle-setup"].get("status", {}).get("succeeded"), timeout=200
-    )
     gate = tmp_path / "gate"
     run = installed.start(gate)
     first = installed.flow_pod(run)
@@ -172,7 +176,8 @@ def test_a_flow_run_that_loses_its_pod(loss: str, installed: Installed, tmp_path
         cluster.create(f"{NAMESPACED}/pods/{first}/eviction", eviction)
     else:
         installed.first_process(run).kill()
-    until(lambda: "attempt 1; this flow run adopts it" in run.logs(), "its next pod adopts the job")
+    adopts = "attempt 1; this flow run adopts it"
+    until(lambda: adopts in run.logs(), "its next pod adopts the job", bound_s(150.0))
     assert installed.flow_pod(run) != first
     assert ("Crashed" in run.states()) == (loss == "killed")
     assert installed.workload(run) == uid

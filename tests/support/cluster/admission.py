@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster import kinds, quota
+from cluster import kinds
 from cluster.kinds import Kind
 from cluster.refusals import Object, forbidden
 from cluster.store import Store
@@ -20,7 +20,7 @@ def check_namespace(store: Store, kind: Kind, thing: Object) -> None:
 
 
 def check(store: Store, pod: Object) -> None:
-    """Its account, its priority, and the quotas."""
+    """Its account and its priority."""
     metadata, spec = pod["metadata"], pod["spec"]
     account = spec["serviceAccountName"]
     if store.look(kinds.SERVICEACCOUNTS, metadata["namespace"], account) is None:
@@ -33,4 +33,3 @@ def check(store: Store, pod: Object) -> None:
             why = f"no PriorityClass with name {name} was found"
             raise forbidden(kinds.PODS, metadata["name"], why)
         spec["priority"] = found["value"]
-    quota.check(store, pod)

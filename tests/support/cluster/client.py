@@ -11,6 +11,7 @@ from typing import Any
 
 import urllib3
 import yaml
+from waiting import bound_s
 
 Object = dict[str, Any]
 
@@ -56,9 +57,8 @@ class Cluster:
         return dict(made)
 
     def patch(self, path: str, patch: Any) -> Object:
-        """A merge patch, or a JSON patch if it is a list."""
-        kind = "json" if isinstance(patch, list) else "merge"
-        code, found = self.call("PATCH", path, patch, f"application/{kind}-patch+json")
+        """A merge patch."""
+        code, found = self.call("PATCH", path, patch, "application/merge-patch+json")
         assert code == 200, found
         return dict(found)
 
@@ -80,7 +80,8 @@ class Cluster:
 
         It is asked after every change. A test fails if it takes longer than the timeout.
         """
-        deadline = time.monotonic() + timeout
+        limit_s = bound_s(timeout)
+        deadline = time.monotonic() + limit_s
         found: dict[str, Object] = {}
         query = f"&labelSelector={selector}" if selector else ""
         while time.monotonic() < deadline:
@@ -104,7 +105,7 @@ class Cluster:
                         found[thing["metadata"]["name"]] = thing
                     if result := holds(found):
                         return result
-        raise AssertionError(f"not within {timeout} s: {json.dumps(found, indent=1)[-6000:]}")
+        raise AssertionError(f"not within {limit_s:g} s: {json.dumps(found, indent=1)[-6000:]}")
 
     def token_for(self, account: str, namespace: str = "default") -> str:
         """Of a service account; it is created if it is not there."""

@@ -90,9 +90,8 @@ def _job(thing: Object) -> None:
     if "completions" not in spec and "parallelism" not in spec:
         spec["completions"] = 1
     _set(spec, parallelism=1, completionMode="NonIndexed", suspend=False, manualSelector=False)
-    spec.setdefault("backoffLimit", 2147483647 if "backoffLimitPerIndex" in spec else 6)
-    policy = "Failed" if "podFailurePolicy" in spec else "TerminatingOrFailed"
-    spec.setdefault("podReplacementPolicy", policy)
+    spec.setdefault("backoffLimit", 6)
+    spec.setdefault("podReplacementPolicy", "TerminatingOrFailed")
     thing.setdefault("status", {})
     template = spec.setdefault("template", {})
     pod_spec(template.setdefault("spec", {}))
@@ -129,8 +128,6 @@ def _jobset(spec: Object) -> None:
     spec.setdefault("startupPolicy", {"startupPolicyOrder": "AnyOrder"})
     network = spec.setdefault("network", {})
     _set(network, enableDNSHostnames=True, publishNotReadyAddresses=True)
-    if (policy := spec.get("failurePolicy")) is not None:
-        _set(policy, maxRestarts=0, restartStrategy="Recreate")
     for each in spec.get("replicatedJobs") or []:
         _set(each, replicas=1, groupName="default")
         template = each["template"].setdefault("spec", {})

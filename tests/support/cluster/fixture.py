@@ -50,8 +50,7 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster
         yield from _named()
         return
     folder = tmp_path_factory.mktemp("cluster")
-    capacity = "example.com/npu=8"
-    with start(folder, capacity=capacity, gates="RestartJob") as found:
+    with start(folder, capacity="example.com/npu=8") as found:
         yield found
         assert not found.complaints()
 

@@ -23,38 +23,17 @@ def rules(name: str, spec: Object) -> list[Cause]:
         elif len(f"{name}-{max(spec['completions'], 1) - 1}") > 63:
             told = f'"{name}": will not able to create pod with valid DNS subdomain'
             causes.append(("metadata.name", "Invalid", f"{told}: must be no more than 63 bytes"))
-    elif "backoffLimitPerIndex" in spec:
-        told = f"{spec['backoffLimitPerIndex']}: requires indexed completion mode"
-        causes.append(("spec.backoffLimitPerIndex", "Invalid", told))
     for field in ("parallelism", "completions", "backoffLimit"):
         if spec.get(field, 0) < 0:
             told = f"{spec[field]}: must be greater than or equal to 0"
             causes.append((f"spec.{field}", "Invalid", told))
-    return causes + _policy_rules(spec, restart)
-
-
-def _policy_rules(spec: Object, restart: str) -> list[Cause]:
-    causes: list[Cause] = []
-    if policy := spec.get("podFailurePolicy"):
-        where = "spec.template.spec.restartPolicy"
-        if restart != "Never":
-            told = f'"{restart}": only "Never" is supported when podFailurePolicy is specified'
-            causes.append((where, "Invalid", told))
-        if spec.get("podReplacementPolicy") != "Failed":
-            told = f'"{spec.get("podReplacementPolicy")}": supported values: "Failed"'
-            causes.append(("spec.podReplacementPolicy", "NotSupported", told))
-        for place, rule in enumerate(policy.get("rules") or []):
-            if rule.get("action") == "FailIndex" and "backoffLimitPerIndex" not in spec:
-                told = '"FailIndex": requires the backoffLimitPerIndex to be set'
-                field = f"spec.podFailurePolicy.rules[{place}].action"
-                causes.append((field, "Invalid", told))
     return causes
 
 
 def changes(before: Object, after: Object) -> list[Cause]:
     old, new = before["spec"], after["spec"]
     causes: list[Cause] = []
-    for field in ("selector", "completionMode", "podFailurePolicy", "backoffLimitPerIndex"):
+    for field in ("selector", "completionMode"):
         if old.get(field) != new.get(field):
             causes.append((f"spec.{field}", "Invalid", f"{brief(new.get(field))}: {_IMMUTABLE}"))
     if old.get("managedBy") != new.get("managedBy"):

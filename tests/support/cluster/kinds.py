@@ -85,7 +85,6 @@ RUNTIMECLASSES = Kind("node.k8s.io", "v1", "runtimeclasses", "RuntimeClass", Fal
 JOBSETS = _custom("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
 ASCENDJOBS = _custom("mindxdl.gitee.com", "v1", "ascendjobs", "AscendJob")
 VOLCANOJOBS = _custom("batch.volcano.sh", "v1alpha1", "jobs", "Job")
-COMMANDS = _custom("bus.volcano.sh", "v1alpha1", "commands", "Command")
 PODGROUPS = _custom("scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup")
 TRAINJOBS = _custom("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob")
 RUNTIMES = _custom("trainer.kubeflow.org", "v1alpha1", "trainingruntimes", "TrainingRuntime")

@@ -24,8 +24,6 @@ from cluster.node.services import Services
 
 Object = dict[str, Any]
 
-_LATE_S = 10.0
-
 
 class Kubelet:
     """Brings pods to the machines that they are bound to."""
@@ -164,19 +162,20 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--labels", action="append", default=[])
     parser.add_argument("--capacity", default="", help="more resources: example.com/npu=8")
     parser.add_argument("--time-scale", type=float, default=1.0)
+    parser.add_argument("--late", type=float, default=15.0, help="seconds that its end may take")
     parser.add_argument("--beat", type=float, help="seconds between leases; 10 scaled")
     return parser.parse_args()
 
 
-def _tell_if_late() -> None:
-    """Where this process does not end and is killed, its log has what it has waited for."""
+def _tell_if_late(late_s: float) -> None:
+    """Write what this process waits for into its log if its end takes so long."""
 
     def tell() -> None:
         for task in asyncio.all_tasks():
             task.print_stack()
 
-    asyncio.get_running_loop().call_later(_LATE_S, tell)
-    faulthandler.dump_traceback_later(_LATE_S + 1)
+    asyncio.get_running_loop().call_later(late_s, tell)
+    faulthandler.dump_traceback_later(late_s + 1)
 
 
 async def _main() -> None:
@@ -225,7 +224,7 @@ async def _main() -> None:
             part.write_text(str(port))
             part.replace(arguments.port_file)
         await stop.wait()
-        _tell_if_late()
+        _tell_if_late(arguments.late)
         await tasks.end([following, services])
         await asyncio.gather(*(machine.close() for machine in machines))
         await runner.cleanup()

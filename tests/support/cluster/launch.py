@@ -9,13 +9,13 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 from repository import SUPPORT
+from waiting import bound_s, wait_until
 
 from cluster.client import Cluster
 
@@ -23,6 +23,7 @@ Object = dict[str, Any]
 
 KUBELET = "system:node:kubelet"
 # Faults are not for the kubelet, unless a test says so.
+_END_S = 30.0  # for the end of all processes of pods
 EVERYBODY_ELSE = f"(?!{KUBELET}$).*"
 
 
@@ -36,6 +37,7 @@ class Simulated(Cluster):
         self.root = folder / "kubelet"
         self.time_scale = time_scale
         self._options = options
+        self._node_count = int(options.get("nodes", 3))
         self._tokens = {name: secrets.token_hex(16) for name in ("admin", KUBELET)}
         lines = [f'{token},{name},{name},"system:masters"' for name, token in self._tokens.items()]
         (folder / "tokens").write_text("\n".join(lines) + "\n")
@@ -55,6 +57,11 @@ class Simulated(Cluster):
             process.terminate()
         _await_end(self._kubelet, self.folder / "kubelet.log")
         _await_end(self._server, self.folder / "server.log")
+
+    def ensure_server(self) -> None:
+        """Start the server if it was stopped."""
+        if self._server.poll() is not None:
+            self.start_server()
 
     def stop_server(self) -> None:
         """Killed, as by a fault."""
@@ -82,6 +89,11 @@ class Simulated(Cluster):
         """With all that its pods have started; all nodes fall silent."""
         self._kubelet.kill()
         self._kubelet.wait()
+
+    def has_node(self, name: str) -> bool:
+        """Whether the kubelet runs a node of this name."""
+        number = name.removeprefix("node-")
+        return number.isdigit() and int(number) < self._node_count
 
     def kill_node(self, name: str) -> None:
         """Its processes are killed, and it says nothing any more."""
@@ -139,16 +151,16 @@ class Simulated(Cluster):
         command = ["cluster.server", "--state", self.folder / "state", "--port", port]
         command += ["--tokens", self.folder / "tokens", "--port-file", port_file]
         command += ["--time-scale", self.time_scale, "--node-grace", grace]
-        command += ["--without", self._options.get("without", "")]
-        command += ["--gates", self._options.get("gates", ""), *more]
+        command += ["--without", self._options.get("without", ""), *more]
         return self._start(command, port_file, "server.log")
 
     def _start_kubelet(self) -> subprocess.Popen[bytes]:
         port_file = self.folder / "kubelet-port"
         command = ["cluster.kubelet", "--server", f"http://127.0.0.1:{self.port}"]
         command += ["--token", self._tokens[KUBELET], "--root", self.root]
-        command += ["--nodes", self._options.get("nodes", 3), "--port-file", port_file]
+        command += ["--nodes", self._node_count, "--port-file", port_file]
         command += ["--time-scale", self.time_scale, "--beat", max(0.5, 10 * self.time_scale)]
+        command += ["--late", bound_s(_END_S) / 2]
         command += ["--capacity", self._options.get("capacity", "")]
         for text in self._options.get("labels", ()):
             command += ["--labels", text]
@@ -166,11 +178,12 @@ class Simulated(Cluster):
                 start_new_session=True,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             )
-        deadline = time.monotonic() + 60
-        while not ready.exists():
+
+        def is_ready() -> bool:
             assert process.poll() is None, (self.folder / log).read_text()
-            assert time.monotonic() < deadline, (self.folder / log).read_text()
-            time.sleep(0.02)
+            return ready.exists()
+
+        wait_until(is_ready, f"{command[0]} is ready")
         return process
 
 
@@ -179,7 +192,7 @@ def start(folder: Path, *, time_scale: float = 0.05, **options: Any) -> Iterator
     """A cluster of this package.
 
     options: nodes (3), labels (["zone=a", "node-0:disk=fast"]), capacity ("example.com/npu=8"),
-    without ("jobsets,..."), gates ("RestartJob"), node_grace (seconds).
+    without ("jobsets,..."), node_grace (seconds).
     """
     folder.mkdir(parents=True, exist_ok=True)
     cluster = Simulated(folder, time_scale, options)
@@ -209,7 +222,7 @@ def _kubeconfig(server: str, token: str) -> str:
 
 def _await_end(process: subprocess.Popen[bytes], log: Path) -> None:
     try:
-        process.wait(20)
+        process.wait(bound_s(_END_S))
     except subprocess.TimeoutExpired as error:
         process.send_signal(signal.SIGKILL)
         process.wait()

@@ -105,9 +105,9 @@ def ascend_job(name: str, script: str = "exec sleep 60", workers: int = 2, **run
     }
 
 
-def pytorch_job(name: str, script: str = "exec sleep 60", policy: str = "Never") -> Object:
+def pytorch_job(name: str, script: str = "exec sleep 60") -> Object:
     """A master and two workers."""
-    each = {"restartPolicy": policy, "template": {"spec": pod_spec(script, "pytorch")}}
+    each = {"restartPolicy": "Never", "template": {"spec": pod_spec(script, "pytorch")}}
     replicas = {"Master": {"replicas": 1, **each}, "Worker": {"replicas": 2, **each}}
     return {
         "apiVersion": "kubeflow.org/v1",
@@ -130,23 +130,6 @@ def volcano_job(name: str, script: str = "exec sleep 60", **spec: Any) -> Object
             "queue": "default",
             "tasks": [task],
             **spec,
-        },
-    }
-
-
-def volcano_command(name: str, action: str, target: Object) -> Object:
-    """For that Volcano Job."""
-    return {
-        "apiVersion": "bus.volcano.sh/v1alpha1",
-        "kind": "Command",
-        "metadata": {"name": name},
-        "action": action,
-        "target": {
-            "apiVersion": "batch.volcano.sh/v1alpha1",
-            "kind": "Job",
-            "name": target["metadata"]["name"],
-            "uid": target["metadata"]["uid"],
-            "controller": True,
         },
     }
 

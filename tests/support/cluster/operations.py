@@ -16,7 +16,7 @@ from cluster import (
     defaults,
     events,
     kinds,
-    ownership,
+    patches,
     refusals,
     schema,
     validation,
@@ -40,10 +40,9 @@ class Options(msgspec.Struct, frozen=True):
     """How a request wants it done; a controller leaves all as it is."""
 
     dry_run: bool = False
-    manager: str = ""  # who owns the fields that are set; nobody without a name
+    manager: str = ""  # who applies
     strict: bool = False
     subresource: str = ""
-    force: bool = False
 
 
 PLAIN = Options()
@@ -57,9 +56,8 @@ def suffix() -> str:
 class Operations:
     """Creates, changes and deletes objects in a store, and refuses to."""
 
-    def __init__(self, store: Store, gates: frozenset[str] = frozenset()) -> None:
+    def __init__(self, store: Store) -> None:
         self.store = store
-        self.gates = gates
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object:
         found = self.store.get(kind, namespace, name)
@@ -93,11 +91,9 @@ class Operations:
         if kind.has_status and kind is not kinds.NODES:
             thing.pop("status", None)
         defaults.fill(kind, thing)
-        validation.created(kind, thing, self.gates)
+        validation.created(kind, thing)
         if kind is kinds.PODS:
             admission.check(self.store, thing)
-        if options.manager and "managedFields" not in metadata:
-            metadata["managedFields"] = ownership.updated(kind, None, thing, options.manager)
         return thing if options.dry_run else self.store.put(kind, thing)
 
     def replace(
@@ -166,12 +162,15 @@ class Operations:
             raise refusals.conflict(
                 kind, name, f"{why} {wanted['metadata']['uid']}, and no existing object was found"
             )
-        result, managed = ownership.apply(kind, live, wanted, options.manager, options.force)
-        plain = msgspec.structs.replace(options, manager="", strict=False)
+        managed = [each for each in _managed(live) if each["manager"] != options.manager]
+        own = [each for each in _managed(live) if each["manager"] == options.manager]
+        last = own[0]["fieldsV1"] if own else {}
+        managed.append({"manager": options.manager, "operation": "Apply", "fieldsV1": wanted})
         if live is None:
-            result["metadata"]["managedFields"] = managed
-            return self.create(kind, namespace, result, plain)
-        return self._write(kind, live, result, plain, managed)
+            wanted = fresh(wanted)
+            wanted["metadata"]["managedFields"] = managed
+            return self.create(kind, namespace, wanted, options)
+        return self._write(kind, live, patches.apply(live, last, wanted), options, managed)
 
     def set_status(self, kind: Kind, thing: Object, **status: Any) -> Object | None:
         """A controller's own: merge these into the status, if the object is still there."""
@@ -247,9 +246,6 @@ class Operations:
             after["metadata"]["generation"] = now.get("generation", 0) + 1
         if managed is not None:
             after["metadata"]["managedFields"] = managed
-        elif options.manager:
-            owned = ownership.updated(kind, before, after, options.manager, options.subresource)
-            after["metadata"]["managedFields"] = owned
         return fresh(after) if options.dry_run else self.settle(kind, after)
 
     def _check_place(self, kind: Kind, namespace: str, thing: Object) -> None:
@@ -272,6 +268,12 @@ class Operations:
         found = self.store.look(kinds.NAMESPACES, "", namespace)
         if found is None:
             raise refusals.not_found(kinds.NAMESPACES, namespace)
+
+
+def _managed(thing: Object | None) -> list[Object]:
+    """What each manager has applied last; the server keeps it as it came."""
+    found: list[Object] = (thing or {"metadata": {}})["metadata"].get("managedFields") or []
+    return found
 
 
 def _keep(now: Object, metadata: Object) -> None:

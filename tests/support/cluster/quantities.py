@@ -25,13 +25,6 @@ def amount(text: object) -> float:
     return float(text)
 
 
-def told(value: float) -> str:
-    """A number as it is told in errors."""
-    if value == int(value):
-        return str(int(value))
-    return f"{round(value * 1000)}m"
-
-
 def requests(spec: Object) -> dict[str, float]:
     """What a pod asks for, the extended resources that it names as limits alone included."""
     total: dict[str, float] = {}

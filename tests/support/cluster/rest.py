@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -18,11 +17,10 @@ from cluster.refusals import Object
 from cluster.store import Store
 from cluster.targets import Target
 
-_JSON_PATCH = "application/json-patch+json"
 _MERGE_PATCH = "application/merge-patch+json"
 _STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
-_PATCHES = [_JSON_PATCH, _MERGE_PATCH, _STRATEGIC_PATCH, APPLY_PATCH]
+_PATCHES = [_MERGE_PATCH, _STRATEGIC_PATCH, APPLY_PATCH]
 
 _LONGEST_WATCH_S = 1800.0
 
@@ -155,14 +153,10 @@ class Rest:
             there = self.store.look(target.kind, target.namespace, target.name)
             made = self.operations.apply(target.kind, target.namespace, target.name, patch, options)
             return answer(made, 200 if there else 201)
-        how: Callable[[Object], Object]
-        if media_type == _JSON_PATCH:
-            how = lambda thing: patches.json_patch(thing, patch)  # noqa: E731
-        elif media_type == _MERGE_PATCH:
-            how = lambda thing: patches.merge(thing, patch)  # noqa: E731
-        else:
-            how = lambda thing: patches.strategic(thing, patch)  # noqa: E731
-        changed = self.operations.change(target.kind, target.namespace, target.name, how, options)
+        how = patches.merge if media_type == _MERGE_PATCH else patches.strategic
+        changed = self.operations.change(
+            target.kind, target.namespace, target.name, lambda thing: how(thing, patch), options
+        )
         return answer(changed)
 
     async def _delete(self, request: web.Request, target: Target, verb: str) -> web.Response:
@@ -190,16 +184,13 @@ class Rest:
 
 def _options(request: web.Request, subresource: str) -> Options:
     query = request.query
-    agent = request.headers.get("User-Agent", "unknown").split("/")[0]
-    applies = request.content_type == APPLY_PATCH
     if asked := set(query.getall("dryRun", [])) - {"All"}:
         raise refusals.unsupported_dry_run(asked)
     return Options(
         dry_run="dryRun" in query,
-        manager=query.get("fieldManager", "" if applies else agent),
+        manager=query.get("fieldManager", ""),
         strict=query.get("fieldValidation") == "Strict",
         subresource=subresource,
-        force=query.get("force", "") in ("true", "True", "1"),
     )
 
 

@@ -32,7 +32,6 @@ _TOPS = {
     kinds.PRIORITIES: _names(
         "apiVersion kind metadata value globalDefault description preemptionPolicy"
     ),
-    kinds.COMMANDS: _names("apiVersion kind metadata action target reason message"),
 }
 _METADATA = _names(
     "name generateName namespace labels annotations uid resourceVersion generation"

@@ -36,7 +36,7 @@ class Server:
     def __init__(self, store: Store, tokens: Path, settings: Settings, deny_for: float) -> None:
         self.store = store
         self.settings = settings
-        self.operations = Operations(store, settings.gates)
+        self.operations = Operations(store)
         self.users = Users(store, tokens)
         self.rest = Rest(self.operations, settings.time_scale)
         self.faults = Faults()
@@ -208,7 +208,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--node-grace", type=float, help="seconds without a lease; 40 scaled")
     parser.add_argument("--deny-for", type=float, default=0.0, help="403 at first, so many seconds")
     parser.add_argument("--fault", action="append", default=[], help="met from the start, in JSON")
-    parser.add_argument("--gates", default="", help="alpha features that are on: RestartJob")
     return parser.parse_args()
 
 
@@ -218,7 +217,6 @@ async def _main() -> None:
     settings = Settings(
         time_scale=arguments.time_scale,
         node_grace=arguments.node_grace or 40.0 * arguments.time_scale,
-        gates=frozenset(filter(None, arguments.gates.split(","))),
     )
     server = Server(store, arguments.tokens, settings, arguments.deny_for)
     server.faults.waiting += [msgspec.json.decode(text, type=Fault) for text in arguments.fault]

@@ -62,7 +62,7 @@ def name_of(kind: Kind, metadata: Object) -> None:
         raise invalid(kind, name, *causes)
 
 
-def created(kind: Kind, thing: Object, gates: frozenset[str]) -> None:
+def created(kind: Kind, thing: Object) -> None:
     """Refuse what may not be created."""
     causes: list[Cause] = []
     spec = thing.get("spec") or {}
@@ -71,7 +71,7 @@ def created(kind: Kind, thing: Object, gates: frozenset[str]) -> None:
     elif kind is kinds.JOBS:
         causes += job_rules.rules(thing["metadata"]["name"], spec)
     elif kind is kinds.JOBSETS:
-        causes += _jobset(spec, gates)
+        causes += [] if spec.get("replicatedJobs") else [("spec.replicatedJobs", "Required", "")]
     elif kind is kinds.CONFIGMAPS:
         causes += _config_map(thing)
     if causes:
@@ -83,18 +83,6 @@ def _config_map(thing: Object) -> list[Cause]:
     size = sum(len(key.encode()) + len(value.encode()) for key, value in data.items())
     told = f"may not be more than {_MOST_DATA} bytes"
     return [("", "TooLong", told)] if size > _MOST_DATA else []
-
-
-def _jobset(spec: Object, gates: frozenset[str]) -> list[Cause]:
-    causes: list[Cause] = []
-    if not spec.get("replicatedJobs"):
-        causes.append(("spec.replicatedJobs", "Required", ""))
-    for place, rule in enumerate((spec.get("failurePolicy") or {}).get("rules") or []):
-        single = rule["action"].startswith("RestartJob") and "JobSet" not in rule["action"]
-        if single and "RestartJob" not in gates:
-            told = f'"{rule["action"]}": requires the feature gate RestartJob'
-            causes.append((f"spec.failurePolicy.rules[{place}].action", "Invalid", told))
-    return causes
 
 
 def changed(kind: Kind, before: Object, after: Object) -> None:
@@ -138,34 +126,17 @@ def _changed_other(kind: Kind, before: Object, after: Object) -> list[Cause]:
 
 
 def _changed_jobset(old: Object, new: Object) -> list[Cause]:
-    def frozen(spec: Object) -> Object:
-        spec = fresh(spec)
-        for name in ("suspend", "ttlSecondsAfterFinished"):
-            spec.pop(name, None)
-        if old.get("suspend"):
-            for each in spec.get("replicatedJobs") or []:
-                template = each["template"]["spec"]["template"]
-                metadata = template.get("metadata") or {}
-                metadata.pop("labels", None)
-                metadata.pop("annotations", None)
-                template["metadata"] = metadata
-                for name in ("nodeSelector", "tolerations", "schedulingGates"):
-                    template["spec"].pop(name, None)
-        return spec
-
-    first, second = frozen(old), frozen(new)
+    """Of a JobSet only `suspend` may change here: the engine changes nothing else."""
     return [
-        (f"spec.{name}", "Invalid", f"{brief(second.get(name))}: {_IMMUTABLE}")
-        for name in sorted(set(first) | set(second))
-        if first.get(name) != second.get(name)
+        (f"spec.{name}", "Invalid", f"{brief(new.get(name))}: {_IMMUTABLE}")
+        for name in sorted((set(old) | set(new)) - {"suspend"})
+        if old.get(name) != new.get(name)
     ]
 
 
 def _changed_trainjob(before: Object, after: Object) -> list[Cause]:
     old, new = before["spec"], after["spec"]
-    free = {"suspend", "activeDeadlineSeconds"} | (
-        {"runtimePatches"} if old.get("suspend") else set()
-    )
+    free = {"suspend"}
     return [
         (f"spec.{name}", "Invalid", f"{brief(new.get(name))}: {_IMMUTABLE}")
         for name in sorted((set(old) | set(new)) - free)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from cluster.launch import Simulated
 from waiting import wait_until
 
+from rekindle import names
 from rekindle.engines.client import JobClient
 from rekindle.engines.kubernetes.api import load
 from rekindle.engines.kubernetes.engine import KubernetesEngine
@@ -25,12 +29,10 @@ from training_jobs.job import LIMIT_S, Job
 
 Object = dict[str, Any]
 
-NAMESPACE = "/api/v1/namespaces/default"
 _OPERATORS = (
     "jobset.x-k8s.io/v1alpha2/jobsets",
     "mindxdl.gitee.com/v1/ascendjobs",
     "batch.volcano.sh/v1alpha1/jobs",
-    "bus.volcano.sh/v1alpha1/commands",
     "scheduling.volcano.sh/v1beta1/podgroups",
     "trainer.kubeflow.org/v1alpha1/trainjobs",
     "trainer.kubeflow.org/v1alpha1/trainingruntimes",
@@ -42,7 +44,9 @@ _IN_THE_POD = "/var/lib/rekindle/jobs/job"
 class PodJob(Job):
     """Its nodes are pods, and what is wanted of the cluster is asked as a flow would.
 
-    pods: more of their description. kubeconfig: of somebody else than the cluster's admin.
+    namespace: the namespace of all its objects.
+    pods: more fields of the description of its pods.
+    kubeconfig: the kubeconfig of an account other than the cluster's admin.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class PodJob(Job):
         folder: Path,
         cluster: Simulated,
         *faults: Fault,
+        namespace: str = "default",
         nodes: int = 2,
         pods: dict[str, Any] | None = None,
         kubeconfig: Path | None = None,
@@ -59,6 +64,8 @@ class PodJob(Job):
         settings.setdefault("checkpoint_store", str(folder / "checkpoints"))
         super().__init__(folder, *faults, nodes=nodes, **settings)
         self.cluster = cluster
+        self.namespace = namespace
+        self.objects_path = f"/api/v1/namespaces/{namespace}"
         self.told: list[str] = []
         self.spec = msgspec.structs.replace(
             self.spec,
@@ -69,7 +76,7 @@ class PodJob(Job):
         )
         work = Volume(name="work", mount_path=str(folder), host_path=str(folder))
         home = str(folder / "home")
-        own = {"image": "training", "volumes": (work,), "home": home}
+        own = {"image": "training", "namespace": namespace, "volumes": (work,), "home": home}
         self.pods = Pods(**(own | (pods or {})))
         self.api = load(str(kubeconfig or cluster.kubeconfig))
         self._watching = contextlib.ExitStack()
@@ -107,6 +114,12 @@ class PodJob(Job):
             return last[0] if last and isinstance(last[0], journal.Ended) else None
 
         return self.wait(ended, "the end of the attempt", limit_s)
+
+    def look_away(self) -> dict[str, str]:
+        """Stop watching; return what the pods have put out by then, by the names of its files."""
+        self._watching.close()
+        folder = self.directory.path / "logs"
+        return {path.name: path.read_text() for path in folder.glob("*.log")}
 
     def close(self) -> None:
         """Stop looking."""
@@ -152,7 +165,10 @@ class PodJob(Job):
     def workload(self) -> Object:
         """The Job, JobSet and so on."""
         gvk = adapter(self.pods.kind).gvk
-        return self.cluster.get(f"/apis/{gvk.api_version}/namespaces/default/{gvk.plural}/job")
+        return self.cluster.get(f"{self._path(gvk.api_version, gvk.plural)}/job")
+
+    def _path(self, group: str, plural: str) -> str:
+        return f"/apis/{group}/namespaces/{self.namespace}/{plural}"
 
     def coordinator_pods(self) -> list[Object]:
         """The coordinator's."""
@@ -161,15 +177,15 @@ class PodJob(Job):
     def objects(self) -> list[str]:
         """All objects of the job."""
         found = []
-        for path in (f"{NAMESPACE}/{k}" for k in ("pods", "configmaps", "secrets", "services")):
-            found += self._named(path)
+        for plural in ("pods", "configmaps", "secrets", "services"):
+            found += self._named(f"{self.objects_path}/{plural}")
         for group in ("batch/v1", "apps/v1", "networking.k8s.io/v1"):
             plural = {"b": "jobs", "a": "deployments", "n": "networkpolicies"}[group[0]]
-            found += self._named(f"/apis/{group}/namespaces/default/{plural}")
+            found += self._named(self._path(group, plural))
         # What controllers make besides bears no label of ours: none of it may be left.
         for place in _OPERATORS:
             group, _, plural = place.rpartition("/")
-            items = self.cluster.get(f"/apis/{group}/namespaces/default/{plural}")["items"]
+            items = self.cluster.get(self._path(group, plural))["items"]
             found += [f"{plural}/{each['metadata']['name']}" for each in items]
         return found
 
@@ -178,15 +194,15 @@ class PodJob(Job):
         return [f"{path.rpartition('/')[2]}/{each['metadata']['name']}" for each in items]
 
     def _items(self, plural: str, role: str) -> list[Object]:
-        asked = f"{selector('job')},rekindle.dev/role={role}"
-        return list(self.cluster.get(f"{NAMESPACE}/{plural}?labelSelector={asked}")["items"])
+        asked = f"labelSelector={selector('job')},rekindle.dev/role={role}"
+        return list(self.cluster.get(f"{self.objects_path}/{plural}?{asked}")["items"])
 
     def story(self) -> str:
         """Tell what has happened, for a failed test."""
         texts = [super().story(), "\n---- told", *self.told]
         for pod in (*self.worker_pods().values(), *self.coordinator_pods()):
             name = pod["metadata"]["name"]
-            log = self.cluster.call("GET", f"{NAMESPACE}/pods/{name}/log?tailLines=15")[1]
+            log = self.cluster.call("GET", f"{self.objects_path}/pods/{name}/log?tailLines=15")[1]
             texts += [f"\n---- {name}: {pod['status'].get('phase')}", str(log)]
         return "\n".join(texts)
 
@@ -202,3 +218,29 @@ class PodJob(Job):
             self.engine.learn(event)
             if isinstance(event, journal.NodeWanted) and self.replaces:
                 self.engine.replace(event.node)
+
+
+@contextlib.contextmanager
+def new_namespace(cluster: Simulated) -> Iterator[str]:
+    """Make a namespace, and remove it with its objects."""
+    name = f"test-{secrets.token_hex(4)}"
+    cluster.create("/api/v1/namespaces", {"metadata": {"name": name}})
+    try:
+        yield name
+    finally:
+        cluster.delete(f"/api/v1/namespaces/{name}")
+        cluster.until("/api/v1/namespaces", lambda found: name not in found)
+
+
+@contextlib.contextmanager
+def pod_job(
+    folder: Path, cluster: Simulated, *faults: Fault, namespace: str, **settings: Any
+) -> Iterator[PodJob]:
+    """Start a job in a namespace; the machine's own knowledge of hosts is below `folder`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(names.ENV_HOME, str(folder / "machine"))
+        job = PodJob(folder, cluster, *faults, namespace=namespace, **settings)
+        try:
+            yield job.start()
+        finally:
+            job.close()

@@ -15,10 +15,9 @@ from cluster.controllers.lifecycle import Lifecycle
 from cluster.controllers.loop import Controller, Settings
 from cluster.controllers.namespaces import Namespaces
 from cluster.controllers.pytorchjobs import PyTorchJobs
-from cluster.controllers.quotas import Quotas
 from cluster.controllers.scheduler import Scheduler
 from cluster.controllers.trainjobs import TrainJobs
-from cluster.controllers.volcano import Commands, VolcanoJobs
+from cluster.controllers.volcano import VolcanoJobs
 from cluster.operations import Operations
 
 _ALL: tuple[type[Controller], ...] = (
@@ -26,7 +25,6 @@ _ALL: tuple[type[Controller], ...] = (
     Scheduler,
     Lifecycle,
     Collector,
-    Quotas,
     Jobs,
     Deployments,
     ReplicaSets,
@@ -34,16 +32,14 @@ _ALL: tuple[type[Controller], ...] = (
     AscendJobs,
     TrainJobs,
     PyTorchJobs,
+    VolcanoJobs,
 )
 
 
 @contextlib.asynccontextmanager
 async def start_all(operations: Operations, settings: Settings) -> AsyncIterator[None]:
     """Run them all; those of kinds that the server has not have nothing to do."""
-    running = [each(operations, settings) for each in _ALL]
-    volcano = VolcanoJobs(operations, settings)
-    running += [volcano, Commands(operations, settings, volcano)]
-    tasks = [asyncio.create_task(each.run()) for each in running]
+    tasks = [asyncio.create_task(each(operations, settings).run()) for each in _ALL]
     try:
         yield
     finally:

@@ -11,21 +11,18 @@ from cluster.refusals import Object
 from cluster.store import Event
 
 _FRAMEWORKS = {"pytorch": "Master", "mindspore": "Scheduler", "tensorflow": "Chief"}
-_RETRIES = "fault-retry-times"
 
 
 class AscendJobs(Replicas):
-    """Their operator, and as much of Volcano's plugin as deletes failed pods."""
+    """Their operator."""
 
     kind = kinds.ASCENDJOBS
-    container = "ascend"
     type_label = "replica-type"
     index_label = "replica-index"
 
     def __init__(self, operations: Operations, settings: Settings) -> None:
         super().__init__(operations, settings)
         self._versions: dict[str, int] = {}
-        self._retried: dict[str, int] = {}
 
     def hear(self, event: Event) -> None:
         """A pod of the newest version that is deleted begins the next one."""
@@ -82,20 +79,6 @@ class AscendJobs(Replicas):
             self._restarting(job, status)
         return True
 
-    def on_failed(self, job: Object, status: Object, failed: list[Object]) -> bool:
-        """An unconditional retry: the failed pods, or all of them, are deleted."""
-        labels, uid = job["metadata"].get("labels") or {}, job["metadata"]["uid"]
-        if status["conditions"][-1]["type"] == "Restarting":
-            return True
-        if self._retried.get(uid, 0) >= int(labels.get(_RETRIES, 0)):
-            return False
-        self._retried[uid] = self._retried.get(uid, 0) + 1
-        gone = failed if labels.get("pod-rescheduling") == "on" else self.mine(job)
-        for pod in gone:
-            pods.remove(self.operations, pod)
-        self._restarting(job, status)
-        return True
-
     def on_end(self, job: Object) -> None:
         podgroups.remove(self.operations, job)
 
@@ -134,9 +117,6 @@ class AscendJobs(Replicas):
     def _limit(self, job: Object) -> int | None:
         """None and below 1: no limit."""
         limit = (job["spec"].get("runPolicy") or {}).get("backoffLimit")
-        if limit is None:
-            told = (job["metadata"].get("labels") or {}).get(_RETRIES)
-            limit = int(told) if told else None
         return limit if limit and limit > 0 else None
 
     def _version(self, uid: str) -> int:

@@ -31,13 +31,12 @@ class Backoffs:
     """Of all Jobs. They are in memory only, as those of a real controller are."""
 
     def __init__(self) -> None:
-        self._all: dict[tuple[str, int], Backoff] = {}
+        self._all: dict[str, Backoff] = {}
 
-    def of(self, job: Object, index: int) -> Backoff:
-        """Of one index where it has a limit of its own, else of the whole job."""
-        own = index if "backoffLimitPerIndex" in job["spec"] else -1
-        return self._all.setdefault((job["metadata"]["uid"], own), Backoff())
+    def of(self, job: Object) -> Backoff:
+        """That of one Job."""
+        return self._all.setdefault(job["metadata"]["uid"], Backoff())
 
     def forget(self, job: Object) -> None:
-        for key in [key for key in self._all if key[0] == job["metadata"]["uid"]]:
-            del self._all[key]
+        """Let the next pod be made at once."""
+        self._all.pop(job["metadata"]["uid"], None)

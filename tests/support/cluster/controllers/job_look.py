@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cluster import clock, kinds
-from cluster.controllers import indexes, job_failures, pods
+from cluster.controllers import indexes, pods
 from cluster.controllers.job_backoff import Backoffs
 from cluster.controllers.loop import Controller, Key, condition, is_deleted
 from cluster.deleting import DeleteOptions, delete
@@ -14,7 +14,6 @@ from cluster.subresources import set_condition
 
 TRACKING = "batch.kubernetes.io/job-tracking"
 INDEX = "batch.kubernetes.io/job-completion-index"
-_FAILURES = "batch.kubernetes.io/job-index-failure-count"
 _TERMINAL = ("Complete", "Failed")
 
 
@@ -33,9 +32,7 @@ class Look:
         self.pods = pods.owned(controller.store, metadata["uid"], metadata["namespace"])
         self.is_indexed = self.spec.get("completionMode") == "Indexed"
         self.completed = indexes.parse(self.status.get("completedIndexes"))
-        self.failed = indexes.parse(self.status.get("failedIndexes"))
         self.failure: tuple[str, str] | None = None
-        self.retried: dict[int, int] = {}
 
     def run(self) -> None:
         if self._is_over():
@@ -105,31 +102,17 @@ class Look:
 
     def _count_success(self, pod: Object) -> None:
         index = pods.index_of(pod, INDEX)
-        self.backoffs.of(self.job, index).failures = 0
+        self.backoffs.of(self.job).failures = 0
         if not self.is_indexed:
             self.status["succeeded"] = self.status.get("succeeded", 0) + 1
         elif index < self.spec["completions"]:
             self.completed.add(index)
 
     def _count_failure(self, pod: Object) -> None:
-        index = pods.index_of(pod, INDEX)
-        if self.is_indexed and index >= self.spec["completions"]:
+        if self.is_indexed and pods.index_of(pod, INDEX) >= self.spec["completions"]:
             return
-        action, told = job_failures.judge(self.job, pod)
-        annotations = pod["metadata"].get("annotations") or {}
-        count = int(annotations.get(_FAILURES, 0))
-        self.backoffs.of(self.job, index).fail()
-        if action == job_failures.IGNORE:
-            self.retried[index] = count
-            return
+        self.backoffs.of(self.job).fail()
         self.status["failed"] = self.status.get("failed", 0) + 1
-        self.retried[index] = count + 1
-        if action == job_failures.FAIL_JOB:
-            self.failure = ("PodFailurePolicy", told)
-        elif "backoffLimitPerIndex" in self.spec:
-            limit = self.spec["backoffLimitPerIndex"]
-            if action == job_failures.FAIL_INDEX or count >= limit:
-                self.failed.add(index)
 
     def _judge(self) -> None:
         """Whether it is decided how the Job ends."""
@@ -138,26 +121,13 @@ class Look:
             return
         if condition({"status": self.status}, "SuccessCriteriaMet"):
             return
-        self.failure = self.failure or self._overdue() or self._too_many() or self._indexes_failed()
+        self.failure = self._too_many()
         if self.failure:
             self._set("FailureTarget", "True", *self.failure)
             return
-        if job_failures.succeeds(self.job, self.completed):
-            told = "Matched rules at index 0"
-            self._set("SuccessCriteriaMet", "True", "SuccessPolicy", told)
-        elif self._is_complete():
+        if self._is_complete():
             told = "Reached expected number of succeeded pods"
             self._set("SuccessCriteriaMet", "True", "CompletionsReached", told)
-
-    def _overdue(self) -> tuple[str, str] | None:
-        limit = self.spec.get("activeDeadlineSeconds")
-        if limit is None or "startTime" not in self.status:
-            return None
-        left = limit - clock.since(self.status["startTime"])
-        if left > 0:
-            self.controller.again(self.key, left)
-            return None
-        return "DeadlineExceeded", "Job was active longer than specified deadline"
 
     def _too_many(self) -> tuple[str, str] | None:
         limit = self.spec["backoffLimit"]
@@ -166,15 +136,6 @@ class Look:
         in_place = self.spec["template"]["spec"].get("restartPolicy") == "OnFailure"
         if failed > limit or (in_place and restarts and failed + restarts > limit):
             return "BackoffLimitExceeded", "Job has reached the specified backoff limit"
-        return None
-
-    def _indexes_failed(self) -> tuple[str, str] | None:
-        most = self.spec.get("maxFailedIndexes")
-        if most is not None and len(self.failed) > most:
-            told = "Job has exceeded the specified maximal number of failed indexes"
-            return "MaxFailedIndexesExceeded", told
-        if self.failed and len(self.failed | self.completed) >= self.spec["completions"]:
-            return "FailedIndexes", "Job has failed indexes"
         return None
 
     def _is_complete(self) -> bool:
@@ -203,7 +164,7 @@ class Look:
         for pod in active:
             index = pods.index_of(pod, INDEX)
             gone = index >= self.spec["completions"] if self.is_indexed else False
-            again = self.is_indexed and (index in kept or index in self.failed)
+            again = self.is_indexed and index in kept
             if gone or again or len(kept) >= self.spec["parallelism"]:
                 pods.remove(self.operations, pod, TRACKING)
             else:
@@ -219,7 +180,7 @@ class Look:
             active += ending
         wanted = self.spec["parallelism"] - len(active)
         if self.is_indexed:
-            free = set(range(self.spec["completions"])) - taken - self.completed - self.failed
+            free = set(range(self.spec["completions"])) - taken - self.completed
             missing = sorted(free)[: max(0, wanted)]
         else:
             succeeded = self.status.get("succeeded", 0)
@@ -227,7 +188,7 @@ class Look:
             missing = [-1] * max(0, min(wanted, left))
         waits = []
         for index in missing:
-            left_s = self.backoffs.of(self.job, index).left(self.controller.settings.time_scale)
+            left_s = self.backoffs.of(self.job).left(self.controller.settings.time_scale)
             if left_s > 0:
                 waits.append(left_s)
             elif not pods.create(self.operations, kinds.JOBS, self.job, self._pod(index)):
@@ -243,23 +204,10 @@ class Look:
         if self.is_indexed:
             annotations = pod["metadata"].setdefault("annotations", {})
             annotations[INDEX] = str(index)
-            if "backoffLimitPerIndex" in self.spec:
-                annotations[_FAILURES] = str(self._failures_of(index))
             pods.label(pod, **{INDEX: str(index)})
             pod["spec"].setdefault("hostname", f"{name}-{index}")
             pods.add_environment(pod, {"JOB_COMPLETION_INDEX": str(index)})
         return pod
-
-    def _failures_of(self, index: int) -> int:
-        if index in self.retried:
-            return self.retried[index]
-        counts = [
-            int((pod["metadata"].get("annotations") or {}).get(_FAILURES, 0))
-            + (pods.phase(pod) == "Failed" or is_deleted(pod))
-            for pod in self._now()
-            if pods.index_of(pod, INDEX) == index
-        ]
-        return max(counts, default=0)
 
     def _tell(self) -> None:
         now = self._now()
@@ -275,8 +223,6 @@ class Look:
             self.completed = {each for each in self.completed if each < self.spec["completions"]}
             self.status["completedIndexes"] = indexes.told(self.completed) or None
             self.status["succeeded"] = len(self.completed) or None
-            if "backoffLimitPerIndex" in self.spec:
-                self.status["failedIndexes"] = indexes.told(self.failed)
         if not any(pods.phase(pod) in ("Running", "Pending") for pod in now):
             self._finish()
         self.operations.set_status(kinds.JOBS, self.job, **self.status)

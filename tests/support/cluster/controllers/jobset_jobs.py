@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cluster import kinds
-from cluster.controllers.jobset_policy import job_restarts
 from cluster.controllers.loop import condition, owner_reference
 from cluster.refusals import Object
 from cluster.store import fresh
 
 LABELS = "jobset.sigs.k8s.io/"
-_DIRECTIVES = ("nodeSelector", "tolerations", "schedulingGates")
 
 
-def render(jobset: Object, status: Object) -> Iterator[Object]:
+def render(jobset: Object) -> Iterator[Object]:
     """All Jobs as they should be created now."""
     metadata, spec = jobset["metadata"], jobset["spec"]
     number = 0
     for each in spec["replicatedJobs"]:
         for index in range(each["replicas"]):
             name = f"{metadata['name']}-{each['name']}-{index}"
-            restarts = job_restarts(status, each["name"], index)
             labels = {
                 LABELS + "jobset-name": metadata["name"],
                 LABELS + "jobset-uid": metadata["uid"],
@@ -29,44 +26,19 @@ def render(jobset: Object, status: Object) -> Iterator[Object]:
                 LABELS + "replicatedjob-replicas": str(each["replicas"]),
                 LABELS + "job-index": str(index),
                 LABELS + "job-global-index": str(number),
-                LABELS + "restart-attempt": str(status["restarts"]),
-                LABELS + "job-restart-attempt": str(restarts),
+                LABELS + "restart-attempt": "0",
             }
             yield _render(jobset, each, name, labels)
             number += 1
 
 
-def statuses(jobset: Object, jobs: list[Object], before: list[Object]) -> list[Object]:
-    """Of replicatedJobsStatus; how often single jobs were restarted is kept."""
-    known = {each["name"]: each for each in before}
-    found = []
-    for each in jobset["spec"]["replicatedJobs"]:
-        mine = [
-            job
-            for job in jobs
-            if job["metadata"]["labels"][LABELS + "replicatedjob-name"] == each["name"]
-        ]
-        kept = {
-            name: value
-            for name, value in known.get(each["name"], {}).items()
-            if name.startswith("jobRestarts")
-        }
-        found.append({"name": each["name"], **_count(mine), **kept})
-    return found
-
-
-def take_directives(jobset: Object, job: Object) -> None:
-    """What a suspended JobSet may have changed reaches the Job when it is resumed."""
-    name = job["metadata"]["labels"][LABELS + "replicatedjob-name"]
-    each = next(each for each in jobset["spec"]["replicatedJobs"] if each["name"] == name)
-    wanted, template = each["template"]["spec"]["template"], job["spec"]["template"]
-    for field in _DIRECTIVES:
-        template["spec"].pop(field, None)
-        if field in wanted["spec"]:
-            template["spec"][field] = fresh(wanted["spec"][field])
-    for field in ("labels", "annotations"):
-        more = (wanted.get("metadata") or {}).get(field) or {}
-        template["metadata"].setdefault(field, {}).update(more)
+def statuses(jobset: Object, jobs: list[Object]) -> list[Object]:
+    """Of replicatedJobsStatus."""
+    label = LABELS + "replicatedjob-name"
+    return [
+        {"name": name, **_count([job for job in jobs if job["metadata"]["labels"][label] == name])}
+        for name in (each["name"] for each in jobset["spec"]["replicatedJobs"])
+    ]
 
 
 def _render(jobset: Object, each: Object, name: str, labels: dict[str, str]) -> Object:

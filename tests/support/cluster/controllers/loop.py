@@ -21,7 +21,6 @@ class Settings(msgspec.Struct, frozen=True):
 
     time_scale: float = 1.0
     node_grace: float = 40.0
-    gates: frozenset[str] = frozenset()
 
 
 class Controller:

@@ -38,16 +38,6 @@ def index_of(pod: Object, label: str) -> int:
     return int((pod["metadata"].get("labels") or {}).get(label, -1))
 
 
-def exit_codes(pod: Object) -> dict[str, int]:
-    """Of the containers that have ended."""
-    found = {}
-    for group in ("initContainerStatuses", "containerStatuses"):
-        for each in (pod.get("status") or {}).get(group) or []:
-            if terminated := each.get("state", {}).get("terminated"):
-                found[each["name"]] = int(terminated["exitCode"])
-    return found
-
-
 def restarts(pod: Object) -> int:
     statuses = (pod.get("status") or {}).get("containerStatuses") or []
     return sum(each.get("restartCount", 0) for each in statuses)

@@ -12,10 +12,9 @@ _LABELS = "training.kubeflow.org/"
 
 
 class PyTorchJobs(Replicas):
-    """With ExitCode, what ended with 128 or more is made anew, the rest is final."""
+    """Their operator; the kubelet starts containers again."""
 
     kind = kinds.PYTORCHJOBS
-    container = "pytorch"
     type_label = _LABELS + "replica-type"
     index_label = _LABELS + "replica-index"
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from cluster import clock, kinds
 from cluster.controllers import pods
-from cluster.controllers.loop import Controller, Key, condition, is_deleted
-from cluster.deleting import DeleteOptions, delete
+from cluster.controllers.loop import Controller, condition, is_deleted
 from cluster.refusals import Object
 from cluster.store import fresh
 
 _TERMINAL = ("Succeeded", "Failed")
-_OWN_POLICY = "ExitCode"  # which no kubelet knows
 
 
 class Replicas(Controller):
     """A pod for each index of each type; deleted ones come again under their name."""
 
     owned = (kinds.PODS,)
-    container = ""
     type_label = ""
     index_label = ""
 
@@ -40,10 +37,6 @@ class Replicas(Controller):
     def before(self, job: Object, status: Object) -> bool:
         """Whether to go on after what is special about this kind."""
         return True
-
-    def on_failed(self, job: Object, status: Object, failed: list[Object]) -> bool:
-        """Whether failed pods are not the end."""
-        return False
 
     def on_end(self, job: Object) -> None:
         """What is left to be tidied."""
@@ -85,14 +78,9 @@ class Replicas(Controller):
         name = job["metadata"]["name"]
         mine = self.mine(job)
         failed = [pod for pod in mine if pods.phase(pod) == "Failed" and not is_deleted(pod)]
-        if failed and not self._restart_by_code(job, status, failed):
-            if not self.on_failed(job, status, failed):
-                told = f"{self.kind.kind} {name} is failed because {len(failed)} replica(s) failed."
-                self.fail(job, status, told)
-                return
-        if self._is_overdue(job, status):
-            told = f"Job {name} has failed because it was active longer than specified deadline"
-            self.fail(job, status, told, "DeadlineExceeded")
+        if failed:
+            told = f"{self.kind.kind} {name} is failed because {len(failed)} replica(s) failed."
+            self.fail(job, status, told)
             return
         if self._has_succeeded(job, mine):
             told = f"{self.kind.kind} {name} successfully completed."
@@ -106,29 +94,6 @@ class Replicas(Controller):
         if len(running) == wanted:
             set_state(status, "Running", "JobRunning", f"{self.kind.kind} {name} is running.")
             status.setdefault("startTime", clock.stamp())
-
-    def _restart_by_code(self, job: Object, status: Object, failed: list[Object]) -> bool:
-        """With the policy ExitCode, what a signal ended is made anew."""
-        for pod in failed:
-            kind = self._type_of(job, pod)
-            policy = self.replicas(job).get(kind, {}).get("restartPolicy")
-            code = pods.exit_codes(pod).get(self.container, 0)
-            if policy != _OWN_POLICY or code < 128:
-                return False
-        for pod in failed:
-            pods.remove(self.operations, pod)
-        told = f"{self.kind.kind} {job['metadata']['name']} is restarting"
-        set_state(status, "Restarting", "JobRestarting", told)
-        return True
-
-    def _is_overdue(self, job: Object, status: Object) -> bool:
-        limit = (job["spec"].get("runPolicy") or {}).get("activeDeadlineSeconds")
-        if limit is None or "startTime" not in status:
-            return False
-        left = limit - clock.since(status["startTime"])
-        if left > 0:
-            self.again((job["metadata"]["namespace"], job["metadata"]["name"]), left)
-        return bool(left <= 0)
 
     def _has_succeeded(self, job: Object, mine: list[Object]) -> bool:
         leading = {kind for kind in self.replicas(job) if self.leads(job, kind)}
@@ -144,8 +109,7 @@ class Replicas(Controller):
                 if self.store.look(kinds.PODS, metadata["namespace"], name) is not None:
                     continue
                 pod = pods.make(self.kind, job, each["template"], name)
-                policy = each.get("restartPolicy") or "Never"
-                pod["spec"]["restartPolicy"] = "Never" if policy == _OWN_POLICY else policy
+                pod["spec"]["restartPolicy"] = each.get("restartPolicy") or "Never"
                 pods.label(pod, **{self.type_label: kind.lower(), self.index_label: str(index)})
                 self.dress(job, kind, index, pod)
                 if not pods.create(self.operations, self.kind, job, pod):
@@ -160,16 +124,6 @@ class Replicas(Controller):
                 pods.remove(self.operations, pod)
         self.on_end(job)
         self._tell(job, status)
-        ttl = (job["spec"].get("runPolicy") or {}).get("ttlSecondsAfterFinished")
-        if ttl is None or "completionTime" not in status:
-            return
-        key: Key = (job["metadata"]["namespace"], job["metadata"]["name"])
-        left = ttl - clock.since(status["completionTime"])
-        if left > 0:
-            self.again(key, left)
-        else:
-            options = DeleteOptions(policy="Background", uid=job["metadata"]["uid"])
-            delete(self.operations, self.kind, *key, options)
 
     def _tell(self, job: Object, status: Object) -> None:
         mine = self.mine(job)

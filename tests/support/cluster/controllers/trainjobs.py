@@ -88,10 +88,7 @@ class TrainJobs(Controller):
             if found := condition(jobset, theirs):
                 told = {"reason": found["reason"], "message": found["message"]}
                 set_condition(holder, {"type": ours, "status": "True", **told})
-        status["jobsStatus"] = [
-            {name: value for name, value in each.items() if not name.startswith("jobRestarts")}
-            for each in (jobset.get("status") or {}).get("replicatedJobsStatus") or []
-        ]
+        status["jobsStatus"] = (jobset.get("status") or {}).get("replicatedJobsStatus") or []
         self.operations.set_status(kinds.TRAINJOBS, job, **status)
 
 
@@ -104,14 +101,6 @@ def _render(job: Object, runtime: Object) -> Object:
         labels = (each["template"].get("metadata") or {}).get("labels") or {}
         if labels.get(_STEP) == "trainer" or each["name"] == _MAIN:
             _train(job, each, trainer, nodes)
-    for patch in job["spec"].get("runtimePatches") or []:
-        template = ((patch.get("trainingRuntimeSpec") or {}).get("template") or {}).get(
-            "spec"
-        ) or {}
-        for wanted in template.get("replicatedJobs") or []:
-            for place, each in enumerate(spec["replicatedJobs"]):
-                if each["name"] == wanted["name"]:
-                    spec["replicatedJobs"][place] = strategic(each, wanted)
     spec["suspend"] = bool(job["spec"].get("suspend"))
     return spec
 

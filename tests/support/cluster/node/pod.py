@@ -148,6 +148,7 @@ class Pod:
             probing = asyncio.create_task(
                 probes.watch(self.kit.session, container.spec, self._address, tell, self.kit.scale)
             )
+            self._tasks.append(probing)  # one cancellation may be lost: `drop` sees it end
         try:
             await container.run()
         finally:
