@@ -60,10 +60,10 @@ def test_all_ranks_raise(failed: Run) -> None:
     assert "first fault: rank 2 on node 0: rank 2 raised ValueError: the first" in report
     assert f'{failed.place.folder / "train.py"}", line 16, in train' in report
     assert "ConnectionError" not in report
-    decided = [event.strategy for event in failed.recorded(journal.Decided)]
+    decided = [event.strategy for event in failed.events_of(journal.Decided)]
     assert decided == [Strategy.RESTART, Strategy.RESTART, Strategy.FAIL]
-    reason = failed.recorded(journal.Ended)[-1].reason
-    assert "the script is the likely cause" in reason, failed.said()
+    reason = failed.events_of(journal.Ended)[-1].reason
+    assert "the script is the likely cause" in reason, failed.story()
 
 
 # Each attempt ends in another way that leaves no traceback.
@@ -173,7 +173,7 @@ def test_a_port_in_use_for_the_ranks(place: Place, taken_port: int) -> None:
         assert str(taken_port) in run.stderr
         assert "address already in use" in run.stderr.lower()
         assert "was run" not in run.stdout
-        assert not run.recorded(journal.RanksStarted)
+        assert not run.events_of(journal.RanksStarted)
 
 
 def test_one_job_id_is_one_job(place: Place) -> None:
@@ -199,9 +199,9 @@ def test_a_job_id_is_resumed_as_its_next_attempt(place: Place) -> None:
     place.start_quick(place.script(""), "--max-restarts", "0").end(0)
     place.script("import no_such_module\n", "own.py")
     run = place.start("--nproc-per-node", "2", place.script("import own\n")).end(1)
-    assert [event.attempt for event in run.recorded(journal.JobStarted)] == [0, 1]
-    assert [event.outcome for event in run.recorded(journal.Ended)] == ["succeeded", "failed"]
+    assert [event.attempt for event in run.events_of(journal.JobStarted)] == [0, 1]
+    assert [event.outcome for event in run.events_of(journal.Ended)] == ["succeeded", "failed"]
     assert [event.seq for event in run.events()] == list(range(1, len(run.events()) + 1))
     assert "ModuleNotFoundError: No module named 'no_such_module'" in run.stderr
     assert f'{place.folder / "own.py"}", line 1' in run.stderr
-    assert [event.strategy for event in run.recorded(journal.Decided)] == [Strategy.FAIL]
+    assert [event.strategy for event in run.events_of(journal.Decided)] == [Strategy.FAIL]

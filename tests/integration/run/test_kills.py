@@ -60,7 +60,7 @@ class Victim:
     def until_runs(self) -> None:
         """Wait until all ranks run the script in the newest restart."""
         for rank in range(self.size):
-            wait_until(lambda rank=rank: self._has_begun(rank), f"rank {rank}{self.run.said()}")
+            wait_until(lambda rank=rank: self._has_begun(rank), f"rank {rank}{self.run.story()}")
 
     def _has_begun(self, rank: int) -> bool:
         try:
@@ -90,7 +90,7 @@ def an_agent(victim: Victim) -> None:
     kill(agent_of(run, 1))
     victim.restart += 1
     victim.until_runs()
-    assert [event.node for event in run.recorded(journal.NodeWanted)] == [1]
+    assert [event.node for event in run.events_of(journal.NodeWanted)] == [1]
     run.wait_for(journal.RanksStarted, 4)
     incident = journal.incidents(run.events())[-1]
     assert (incident.strategy, incident.closed) == (Strategy.RESTART, True)
@@ -139,7 +139,7 @@ def the_zygote(victim: Victim) -> None:
     victim.restart += 1
     victim.until_runs()
     assert run.only("zygote").pid != before.pid
-    assert [event.strategy for event in run.recorded(journal.Decided)] == [Strategy.RESTART]
+    assert [event.strategy for event in run.events_of(journal.Decided)] == [Strategy.RESTART]
 
 
 def the_job_succeeds(victim: Victim) -> None:
@@ -185,7 +185,7 @@ class Again:
         self.run.wait_for(journal.JobStarted, self.attempt + 1)
         started = 2 * (self.attempt + 1)
         self.run.wait_for(journal.RanksStarted, started)
-        wait_until(lambda: self.run.stdout.count("runs") == 4, f"all ranks{self.run.said()}")
+        wait_until(lambda: self.run.stdout.count("runs") == 4, f"all ranks{self.run.story()}")
 
 
 def writers(run: Run) -> int:
@@ -200,7 +200,7 @@ def the_launcher(again: Again) -> None:
     again.until_runs()
     again.run.signal(signal.SIGKILL)
     again.run.end()
-    ended = again.run.recorded(journal.Ended)[-1]
+    ended = again.run.events_of(journal.Ended)[-1]
     assert (ended.outcome, ended.reason) == (
         "stopped",
         "the process that launched the job is gone",
@@ -245,9 +245,9 @@ def the_launcher_while_its_coordinator_is_held(again: Again) -> None:
 def no_launcher_any_more(again: Again) -> None:
     """The ledger has all attempts, each with its end, and no event twice."""
     run = again.run
-    attempts = [event.attempt for event in run.recorded(journal.JobStarted)]
+    attempts = [event.attempt for event in run.events_of(journal.JobStarted)]
     assert attempts == list(range(6))
-    outcomes = [event.outcome for event in run.recorded(journal.Ended)]
+    outcomes = [event.outcome for event in run.events_of(journal.Ended)]
     assert (outcomes[0], outcomes[-3:]) == ("stopped", ["stopped", "stopped", "succeeded"])
     assert [event.seq for event in run.events()] == list(range(1, len(run.events()) + 1))
 
@@ -278,7 +278,7 @@ STARTED: dict[str, Callable[[Run], object]] = {
     "folder": lambda run: run.directory.path.exists(),
     "coordinator": lambda run: run.all("coordinator"),
     "agent": lambda run: run.all("agent"),
-    "node": lambda run: run.recorded(journal.NodeJoined),
+    "node": lambda run: run.events_of(journal.NodeJoined),
     "logs": lambda run: list(Path(run.directory.path).glob("logs/attempt_0/*")),
 }
 

@@ -53,7 +53,7 @@ class Machines:
 
     def joined(self) -> list[int]:
         """Return the nodes as which agents were taken in, in order."""
-        return [event.node for event in self.first.recorded(journal.NodeJoined)]
+        return [event.node for event in self.first.events_of(journal.NodeJoined)]
 
     def clean(self) -> None:
         """Remove the folders of machines that were killed; nothing else is left to do it."""
@@ -63,7 +63,9 @@ class Machines:
 
 
 def until_runs(machine: Run) -> None:
-    wait_until(lambda: machine.stdout.count("runs") == 2, f"the ranks of a machine{machine.said()}")
+    wait_until(
+        lambda: machine.stdout.count("runs") == 2, f"the ranks of a machine{machine.story()}"
+    )
 
 
 def the_first_machine_prints_how_to_join(machines: Machines) -> None:
@@ -147,5 +149,5 @@ def test_a_job_that_has_lost_a_machine(place: Place) -> None:
     second.signal(signal.SIGKILL)
     machines.first.end(1)
     second.end(-9)
-    assert "node 1" in machines.first.recorded(journal.Ended)[-1].reason
+    assert "node 1" in machines.first.events_of(journal.Ended)[-1].reason
     machines.clean()

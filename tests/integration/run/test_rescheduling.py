@@ -57,7 +57,7 @@ class Job:
 
     def until_counted(self, count: int) -> None:
         """Wait until so many processes have run the script."""
-        wait_until(lambda: len(self.counted()) >= count, f"{count} processes{self.run.said()}")
+        wait_until(lambda: len(self.counted()) >= count, f"{count} processes{self.run.story()}")
 
     def counted(self) -> list[tuple[int, int, int]]:
         """Return (rank, placed, started) of every process that ran the script, by rank."""
@@ -68,7 +68,7 @@ class Job:
 
     def hosts_of(self, node: int) -> list[str]:
         """Return the hosts that a node was on, in order."""
-        return [e.host for e in self.run.recorded(journal.NodeJoined) if e.node == node]
+        return [e.host for e in self.run.events_of(journal.NodeJoined) if e.node == node]
 
     def break_host(self, node: int) -> str:
         """Break the host that a node is on."""
@@ -100,12 +100,12 @@ def test_a_job_is_placed_again_as_often_as_it_may(place: Place) -> None:
     """
     job = Job(place, "{strategies: [reschedule-job], max_reschedules: 2}", failures=5)
     job.run.end(1)
-    decided = [event.strategy for event in job.run.recorded(journal.Decided)]
+    decided = [event.strategy for event in job.run.events_of(journal.Decided)]
     assert decided == [Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB, Strategy.FAIL]
     assert job.counted() == [(rank, placed, 1) for rank in (0, 1) for placed in (1, 2, 3)]
-    ends = [event.outcome for event in job.run.recorded(journal.Ended)]
+    ends = [event.outcome for event in job.run.events_of(journal.Ended)]
     assert ends == ["rescheduled", "rescheduled", "failed"]
-    assert "2 of 2 reschedules are used" in job.run.recorded(journal.Decided)[-1].reason
+    assert "2 of 2 reschedules are used" in job.run.events_of(journal.Decided)[-1].reason
 
 
 PLACED = """
@@ -141,7 +141,7 @@ def a_job_is_placed_again_without_the_lost_host(job: Job) -> None:
     job.until_counted(8)
     job.end(0)
     assert sick not in job.hosts_of(0)[before[0] :] + job.hosts_of(1)[before[1] :]
-    assert [e.host for e in job.run.recorded(journal.Isolated)][-1] == sick
+    assert [e.host for e in job.run.events_of(journal.Isolated)][-1] == sick
     assert sick in [node["host"] for node in json.loads(job.shell("nodes", "--json"))]
     assert HostLog(job.place.home).hosts()[sick].isolated
     job.shell("release-node", sick)
@@ -187,8 +187,8 @@ def test_a_person_is_asked_first(place: Place, granted: bool) -> None:
     asks = "{strategies: [restart], max_restarts: 1, approve: [restart]}"
     job = Job(place, asks, "--fault-tables", "own.toml", failures=1)
     run = job.run
-    wait_until(lambda: any(d.approval for d in run.recorded(journal.Decided)), "the question")
-    assert "our scripts say so when memory runs short" in run.recorded(journal.Decided)[0].reason
+    wait_until(lambda: any(d.approval for d in run.events_of(journal.Decided)), "the question")
+    assert "our scripts say so when memory runs short" in run.events_of(journal.Decided)[0].reason
     assert "waits for your approval of restart" in job.shell("status", "job")
     job.shell("approve", "job", *(() if granted else ("--deny",)))
     run.end(0 if granted else 1)
@@ -214,4 +214,4 @@ def test_a_log_of_hosts_that_cannot_be_written_stops_nothing(place: Place) -> No
     assert {process.pid for process in job.run.forked()} == ranks
     job.shell("stop", "job")
     job.run.end(1)
-    assert job.run.recorded(journal.Ended)[-1].outcome == "stopped"
+    assert job.run.events_of(journal.Ended)[-1].outcome == "stopped"

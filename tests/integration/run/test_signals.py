@@ -57,7 +57,7 @@ def test_a_signal_ends_the_job_in_peace(place: Place, number: str, status: int) 
     assert run.stdout.count("cleans up") == 4
     for rank in range(4):
         assert run.log(rank) == "runs\ncleans up\n"
-    assert run.recorded(journal.Ended)[-1].outcome == "stopped"
+    assert run.events_of(journal.Ended)[-1].outcome == "stopped"
     assert "the job failed" not in run.stderr
     assert not journal.incidents(run.events())
 
@@ -86,10 +86,10 @@ MOMENTS: dict[str, Callable[[Run], object]] = {
     "endpoint": lambda run: (run.directory.path / names.ENDPOINT_FILE).exists(),
     "coordinator": lambda run: run.all("coordinator"),
     "agent": lambda run: run.all("agent"),
-    "ledger": lambda run: run.recorded(journal.JobStarted),
-    "node": lambda run: run.recorded(journal.NodeJoined),
+    "ledger": lambda run: run.events_of(journal.JobStarted),
+    "node": lambda run: run.events_of(journal.NodeJoined),
     "logs": lambda run: list(run.directory.path.glob("logs/attempt_0/*")),
-    "ranks": lambda run: run.recorded(journal.RanksStarted),
+    "ranks": lambda run: run.events_of(journal.RanksStarted),
 }
 
 
@@ -104,9 +104,9 @@ def test_a_signal_at_any_moment_of_the_start(place: Place, kind: str, moment: st
     run.signal(signal.SIGINT)
     run.end()
     # Until our own handlers are there, Python answers, and dies of the signal.
-    assert run.process.returncode in (130, -signal.SIGINT), run.said()
-    outcomes = {event.outcome for event in run.recorded(journal.Ended)}
-    assert outcomes == ({"stopped"} if run.recorded(journal.JobStarted) else set())
+    assert run.process.returncode in (130, -signal.SIGINT), run.story()
+    outcomes = {event.outcome for event in run.events_of(journal.Ended)}
+    assert outcomes == ({"stopped"} if run.events_of(journal.JobStarted) else set())
 
 
 def start(place: Place, kind: str) -> Run:

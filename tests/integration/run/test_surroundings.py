@@ -108,8 +108,8 @@ def test_closed_streams(daemon: Run, number: int) -> None:
 
 def test_an_old_ledger_with_a_torn_end(daemon: Run) -> None:
     """A job whose coordinator was cut off in the middle of a line can be run again."""
-    assert [event.attempt for event in daemon.recorded(journal.JobStarted)] == [0, 1, 2]
-    ends = [event.outcome for event in daemon.recorded(journal.Ended)]
+    assert [event.attempt for event in daemon.events_of(journal.JobStarted)] == [0, 1, 2]
+    ends = [event.outcome for event in daemon.events_of(journal.Ended)]
     assert ends == ["succeeded", "succeeded"]
 
 
@@ -118,6 +118,6 @@ def test_a_home_that_cannot_be_written(place: Place) -> None:
     place.home.write_text("a file is in the way")
     run = place.start_quick(place.script("print('was run')"))
     run.end()
-    assert run.process.returncode in (1, 2), run.said()
+    assert run.process.returncode in (1, 2), run.story()
     assert str(place.home) in run.stderr
     assert "Traceback" not in run.stderr

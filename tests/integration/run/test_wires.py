@@ -231,7 +231,7 @@ def test_a_spare_tells_what_mindclusters_switch_says(place: Place) -> None:
     assert answers[-1] == 1008
     (place.folder / "go").touch()
     live.run.end(0)
-    assert [event.by for event in live.run.recorded(journal.Profiled)] == ["data-trace"]
+    assert [event.by for event in live.run.events_of(journal.Profiled)] == ["data-trace"]
 
 
 @pytest.mark.parametrize(

@@ -71,10 +71,6 @@ class Run(JobHandle):
         events = "\n".join(str(event)[:300] for event in self.events())
         return f"\n-- stdout\n{self.stdout}\n-- stderr\n{self.stderr}\n-- ledger\n{events}"
 
-    def said(self) -> str:
-        """Return the story."""
-        return self.story()
-
     def log(self, rank: int, stream: str = "stdout", restart: int = 0) -> str:
         """What one rank printed, by its file."""
         folder = self.directory.path / names.LOGS_DIRECTORY / f"attempt_{restart}" / str(rank)
@@ -91,15 +87,11 @@ class Run(JobHandle):
         self.wait_until(self.has_ended, "the end of the run")
         self.place.wait_for_silence()
         if status is not None:
-            assert self.process.returncode == status, self.said()
+            assert self.process.returncode == status, self.story()
         return self
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
-
-    def recorded(self, kind: type[E]) -> list[E]:
-        """Return the events of one kind."""
-        return self.events_of(kind)
 
     def wait_for(self, kind: type[E], count: int = 1) -> E:
         """Wait for so many events of one kind; return the newest."""
