@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,12 +56,7 @@ train.serve(
 
 def until(look: Callable[[], T], what: str, at_rest_s: float = WAIT_S) -> T:
     """Look until what is seen is true; the server has other work than to answer."""
-
-    def look_again() -> T:
-        time.sleep(_TICK_S)
-        return look()
-
-    return wait_until(look_again, what, at_rest_s)
+    return wait_until(look, what, at_rest_s, pause_s=_TICK_S)
 
 
 def free_port() -> int:

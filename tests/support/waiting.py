@@ -41,12 +41,17 @@ def bound_s(at_rest_s: float = LIMIT_S) -> float:
     return at_rest_s * factor()
 
 
-def wait_until(true: Callable[[], T], what: str, at_rest_s: float = LIMIT_S) -> T:
-    """Return the first value of `true()` that is not false."""
+def wait_until(
+    true: Callable[[], T], what: str, at_rest_s: float = LIMIT_S, *, pause_s: float = _TICK_S
+) -> T:
+    """Return the first value of `true()` that is not false.
+
+    pause_s: the pause between two calls, longer where a call takes much of the machine.
+    """
     deadline = _Deadline(what, at_rest_s)
     while not (value := true()):
         deadline.check()
-        time.sleep(_TICK_S)
+        time.sleep(pause_s)
     return value
 
 

@@ -60,13 +60,19 @@ def the_api_server_restarts(run: PodJob) -> None:
 
 
 def the_coordinator_is_lost(run: PodJob) -> SimpleNamespace:
-    """The coordinator's pod is deleted, and its volume with it."""
+    """The coordinator's pod is deleted, and its volume with it.
+
+    Ranks pause until the next coordinator has ended their generation: they would else pause for the
+    next row, in a step that they cannot leave.
+    """
     known = run.events()
     (pod,) = run.coordinator_pods()
     run.cluster.delete(f"{run.objects_path}/pods/{pod['metadata']['name']}")
     run.wait(lambda: not_answering(run), "the end of the coordinator")
     run.endpoint = run.engine.revive()
     found = run.events()
+    joined = len([event for event in known if isinstance(event, journal.NodeJoined)])
+    run.wait_event(journal.NodeJoined, joined + run.spec.nodes)
     let_go(run)
     return SimpleNamespace(known=known, found=found)
 

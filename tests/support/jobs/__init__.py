@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -204,11 +203,11 @@ class Place:
     def wait_for_silence(self) -> None:
         """Wait until nothing runs here any more."""
 
-        def silent() -> bool:
-            time.sleep(_LOOK_S)
-            return not self.processes()
-
-        wait_until(silent, f"no process left, but there are {self.left()}")
+        wait_until(
+            lambda: not self.processes(),
+            f"no process left, but there are {self.left()}",
+            pause_s=_LOOK_S,
+        )
 
     def left(self) -> list[str]:
         """What still runs here, in words."""

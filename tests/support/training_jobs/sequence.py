@@ -200,11 +200,11 @@ class Ended:
         )
 
     def _begin(self, row: Row) -> float:
-        """Return when a row's first fault struck, or else when its step was begun first."""
+        """Return when the earliest of a row's faults struck, or else when its step was begun."""
         if row.faults:
             first = next(n for each, n in _numbered(self.rows) if each is row)
-            mark = reached(self.job.folder, first)
-            return mark.stat().st_mtime if mark.exists() else _FAR
+            marks = [reached(self.job.folder, first + n) for n in range(len(row.faults))]
+            return min((mark.stat().st_mtime for mark in marks if mark.exists()), default=_FAR)
         record = self.job.record
         before = [line for rank in range(record.ranks) for line in record.lines(rank)]
         return min((line["at"] for line in before if line["step"] == row.step - 1), default=_FAR)
