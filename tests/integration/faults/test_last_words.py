@@ -48,6 +48,12 @@ def end_twice(job: Job) -> list[str]:
         return job.leftovers()
 
 
+def end_paused(job: Job) -> None:
+    """End the job while all ranks pause: released ranks reach the next snapshot."""
+    end(job)
+    job.end()
+
+
 @pytest.fixture(scope="module", params=soak_but([0, 1], 0))
 def endings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Endings:
     """All attempts by the way in which they end; the parameter is the node that is lost."""
@@ -57,7 +63,7 @@ def endings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         "all ranks are dead": (paused("killed", 12, kill(*range(RANKS))), LAST_WORDS),
         "script raises": (raises(17), LAST_WORDS),
         "node and all other ranks lost": (paused("lost", 22, lose(request.param)), LAST_WORDS),
-        "stopped": (paused("stopped", 27, end), ANY),
+        "stopped": (paused("stopped", 27, end_paused), ANY),
     }
     found = {}
     with Attempts(tmp_path_factory.mktemp("run"), nodes=2, steps=STEPS) as run:
