@@ -276,6 +276,10 @@ class Gathering(ABC):
         if not hello.ranks and not hello.ended:
             return
         self.phase = Phase.REGROUPING
+        if hello.store is not None and not self.spec.joins and hello.restart >= self.restarts:
+            # The ranks' framework ends them when this store ends, so they need no other one.
+            host = self.spec.master_addr or hello.address
+            self._store.adopt(hello.node, host, hello.store)
         self.generation = max(self.generation, hello.generation)
         self.restarts = max(self.restarts, hello.restart)
         self._assembly.begin(self.generation)

@@ -155,6 +155,7 @@ class NodeRanks:
                 for rank, pid in sorted(pids.items())
             ),
             ended=tuple(sorted(self._ended - set(pids))),
+            store=self._store.live if self._store is not None else None,
         )
 
     def devices(self) -> dict[int, int]:
@@ -361,8 +362,7 @@ class NodeRanks:
         for rank in doomed:
             rank.signal(signal.SIGTERM if order.grace_s > 0 else signal.SIGKILL)
         if order.grace_s > 0:
-            loop = asyncio.get_running_loop()
-            loop.call_later(order.grace_s, functools.partial(self._kill_now, doomed))
+            asyncio.get_running_loop().call_later(order.grace_s, self._kill_now, doomed)
 
     def _kill_now(self, doomed: list[RankProcess]) -> None:
         for rank in doomed:

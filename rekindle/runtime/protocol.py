@@ -118,6 +118,13 @@ class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
     training: bool = False
 
 
+class LiveStore(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranks' store (or scheduler) that an agent hosts. serial: of the order to host it."""
+
+    serial: int
+    port: int
+
+
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     """The first message of an agent on each line. node: the node rank it wants, -1: any.
 
@@ -131,7 +138,8 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     restart: the newest one that it has started ranks for.
 
     To a new coordinator that takes a dead one's place it tells what the dead one knew: the newest
-    generation, the ranks that live (or whose end it has yet to tell), and those that ended well.
+    generation, the ranks that live (or whose end it has yet to tell), those that ended well, and
+    the ranks' store, if it listens on this node.
     """
 
     job_id: str
@@ -153,6 +161,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     restart: int = 0
     ranks: tuple[LiveRank, ...] = ()
     ended: tuple[int, ...] = ()
+    store: LiveStore | None = None
 
 
 class Spawned(Message, frozen=True, kw_only=True, tag="spawned"):

@@ -105,6 +105,11 @@ class Store:
         self.node, self.host, self.port, self.asked = node, host, port, -1
         self.last = node
 
+    def adopt(self, node: int, host: str, store: p.LiveStore) -> None:
+        """Note that `node` hosts the store already; later stores get higher serial numbers."""
+        self.serial = store.serial
+        self.came_up(node, host, store.port)
+
     def drop(self) -> None:
         """Forget the store: it is gone, or must not be used again."""
         self.node, self.port, self.asked = -1, 0, -1

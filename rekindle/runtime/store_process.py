@@ -59,9 +59,17 @@ class StoreProcess:
         send: Send,
     ) -> None:
         self._pid, self._line, self._order, self._send = pid, line, order, send
-        self._up = False
+        self._answered = False
+        self._port = 0  # 0: it does not listen
         line.setblocking(False)
         asyncio.get_running_loop().add_reader(line, self._readable)
+
+    @property
+    def live(self) -> protocol.LiveStore | None:
+        """Where it listens, if it does."""
+        if self._port == 0:
+            return None
+        return protocol.LiveStore(serial=self._order.serial, port=self._port)
 
     def _readable(self) -> None:
         try:
@@ -70,11 +78,12 @@ class StoreProcess:
             data = b""
         if data:
             answer = msgspec.msgpack.decode(data)
-            self._up = True
+            self._answered, self._port = True, answer["port"]
             self._send(protocol.StoreUp(serial=self._order.serial, **answer))
             return
         asyncio.get_running_loop().remove_reader(self._line)
-        if self._up:
+        self._port = 0
+        if self._answered:
             self._send(protocol.StoreDown(serial=self._order.serial))
         else:
             text = "the process of the ranks' store ended before it listened"

@@ -79,6 +79,27 @@ def test_a_lost_rank_costs_all_processes() -> None:
     assert job.spawned_now() == [0, 1]
 
 
+@pytest.mark.parametrize("framework", Framework)
+def test_the_next_coordinator_and_the_store(framework: Framework) -> None:
+    """MindSpore's live ranks need the scheduler that they have; PyTorch's meet at a new store."""
+    job = trained(framework=framework, policy=POLICY)
+    store = p.LiveStore(serial=job.machine._store.serial, port=7001)
+    job.lose_coordinator()
+    alive = tuple(p.LiveRank(rank=rank, pid=job.pids[rank], training=True) for rank in job.ranks)
+    job.hello(0, generation=1, ranks=alive, store=store)
+    job.arrive(job.ranks, 1)
+    if framework is Framework.TORCH:
+        assert [order.serial for order in job.told(p.HostStore).values()] == [1]
+        return
+    assert not job.told(p.HostStore)
+    assert {(form.step, form.store_port) for form in job.told(p.Form).values()} == {(1, 7001)}
+    job.ready(job.ranks)
+    job.say(0, p.StoreDown(serial=store.serial))
+    assert strategies(job)[-1] is Strategy.RESTART
+    job.killed()
+    assert job.told(p.HostStore)[0].serial == store.serial + 1
+
+
 def test_a_lost_node_costs_all_processes_too() -> None:
     """It is replaced, and all start anew."""
     job = trains(nodes=2)
