@@ -108,18 +108,12 @@ class JobClient:
         """Follow the job's events with a sequence number above `since`, without steering it."""
         return self._stream(names.PATH_EVENTS, {"since": since})
 
-    def steer(self, *, holder: str, since: int = 0) -> Lease:
-        """Take the lease and follow the events; whoever keeps the stream open holds the lease.
+    def steer(self, *, holder: str, since: int = 0) -> EventStream:
+        """Take the lease and follow the events; the open stream holds the lease.
 
         Raises LeaseHeldError: another process steers the job; the message names it.
         """
-        stream = self._stream(names.PATH_STEER, {"holder": holder, "since": since})
-        return Lease(stream)
-
-    def stop(self, *, token: int, reason: str) -> None:
-        """Stop the job. Raises LeaseHeldError: the lease of this token is no longer held."""
-        order = {"action": "stop", "token": token, "reason": reason}
-        self._post(names.PATH_CONTROL, json.dumps(order).encode())
+        return self._stream(names.PATH_STEER, {"holder": holder, "since": since})
 
     def approve(self, answer: Approval) -> None:
         """Answer an incident that waits for a person. Raises JobError: it does not wait."""
@@ -190,21 +184,6 @@ class EventStream:
     def close(self) -> None:
         """Close the connection, and give the lease back if this stream holds it."""
         self._call.close()
-
-
-class Lease(EventStream):
-    """A stream of events whose open connection is the right to steer the job."""
-
-    def __init__(self, stream: EventStream) -> None:
-        super().__init__(stream._call)
-        first = json.loads(self._read_line())
-        if first.get("type") != "lease":
-            self.close()
-            raise JobError(f"{self._call.where} did not grant a lease, but said {first}")
-        self.token = int(first["token"])
-
-    def __enter__(self) -> Lease:
-        return self
 
 
 class _Call:

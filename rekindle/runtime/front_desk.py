@@ -4,7 +4,6 @@ GET  /spec     the job's description, for nodes that join
 GET  /job      the job now, as JSON
 GET  /events   the journal from `since` on, then live, as JSON lines; follow=0: without the latter
 GET  /steer    the same, and the lease to steer the job for as long as the line is open
-POST /control  stop the job; needs the lease's token
 POST /approve  a person's answer to a strategy that waits for it
 POST /stop     a person ends the job, whoever steers it
 POST /inject   a fault that a rank is to suffer
@@ -26,7 +25,6 @@ from rekindle.profiling.switch import Order
 from rekindle.recovery import journal
 from rekindle.recovery.classification import Sign
 from rekindle.runtime import protocol, view
-from rekindle.runtime.lease import Lease
 from rekindle.runtime.ledger import Ledger
 from rekindle.runtime.machine import Machine
 
@@ -45,7 +43,7 @@ class FrontDesk:
         self._machine = machine
         self._ledger = ledger
         self._carry_out = carry_out
-        self._lease = Lease()
+        self._holder = ""  # the process that steers the job, for as long as its line is open
         self.metrics: dict[str, float] = {}
 
     def serve(self, router: web.UrlDispatcher) -> None:
@@ -54,7 +52,6 @@ class FrontDesk:
         router.add_get(names.PATH_JOB, self._job)
         router.add_get(names.PATH_EVENTS, self._events)
         router.add_get(names.PATH_STEER, self._steer)
-        router.add_post(names.PATH_CONTROL, self._control)
         router.add_post(names.PATH_INJECT, self._inject)
         router.add_post(names.PATH_PROFILE, self._profile)
         router.add_post(names.PATH_APPROVE, self._approve)
@@ -63,7 +60,7 @@ class FrontDesk:
 
     async def _job(self, request: web.Request) -> web.Response:
         """Tell where the job is."""
-        body = view.job_view(self._machine, self._lease.holder, self.metrics)
+        body = view.job_view(self._machine, self._holder, self.metrics)
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
     async def _description(self, request: web.Request) -> web.Response:
@@ -73,24 +70,23 @@ class FrontDesk:
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """Stream the journal."""
-        return await self._stream(request, None)
+        return await self._stream(request)
 
     async def _steer(self, request: web.Request) -> web.StreamResponse:
         """Stream the journal to the one process that steers the job."""
         holder = request.query.get("holder", "")
         if not holder:
             return web.json_response({"error": "name the holder: ?holder=NAME"}, status=400)
-        token = self._lease.take(holder)
-        if token is None:
-            error = f"{self._lease.holder} steers this job"
-            body = {"error": error, "holder": self._lease.holder}
+        if self._holder:
+            body = {"error": f"{self._holder} steers this job", "holder": self._holder}
             return web.json_response(body, status=409)
+        self._holder = holder
         try:
-            return await self._stream(request, token)
+            return await self._stream(request)
         finally:
-            self._lease.give_back(token)
+            self._holder = ""
 
-    async def _stream(self, request: web.Request, token: int | None) -> web.StreamResponse:
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
         since = request.query.get("since", "0")
         if not (since.isascii() and since.isdigit()):
             return web.json_response({"error": f"since={since} is no number"}, status=400)
@@ -99,24 +95,10 @@ class FrontDesk:
             return web.Response(body=lines, content_type="application/x-ndjson")
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
-        if token is not None:
-            await response.write(msgspec.json.encode({"type": "lease", "token": token}) + b"\n")
         with contextlib.suppress(ConnectionResetError):
             async for line in self._ledger.follow(int(since), KEEPALIVE_S):
                 await response.write(line + b"\n")
         return response
-
-    async def _control(self, request: web.Request) -> web.Response:
-        """Do what the steering process asks for."""
-        try:
-            order = msgspec.json.decode(await request.read(), type=view.Order)
-        except msgspec.DecodeError as error:
-            return web.json_response({"error": f"not an order: {error}"}, status=400)
-        if not self._lease.is_held_by(order.token):
-            return web.json_response({"error": "the lease is held by another token"}, status=409)
-        self._machine.stop(order.reason)
-        self._carry_out()
-        return web.json_response({})
 
     async def _inject(self, request: web.Request) -> web.Response:
         """Pass on a fault that a rank is to suffer."""

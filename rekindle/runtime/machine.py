@@ -64,7 +64,7 @@ class Machine(Switching):
                 self.on_beat(message, now)
             case p.CheckpointWritten() | p.PartDue() | p.PartWritten():
                 self.on_store_news(node, message, now)
-            case p.CheckpointLeftOut() | p.Pruned():
+            case p.CheckpointLeftOut() | p.Pruned() | p.SnapshotRefused():
                 self.on_store_news(node, message, now)
             case p.Timed():
                 self.on_timed(message)
@@ -101,6 +101,11 @@ class Machine(Switching):
                 self.on_store_up(node, message)
             case p.StoreDown():
                 self.on_store_down(message)
+            case p.Checked() | p.CheckReady():
+                pass  # the check of the node ended without them
+            case _:
+                name = type(message).__name__
+                raise ProtocolError(f"node {node} sends a {name}, which no agent sends here")
 
     def on_agent_lost(self, connection: int, now: float) -> None:
         """The line to an agent is gone, and with it (as far as we can know) its node."""

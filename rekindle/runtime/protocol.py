@@ -50,6 +50,7 @@ from rekindle.runtime.store_messages import (
     PartDue,
     PartWritten,
     Pruned,
+    SnapshotRefused,
     WriteParts,
 )
 from rekindle.runtime.watch_messages import (
@@ -95,6 +96,7 @@ __all__ = [  # what is said elsewhere too, for this is the whole protocol
     "Pruned",
     "RankLook",
     "SnapshotBuffers",
+    "SnapshotRefused",
     "SnapshotRoom",
     "SnapshotTaken",
     "Stalled",
@@ -330,6 +332,7 @@ FromAgent = (
     | PartDue
     | PartWritten
     | CheckpointLeftOut
+    | SnapshotRefused
     | Pruned
     | CheckpointPassedOver
     | Beat

@@ -76,7 +76,7 @@ class Snapshots:
             await self._have(wanted, wanted.bytes)
         except CheckpointError as failed:
             error = str(failed)
-            self._send(protocol.CheckpointWritten(step=0, generation=0, error=error))
+            self._send(protocol.SnapshotRefused(rank=wanted.rank, error=error))
         self._offer(wanted, answer, error)
 
     def _offer(self, wanted: protocol.SnapshotRoom, answer: Answer, error: str = "") -> None:

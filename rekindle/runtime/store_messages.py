@@ -30,6 +30,13 @@ class CheckpointWritten(Message, frozen=True, kw_only=True, tag="checkpoint-writ
     error: str = ""
 
 
+class SnapshotRefused(Message, frozen=True, kw_only=True, tag="snapshot-refused"):
+    """A rank keeps no snapshots, because its node has no memory for them."""
+
+    rank: int
+    error: str
+
+
 class PartDue(Message, frozen=True, kw_only=True, tag="part-due"):
     """A checkpoint is due, and this node can write one shard of it: answered, maybe, by WriteParts.
 

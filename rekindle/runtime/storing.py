@@ -14,7 +14,14 @@ from rekindle.runtime.census import Status
 from rekindle.runtime.forming import Forming
 from rekindle.runtime.state import ENDING, Phase, Send
 
-StoreNews = p.CheckpointWritten | p.PartDue | p.PartWritten | p.CheckpointLeftOut | p.Pruned
+StoreNews = (
+    p.CheckpointWritten
+    | p.SnapshotRefused
+    | p.PartDue
+    | p.PartWritten
+    | p.CheckpointLeftOut
+    | p.Pruned
+)
 
 
 class Storing(Forming):
@@ -27,6 +34,8 @@ class Storing(Forming):
                 self._on_dumped(node, message)
             case p.CheckpointWritten():
                 self._on_checkpoint(node, message, now)
+            case p.SnapshotRefused():
+                self._on_snapshot_refused(node, message, now)
             case p.PartDue():
                 self._on_part_due(node, message)
             case p.PartWritten():
@@ -63,6 +72,15 @@ class Storing(Forming):
         self._tell_interval(
             self._interval.written(stall_s=message.stall_s, write_s=message.seconds)
         )
+
+    def _on_snapshot_refused(self, node: int, message: p.SnapshotRefused, now: float) -> None:
+        """A rank has no memory for its snapshots; training continues."""
+        if self.phase is Phase.ENDED:
+            return
+        rank = self.roster.ranks[message.rank]
+        text = f"rank {rank.rank} keeps no snapshots: {message.error}"
+        fault = Fault(kind=Kind.STORAGE, message=text, node=node, finished=rank.finished, at=now)
+        self._record(self.incidents.note_storage(fault))
 
     def _on_part_due(self, node: int, message: p.PartDue) -> None:
         """A node is ready to write a shard of a checkpoint that is due."""

@@ -48,19 +48,6 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     by: str
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An order of the process that steers the job; `token` proves its lease."""
-
-    action: str
-    token: int
-    reason: str = "stopped by order"
-
-    def __post_init__(self) -> None:
-        """Refuse orders that are not known. Raises ValueError."""
-        if self.action != "stop":
-            raise ValueError(f"action {self.action!r} is not known; there is: stop")
-
-
 def job_view(machine: Machine, holder: str, metrics: dict[str, float]) -> JobView:
     """Describe the job as it is now."""
     ranks = [

@@ -21,7 +21,7 @@ from prefect.context import FlowRunContext
 
 from rekindle import names
 from rekindle.engines.base import MOST_REVIVALS, Engine
-from rekindle.engines.client import Lease
+from rekindle.engines.client import EventStream
 from rekindle.errors import JobError, LeaseHeldError, UsageError
 from rekindle.profiling.findings import Slow
 from rekindle.recovery import journal
@@ -109,11 +109,11 @@ def _steer(supervisor: Supervisor, endpoint: Endpoint, job_id: str, *, adopting:
     """Hold the lease and follow the job to its end. Raises JobError: its coordinator died."""
     client = jobs.client_of(job_id, endpoint)
     since = supervisor.history[-1].seq if supervisor.history else 0
-    with client.steer(holder=holder_name(), since=since) as lease:
+    with client.steer(holder=holder_name(), since=since) as events:
         if adopting:
             supervisor.adopt()
         supervisor.name_state()
-        _follow(supervisor, lease, job_id)
+        _follow(supervisor, events, job_id)
 
 
 def _notices(job_id: str) -> Notices:
@@ -275,10 +275,10 @@ def _level(event: AnyEvent) -> int:
     return logging.WARNING if loud or amiss or slow else logging.INFO
 
 
-def _follow(supervisor: Supervisor, lease: Lease, job_id: str) -> None:
+def _follow(supervisor: Supervisor, events: EventStream, job_id: str) -> None:
     """Handle the job's events until it has ended. Raises JobError: its coordinator died."""
     formed = False
-    for event in lease:
+    for event in events:
         supervisor.take(event)
         if isinstance(event, Formed) and not formed:
             formed = True

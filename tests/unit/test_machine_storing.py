@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from jobs.driver import Driver
 
+from rekindle.errors import ProtocolError
 from rekindle.recovery import journal
+from rekindle.recovery.fault import Kind
 from rekindle.recovery.policy import Policy
 from rekindle.runtime import protocol as p
 from rekindle.runtime.inheritance import earlier
 from rekindle.runtime.machine import Machine
+from rekindle.runtime.state import Phase
 
 POLICY = Policy(node_timeout_s=5.0)
 
@@ -145,3 +149,22 @@ def test_nobody_restores_what_was_removed() -> None:
     assert driver.last(journal.CheckpointsPruned).in_words() == (
         "checkpoints of steps 5 were removed"
     )
+
+
+def test_a_rank_without_memory_for_snapshots() -> None:
+    """The journal names the rank and the reason; training continues."""
+    driver = trained()
+    driver.say(1, p.SnapshotRefused(rank=1, error="no memory for 3 snapshots"))
+    [told] = driver.recorded(journal.CheckpointFailed)
+    assert told.fault.message == "rank 1 keeps no snapshots: no memory for 3 snapshots"
+    assert (told.fault.kind, told.fault.node) == (Kind.STORAGE, 1)
+    assert driver.phase is Phase.TRAINING
+
+
+def test_a_message_that_is_not_for_the_coordinator() -> None:
+    """It is refused by name; an answer to a check that has ended is ignored."""
+    driver = trained()
+    driver.say(0, p.Checked(serial=1))
+    driver.say(0, p.CheckReady(port=1))
+    with pytest.raises(ProtocolError, match="node 0 sends a Welcome"):
+        driver.say(0, p.Welcome(node=0))

@@ -64,19 +64,17 @@ def ended(seq: int, outcome: str = "succeeded") -> Event:
     return Ended(seq=seq, outcome=outcome, reason="done", finished=3)
 
 
-LEASE = b'{"type":"lease","token":7}'
 KEEPALIVE = b'{"type":"keepalive"}'
 
 
-def test_a_lease_gives_its_token_and_then_the_events() -> None:
+def test_a_lease_gives_the_events() -> None:
     """Keepalives are left out, and the stream ends after the job's end."""
     sent = [started(1), Stopping(seq=2, reason="enough"), ended(3)]
-    stream = [LEASE, KEEPALIVE, *map(journal.encode, sent), KEEPALIVE]
+    stream = [KEEPALIVE, *map(journal.encode, sent), KEEPALIVE]
     with (
         coordinator(lines(*stream[:-1])) as client,
         client.steer(holder="me") as lease,
     ):
-        assert lease.token == 7
         assert list(lease) == sent
 
 
@@ -111,7 +109,7 @@ def test_a_held_lease_names_its_holder() -> None:
 def test_a_refusal_says_why() -> None:
     """The coordinator's reason reaches the error, whatever the request."""
     with coordinator(reply(401, {"error": "wrong secret"})) as client:
-        for ask in (client.status, client.events, lambda: client.stop(token=1, reason="x")):
+        for ask in (client.status, client.events, lambda: client.stop_by_hand(by="x")):
             with pytest.raises(JobError, match="HTTP status 401: wrong secret"):
                 ask()
 
@@ -149,7 +147,7 @@ def test_no_coordinator_is_an_error_that_names_its_process() -> None:
 
 
 def test_requests_prove_the_secret_and_carry_their_order() -> None:
-    """The secret is in the header; a stop carries action, token and reason."""
+    """The secret is in the header; a stop names the person."""
     seen: list[tuple[str, str | None, bytes]] = []
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
@@ -158,8 +156,8 @@ def test_requests_prove_the_secret_and_carry_their_order() -> None:
         reply(200, {})(handler)
 
     with coordinator(answer) as client:
-        client.stop(token=3, reason="enough")
+        client.stop_by_hand(by="ann")
     [(path, authorization, body)] = seen
-    assert path == "/control"
+    assert path == "/stop"
     assert authorization == bearer("secret")
-    assert json.loads(body) == {"action": "stop", "token": 3, "reason": "enough"}
+    assert json.loads(body) == {"by": "ann"}

@@ -6,11 +6,12 @@ be tried: orders that are late, news of processes that are dead already, nodes l
 
 from __future__ import annotations
 
+from typing import Any
+
 from jobs.driver import Driver
 from jobs.processes import Agent, Doing, Process
 from rekindle.recovery.fault import ErrorRecord, Exit, Kind
 from rekindle.recovery.plan import Source
-from rekindle.recovery.policy import Policy
 from rekindle.runtime import protocol as p
 from rekindle.runtime.state import Phase
 
@@ -18,16 +19,14 @@ from rekindle.runtime.state import Phase
 class World(Driver):
     """A job of pretended processes. `total`: steps of the training."""
 
-    def __init__(
-        self, *, nodes: int, processes: int, policy: Policy, least: int = 0, total: int = 6
-    ) -> None:
+    def __init__(self, *, total: int = 6, **settings: Any) -> None:
         self.agents: dict[int, Agent] = {}
         self.spares: set[int] = set()  # their lines
         self.cut_spares = 0  # spares whose coordinator died
         self.total = total
         self.stored: list[tuple[int, int]] = []  # checkpoints: step and generation, newest first
         self._next_pid = 100
-        super().__init__(nodes=nodes, processes=processes, policy=policy, least=least)
+        super().__init__(**settings)
 
     # ---- what can go on
 
@@ -104,7 +103,8 @@ class World(Driver):
         agent = self.agents[node]
         match agent.orders.popleft():
             case p.HostStore(serial=serial):
-                agent.news.append(p.StoreUp(serial=serial, port=20_000 + serial))
+                agent.store = p.LiveStore(serial=serial, port=20_000 + serial)
+                agent.news.append(p.StoreUp(serial=serial, port=agent.store.port))
             case p.Spawn() as spawn:
                 self._spawn(agent, spawn)
             case p.Kill(ranks=ranks):

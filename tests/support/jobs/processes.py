@@ -67,6 +67,7 @@ class Agent:
         self.waiting: dict[int, p.Arrived] = {}
         self.ended: set[int] = set()
         self.snapshots: dict[int, tuple[tuple[int, int], ...]] = {}
+        self.store: p.LiveStore | None = None
 
     def lose_coordinator(self) -> None:
         self.cut = True
@@ -88,4 +89,5 @@ class Agent:
                 for rank, pid in sorted(pids.items())
             ),
             "ended": tuple(sorted(self.ended - set(pids))),
+            "store": self.store,
         }

@@ -31,6 +31,7 @@ from rekindle.recovery.policy import LADDER, Policy, Stragglers, Strategy
 from rekindle.runtime import protocol as p
 from rekindle.runtime.dcmi import Condition
 from rekindle.runtime.heartbeat import Doing
+from rekindle.runtime.spec import Framework
 from rekindle.runtime.state import Command, Phase
 
 SEEDS = 10_000
@@ -98,12 +99,15 @@ class _Walk:
             stragglers=chance.choice(tuple(Stragglers)),
         )
         nodes = chance.randrange(1, 4)
+        framework = chance.choice((Framework.TORCH, Framework.TORCH, Framework.MINDSPORE))
+        least = chance.randrange(nodes + 1)
         self.world = _Recorded(
             pairs,
             nodes=nodes,
             processes=chance.randrange(1, 4),
-            least=chance.randrange(nodes + 1),
+            least=least if framework is Framework.TORCH else 0,
             policy=policy,
+            framework=framework,
         )
         self.events = self._events()
 
@@ -245,6 +249,7 @@ class _Walk:
     def _lose_store(self) -> None:
         store = self.world.machine._store
         if store.is_up and store.node in self.world.agents:
+            self.world.agents[store.node].store = None
             self.world.agents[store.node].news.append(p.StoreDown(serial=store.serial))
 
     def _lose_coordinator(self) -> None:
@@ -348,6 +353,7 @@ class _Walk:
                 lambda: p.Copies(kept={other: (state,)}),
                 lambda: p.CheckpointWritten(**made, path="there", error=error),
                 lambda: p.CheckpointLeftOut(**made, reason="the store is slow"),
+                lambda: p.SnapshotRefused(rank=rank, error="no memory"),
                 lambda: p.PartDue(**part, rank=rank),
                 lambda: p.PartWritten(**part, error=error),
                 lambda: p.Pruned(removed=(state,)),
