@@ -1,0 +1,138 @@
+"""One SIGKILL of a rank, traced in all processes of the job: which files recover from it.
+
+`python -m traced.fault` (with tests/support on PYTHONPATH) prints the files and their numbers. The
+processes call some functions at a fixed interval (heartbeats, the memory watch), so the numbers
+differ by a few from run to run. The command prints the median of `RUNS`.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from jobs import Place
+from jobs.scripts import TRAINS
+from repository import ROOT
+
+from rekindle.recovery import journal
+
+PACKAGE = ROOT / "rekindle"
+RUNS = 5
+HOOK = Path(__file__).with_name("hook")
+# A call of a method with one of these names emits something.
+EMITS = {"send", "sendall", "write", "kill", "do", "record", "tell", "say"}
+# One with these changes what it is called on, which counts if that belongs to `self`.
+CHANGES = {
+    *("append", "appendleft", "put", "put_nowait", "add", "discard", "pop", "popleft", "clear"),
+    *("update", "remove", "extend", "insert", "setdefault", "set", "close"),
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function that a process has called. file: below the package. line: of its `def`."""
+
+    at: float
+    pid: int
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The calls between the SIGKILL and the first step of the next generation."""
+
+    calls: tuple[Call, ...]
+
+    @cached_property
+    def files(self) -> frozenset[str]:
+        """The files with a function that was called."""
+        return frozenset(call.file for call in self.calls)
+
+    @cached_property
+    def acting(self) -> frozenset[str]:
+        """The files with a called function that changes state or emits something."""
+        return frozenset(
+            call.file for call in set(self.calls) if call.line in _acting_lines(call.file)
+        )
+
+
+def trace_sigkill(place: Place) -> Trace:
+    """Run four ranks, kill one, and return the calls until the next generation's first step."""
+    out = place.folder / "calls"
+    paths = f"{HOOK}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    traced = {"PYTHONPATH": paths, "TRACED_PACKAGE": str(PACKAGE), "TRACED_OUT": str(out)}
+    run = place.start("--nproc-per-node", "4", place.script(TRAINS), env=place.environment(traced))
+    for rank in range(4):
+        run.wait_for_output(rank, "step 2")
+    status = run.client().status()
+    begin = time.time()
+    os.kill(status.ranks[1].pid, signal.SIGKILL)
+    (place.folder / "go").touch()
+    first = run.wait_event(journal.FirstStep, generation=2)
+    run.end(0)
+    return Trace(tuple(call for call in _read(out) if begin <= call.at <= first.at))
+
+
+def _read(path: Path) -> list[Call]:
+    calls = []
+    for text in path.read_text().splitlines():
+        at, pid, where = text.split(" ")
+        file, line = where.rsplit(":", 1)
+        calls.append(Call(float(at), int(pid), file, int(line)))
+    return calls
+
+
+def _acting_lines(file: str) -> set[int]:
+    """Return the first lines of the functions of a file that change state or emit something."""
+    found = set()
+    for node in ast.walk(ast.parse((PACKAGE / file).read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _acts(node):
+            found |= {node.lineno, *(each.lineno for each in node.decorator_list)}
+    return found
+
+
+def _acts(function: ast.AST) -> bool:
+    for node in ast.walk(function):
+        match node:
+            case ast.Call(func=ast.Attribute(attr=name)) if name.strip("_") in EMITS:
+                return True
+            case ast.Call(func=ast.Attribute(attr=name, value=owner)):
+                if name in CHANGES and _is_of_self(owner):
+                    return True
+            case ast.Attribute(ctx=ast.Store() | ast.Del()):
+                return True
+            case ast.Subscript(ctx=ast.Store() | ast.Del(), value=owner) if _is_of_self(owner):
+                return True
+    return False
+
+
+def _is_of_self(value: ast.expr) -> bool:
+    """Whether an expression begins at an attribute of `self`."""
+    return any(isinstance(each, ast.Name) and each.id == "self" for each in ast.walk(value))
+
+
+def main() -> None:
+    traces = []
+    for _ in range(RUNS):
+        with tempfile.TemporaryDirectory() as folder, Place(Path(folder, "place")) as place:
+            traces.append(trace_sigkill(place))
+    for file in sorted(frozenset().union(*(trace.files for trace in traces))):
+        called = sum(file in trace.files for trace in traces)
+        acts = "acts" if any(file in trace.acting for trace in traces) else ""
+        sys.stdout.write(f"{file:50}{called:2} of {RUNS}  {acts}\n")
+    files = statistics.median(len(trace.files) for trace in traces)
+    acting = statistics.median(len(trace.acting) for trace in traces)
+    sys.stdout.write(f"{files} files, of which {acting} change state or emit something\n")
+
+
+if __name__ == "__main__":
+    main()
