@@ -120,8 +120,8 @@ def test_a_killed_server_goes_on(own: Space, tmp_path: Path) -> None:
     cluster.create(f"{place}/roles", role)
     cluster.create(f"{place}/rolebindings", binding)
     before = cluster.get(own.pods)
-    cluster.restart_server(deny_for=bound_s(1.0))
     limited = Cluster(cluster.kubeconfig_for(token, tmp_path / "limited"))
+    cluster.restart_server(deny_for=bound_s(1.0))
     try:
         assert limited.call("GET", own.pods)[0] == 403
         wait_until(lambda: limited.call("GET", own.pods)[0] == 200, "the rights", pause_s=0.05)
