@@ -26,7 +26,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import Artifact, State
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling, Scheduled
-from waiting import wait_until
+from waiting import bound_s, wait_until
 
 from rekindle.engines.client import JobClient
 from rekindle.errors import JobError
@@ -105,7 +105,7 @@ def server(home: Path, port: int) -> Iterator[str]:
 
 def _is_healthy(api: str) -> bool:
     try:
-        return httpx.get(f"{api}/health", timeout=2.0).is_success
+        return httpx.get(f"{api}/health", timeout=bound_s(2.0)).is_success
     except httpx.TransportError:
         return False
 

@@ -24,20 +24,10 @@ EXCEPTIONS = {
     "tests/support/mindspore_jobs": "scripts: their sleeps are their work",
     "tests/support/suite": "it measures and starts the tests; nothing measures it",
     "tests/integration/checkpoints/test_s3_uploads.py": "kills a writer at random moments",
-    "tests/support/prefect_side.py": "not converted yet: the time-out of one request",
     "tests/integration/faults/test_hangs.py": "a suspended machine: the test reads the wall clock",
     "tests/integration/faults/test_killed_agent.py": "a child process that outlasts the test",
-    "tests/integration/run/test_kills.py": "not converted yet: `Run.wait_for` counts events",
     "tests/integration/flow/scripts": "scripts: their sleeps are their work",
     "tests/integration/flow/test_flow_kills.py": "kills at random moments",
-    "tests/integration/pods/test_flow.py": "not converted yet: a clock loop of the soak",
-    "tests/integration/pods/test_marks.py": "not converted yet",
-    "tests/contract/kubernetes/test_deleting.py": "not converted yet",
-    "tests/contract/kubernetes/test_faults.py": "not converted yet",
-    "tests/contract/kubernetes/test_indexed_job.py": "not converted yet: Kubernetes' own back-off",
-    "tests/contract/kubernetes/test_pods.py": "not converted yet",
-    "tests/contract/kubernetes/test_services.py": "not converted yet",
-    "tests/contract/kubernetes/test_watches.py": "not converted yet",
 }
 
 # Constants with these names are no bounds of a test: a time-out of the product that the test waits

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import time
+from typing import Any
 
 import pytest
 from cluster.client import Cluster
 from cluster.manifests import config_map, job, pod
 from kubernetes import client
 from kubernetes.client import ApiException
+from waiting import bound_s, wait_until
+
+Object = dict[str, Any]
 
 
 @pytest.fixture
@@ -29,6 +32,30 @@ def _start(cluster: Cluster, jobs: str, pods: str) -> None:
             len(found) == 3 and all(each["status"]["phase"] == "Running" for each in found.values())
         ),
     )
+
+
+def _until_trapped(cluster: Cluster, pods: str) -> None:
+    """Wait until the pod `one` has set its traps, and says so."""
+    path = f"{pods}/one/log"
+    wait_until(lambda: cluster.call("GET", path) == (200, "trapped\n"), "the trap", pause_s=0.05)
+
+
+def _states(cluster: Cluster, pods: str, since: Object) -> list[Object]:
+    """The states of the pod `one` after this one; the last is that in which it goes."""
+    query = f"watch=1&resourceVersion={since['metadata']['resourceVersion']}"
+    found = []
+    for kind, thing in cluster._events(f"{pods}?{query}", bound_s()):
+        if thing["metadata"]["uid"] == since["metadata"]["uid"]:
+            found.append(thing)
+            if kind == "DELETED":
+                return found
+    raise AssertionError(f"it is not gone: {found}")
+
+
+def _exit_code(thing: Object) -> int | None:
+    """That of a pod's one container; None: it has not ended."""
+    state = thing["status"]["containerStatuses"][0]["state"]
+    return int(state["terminated"]["exitCode"]) if "terminated" in state else None
 
 
 def test_a_wrong_uid_is_a_conflict(shared_cluster: Cluster, jobs: str) -> None:
@@ -116,28 +143,33 @@ def test_what_has_no_owner_any_more_is_collected(shared_cluster: Cluster, namesp
 
 
 def test_a_pod_has_time_to_end(shared_cluster: Cluster, pods: str) -> None:
-    """SIGTERM first; it is Terminating meanwhile, and gone once it has ended."""
-    script = "trap 'sleep 1; exit 0' TERM; while :; do sleep 0.1; done"
+    """SIGTERM first; it is Terminating meanwhile, and gone once it has ended.
+
+    Its grace period outlasts the test.
+    """
+    script = "trap 'sleep 1; exit 3' TERM; echo trapped; while :; do sleep 0.1; done"
     wanted = pod("one", script)
-    wanted["spec"]["terminationGracePeriodSeconds"] = 20
+    wanted["spec"]["terminationGracePeriodSeconds"] = 86400
     shared_cluster.create(pods, wanted)
-    shared_cluster.until(pods, lambda found: found["one"]["status"]["phase"] == "Running")
-    time.sleep(0.3)  # the shell has set its trap
-    began = time.monotonic()
+    _until_trapped(shared_cluster, pods)
+    before = shared_cluster.get(f"{pods}/one")
     answer = shared_cluster.delete(f"{pods}/one")
-    assert answer["metadata"]["deletionGracePeriodSeconds"] == 20
-    shared_cluster.until(pods, lambda found: not found)
-    assert 0.8 < time.monotonic() - began < 15
+    assert answer["metadata"]["deletionGracePeriodSeconds"] == 86400
+    states = _states(shared_cluster, pods, before)
+    ending = next(each for each in states if "deletionTimestamp" in each["metadata"])
+    assert (ending["status"]["phase"], _exit_code(ending)) == ("Running", None)
+    assert _exit_code(states[-1]) == 3
 
 
 def test_a_pod_that_does_not_end_is_killed(shared_cluster: Cluster, pods: str) -> None:
     """After its grace period."""
-    wanted = pod("one", "trap '' TERM; while :; do sleep 0.1; done")
+    wanted = pod("one", "trap '' TERM; echo trapped; while :; do sleep 0.1; done")
     wanted["spec"]["terminationGracePeriodSeconds"] = 1
     shared_cluster.create(pods, wanted)
-    shared_cluster.until(pods, lambda found: found["one"]["status"]["phase"] == "Running")
+    _until_trapped(shared_cluster, pods)
+    before = shared_cluster.get(f"{pods}/one")
     shared_cluster.delete(f"{pods}/one")
-    shared_cluster.until(pods, lambda found: not found, timeout=20)
+    assert _exit_code(_states(shared_cluster, pods, before)[-1]) == 137
 
 
 def test_many_at_once(shared_cluster: Cluster, namespace: str) -> None:
@@ -155,20 +187,19 @@ def test_many_at_once(shared_cluster: Cluster, namespace: str) -> None:
 
 def test_an_eviction_says_why(shared_cluster: Cluster, namespace: str, pods: str) -> None:
     """A DisruptionTarget condition, then the deletion."""
-    wanted = pod("one", "trap 'sleep 2; exit 0' TERM; while :; do sleep 0.1; done")
-    wanted["spec"]["terminationGracePeriodSeconds"] = 20
-    shared_cluster.create(pods, wanted)
+    shared_cluster.create(pods, pod("one"))
     shared_cluster.until(pods, lambda found: found["one"]["status"]["phase"] == "Running")
+    before = shared_cluster.get(f"{pods}/one")
     core = client.CoreV1Api(shared_cluster.admin)
     eviction = client.V1Eviction(metadata=client.V1ObjectMeta(name="one", namespace=namespace))
     core.create_namespaced_pod_eviction("one", namespace, eviction)
-    found = shared_cluster.get(f"{pods}/one")
+    states = _states(shared_cluster, pods, before)
+    ending = next(each for each in states if "deletionTimestamp" in each["metadata"])
     reasons = [
         each["reason"]
-        for each in found["status"]["conditions"]
+        for each in ending["status"]["conditions"]
         if each["type"] == "DisruptionTarget"
     ]
     assert reasons == ["EvictionByEvictionAPI"]
-    assert "deletionTimestamp" in found["metadata"]
     with pytest.raises(ApiException):
         core.create_namespaced_pod_eviction("none", namespace, eviction)

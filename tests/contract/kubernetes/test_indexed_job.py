@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import time
+import datetime
+from itertools import pairwise
 from typing import Any
 
 from cluster.manifests import job
 from cluster.spaces import INDEX, Space, uids
+from waiting import bound_s, wait_until
 
 Object = dict[str, Any]
 
@@ -15,6 +17,43 @@ def ended(space: Space, name: str) -> Object:
     """The status of the job, with the condition that ends it."""
     found = space.condition(space.jobs, name, "Complete", "Failed")
     return {**space.status(space.jobs, name), "end": found["type"], "why": found["reason"]}
+
+
+def times(space: Space, pod: Object) -> list[float]:
+    """When a pod has printed its lines, as its node has recorded it."""
+    path = f"{space.pods}/{pod['metadata']['name']}/log?timestamps=true"
+
+    def lines() -> list[str]:
+        code, text = space.cluster.call("GET", path)
+        return str(text).splitlines() if code == 200 else []
+
+    printed = wait_until(lines, f"a line of {path}", pause_s=0.05)
+    return [_seconds(line.split(" ")[0]) for line in printed]
+
+
+def _seconds(stamp: str) -> float:
+    """Of a time in UTC with any number of decimals."""
+    whole, _, decimals = stamp.removesuffix("Z").partition(".")
+    at = datetime.datetime.fromisoformat(f"{whole}+00:00")
+    return at.timestamp() + float(f"0.{decimals or 0}")
+
+
+def at_least(space: Space, back_off_s: float) -> float:
+    """The shortest that a back-off can last here: a real server counts it in whole seconds."""
+    return space.cluster.scaled(back_off_s - 1)
+
+
+def active_at_first(space: Space, since: Object) -> int:
+    """How many ranks a Job has in its first state after this one in which it has started."""
+    query = f"watch=1&resourceVersion={since['metadata']['resourceVersion']}"
+    for _, found in space.cluster._events(f"{space.jobs}?{query}", bound_s()):
+        status = found.get("status") or {}
+        suspended = [
+            e["status"] for e in status.get("conditions") or [] if e["type"] == "Suspended"
+        ]
+        if "startTime" in status and suspended != ["True"]:
+            return int(status.get("active") or 0)
+    raise AssertionError("it has not started")
 
 
 def test_ranks_know_who_they_are(space: Space) -> None:
@@ -44,32 +83,27 @@ def test_a_job_of_successes_is_complete(space: Space) -> None:
 
 def test_a_failed_rank_comes_back_after_the_back_off(space: Space) -> None:
     """10 s after the first failure; the others keep their pods."""
-    script = (
-        'test -n "$STAY" || test $JOB_COMPLETION_INDEX != 1 || { sleep 1; exit 1; }; exec sleep 60'
-    )
+    fails = "test $JOB_COMPLETION_INDEX != 1 || { sleep 1; echo fails; exit 1; }"
+    script = f"echo runs; {fails}; exec sleep 60"
     space.cluster.create(space.jobs, job("train", script))
     first = space.ranks()
     failed = first[1]["metadata"]["uid"]
-    space.cluster.until(
-        space.pods, lambda found: any(pod["status"]["phase"] == "Failed" for pod in found.values())
-    )
-    began = time.monotonic()
     second = space.ranks(besides=(failed,))
-    took = time.monotonic() - began
-    assert space.cluster.scaled(8) < took < space.cluster.scaled(10) + 3
+    assert times(space, second[1])[0] - times(space, first[1])[-1] >= at_least(space, 10)
     assert second[0]["metadata"]["uid"] == first[0]["metadata"]["uid"]
     assert second[1]["metadata"]["uid"] != failed
 
 
 def test_a_deleted_pod_counts_as_failed(space: Space) -> None:
     """Its index comes back after the back-off, and `failed` is one more."""
-    space.cluster.create(space.jobs, job("train", "exec sleep 60"))
+    script = "while :; do echo runs; sleep 0.05; done"
+    space.cluster.create(space.jobs, job("train", script))
     first = space.ranks()
     gone = first[2]["metadata"]
-    began = time.monotonic()
+    ran = times(space, first[2])[-1]
     space.cluster.delete(f"{space.pods}/{gone['name']}")
-    space.ranks(besides=(gone["uid"],))
-    assert time.monotonic() - began > space.cluster.scaled(8)
+    second = space.ranks(besides=(gone["uid"],))
+    assert times(space, second[2])[0] - ran >= at_least(space, 10)
     assert space.cluster.get(f"{space.jobs}/train")["status"]["failed"] == 1
 
 
@@ -103,10 +137,9 @@ def test_suspended_and_resumed_a_job_waits_for_no_back_off(space: Space) -> None
     terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
     space.cluster.patch(path, {"spec": {"template": {"spec": {"affinity": affinity}}}})
-    began = time.monotonic()
-    space.cluster.patch(path, {"spec": {"suspend": False}})
+    resumed = space.cluster.patch(path, {"spec": {"suspend": False}})
+    assert active_at_first(space, resumed) == 3
     second = space.ranks(besides=uids(first))
-    assert time.monotonic() - began < 5
     assert taken not in {pod["spec"]["nodeName"] for pod in second.values()}
     now = space.cluster.get(path)
     assert now["metadata"]["uid"] == made["metadata"]["uid"]
@@ -115,18 +148,15 @@ def test_suspended_and_resumed_a_job_waits_for_no_back_off(space: Space) -> None
 
 def test_the_second_failure_waits_twice_as_long(space: Space) -> None:
     """10 s, then 20 s."""
-    space.cluster.create(space.jobs, job("train", ranks=1))
-    taken = []
-    gone: tuple[str, ...] = ()
-    for _ in range(2):
-        found = space.ranks(1, besides=gone)
-        gone += uids(found)
-        space.cluster.delete(f"{space.pods}/{found[0]['metadata']['name']}")
-        began = time.monotonic()
-        space.ranks(1, besides=gone)
-        taken.append(time.monotonic() - began)
-    assert taken[0] > space.cluster.scaled(8)
-    assert taken[1] > space.cluster.scaled(18)
+    space.cluster.create(space.jobs, job("train", "echo fails; exit 1", ranks=1))
+
+    def failed(found: dict[str, Object]) -> list[Object] | None:
+        pods = [pod for pod in found.values() if pod["status"]["phase"] == "Failed"]
+        return pods if len(pods) == 3 else None
+
+    runs = sorted(times(space, pod)[0] for pod in space.cluster.until(space.pods, failed))
+    for (before, after), back_off_s in zip(pairwise(runs), (10, 20), strict=True):
+        assert after - before >= at_least(space, back_off_s)
 
 
 def test_a_job_grows_and_shrinks(space: Space) -> None:
@@ -147,12 +177,11 @@ def test_a_job_made_anew_under_its_name(space: Space) -> None:
     """Deleted in the foreground, created again: no back-off, another uid."""
     made = space.cluster.create(space.jobs, job("train"))
     first = space.ranks()
-    began = time.monotonic()
     space.cluster.delete(f"{space.jobs}/train", propagationPolicy="Foreground")
     space.cluster.until(space.jobs, lambda found: not found)
     again = space.cluster.create(space.jobs, job("train"))
+    assert active_at_first(space, again) == 3
     space.ranks(besides=uids(first))
-    assert time.monotonic() - began < 10
     assert again["metadata"]["uid"] != made["metadata"]["uid"]
 
 

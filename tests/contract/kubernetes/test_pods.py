@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from cluster.launch import Simulated
 from cluster.manifests import IMAGE, config_map, pod
 from cluster.spaces import Space
 from kubernetes import client
+from waiting import bound_s, wait_until
 
 Object = dict[str, Any]
 
@@ -199,7 +199,7 @@ def test_a_log_ends_with_its_run(space: Space) -> None:
     space.cluster.until(space.pods, lambda found: found["one"]["status"]["phase"] != "Pending")
     core = client.CoreV1Api(space.cluster.admin)
     response = core.read_namespaced_pod_log(
-        "one", space.name, follow=True, _preload_content=False, _request_timeout=30
+        "one", space.name, follow=True, _preload_content=False, _request_timeout=bound_s(30)
     )
     assert b"".join(response.stream()) == b"run\n"
     response.close()
@@ -267,7 +267,7 @@ def test_nothing_outlives_its_pod(space: Space, tmp_path: Path) -> None:
     script = f"setsid sleep 60 & echo $! > {file}.part; mv {file}.part {file}; sleep 0.3"
     space.cluster.create(space.pods, pod("one", script))
     ended(space, "one")
-    assert is_gone(int(file.read_text()))
+    wait_until(lambda: is_gone(int(file.read_text())), "the end of the process")
 
 
 @pytest.mark.simulated
@@ -278,25 +278,18 @@ def test_nothing_outlives_a_killed_kubelet(cluster: Simulated, tmp_path: Path) -
     space = Space(cluster, "default")
     cluster.create(space.pods, pod("one", script))
     space.running(1)
-    deadline = time.monotonic() + 10
-    while not file.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(file.exists, "the process of the pod")
     cluster.kill_kubelet()
-    assert is_gone(int(file.read_text()))
+    wait_until(lambda: is_gone(int(file.read_text())), "the end of the process")
 
 
 def is_gone(process: int) -> bool:
-    """Within some seconds; nobody may have waited for it yet."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        time.sleep(0.02)
-    return False
+    """Whether a process has ended; nobody may have waited for it yet."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rpartition(")")[2].split()[0] == "Z"
 
 
 def test_init_containers_come_first(space: Space) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from typing import Any
 
 import pytest
 from cluster.manifests import pod_spec
 from cluster.spaces import Space
+from waiting import join, wait_set, wait_until
 
 Object = dict[str, Any]
 
@@ -126,10 +126,10 @@ def test_answers_are_streamed(space: Space, service: str) -> None:
 
     thread = threading.Thread(target=read)
     thread.start()
-    assert first.wait(10)
+    wait_set(first)
     assert pieces == [b"first"]
     space.cluster.call("GET", f"{service}/go")
-    thread.join(10)
+    join(thread)
     assert b"".join(pieces) == b"firstsecond"
 
 
@@ -143,10 +143,7 @@ def test_who_hangs_up_is_noticed(space: Space, service: str) -> None:
     assert space.cluster.call("GET", f"{service}/x")[1]["x"] is False
     pieces.close()
     response.close()
-    deadline = time.monotonic() + 10
-    while not space.cluster.call("GET", f"{service}/x")[1]["x"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: space.cluster.call("GET", f"{service}/x")[1]["x"], "the end")
 
 
 def test_a_dead_pod_is_replaced(space: Space, service: str) -> None:

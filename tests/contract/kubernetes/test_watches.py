@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from cluster.launch import Simulated
 from cluster.manifests import config_map
 from kubernetes import client, watch
 from kubernetes.client import ApiException
+from waiting import join, wait_set, wait_until
 
 
 @pytest.fixture
@@ -112,10 +112,10 @@ def test_a_watch_that_runs_is_not_touched_by_forgetting(
 
     thread = threading.Thread(target=follow)
     thread.start()
-    assert began.wait(10)
+    wait_set(began)
     shared_cluster.compact()
     shared_cluster.create(maps, config_map("second"))
-    thread.join(10)
+    join(thread)
     assert seen[-1] == "second"
 
 
@@ -139,13 +139,17 @@ def test_nothing_is_lost_between_list_and_watch(shared_cluster: Cluster, maps: s
     thread = threading.Thread(target=write)
     thread.start()
     found: list[str] = []
-    deadline = time.monotonic() + 30
-    while len(found) < count and time.monotonic() < deadline:
+
+    def is_complete() -> bool:
+        nonlocal before
         for kind, name, at in _pieces(shared_cluster, maps, before):
             assert kind == "ADDED"
             found.append(name)
             before = at
-    thread.join()
+        return len(found) >= count
+
+    wait_until(is_complete, f"{count} objects")
+    join(thread)
     assert found == [f"m{number}" for number in range(count)]
 
 

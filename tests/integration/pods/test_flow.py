@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
 import pytest
 from cluster.launch import Simulated
 from prefect_side import FlowRun, Served, serve, until
@@ -188,10 +189,8 @@ def test_a_flow_process_that_is_killed_twenty_times(
             180.0,  # Prefect looks for what is scheduled now and then
         )
         # Half of them strike while it begins, which takes some seconds, half while it follows.
-        limit_s = chance.uniform(0.0, 12.0)
-        deadline = time.monotonic() + limit_s
-        while time.monotonic() < deadline and flow.is_running():
-            time.sleep(0.01)
+        with contextlib.suppress(psutil.TimeoutExpired):
+            flow.wait(chance.uniform(0.0, 12.0))
         assert flow.is_running(), run.story()
         flow.kill()
         killed.append(flow.pid)

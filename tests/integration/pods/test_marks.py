@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from cluster.launch import Simulated
 from cluster.manifests import pod
+from waiting import join
 
 from rekindle.cli import main
 from rekindle.engines.kubernetes.api import Api, load
@@ -25,6 +26,7 @@ from rekindle.recovery.hosts import HostIsolated, HostReleased
 pytestmark = pytest.mark.timeout(300)  # a cluster
 
 Object = dict[str, Any]
+PACE_S = 0.01  # between two writes of another
 DEFAULT = "/api/v1/namespaces/default"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 BAD = f"{NODES}/node-0"
@@ -156,7 +158,7 @@ def test_several_at_once(api: Api, cluster: Simulated, tmp_path: Path) -> None:
 
     def heartbeat() -> None:
         number = 0
-        while not stop.wait(0.01):
+        while not stop.wait(PACE_S):
             number += 1
             cluster.patch(BAD, {"metadata": {"annotations": {"beat": str(number)}}})
 
@@ -176,9 +178,9 @@ def test_several_at_once(api: Api, cluster: Simulated, tmp_path: Path) -> None:
     for thread in (beats, *threads):
         thread.start()
     for thread in threads:
-        thread.join()
+        join(thread)
     stop.set()
-    beats.join()
+    join(beats)
     assert errors == []
     assert len(cluster.get(BAD)["spec"]["taints"]) == 1
     Marks(api).take("node-0", "default")

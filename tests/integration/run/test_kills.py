@@ -79,7 +79,7 @@ def the_coordinator(victim: Victim) -> None:
     assert len(ranks) == 4
     for count in (2, 3):
         kill(run.only("coordinator"))
-        run.wait_for(journal.NodeJoined, 2 * count)
+        run.wait_event(journal.NodeJoined, 2 * count)
     assert victim.ranks() == ranks
     assert "another one takes its place" in run.stderr
 
@@ -91,7 +91,7 @@ def an_agent(victim: Victim) -> None:
     victim.restart += 1
     victim.until_runs()
     assert [event.node for event in run.events_of(journal.NodeWanted)] == [1]
-    run.wait_for(journal.RanksStarted, 4)
+    run.wait_event(journal.RanksStarted, 4)
     incident = journal.incidents(run.events())[-1]
     assert (incident.strategy, incident.closed) == (Strategy.RESTART, True)
 
@@ -182,9 +182,9 @@ class Again:
     def until_runs(self) -> None:
         """Wait until the ranks of the newest attempt run."""
         self.attempt += 1
-        self.run.wait_for(journal.JobStarted, self.attempt + 1)
+        self.run.wait_event(journal.JobStarted, self.attempt + 1)
         started = 2 * (self.attempt + 1)
-        self.run.wait_for(journal.RanksStarted, started)
+        self.run.wait_event(journal.RanksStarted, started)
         wait_until(lambda: self.run.stdout.count("runs") == 4, f"all ranks{self.run.story()}")
 
 

@@ -30,7 +30,7 @@ class Machines:
         self.place = place
         options = ("--nnodes", "2", "--node-rank", "0", "--nproc-per-node", "2", *options)
         self.first = place.start_quick(place.script(WAITS), *options)
-        self.first.wait_for(journal.NodeJoined)
+        self.first.wait_event(journal.NodeJoined)
 
     def join(self) -> Run:
         """Start a second machine; return it when its ranks run."""

@@ -207,7 +207,7 @@ def test_a_log_of_hosts_that_cannot_be_written_stops_nothing(place: Place) -> No
     job.until_counted(2)
     (place.home / "hosts.jsonl").mkdir()
     job.shell("report-fault", "job", "--node", "1", "--device", "0", "--source", "xid", "63")
-    job.run.wait_for(journal.Isolated)
+    job.run.wait_event(journal.Isolated)
     ranks = {process.pid for process in job.run.forked()}
     wait_until(lambda: "hosts.jsonl cannot be written" in job.run.stderr, "the message")
     assert "another one takes its place" not in job.run.stderr

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import psutil
@@ -20,11 +20,9 @@ from waiting import bound_s, wait_until
 
 from rekindle import names
 from rekindle.errors import UsageError
-from rekindle.recovery import journal
 from rekindle.runtime.spec import Endpoint, job_directory
 from rekindle.testing.handle import JobHandle
 
-E = TypeVar("E", bound=journal.Event)
 _LOOK_S = 0.05  # between two looks at all processes of the machine, which cost some ms each
 
 
@@ -91,12 +89,6 @@ class Run(JobHandle):
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
-
-    def wait_for(self, kind: type[E], count: int = 1) -> E:
-        """Wait for so many events of one kind; return the newest."""
-        what = f"{count} x {kind.__name__}"
-        self.wait_until(lambda: self.events_of(kind)[count - 1 :], what, past_end=True)
-        return self.events_of(kind)[-1]
 
     def wait_for_output(self, rank: int, text: str) -> None:
         """Wait until a rank has printed something: then it runs the script."""
