@@ -117,7 +117,7 @@ def first(job: Job) -> Events:
     job.revive_coordinator()
     kill_checkers(job, KILLED)
     assert job.end().outcome == "failed", job.story()
-    left = [each for number in range(NODES) for each in checkers_of(job, f"local-{number}")]
+    left = [each for number in range(NODES + 1) for each in checkers_of(job, f"local-{number}")]
     assert not left
     assert job.leftovers() == []
     return job.events()
@@ -135,7 +135,7 @@ def second(job: Job, first: Events) -> Events:
     return job.events()[len(first) :]
 
 
-def test_healthy_nodes_train(first: Events, job: Job) -> None:
+def test_healthy_nodes_train(first: Events) -> None:
     """A coordinator dies during the check: another one begins the check again."""
     found = healths(first)
     assert found.keys() == {f"local-{number}" for number in range(NODES + 1)}
