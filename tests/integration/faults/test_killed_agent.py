@@ -8,13 +8,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from stores.servers import ENVIRONMENT, rclone
+from stores.servers import ENVIRONMENT, Server, rclone
 from training_jobs.checks import assert_same_training, assert_samples_once
-from training_jobs.job import Job
+from training_jobs.injection import Fault
+from training_jobs.job import STEPS, Job
 from training_jobs.record import Record
 from waiting import LIMIT_S
 
@@ -26,16 +26,26 @@ from rekindle.recovery import journal
 from rekindle.recovery.policy import Policy
 
 PROCESSES = 2
+SAVING_S = 0.1  # after the first step, when the job certainly saves: a step takes 5 ms at least
+HELD = 20  # where a short job is held until the last kill; it has not come there so soon
 # A job that is killed all the time is no job whose script fails again and again.
 _POLICY = Policy(hang_timeout_s=LIMIT_S, max_recoveries=1000, max_in_row=1000)
 
 
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """An S3 server with an empty bucket."""
+    with rclone(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
 @pytest.fixture(params=["directory", "s3"])
-def location(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """That of a store of each kind."""
-    in_s3 = request.param == "s3"
-    with rclone(tmp_path / "s3") if in_s3 else nullcontext() as server:
-        yield server.location() if server else str(tmp_path / "store")
+    if request.param == "directory":
+        return str(tmp_path / "store")
+    server: Server = request.getfixturevalue("bucket")
+    return server.location()
 
 
 def assert_sound(store: Store) -> int | None:
@@ -61,7 +71,7 @@ def kill_again_and_again(run: Job, store: Store, kills: int, chance: random.Rand
     for kill in range(kills):
         restores = kill % 2 == 1
         wait_event(run, known, journal.NodeJoined if restores else journal.FirstStep)
-        moment = time.monotonic() + chance.uniform(0, 3.0 if restores else 0.3)
+        moment = time.monotonic() + chance.uniform(0, 3.0 if restores else SAVING_S)
         run.wait(
             lambda at=moment, first=known, until=restores: (
                 time.monotonic() > at or (until and seen(run, first, journal.FirstStep))
@@ -92,6 +102,8 @@ def strike_and_end(run: Job, baseline: Record, kills: int, seed: str) -> int:
     """Kill and see the job end with the baseline's training; how often the agent was saving."""
     store = open_store(run.spec.checkpoint_store, ENVIRONMENT)
     saving = kill_again_and_again(run, store, kills, random.Random(seed))
+    for number in range(len(run.faults)):
+        run.release(number)
     assert run.end(300).outcome == "succeeded", run.story()
     assert_same_training(run.record, baseline)
     assert_samples_once(run.record)
@@ -103,7 +115,7 @@ def strike_and_end(run: Job, baseline: Record, kills: int, seed: str) -> int:
 
 
 def steps_for(kills: int) -> int:
-    """More than are done before the last kill: a step takes 5 ms at least."""
+    """More than are done before the last kill."""
     return 60 + 60 * kills
 
 
@@ -112,9 +124,9 @@ def test_killed_agent(
     location: str, job: Callable[..., Job], baseline_of: Callable[..., Record]
 ) -> None:
     """While it saves, and while it restores: what is committed is intact, and no step is wrong."""
-    kills = 2
-    baseline = baseline_of("ddp", PROCESSES, steps_for(kills))
-    strike_and_end(start(job, location, "ddp", kills), baseline, kills, location)
+    held = Fault(0, "forward", HELD, life=0, do="pause", again=True)
+    run = start(job, location, held, variant="ddp", steps=STEPS)
+    strike_and_end(run, baseline_of("ddp", PROCESSES, STEPS), 2, location)
 
 
 @pytest.mark.soak
@@ -128,18 +140,20 @@ def test_agent_killed_often(
 ) -> None:
     """Fifty times each; many of them while it was saving."""
     kills = 50
-    baseline = baseline_of(variant, PROCESSES, steps_for(kills))
-    saving = strike_and_end(start(job, location, variant, kills), baseline, kills, variant)
+    steps = steps_for(kills)
+    baseline = baseline_of(variant, PROCESSES, steps)
+    run = start(job, location, variant=variant, steps=steps)
+    saving = strike_and_end(run, baseline, kills, variant)
     print(f"{variant}, {location}: {saving} of {kills} kills left an unfinished checkpoint")
     assert saving
 
 
-def start(job: Callable[..., Job], location: str, variant: str, kills: int) -> Job:
+def start(job: Callable[..., Job], location: str, *faults: Fault, **settings: object) -> Job:
     """A job of one node that saves after each step."""
     return job(
-        variant=variant,
+        *faults,
+        **settings,
         processes=PROCESSES,
-        steps=steps_for(kills),
         checkpoint_every=1,
         keep=Retention(last=5),
         checkpoint_store=location,

@@ -1,117 +1,182 @@
-"""Nodes are checked before they train: real processes that are killed, cut off or made slow."""
+"""Nodes are checked before they train: real processes that are killed, cut off or made slow.
+
+One job has two attempts. In each attempt one host is slow, and the checkers of another are killed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+import psutil
 import pytest
-from checked.trouble import Killer, checkers, slow
-from training_jobs.checks import assert_recovered
+from checked.trouble import checkers, slow
+from training_jobs.checks import assert_same_training, assert_samples_once
+from training_jobs.injection import Fault
 from training_jobs.job import Job
 from training_jobs.record import Record
+from waiting import wait_until
 
 from rekindle import names
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
 from rekindle.recovery.node_check.evidence import Limits, Part
 from rekindle.recovery.node_check.verdicts import Health
+from rekindle.training.node_check.serving import NAME
 
 # Nodes of one machine wait for each other, and two cores are never quiet.
 LIMITS = Limits(compute_factor=5.0, link_factor=5.0)
+NODES = 4
+SLOW, KILLED, SPARE = "local-1", "local-2", "local-4"
+PACE_S = 0.03  # between two looks at all processes; a check takes much longer
+FAILS = 12  # the step in which an error of the script ends the first attempt
 
 
-@pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """Start a job whose nodes are checked; hosts are known to this test alone."""
-    monkeypatch.setenv(names.ENV_HOME, str(tmp_path / "home"))
-    jobs: list[Job] = []
-
-    def begin(*, exclude: bool = False, limits: Limits = LIMITS, **world: object) -> Job:
-        jobs.append(Job(tmp_path, nodes=4, hosts=True, **world))
-        return jobs[-1].start(network_check=True, exclude_straggler=exclude, node_check=limits)
-
-    yield begin
-    for each in jobs:
-        each.__exit__()
+Events = Sequence[journal.AnyEvent]
+E = TypeVar("E", bound=journal.Event)
 
 
-def healths(run: Job) -> dict[str, Health]:
-    return {e.host: e.verdict.health for e in run.events_of(journal.NodeChecked)}
+def of(kind: type[E], events: Events) -> list[E]:
+    """Return the events of a kind."""
+    return [event for event in events if isinstance(event, kind)]
 
 
-def hosts(run: Job) -> set[str]:
+def healths(events: Events) -> dict[str, Health]:
+    """Return the verdict on each host."""
+    return {event.host: event.verdict.health for event in of(journal.NodeChecked, events)}
+
+
+def hosts(events: Events) -> set[str]:
     """Return the hosts whose nodes train."""
-    return {e.host for e in run.events_of(journal.NodeJoined) if e.node >= 0}
-
-
-def make_slow(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in slow(host, seconds=0.1).items():
-        monkeypatch.setenv(name, value)
+    return {event.host for event in of(journal.NodeJoined, events) if event.node >= 0}
 
 
 def assert_killed(incident: journal.Incident) -> None:
-    """The incident of a node whose checkers were killed."""
+    """The incident is that of a node whose checkers were killed."""
     assert incident.cause.kind is Kind.NODE
     assert "The node is down." in incident.cause.message
     assert "SIGKILL" in incident.cause.message
 
 
-def test_healthy_nodes_train(checked: Callable[..., Job], baseline: Record, tmp_path: Path) -> None:
-    """A coordinator dies during the check: another one begins the check again."""
-    run = checked()
-    run.wait(lambda: any(checkers("local-3", tmp_path)), "a checker")
-    run.kill_coordinator()
-    run.revive_coordinator()
-    assert_recovered(run, baseline, replaced=set())
-    assert len(healths(run)) == 4
-    assert set(healths(run).values()) == {Health.HEALTHY}
-    measured = run.events_of(journal.NodeChecked)[0].verdict.seconds
-    assert set(measured) == {Part.COMPUTE, Part.MEMORY, Part.LINK}
-    assert run.incidents() == []
-    assert not [each for number in range(4) for each in checkers(f"local-{number}", tmp_path)]
+def any_checker() -> bool:
+    """Whether there is a checker of any job; a look at all processes' names is cheap."""
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # it has just ended
+            if process.name.isdigit() and (process / "comm").read_text() == f"{NAME}\n":
+                return True
+    return False
 
 
-def test_sick_nodes_are_replaced(
-    checked: Callable[..., Job],
-    baseline: Record,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The checkers of one node are killed, as the DLRover community shows its check; one is slow.
+def checkers_of(run: Job, host: str) -> list[psutil.Process]:
+    """Return the processes that check a host of the job."""
+    return [*checkers(host, run.folder)] if any_checker() else []
 
-    A slow node exits, for the job excludes stragglers. Other nodes train.
+
+def kill_checkers(run: Job, host: str) -> set[int]:
+    """Kill each checker of a host as soon as it comes, until this attempt isolates the host."""
+    victims: set[int] = set()
+    before = len(run.events_of(journal.Isolated, host=host))
+
+    def isolated() -> bool:
+        for process in checkers_of(run, host):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+                victims.add(process.pid)
+        return len(run.events_of(journal.Isolated, host=host)) > before
+
+    wait_until(isolated, f"the isolation of {host}", pause_s=PACE_S)
+    return victims
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """The job; its hosts are known to it alone, and a product takes the slow one longer."""
+    folder = tmp_path_factory.mktemp("checked")
+    environment = slow(SLOW, seconds=0.1) | {names.ENV_HOME: str(folder / "home")}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        run = Job(folder, Fault(0, "forward", FAILS, do="raise"), nodes=NODES, hosts=True)
+        yield run
+        run.__exit__()
+
+
+@pytest.fixture(scope="module")
+def first(job: Job) -> Events:
+    """The events of the first attempt, which has a spare and brings no other node.
+
+    The coordinator dies during the check. The checkers of a host are killed in the check of the
+    next coordinator. The attempt ends with an error of the script.
     """
-    make_slow("local-1", monkeypatch)
-    with Killer("local-2", tmp_path) as killer:
-        run = checked(exclude=True)
-        run.wait_event(journal.Isolated, host="local-2")
-    assert len(killer.victims) >= 2
-    assert_recovered(run, baseline, replaced=set())
-    assert healths(run)["local-2"] is Health.FAULTY
-    assert healths(run)["local-1"] is Health.STRAGGLER
-    incidents = {incident.cause.host: incident for incident in run.incidents()}
-    assert incidents.keys() == {"local-1", "local-2"}
-    assert_killed(incidents["local-2"])
-    assert "The node is a straggler and exits." in incidents["local-1"].cause.message
-    assert not {"local-1", "local-2"} & hosts(run)
-    assert len(hosts(run)) == 4
+    job.replaces = False
+    job.start(network_check=True, node_check=LIMITS, spares=1)
+    wait_until(lambda: checkers_of(job, "local-3"), "a checker", pause_s=PACE_S)
+    job.kill_coordinator()
+    job.revive_coordinator()
+    kill_checkers(job, KILLED)
+    assert job.end().outcome == "failed", job.story()
+    left = [each for number in range(NODES + 1) for each in checkers_of(job, f"local-{number}")]
+    assert not left
+    assert job.leftovers() == []
+    return job.events()
 
 
-def test_a_spare_takes_the_place_of_a_sick_node(
-    checked: Callable[..., Job],
-    baseline: Record,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture(scope="module")
+def second(job: Job, first: Events) -> Events:
+    """The events of the second attempt, which has no spare and excludes stragglers."""
+    job.replaces = True
+    job.start(exclude_straggler=True, spares=0)
+    # The DLRover community shows its check so.
+    assert len(kill_checkers(job, KILLED)) >= 2
+    assert job.end().outcome == "succeeded", job.story()
+    assert job.leftovers() == []
+    return job.events()[len(first) :]
+
+
+def test_healthy_nodes_train(first: Events) -> None:
+    """A coordinator dies during the check: another one begins the check again."""
+    found = healths(first)
+    assert found.keys() == {f"local-{number}" for number in range(NODES + 1)}
+    healthy = found.keys() - {SLOW, KILLED}
+    assert {found[host] for host in healthy} == {Health.HEALTHY}
+    checked = [each for each in of(journal.NodeChecked, first) if each.host in healthy]
+    assert set(checked[0].verdict.seconds) == {Part.COMPUTE, Part.MEMORY, Part.LINK}
+    assert healthy < hosts(first)
+    # No incident is about a healthy node; the last one is the script's.
+    *incidents, last = journal.incidents(first)
+    assert [incident.cause.host for incident in incidents] == [KILLED]
+    assert "injected into step" in last.cause.message
+
+
+def test_a_spare_takes_the_place_of_a_sick_node(first: Events) -> None:
     """A slow node stays, for the job does not exclude stragglers."""
-    make_slow("local-1", monkeypatch)
-    with Killer("local-0", tmp_path):
-        run = checked(spares=1)
-        run.wait_event(journal.Isolated, host="local-0")
-    assert_recovered(run, baseline, replaced=set())
-    assert healths(run)["local-1"] is Health.STRAGGLER
-    (incident,) = run.incidents()
+    assert healths(first)[KILLED] is Health.FAULTY
+    assert healths(first)[SLOW] is Health.STRAGGLER
+    incident = journal.incidents(first)[0]
     assert_killed(incident)
-    assert "local-1" in hosts(run)
-    assert len(hosts(run)) == 4
+    assert incident.closed
+    assert hosts(first) == {"local-0", SLOW, "local-3", SPARE}
+
+
+def test_sick_nodes_are_replaced(second: Events) -> None:
+    """The checkers of one node are killed, and a slow node exits. Other nodes train."""
+    assert healths(second)[KILLED] is Health.FAULTY
+    assert healths(second)[SLOW] is Health.STRAGGLER
+    incidents = {incident.cause.host: incident for incident in journal.incidents(second)}
+    assert incidents.keys() == {KILLED, SLOW}
+    assert_killed(incidents[KILLED])
+    assert "The node is a straggler and exits." in incidents[SLOW].cause.message
+    assert all(incident.closed for incident in incidents.values())
+    assert not {KILLED, SLOW} & hosts(second)
+    assert len(hosts(second)) == NODES
+
+
+def test_end(second: Events, job: Job, baseline: Record) -> None:
+    """The job has trained what an undisturbed one trains, with one process a rank and attempt."""
+    assert_same_training(job.record, baseline)
+    assert_samples_once(job.record)
+    for rank in range(job.record.ranks):
+        assert len(job.record.lives(rank)) == 2, f"rank {rank} was started anew"
+        assert job.record.result(rank)["pid"] == job.record.lives(rank)[-1]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 
 import msgspec
 import pytest
 from mindspore_jobs.job import PYTHON, ROOT, needs_mindspore
 from repository import SUPPORT
 
-from rekindle import names
 from rekindle.recovery.node_check.evidence import Part
 from rekindle.recovery.node_check.unmeasured import lacks_memory
 from rekindle.runtime.channel import MAX_MESSAGE
@@ -32,18 +31,32 @@ print(type(device).__name__, "mindspore" in sys.modules, device.note, sep="|")
 """
 
 
-@contextmanager
-def checker(*arguments: str) -> Iterator[socket.socket]:
-    """Start one; give the line to it."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    own = {names.ENV_CHANNEL_FD: str(theirs.fileno()), "LOCAL_RANK": "1"}
+# The checkers by name: MindSpore's name of the kind of device, and what goes wrong with it.
+CHECKERS = {
+    "sound": "CPU:",
+    "product": "CPU:product",
+    "copy": "CPU:copy",
+    "Ascend": "Ascend:",
+}
+Lines = Mapping[str, socket.socket]
+
+
+@pytest.fixture(scope="module")
+def lines() -> Iterator[Lines]:
+    """Start the checkers; give the lines to them."""
+    pairs = {n: socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for n in CHECKERS}
+    theirs = {name: pair[1].fileno() for name, pair in pairs.items()}
+    arguments = [f"{theirs[name]}:{checked}" for name, checked in CHECKERS.items()]
+    own = {"LOCAL_RANK": "1"}
     command = [str(PYTHON), str(SCRIPT), *arguments]
-    with ours, subprocess.Popen(command, env=ENVIRONMENT | own, pass_fds=[theirs.fileno()]):
-        theirs.close()
-        try:
-            yield ours
-        finally:
-            ours.close()  # it ends then
+    with contextlib.ExitStack() as kept:
+        kept.enter_context(
+            subprocess.Popen(command, env=ENVIRONMENT | own, pass_fds=[*theirs.values()])
+        )
+        for ours, other in pairs.values():
+            kept.enter_context(ours)  # a checker ends when its line is closed
+            other.close()
+        yield {name: ours for name, (ours, _) in pairs.items()}
 
 
 def heard(line: socket.socket) -> Said:
@@ -51,20 +64,19 @@ def heard(line: socket.socket) -> Said:
     return msgspec.msgpack.decode(line.recv(MAX_MESSAGE), type=Said)
 
 
-def answer(*arguments: str) -> Done:
-    """What one says that is to measure its device."""
-    with checker(*arguments) as line:
-        assert isinstance(heard(line), Open)
-        line.send(msgspec.msgpack.encode(Work(serial=7)))
-        done = heard(line)
+def answer(line: socket.socket) -> Done:
+    """What a checker says that is to measure its device."""
+    assert isinstance(heard(line), Open)
+    line.send(msgspec.msgpack.encode(Work(serial=7)))
+    done = heard(line)
     assert isinstance(done, Done)
     assert done.serial == 7
     return done
 
 
-def test_a_device_is_measured() -> None:
+def test_a_device_is_measured(lines: Lines) -> None:
     """A product and a copy, whose results are right."""
-    done = answer("CPU")
+    done = answer(lines["sound"])
     assert done.error == ""
     assert done.seconds.keys() == {Part.COMPUTE, Part.MEMORY}
     assert all(0 < seconds < 1 for seconds in done.seconds.values())
@@ -77,15 +89,14 @@ def test_a_device_is_measured() -> None:
         ("copy", "WrongResultError: what was copied in memory is wrong"),
     ],
 )
-def test_what_mindspore_makes_is_compared(wrong: str, said: str) -> None:
+def test_what_mindspore_makes_is_compared(wrong: str, said: str, lines: Lines) -> None:
     """Its own product and its own copy: they are seen to be wrong where it makes them so."""
-    assert answer("CPU", wrong).error == said
+    assert answer(lines[wrong]).error == said
 
 
-def test_a_device_that_cannot_be_used_is_a_fault() -> None:
+def test_a_device_that_cannot_be_used_is_a_fault(lines: Lines) -> None:
     """As Ascend's cannot here: the checker says so before any work."""
-    with checker("Ascend") as line:
-        said = heard(line)
+    said = heard(lines["Ascend"])
     assert isinstance(said, Done)
     assert said.error.startswith("RuntimeError: Unsupported device target Ascend")
     assert not lacks_memory(said.error)

@@ -1,16 +1,19 @@
-"""A checker of MindSpore's CPU device; runs where MindSpore is, and serves whom it is started by.
+"""Checkers of devices through MindSpore; this runs where MindSpore is, and serves its starter.
 
-Arguments: MindSpore's name of the kind of device, and what is to go wrong with it, if anything.
+MindSpore is imported once. Each argument is for a checker, which is forked: the number of its line,
+MindSpore's name of the kind of device, and what goes wrong with the device, with colons between.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from types import SimpleNamespace
 
 import mindspore as ms
 from mindspore import ops
 
+from rekindle import names
 from rekindle.training.node_check import mindspore_device
 from rekindle.training.node_check.mindspore_device import MindSporeDevice
 from rekindle.training.node_check.plain_checker import PlainKit
@@ -29,8 +32,8 @@ def wrong_copy(self: ms.Tensor, source: ms.Tensor) -> ms.Tensor:
     return self
 
 
-def main(target: str, wrong: str = "") -> None:
-    """Serve."""
+def check(target: str, wrong: str) -> None:
+    """Serve, and end the process."""
     if wrong == "copy":
         ms.Tensor.copy_ = wrong_copy
     elif wrong == "product":
@@ -41,6 +44,17 @@ def main(target: str, wrong: str = "") -> None:
         return PlainKit(local_rank, device)
 
     serve(kit)
+
+
+def main(*checkers: str) -> None:
+    """Fork the checkers, and wait for their ends."""
+    for each in checkers:
+        line, target, wrong = each.split(":")
+        if os.fork() == 0:
+            os.environ[names.ENV_CHANNEL_FD] = line
+            check(target, wrong)
+    for _ in checkers:
+        os.wait()
 
 
 if __name__ == "__main__":
