@@ -54,7 +54,7 @@ def slowing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
         run.wait_pause(HELD)
         run.profile("communication")
         run.release_all()
-        run.wait_step(0, BEGINS)
+        run.wait_step(BEGINS, rank=0)
         return run
 
     yield begin
