@@ -89,9 +89,8 @@ def test_not_allowed(endings: Ended) -> None:
 def test_a_second_signal_does_not_wait(endings: Ended) -> None:
     """A store that does not answer delays last words, but not the second order to end."""
     attempt = endings.only("second signal")
-    attempt.check_ends()
+    [end] = attempt.check_ends()
     assert attempt.seen["second signal"] == []
-    [end] = attempt.ends
     assert end.reason.endswith("last words: the job was ended before they were written")
     assert endings.only("all ranks are dead").began() == (0, {"fresh": RANKS})
 

@@ -230,8 +230,8 @@ def test_without_a_replica(row: Row, sharded: Ended) -> None:
 def test_a_world_that_may_shrink_is_refused(sharded: Ended) -> None:
     """The job fails before its first step, with a message that names the right option."""
     attempt = sharded.only("may shrink")
-    attempt.check_ends()
-    assert "run it with --nnodes=2, not with 1:2" in attempt.ends[0].reason
+    [end] = attempt.check_ends()
+    assert "run it with --nnodes=2, not with 1:2" in end.reason
     assert attempt.incidents[-1].strategy is Strategy.FAIL
 
 
@@ -261,9 +261,8 @@ def test_no_copies_on_one_node(sharded: Ended) -> None:
 )
 def test_shards_that_do_not_fit(attempt: str, said: str, sharded: Ended) -> None:
     """A job fails where a rank has another shard than before, or none, or one of fewer shards."""
-    ended = sharded.only(attempt)
-    ended.check_ends()
-    assert said in ended.ends[0].reason
+    [end] = sharded.only(attempt).check_ends()
+    assert said in end.reason
 
 
 def test_a_checkpoint_that_does_not_fit_is_kept(sharded: Ended) -> None:

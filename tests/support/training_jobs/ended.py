@@ -114,16 +114,12 @@ class Ended:
         return begin, min(ends, default=_FAR)
 
     def _begin(self, row: Row) -> float:
-        """Return when the earliest of a row's faults struck, or else when its step was begun."""
-        if row not in self.numbers:
+        """Return when the earliest of a row's faults struck."""
+        if row not in self.numbers:  # its attempt has not begun
             return _FAR
-        if row.faults:
-            first = self.numbers[row]
-            marks = [reached(self.job.folder, first + n) for n in range(len(row.faults))]
-            return min((mark.stat().st_mtime for mark in marks if mark.exists()), default=_FAR)
-        record = self.job.record
-        before = [line for rank in range(record.ranks) for line in record.lines(rank)]
-        return min((line["at"] for line in before if line["step"] == row.step - 1), default=_FAR)
+        first = self.numbers[row]
+        marks = [reached(self.job.folder, first + n) for n in range(len(row.faults))]
+        return min((mark.stat().st_mtime for mark in marks if mark.exists()), default=_FAR)
 
     # ---- checks
 
@@ -157,13 +153,14 @@ class Ended:
             row.check(self, incident)
         return incident
 
-    def check_ends(self) -> None:
-        """Check how the attempts ended, and that no process is left."""
+    def check_ends(self) -> list[journal.Ended]:
+        """Check how the attempts ended, and that no process is left; return their ends."""
         assert len(self.ends) == len(self.attempts), f"{self.error}{self.story}"
         for attempt, end in zip(self.attempts, self.ends, strict=True):
             assert end.outcome == attempt.outcome, f"{end}{self.story}"
             assert attempt.reason in end.reason, end
         assert self.left == []
+        return self.ends
 
     def check_end(self, baseline: Record, *, wrong: Mapping[int, int] | None = None) -> None:
         """Check how the attempts ended, and that the training is the baseline's, to the bit."""

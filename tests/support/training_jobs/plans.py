@@ -54,7 +54,7 @@ class Row:
 
     name: str
     step: int
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[Fault, ...]
     act: Act | None = None
     strategies: tuple[Strategy, ...] | None = (Strategy.RECOVER_IN_PLACE,)
     lost: int | Collection[int] | None = 0
@@ -95,8 +95,7 @@ class Attempt:
 
     def __post_init__(self) -> None:
         for first, second in itertools.pairwise(self.rows):
-            waits = bool(second.faults) and second.faults[0].after > 0
-            near = second.step < first.step + (0 if waits else 3)
+            near = second.step < first.step + (0 if second.faults[0].after else 3)
             assert not near, f"rows {first} and {second} are too near"
 
 
