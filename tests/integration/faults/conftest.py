@@ -7,7 +7,7 @@ import pytest
 from training_jobs.baselines import baseline, baseline_of
 from training_jobs.injection import Fault
 from training_jobs.job import Job
-from training_jobs.sequence import ended_of
+from training_jobs.running import ended_of
 
 __all__ = ["baseline", "baseline_of", "ended_of"]
 

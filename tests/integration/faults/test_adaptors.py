@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import training_jobs
 from training_jobs.acts import kill
+from training_jobs.ended import Ended, EndedOf
 from training_jobs.injection import Fault, held
 from training_jobs.job import Job
+from training_jobs.plans import Attempt, Plan, Row
 from training_jobs.record import Record
-from training_jobs.scenes import NODE, Attempts, Ended, Row, killed, paused
+from training_jobs.rows import NODE, killed_abreast, paused
 
 from rekindle.names import SPARE
 from rekindle.recovery import journal
@@ -56,8 +58,9 @@ NOBODY = paused(
     lost=None,
     replaced=range(RANKS),
 )
-FORWARD = killed("forward", 7, 1, others=7)
-UPDATE = killed("update", 11, 1, others=12)  # peers do the update of a step with all gradients
+FORWARD = killed_abreast("forward", 7, 1, others=7)
+# Peers do the update of a step with all gradients.
+UPDATE = killed_abreast("update", 11, 1, others=12)
 REBUILD = Row(
     "killed while groups are rebuilt",
     15,
@@ -75,7 +78,14 @@ COORDINATOR = paused(
     strategies=None,
     replaced={1},
 )
-ROWS = [NOBODY, FORWARD, UPDATE, REBUILD, SPARE_0, SPARE_2, COORDINATOR]
+ROWS = (NOBODY, FORWARD, UPDATE, REBUILD, SPARE_0, SPARE_2, COORDINATOR)
+PLAN = Plan(
+    "adaptor",
+    (Attempt(ROWS),),
+    ranks=RANKS,
+    steps=STEPS,
+    settings={"script": SCRIPT, "nodes": RANKS, "spares": 1},
+)
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +98,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Record:
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+def ended(ended_of: EndedOf) -> Ended:
     """The job that met all rows."""
-    settings = {"processes": RANKS, "nodes": RANKS, "spares": 1, "steps": STEPS}
-    with Attempts(tmp_path_factory.mktemp("run"), script=SCRIPT, **settings) as run:
-        return run.meet(*ROWS)
+    return ended_of(PLAN)
 
 
 def calls(ended: Ended, row: Row, rank: int) -> list[Any]:
@@ -158,7 +166,7 @@ def test_when_no_rank_is_left_all_begin_again(ended: Ended) -> None:
 
 def test_end(ended: Ended, undisturbed: Record) -> None:
     """All losses and parameters are those of the undisturbed run."""
-    ended.check_outcome()
+    ended.check_ends()
     ended.check_processes()
     record = ended.job.record
     for rank in range(RANKS):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
+from training_jobs.acts import lose
 from training_jobs.baselines import Baselines
+from training_jobs.ended import EndedOf
 from training_jobs.injection import Fault
-from training_jobs.job import Job, pause_all
-from training_jobs.rows import killed, killed_at_once, killed_while_forming, patient
-from training_jobs.sequence import Attempt, EndedOf, Plan, Row, each_row
-
-from rekindle.recovery.policy import Strategy
+from training_jobs.plans import Attempt, Plan, Row, each_row
+from training_jobs.rows import NODE, killed, killed_at_once, killed_while_forming, patient, paused
 
 RANKS = 8
 NODES = {"nodes": 4}
@@ -24,14 +21,7 @@ def half(step: int) -> Row:
 
 def lost_node(step: int) -> Row:
     """The ranks of a lost node get their state from those of other nodes."""
-
-    def kill(job: Job, number: int) -> None:
-        job.wait_pause(step, number)
-        job.kill_node(2)
-        job.release_all(number)
-
-    pauses = tuple(dataclasses.replace(each, life=0) for each in pause_all(step, RANKS))
-    return Row("a node", step, pauses, kill, strategies=(Strategy.RECOVER,), replaced={4, 5})
+    return paused("a node", step, lose(2), ranks=RANKS, strategies=NODE, replaced={4, 5})
 
 
 DDP = Plan(

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from training_jobs import LENGTH, RANKS
 from training_jobs.baselines import Baselines
 from training_jobs.checks import assert_pids_kept
+from training_jobs.ended import Ended, EndedOf
 from training_jobs.injection import Fault
 from training_jobs.job import Job, pause_all
+from training_jobs.plans import Attempt, Plan, Row
 from training_jobs.record import Record
-from training_jobs.scenes import Attempts, Ended, Row, paused
+from training_jobs.rows import paused
 from training_jobs.selection import soak_but
 
 from rekindle.recovery import journal
@@ -98,22 +99,23 @@ def is_lost_node(_: Ended, incident: journal.Incident) -> None:
     assert incident.cause.kind is Kind.NODE_LOST
 
 
-def all_pause(step: int) -> tuple[Fault, ...]:
-    """Return pauses of all ranks, whichever processes they are."""
-    return tuple(pause_all(step, life=0))
-
-
 SHRINK = {"strategies": (Strategy.SHRINK,), "check": is_lost_node}
 GROWS = Row(
     "shrinks and grows",
     12,
-    (*all_pause(12), Fault(0, "forward", 18, life=0, do="hold")),
+    (*pause_all(12, life=0), Fault(0, "forward", 18, life=0, do="hold")),
     shrink_and_grow,
     replaced={2, 3},
     **SHRINK,
 )
-ENGINE = paused("the engine brings the node", 24, lose_with_engine, replaced={0, 1}, **SHRINK)
-ENGINE = replace(ENGINE, faults=(*ENGINE.faults, Fault(2, "forward", 28, life=0, do="hold")))
+ENGINE = paused(
+    "the engine brings the node",
+    24,
+    lose_with_engine,
+    more=[Fault(2, "forward", 28, life=0, do="hold")],
+    replaced={0, 1},
+    **SHRINK,
+)
 IN_FULL_WORLD = Row(
     "killed in the world that has grown",
     31,
@@ -124,25 +126,34 @@ IN_FULL_WORLD = Row(
 FAILS = Row(
     "fails in the small world",
     36,
-    (*all_pause(36), Fault(0, "forward", 39, life=0, do="raise")),
+    (*pause_all(36, life=0), Fault(0, "forward", 39, life=0, do="raise")),
     lambda job, number: lose_for_good(job, 1, number, 36),
 )
 SHRINKS = Row(
     "shrinks for good",
     44,
-    all_pause(44),
+    tuple(pause_all(44, life=0)),
     lambda job, number: lose_for_good(job, 0, number, 44),
     **SHRINK,
 )
 
 
+PLAN = Plan(
+    "shrinks and grows",
+    (
+        Attempt((GROWS, ENGINE, IN_FULL_WORLD, FAILS), outcome="failed", replaces=False),
+        Attempt((SHRINKS,)),
+    ),
+    steps=STEPS,
+    settings={"nodes": 2, "min_nodes": 1, "checkpoint_every": 5},
+)
+
+
 @pytest.fixture(scope="module")
-def attempts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Ended]:
+def attempts(ended_of: EndedOf) -> tuple[Ended, Ended]:
     """A job that shrinks and grows, fails in a small world, and continues in the full one."""
-    settings = {"nodes": 2, "min_nodes": 1, "steps": STEPS, "checkpoint_every": 5}
-    with Attempts(tmp_path_factory.mktemp("run"), **settings) as run:
-        first = run.meet(GROWS, ENGINE, IN_FULL_WORLD, FAILS, replaces=False)
-        return first, run.meet(SHRINKS)
+    ended = ended_of(PLAN)
+    return ended.only(0), ended.only(1)
 
 
 @pytest.mark.parametrize("row", [GROWS, ENGINE, IN_FULL_WORLD], ids=str)
@@ -164,7 +175,7 @@ def test_sizes_of_the_batches(attempts: tuple[Ended, Ended]) -> None:
 def test_start_with_fewer_nodes_is_resumed_with_more(attempts: tuple[Ended, Ended]) -> None:
     """A job that failed in a small world continues in the full one: the position is the same."""
     first, second = attempts
-    first.check_outcome("failed")
+    first.check_ends()
     step, sources = second.began()
     assert (step > 30, sources) == (True, {"checkpoint": RANKS})
     assert worlds(second.events) == [4, 2]
@@ -174,7 +185,7 @@ def test_the_world_shrinks(attempts: tuple[Ended, Ended], baseline_of: Baselines
     """Without its node the world continues at once with half the ranks, up to the end."""
     _, second = attempts
     second.check(SHRINKS)
-    second.check_outcome()
+    second.check_ends()
     record = second.job.record
     assert [len(batch) for batch in batches(record)][40:] == [16] * 4 + [8] * 6
     assert_stream(record)

@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from training_jobs import RANKS
 from training_jobs.acts import kill, lose
+from training_jobs.ended import EndedOf
 from training_jobs.injection import Fault
+from training_jobs.plans import Attempt, Plan, Row
 from training_jobs.record import Record
-from training_jobs.scenes import NODE, RETRY, Attempts, Ended, Row, paused
+from training_jobs.rows import NODE, RETRY, paused
 
 pytestmark = pytest.mark.timeout(300)  # the first test of a job waits for its end
 STEPS = 70
@@ -46,7 +47,7 @@ def fault_after_fault(place: str) -> Row:
 def done_again(how: str, step: int) -> Row:
     """Return a row: a fault breaks no process."""
     fault = Fault(2, "backward 1", step, life=0, do=how)
-    return Row(how, step, (fault,), strategies=RETRY, sources={"self": RANKS})
+    return Row(how, step, (fault,), strategies=RETRY, sources=[{"self": RANKS}])
 
 
 def lost_node(**expected: Any) -> Row:
@@ -55,8 +56,8 @@ def lost_node(**expected: Any) -> Row:
     return paused("lost node", 62, act, replaced={2, 3}, **expected)
 
 
-FROM_PEER = {"sources": {"self": RANKS - 1, "peer": 1}}
-FROM_SNAPSHOTS = {"sources": {"snapshot": RANKS}, "lost": {3, 4}}
+FROM_PEER = {"sources": [{"self": RANKS - 1, "peer": 1}]}
+FROM_SNAPSHOTS = {"sources": [{"snapshot": RANKS}], "lost": {3, 4}}
 TABLES = {
     "hsdp": [
         *killed("forward", **FROM_PEER),
@@ -82,6 +83,16 @@ TABLES = {
         done_again("hiccup", 57),
     ],
 }
+PLANS = {
+    table: Plan(
+        table,
+        (Attempt(tuple(rows)),),
+        variant=table[:4],
+        steps=STEPS,
+        settings={"nodes": 2, "snapshot_every": 5, "checkpoint_every": 20},
+    )
+    for table, rows in TABLES.items()
+}
 
 
 def marks(table: str) -> list[pytest.MarkDecorator]:
@@ -99,23 +110,6 @@ def test_pieces_and_replicas(baseline_of: Callable[..., Record]) -> None:
     assert hsdp.losses(1)[:24] == pytest.approx(fsdp.losses(1)[:24], rel=1e-3)
 
 
-EndedOf = Callable[[str], Ended]
-
-
-@pytest.fixture(scope="module")
-def ended_of(tmp_path_factory: pytest.TempPathFactory) -> EndedOf:
-    """Return the job that met all rows of a table; the first test of a table runs it."""
-    settings = {"nodes": 2, "steps": STEPS, "snapshot_every": 5, "checkpoint_every": 20}
-
-    @functools.cache
-    def run(table: str) -> Ended:
-        variant = table[:4]
-        with Attempts(tmp_path_factory.mktemp(variant), variant=variant, **settings) as run:
-            return run.meet(*TABLES[table])
-
-    return run
-
-
 @pytest.mark.parametrize(
     ("table", "row"),
     [
@@ -126,10 +120,10 @@ def ended_of(tmp_path_factory: pytest.TempPathFactory) -> EndedOf:
 )
 def test_row(table: str, row: Row, ended_of: EndedOf) -> None:
     """A replica sends the piece that was lost; without one, all ranks load their snapshots."""
-    ended_of(table).check(row)
+    ended_of(PLANS[table]).check(row)
 
 
 @pytest.mark.parametrize("table", [pytest.param(each, marks=marks(each)) for each in TABLES])
 def test_end(table: str, ended_of: EndedOf, baseline_of: Callable[..., Record]) -> None:
     """The job is the uninterrupted one, to the bit."""
-    ended_of(table).check_end(baseline_of(table[:4], steps=STEPS))
+    ended_of(PLANS[table]).check_end(baseline_of(table[:4], steps=STEPS))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +11,12 @@ import pytest
 from training_jobs import LONG, RANKS
 from training_jobs.baselines import Baselines
 from training_jobs.checks import steps_lost
+from training_jobs.ended import Ended, EndedOf
 from training_jobs.injection import Fault
-from training_jobs.job import Job, pause_all
+from training_jobs.job import Job
+from training_jobs.plans import Attempt, Plan, Row, each_row
 from training_jobs.processes import marked_processes
-from training_jobs.rows import fails, fails_with
-from training_jobs.sequence import Attempt, Ended, EndedOf, Plan, Row, each_row
+from training_jobs.rows import fails, fails_with, paused
 from waiting import bound_s
 
 from rekindle import names
@@ -39,7 +39,7 @@ def hangs(kind: str, rank: int, step: int) -> Row:
 
     def inject(job: Job, number: int) -> None:
         job.wait_fault(number)
-        job.inject(rank, kind, step=step + 3)
+        job.inject(kind, rank=rank, step=step + 3)
         job.release(number)
 
     def is_named(ended: Ended, incident: journal.Incident) -> None:
@@ -103,8 +103,7 @@ def compiles(step: int) -> Row:
 def night(step: int) -> Row:
     """All processes of the job stand still for longer than any limit, and continue."""
 
-    def sleep(job: Job, number: int) -> None:
-        job.wait_pause(step, number)
+    def sleep(job: Job) -> None:
         lines = marked_processes(job.mark)
         processes = [psutil.Process(int(line.split(":")[0])) for line in lines]
         for process in processes:
@@ -113,10 +112,8 @@ def night(step: int) -> Row:
         job.wait(lambda: time.monotonic() > morning, "the end of the night")
         for process in processes:
             process.resume()
-        job.release_all(number)
 
-    pauses = tuple(dataclasses.replace(each, life=0) for each in pause_all(step))
-    return Row("a suspended machine", step, pauses, sleep, strategies=())
+    return paused("a suspended machine", step, sleep, strategies=())
 
 
 DDP = Plan(
@@ -208,7 +205,7 @@ def test_twenty_hangs_of_each_kind(kind: str, job: Callable[..., Job]) -> None:
     for turn in range(20):
         run.wait_event(journal.FirstStep, count=turn + 1)
         rank = turn % 4
-        run.inject(rank, kind)
+        run.inject(kind, rank=rank)
         seen = run.wait_event(journal.FaultSeen, count=turn + 1)
         right += (seen.fault.kind, seen.fault.rank) == (Kind.HANG, rank)
         records = [line["at"] for line in run.record.lines(rank)]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from training_jobs import LONG, RANKS
 from training_jobs.baselines import Baselines
+from training_jobs.ended import Ended, EndedOf
 from training_jobs.injection import Fault
 from training_jobs.job import Job
+from training_jobs.plans import Attempt, Plan, Row, each_row
 from training_jobs.rows import patient
-from training_jobs.sequence import Attempt, Ended, EndedOf, Plan, Row, each_row
 from waiting import bound_s
 
 from rekindle.errors import JobError
@@ -30,7 +31,7 @@ def injected(kind: str, rank: int, step: int, *, named: bool = True, **row: obje
 
     def inject(job: Job, number: int) -> None:
         job.wait_fault(number)
-        job.inject(rank, kind, step=target)
+        job.inject(kind, rank=rank, step=target)
         job.release(number)
 
     def is_written(ended: Ended, incident: journal.Incident) -> None:
@@ -46,7 +47,7 @@ def slow(step: int) -> Row:
 
     def inject(job: Job, number: int) -> None:
         job.wait_fault(number)
-        job.inject(1, "slow", step=step + AFTER, seconds=0.2)
+        job.inject("slow", rank=1, step=step + AFTER, seconds=0.2)
         job.release(number)
 
     return Row("slow", step, (hold(step),), inject, strategies=())
@@ -57,7 +58,7 @@ def hang_while_others_leave(step: int) -> Row:
 
     def inject(job: Job, number: int) -> None:
         job.wait_fault(number)
-        job.inject(1, "hang", step=step + AFTER)
+        job.inject("hang", rank=1, step=step + AFTER)
         job.release(number)
         job.wait(lambda: f"hang injected into step {step + AFTER}" in job.stderr(1), "the hang")
         job.kill(2)
@@ -83,7 +84,7 @@ def stuck(how: str, step: int) -> Row:
 def refused(job: Job, rank: int, **more: object) -> str:
     """Return why an injection is refused; empty: it is not."""
     try:
-        job.inject(rank, "kill", **more)
+        job.inject("kill", rank=rank, **more)
     except JobError as error:
         return str(error)
     return ""

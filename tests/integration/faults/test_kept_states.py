@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from training_jobs import LONG, RANKS
 from training_jobs.baselines import Baselines
+from training_jobs.ended import Ended, EndedOf
 from training_jobs.injection import Fault
+from training_jobs.plans import Attempt, Plan, Row, each_row
 from training_jobs.rows import (
     EVERY,
     fails,
@@ -15,7 +17,6 @@ from training_jobs.rows import (
     reported_late,
     wrong_steps,
 )
-from training_jobs.sequence import Attempt, Ended, EndedOf, Plan, Row, each_row
 
 from rekindle.recovery import journal
 from rekindle.recovery.policy import Strategy
@@ -58,12 +59,9 @@ def leave(finished: int, after: int = 0) -> Row:
     return Row(f"left after step {finished}", finished - 1, tuple(faults), strategies=())
 
 
-def written(plan: Plan, ended: Ended, number: int) -> list[int]:
+def written(ended: Ended, number: int) -> list[int]:
     """Return the steps of the checkpoints that an attempt has written."""
-    since = [event for event in ended.events if isinstance(event, journal.JobStarted)][number].at
-    until = ended.ends[number].at
-    found = [event for event in ended.events if isinstance(event, journal.Checkpointed)]
-    return [event.step for event in found if since <= event.at <= until]
+    return [event.step for event in ended.only(number).of(journal.Checkpointed)]
 
 
 DDP = Plan(
@@ -154,17 +152,15 @@ def test_checkpoint_of_an_early_end(
     """There is one checkpoint of the last step, and the next attempt continues from there."""
     ended = ended_of(plan)
     assert ended.ends[number].finished == steps[-1]
-    assert sorted(set(written(plan, ended, number))) == steps
-    (begin,) = [e.at for e in ended.events if isinstance(e, journal.Ended)][number : number + 1]
-    formed = [e for e in ended.events if isinstance(e, journal.Formed) and e.at > begin]
-    assert formed[0].step == steps[-1]
+    assert sorted(set(written(ended, number))) == steps
+    assert ended.only(number + 1).began()[0] == steps[-1]
 
 
 def test_no_checkpoints_asked_for(ended_of: EndedOf) -> None:
     """Where none is ever written, none is written at the end."""
-    assert written(DDP, ended_of(DDP), 2) == []
+    assert written(ended_of(DDP), 2) == []
 
 
 def test_no_checkpoint_of_an_error(ended_of: EndedOf) -> None:
     """A script that fails has no checkpoint made of what it was doing."""
-    assert {step % 4 for step in written(DDP, ended_of(DDP), 3)} == {0}
+    assert {step % 4 for step in written(ended_of(DDP), 3)} == {0}

@@ -7,10 +7,11 @@ import random
 import pytest
 from training_jobs import LONG, RANKS
 from training_jobs.baselines import Baselines
+from training_jobs.ended import Ended, EndedOf
 from training_jobs.injection import Fault
 from training_jobs.job import Job
+from training_jobs.plans import Attempt, Plan, Row, each_row
 from training_jobs.rows import EVERY, killed, patient
-from training_jobs.sequence import Attempt, Ended, EndedOf, Plan, Row, each_row
 
 from rekindle.recovery import journal
 from rekindle.recovery.policy import Strategy
@@ -131,6 +132,5 @@ def test_end(plan: Plan, ended_of: EndedOf, baseline_of: Baselines) -> None:
 
 def test_generations(ended_of: EndedOf) -> None:
     """Each recovery of a long row of them takes one generation: none fails on the way."""
-    events = ended_of(DDP).events
-    formed = [event.generation for event in events if isinstance(event, journal.Formed)]
+    formed = [event.generation for event in ended_of(DDP).of(journal.Formed)]
     assert formed == list(range(1, len(formed) + 1))

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable
 
 import pytest
 from training_jobs.baselines import Baselines
 from training_jobs.checks import assert_same_training
+from training_jobs.ended import EndedOf
 from training_jobs.injection import Fault
 from training_jobs.job import Job, pause_all
+from training_jobs.plans import Attempt, Plan, Row, each_row
 from training_jobs.record import Record
-from training_jobs.sequence import Attempt, EndedOf, Plan, Row, each_row
+from training_jobs.rows import paused
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
 from rekindle.recovery.policy import Policy, Strategy
 
 RANKS = 4
-
-
-def stand(step: int) -> tuple[Fault, ...]:
-    """Have all ranks wait in a step."""
-    return tuple(dataclasses.replace(pause, life=0) for pause in pause_all(step))
 
 
 def replace(run: Job) -> None:
@@ -42,33 +38,27 @@ def while_they_train(run: Job, first: int) -> None:
     run.revive_coordinator()
 
 
-def as_a_rank_dies(run: Job, first: int) -> None:
+def as_a_rank_dies(run: Job) -> None:
     """Rank 3 dies while there is no coordinator that could be informed."""
-    run.wait_pause(11, first)
     pid = run.pid(3)
     run.kill_coordinator()
     os.kill(pid, 9)
     run.revive_coordinator()
-    run.release_all(first)
 
 
-def as_it_recovers(run: Job, first: int) -> None:
+def as_it_recovers(run: Job) -> None:
     """An incident is open when the coordinator dies."""
-    run.wait_pause(14, first)
     seen = len(run.events_of(journal.FaultSeen))
     run.kill(1)
     run.wait_event(journal.FaultSeen, count=seen + 1)
     replace(run)
-    run.release_all(first)
 
 
-def while_they_stand(run: Job, first: int) -> None:
+def while_they_stand(run: Job) -> None:
     """The ranks stand in a step until the next coordinator has decided."""
-    run.wait_pause(17, first)
     decided = len(run.events_of(journal.Decided))
     replace(run)
     run.wait_event(journal.Decided, count=decided + 1)
-    run.release_all(first)
 
 
 LOST = {"strategies": (Strategy.RETRY,), "cause": (Kind.COORDINATOR, -1)}
@@ -81,28 +71,29 @@ PLAN = Plan(
                 Row(
                     "killed while the ranks train",
                     4,
-                    (*stand(4), *(Fault(rank, "forward", 8, do="over") for rank in range(RANKS))),
+                    (
+                        *pause_all(4, life=0),
+                        *(Fault(rank, "forward", 8, do="over") for rank in range(RANKS)),
+                    ),
                     while_they_train,
                     **LOST,
                 ),
-                Row(
+                paused(
                     "killed before a rank dies",
                     11,
-                    stand(11),
                     as_a_rank_dies,
                     strategies=None,
                     replaced={3},
                     cause=(Kind.PROCESS, 3),
                 ),
-                Row(
+                paused(
                     "killed while it recovers",
                     14,
-                    stand(14),
                     as_it_recovers,
                     strategies=None,
                     replaced={1},
                 ),
-                Row("killed while the ranks stand", 17, stand(17), while_they_stand, **LOST),
+                paused("killed while the ranks stand", 17, while_they_stand, **LOST),
             )
         ),
     ),
@@ -139,6 +130,6 @@ def test_none_comes_while_the_ranks_stand(job: Callable[..., Job], baseline_of: 
 def test_none_comes_while_the_ranks_train(job: Callable[..., Job]) -> None:
     """Without a coordinator for longer than the policy allows, nothing of the job is left."""
     run = job(processes=2, steps=100_000, policy=Policy(coordinator_timeout_s=1.0))
-    run.wait_step(0, 4)
+    run.wait_step(4, rank=0)
     run.kill_coordinator()
     run.wait(lambda: not run.leftovers(), "the end of all processes")

@@ -7,19 +7,19 @@ from collections.abc import Callable
 import pytest
 from training_jobs import RANKS
 from training_jobs.acts import lose
+from training_jobs.ended import Ended, EndedOf
 from training_jobs.injection import Fault
-from training_jobs.job import LIMIT_S, Job
+from training_jobs.job import Job
+from training_jobs.plans import Attempt, Plan, Row
 from training_jobs.record import Record
-from training_jobs.scenes import NODE, Attempts, Ended, Row, paused
+from training_jobs.rows import NODE, patient, paused
 from waiting import bound_s
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
-from rekindle.recovery.policy import Policy
 
 pytestmark = pytest.mark.timeout(400)  # the first test of a job waits for its end
 STEPS = 40
-PATIENT = Policy(hang_timeout_s=LIMIT_S)
 WAITS_S = bound_s(2.0)  # for a node that does not come; also for the first ones, which do
 
 
@@ -81,7 +81,7 @@ def lose_all_but_memory(job: Job) -> None:
     job.kill_node(0)
 
 
-ROWS = [
+ROWS = (
     paused("node 0", 7, lose(0), strategies=NODE, replaced={0, 1}, check=is_lost_node),
     twice(11, 1, 0),
     # One replica is left: enough for every step.
@@ -95,7 +95,7 @@ ROWS = [
         strategies=None,
         lost=2,
         replaced=range(RANKS),
-        sources={"snapshot": 1, "peer": 3},
+        sources=[{"snapshot": 1, "peer": 3}],
     ),
     paused(
         "all nodes",
@@ -106,60 +106,59 @@ ROWS = [
         replaced=range(RANKS),
         check=loses_two_steps_at_most,
     ),
-]
-SOAK = [
+)
+SOAK = (
     paused("all nodes", 12, lose(0, 1), strategies=None, lost=None, replaced=range(RANKS)),
     paused("node 1", 16, lose(1), strategies=NODE, replaced={2, 3}, check=is_lost_node),
     twice(20, 1, 1),
-]
+)
+# A node is lost for which none comes; the next attempt meets the rows.
+PLAN = Plan(
+    "nodes",
+    (
+        Attempt(
+            (paused("no node comes", 4, lose(1)),),
+            {"snapshot_every": 0, "policy": patient(node_timeout_s=WAITS_S)},
+            outcome="failed",
+            replaces=False,
+        ),
+        Attempt(ROWS, {"snapshot_every": 5, "checkpoint_every": 10, "policy": patient()}),
+    ),
+    steps=STEPS,
+    settings={"nodes": 2},
+)
+# There is no checkpoint.
+SOAK_PLAN = Plan("soak", (Attempt(SOAK),), steps=STEPS, settings={"nodes": 2})
 
 
-@pytest.fixture(scope="module")
-def attempts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Ended]:
-    """A node is lost for which none comes; the next attempt meets the rows."""
-    with Attempts(tmp_path_factory.mktemp("run"), nodes=2, steps=STEPS) as run:
-        no_node = paused("no node comes", 4, lose(1))
-        impatient = Policy(hang_timeout_s=LIMIT_S, node_timeout_s=WAITS_S)
-        first = run.meet(no_node, replaces=False, snapshot_every=0, policy=impatient)
-        changes = {"snapshot_every": 5, "checkpoint_every": 10, "policy": PATIENT}
-        return first, run.meet(*ROWS, **changes)
-
-
-def test_no_node_comes(attempts: tuple[Ended, Ended]) -> None:
+def test_no_node_comes(ended_of: EndedOf) -> None:
     """A job for which no node comes in time fails with that reason, and leaves no process."""
-    ended = attempts[0].check_outcome("failed")
-    assert ended.reason == f"no node came as node 1 within {WAITS_S:g} s"
+    [end] = ended_of(PLAN).only(0).check_ends()
+    assert end.reason == f"no node came as node 1 within {WAITS_S:g} s"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_lost(row: Row, attempts: tuple[Ended, Ended]) -> None:
+def test_lost(row: Row, ended_of: EndedOf) -> None:
     """A new node replaces a lost one; with a replica elsewhere the job loses no step."""
-    attempts[1].check(row)
+    ended_of(PLAN).check(row)
 
 
-def test_end(attempts: tuple[Ended, Ended], baseline_of: Callable[..., Record]) -> None:
+def test_end(ended_of: EndedOf, baseline_of: Callable[..., Record]) -> None:
     """The job is the uninterrupted one, to the bit."""
-    attempts[1].check_end(baseline_of("ddp", steps=STEPS))
-
-
-@pytest.fixture(scope="module")
-def without_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """The job of the soak, which has no checkpoint."""
-    with Attempts(tmp_path_factory.mktemp("run"), nodes=2, steps=STEPS) as run:
-        return run.meet(*SOAK)
+    ended_of(PLAN).only(1).check_end(baseline_of("ddp", steps=STEPS))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("row", SOAK, ids=str)
-def test_lost_in_the_soak(row: Row, without_checkpoints: Ended) -> None:
+def test_lost_in_the_soak(row: Row, ended_of: EndedOf) -> None:
     """The same holds for the other node; without a checkpoint all steps are done again."""
-    incident = without_checkpoints.check(row)
+    incident = ended_of(SOAK_PLAN).check(row)
     if row.name == "all nodes":
         assert incident is not None
         assert (incident.resumed_at, incident.sources) == (0, {"fresh": RANKS})
 
 
 @pytest.mark.soak
-def test_end_of_the_soak(without_checkpoints: Ended, baseline_of: Callable[..., Record]) -> None:
+def test_end_of_the_soak(ended_of: EndedOf, baseline_of: Callable[..., Record]) -> None:
     """The job is the uninterrupted one, to the bit."""
-    without_checkpoints.check_end(baseline_of("ddp", steps=STEPS))
+    ended_of(SOAK_PLAN).check_end(baseline_of("ddp", steps=STEPS))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from training_jobs import RANKS
 from training_jobs.acts import lose, lose_and_end
+from training_jobs.ended import Ended, EndedOf
 from training_jobs.injection import Fault
 from training_jobs.job import Job, pause_all
 from training_jobs.memory import COPIES, buffers, damage_snapshots
+from training_jobs.plans import Attempt, Plan, Row
 from training_jobs.record import Record
-from training_jobs.scenes import Attempts, Ended, Row, paused
+from training_jobs.rows import paused
 
 from rekindle.names import SPARE
 from rekindle.recovery import journal
@@ -21,7 +23,12 @@ from rekindle.recovery import journal
 pytestmark = pytest.mark.timeout(400)  # the first test of a job waits for its end
 STEPS = 80
 FROM_NEIGHBOUR = {"neighbour": 2, "snapshot": 2}
-TWO_NODES = {"variant": "sharded", "nodes": 2, "steps": STEPS, "snapshot_every": 5}
+
+
+def plan(name: str, *attempts: Attempt, nodes: int = 2, **settings: int) -> Plan:
+    """Return a job without replicas of shards."""
+    settings = {"nodes": nodes, "snapshot_every": 5} | settings
+    return Plan(name, attempts, variant="sharded", steps=STEPS, settings=settings)
 
 
 def lose_damaged(step: int, checkpoint: int = 0) -> Callable[[Job], int]:
@@ -72,10 +79,20 @@ def see_memory(job: Job) -> tuple[dict[int, tuple[int, ...]], list[int]]:
     return job.copies(), [len(buffers(job.agent_pid(node), COPIES)) for node in range(2)]
 
 
+def shards_in(checkpoint: Path) -> int:
+    """Return the number of shards in a checkpoint."""
+    return len(list(checkpoint.glob("state-*.safetensors")))
+
+
+def written(job: Job) -> list[tuple[str, int]]:
+    """Return the steps of all checkpoints, and the numbers of their shards."""
+    return [(path.name.partition("-g")[0], shards_in(path)) for path in job.checkpoints()]
+
+
 def see_shards(job: Job) -> int:
     """Kill both nodes when there is a checkpoint; return the number of its shards."""
     job.wait_event(journal.Checkpointed, step=70)
-    shards = len(list(job.checkpoints()[0].glob("state-*.safetensors")))
+    shards = shards_in(job.checkpoints()[0])
     job.kill_node(0, 1)
     return shards
 
@@ -83,11 +100,11 @@ def see_shards(job: Job) -> int:
 def lost(name: str, step: int, act: Callable[[Job], Any], *nodes: int, **expected: Any) -> Row:
     """Return the row of lost nodes, two steps after a snapshot of all ranks."""
     replaced = {2 * node + rank for node in nodes for rank in (0, 1)}
-    settings = {"strategies": None, "lost": 2, "sources": FROM_NEIGHBOUR, "replaced": replaced}
+    settings = {"strategies": None, "lost": 2, "sources": [FROM_NEIGHBOUR], "replaced": replaced}
     return paused(name, step, act, **settings | expected)
 
 
-ROWS = [
+ROWS = (
     lost("node 0", 17, lose(0, copies=15), 0),
     # Copies are used even where there is a checkpoint of the same step.
     lost("node 1", 22, lose(1, checkpoint=20, copies=20), 1),
@@ -102,33 +119,34 @@ ROWS = [
         check=was_damaged("damaged copy"),
     ),
     # The next coordinator asks for the copies, and where they are. It does not know the last step.
-    replace(lost("another coordinator", 32, lose_after_coordinator, 1, lost=0), step=30),
+    lost("another coordinator", 32, lose_after_coordinator, 1, lost=0),
     # The spare fetches the lost node's copies, and keeps some itself afterwards.
     lost("spare", 37, lose_with_spare, 0),
     paused("memory", 67, see_memory, strategies=()),
     lost("both nodes", 72, see_shards, 0, 1, sources=None),
-]
+)
+ALONE = Attempt(
+    (paused("one node is left", 12, lose_and_end(1, copies=10)),),
+    outcome="stopped",
+    replaces=False,
+    name="alone",
+    after=written,
+)
+PLAN = plan("two nodes", ALONE, Attempt(ROWS, {"checkpoint_every": 10}))
 
 
 @pytest.fixture(scope="module")
-def attempts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Ended]:
+def attempts(ended_of: EndedOf) -> tuple[Ended, Ended]:
     """A node is lost, and the job is ended; the next attempt meets the rows."""
-    with Attempts(tmp_path_factory.mktemp("run"), **TWO_NODES) as run:
-        alone = paused("one node is left", 12, lose_and_end(1, copies=10))
-        first = run.meet(alone, replaces=False)
-        paths = run.job.checkpoints()
-        first.seen["written"] = [
-            (path.name.partition("-g")[0], len(list(path.glob("state-*.safetensors"))))
-            for path in paths
-        ]
-        return first, run.meet(*ROWS, checkpoint_every=10)
+    ended = ended_of(PLAN)
+    return ended.only(0), ended.only(1)
 
 
 def test_last_words_after_a_lost_node(attempts: tuple[Ended, Ended]) -> None:
     """The neighbour writes the lost node's shards from its copies."""
     first, second = attempts
-    first.check_outcome("stopped")
-    assert first.seen["written"] == [("step-0000000010", RANKS)]
+    first.check_ends()
+    assert first.after["alone"] == [("step-0000000010", RANKS)]
     assert second.began() == (10, {"checkpoint": RANKS})
 
 
@@ -185,13 +203,13 @@ def was_from_all(_: Ended, incident: journal.Incident) -> None:
     assert incident.sources == {"checkpoint": 1, "neighbour": 1, "snapshot": 2}
 
 
-FOUR = [
+FOUR = (
     lost(
         "last node",
         12,
         see_and_lose_last,
         replaced={3},
-        sources={"neighbour": 1, "snapshot": 3},
+        sources=[{"neighbour": 1, "snapshot": 3}],
         check=was_a_ring,
     ),
     # A shard and its copy are gone: that one comes from the checkpoint of the step.
@@ -203,26 +221,19 @@ FOUR = [
         sources=None,
         check=was_from_all,
     ),
-]
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """The job of four nodes."""
-    settings = TWO_NODES | {"nodes": 4, "checkpoint_every": 10}
-    with Attempts(tmp_path_factory.mktemp("four"), **settings) as run:
-        return run.meet(*FOUR)
+)
+FOUR_NODES = plan("four nodes", Attempt(FOUR), nodes=4, checkpoint_every=10)
 
 
 @pytest.mark.parametrize("row", FOUR, ids=str)
-def test_lost_of_four(row: Row, four: Ended) -> None:
+def test_lost_of_four(row: Row, ended_of: EndedOf) -> None:
     """The job loses only the steps after the newest snapshot of all ranks."""
-    four.check(row)
+    ended_of(FOUR_NODES).check(row)
 
 
-def test_end_of_four(four: Ended, baseline_of: Callable[..., Record]) -> None:
+def test_end_of_four(ended_of: EndedOf, baseline_of: Callable[..., Record]) -> None:
     """The job is the uninterrupted one, to the bit."""
-    four.check_end(baseline_of("sharded", steps=STEPS))
+    ended_of(FOUR_NODES).check_end(baseline_of("sharded", steps=STEPS))
 
 
 # ---- in the soak
@@ -245,7 +256,7 @@ def one_after_the_other(step: int, second: int) -> Row:
     return Row(name, step, faults, act, None, lost=5, replaced=replaced, sources=sources)
 
 
-SOAK = [
+SOAK = (
     lost("both nodes", 7, lose(0, 1), 0, 1, lost=None, sources=None),
     one_after_the_other(12, 0),
     one_after_the_other(17, 1),
@@ -258,17 +269,13 @@ SOAK = [
         sources=[FROM_NEIGHBOUR, {"checkpoint": 2, "self": 2}],
         check=was_damaged("damaged copy"),
     ),
-]
+)
 
 
 @pytest.mark.soak
-def test_more_of_two_nodes(
-    tmp_path_factory: pytest.TempPathFactory, baseline_of: Callable[..., Record]
-) -> None:
+def test_more_of_two_nodes(ended_of: EndedOf, baseline_of: Callable[..., Record]) -> None:
     """Without a checkpoint all is lost with both nodes; else little is."""
-    settings = TWO_NODES | {"checkpoint_every": 10}
-    with Attempts(tmp_path_factory.mktemp("run"), **settings) as run:
-        ended = run.meet(*SOAK)
+    ended = ended_of(plan("soak", Attempt(SOAK), checkpoint_every=10))
     for row in SOAK:
         ended.check(row)
     assert ended.incidents_of(SOAK[0])[-1].sources == {"fresh": RANKS}
@@ -276,9 +283,7 @@ def test_more_of_two_nodes(
 
 
 @pytest.mark.soak
-def test_snapshot_of_every_step(
-    tmp_path_factory: pytest.TempPathFactory, baseline_of: Callable[..., Record]
-) -> None:
+def test_snapshot_of_every_step(ended_of: EndedOf, baseline_of: Callable[..., Record]) -> None:
     """Ranks wait for their copies, so that one step is there of all: no more than two are lost."""
 
     def act(job: Job, number: int) -> None:
@@ -287,8 +292,7 @@ def test_snapshot_of_every_step(
 
     pause = Fault(3, "forward", 12, do="pause")
     row = Row("node 1", 12, (pause,), act, None, lost={0, 1, 2}, replaced={2, 3})
-    with Attempts(tmp_path_factory.mktemp("run"), **TWO_NODES | {"snapshot_every": 1}) as run:
-        ended = run.meet(row)
+    ended = ended_of(plan("every step", Attempt((row,)), snapshot_every=1))
     incident = ended.check(row)
     assert incident is not None
     assert incident.sources["neighbour"] == 2

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from training_jobs import RANKS
 from training_jobs.baselines import Baselines
+from training_jobs.ended import Ended, EndedOf
 from training_jobs.injection import Fault
 from training_jobs.job import Job
+from training_jobs.plans import Attempt, Plan, Row, each_row
 from training_jobs.rows import PASSING, killed, reported_late, retried, wrong_steps
-from training_jobs.sequence import Attempt, Ended, EndedOf, Plan, Row, each_row
 from waiting import bound_s
 
 from rekindle.recovery import journal
@@ -24,7 +25,7 @@ def torn_when_others_are_ahead(step: int) -> Row:
 
     def release(job: Job, number: int) -> None:
         for rank in set(range(RANKS)) - {2}:
-            job.wait_step(rank, step + 1)
+            job.wait_step(step + 1, rank=rank)
         job.release(number)
 
     pause = Fault(2, "updated", step, do="pause", life=0)
@@ -45,7 +46,7 @@ def hangs(kind: str, rank: int, step: int) -> Row:
 
     def inject(job: Job, number: int) -> None:
         job.wait_fault(number)
-        job.inject(rank, kind, step=step + 2)
+        job.inject(kind, rank=rank, step=step + 2)
         job.release(number)
 
     hold = Fault(0, "forward", step, do="pause", life=0)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from training_jobs import LONG, RANKS
 from training_jobs.baselines import Baselines
+from training_jobs.ended import Ended, EndedOf
 from training_jobs.injection import Fault
+from training_jobs.plans import Attempt, Plan, Row, each_row
 from training_jobs.rows import EVERY, PASSING, at_once, patient, retried
-from training_jobs.sequence import Attempt, Ended, EndedOf, Plan, Row, each_row
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind

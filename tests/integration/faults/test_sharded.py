@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from training_jobs import RANKS
 from training_jobs.acts import kill, lose, lose_and_end
+from training_jobs.ended import Ended, EndedOf
 from training_jobs.injection import Fault
 from training_jobs.job import Job
 from training_jobs.memory import COPIES, buffers
+from training_jobs.plans import Attempt, Plan, Row
 from training_jobs.processes import environment
 from training_jobs.record import Record
-from training_jobs.scenes import NODE, Attempts, Ended, Row, killed, paused
+from training_jobs.rows import NODE, killed_abreast, paused
 
 from rekindle.recovery import journal
 from rekindle.recovery.policy import Strategy
@@ -41,7 +43,7 @@ def killed_everywhere(first: int, *, loses: bool, **expected: Any) -> list[Row]:
         step = first + 5 * number + late
         others = step if place in BEFORE else step + 1
         lost = ({5} if late else {3, 4}) if loses else {0}
-        rows.append(killed(place, step, number % RANKS, others, lost=lost, **expected))
+        rows.append(killed_abreast(place, step, number % RANKS, others, lost=lost, **expected))
     return rows
 
 
@@ -51,9 +53,9 @@ def copies(job: Job) -> tuple[list[Path], dict[int, tuple[int, ...]]]:
     return [path for node in nodes for path in buffers(job.agent_pid(node), COPIES)], job.copies()
 
 
-def shards_in(checkpoint: Path) -> int:
-    """Count the shards in a checkpoint."""
-    return len(list(checkpoint.glob("state-*.safetensors")))
+def shards(job: Job) -> int:
+    """Count the shards in the newest checkpoint."""
+    return len(list(job.checkpoints()[0].glob("state-*.safetensors")))
 
 
 def test_shards_differ_and_replicas_do_not(baseline_of: Callable[..., Record]) -> None:
@@ -69,8 +71,8 @@ def test_shards_differ_and_replicas_do_not(baseline_of: Callable[..., Record]) -
 
 # ---- with replicas
 
-HYBRID = [
-    *killed_everywhere(13, loses=False, sources={"self": RANKS - 1, "peer": 1}),
+HYBRID = (
+    *killed_everywhere(13, loses=False, sources=[{"self": RANKS - 1, "peer": 1}]),
     paused("no copies", 67, copies, strategies=()),
     paused("all replicas of a shard", 72, kill(1, 3), strategies=None, lost=2, replaced={1, 3}),
     paused(
@@ -79,29 +81,38 @@ HYBRID = [
         lose(1),
         strategies=NODE,
         replaced={2, 3},
-        sources={"self": 2, "peer": 2},
+        sources=[{"self": 2, "peer": 2}],
     ),
-]
+)
+BOTH_LOST = Attempt(
+    (paused("both nodes lost", 12, lose_and_end(0, 1, checkpoint=10)),),
+    {"snapshot_every": 0, "checkpoint_every": 5},
+    outcome="stopped",
+    replaces=False,
+    name="both lost",
+    after=shards,
+)
+HYBRID_PLAN = Plan(
+    "hybrid",
+    (BOTH_LOST, Attempt(HYBRID, {"snapshot_every": 5, "checkpoint_every": 0})),
+    variant="hybrid",
+    steps=STEPS,
+    settings={"nodes": 2},
+)
 
 
 @pytest.fixture(scope="module")
-def hybrid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Ended]:
+def hybrid(ended_of: EndedOf) -> tuple[Ended, Ended]:
     """Both nodes are lost; the next attempt meets the rows."""
-    settings = {"variant": "hybrid", "nodes": 2, "steps": STEPS}
-    both_lost = paused("both nodes lost", 12, lose_and_end(0, 1, checkpoint=10))
-    with Attempts(tmp_path_factory.mktemp("hybrid"), **settings) as run:
-        changes = {"snapshot_every": 0, "checkpoint_every": 5}
-        first = run.meet(both_lost, replaces=False, **changes)
-        first.seen["shards"] = [shards_in(path) for path in run.job.checkpoints()[:1]]
-        changes = {"snapshot_every": 5, "checkpoint_every": 0}
-        return first, run.meet(*HYBRID, **changes)
+    ended = ended_of(HYBRID_PLAN)
+    return ended.only(0), ended.only(1)
 
 
 def test_checkpoint_holds_every_shard_once(hybrid: tuple[Ended, Ended]) -> None:
     """Several agents write it, one commits it, and another attempt begins with it."""
     first, second = hybrid
-    first.check_outcome("stopped")
-    assert first.seen["shards"] == [2]
+    first.check_ends()
+    assert first.after["both lost"] == 2
     assert second.began() == (10, {"checkpoint": RANKS})
 
 
@@ -123,7 +134,7 @@ def test_end_with_replicas(hybrid: tuple[Ended, Ended], baseline_of: Callable[..
 
 # ---- without
 
-SHARDED = [
+SHARDED = (
     # Processes that have trained nothing yet begin again.
     Row(
         "before the first snapshot",
@@ -132,9 +143,9 @@ SHARDED = [
         strategies=None,
         lost=None,
         replaced=range(RANKS),
-        sources={"fresh": RANKS},
+        sources=[{"fresh": RANKS}],
     ),
-    *killed_everywhere(8, loses=True, sources={"snapshot": RANKS}),
+    *killed_everywhere(8, loses=True, sources=[{"snapshot": RANKS}]),
     # It dies again while the shards are restored, and so does another one after that.
     Row(
         "killed again",
@@ -150,75 +161,91 @@ SHARDED = [
         (Fault(0, "update", 63, life=0),),
         lost={3, 4},
         replaced={0},
-        sources={"snapshot": RANKS},
+        sources=[{"snapshot": RANKS}],
     ),
     paused("all ranks", 67, kill(*range(RANKS)), strategies=None, lost=2, replaced=range(RANKS)),
-]
+)
+
+
+def with_environment(**more: str) -> Callable[[Job], dict[str, Any]]:
+    """Return what gives the ranks these variables."""
+    return lambda job: {"environment": environment(job.mark) | more}
+
+
+def another_shard(job: Job) -> dict[str, Any]:
+    """Give the next replacement of rank 3 another shard; all ranks are on one node."""
+    life = len(job.record.lives(3)) + 2
+    own = with_environment(ANOTHER_SHARD=f"rank 3, life {life}")(job)
+    return {"nodes": 1, "processes_per_node": RANKS} | own
+
+
+def of_variant(job: Job, variant: str) -> dict[str, Any]:
+    """Give the script another variant."""
+    folder, option, _, *more = job.spec.arguments
+    return with_environment()(job) | {"arguments": (folder, option, variant, *more)}
+
+
+def last(job: Job) -> dict[str, Any]:
+    """Describe the job as before, but for its checkpoint at the end."""
+    changes = {"nodes": 2, "processes_per_node": RANKS // 2}
+    changes |= {"snapshot_every": 0, "checkpoint_every": STEPS}
+    return of_variant(job, "sharded") | changes
+
+
+RAISES = Row("raises", 72, (Fault(1, "forward", 72, do="raise", life=0),))
+OF_SHARDS = (
+    paused("no copies on one node", 72, copies, strategies=()),
+    Row("killed", 75, (Fault(3, "forward", 74, life=0),)),
+)
+FAILS: dict[str, Any] = {"outcome": "failed", "after": Job.checkpoints}
+# Attempts that end in all sorts of ways, with the rows between.
+SHARDED_PLAN = Plan(
+    "sharded",
+    (
+        Attempt((), {"min_nodes": 1}, name="may shrink", **FAILS),
+        Attempt((*SHARDED, RAISES), {"min_nodes": 0}, name="rows", **FAILS),
+        Attempt(OF_SHARDS, another_shard, name="another shard", **FAILS),
+        Attempt((), with_environment(WHOLE="1"), name="no shards", **FAILS),
+        Attempt((), lambda job: of_variant(job, "hybrid"), name="other number", **FAILS),
+        Attempt((), last, name="end"),
+    ),
+    variant="sharded",
+    steps=STEPS,
+    settings={"nodes": 2},
+)
 
 
 @pytest.fixture(scope="module")
-def sharded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
-    """Attempts that end in all sorts of ways, with the rows between."""
-    settings = {"variant": "sharded", "nodes": 2, "steps": STEPS}
-    with Attempts(tmp_path_factory.mktemp("sharded"), **settings) as run:
-        job, ended = run.job, {}
-        ended["may shrink"] = run.meet(min_nodes=1)
-        raises = Row("raises", 72, (Fault(1, "forward", 72, do="raise", life=0),))
-        ended["rows"] = run.meet(*SHARDED, raises, min_nodes=0)
-        ended["rows"].seen["checkpoints"] = [path.name for path in job.checkpoints()]
-
-        own = environment(job.mark)
-        replacement = len(job.record.lives(3)) + 2
-        ended["another shard"] = run.meet(
-            paused("no copies on one node", 72, copies, strategies=()),
-            Row("killed", 75, (Fault(3, "forward", 74, life=0),)),
-            nodes=1,
-            processes_per_node=RANKS,
-            environment=own | {"ANOTHER_SHARD": f"rank 3, life {replacement}"},
-        )
-        ended["no shards"] = run.meet(environment=own | {"WHOLE": "1"})
-
-        kept = job.checkpoints()
-        arguments = job.spec.arguments
-        other = tuple({"sharded": "hybrid"}.get(each, each) for each in arguments)
-        ended["other number"] = run.meet(environment=own, arguments=other)
-        ended["other number"].seen["kept"] = job.checkpoints() == kept
-
-        ended["end"] = run.meet(
-            arguments=arguments,
-            nodes=2,
-            processes_per_node=RANKS // 2,
-            snapshot_every=0,
-            checkpoint_every=STEPS,
-        )
-        return ended
+def sharded(ended_of: EndedOf) -> Ended:
+    """The job of all these attempts."""
+    return ended_of(SHARDED_PLAN)
 
 
 @pytest.mark.parametrize("row", SHARDED, ids=str)
-def test_without_a_replica(row: Row, sharded: dict[str, Ended]) -> None:
+def test_without_a_replica(row: Row, sharded: Ended) -> None:
     """All ranks load the newest step of which all shards have a snapshot; one rank is replaced."""
-    sharded["rows"].check(row)
+    sharded.only("rows").check(row)
 
 
-def test_a_world_that_may_shrink_is_refused(sharded: dict[str, Ended]) -> None:
+def test_a_world_that_may_shrink_is_refused(sharded: Ended) -> None:
     """The job fails before its first step, with a message that names the right option."""
-    attempt = sharded["may shrink"]
-    assert "run it with --nnodes=2, not with 1:2" in attempt.check_outcome("failed").reason
+    attempt = sharded.only("may shrink")
+    [end] = attempt.check_ends()
+    assert "run it with --nnodes=2, not with 1:2" in end.reason
     assert attempt.incidents[-1].strategy is Strategy.FAIL
 
 
-def test_last_words_of_shards(sharded: dict[str, Ended]) -> None:
+def test_last_words_of_shards(sharded: Ended) -> None:
     """A job that fails has the newest snapshots of all shards written as one checkpoint."""
-    attempt = sharded["rows"]
-    attempt.check_outcome("failed")
-    [path] = attempt.seen["checkpoints"]
-    assert path.startswith("step-0000000070")
-    assert sharded["another shard"].began() == (70, {"checkpoint": RANKS})
+    sharded.only("rows").check_ends()
+    [path] = sharded.after["rows"]
+    assert path.name.startswith("step-0000000070")
+    assert sharded.only("another shard").began() == (70, {"checkpoint": RANKS})
 
 
-def test_no_copies_on_one_node(sharded: dict[str, Ended]) -> None:
+def test_no_copies_on_one_node(sharded: Ended) -> None:
     """There is no other node that could keep them."""
-    assert sharded["another shard"].seen["no copies on one node"] == ([], {})
+    assert sharded.seen["no copies on one node"] == ([], {})
 
 
 @pytest.mark.parametrize(
@@ -232,27 +259,27 @@ def test_no_copies_on_one_node(sharded: dict[str, Ended]) -> None:
         ),
     ],
 )
-def test_shards_that_do_not_fit(attempt: str, said: str, sharded: dict[str, Ended]) -> None:
+def test_shards_that_do_not_fit(attempt: str, said: str, sharded: Ended) -> None:
     """A job fails where a rank has another shard than before, or none, or one of fewer shards."""
-    assert said in sharded[attempt].check_outcome("failed").reason
+    [end] = sharded.only(attempt).check_ends()
+    assert said in end.reason
 
 
-def test_a_checkpoint_that_does_not_fit_is_kept(sharded: dict[str, Ended]) -> None:
+def test_a_checkpoint_that_does_not_fit_is_kept(sharded: Ended) -> None:
     """A job of fewer shards does not load it, and does not remove it."""
-    assert sharded["other number"].seen["kept"]
+    assert sharded.after["other number"] == sharded.after["no shards"] != []
 
 
-def test_end_without_replicas(
-    sharded: dict[str, Ended], baseline_of: Callable[..., Record]
-) -> None:
+def test_end_without_replicas(sharded: Ended, baseline_of: Callable[..., Record]) -> None:
     """The job is the uninterrupted one, to the bit, whatever became of its attempts."""
-    assert sharded["end"].began() == (70, {"checkpoint": RANKS})
-    sharded["end"].check_end(baseline_of("sharded", steps=STEPS))
+    end = sharded.only("end")
+    assert end.began() == (70, {"checkpoint": RANKS})
+    end.check_end(baseline_of("sharded", steps=STEPS))
 
 
-def test_the_last_checkpoint_is_told_of(sharded: dict[str, Ended]) -> None:
+def test_the_last_checkpoint_is_told_of(sharded: Ended) -> None:
     """The job does not end between the writing of its last shards and their commit."""
-    attempt = sharded["end"]
+    attempt = sharded.only("end")
     [written] = attempt.of(journal.Checkpointed)
     assert (written.step, written.path) == (STEPS, str(attempt.job.checkpoints()[0]))
 
@@ -260,12 +287,22 @@ def test_the_last_checkpoint_is_told_of(sharded: dict[str, Ended]) -> None:
 # ---- one shard
 
 
-def test_one_shard_by_another_number(tmp_path: Path) -> None:
+def eight_more(job: Job) -> dict[str, Any]:
+    """Have the script train eight steps more."""
+    return {"arguments": (*job.spec.arguments[:-1], "24")}
+
+
+ONE = Plan(
+    "one",
+    (Attempt(), Attempt((), eight_more)),
+    variant="one",
+    steps=16,
+    settings={"snapshot_every": 0, "checkpoint_every": 8},
+)
+
+
+def test_one_shard_by_another_number(ended_of: EndedOf) -> None:
     """The number of the only shard does not matter: a job finds its checkpoint again."""
-    settings = {"variant": "one", "snapshot_every": 0, "checkpoint_every": 8, "steps": 16}
-    with Attempts(tmp_path, **settings) as job:
-        job.meet().check_outcome()
-        arguments = (str(tmp_path), "--variant", "one", "--steps", "24")
-        second = job.meet(arguments=arguments)
-        second.check_outcome()
-        assert second.began() == (16, {"checkpoint": RANKS})
+    ended = ended_of(ONE)
+    ended.check_ends()
+    assert ended.only(1).began() == (16, {"checkpoint": RANKS})

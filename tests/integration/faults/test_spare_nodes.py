@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from training_jobs import RANKS
 from training_jobs.acts import lose
+from training_jobs.ended import Ended, EndedOf
 from training_jobs.injection import Fault
 from training_jobs.job import LIMIT_S, Job
+from training_jobs.plans import Attempt, Plan, Row
 from training_jobs.record import Record
-from training_jobs.scenes import NODE, Attempts, Ended, Row, paused
+from training_jobs.rows import NODE, paused
 from waiting import bound_s
 
 from rekindle.names import SPARE
@@ -88,9 +90,11 @@ def is_node_1(ended: Ended, _: journal.Incident) -> None:
     assert joined(ended.job, 1)[-1] in joined(ended.job)
 
 
-def wanted(ended: Ended, row: Row) -> list[int]:
-    """Return the nodes that the coordinator wants in a row."""
-    return [e.node for e in ended.events_of(row) if isinstance(e, journal.NodeWanted)]
+def come_too_late(job: Job) -> int:
+    """Have a spare come when the job has ended, and return how it ends."""
+    job.bring(SPARE)
+    assert job.engine is not None
+    return job.engine.agents[-1].wait(bound_s(LIMIT_S))
 
 
 def pauses(step: int) -> list[Fault]:
@@ -108,7 +112,7 @@ AND_ITS_SPARE = Row(
     replaced={2, 3},
 )
 ALL: dict[str, Any] = {"strategies": None, "lost": None, "replaced": range(RANKS)}
-ROWS = [
+ROWS = (
     paused("spare", 5, lose_spare, strategies=()),
     NODE_0,
     AND_ITS_SPARE,
@@ -123,20 +127,19 @@ ROWS = [
     paused("two spares come", 25, bring_spares, strategies=()),
     # Spares know of checkpoints that were written while they waited.
     paused("all nodes", 32, lose(0, 1, checkpoint=30), **ALL),
-]
+)
+PLAN = Plan(
+    "spares",
+    (Attempt(ROWS, name="too late", after=come_too_late),),
+    steps=STEPS,
+    settings={"nodes": 2, "spares": 1, "checkpoint_every": 10},
+)
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """The job that met all rows; a spare comes when it has ended."""
-    settings = {"nodes": 2, "spares": 1, "steps": STEPS, "checkpoint_every": 10}
-    with Attempts(tmp_path_factory.mktemp("run"), **settings) as run:
-        found = run.meet(*ROWS)
-        if found.outcome:
-            run.job.bring(SPARE)
-            assert run.job.engine is not None
-            found.seen["too late"] = run.job.engine.agents[-1].wait(bound_s(LIMIT_S))
-        return found
+def ended(ended_of: EndedOf) -> Ended:
+    """The job that met all rows."""
+    return ended_of(PLAN)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
@@ -151,7 +154,7 @@ def test_lost(row: Row, ended: Ended) -> None:
 @pytest.mark.parametrize(("row", "count"), [(NODE_0, 1), (AND_ITS_SPARE, 2)], ids=str)
 def test_another_spare_is_asked_for(row: Row, count: int, ended: Ended) -> None:
     """Each spare that has taken a place is replaced."""
-    assert wanted(ended, row) == [SPARE] * count
+    assert [event.node for event in ended.of(journal.NodeWanted, row)] == [SPARE] * count
 
 
 def test_spare_is_lost(ended: Ended) -> None:
@@ -161,7 +164,7 @@ def test_spare_is_lost(ended: Ended) -> None:
 
 def test_spare_that_comes_too_late(ended: Ended) -> None:
     """It finds in the journal that the job is over, and does not wait for a coordinator."""
-    assert ended.seen["too late"] == 1
+    assert ended.after["too late"] == 1
     assert "the job has ended" in (ended.job.directory.path / "agent-spare.log").read_text()
 
 
@@ -172,25 +175,19 @@ def test_end(ended: Ended, baseline_of: Callable[..., Record]) -> None:
 
 # ---- in the soak
 
-SOAK = [
+SOAK = (
+    paused("two spares", 8, lambda job: wait_spares(job, 2), strategies=()),
     paused("all nodes", 12, lose(0, 1), **ALL),
     paused("node 1", 16, lose(1), strategies=NODE, replaced={2, 3}),
-]
+)
+SOAK_PLAN = Plan("soak", (Attempt(SOAK),), steps=STEPS, settings={"nodes": 2, "spares": 2})
 
 
 @pytest.mark.soak
-def test_the_other_node(
-    tmp_path_factory: pytest.TempPathFactory, baseline_of: Callable[..., Record]
-) -> None:
+def test_the_other_node(ended_of: EndedOf, baseline_of: Callable[..., Record]) -> None:
     """Spares begin the training again where there is no checkpoint."""
-    settings = {"nodes": 2, "spares": 2, "steps": STEPS}
-
-    def two_spares(job: Job) -> None:
-        wait_spares(job, 2)
-
-    with Attempts(tmp_path_factory.mktemp("run"), **settings) as run:
-        ended = run.meet(paused("two spares", 8, two_spares, strategies=()), *SOAK)
-    for row in SOAK:
+    ended = ended_of(SOAK_PLAN)
+    for row in SOAK[1:]:
         incident = ended.check(row)
         assert incident is not None
         assert (incident.resumed_at == 0) == (row.name == "all nodes")

@@ -5,15 +5,16 @@ All ranks, or all nodes, are killed afterwards, so that their states come from t
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from training_jobs.baselines import Baselines
-from training_jobs.job import Job, pause_all
+from training_jobs.ended import Ended, EndedOf
+from training_jobs.job import Job
 from training_jobs.memory import damage_snapshots
-from training_jobs.sequence import Attempt, Ended, EndedOf, Plan, Row, each_row
+from training_jobs.plans import Attempt, Plan, Row, each_row
+from training_jobs.rows import paused
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
@@ -49,8 +50,7 @@ def lost(
     source: where the state comes from. A rank that could read a snapshot keeps it as its own state.
     """
 
-    def act(run: Job, first: int) -> None:
-        run.wait_pause(step, first)
+    def act(run: Job) -> None:
         if checkpoint:
             run.wait(lambda: _has(run, checkpoint), f"checkpoint {checkpoint}")
         damage(run)
@@ -58,10 +58,9 @@ def lost(
             run.kill_node(*range(NODES))
         else:
             run.kill(*range(RANKS))
-        run.release_all(first)
 
     def check(ended: Ended, incident: journal.Incident) -> None:
-        formed = [e for e in ended.events if isinstance(e, journal.Formed)]
+        formed = ended.of(journal.Formed)
         own = [(e.step, e.sources) for e in formed if e.incident == incident.number]
         assert own[0][0] == (newest or back_to), own
         assert own == sorted(own, key=lambda each: -each[0]), own
@@ -70,12 +69,11 @@ def lost(
         assert {*sources} & SOURCES <= {source}, own
         assert source in sources or source == "snapshot", own
 
-    pauses = tuple(dataclasses.replace(each, life=0) for each in pause_all(step, RANKS))
-    return Row(
+    return paused(
         name,
         step,
-        pauses,
         act,
+        ranks=RANKS,
         strategies=None,
         lost=step - back_to,
         resumed=back_to,

@@ -14,8 +14,10 @@ import pytest
 from checked.trouble import slow
 from training_jobs import RANKS
 from training_jobs.baselines import Baselines
+from training_jobs.ended import Ended, EndedOf
+from training_jobs.injection import Fault
 from training_jobs.job import Job, pause_all
-from training_jobs.sequence import Attempt, Ended, EndedOf, Plan, Row
+from training_jobs.plans import Attempt, Plan, Row
 
 from rekindle import names
 from rekindle.profiling.findings import Slow
@@ -47,7 +49,7 @@ def profile(job: Job, number: int) -> None:
 
 def give_more_to_do(job: Job, number: int) -> None:
     """Give rank 1 more to do, until its node is checked."""
-    job.wait_step(0, MORE_TO_DO.step)
+    job.wait_step(MORE_TO_DO.step, rank=0)
     Path(os.environ["MORE_FILE"]).touch()
     job.wait_event(Examined, node=BUSY_NODE, suspect=True)
 
@@ -94,12 +96,17 @@ def is_replaced(ended: Ended, incident: journal.Incident | None) -> None:
     assert lives == [1 + (rank == SLOW_NODE) for rank in range(RANKS)]
 
 
+def begun(step: int) -> tuple[Fault]:
+    """Mark the beginning of a row: rank 0 is in this step."""
+    return (Fault(0, "forward", step, life=0, do="nothing"),)
+
+
 PROFILED = Row("profiling", HELD, tuple(pause_all(HELD)), profile, strategies=())
-MORE_TO_DO = Row("more to do", 40, (), give_more_to_do, strategies=(), check=stays)
+MORE_TO_DO = Row("more to do", 40, begun(40), give_more_to_do, strategies=(), check=stays)
 SLOW_DEVICE = Row(
     "slow device",
     60,
-    (),
+    begun(60),
     make_slow,
     strategies=(Strategy.RECOVER,),
     replaced={SLOW_NODE},

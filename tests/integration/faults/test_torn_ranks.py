@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from training_jobs import RANKS
 from training_jobs.baselines import Baselines
+from training_jobs.ended import EndedOf
 from training_jobs.injection import Fault
 from training_jobs.job import Job
+from training_jobs.plans import Attempt, Plan, Row, each_row
 from training_jobs.rows import killed_while_forming, patient
-from training_jobs.sequence import Attempt, EndedOf, Plan, Row, each_row
 
 
 def torn(lost: int) -> Row:

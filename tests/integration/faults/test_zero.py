@@ -10,19 +10,21 @@ from collections.abc import Callable
 
 import pytest
 from training_jobs import RANKS
+from training_jobs.ended import EndedOf
 from training_jobs.injection import Fault, held
+from training_jobs.plans import Attempt, Plan, Row
 from training_jobs.record import Record
-from training_jobs.scenes import RETRY, Attempts, Ended, Row, killed
+from training_jobs.rows import RETRY, killed_abreast
 
 pytestmark = pytest.mark.timeout(300)  # the first test waits for the job's end
 STEPS = 46
-FROM_SNAPSHOTS = {"sources": {"snapshot": RANKS}, "lost": {3, 4}}
-ROWS = [
-    killed("between", 8, 0, others=8, **FROM_SNAPSHOTS),
-    killed("forward", 13, 1, others=13, **FROM_SNAPSHOTS),
-    killed("backward", 18, 2, others=18, **FROM_SNAPSHOTS),
-    killed("updated", 23, 3, others=24, **FROM_SNAPSHOTS),
-    killed("snapshot", 29, 0, others=30, **FROM_SNAPSHOTS | {"lost": 5}),
+FROM_SNAPSHOTS = {"sources": [{"snapshot": RANKS}], "lost": {3, 4}}
+ROWS = (
+    killed_abreast("between", 8, 0, others=8, **FROM_SNAPSHOTS),
+    killed_abreast("forward", 13, 1, others=13, **FROM_SNAPSHOTS),
+    killed_abreast("backward", 18, 2, others=18, **FROM_SNAPSHOTS),
+    killed_abreast("updated", 23, 3, others=24, **FROM_SNAPSHOTS),
+    killed_abreast("snapshot", 29, 0, others=30, **FROM_SNAPSHOTS | {"lost": 5}),
     # What the scheduler has set in the step of the snapshot is in it.
     Row(
         "the rate changes at the snapshot",
@@ -39,25 +41,18 @@ ROWS = [
         lambda job, number: job.release_abreast(number, 42),
         strategies=RETRY,
     ),
-]
-
-
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """The job that met all rows."""
-    settings = {"variant": "zero", "steps": STEPS, "snapshot_every": 5}
-    with Attempts(tmp_path_factory.mktemp("zero"), **settings) as run:
-        return run.meet(*ROWS)
+)
+PLAN = Plan("zero", (Attempt(ROWS),), variant="zero", steps=STEPS, settings={"snapshot_every": 5})
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_row(row: Row, ended: Ended) -> None:
+def test_row(row: Row, ended_of: EndedOf) -> None:
     """All go back to the snapshots of one step, the learning rate too, in their processes."""
-    ended.check(row)
+    ended_of(PLAN).check(row)
 
 
-def test_end(ended: Ended, baseline_of: Callable[..., Record]) -> None:
+def test_end(ended_of: EndedOf, baseline_of: Callable[..., Record]) -> None:
     """The job is the uninterrupted one, to the bit, and so is its learning rate."""
     baseline = baseline_of("zero", steps=STEPS)
     assert baseline.result(0)["rate"] == [pytest.approx(1e-2 / 2 ** (STEPS // 7))]
-    ended.check_end(baseline)
+    ended_of(PLAN).check_end(baseline)

@@ -2,8 +2,8 @@
 
 `train` is the script, `injection` breaks it, `job` runs it on an engine, `processes` starts and
 finds what runs, `record` reads what a run has left, `checks` compares two of them, `baselines` has
-the uninterrupted runs. `sequence` runs a job that meets many faults, the rows of a table; `rows`
-has the rows that several tables share.
+the uninterrupted runs. A job that meets many faults has a table of rows: `plans` describes it,
+`running` runs it, `ended` checks what followed, `rows` has the rows that several tables share.
 """
 
 LENGTH = 500  # samples

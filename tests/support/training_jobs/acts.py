@@ -1,4 +1,4 @@
-"""Acts on a job whose ranks all pause (see `training_jobs.scenes.paused`)."""
+"""Acts on a job whose ranks all pause (see `training_jobs.rows.paused`)."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _DAMAGE = {"uce": Damage.STATE, "uce-temporary": Damage.NONE, "uce-fatal": Damag
 class Fault:
     """What happens to `rank` at a place of the script.
 
-    step: only in this step. life: only in the n-th process of the rank; 0: in any.
+    step: only in this step. life: only in the n-th process of the rank; 0: in any; -1: in none.
     do: kill, segv, abrt, stop, raise, hang, exit; link, an error that reads like a broken link;
         wrapped, one of the script's own that came from such an error;
         hiccup, one that the script calls transient; uce, uce-temporary, uce-fatal, an error of the
@@ -58,10 +58,13 @@ def held(fault: Fault) -> tuple[Fault, Fault]:
     return dataclasses.replace(fault, do="pause"), fault
 
 
-def write_faults(folder: Path, faults: list[Fault]) -> None:
-    """Lay out the run's folder with the faults that its ranks are to suffer."""
+def write_faults(folder: Path, faults: list[Fault], *, keep: bool = False) -> None:
+    """Lay out the run's folder with the faults that its ranks are to suffer.
+
+    keep: whether those that have struck remain known.
+    """
     (folder / "processes").mkdir(parents=True, exist_ok=True)
-    for mark in folder.glob("*-fault-*"):
+    for mark in () if keep else folder.glob("*-fault-*"):
         mark.unlink()
     (folder / _FILE).write_text(json.dumps([dataclasses.asdict(fault) for fault in faults]))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import psutil
@@ -114,6 +115,15 @@ class Job(JobHandle):
         self.faults = list(faults)
         write_faults(self.folder, self.faults)
 
+    def plan_more(self, *faults: Fault) -> int:
+        """Add faults, and return the number of the first; earlier ones no longer strike."""
+        for number, fault in enumerate(self.faults):
+            if not reached(self.folder, number).exists():
+                self.faults[number] = dataclasses.replace(fault, life=-1)
+        self.faults += faults
+        write_faults(self.folder, self.faults, keep=True)
+        return len(self.faults) - len(faults)
+
     # ---- life
 
     def start(self, **changes: object) -> Job:
@@ -178,10 +188,6 @@ class Job(JobHandle):
         fault = f"fault {number}: {self.faults[number]}"
         self.wait(lambda: mark.exists() or self.coordinator.poll() in (0, 1), fault)
         assert mark.exists(), f"ended before fault {number}{self.story()}"
-
-    def wait_step(self, rank: int, step: int) -> None:
-        """Wait until `rank` has logged `step`."""
-        self.wait(lambda: step in self.record.steps(rank), f"step {step} of rank {rank}")
 
     def wait_pause(self, step: int, first: int = 0) -> None:
         """Wait until faults from `first` on hold all ranks in `step`, and all know what there is.
@@ -297,10 +303,6 @@ class Job(JobHandle):
         return texts
 
     # ---- breaking it
-
-    def inject(self, rank: int, kind: str, **more: Any) -> None:
-        """Have a rank suffer a fault, as `rekindle inject` does."""
-        super().inject(kind, rank=rank, **more)
 
     def profile(self, kinds: str = "", *, on: bool = True) -> None:
         """Switch light profiling, as `rekindle profile` does."""

@@ -7,7 +7,6 @@ Where the job breaks at a row, the rows before it still have their facts.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -83,7 +82,7 @@ class Story:
 
 def pauses(rows: Iterable[Row]) -> list[Fault]:
     """Return the first faults of a job: they hold all ranks in the step of each row."""
-    return [dataclasses.replace(each, life=0) for row in rows for each in pause_all(row.step)]
+    return [each for row in rows for each in pause_all(row.step, life=0)]
 
 
 def let_go(job: PodJob) -> None:

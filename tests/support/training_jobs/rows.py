@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from rekindle.recovery import journal
 from rekindle.recovery.fault import Kind
 from rekindle.recovery.policy import Policy, Strategy
 from training_jobs import RANKS
+from training_jobs.acts import kill
+from training_jobs.ended import Ended
 from training_jobs.injection import Fault, held
 from training_jobs.job import LIMIT_S, Job, pause_all
-from training_jobs.sequence import Act, Attempt, Ended, Row
+from training_jobs.plans import Attempt, Row
 
+RETRY = (Strategy.RETRY,)
+NODE = (Strategy.RECOVER,)
 ERROR = "ValueError: injected into step"
 EVERY = frozenset(range(RANKS))  # all ranks
 PASSING = {
@@ -26,6 +30,29 @@ PASSING = {
 def patient(**limits: Any) -> Policy:
     """Return a policy with limits, in which a rank that a test pauses does not hang."""
     return Policy(hang_timeout_s=LIMIT_S, **limits)
+
+
+def paused(
+    name: str,
+    step: int,
+    act: Callable[[Job], Any],
+    *,
+    ranks: int = RANKS,
+    more: Collection[Fault] = (),
+    **expected: Any,
+) -> Row:
+    """All ranks pause in a step; `act` is done then, and they train on.
+
+    more: faults after the pauses.
+    """
+
+    def meanwhile(job: Job, number: int) -> Any:
+        job.wait_pause(step, number)
+        seen = act(job)
+        job.release_all(number)
+        return seen
+
+    return Row(name, step, (*pause_all(step, ranks, life=0), *more), meanwhile, **expected)
 
 
 def killed(rank: int, place: str, step: int, *, after: int = 0) -> Row:
@@ -75,43 +102,39 @@ def retried(how: str, rank: int, place: str, step: int, *, after: int = 0) -> Ro
         step,
         (dataclasses.replace(pause, after=after), dataclasses.replace(fault, after=1)),
         lambda job, number: job.release_abreast(number, step),
-        strategies=(Strategy.RETRY,),
+        strategies=RETRY,
         resumed=step,
         cause=(PASSING[how], rank),
         sources={"self": RANKS - damaged} | ({"peer": 1} if damaged else {}),
     )
 
 
-def at_once(name: str, step: int, faults: Collection[Fault], **row: object) -> Row:
+def killed_abreast(place: str, step: int, rank: int, others: int, **expected: Any) -> Row:
+    """A rank killed at a place once the others have done `others` steps."""
+
+    def release(job: Job, number: int) -> None:
+        job.release_abreast(number, others)
+
+    faults = held(Fault(rank, place, step, life=0))
+    return Row(f"killed at {place}", step, faults, release, replaced={rank}, **expected)
+
+
+def at_once(name: str, step: int, faults: Collection[Fault], **expected: Any) -> Row:
     """Faults of several ranks in one step, which no rank can leave before."""
-    pauses = [dataclasses.replace(each, life=0) for each in pause_all(step)]
-    return Row(name, step, (*pauses, *faults), _release_together(step), **row)
+    return paused(name, step, lambda job: None, more=faults, **expected)
 
 
 def killed_at_once(
-    name: str, step: int, ranks: Collection[int], *, of: int = RANKS, **row: object
+    name: str, step: int, ranks: Collection[int], *, of: int = RANKS, **expected: Any
 ) -> Row:
     """Some of the ranks killed from outside at one moment, while all are in the same step."""
-    pauses = tuple(dataclasses.replace(each, life=0) for each in pause_all(step, of))
-
-    def kill(job: Job, number: int) -> None:
-        job.wait_pause(step, number)
-        job.kill(*ranks)
-        job.release_all(number)
 
     def is_one(ended: Ended, incident: journal.Incident) -> None:
         assert len(ended.incidents_of(killed)) == 1
 
-    killed = Row(name, step, pauses, kill, strategies=None, replaced=ranks, check=is_one, **row)
+    expected |= {"strategies": None, "replaced": ranks, "check": is_one}
+    killed = paused(name, step, kill(*ranks), ranks=of, **expected)
     return killed
-
-
-def _release_together(step: int) -> Act:
-    def release(job: Job, number: int) -> None:
-        job.wait_pause(step, number)
-        job.release_all(number)
-
-    return release
 
 
 CORRUPT = 3  # steps that are wrong when an error of the memory is reported late
@@ -127,7 +150,6 @@ def reported_late(step: int, *, clean: int, kept: bool = True, after: int = 0) -
     """
     wrong = step - CORRUPT + 1
     flip = Fault(2, "forward", wrong, do="flip", life=0, after=after)
-    pauses = [dataclasses.replace(each, life=0) for each in pause_all(step)]
     late = Fault(2, "forward", step, do="ecc", life=0)
 
     def release(job: Job, number: int) -> None:
@@ -138,9 +160,7 @@ def reported_late(step: int, *, clean: int, kept: bool = True, after: int = 0) -
         job.release_all(number + 1)
 
     def is_clean(ended: Ended, incident: journal.Incident) -> None:
-        begin, end = ended.window(row)
-        suspected = [event for event in ended.events if isinstance(event, journal.Suspected)]
-        (own,) = [event for event in suspected if begin <= event.at < end]
+        (own,) = ended.of(journal.Suspected, row)
         assert (own.clean, own.rank) == (wrong, 2)
         lines = [line for line in ended.job.record.lines(0) if line["step"] == step - 1]
         assert lines[0]["metrics"]["loss"] != lines[-1]["metrics"]["loss"]
@@ -148,9 +168,9 @@ def reported_late(step: int, *, clean: int, kept: bool = True, after: int = 0) -
     row = Row(
         f"memory error reported late in step {step}",
         wrong,
-        (flip, *pauses, late),
+        (flip, *pause_all(step, life=0), late),
         release,
-        strategies=(Strategy.RETRY,) if kept else None,
+        strategies=RETRY if kept else None,
         resumed=clean,
         lost=step - clean,
         replaced=frozenset() if kept else EVERY,
@@ -162,10 +182,9 @@ def reported_late(step: int, *, clean: int, kept: bool = True, after: int = 0) -
 
 def wrong_steps(ended: Ended) -> dict[int, int]:
     """Return the steps that such errors made wrong, each with the newest generation in question."""
-    suspected = [event for event in ended.events if isinstance(event, journal.Suspected)]
     return {
         step: event.generation
-        for event in suspected
+        for event in ended.of(journal.Suspected)
         for step in range(event.clean, event.clean + CORRUPT)
     }
 

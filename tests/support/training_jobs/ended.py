@@ -1,0 +1,194 @@
+"""A job that has met the rows of its plan, and the checks of what followed."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from rekindle.recovery import journal
+from rekindle.recovery.policy import Strategy
+from training_jobs.checks import assert_same_training, assert_samples_once
+from training_jobs.injection import reached
+from training_jobs.job import Job
+from training_jobs.plans import Attempt, Plan, Row
+from training_jobs.record import Record
+
+E = TypeVar("E", bound=journal.Event)
+EndedOf = Callable[[Plan], "Ended"]
+
+_FAR = float("inf")
+_RESTARTS = (Strategy.RESTART, Strategy.HANG_RESTART)
+
+
+@dataclass
+class Ended:
+    """The attempts of a job, and how far it came.
+
+    error: what broke the job off. story: the job's story then.
+    numbers: the number of each row's first fault.
+    ledgers: the events of each attempt. ends: how the attempts ended.
+    seen: the results of the acts, by the names of the rows.
+    after: the results of `Attempt.after`, by the names of the attempts.
+    left: processes that lived after an attempt.
+    """
+
+    job: Job
+    attempts: Sequence[Attempt]
+    error: Exception | None = None
+    story: str = ""
+    numbers: dict[Row, int] = field(default_factory=dict)
+    ledgers: list[list[journal.AnyEvent]] = field(default_factory=list)
+    ends: list[journal.Ended] = field(default_factory=list)
+    seen: dict[str, Any] = field(default_factory=dict)
+    after: dict[str, Any] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+
+    def only(self, which: int | str) -> Ended:
+        """Return one attempt alone, by its number or its name."""
+        names = [attempt.name for attempt in self.attempts]
+        number = names.index(which) if isinstance(which, str) else which
+        own = {
+            name: getattr(self, name)[number : number + 1]
+            for name in ("attempts", "ledgers", "ends")
+        }
+        return dataclasses.replace(self, **own)
+
+    # ---- what has happened
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of all attempts."""
+        return [row for attempt in self.attempts for row in attempt.rows]
+
+    @property
+    def events(self) -> list[journal.AnyEvent]:
+        """The events of all attempts."""
+        return list(itertools.chain(*self.ledgers))
+
+    @property
+    def incidents(self) -> list[journal.Incident]:
+        """All incidents."""
+        return journal.incidents(self.events)
+
+    def of(self, kind: type[E], row: Row | None = None) -> list[E]:
+        """Return the events of one kind: all, or those of a row."""
+        events = self.events if row is None else self.events_of(row)
+        return [event for event in events if isinstance(event, kind)]
+
+    def events_of(self, row: Row) -> list[journal.AnyEvent]:
+        """Return the events between a row's beginning and the next's."""
+        begin, end = self.window(row)
+        return [event for event in self.events if begin <= event.at < end]
+
+    def incidents_of(self, row: Row) -> list[journal.Incident]:
+        """Return the incidents of a row, as far as they are between its beginning and the next's.
+
+        Rows of the same step share an incident: it closes when a step is finished.
+        """
+        return [each for each in journal.incidents(self.events_of(row)) if each.faults]
+
+    def is_closed(self, incident: journal.Incident) -> bool:
+        """Whether training continued after an incident."""
+        return any(each.closed for each in self.incidents if each.number == incident.number)
+
+    def began(self) -> tuple[int, dict[str, int]]:
+        """Return the finished steps of the first generation, and where its states came from."""
+        [formed, *_] = self.of(journal.Formed)
+        return formed.step, formed.sources
+
+    def replaced_in(self, row: Row) -> set[int]:
+        """Return the ranks of which a process started between a row's beginning and the next's."""
+        begin, end = self.window(row)
+        record = self.job.record
+        return {r for r in range(record.ranks) if any(begin <= at < end for at in record.births(r))}
+
+    def window(self, row: Row) -> tuple[float, float]:
+        """Return when a row began, and when the next row began or the attempt ended."""
+        rows = self.rows
+        begin = self._begin(row)
+        ends = [self._begin(later) for later in rows[rows.index(row) + 1 :]]
+        ends += [each.at for each in self.ends if each.at >= begin]
+        return begin, min(ends, default=_FAR)
+
+    def _begin(self, row: Row) -> float:
+        """Return when the earliest of a row's faults struck."""
+        if row not in self.numbers:  # its attempt has not begun
+            return _FAR
+        first = self.numbers[row]
+        marks = [reached(self.job.folder, first + n) for n in range(len(row.faults))]
+        return min((mark.stat().st_mtime for mark in marks if mark.exists()), default=_FAR)
+
+    # ---- checks
+
+    def check(self, row: Row) -> journal.Incident | None:
+        """Check what a row promises; return its last incident."""
+        found = self.incidents_of(row)
+        why = f"row {row}: {self.error}{self.story}"
+        if row.strategies == ():
+            assert found == []
+            assert self._begin(row) < _FAR, why
+            assert row.act is None or row.name in self.seen, why
+        else:
+            assert found, f"no incident of {why}"
+        *before, last = [self.is_closed(each) for each in found] or [row.continues]
+        assert all(before), why
+        assert last is row.continues, why
+        decided = tuple(strategy for each in found for strategy in each.strategies)
+        assert row.strategies in (None, decided), found
+        assert _allows(row.lost, sum(each.steps_lost for each in found)), found
+        assert row.replaced is None or self.replaced_in(row) == set(row.replaced), found
+        if row.sources is not None:
+            sources = [formed.sources for formed in self.of(journal.Formed, row)]
+            one = isinstance(row.sources, Mapping)
+            assert (sources[-1] if one else sources) == row.sources, sources
+        if found:
+            assert _allows(row.resumed, found[-1].resumed_at), found
+            cause = found[-1].cause
+            assert row.cause in (None, (cause.kind, cause.rank)), found
+        incident = found[-1] if found else None
+        if row.check is not None:
+            row.check(self, incident)
+        return incident
+
+    def check_ends(self) -> list[journal.Ended]:
+        """Check how the attempts ended, and that no process is left; return their ends."""
+        assert len(self.ends) == len(self.attempts), f"{self.error}{self.story}"
+        for attempt, end in zip(self.attempts, self.ends, strict=True):
+            assert end.outcome == attempt.outcome, f"{end}{self.story}"
+            assert attempt.reason in end.reason, end
+        assert self.left == []
+        return self.ends
+
+    def check_end(self, baseline: Record, *, wrong: Mapping[int, int] | None = None) -> None:
+        """Check how the attempts ended, and that the training is the baseline's, to the bit."""
+        assert self.error is None, f"{self.error}{self.story}"
+        self.check_ends()
+        assert_same_training(self.job.record, baseline, wrong=wrong)
+        assert_samples_once(self.job.record)
+        self.check_processes()
+        of_rows = {each.number for row in self.rows for each in self.incidents_of(row)}
+        assert of_rows == {each.number for each in self.incidents}, "an incident of no row"
+
+    def check_processes(self) -> None:
+        """The journal names the start of each process, and each rank's last one has ended well.
+
+        A restart can end processes that were started before they begin the script.
+        """
+        record = self.job.record
+        begin = self.events[0].at
+        started = [event.ranks for event in self.of(journal.RanksStarted)]
+        decided = [strategy for each in self.incidents for strategy in each.strategies]
+        restarts = sum(strategy in _RESTARTS for strategy in decided)
+        for rank in range(record.ranks):
+            lives = sum(at >= begin for at in record.births(rank))
+            named = sum(rank in ranks for ranks in started)
+            assert named - restarts <= lives <= named, f"rank {rank}: {lives} of {named}"
+            assert record.result(rank)["pid"] == record.lives(rank)[-1], f"rank {rank}"
+
+
+def _allows(wanted: int | Collection[int] | None, number: int) -> bool:
+    """Whether a number is the wanted one, or one of them; None: each is."""
+    return wanted is None or number in ((wanted,) if isinstance(wanted, int) else wanted)
