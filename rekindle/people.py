@@ -157,7 +157,7 @@ def report_fault(options: argparse.Namespace) -> int:
 def stop(options: argparse.Namespace) -> int:
     """Stop a job, as a cancelled flow run does, also while a flow steers it."""
     endpoint, directory = _running(options.job)
-    JobClient(endpoint, directory.secret()).stop_by_hand(by=getpass.getuser())
+    JobClient(endpoint, directory.secret()).stop(by=getpass.getuser())
     return 0
 
 

@@ -123,7 +123,7 @@ class JobClient:
         """Tell the job of trouble with a node. Raises JobError: it is not understood."""
         self._post(names.PATH_SIGNS, msgspec.json.encode(sign))
 
-    def stop_by_hand(self, *, by: str) -> None:
+    def stop(self, *, by: str) -> None:
         """Stop the job for a person, whoever steers it."""
         self._post(names.PATH_STOP, json.dumps({"by": by}).encode())
 

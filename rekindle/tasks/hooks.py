@@ -88,7 +88,7 @@ def _stop(flow_run: FlowRun, state: State[Any], log: Log) -> None:
         # Not under the lease: the process that holds it may not be quite dead yet, and a person who
         # cancels does not ask who steers.
         client = jobs.client_of(job_id, endpoint)
-        client.stop_by_hand(by=f"the cancellation of flow run {flow_run.name} ({flow_run.id})")
+        client.stop(by=f"the cancellation of flow run {flow_run.name} ({flow_run.id})")
     except (RekindleError, ValueError):
         log.exception("Job %s could not be stopped", job_id)
         raise

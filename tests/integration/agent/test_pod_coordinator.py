@@ -89,7 +89,7 @@ class Pod:
         self.wait_attempt(attempt)
 
     def stop(self) -> list[journal.AnyEvent]:
-        self.client.stop_by_hand(by="somebody")
+        self.client.stop(by="somebody")
         self.wait(lambda: isinstance(self.client.history()[-1], journal.Ended))
         self.wait(self.is_between)
         return self.client.history()

@@ -111,7 +111,7 @@ def test_fsdp_with_two_and_then_four_ranks(job: Callable[..., Job]) -> None:
     go_on(run, 2, 100, "--hold", "8")
     run.wait((run.folder / "done-8-of-2.json").exists, "eight steps")
     wait_sealed(run.agent_pid(0))
-    JobClient(run.endpoint, run.directory.secret()).stop_by_hand(by="a test")
+    JobClient(run.endpoint, run.directory.secret()).stop(by="a test")
     run.end()
     assert state(run, "loaded", 6, 2) == state(run, "done", 6, 4)
     assert newest(run)[1].step == 8

@@ -109,7 +109,7 @@ def test_a_held_lease_names_its_holder() -> None:
 def test_a_refusal_says_why() -> None:
     """The coordinator's reason reaches the error, whatever the request."""
     with coordinator(reply(401, {"error": "wrong secret"})) as client:
-        for ask in (client.status, client.events, lambda: client.stop_by_hand(by="x")):
+        for ask in (client.status, client.events, lambda: client.stop(by="x")):
             with pytest.raises(JobError, match="HTTP status 401: wrong secret"):
                 ask()
 
@@ -156,7 +156,7 @@ def test_requests_prove_the_secret_and_carry_their_order() -> None:
         reply(200, {})(handler)
 
     with coordinator(answer) as client:
-        client.stop_by_hand(by="ann")
+        client.stop(by="ann")
     [(path, authorization, body)] = seen
     assert path == "/stop"
     assert authorization == bearer("secret")

@@ -20,7 +20,7 @@ pytestmark = [needs_mindspore, pytest.mark.timeout(400)]
 def stop(job: MindSporeJob, step: int) -> None:
     """Stop a job by hand while its ranks stand: they leave their newest state."""
     job.wait_step(step)
-    job.client().stop_by_hand(by="a test")
+    job.client().stop(by="a test")
     assert job.end() != 0, job.story()
     assert job.events_of(journal.Checkpointed)[-1].step == step, job.story()
     job.release(step)
