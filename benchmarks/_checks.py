@@ -28,7 +28,7 @@ def started(folder: Path, dlrover: Path | None, *, check: bool) -> float:
     began = time.time()
     with (folder / "output").open("w") as output:
         if dlrover is None:
-            command = [sys.executable, "-m", "rekindle.cli", "run", *flags]
+            command = [sys.executable, "-m", "rekindle.cli.main", "run", *flags]
             command += ["--nnodes", str(NODES), "--nproc-per-node", "1", *script]
             environment = os.environ | {"REKINDLE_HOME": str(folder)}
             _run([(command, environment)], output)

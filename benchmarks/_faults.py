@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import psutil
 from _jobs import HOME, JOB_ID, Job
 
+from rekindle.coordinator.machine.job_state import Phase
+from rekindle.job.spec import job_directory
 from rekindle.names import SPARE
-from rekindle.recovery.journal import Incident
-from rekindle.runtime.protocol import InjectionKind
-from rekindle.runtime.spec import job_directory
-from rekindle.runtime.state import Phase
-from rekindle.runtime.view import NodeView
+from rekindle.protocol.agent import InjectionKind
+from rekindle.protocol.http_views import NodeView
+from rekindle.recovery.journal.journal import Incident
 from rekindle.testing.handle import JobHandle
 
 LIMIT_S = 60.0

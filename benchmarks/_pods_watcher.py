@@ -18,15 +18,15 @@ import psutil
 from kubernetes import client, config
 
 from rekindle.engines.client import JobClient
-from rekindle.engines.kubernetes.api import load
-from rekindle.engines.kubernetes.eyes import Eyes
-from rekindle.engines.kubernetes.hosts import Hosts
+from rekindle.engines.kubernetes.client.api import load
+from rekindle.engines.kubernetes.client.pod_status import PodSeen
 from rekindle.engines.kubernetes.labels import selector
-from rekindle.engines.kubernetes.placing import Placing
-from rekindle.engines.kubernetes.pods import Pods
-from rekindle.engines.kubernetes.seen import PodSeen
-from rekindle.recovery.classification import Sign, Source
-from rekindle.runtime.spec import JobDirectory
+from rekindle.engines.kubernetes.manifests.settings import Pods
+from rekindle.engines.kubernetes.placement.hosts import Hosts
+from rekindle.engines.kubernetes.placement.placement import Placing
+from rekindle.engines.kubernetes.watchers.job_watcher import Eyes
+from rekindle.job.spec import JobDirectory
+from rekindle.recovery.faults.classification import Sign, Source
 
 POLL_S = 2.0
 

@@ -31,10 +31,10 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from _flash import Flash, is_installed
 
-from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.open_store import open_store
 from rekindle.names import ENV_CHECKPOINT_STORE
 from rekindle.training.torch import Session
-from rekindle.training.torch.snapshot import load_snapshot
+from rekindle.training.torch.state.snapshot import load_snapshot
 
 TENSOR_MEGABYTES = 4
 ADAM = 3  # a parameter and its two moments

@@ -22,7 +22,7 @@ from mindspore import nn
 from mindspore.communication import get_rank, init
 from mindspore.train import Callback
 
-from rekindle.training.gate import Gate
+from rekindle.rank.step_vote import Gate
 from rekindle.training.mindspore import Session, recoverable
 
 BLOCK, SKIPPED = 20, 3  # steps of a block; of which the first are left out

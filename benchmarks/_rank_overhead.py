@@ -29,7 +29,7 @@ import torch.distributed as dist
 from _task import BATCH_SIZE, PlainSampler, Task
 
 from rekindle.training.torch import Session, Step, StepSampler
-from rekindle.training.torch.state import capture
+from rekindle.training.torch.state.capture import capture
 
 WARM_UP = 10  # pairs
 ASK_EVERY = 5  # pairs between two looks at the clock, which all ranks take together

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from _task import BATCH_SIZE, Task
 
 from rekindle.profiling.switch import Switch, switched
-from rekindle.runtime.rank_messages import Profile
+from rekindle.protocol.rank import Profile
 from rekindle.training.torch import Session, StepSampler
 
 MODES = {

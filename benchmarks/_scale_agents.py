@@ -1,7 +1,7 @@
 """One process of many simulated agents, each with one rank and a line of its own.
 
 To the coordinator they are agents: websockets, the job's secret, the messages of
-`rekindle.runtime.protocol`, a beat at the interval of real agents. There are no processes behind
+`rekindle.protocol.agent`, a beat at the interval of real agents. There are no processes behind
 them: a rank arrives, has its state and ends its step as soon as it is told to. The websocket client
 is one of few parts, so that the agents leave the cores to the coordinator.
 """
@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 from rekindle import names
-from rekindle.recovery.fault import Exit, Kind
-from rekindle.runtime import protocol as p
-from rekindle.runtime import wire
-from rekindle.runtime.agent import PING_S
-from rekindle.runtime.spec import bearer
+from rekindle.agent.process import PING_S
+from rekindle.job.spec import bearer
+from rekindle.protocol import agent as p
+from rekindle.protocol import codec as wire
+from rekindle.recovery.faults.fault import Exit, Kind
 
 HOST = "node-0"  # of all of them
 AT_ONCE = 64  # lines that one process opens at a time

@@ -10,14 +10,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rekindle.coordinator.machine.job_state import Phase, Send
+from rekindle.coordinator.machine.machine import Machine
+from rekindle.job.spec import EntryKind, JobSpec
 from rekindle.names import WIRE_VERSION
-from rekindle.recovery.codes.tables import Tables
-from rekindle.recovery.fault import Exit
-from rekindle.recovery.policy import Policy
-from rekindle.runtime import protocol as p
-from rekindle.runtime.machine import Machine
-from rekindle.runtime.spec import EntryKind, JobSpec
-from rekindle.runtime.state import Phase, Send
+from rekindle.protocol import agent as p
+from rekindle.recovery.faults.fault import Exit
+from rekindle.recovery.faults.tables.tables import Tables
+from rekindle.recovery.policy.policy import Policy
 
 SIGKILL = 9
 MANY = 64

@@ -24,7 +24,7 @@ from typing import Any
 from _common import summary
 
 from rekindle.checkpoints.manifest import Manifest
-from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.store import Part
 from rekindle.names import ENV_STORE_ACCESS_KEY_ID, ENV_STORE_SECRET_ACCESS_KEY

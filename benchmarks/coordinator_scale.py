@@ -29,9 +29,9 @@ from _scale_machine import FEWEST, machine_ms
 
 from rekindle import names
 from rekindle.engines.local import LocalEngine
-from rekindle.recovery.policy import Policy
-from rekindle.runtime.heartbeat import beat_interval
-from rekindle.runtime.spec import EntryKind, JobDirectory, JobSpec
+from rekindle.job.spec import EntryKind, JobDirectory, JobSpec
+from rekindle.protocol.heartbeat_page import beat_interval
+from rekindle.recovery.policy.policy import Policy
 
 AGENTS = (1024, 4096, 16384)
 TARGET_AGENTS, TARGET_TOLD_MS = 16384, 1000.0

@@ -36,8 +36,8 @@ from _faults import Struck
 from _jobs import Job
 from _trials import SETTLE_STEPS, START_S, STEPS, step_times
 
-from rekindle.recovery.policy import Policy
-from rekindle.runtime.protocol import InjectionKind
+from rekindle.protocol.agent import InjectionKind
+from rekindle.recovery.policy.policy import Policy
 
 NODES = 2
 PER_NODE = RANKS // NODES

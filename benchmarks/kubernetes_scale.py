@@ -22,13 +22,13 @@ from _scale_agents import address_of
 from coordinator_scale import Coordinator, Crowd, Run
 
 from rekindle.engines.client import JobClient
-from rekindle.engines.kubernetes.api import load
-from rekindle.engines.kubernetes.hosts import Hosts
-from rekindle.engines.kubernetes.placing import Placing
-from rekindle.engines.kubernetes.pods import Pods
-from rekindle.recovery.fault import Kind
-from rekindle.recovery.journal import AnyEvent, Decided, FaultSeen
-from rekindle.runtime.heartbeat import beat_interval
+from rekindle.engines.kubernetes.client.api import load
+from rekindle.engines.kubernetes.manifests.settings import Pods
+from rekindle.engines.kubernetes.placement.hosts import Hosts
+from rekindle.engines.kubernetes.placement.placement import Placing
+from rekindle.protocol.heartbeat_page import beat_interval
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.journal.journal import AnyEvent, Decided, FaultSeen
 
 sys.path.insert(0, str(ROOT / "tests"))
 from cluster.launch import Simulated, start

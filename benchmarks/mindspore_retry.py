@@ -30,9 +30,9 @@ from _common import (
     summary,
 )
 
-from rekindle.recovery.policy import Strategy
-from rekindle.runtime.protocol import Inject, InjectionKind
-from rekindle.runtime.spec import job_directory
+from rekindle.job.spec import job_directory
+from rekindle.protocol.agent import Inject, InjectionKind
+from rekindle.recovery.policy.policy import Strategy
 from rekindle.testing.handle import JobHandle
 
 EXAMPLE = ROOT / "examples" / "mindspore_uce" / "train.py"
@@ -98,7 +98,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _command(python: Path, name: str, *script: str) -> list[str]:
-    run = [str(python), "-m", "rekindle.cli", "run", "--framework", "mindspore"]
+    run = [str(python), "-m", "rekindle.cli.main", "run", "--framework", "mindspore"]
     run += ["--nproc-per-node", str(RANKS), "--job-id", name, "--allow-injection"]
     return [*run, "--max-restarts", "9", *script]
 

@@ -20,7 +20,7 @@ from typing import Any
 from _checks import compared
 from _common import ROOT, Conditions, finish, need_torch, number, options, place, table
 
-from rekindle.recovery import journal
+from rekindle.recovery.journal import journal
 from rekindle.recovery.node_check.verdicts import Health
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -91,7 +91,7 @@ def _check(
     """Check some nodes; return whom it has named, and the seconds from the job's start to that."""
     folder.mkdir()
     environment = os.environ | {"REKINDLE_HOME": str(folder)}
-    command = [sys.executable, "-m", "rekindle.cli", "run", "--exclude-straggler"]
+    command = [sys.executable, "-m", "rekindle.cli.main", "run", "--exclude-straggler"]
     command += ["--compute-factor", "5", "--link-factor", "5", "--nnodes", f"1:{size}"]
     command += ["--job-id", "check", "-m", "rekindle.training.node_check"]
     if health is Health.STRAGGLER:

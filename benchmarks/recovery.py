@@ -46,7 +46,7 @@ from _faults import Struck
 from _jobs import Job
 from _trials import STEPS, Parts, Runner, Side, Trial, parts_of_torchft, parts_of_torchrun, stages
 
-from rekindle.runtime.protocol import InjectionKind
+from rekindle.protocol.agent import InjectionKind
 
 SIZES_MB = {"small": 7, "100m": 100, "1g": 1000}  # parameters and their Adam moments
 NODES = 2

@@ -120,7 +120,7 @@ def _recorded(folder: Path) -> np.ndarray:
     folder.mkdir()
     environment = clean_environment(home) | {"REKINDLE_HOME": str(home)}
     home.mkdir()
-    rekindle = [sys.executable, "-m", "rekindle.cli"]
+    rekindle = [sys.executable, "-m", "rekindle.cli.main"]
     command = [*rekindle, "run", "--job-id", "recorded", "--nproc-per-node", str(RECORDED_RANKS)]
     command += [str(HERE / "_rank_recorded.py"), str(gate), str(RECORDED_STEPS)]
     with (folder / "output").open("w") as output:

@@ -13,7 +13,7 @@
     │       └── MissingError  a file of a checkpoint that is not there
     └── SessionError          a training script that uses Session wrongly
 
-Faults of a training run are values (`rekindle.recovery.fault.Fault`), not exceptions.
+Faults of a training run are values (`rekindle.recovery.faults.fault.Fault`), not exceptions.
 """
 
 

@@ -16,9 +16,9 @@ from place import OUTPUT
 from prefect_side import until
 
 from rekindle.engines.client import JobClient
-from rekindle.recovery.journal import FirstStep, Incident, JobStarted, incidents
-from rekindle.runtime.view import JobView
-from rekindle.tasks import jobs
+from rekindle.protocol.http_views import JobView
+from rekindle.recovery.journal.journal import FirstStep, Incident, JobStarted, incidents
+from rekindle.tasks import job_access as jobs
 
 JOBS = OUTPUT / "rekindle" / "jobs"
 SHARED_MEMORY = Path("/dev/shm")

@@ -14,8 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from verdict import Verdict
 
-from rekindle.recovery.journal import Incident
-from rekindle.tasks.wording import clock, sources_in_words
+from rekindle.recovery.journal.journal import Incident
+from rekindle.reporting.event_text import clock, sources_in_words
 
 console = Console(highlight=False)
 

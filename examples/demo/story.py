@@ -17,9 +17,9 @@ from prefect_side import Served, served, server, until
 from verdict import Plan, incident_entry, judge
 
 from rekindle.blocks.job import TrainingJob
-from rekindle.tasks.jobs import history_of, job_id_of
-from rekindle.tasks.metrics import read_records
-from rekindle.tasks.timeline import Mark, draw
+from rekindle.reporting.step_records import read_records
+from rekindle.reporting.timeline.figure import Mark, draw
+from rekindle.tasks.job_access import history_of, job_id_of
 
 _RUN_S = 420.0
 SNAPSHOT_EVERY = 5

@@ -12,10 +12,10 @@ from typing import Any
 from job_side import Target, leftovers
 from place import OUTPUT, SCRIPT
 
-from rekindle.recovery.journal import Incident
-from rekindle.tasks.metrics import StepRecord, effective, read_records
-from rekindle.tasks.wording import milliseconds
-from rekindle.training.sampler import StepSampler
+from rekindle.recovery.journal.journal import Incident
+from rekindle.reporting.event_text import milliseconds
+from rekindle.reporting.step_records import StepRecord, effective, read_records
+from rekindle.training.data.sampler import StepSampler
 
 
 @dataclass(frozen=True)

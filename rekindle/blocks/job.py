@@ -24,14 +24,7 @@ from rekindle.blocks.policy import RecoveryPolicy
 from rekindle.blocks.store import CheckpointDirectory
 from rekindle.checkpoints.location import absolute, below
 from rekindle.errors import UsageError
-from rekindle.runtime.spec import (
-    EntryKind,
-    Framework,
-    JobSpec,
-    check,
-    check_elsewhere,
-    job_directory,
-)
+from rekindle.job.spec import EntryKind, Framework, JobSpec, check, check_elsewhere, job_directory
 
 DEFAULT_NAME = "train"
 _OF_CLUSTER = ("nodes", "processes_per_node", "min_nodes", "spares")

@@ -11,7 +11,7 @@ from rekindle.blocks.ascend import AscendSettings
 from rekindle.errors import UsageError
 
 if TYPE_CHECKING:
-    from rekindle.engines.kubernetes.pods import Pods
+    from rekindle.engines.kubernetes.manifests.settings import Pods
 
 KindName = Literal["indexed-job", "jobset", "ascendjob", "volcano-job", "trainjob", "pytorchjob"]
 
@@ -233,8 +233,8 @@ class KubernetesPods(BaseModel):
     def to_pods(self) -> Pods:
         """Return the pods as the engine reads them. Raises ValueError: it cannot be meant so."""
         # Prefect's server imports the blocks, and needs no engine.
-        from rekindle.engines.kubernetes.checking import check_words
-        from rekindle.engines.kubernetes.pods import Pods
+        from rekindle.engines.kubernetes.manifests.settings import Pods
+        from rekindle.engines.kubernetes.manifests.validation import check_words
 
         pods = msgspec.convert(self.model_dump(), Pods)
         try:

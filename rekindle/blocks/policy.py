@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rekindle.recovery.policy import ALLOWABLE, LADDER, Policy, Stragglers, Strategy
+from rekindle.recovery.policy.policy import ALLOWABLE, LADDER, Policy, Stragglers, Strategy
 
 
 def _one_of(strategies: Iterable[Strategy]) -> str:

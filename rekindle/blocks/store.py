@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rekindle.checkpoints.retention import Retention
-from rekindle.recovery.interval import AUTO
+from rekindle.recovery.policy.interval import AUTO
 
 
 class Keep(BaseModel):

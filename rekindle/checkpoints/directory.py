@@ -24,9 +24,23 @@ from pathlib import Path
 import msgspec
 
 from rekindle.checkpoints import manifest as manifests
-from rekindle.checkpoints import parts as shared
+from rekindle.checkpoints import multi_writer as shared
 from rekindle.checkpoints import pin_files
-from rekindle.checkpoints.blocks import check_range
+from rekindle.checkpoints.block_checksums import check_range
+from rekindle.checkpoints.checkpoint_path import (
+    Key,
+    Traces,
+    committed,
+    entry_of,
+    is_newer,
+    is_outdated,
+    is_unfinished,
+    key_of,
+    look_at,
+    name_of,
+    read_manifest,
+    traces,
+)
 from rekindle.checkpoints.files import (
     explained,
     load_file,
@@ -41,20 +55,6 @@ from rekindle.checkpoints.files import (
 from rekindle.checkpoints.format import Bytes
 from rekindle.checkpoints.manifest import MANIFEST_FILE, FileEntry, Manifest
 from rekindle.checkpoints.pins import Pin
-from rekindle.checkpoints.place import (
-    Key,
-    Traces,
-    committed,
-    entry_of,
-    is_newer,
-    is_outdated,
-    is_unfinished,
-    key_of,
-    look_at,
-    name_of,
-    read_manifest,
-    traces,
-)
 from rekindle.checkpoints.pruning import may_go
 from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.store import (

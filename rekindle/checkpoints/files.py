@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from rekindle.checkpoints.blocks import Sums, read_span, spans, summed
+from rekindle.checkpoints.block_checksums import Sums, read_span, spans, summed
 from rekindle.checkpoints.format import Bytes, checksum
 from rekindle.checkpoints.manifest import FileEntry
 from rekindle.errors import CheckpointError, CorruptError, MissingError

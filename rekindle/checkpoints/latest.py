@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from rekindle.checkpoints.opening import open_pointer
+from rekindle.checkpoints.open_store import open_pointer
 from rekindle.errors import CheckpointError, CorruptError
 
 LATEST_FILE: Final = "latest.json"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+from rekindle.checkpoints.checkpoint_path import Key, is_unfinished
 from rekindle.checkpoints.files import locked, make_directories, sync_directory
 from rekindle.checkpoints.manifest import MANIFEST_FILE
 from rekindle.checkpoints.pins import PINS, Pin, expired, in_use, pin_of
-from rekindle.checkpoints.place import Key, is_unfinished
 
 
 def listed(root: Path) -> list[Pin]:

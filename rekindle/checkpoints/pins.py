@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from rekindle.checkpoints.place import Key, key_of, name_of
+from rekindle.checkpoints.checkpoint_path import Key, key_of, name_of
 from rekindle.errors import CheckpointError
 
 if TYPE_CHECKING:

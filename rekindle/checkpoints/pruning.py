@@ -6,9 +6,9 @@ import contextlib
 import itertools
 from collections.abc import Callable, Collection, Sequence
 
+from rekindle.checkpoints.checkpoint_path import Key
 from rekindle.checkpoints.manifest import Manifest
 from rekindle.checkpoints.pins import Pin, in_use
-from rekindle.checkpoints.place import Key
 from rekindle.checkpoints.retention import Kept, Retention, superfluous
 from rekindle.errors import CorruptError
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 
 import msgspec
 
+from rekindle.checkpoints.checkpoint_path import key_of, name_of
 from rekindle.checkpoints.copying import copy
 from rekindle.checkpoints.location import above, below
 from rekindle.checkpoints.manifest import identity
-from rekindle.checkpoints.opening import open_store
-from rekindle.checkpoints.place import key_of, name_of
+from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.store import Checkpoint
 from rekindle.checkpoints.verifying import Told
 from rekindle.errors import CheckpointError, CorruptError, UsageError

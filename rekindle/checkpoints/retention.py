@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from rekindle.checkpoints.place import Key
+from rekindle.checkpoints.checkpoint_path import Key
 
 _COUNTS = ("last", "every_steps", "best")
 

@@ -11,10 +11,10 @@ from typing import Protocol
 
 import msgspec
 
+from rekindle.checkpoints.checkpoint_path import Key
 from rekindle.checkpoints.format import Bytes, checksum
 from rekindle.checkpoints.manifest import FileEntry, Manifest, encode
 from rekindle.checkpoints.pins import Pin
-from rekindle.checkpoints.place import Key
 from rekindle.checkpoints.retention import Retention
 from rekindle.errors import CheckpointError
 

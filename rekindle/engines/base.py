@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from rekindle.engines.client import JobClient
-from rekindle.recovery.classification import Sign
-from rekindle.recovery.journal import AnyEvent
-from rekindle.runtime.spec import Endpoint
+from rekindle.job.spec import Endpoint
+from rekindle.recovery.faults.classification import Sign
+from rekindle.recovery.journal.journal import AnyEvent
 
 MOST_REVIVALS = 10  # coordinators that die one after the other have a cause that stays
 

@@ -16,12 +16,12 @@ import msgspec
 
 from rekindle import names
 from rekindle.errors import JobError, LeaseHeldError, UnansweredError
+from rekindle.job.spec import Endpoint, bearer
 from rekindle.profiling.switch import Order
-from rekindle.recovery import journal
-from rekindle.recovery.classification import Sign
-from rekindle.runtime.protocol import Approval, Inject
-from rekindle.runtime.spec import Endpoint, bearer
-from rekindle.runtime.view import JobView
+from rekindle.protocol.agent import Approval, Inject
+from rekindle.protocol.http_views import JobView
+from rekindle.recovery.faults.classification import Sign
+from rekindle.recovery.journal import journal
 
 # The coordinator says something every second; one that is silent for this long is gone.
 SILENCE_S = 20.0

@@ -12,7 +12,7 @@ import msgspec
 
 from rekindle import names
 from rekindle.errors import JobError
-from rekindle.recovery.hosts import AnyHostEvent, Host, fold, read
+from rekindle.recovery.journal.host_history import AnyHostEvent, Host, fold, read
 
 
 class HostLog:

@@ -22,14 +22,14 @@ import msgspec
 from rekindle import names
 from rekindle.engines.client import JobClient
 from rekindle.engines.host_log import HostLog
-from rekindle.engines.mirror import Mirror
-from rekindle.engines.pretended import PretendedHosts
+from rekindle.engines.journal_copy import Mirror
+from rekindle.engines.simulated_hosts import PretendedHosts
 from rekindle.errors import JobError, UsageError
-from rekindle.recovery.classification import Sign
-from rekindle.recovery.codes.tables import Tables
-from rekindle.recovery.hosts import learned_from
-from rekindle.recovery.journal import AnyEvent
-from rekindle.runtime.spec import Endpoint, JobDirectory, home
+from rekindle.job.spec import Endpoint, JobDirectory, home
+from rekindle.recovery.faults.classification import Sign
+from rekindle.recovery.faults.tables.tables import Tables
+from rekindle.recovery.journal.host_history import learned_from
+from rekindle.recovery.journal.journal import AnyEvent
 
 FREE_S = 5.0  # how long the kernel may take to free the port of a dead coordinator
 
@@ -181,14 +181,14 @@ class LocalEngine:
             self._log_of_hosts.append(said)
 
     def _start(
-        self, module: str, arguments: list[str], fds: list[int], *, log: str = ""
+        self, process: str, arguments: list[str], fds: list[int], *, log: str = ""
     ) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", f"rekindle.runtime.{module}"]
+        command = [sys.executable, "-m", f"rekindle.{process}.process"]
         command += ["--directory", str(self._directory.path), *arguments]
         if self._lifeline is not None:
             command += ["--lifeline-fd", str(self._lifeline[0])]
             fds = [*fds, self._lifeline[0]]
-        with self._log(log or module) as output:
+        with self._log(log or process) as output:
             return subprocess.Popen(
                 command,
                 env=_environment(),

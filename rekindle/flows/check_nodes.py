@@ -12,10 +12,10 @@ from rekindle.blocks.kubernetes import KubernetesPods
 from rekindle.blocks.node_check import NodeCheck
 from rekindle.errors import JobFailedError
 from rekindle.flows.train import train_to_the_end
-from rekindle.tasks.hooks import OF_FLOW_PROCESS, stop_job
-from rekindle.tasks.jobs import job_of_this_run
-from rekindle.tasks.node_checks import report_nodes
-from rekindle.tasks.recovery_hooks import recovery_hooks
+from rekindle.tasks.hooks.cancellation import OF_FLOW_PROCESS, stop_job
+from rekindle.tasks.hooks.rerun import recovery_hooks
+from rekindle.tasks.job_access import job_of_this_run
+from rekindle.tasks.node_check import report_nodes
 
 NAME = "check-nodes"
 

@@ -13,8 +13,8 @@ from prefect import flow, get_run_logger
 from prefect.client.orchestration import get_client
 from prefect.states import Cancelled
 
-from rekindle.tasks.hooks import OF_FLOW_PROCESS, stop_abandoned
-from rekindle.tasks.recovery_hooks import run_again
+from rekindle.tasks.hooks.cancellation import OF_FLOW_PROCESS, stop_abandoned
+from rekindle.tasks.hooks.rerun import run_again
 
 MOST = OF_FLOW_PROCESS.max_reschedules
 

@@ -11,9 +11,10 @@ from rekindle.blocks.job import TrainingJob
 from rekindle.blocks.retraining import Retraining
 from rekindle.checkpoints.location import absolute
 from rekindle.flows.train import train_to_the_end
-from rekindle.tasks import jobs, retraining
-from rekindle.tasks.hooks import OF_FLOW_PROCESS, stop_job
-from rekindle.tasks.recovery_hooks import recovery_hooks
+from rekindle.tasks import job_access as jobs
+from rekindle.tasks import retraining
+from rekindle.tasks.hooks.cancellation import OF_FLOW_PROCESS, stop_job
+from rekindle.tasks.hooks.rerun import recovery_hooks
 
 
 @flow(

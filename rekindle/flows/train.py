@@ -9,12 +9,12 @@ from prefect import flow, get_run_logger
 from prefect.exceptions import Abort
 
 from rekindle.blocks.job import TrainingJob
+from rekindle.coordinator.machine.job_state import RESCHEDULED
 from rekindle.errors import LeaseHeldError
-from rekindle.runtime.state import RESCHEDULED
-from rekindle.tasks.hooks import OF_FLOW_PROCESS, stop_job
-from rekindle.tasks.jobs import job_of_this_run
+from rekindle.tasks.hooks.cancellation import OF_FLOW_PROCESS, stop_job
+from rekindle.tasks.hooks.rerun import recovery_hooks
+from rekindle.tasks.job_access import job_of_this_run
 from rekindle.tasks.launch import How, launch
-from rekindle.tasks.recovery_hooks import recovery_hooks
 from rekindle.tasks.release import release
 from rekindle.tasks.report import raise_if_failed, report
 from rekindle.tasks.supervise import supervise

@@ -14,11 +14,11 @@ import statistics
 from collections import deque
 from collections.abc import Collection, Mapping
 
+from rekindle.profiling.collective_time import Links, Loading, Saving
+from rekindle.profiling.compute_time import FLOOR, Peers, Work
 from rekindle.profiling.findings import Book, Finding, Slow
 from rekindle.profiling.series import BASELINE
 from rekindle.profiling.steps import StepTimes
-from rekindle.profiling.waits import Links, Loading, Saving
-from rekindle.profiling.work import FLOOR, Peers, Work
 
 # Steps in a row without collectives after which they are not recorded any more: who reduces
 # gradients only in every fourth step has some as well.

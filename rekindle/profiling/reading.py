@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 
 from rekindle.errors import UsageError
+from rekindle.profiling.blocked_collectives import Standing, stuck
 from rekindle.profiling.detector import Detector
 from rekindle.profiling.files import lines_of, numbered, rank_folders
 from rekindle.profiling.findings import Finding
 from rekindle.profiling.markers import UNREADABLE, Range, marks, ranges
 from rekindle.profiling.steps import StepTimes, step_times
-from rekindle.profiling.stuck import Standing, stuck
 
 STILL = 3  # times as long as between two times that ranks write: then all has stood still
 LATE = 2  # times that: of what is newer than so, some may not have been written

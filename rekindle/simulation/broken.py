@@ -6,8 +6,8 @@ import random
 
 import msgspec
 
-from rekindle.recovery.fault import Fault, Kind
-from rekindle.recovery.policy import Strategy
+from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.policy.policy import Strategy
 from rekindle.simulation.costs import StrategyRow
 from rekindle.simulation.trace import Cause, Strike
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 
 from rekindle.errors import UsageError
-from rekindle.recovery.codes.document import Entry, read
-from rekindle.recovery.codes.keys import Wrong
-from rekindle.recovery.codes.loading import row_of
-from rekindle.recovery.fault import Kind
-from rekindle.recovery.policy import Strategy
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.tables.document import Entry, read
+from rekindle.recovery.faults.tables.keys import Wrong
+from rekindle.recovery.faults.tables.loading import row_of
+from rekindle.recovery.policy.policy import Strategy
 from rekindle.simulation.progress import Source
 
 DATA = Path(__file__).parent / "data"

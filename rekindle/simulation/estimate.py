@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from rekindle.recovery.interval import best_interval
-from rekindle.recovery.policy import Policy, Strategy
+from rekindle.recovery.policy.interval import best_interval
+from rekindle.recovery.policy.policy import Policy, Strategy
 from rekindle.simulation import formulas
 from rekindle.simulation.costs import Costs
 from rekindle.simulation.job import Setting

@@ -8,7 +8,7 @@ from collections import Counter
 
 import msgspec
 
-from rekindle.recovery.policy import Policy
+from rekindle.recovery.policy.policy import Policy
 from rekindle.simulation.costs import Costs
 from rekindle.simulation.outcome import Loss, World
 from rekindle.simulation.pool import Pool

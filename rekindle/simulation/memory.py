@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from rekindle.recovery import history
-from rekindle.recovery.case import Case
-from rekindle.recovery.history import Past
-from rekindle.recovery.ladder import Decision, decide
-from rekindle.recovery.policy import INNER, Policy, Strategy
+from rekindle.recovery.policy import history
+from rekindle.recovery.policy.case import Case
+from rekindle.recovery.policy.decide import Decision, decide
+from rekindle.recovery.policy.history import Past
+from rekindle.recovery.policy.policy import INNER, Policy, Strategy
 
 _JOBS = (Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB_ISOLATED)
 _PODS = (Strategy.RESCHEDULE_POD,)

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 
 from rekindle.errors import UsageError
-from rekindle.recovery.codes.document import Entry, read
-from rekindle.recovery.codes.keys import Wrong
-from rekindle.recovery.codes.loading import row_of
-from rekindle.recovery.fault import Kind
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.tables.document import Entry, read
+from rekindle.recovery.faults.tables.keys import Wrong
+from rekindle.recovery.faults.tables.loading import row_of
 from rekindle.simulation.costs import DATA, check_least, check_positive, twice
 
 _MOST = 1e9  # of whatever a mix counts

@@ -7,7 +7,7 @@ from collections import Counter
 
 import msgspec
 
-from rekindle.recovery.policy import OUTER, Strategy
+from rekindle.recovery.policy.policy import OUTER, Strategy
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from rekindle.recovery.policy import Strategy
+from rekindle.recovery.policy.policy import Strategy
 from rekindle.simulation import formulas
 from rekindle.simulation.estimate import Estimate, Question
 from rekindle.simulation.outcome import Loss

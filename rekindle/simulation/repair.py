@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rekindle.recovery.policy import Strategy
+from rekindle.recovery.policy.policy import Strategy
 from rekindle.simulation.outcome import Loss
 from rekindle.simulation.progress import Source
 

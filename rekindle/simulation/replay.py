@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rekindle.recovery.case import Case
-from rekindle.recovery.policy import INNER, LATE_S, Strategy
+from rekindle.recovery.policy.case import Case
+from rekindle.recovery.policy.policy import INNER, LATE_S, Strategy
 from rekindle.simulation.broken import ENDS, Broken
 from rekindle.simulation.job import Job, Setting
 from rekindle.simulation.memory import Memory

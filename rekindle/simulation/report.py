@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rekindle.recovery.policy import Strategy
+from rekindle.recovery.policy.policy import Strategy
 from rekindle.simulation import formulas
 from rekindle.simulation.estimate import FEWEST, Estimate, Interval, Question, difference
 from rekindle.simulation.outcome import Loss

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rekindle.recovery.fault import Kind
+from rekindle.recovery.faults.fault import Kind
 from rekindle.simulation.mix import FaultRow, Mix
 
 DAY_S = 86_400.0

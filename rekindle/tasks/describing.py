@@ -6,8 +6,8 @@ import msgspec
 from prefect.client.schemas.objects import FlowRun
 
 from rekindle.blocks.job import TrainingJob
-from rekindle.runtime.spec import JobDirectory, replace_file
-from rekindle.tasks import jobs
+from rekindle.job.spec import JobDirectory, replace_file
+from rekindle.tasks import job_access as jobs
 
 
 def describe(job: TrainingJob, directory: JobDirectory, job_id: str) -> None:

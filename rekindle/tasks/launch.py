@@ -15,10 +15,10 @@ from prefect.cache_policies import NO_CACHE
 
 from rekindle import names
 from rekindle.blocks.job import TrainingJob
+from rekindle.coordinator.machine.job_state import RESCHEDULED
 from rekindle.errors import JobError
-from rekindle.runtime.spec import JobDirectory
-from rekindle.runtime.state import RESCHEDULED
-from rekindle.tasks import jobs
+from rekindle.job.spec import JobDirectory
+from rekindle.tasks import job_access as jobs
 from rekindle.tasks.describing import describe
 
 # A coordinator that has ended its job exits a moment later.

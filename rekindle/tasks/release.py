@@ -6,7 +6,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from rekindle.errors import JobError, UsageError
-from rekindle.tasks import jobs
+from rekindle.tasks import job_access as jobs
 
 
 @task(name="release", cache_policy=NO_CACHE)

@@ -14,14 +14,14 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 
 from rekindle.errors import JobFailedError
-from rekindle.tasks import jobs
-from rekindle.tasks.log import Log
-from rekindle.tasks.markdown import markdown_report
-from rekindle.tasks.metrics import sample_records
-from rekindle.tasks.notices import find_artifact, progress_key
+from rekindle.reporting.event_text import incident_row, outcome
+from rekindle.reporting.markdown import markdown_report
+from rekindle.reporting.step_records import sample_records
+from rekindle.reporting.summary import summarize
+from rekindle.tasks import job_access as jobs
+from rekindle.tasks.prefect_api.log import Log
+from rekindle.tasks.prefect_api.notifier import find_artifact, progress_key
 from rekindle.tasks.restore import describe
-from rekindle.tasks.summary import summarize
-from rekindle.tasks.wording import incident_row, outcome
 
 REPORT_FILE = "report.md"
 TIMELINE_FILE = "timeline.png"
@@ -32,8 +32,8 @@ _PAUSE_S = 1.0
 def report(job_id: str) -> dict[str, Any]:
     """Write the incident table, the report and the timeline; return the same as plain values."""
     # matplotlib takes its time, which a flow process that has to adopt a job does not have.
-    from rekindle.tasks.timeline import draw
-    from rekindle.tasks.timeline_rows import MOST_RANKS
+    from rekindle.reporting.timeline.figure import draw
+    from rekindle.reporting.timeline.rows import MOST_RANKS
 
     with get_client(sync_client=True) as client:
         _wait_for_prefect(client, get_run_logger())

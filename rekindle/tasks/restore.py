@@ -5,9 +5,9 @@ from __future__ import annotations
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from rekindle.recovery.journal import AnyEvent, Checkpointed, CheckpointSkipped, Formed
-from rekindle.tasks import jobs
-from rekindle.tasks.wording import sources_in_words
+from rekindle.recovery.journal.journal import AnyEvent, Checkpointed, CheckpointSkipped, Formed
+from rekindle.reporting.event_text import sources_in_words
+from rekindle.tasks import job_access as jobs
 
 
 def resumes(attempt: list[AnyEvent]) -> bool:

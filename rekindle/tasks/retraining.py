@@ -19,16 +19,16 @@ from rekindle.blocks.retraining import Retraining
 from rekindle.checkpoints.copying import copy
 from rekindle.checkpoints.directory import DirectoryCheckpoint, DirectoryStore
 from rekindle.checkpoints.latest import Latest, announce
-from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.pins import reading
 from rekindle.checkpoints.publishing import Published
 from rekindle.checkpoints.publishing import publish as publish_checkpoint
 from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.store import Checkpoint
 from rekindle.errors import CheckpointError, JobError, RejectedError
-from rekindle.runtime.spec import JobDirectory
-from rekindle.tasks import jobs
-from rekindle.tasks.commands import run_command
+from rekindle.job.spec import JobDirectory
+from rekindle.tasks import job_access as jobs
+from rekindle.tasks.subprocesses import run_command
 
 ENV_CHECKPOINT = "REKINDLE_CHECKPOINT"
 BROUGHT_DIRECTORY = "brought"  # in a job's directory

@@ -1,7 +1,7 @@
 """Step 2 of the train flow: steer the job until it ends, and tell what happens to it.
 
 The stream of the job's events is never kept waiting for Prefect: what concerns Prefect goes through
-`rekindle.tasks.notices`.
+`rekindle.tasks.prefect_api.notifier`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from rekindle import names
 from rekindle.engines.base import MOST_REVIVALS, Engine
 from rekindle.engines.client import EventStream
 from rekindle.errors import JobError, LeaseHeldError, UsageError
+from rekindle.job.spec import Endpoint
 from rekindle.profiling.findings import Slow
-from rekindle.recovery import journal
-from rekindle.recovery.fault import Fault
-from rekindle.recovery.journal import (
+from rekindle.recovery.faults.fault import Fault
+from rekindle.recovery.faults.stragglers import Slowed
+from rekindle.recovery.journal import journal
+from rekindle.recovery.journal.journal import (
     Answered,
     AnyEvent,
     CheckpointFailed,
@@ -44,15 +46,13 @@ from rekindle.recovery.journal import (
     Progress,
     Restored,
 )
-from rekindle.recovery.stragglers import Slowed
-from rekindle.runtime.spec import Endpoint
-from rekindle.tasks import jobs
-from rekindle.tasks.approval import Question
-from rekindle.tasks.log import Log
-from rekindle.tasks.notices import Notices
+from rekindle.reporting.event_text import incident_row, sentence
+from rekindle.reporting.run_state import AWAITING_APPROVAL, RUNNING, shown
+from rekindle.tasks import job_access as jobs
+from rekindle.tasks.prefect_api.approval_form import Question
+from rekindle.tasks.prefect_api.log import Log
+from rekindle.tasks.prefect_api.notifier import Notices
 from rekindle.tasks.restore import restore, resumes
-from rekindle.tasks.state_names import AWAITING_APPROVAL, RUNNING, shown
-from rekindle.tasks.wording import incident_row, sentence
 
 
 @task(name="supervise", cache_policy=NO_CACHE)

@@ -11,11 +11,11 @@ from typing import TypeVar
 
 from rekindle.engines.client import JobClient
 from rekindle.errors import JobError
-from rekindle.recovery import journal
-from rekindle.runtime.protocol import Inject, InjectionKind
-from rekindle.runtime.spec import JobDirectory
-from rekindle.runtime.view import JobView
-from rekindle.tasks.metrics import StepRecord, effective, read_records
+from rekindle.job.spec import JobDirectory
+from rekindle.protocol.agent import Inject, InjectionKind
+from rekindle.protocol.http_views import JobView
+from rekindle.recovery.journal import journal
+from rekindle.reporting.step_records import StepRecord, effective, read_records
 
 _LOOK_S = 0.01
 _LINES = 25  # of each file, in a story

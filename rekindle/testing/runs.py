@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from rekindle import names
-from rekindle.recovery import journal
-from rekindle.runtime.protocol import InjectionKind
-from rekindle.runtime.spec import job_directory
-from rekindle.tasks.metrics import StepRecord
+from rekindle.job.spec import job_directory
+from rekindle.protocol.agent import InjectionKind
+from rekindle.recovery.journal import journal
+from rekindle.reporting.step_records import StepRecord
 from rekindle.testing.handle import JobHandle, RunError
 
 __all__ = ["KINDS", "JobHandle", "Report", "Run", "RunError"]
@@ -71,7 +71,7 @@ class Run(JobHandle):
         super().__init__(job_directory(_JOB, at=folder / "home"))
         options = dict(options)
         self._output = folder / "output.log"
-        command = [sys.executable, "-m", "rekindle.cli", "run", "--allow-injection"]
+        command = [sys.executable, "-m", "rekindle.cli.main", "run", "--allow-injection"]
         command += ["--job-id", _JOB]
         working_directory = options.pop("working_directory", None)
         command += [word for name, value in options.items() for word in _option(name, value)]

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from rekindle.checkpoints.directory import DirectoryStore
-from rekindle.training.torch.importing import Imported, write
-from rekindle.training.torch.state import capture
+from rekindle.training.torch.convert.importing import Imported, write
+from rekindle.training.torch.state.capture import capture
 
 STATE = "state-00000.safetensors"
 

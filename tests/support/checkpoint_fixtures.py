@@ -8,7 +8,7 @@ import pytest
 from checkpoint_commands import Checkpoints, Done, Trained
 
 from rekindle.checkpoints.directory import DirectoryStore
-from rekindle.cli import main
+from rekindle.cli.main import main
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import psutil
 from prefect_side import Served
 from repository import ROOT
 
-from rekindle.recovery.journal import Event, FirstStep, JobStarted
+from rekindle.recovery.journal.journal import Event, FirstStep, JobStarted
 
 SCRIPTS = ROOT / "tests" / "integration" / "flow" / "scripts"
 

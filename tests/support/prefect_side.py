@@ -30,11 +30,11 @@ from waiting import bound_s, wait_until
 
 from rekindle.engines.client import JobClient
 from rekindle.errors import JobError
-from rekindle.recovery import journal
-from rekindle.recovery.journal import AnyEvent, Event
-from rekindle.runtime.spec import JobDirectory
-from rekindle.runtime.view import JobView
-from rekindle.tasks.jobs import job_id_of
+from rekindle.job.spec import JobDirectory
+from rekindle.protocol.http_views import JobView
+from rekindle.recovery.journal import journal
+from rekindle.recovery.journal.journal import AnyEvent, Event
+from rekindle.tasks.job_access import job_id_of
 
 T = TypeVar("T")
 # Prefect's server on SQLite has been seen to wait for its own lock for 60 s.

@@ -69,7 +69,11 @@ def test_imports_follow_the_contracts() -> None:
 @pytest.mark.parametrize(
     ("package", "banned"),
     [
-        ("rekindle.runtime", {"prefect", "kubernetes", "boto3", "torch"}),
+        ("rekindle.job", {"prefect", "kubernetes", "boto3", "torch"}),
+        ("rekindle.protocol", {"prefect", "kubernetes", "boto3", "torch"}),
+        ("rekindle.coordinator", {"prefect", "kubernetes", "boto3", "torch"}),
+        ("rekindle.agent", {"prefect", "kubernetes", "boto3", "torch"}),
+        ("rekindle.rank", {"prefect", "kubernetes", "boto3", "torch"}),
         ("rekindle.training", {"prefect", "kubernetes", "boto3"}),
     ],
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeAlias
 
+from rekindle.checkpoints.checkpoint_path import Key, is_outdated, key_of
 from rekindle.checkpoints.manifest import MANIFEST_FILE, Manifest
-from rekindle.checkpoints.place import Key, is_outdated, key_of
 from rekindle.checkpoints.s3.client import Stored
 from rekindle.errors import CorruptError
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from rekindle.checkpoints.checkpoint_path import Key
 from rekindle.checkpoints.pins import PINS, Pin, expired, in_use, pin_of
-from rekindle.checkpoints.place import Key
 from rekindle.checkpoints.s3.body import Body
 from rekindle.checkpoints.s3.client import Bucket
 from rekindle.checkpoints.s3.place import S3Place

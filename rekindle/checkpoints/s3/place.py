@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from rekindle.checkpoints.blocks import check_range
+from rekindle.checkpoints.block_checksums import check_range
+from rekindle.checkpoints.checkpoint_path import UNFINISHED, Key, entry_of, manifest_of, name_of
 from rekindle.checkpoints.files import private_memory
 from rekindle.checkpoints.manifest import MANIFEST_FILE, FileEntry, Manifest, encode
-from rekindle.checkpoints.place import UNFINISHED, Key, entry_of, manifest_of, name_of
 from rekindle.checkpoints.s3.body import Body
 from rekindle.checkpoints.s3.client import Bucket
 from rekindle.checkpoints.s3.errors import Kind, S3Error

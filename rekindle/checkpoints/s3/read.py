@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from rekindle.checkpoints.blocks import BLOCK, Span, read_span, spans
+from rekindle.checkpoints.block_checksums import BLOCK, Span, read_span, spans
 from rekindle.checkpoints.files import private_memory
 from rekindle.checkpoints.manifest import FileEntry
 from rekindle.checkpoints.s3.client import Bucket

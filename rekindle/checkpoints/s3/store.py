@@ -15,12 +15,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from rekindle.checkpoints.blocks import summed
+from rekindle.checkpoints.block_checksums import summed
+from rekindle.checkpoints.checkpoint_path import Key, entry_of
 from rekindle.checkpoints.location import S3Location
 from rekindle.checkpoints.manifest import MANIFEST_FILE, FileEntry, Manifest
-from rekindle.checkpoints.parts import check_part
+from rekindle.checkpoints.multi_writer import check_part
 from rekindle.checkpoints.pins import Pin
-from rekindle.checkpoints.place import Key, entry_of
 from rekindle.checkpoints.pruning import may_go
 from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.s3 import pins as s3_pins

@@ -15,31 +15,31 @@ import msgspec
 
 from rekindle import names
 from rekindle.engines.client import JobClient, straight
-from rekindle.engines.kubernetes.api import Api, Object, load
-from rekindle.engines.kubernetes.chores import Chores
-from rekindle.engines.kubernetes.errors import ApiError
-from rekindle.engines.kubernetes.eyes import Eyes
-from rekindle.engines.kubernetes.hosts import Hosts
+from rekindle.engines.journal_copy import Mirror
+from rekindle.engines.kubernetes.client.api import Api, Object, load
+from rekindle.engines.kubernetes.client.errors import ApiError
+from rekindle.engines.kubernetes.client.objects import wait_until
+from rekindle.engines.kubernetes.client.pod_status import look_at
 from rekindle.engines.kubernetes.labels import Role, selector
-from rekindle.engines.kubernetes.manifests import keeps_off
-from rekindle.engines.kubernetes.members import Gone, Members
+from rekindle.engines.kubernetes.manifests.render import keeps_off
+from rekindle.engines.kubernetes.manifests.settings import Pods
 from rekindle.engines.kubernetes.mindcluster.watch import Ears, host_eyes
-from rekindle.engines.kubernetes.objects import wait_until
-from rekindle.engines.kubernetes.observers import Observers
-from rekindle.engines.kubernetes.placing import Placing
-from rekindle.engines.kubernetes.pods import Pods
-from rekindle.engines.kubernetes.preflight import must_fit
-from rekindle.engines.kubernetes.reporting import Reporter
-from rekindle.engines.kubernetes.seen import look_at
-from rekindle.engines.mirror import Mirror
+from rekindle.engines.kubernetes.placement.hosts import Hosts
+from rekindle.engines.kubernetes.placement.placement import Placing
+from rekindle.engines.kubernetes.placement.pod_membership import Gone, Members
+from rekindle.engines.kubernetes.placement.retry_queue import Chores
+from rekindle.engines.kubernetes.preflight.preflight import must_fit
+from rekindle.engines.kubernetes.watchers.event_queue import Reporter
+from rekindle.engines.kubernetes.watchers.job_watcher import Eyes
+from rekindle.engines.kubernetes.watchers.log_and_node_watchers import Observers
 from rekindle.errors import JobError, LeaseHeldError
-from rekindle.recovery.classification import Sign
-from rekindle.recovery.codes.tables import Tables
-from rekindle.recovery.fault import Kind
-from rekindle.recovery.hosts import learned_from
-from rekindle.recovery.journal import AnyEvent, Isolated
-from rekindle.runtime.ledger import under_way
-from rekindle.runtime.spec import Endpoint, JobDirectory, KeepsOff, home
+from rekindle.job.journal_file import under_way
+from rekindle.job.spec import Endpoint, JobDirectory, KeepsOff, home
+from rekindle.recovery.faults.classification import Sign
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.tables.tables import Tables
+from rekindle.recovery.journal.host_history import learned_from
+from rekindle.recovery.journal.journal import AnyEvent, Isolated
 
 LOST_GRACE_S = 1  # for a pod whose agent is lost: its kubelet still tells how it ended
 READY_S = 300.0  # for a coordinator's pod: its image may have to be pulled

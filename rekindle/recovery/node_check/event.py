@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rekindle.recovery.fault import Fault
+from rekindle.recovery.faults.fault import Fault
+from rekindle.recovery.journal.checkpoint_events import Event
 from rekindle.recovery.node_check.verdicts import NodeVerdict
-from rekindle.recovery.store_events import Event
 
 
 class NodeChecked(Event, frozen=True, kw_only=True, tag="node-checked"):

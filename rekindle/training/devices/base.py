@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rekindle.recovery.fault import Kind
+from rekindle.recovery.faults.fault import Kind
 
 
 class Damage(str, enum.Enum):

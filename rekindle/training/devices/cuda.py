@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from rekindle.recovery.fault import Kind
+from rekindle.recovery.faults.fault import Kind
 from rekindle.training.devices.base import Damage, Mark
 
 

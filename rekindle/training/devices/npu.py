@@ -1,7 +1,7 @@
 """An Ascend NPU, through torch-npu's recovery functions, in the order in which MindIO calls them.
 
-It cannot run without the device. `tests/unit/test_npu_device.py` compares each call with the source
-of the released torch-npu.
+It cannot run without the device. `tests/unit/training/devices/test_npu.py` compares each call with
+the source of the released torch-npu.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rekindle.recovery.fault import Kind
+from rekindle.recovery.faults.fault import Kind
 from rekindle.training.devices.base import Damage
 
 # What check_uce_in_memory() answers.

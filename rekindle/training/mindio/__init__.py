@@ -9,7 +9,7 @@ from rekindle.training import mindio
 mindio.install()  # before anything imports mindio_ttp
 """
 
-from rekindle.training.mindio.installing import install
+from rekindle.training.mindio.install import install
 from rekindle.training.mindio.steps import begin_step, line
 
 __all__ = ["begin_step", "install", "line"]

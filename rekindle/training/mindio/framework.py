@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rekindle.errors import SessionError
-from rekindle.runtime.channel import Channel
+from rekindle.rank.channel import Channel
 from rekindle.training.mindio.controller import (
     refuse_unsupported,
     tft_destroy_controller,

@@ -19,19 +19,19 @@ import msgspec
 
 from rekindle import names
 from rekindle.errors import CheckpointError, SessionError, StaleError
-from rekindle.recovery.fault import Kind
-from rekindle.recovery.plan import RankPlan, Source
-from rekindle.runtime import protocol
-from rekindle.runtime.channel import Channel
-from rekindle.training import rank_environment
-from rekindle.training.gate import STATE, Gate, Listener, PeerGoneError
-from rekindle.training.last_words import LastWords, Moment
-from rekindle.training.mindio import words
-from rekindle.training.mindio.brake import Brake
+from rekindle.protocol import agent as protocol
+from rekindle.rank import environment as rank_environment
+from rekindle.rank.channel import Channel
+from rekindle.rank.final_snapshot import LastWords, Moment
+from rekindle.rank.progress import Progress
+from rekindle.rank.step_vote import STATE, Gate, Listener, PeerGoneError
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.policy.plan import RankPlan, Source
+from rekindle.training.mindio import report_signals as words
+from rekindle.training.mindio.device_stop import Brake
 from rekindle.training.mindio.enums import ReportState
 from rekindle.training.mindio.handlers import ERROR, OK, UNHARMED, Handlers, for_mindspore
 from rekindle.training.mindio.repairs import Said, joined, repair_of, replicas_of
-from rekindle.training.progress import Progress
 
 _LOST = (OSError, PeerGoneError, StaleError)
 _HEARD_S = 2.0  # within which a rank's end is known to all others

@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 
 from rekindle.errors import StaleError
-from rekindle.runtime.protocol import Inject, InjectionKind
-from rekindle.training.gate import PeerGoneError
-from rekindle.training.injection import break_process, due
-from rekindle.training.mindio import framework, words
+from rekindle.protocol.agent import Inject, InjectionKind
+from rekindle.rank.injection import break_process, due
+from rekindle.rank.step_vote import PeerGoneError
+from rekindle.training.mindio import framework
+from rekindle.training.mindio import report_signals as words
 
 _LOST = (OSError, PeerGoneError, StaleError)
 

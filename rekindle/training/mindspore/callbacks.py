@@ -11,7 +11,7 @@ from typing import Any
 
 from mindspore.train import Callback, EarlyStopping, ReduceLROnPlateau
 
-from rekindle.training.plain_values import plain, real
+from rekindle.rank.json_values import plain, real
 
 _OWN = {
     EarlyStopping: ("wait", "stopped_epoch", "best"),

@@ -11,8 +11,8 @@ import os
 import mindspore
 from mindspore import nn, ops
 
-from rekindle.runtime.protocol import Inject, InjectionKind
-from rekindle.training.injection import break_process, due
+from rekindle.protocol.agent import Inject, InjectionKind
+from rekindle.rank.injection import break_process, due
 from rekindle.training.mindspore.state import Parameters
 
 

@@ -22,24 +22,24 @@ from mindspore.train import Callback, Model
 from rekindle import names
 from rekindle.errors import CheckpointError, SessionError, StaleError
 from rekindle.profiling.markers import Operation
-from rekindle.recovery.fault import Kind
-from rekindle.recovery.plan import RankPlan, Source
-from rekindle.runtime import protocol
-from rekindle.runtime.channel import Channel
-from rekindle.runtime.heartbeat import Doing
-from rekindle.training import rank_environment
-from rekindle.training.gate import STATE, Gate, Listener, PeerGoneError, Run
-from rekindle.training.keeper import StateKeeper
-from rekindle.training.last_words import LastWords, Moment
+from rekindle.protocol import agent as protocol
+from rekindle.protocol.heartbeat_page import Doing
+from rekindle.rank import environment as rank_environment
+from rekindle.rank.channel import Channel
+from rekindle.rank.final_snapshot import LastWords, Moment
+from rekindle.rank.profiler import Profiler
+from rekindle.rank.progress import Progress, phase_of
+from rekindle.rank.rank_place import Place
+from rekindle.rank.snapshot_schedule import StateKeeper
+from rekindle.rank.step_records import Records
+from rekindle.rank.step_vote import STATE, Gate, Listener, PeerGoneError, Run
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.policy.plan import RankPlan, Source
 from rekindle.training.mindspore.callbacks import Memory
 from rekindle.training.mindspore.injection import suffer
 from rekindle.training.mindspore.state import Parameters, ParametersWriter
 from rekindle.training.mindspore.steps import Rewind, Settled, Steps, steps_of_epoch
 from rekindle.training.mindspore.transfer import fetch, send_state
-from rekindle.training.place import Place
-from rekindle.training.profiler import Profiler
-from rekindle.training.progress import Progress, phase_of
-from rekindle.training.records import Records
 
 _GATE = Operation("0", "1", "bool", "barrier", "world")
 _LOST = (OSError, PeerGoneError, StaleError)

@@ -17,13 +17,13 @@ import numpy as np
 import xxhash
 from mindspore.nn import Optimizer
 
+from rekindle.agent.snapshots.checkpoint_writer import METADATA_ORIGIN
 from rekindle.checkpoints.format import read_header
 from rekindle.checkpoints.manifest import Layout, Origin
 from rekindle.errors import CorruptError, SessionError
-from rekindle.runtime.checkpoint_files import METADATA_ORIGIN
+from rekindle.rank.rank_place import Place
+from rekindle.rank.snapshot_writer import Captured, SnapshotWriter
 from rekindle.training.mindspore.optimizer import BEGUN
-from rekindle.training.place import Place
-from rekindle.training.snapshot_writer import Captured, SnapshotWriter
 
 SMALL_BYTES = 64 << 10  # a parameter that is copied before each step, whether it changes or not
 LOOKS = 3  # steps until it is known which others a forward pass changes

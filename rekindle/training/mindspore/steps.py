@@ -9,7 +9,7 @@ import mindspore
 from mindspore.train import Callback
 
 from rekindle.errors import SessionError
-from rekindle.training.profiler import Profiler
+from rekindle.rank.profiler import Profiler
 
 
 class Rewind(Exception):

@@ -12,14 +12,15 @@ import msgspec
 import xxhash
 
 from rekindle import names
+from rekindle.agent.snapshots.checkpoint_writer import METADATA_POSITION
 from rekindle.checkpoints.format import encode_header, plan_layout, read_header
-from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.pins import reading
 from rekindle.errors import CheckpointError, CorruptError, SessionError
-from rekindle.recovery.plan import Made, RankPlan, Source
-from rekindle.runtime.channel import Channel
-from rekindle.runtime.checkpoint_files import METADATA_POSITION
-from rekindle.training.gate import STATE, Address, Gate, receive
+from rekindle.rank.channel import Channel
+from rekindle.rank.snapshot_writer import METADATA_SKELETON, kept
+from rekindle.rank.step_vote import STATE, Address, Gate, receive
+from rekindle.recovery.policy.plan import Made, RankPlan, Source
 from rekindle.training.mindspore.state import (
     SKELETON,
     Array,
@@ -28,7 +29,6 @@ from rekindle.training.mindspore.state import (
     forms_of,
     read_state,
 )
-from rekindle.training.snapshot_writer import METADATA_SKELETON, kept
 
 _BEGIN = struct.Struct("<q")  # bytes of the file that follows
 _DIGEST_BYTES = 16

@@ -9,7 +9,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import ops
 
-from rekindle.training.node_check.plain_device import Matrix, Numbers
+from rekindle.training.node_check.numpy_device import Matrix, Numbers
 from rekindle.training.node_check.serving import timed
 
 

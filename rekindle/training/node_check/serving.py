@@ -17,9 +17,9 @@ from typing import NoReturn, Protocol
 import msgspec
 
 from rekindle import names
+from rekindle.protocol.node_check import Done, Meet, Open, Task, Work
+from rekindle.rank.channel import MAX_MESSAGE
 from rekindle.recovery.node_check.unmeasured import lacks_memory
-from rekindle.runtime.channel import MAX_MESSAGE
-from rekindle.runtime.check_messages import Done, Meet, Open, Task, Work
 
 NAME = "rekindle-check"  # in lists of processes
 WINDOWS = 5

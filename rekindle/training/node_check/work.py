@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from rekindle.recovery.node_check.evidence import Part
-from rekindle.training.node_check.device import Bench
 from rekindle.training.node_check.serving import ONES, WINDOWS, WrongResultError, better, timed
+from rekindle.training.node_check.torch_device import Bench
 
 _PIECE = 1 << 22  # numbers that are compared at a time
 

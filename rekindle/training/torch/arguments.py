@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from rekindle.errors import SessionError
-from rekindle.training.sampler import StepSampler
-from rekindle.training.torch.placeholder import in_placeholder
+from rekindle.training.data.sampler import StepSampler
+from rekindle.training.torch.groups.placeholder import in_placeholder
 
 
 def check_arguments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

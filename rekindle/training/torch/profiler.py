@@ -13,10 +13,10 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from rekindle.profiling.markers import DEFAULT, FORWARD, Range
-from rekindle.runtime.rank_messages import Profile
+from rekindle.protocol.rank import Profile
+from rekindle.rank.profiler import Profiler
 from rekindle.training.devices import Device, Mark, device_for
-from rekindle.training.profiler import Profiler
-from rekindle.training.torch import waits
+from rekindle.training.torch.groups import gloo_waits as waits
 
 MOST_HELD = 10_000  # ranges behind a pass that a device does not finish
 

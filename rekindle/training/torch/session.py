@@ -17,33 +17,33 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rekindle import names
 from rekindle.errors import CheckpointError
-from rekindle.recovery.fault import Kind
-from rekindle.runtime import protocol
-from rekindle.runtime.channel import Channel
-from rekindle.runtime.heartbeat import Doing
-from rekindle.training import rank_environment
-from rekindle.training.keeper import StateKeeper
-from rekindle.training.progress import Progress, phase_of
-from rekindle.training.records import Records
-from rekindle.training.sampler import StepSampler
-from rekindle.training.step_under_way import StepUnderWay
-from rekindle.training.torch import rng
+from rekindle.protocol import agent as protocol
+from rekindle.protocol.heartbeat_page import Doing
+from rekindle.rank import environment as rank_environment
+from rekindle.rank.channel import Channel
+from rekindle.rank.current_step import StepUnderWay
+from rekindle.rank.progress import Progress, phase_of
+from rekindle.rank.snapshot_schedule import StateKeeper
+from rekindle.rank.step_records import Records
+from rekindle.recovery.faults.fault import Kind
+from rekindle.training.data.sampler import StepSampler
 from rekindle.training.torch.arguments import check_arguments, check_parts, check_shard, with_extra
-from rekindle.training.torch.data import Data
-from rekindle.training.torch.ddp import broadcast_module_state, wrap_ddp
-from rekindle.training.torch.faults import kind_of
-from rekindle.training.torch.group import Group, leave_for_good, store_at
-from rekindle.training.torch.groups import ScriptGroups
-from rekindle.training.torch.injection import suffer
-from rekindle.training.torch.placeholder import in_placeholder, leave_placeholder
+from rekindle.training.torch.data import random_streams as rng
+from rekindle.training.torch.data.session_data import Data
+from rekindle.training.torch.faults.classify import kind_of
+from rekindle.training.torch.faults.cleanup import drop_gradients, free_frames
+from rekindle.training.torch.faults.injection import suffer
+from rekindle.training.torch.faults.repairs import Repairs
+from rekindle.training.torch.faults.update_window import Updates
+from rekindle.training.torch.groups.ddp import broadcast_module_state, wrap_ddp
+from rekindle.training.torch.groups.generation_group import Group, leave_for_good, store_at
+from rekindle.training.torch.groups.placeholder import in_placeholder, leave_placeholder
+from rekindle.training.torch.groups.script_groups import ScriptGroups
+from rekindle.training.torch.groups.zero import is_zero, local_optimizer
+from rekindle.training.torch.live_state import Standing
 from rekindle.training.torch.profiler import TorchProfiler
-from rekindle.training.torch.remains import drop_gradients, free_frames
-from rekindle.training.torch.repairs import Repairs
-from rekindle.training.torch.snapshot import TorchSnapshotWriter
-from rekindle.training.torch.standing import Standing
+from rekindle.training.torch.state.snapshot import TorchSnapshotWriter
 from rekindle.training.torch.step import Step
-from rekindle.training.torch.updates import Updates
-from rekindle.training.torch.zero import is_zero, local_optimizer
 
 _BACKENDS = {"cuda": "nccl", "npu": "hccl"}  # by the type of the model's device; else gloo
 

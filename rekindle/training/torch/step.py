@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rekindle.errors import SessionError
-from rekindle.training.sampler import StepSampler
-from rekindle.training.torch.parts import Part, Parts
+from rekindle.training.data.sampler import StepSampler
+from rekindle.training.torch.data.parts import Part, Parts
 
 if TYPE_CHECKING:
     from rekindle.training.torch.session import Session

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from rekindle.runtime import py_spy, stacks
-from rekindle.runtime.activity import activities
+from rekindle.agent.process_activity import activities
+from rekindle.rank import py_spy, stacks
 
 RESTS = "import signal; signal.pause()"
 COMPUTES = "while True: pass"
@@ -28,7 +28,7 @@ os.read(0, 1)
 IN_PYTHON = """
 import sys, threading, time
 from pathlib import Path
-from rekindle.runtime import stacks
+from rekindle.rank import stacks
 
 def innermost_function():
     print("ready", flush=True)

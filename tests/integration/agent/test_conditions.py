@@ -9,11 +9,13 @@ import msgspec
 import pytest
 from waiting import bound_s, finished
 
+from rekindle.agent import device_monitor as conditions
+from rekindle.agent.device_monitor import ConditionWatch
+from rekindle.agent.devices import tools as device_tools
+from rekindle.agent.devices.dcmi import Condition, Found
 from rekindle.errors import ProtocolError
-from rekindle.runtime import conditions, device_tools, wire
-from rekindle.runtime.conditions import ConditionWatch
-from rekindle.runtime.dcmi import Condition, Found
-from rekindle.runtime.protocol import Conditions, Message
+from rekindle.protocol import codec as wire
+from rekindle.protocol.agent import Conditions, Message
 
 WELL, SICK = Condition(0, ()), Condition(2, ("80E01801",))
 

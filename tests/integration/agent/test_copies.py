@@ -17,15 +17,15 @@ from jobs.depots import room_of, steps_of
 from jobs.driver import spec_of
 from waiting import bound_s, finished, turn_until
 
+from rekindle.agent.snapshots.buffers import Snapshots
+from rekindle.agent.snapshots.replica_client import Neighbours
+from rekindle.agent.snapshots.replica_server import Depot
+from rekindle.agent.snapshots.replica_transport import Line, Pass
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.names import LOOPBACK
-from rekindle.recovery.plan import RankPlan, Source
-from rekindle.runtime import protocol as p
-from rekindle.runtime.depot import Depot
-from rekindle.runtime.depot_line import Line, Pass
-from rekindle.runtime.neighbours import Neighbours
-from rekindle.runtime.snapshot import SnapshotBuffer
-from rekindle.runtime.snapshots import Snapshots
+from rekindle.protocol import agent as p
+from rekindle.protocol.snapshot_buffer import SnapshotBuffer
+from rekindle.recovery.policy.plan import RankPlan, Source
 
 KNOWN = Pass("pretended", 0, "the secret")
 SPEC = spec_of(nodes=2, processes=1)

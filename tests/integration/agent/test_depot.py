@@ -17,11 +17,11 @@ from jobs.depots import (
     run,
 )
 
+from rekindle.agent.snapshots import replica_transport as depot_line
+from rekindle.agent.snapshots.replica_server import fetch, put
+from rekindle.agent.snapshots.replica_transport import Answer, Put
 from rekindle.errors import CheckpointError, StaleError
-from rekindle.runtime import depot_line
-from rekindle.runtime.depot import fetch, put
-from rekindle.runtime.depot_line import Answer, Put
-from rekindle.runtime.snapshot import SnapshotBuffer
+from rekindle.protocol.snapshot_buffer import SnapshotBuffer
 
 
 def test_a_copy_is_kept_and_given_back() -> None:

@@ -24,12 +24,13 @@ from jobs.depots import (
 )
 from jobs.driver import spec_of
 
+from rekindle.agent.snapshots import replica_transport as depot_line
+from rekindle.agent.snapshots.replica_server import Depot, fetch, put
+from rekindle.agent.snapshots.replica_transport import Fetch, Line, Pass, Put
 from rekindle.errors import CheckpointError, CorruptError
 from rekindle.names import LOOPBACK
-from rekindle.runtime import depot_line, protocol
-from rekindle.runtime.depot import Depot, fetch, put
-from rekindle.runtime.depot_line import Fetch, Line, Pass, Put
-from rekindle.runtime.snapshot import SnapshotBuffer
+from rekindle.protocol import agent as protocol
+from rekindle.protocol.snapshot_buffer import SnapshotBuffer
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_a_depot_that_is_none() -> None:
 
         at = protocol.Depot(host=LOOPBACK, port=wrong.listen(LOOPBACK))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("rekindle.runtime.depot._first", believe)
+            patch.setattr("rekindle.agent.snapshots.replica_server._first", believe)
             error = pytest.raises(CheckpointError, match="does not know the job's secret")
             with buffer_of(CONTENT, 5) as buffer, error:
                 await put(at, KNOWN, buffer, rank=2, form=form_of(1, 0))

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from waiting import bound_s, finished
 
-from rekindle.engines.pretended import PretendedHosts
-from rekindle.runtime import device_tools, healing
-from rekindle.runtime.pretended_host import Condition
+from rekindle.agent.devices import reset as healing
+from rekindle.agent.devices import tools as device_tools
+from rekindle.agent.devices.simulated_host import Condition
+from rekindle.engines.simulated_hosts import PretendedHosts
 
 # What npu-smi prints of a machine with two cards of two chips, whose logical numbers are 0 to 3.
 MAPPED = """

@@ -20,8 +20,8 @@ from waiting import bound_s, wait_until
 from rekindle import names
 from rekindle.engines.client import JobClient
 from rekindle.errors import JobError, LeaseHeldError
-from rekindle.recovery import journal
-from rekindle.runtime.spec import Endpoint, EntryKind, JobDirectory, JobSpec
+from rekindle.job.spec import Endpoint, EntryKind, JobDirectory, JobSpec
+from rekindle.recovery.journal import journal
 
 SECRET = "s" * 64
 
@@ -58,7 +58,7 @@ class Pod:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Pod:
-        command = [sys.executable, "-m", "rekindle.runtime.pod_coordinator"]
+        command = [sys.executable, "-m", "rekindle.coordinator.pod_process"]
         command += ["--directory", str(self.directory.path)]
         command += ["--described", str(self.folder / "described"), "--port", str(self.port)]
         self.process = subprocess.Popen(command)
@@ -216,7 +216,7 @@ def ask(
 
 
 def test_nothing_is_mounted(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "rekindle.runtime.pod_coordinator", "--port", "0"]
+    command = [sys.executable, "-m", "rekindle.coordinator.pod_process", "--port", "0"]
     command += ["--directory", str(tmp_path / "a"), "--described", str(tmp_path / "b")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, "no job in" in done.stderr) == (2, True), done.stderr

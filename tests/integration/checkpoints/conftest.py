@@ -13,7 +13,7 @@ from stores.proxy import Proxy, proxied
 from stores.servers import Server
 
 from rekindle.checkpoints.location import S3Location, parse
-from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.s3 import client as s3_client
 from rekindle.checkpoints.s3 import connect as s3_connect
 from rekindle.checkpoints.store import Store

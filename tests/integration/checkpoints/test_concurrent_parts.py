@@ -22,8 +22,8 @@ from stores import (
     write_parts,
 )
 
-from rekindle.checkpoints import parts
-from rekindle.checkpoints.blocks import summed
+from rekindle.checkpoints import multi_writer as parts
+from rekindle.checkpoints.block_checksums import summed
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.manifest import FileEntry
 from rekindle.checkpoints.retention import Retention

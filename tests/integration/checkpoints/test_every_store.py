@@ -21,9 +21,9 @@ from stores import (
 )
 from stores.places import DirectoryPlace, Place
 
-from rekindle.checkpoints import blocks
+from rekindle.checkpoints import block_checksums as blocks
 from rekindle.checkpoints.format import checksum
-from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.publishing import publish
 from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.store import Part

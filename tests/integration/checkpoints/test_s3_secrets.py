@@ -12,7 +12,7 @@ from stores.places import S3Place
 from stores.proxy import Answer, Fault, Flip, Proxy, Reset, Rule
 from stores.servers import Server
 
-from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.s3 import client as s3_client
 from rekindle.checkpoints.s3 import connect as s3_connect

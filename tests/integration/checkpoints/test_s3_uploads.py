@@ -18,7 +18,7 @@ from stores.proxy import Answer, Proxy, Reset
 from stores.servers import Server
 
 from rekindle.checkpoints.location import S3Location, parse
-from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.s3 import client as s3_client
 from rekindle.checkpoints.s3 import upload as s3_upload

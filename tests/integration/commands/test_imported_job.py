@@ -9,7 +9,7 @@ import pytest
 from checkpoint_commands import Checkpoints
 from training_jobs.job import Job
 
-from rekindle.recovery import journal
+from rekindle.recovery.journal import journal
 
 pytestmark = pytest.mark.timeout(300)
 

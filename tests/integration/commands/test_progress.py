@@ -17,7 +17,7 @@ from stores import put
 import rekindle
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.files import locked
-from rekindle.commands import progress as bars
+from rekindle.cli import progress_bar as bars
 
 
 def on_terminal(*arguments: object, cwd: Path, interrupt: bool = False) -> tuple[int, str, str]:
@@ -25,7 +25,7 @@ def on_terminal(*arguments: object, cwd: Path, interrupt: bool = False) -> tuple
     ours, theirs = pty.openpty()
     path = str(Path(rekindle.__file__).parents[1])
     process = subprocess.Popen(
-        [sys.executable, "-m", "rekindle.cli", "checkpoints", *map(str, arguments)],
+        [sys.executable, "-m", "rekindle.cli.main", "checkpoints", *map(str, arguments)],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": path, "TERM": "xterm", "COLUMNS": "100"},
         stdin=theirs,

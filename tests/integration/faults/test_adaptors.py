@@ -20,7 +20,7 @@ from training_jobs.record import Record
 from training_jobs.rows import NODE, killed_abreast, paused
 
 from rekindle.names import SPARE
-from rekindle.recovery import journal
+from rekindle.recovery.journal import journal
 
 pytestmark = pytest.mark.timeout(400)  # the first test waits for the job's end
 SCRIPT = Path(training_jobs.__file__).with_name("adaptor.py")

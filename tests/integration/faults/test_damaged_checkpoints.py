@@ -17,7 +17,7 @@ from training_jobs.checks import assert_same_training, assert_samples_once
 from training_jobs.injection import Fault, held
 from training_jobs.job import Job
 
-from rekindle.recovery import journal
+from rekindle.recovery.journal import journal
 
 RANKS = 2
 STATE = "state-00000.safetensors"

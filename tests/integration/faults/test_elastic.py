@@ -18,10 +18,10 @@ from training_jobs.record import Record
 from training_jobs.rows import paused
 from training_jobs.selection import soak_but
 
-from rekindle.recovery import journal
-from rekindle.recovery.fault import Kind
-from rekindle.recovery.policy import Strategy
-from rekindle.training.sampler import StepSampler
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Strategy
+from rekindle.training.data.sampler import StepSampler
 
 pytestmark = pytest.mark.timeout(400)  # the first test of a job waits for its end
 STEPS = 50

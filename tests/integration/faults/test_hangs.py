@@ -20,9 +20,9 @@ from training_jobs.rows import fails, fails_with, paused
 from waiting import bound_s
 
 from rekindle import names
-from rekindle.recovery import journal
-from rekindle.recovery.fault import Kind
-from rekindle.recovery.policy import Policy, Strategy
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Policy, Strategy
 
 SOON = Policy(hang_timeout_s=bound_s(2.0), idle_timeout_s=bound_s(3.0))
 HANGS = ("hang", "hang-collective", "hang-data", "stop", "livelock")

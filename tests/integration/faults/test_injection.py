@@ -13,9 +13,9 @@ from training_jobs.rows import patient
 from waiting import bound_s
 
 from rekindle.errors import JobError
-from rekindle.recovery import journal
-from rekindle.recovery.fault import Kind
-from rekindle.recovery.policy import Strategy
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Strategy
 
 AFTER = 3  # steps between the one in which the job is held and the one that is named
 

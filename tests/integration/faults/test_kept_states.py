@@ -18,8 +18,8 @@ from training_jobs.rows import (
     wrong_steps,
 )
 
-from rekindle.recovery import journal
-from rekindle.recovery.policy import Strategy
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Strategy
 
 ALL = range(RANKS)
 

@@ -18,12 +18,12 @@ from training_jobs.job import STEPS, Job
 from training_jobs.record import Record
 from waiting import LIMIT_S
 
-from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.store import Store
 from rekindle.checkpoints.verifying import verify
-from rekindle.recovery import journal
-from rekindle.recovery.policy import Policy
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Policy
 
 PROCESSES = 2
 SAVING_S = 0.1  # after the first step, when the job certainly saves: a step takes 5 ms at least

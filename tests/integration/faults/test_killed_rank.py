@@ -13,8 +13,8 @@ from training_jobs.job import Job
 from training_jobs.plans import Attempt, Plan, Row, each_row
 from training_jobs.rows import EVERY, killed, patient
 
-from rekindle.recovery import journal
-from rekindle.recovery.policy import Strategy
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Strategy
 
 LAST = LONG - 1
 

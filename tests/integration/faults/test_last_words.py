@@ -20,8 +20,8 @@ from training_jobs.record import Record
 from training_jobs.rows import paused
 from training_jobs.selection import soak_but
 
-from rekindle.recovery import journal
-from rekindle.recovery.policy import INNER, Policy, Strategy
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import INNER, Policy, Strategy
 
 pytestmark = pytest.mark.timeout(400)  # the first test waits for all attempts
 STEPS = 40

@@ -15,7 +15,7 @@ from training_jobs.loaders import EPOCH, SAMPLES, SIZES, numbers_of
 from training_jobs.record import Record
 from training_jobs.selection import soak_but
 
-from rekindle.recovery import journal
+from rekindle.recovery.journal import journal
 
 STREAMS = ("stream", "torchdata")
 ELASTIC = ["map-0", "stream-0", "torchdata-2"]

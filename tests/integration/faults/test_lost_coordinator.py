@@ -15,9 +15,9 @@ from training_jobs.plans import Attempt, Plan, Row, each_row
 from training_jobs.record import Record
 from training_jobs.rows import paused
 
-from rekindle.recovery import journal
-from rekindle.recovery.fault import Kind
-from rekindle.recovery.policy import Policy, Strategy
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Policy, Strategy
 
 RANKS = 4
 

@@ -15,8 +15,8 @@ from training_jobs.record import Record
 from training_jobs.rows import NODE, patient, paused
 from waiting import bound_s
 
-from rekindle.recovery import journal
-from rekindle.recovery.fault import Kind
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.journal import journal
 
 pytestmark = pytest.mark.timeout(400)  # the first test of a job waits for its end
 STEPS = 40

@@ -18,7 +18,7 @@ from training_jobs.record import Record
 from training_jobs.rows import paused
 
 from rekindle.names import SPARE
-from rekindle.recovery import journal
+from rekindle.recovery.journal import journal
 
 pytestmark = pytest.mark.timeout(400)  # the first test of a job waits for its end
 STEPS = 80

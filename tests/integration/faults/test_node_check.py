@@ -20,8 +20,8 @@ from training_jobs.record import Record
 from waiting import wait_until
 
 from rekindle import names
-from rekindle.recovery import journal
-from rekindle.recovery.fault import Kind
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.journal import journal
 from rekindle.recovery.node_check.evidence import Limits, Part
 from rekindle.recovery.node_check.verdicts import Health
 from rekindle.training.node_check.serving import NAME

@@ -22,9 +22,9 @@ from training_jobs.injection import Fault
 from training_jobs.job import Job, pause_all
 
 from rekindle.checkpoints.location import S3Location, parse
-from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.verifying import verify
-from rekindle.recovery import journal
+from rekindle.recovery.journal import journal
 
 TWO = 2  # ranks
 

@@ -12,9 +12,9 @@ from training_jobs.plans import Attempt, Plan, Row, each_row
 from training_jobs.rows import PASSING, killed, reported_late, retried, wrong_steps
 from waiting import bound_s
 
-from rekindle.recovery import journal
-from rekindle.recovery.fault import Kind
-from rekindle.recovery.policy import Policy, Strategy
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Policy, Strategy
 
 STEPS = 78
 LAST = STEPS - 1

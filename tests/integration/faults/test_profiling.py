@@ -17,9 +17,9 @@ from training_jobs.injection import Fault
 from training_jobs.job import STEPS, Job, pause_all
 
 from rekindle.errors import JobError
-from rekindle.recovery import journal
-from rekindle.recovery.fault import Kind
-from rekindle.recovery.policy import Policy
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Policy
 
 HELD = 3  # the step in which the switch is set
 TWO = 2  # ranks, where no more are needed

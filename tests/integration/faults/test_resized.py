@@ -16,9 +16,9 @@ from training_jobs.job import Job
 from training_jobs.memory import wait_sealed
 
 from rekindle.checkpoints.manifest import MANIFEST_FILE, Manifest, decode
-from rekindle.cli import main
+from rekindle.cli.main import main
 from rekindle.engines.client import JobClient
-from rekindle.recovery import journal
+from rekindle.recovery.journal import journal
 
 SCRIPT = Path(resized.__file__)
 

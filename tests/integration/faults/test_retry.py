@@ -10,9 +10,9 @@ from training_jobs.injection import Fault
 from training_jobs.plans import Attempt, Plan, Row, each_row
 from training_jobs.rows import EVERY, PASSING, at_once, patient, retried
 
-from rekindle.recovery import journal
-from rekindle.recovery.fault import Kind
-from rekindle.recovery.policy import Strategy
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Strategy
 
 
 def fault(rank: int, place: str, step: int | None, do: str, after: int = 0) -> Fault:

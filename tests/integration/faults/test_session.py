@@ -20,7 +20,8 @@ from waiting import run_command
 
 from rekindle import names
 from rekindle.errors import SessionError
-from rekindle.training.torch import Part, Session, StepSampler, rng
+from rekindle.training.torch import Part, Session, StepSampler
+from rekindle.training.torch.data import random_streams as rng
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from training_jobs.processes import environment
 from training_jobs.record import Record
 from training_jobs.rows import NODE, killed_abreast, paused
 
-from rekindle.recovery import journal
-from rekindle.recovery.policy import Strategy
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Strategy
 
 pytestmark = pytest.mark.timeout(300)  # the first test of a job waits for its end
 STEPS = 80

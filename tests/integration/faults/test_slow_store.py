@@ -17,8 +17,8 @@ from training_jobs.job import Job
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.files import locked
 from rekindle.checkpoints.retention import Retention
-from rekindle.recovery import journal
-from rekindle.recovery.fault import Kind
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.journal import journal
 
 RANKS = 2
 DUE = {4, 8, 12, 16, 20, 24}

@@ -19,8 +19,8 @@ from training_jobs.injection import Fault
 from training_jobs.job import Job
 from training_jobs.record import Record
 
-from rekindle.recovery import journal
-from rekindle.recovery.policy import Policy
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Policy
 
 STEPS = 400
 KILLS = 8

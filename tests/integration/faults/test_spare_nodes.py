@@ -17,7 +17,7 @@ from training_jobs.rows import NODE, paused
 from waiting import bound_s
 
 from rekindle.names import SPARE
-from rekindle.recovery import journal
+from rekindle.recovery.journal import journal
 
 pytestmark = pytest.mark.timeout(400)  # the first test of a job waits for its end
 STEPS = 40

@@ -16,8 +16,8 @@ from training_jobs.memory import damage_snapshots
 from training_jobs.plans import Attempt, Plan, Row, each_row
 from training_jobs.rows import paused
 
-from rekindle.recovery import journal
-from rekindle.recovery.fault import Kind
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.journal import journal
 
 RANKS, NODES, STEPS = 2, 2, 180
 STATE = "state-00000.safetensors"

@@ -21,13 +21,13 @@ from training_jobs.plans import Attempt, Plan, Row
 
 from rekindle import names
 from rekindle.profiling.findings import Slow
-from rekindle.recovery import journal
-from rekindle.recovery.fault import Kind
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.straggler_precision import Precision, precision
+from rekindle.recovery.faults.stragglers import Examined, Slowed
+from rekindle.recovery.journal import journal
 from rekindle.recovery.node_check.evidence import Limits
 from rekindle.recovery.node_check.verdicts import Health
-from rekindle.recovery.policy import Policy, Stragglers, Strategy
-from rekindle.recovery.precision import Precision, precision
-from rekindle.recovery.stragglers import Examined, Slowed
+from rekindle.recovery.policy.policy import Policy, Stragglers, Strategy
 
 HELD = 1
 STEPS = 200

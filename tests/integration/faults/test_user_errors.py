@@ -13,9 +13,9 @@ from training_jobs.job import Job
 from training_jobs.plans import Attempt, Plan, Row, each_row
 from training_jobs.rows import EVERY, fails, fails_with, patient
 
-from rekindle.recovery import journal
-from rekindle.recovery.fault import Kind
-from rekindle.recovery.policy import Strategy
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Strategy
 
 LAST = LONG - 1
 ALL = range(RANKS)

@@ -16,9 +16,9 @@ from prefect.states import Cancelling
 from prefect_side import ending_jobs, serve
 
 from rekindle.flows.train import train
-from rekindle.recovery.journal import Ended, JobStarted, RanksStarted
-from rekindle.runtime.view import RankView
-from rekindle.tasks.hooks import stop_job
+from rekindle.protocol.http_views import RankView
+from rekindle.recovery.journal.journal import Ended, JobStarted, RanksStarted
+from rekindle.tasks.hooks.cancellation import stop_job
 
 pytestmark = pytest.mark.timeout(900)
 

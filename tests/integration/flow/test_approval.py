@@ -14,8 +14,8 @@ from prefect.client.schemas.responses import SetStateStatus
 from prefect_side import Served, until
 
 from rekindle.engines.client import JobClient
-from rekindle.recovery.journal import Answered, Ended, RanksStarted
-from rekindle.runtime.protocol import Approval
+from rekindle.protocol.agent import Approval
+from rekindle.recovery.journal.journal import Answered, Ended, RanksStarted
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -13,9 +13,9 @@ from servers import Answer, serving
 from rekindle import names
 from rekindle.engines.client import JobClient
 from rekindle.errors import JobError, LeaseHeldError, UnansweredError
-from rekindle.recovery import journal
-from rekindle.recovery.journal import Ended, Event, JobStarted, Stopping
-from rekindle.runtime.spec import Endpoint, bearer
+from rekindle.job.spec import Endpoint, bearer
+from rekindle.recovery.journal import journal
+from rekindle.recovery.journal.journal import Ended, Event, JobStarted, Stopping
 
 
 @contextlib.contextmanager

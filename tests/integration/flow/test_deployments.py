@@ -25,7 +25,7 @@ from repository import ROOT
 from waiting import bound_s
 
 from rekindle.blocks.job import TrainingJob
-from rekindle.recovery.journal import Ended, FirstStep, JobStarted, RanksStarted
+from rekindle.recovery.journal.journal import Ended, FirstStep, JobStarted, RanksStarted
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -12,7 +12,7 @@ import pytest
 from flow_jobs import TrainingRun, kill_tree
 from prefect_side import Served
 
-from rekindle.recovery.journal import FirstStep, JobStarted, NodeWanted
+from rekindle.recovery.journal.journal import FirstStep, JobStarted, NodeWanted
 
 pytestmark = pytest.mark.timeout(900)
 

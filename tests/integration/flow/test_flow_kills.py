@@ -16,8 +16,8 @@ from prefect_side import FlowRun, Served, serve, until
 from training_jobs.selection import soak_but
 
 from rekindle.errors import JobError
-from rekindle.recovery import journal
-from rekindle.recovery.journal import Ended, FirstStep, JobStarted, RanksStarted
+from rekindle.recovery.journal import journal
+from rekindle.recovery.journal.journal import Ended, FirstStep, JobStarted, RanksStarted
 
 SCRIPT = Path(__file__).with_name("scripts") / "steps.py"
 NODES = 2
@@ -46,9 +46,9 @@ class Killer:
         """End it without a word; its job is not there twice."""
         flow.kill()
         self.flows.append(flow.pid)
-        assert self._processes("rekindle.runtime.coordinator") <= 1
+        assert self._processes("rekindle.coordinator.process") <= 1
         # An agent that was started twice is refused, which takes a moment.
-        until(lambda: self._processes("rekindle.runtime.agent") <= NODES, "no agent is doubled")
+        until(lambda: self._processes("rekindle.agent.process") <= NODES, "no agent is doubled")
 
     def _processes(self, module: str) -> int:
         """How many processes of the job run this module."""

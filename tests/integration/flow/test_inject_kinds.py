@@ -20,8 +20,8 @@ from training_jobs.processes import SCRIPT, environment
 from training_jobs.record import Record
 from waiting import bound_s
 
-from rekindle import cli
-from rekindle.runtime.protocol import InjectionKind
+from rekindle.cli import main as cli
+from rekindle.protocol.agent import InjectionKind
 
 pytestmark = pytest.mark.timeout(900)
 

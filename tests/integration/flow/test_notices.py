@@ -14,9 +14,9 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from servers import serving
 
-from rekindle.recovery.journal import FirstStep, Progress
-from rekindle.tasks import notices
-from rekindle.tasks.notices import Notices
+from rekindle.recovery.journal.journal import FirstStep, Progress
+from rekindle.tasks.prefect_api import notifier as notices
+from rekindle.tasks.prefect_api.notifier import Notices
 
 
 def test_a_server_that_never_answers_keeps_nobody_waiting(

@@ -23,8 +23,8 @@ from prefect_side import process, until
 from training_jobs.selection import soak_but
 
 from rekindle.flows.train import train
-from rekindle.recovery.policy import Policy
-from rekindle.tasks.recovery_hooks import recovery_hooks
+from rekindle.recovery.policy.policy import Policy
+from rekindle.tasks.hooks.rerun import recovery_hooks
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -15,7 +15,7 @@ import pytest
 from flow_jobs import TrainingRun, kill_tree
 from prefect_side import ending_jobs, process, serve
 
-from rekindle.recovery.journal import (
+from rekindle.recovery.journal.journal import (
     Checkpointed,
     Ended,
     Formed,
@@ -31,7 +31,7 @@ import sys
 from prefect.client.orchestration import get_client
 from prefect.states import Cancelling
 from rekindle.flows.train import train
-from rekindle.tasks.hooks import stop_job
+from rekindle.tasks.hooks.cancellation import stop_job
 with get_client(sync_client=True) as client:
     stop_job(train, client.read_flow_run(sys.argv[1]), Cancelling())
 """

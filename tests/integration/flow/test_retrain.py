@@ -29,7 +29,7 @@ from waiting import bound_s
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.latest import read_latest
 from rekindle.checkpoints.publishing import resolve
-from rekindle.recovery.journal import Ended, FirstStep, JobStarted
+from rekindle.recovery.journal.journal import Ended, FirstStep, JobStarted
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -15,7 +15,7 @@ from flow_jobs import SCRIPTS
 from prefect.client.orchestration import SyncPrefectClient
 from prefect_side import FlowRun, Served, ending_jobs, free_port, process, server, until
 
-from rekindle.recovery.journal import RanksStarted
+from rekindle.recovery.journal.journal import RanksStarted
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -12,7 +12,7 @@ from mindspore_jobs.baselines import Baseline
 from mindspore_jobs.job import STEPS, MindSporeJob, assert_same, needs_mindspore
 from stores.servers import ENVIRONMENT, rclone
 
-from rekindle.recovery import journal
+from rekindle.recovery.journal import journal
 
 pytestmark = [needs_mindspore, pytest.mark.timeout(400)]
 

@@ -21,8 +21,8 @@ from mindspore_jobs.job import (
 )
 from mindspore_jobs.rows import Ended, Row, meet
 
-from rekindle.recovery.policy import Strategy
-from rekindle.runtime.protocol import InjectionKind
+from rekindle.protocol.agent import InjectionKind
+from rekindle.recovery.policy.policy import Strategy
 
 pytestmark = [needs_mindspore, pytest.mark.timeout(400)]
 RANKS = 3

@@ -19,7 +19,7 @@ from mindspore_jobs.job import (
 )
 from training_jobs.processes import marked_processes
 
-from rekindle.recovery import journal
+from rekindle.recovery.journal import journal
 
 pytestmark = [needs_mindspore, pytest.mark.timeout(400)]
 RANKS = 2
@@ -32,9 +32,9 @@ class MsrunJob(MindSporeJob):
         self, folder: Path, *script: str, restarts: int = 0, program: Path = SCRIPT
     ) -> None:
         super().__init__(folder, ranks=RANKS)
-        command = [str(PYTHON), "-m", "rekindle.cli", "run", "--job-id", "job"]
+        command = [str(PYTHON), "-m", "rekindle.cli.main", "run", "--job-id", "job"]
         command += ["--max-restarts", str(restarts), "--no-python", str(PYTHON), "-m"]
-        command += ["rekindle.training.msrun", "--local_worker_num", str(RANKS)]
+        command += ["rekindle.training.mindspore.msrun", "--local_worker_num", str(RANKS)]
         command += ["--log_dir", str(folder / "msrun"), str(program), str(folder), "--plain"]
         self._command = [*command, *script]
 
@@ -44,7 +44,10 @@ class MsrunJob(MindSporeJob):
         def found() -> psutil.Process | None:
             for told in marked_processes(self.mark):
                 pid, _, command = told.partition(": ")
-                if "-m rekindle.training.msrun" in command and "rekindle.cli" not in command:
+                if (
+                    "-m rekindle.training.mindspore.msrun" in command
+                    and "rekindle.cli.main" not in command
+                ):
                     with contextlib.suppress(psutil.NoSuchProcess):
                         process = psutil.Process(int(pid))
                         if len(_scripts(process)) == 1 + RANKS:

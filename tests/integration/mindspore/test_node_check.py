@@ -13,10 +13,10 @@ import pytest
 from mindspore_jobs.job import PYTHON, ROOT, needs_mindspore
 from repository import SUPPORT
 
+from rekindle.protocol.node_check import Done, Open, Said, Work
+from rekindle.rank.channel import MAX_MESSAGE
 from rekindle.recovery.node_check.evidence import Part
 from rekindle.recovery.node_check.unmeasured import lacks_memory
-from rekindle.runtime.channel import MAX_MESSAGE
-from rekindle.runtime.check_messages import Done, Open, Said, Work
 
 pytestmark = [needs_mindspore, pytest.mark.timeout(120)]
 SCRIPT = SUPPORT / "mindspore_jobs" / "check.py"

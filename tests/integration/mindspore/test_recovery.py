@@ -10,8 +10,8 @@ from mindspore_jobs.baselines import Baseline
 from mindspore_jobs.job import MindSporeJob, assert_same, needs_mindspore
 from mindspore_jobs.rows import Ended, Row, meet
 
-from rekindle.recovery import journal
-from rekindle.runtime.protocol import InjectionKind
+from rekindle.protocol.agent import InjectionKind
+from rekindle.recovery.journal import journal
 
 pytestmark = [needs_mindspore, pytest.mark.timeout(400)]
 RANKS = 3

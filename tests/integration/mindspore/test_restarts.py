@@ -11,9 +11,9 @@ from mindspore_jobs.baselines import Baseline
 from mindspore_jobs.job import MindSporeJob, assert_same, needs_mindspore
 from mindspore_jobs.rows import Ended, Row, meet
 
-from rekindle.recovery import journal
-from rekindle.recovery.policy import Strategy
-from rekindle.runtime.protocol import InjectionKind
+from rekindle.protocol.agent import InjectionKind
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Strategy
 
 pytestmark = [needs_mindspore, pytest.mark.timeout(600)]
 RESTART = Strategy.RESTART

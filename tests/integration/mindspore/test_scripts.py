@@ -8,12 +8,12 @@ import pytest
 from mindspore_jobs.baselines import Baseline
 from mindspore_jobs.job import MindSporeJob, assert_same, assert_same_results, needs_mindspore
 
-from rekindle.recovery import journal
+from rekindle.protocol.agent import InjectionKind
+from rekindle.recovery.journal import journal
 from rekindle.recovery.node_check.event import NodeChecked
 from rekindle.recovery.node_check.evidence import Part
 from rekindle.recovery.node_check.verdicts import Health
-from rekindle.recovery.policy import Strategy
-from rekindle.runtime.protocol import InjectionKind
+from rekindle.recovery.policy.policy import Strategy
 
 pytestmark = [needs_mindspore, pytest.mark.timeout(400)]
 

@@ -19,7 +19,7 @@ NAMES = SUPPORT / "mindspore_jobs" / "names.py"
 CHECKED = [
     *sorted((ROOT / "rekindle" / "training" / "mindspore").glob("*.py")),
     ROOT / "rekindle" / "training" / "msrun.py",
-    ROOT / "rekindle" / "runtime" / "mindspore_cluster.py",
+    ROOT / "rekindle" / "agent" / "mindspore_scheduler.py",
     ROOT / "rekindle" / "training" / "node_check" / "mindspore_device.py",
     SUPPORT / "mindspore_jobs" / "tft_train.py",
 ]
@@ -27,7 +27,7 @@ CHECKED = [
 Call = tuple[int, tuple[str, ...]]  # arguments by place, self among them, and names of the others
 _CALLBACK = "mindspore.train.callback._train_fault_tolerance"
 
-# As rekindle/training and rekindle/runtime call them.
+# As rekindle/training and rekindle/agent call them.
 CALLS: dict[str, Call] = {
     "mindspore.Tensor": (2, ()),
     "mindspore.Tensor.asnumpy": (1, ()),
@@ -100,8 +100,8 @@ STOOD_IN: dict[str, Call] = {
     "mindspore.utils.utils.TftHandle.init": (1, ("config",)),
 }
 
-# As rekindle/training/msrun.py takes msrun's workers over: the callbacks it is given, and how it is
-# called itself (tests/integration/mindspore/test_msrun.py).
+# As rekindle/training/mindspore/msrun.py takes msrun's workers over: the callbacks it is given, and
+# how it is called itself (tests/integration/mindspore/test_msrun.py).
 _MANAGER = "mindspore.parallel.cluster.process_entity._api._ProcessManager"
 MSRUN: dict[str, Call] = {
     "mindspore.parallel.cluster.run.get_args": (0, ()),

@@ -12,7 +12,7 @@ from prefect_side import free_port, server
 from training_jobs.baselines import baseline, baseline_of
 from training_jobs.pods import new_namespace
 
-from rekindle.engines.kubernetes.api import Api, load
+from rekindle.engines.kubernetes.client.api import Api, load
 
 __all__ = ["baseline", "baseline_of"]
 

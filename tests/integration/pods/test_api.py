@@ -10,15 +10,15 @@ import pytest
 from cluster.launch import Simulated
 from waiting import bound_s
 
-from rekindle.engines.kubernetes.api import Api, load
-from rekindle.engines.kubernetes.errors import (
+from rekindle.engines.kubernetes.client.api import Api, load
+from rekindle.engines.kubernetes.client.errors import (
     ApiError,
     ConflictError,
     ForbiddenError,
     InvalidError,
     MissingObjectError,
 )
-from rekindle.engines.kubernetes.follow import Follower
+from rekindle.engines.kubernetes.client.informer import Follower
 from rekindle.errors import UsageError
 
 pytestmark = pytest.mark.timeout(300)  # a cluster

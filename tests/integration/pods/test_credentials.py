@@ -15,9 +15,9 @@ from cluster.manifests import rules
 from servers import between
 from stores.servers import certificate
 
-from rekindle.engines.kubernetes.api import Api, load
-from rekindle.engines.kubernetes.errors import ApiError, ForbiddenError
-from rekindle.engines.kubernetes.follow import Follower
+from rekindle.engines.kubernetes.client.api import Api, load
+from rekindle.engines.kubernetes.client.errors import ApiError, ForbiddenError
+from rekindle.engines.kubernetes.client.informer import Follower
 from rekindle.errors import UsageError
 
 pytestmark = pytest.mark.timeout(300)  # a cluster

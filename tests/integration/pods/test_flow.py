@@ -18,12 +18,12 @@ from prefect_side import FlowRun, Served, serve, until
 from waiting import run_command
 
 from rekindle import names
-from rekindle.engines.kubernetes.api import load
+from rekindle.engines.kubernetes.client.api import load
 from rekindle.engines.kubernetes.engine import KubernetesEngine
 from rekindle.engines.kubernetes.labels import slug
-from rekindle.engines.kubernetes.pods import Pods
+from rekindle.engines.kubernetes.manifests.settings import Pods
 from rekindle.errors import JobError
-from rekindle.recovery.journal import Ended, JobStarted
+from rekindle.recovery.journal.journal import Ended, JobStarted
 
 pytestmark = pytest.mark.timeout(300)  # a cluster, and a job in its pods
 
@@ -218,7 +218,7 @@ HOOK = """
 import sys
 from prefect.client.orchestration import get_client
 from rekindle.flows.train import train
-from rekindle.tasks.hooks import stop_job
+from rekindle.tasks.hooks.cancellation import stop_job
 with get_client(sync_client=True) as client:
     run = client.read_flow_run(sys.argv[1])
 stop_job(train, run, run.state)

@@ -12,15 +12,20 @@ import pytest
 from cluster.launch import Simulated
 
 from rekindle.engines.host_log import HostLog
-from rekindle.engines.kubernetes import host_log
-from rekindle.engines.kubernetes.api import Api, load
-from rekindle.engines.kubernetes.host_log import MOST_BYTES, ClusterHostLog
-from rekindle.engines.kubernetes.hosts import Hosts
+from rekindle.engines.kubernetes.client.api import Api, load
 from rekindle.engines.kubernetes.labels import HOSTS
-from rekindle.engines.kubernetes.pods import Pods
+from rekindle.engines.kubernetes.manifests.settings import Pods
+from rekindle.engines.kubernetes.placement import host_log
+from rekindle.engines.kubernetes.placement.host_log import MOST_BYTES, ClusterHostLog
+from rekindle.engines.kubernetes.placement.hosts import Hosts
 from rekindle.errors import JobError
-from rekindle.recovery.fault import Kind
-from rekindle.recovery.hosts import HostChecked, HostFault, HostIsolated, HostReleased
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.journal.host_history import (
+    HostChecked,
+    HostFault,
+    HostIsolated,
+    HostReleased,
+)
 from rekindle.recovery.node_check.evidence import Part
 from rekindle.recovery.node_check.verdicts import Health
 

@@ -15,12 +15,12 @@ from training_jobs.pod_rows import Row, Story, let_go, pauses, run_rows
 from training_jobs.pods import PodJob, new_namespace, pod_job
 from training_jobs.record import Record
 
-from rekindle.engines.kubernetes.marks import holds, mark_on
-from rekindle.engines.kubernetes.pods import Isolation
-from rekindle.recovery import journal
-from rekindle.recovery.classification import Sign, Source
-from rekindle.recovery.policy import Policy, Strategy
-from rekindle.runtime.state import RESCHEDULED
+from rekindle.coordinator.machine.job_state import RESCHEDULED
+from rekindle.engines.kubernetes.manifests.settings import Isolation
+from rekindle.engines.kubernetes.placement.quarantine import holds, mark_on
+from rekindle.recovery.faults.classification import Sign, Source
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Policy, Strategy
 
 pytestmark = pytest.mark.timeout(300)
 

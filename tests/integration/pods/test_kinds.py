@@ -16,13 +16,13 @@ from training_jobs.pods import PodJob, new_namespace, pod_job
 from training_jobs.record import Record
 from training_jobs.selection import soak_but
 
-from rekindle.engines.kubernetes.kinds.base import Following
-from rekindle.engines.kubernetes.manifests import adapter
-from rekindle.engines.kubernetes.pods import Kind
-from rekindle.recovery import journal
-from rekindle.recovery.classification import Sign, Source
-from rekindle.recovery.policy import Policy, Strategy
-from rekindle.runtime.state import RESCHEDULED
+from rekindle.coordinator.machine.job_state import RESCHEDULED
+from rekindle.engines.kubernetes.manifests.kinds.base import Following
+from rekindle.engines.kubernetes.manifests.render import adapter
+from rekindle.engines.kubernetes.manifests.settings import Kind
+from rekindle.recovery.faults.classification import Sign, Source
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Policy, Strategy
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -15,17 +15,17 @@ from training_jobs.pods import PodJob, new_namespace, pod_job
 from training_jobs.record import Record
 
 from rekindle import names
-from rekindle.engines.kubernetes import placing
-from rekindle.engines.kubernetes.marks import NODES
-from rekindle.engines.kubernetes.pods import Isolation
-from rekindle.recovery import journal
-from rekindle.recovery.classification import Sign, Source
-from rekindle.recovery.codes.verdict import Urgency
-from rekindle.recovery.fault import Kind
+from rekindle.engines.kubernetes.manifests.settings import Isolation
+from rekindle.engines.kubernetes.placement import placement as placing
+from rekindle.engines.kubernetes.placement.quarantine import NODES
+from rekindle.recovery.faults.classification import Sign, Source
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.tables.verdict import Urgency
+from rekindle.recovery.journal import journal
 from rekindle.recovery.node_check.event import NodeChecked
 from rekindle.recovery.node_check.evidence import Limits
 from rekindle.recovery.node_check.verdicts import Health
-from rekindle.recovery.policy import Strategy
+from rekindle.recovery.policy.policy import Strategy
 
 pytestmark = pytest.mark.timeout(300)
 

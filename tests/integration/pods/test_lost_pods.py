@@ -20,12 +20,12 @@ from waiting import LIMIT_S, bound_s, wait_until
 from rekindle import names
 from rekindle.engines.kubernetes import engine
 from rekindle.errors import JobError
-from rekindle.recovery import journal
-from rekindle.recovery.fault import Kind
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.journal import journal
 from rekindle.recovery.node_check.event import NodeChecked
 from rekindle.recovery.node_check.evidence import Limits
 from rekindle.recovery.node_check.verdicts import Health
-from rekindle.recovery.policy import Policy, Strategy
+from rekindle.recovery.policy.policy import Policy, Strategy
 
 pytestmark = pytest.mark.timeout(300)
 

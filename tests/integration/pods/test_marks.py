@@ -13,15 +13,15 @@ from cluster.launch import Simulated
 from cluster.manifests import pod
 from waiting import join
 
-from rekindle.cli import main
-from rekindle.engines.kubernetes.api import Api, load
-from rekindle.engines.kubernetes.errors import ForbiddenError
-from rekindle.engines.kubernetes.hosts import Hosts
+from rekindle.cli.main import main
+from rekindle.engines.kubernetes.client.api import Api, load
+from rekindle.engines.kubernetes.client.errors import ForbiddenError
 from rekindle.engines.kubernetes.labels import HOSTS, ISOLATED
-from rekindle.engines.kubernetes.marks import NODES, Mark, Marks, mark_on
-from rekindle.engines.kubernetes.pods import Isolation, Pods
+from rekindle.engines.kubernetes.manifests.settings import Isolation, Pods
+from rekindle.engines.kubernetes.placement.hosts import Hosts
+from rekindle.engines.kubernetes.placement.quarantine import NODES, Mark, Marks, mark_on
 from rekindle.errors import JobError
-from rekindle.recovery.hosts import HostIsolated, HostReleased
+from rekindle.recovery.journal.host_history import HostIsolated, HostReleased
 
 pytestmark = pytest.mark.timeout(300)  # a cluster
 

@@ -12,10 +12,10 @@ from training_jobs.job import pause_all
 from training_jobs.pods import PodJob, pod_job
 from training_jobs.record import Record
 
-from rekindle.engines.kubernetes.ascend import Ascend
-from rekindle.engines.kubernetes.pods import Kind, Recovery
-from rekindle.recovery import journal
-from rekindle.recovery.classification import Source
+from rekindle.engines.kubernetes.manifests.ascend import Ascend
+from rekindle.engines.kubernetes.manifests.settings import Kind, Recovery
+from rekindle.recovery.faults.classification import Source
+from rekindle.recovery.journal import journal
 
 pytestmark = pytest.mark.timeout(300)  # a cluster, and a job in its pods
 

@@ -11,10 +11,10 @@ import pytest
 from cluster.launch import Simulated
 from waiting import bound_s
 
-from rekindle.engines.kubernetes.api import Api, load
-from rekindle.engines.kubernetes.marks import NODES
-from rekindle.engines.kubernetes.node_eyes import REMOVED, NodeEyes
-from rekindle.recovery.classification import Sign, Source
+from rekindle.engines.kubernetes.client.api import Api, load
+from rekindle.engines.kubernetes.placement.quarantine import NODES
+from rekindle.engines.kubernetes.watchers.node_watcher import REMOVED, NodeEyes
+from rekindle.recovery.faults.classification import Sign, Source
 
 pytestmark = pytest.mark.timeout(300)  # a cluster
 

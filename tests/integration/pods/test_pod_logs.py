@@ -16,10 +16,10 @@ from cluster.launch import KUBELET, Simulated
 from cluster.manifests import pod
 from waiting import wait_until
 
-from rekindle.engines.kubernetes import pod_logs
-from rekindle.engines.kubernetes.api import load
-from rekindle.engines.kubernetes.follow import Follower
-from rekindle.engines.kubernetes.pod_logs import PodLogs
+from rekindle.engines.kubernetes.client.api import load
+from rekindle.engines.kubernetes.client.informer import Follower
+from rekindle.engines.kubernetes.watchers import pod_logs
+from rekindle.engines.kubernetes.watchers.pod_logs import PodLogs
 
 pytestmark = pytest.mark.timeout(300)  # a cluster
 
@@ -31,9 +31,9 @@ COUNT = "i=0; while [ $i -lt {most} ]; do echo line $i; i=$((i+1)); sleep 0.02; 
 PROCESS = """
 import sys
 from pathlib import Path
-from rekindle.engines.kubernetes.api import load
-from rekindle.engines.kubernetes.follow import Follower
-from rekindle.engines.kubernetes.pod_logs import PodLogs
+from rekindle.engines.kubernetes.client.api import load
+from rekindle.engines.kubernetes.client.informer import Follower
+from rekindle.engines.kubernetes.watchers.pod_logs import PodLogs
 api = load(sys.argv[1])
 logs = PodLogs(api, Path(sys.argv[2]), sys.argv[3], "main")
 with logs.open(print):

@@ -12,10 +12,10 @@ from cluster.launch import Simulated
 from rendered import pods, spec
 
 from rekindle import names
-from rekindle.engines.kubernetes.api import load
+from rekindle.engines.kubernetes.client.api import load
 from rekindle.engines.kubernetes.engine import KubernetesEngine
 from rekindle.errors import JobError, UsageError
-from rekindle.runtime.spec import JobDirectory
+from rekindle.job.spec import JobDirectory
 
 pytestmark = pytest.mark.timeout(300)  # a cluster
 

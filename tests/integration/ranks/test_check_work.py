@@ -11,7 +11,7 @@ from ranks import Rank, formed, run
 
 from rekindle.recovery.node_check.evidence import Part
 from rekindle.training.node_check import work
-from rekindle.training.node_check.device import Bench
+from rekindle.training.node_check.torch_device import Bench
 from rekindle.training.node_check.work import WINDOWS
 
 SMALL = Bench(

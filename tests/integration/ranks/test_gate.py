@@ -13,8 +13,8 @@ import pytest
 from waiting import bound_s, result_of, wait_until
 
 from rekindle.errors import SessionError, StaleError
-from rekindle.runtime.heartbeat import Page
-from rekindle.training.gate import HELLO_BYTES, STATE, Gate, Listener, PeerGoneError, Run
+from rekindle.protocol.heartbeat_page import Page
+from rekindle.rank.step_vote import HELLO_BYTES, STATE, Gate, Listener, PeerGoneError, Run
 
 T = TypeVar("T")
 

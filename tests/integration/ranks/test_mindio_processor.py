@@ -11,11 +11,12 @@ from mindio_names.ranks import ARGUMENTS, CONTEXT, World, form_of
 from waiting import result_of, wait_until
 
 from rekindle.errors import SessionError
-from rekindle.recovery.fault import Kind
-from rekindle.recovery.plan import RankPlan, Source
-from rekindle.runtime import protocol
-from rekindle.training.last_words import Moment
-from rekindle.training.mindio import exceptions, framework, steps, words
+from rekindle.protocol import agent as protocol
+from rekindle.rank.final_snapshot import Moment
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.policy.plan import RankPlan, Source
+from rekindle.training.mindio import exceptions, framework, steps
+from rekindle.training.mindio import report_signals as words
 from rekindle.training.mindio.enums import RepairType, ReportState
 from rekindle.training.mindio.processor import Processor
 

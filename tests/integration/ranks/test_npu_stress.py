@@ -11,11 +11,11 @@ import msgspec
 import pytest
 import torch
 
+from rekindle.protocol.node_check import Done, Work
 from rekindle.recovery.node_check.evidence import Alone, Evidence, Limits, Part
 from rekindle.recovery.node_check.verdicts import Health, NodeVerdict, verdicts
-from rekindle.runtime.check_messages import Done, Work
 from rekindle.training.node_check import serving, work
-from rekindle.training.node_check.checker import TorchKit
+from rekindle.training.node_check.torch_checker import TorchKit
 
 VOLTAGE = RuntimeError(
     "Stress detect error. Error code is 574007. Error message is Voltage recovery failed."

@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from waiting import bound_s
 
 from rekindle.errors import SessionError
-from rekindle.training.torch.ddp import broadcast_module_state, wrap_ddp
-from rekindle.training.torch.group import Group
+from rekindle.training.torch.groups.ddp import broadcast_module_state, wrap_ddp
+from rekindle.training.torch.groups.generation_group import Group
 
 STEPS = 6
 RENEWED = 3  # the step before which the generation changes

@@ -15,12 +15,12 @@ from torch import nn
 from waiting import wait_until
 
 from rekindle import names
-from rekindle.recovery.plan import RankPlan, Source
-from rekindle.runtime.protocol import Arrived, Form, SnapshotRoom, StateReady, StepDone, StepFailed
-from rekindle.training.keeper import StateKeeper
-from rekindle.training.place import Place
-from rekindle.training.profiler import Profiler
-from rekindle.training.records import Records
+from rekindle.protocol.agent import Arrived, Form, SnapshotRoom, StateReady, StepDone, StepFailed
+from rekindle.rank.profiler import Profiler
+from rekindle.rank.rank_place import Place
+from rekindle.rank.snapshot_schedule import StateKeeper
+from rekindle.rank.step_records import Records
+from rekindle.recovery.policy.plan import RankPlan, Source
 from rekindle.training.torch import Session, StepSampler
 
 FULL, BATCH, LENGTH, STEPS = 4, 5, 200, 6

@@ -17,9 +17,9 @@ from repository import ROOT
 from waiting import bound_s, run_command, wait_asleep, wait_until
 
 from rekindle.errors import StaleError
-from rekindle.training.torch.ddp import wrap_ddp
-from rekindle.training.torch.group import Group
-from rekindle.training.torch.sockets import socket_inodes
+from rekindle.training.torch.groups.ddp import wrap_ddp
+from rekindle.training.torch.groups.generation_group import Group
+from rekindle.training.torch.groups.sockets import socket_inodes
 
 FOREVER_S = 1e6  # a time-out of gloo that outlasts the test
 EXPIRES_S = 0.5  # a time-out of gloo that the test waits for
@@ -326,7 +326,7 @@ def test_a_group_that_a_wrapper_still_holds_is_not_freed_by_its_renewal():
 
 _SCRIPT = """
 import torch.distributed as dist
-from rekindle.training.torch.group import Group
+from rekindle.training.torch.groups.generation_group import Group
 
 store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 for generation in range(4):

@@ -14,11 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 from waiting import bound_s
 
 from rekindle import names
-from rekindle.training.torch import Session, StepSampler, waits
-from rekindle.training.torch.ddp import wrap_ddp
-from rekindle.training.torch.group import Group
-from rekindle.training.torch.parts import Part, Parts
-from rekindle.training.torch.rng import stream_seed
+from rekindle.training.torch import Session, StepSampler
+from rekindle.training.torch.data.parts import Part, Parts
+from rekindle.training.torch.data.random_streams import stream_seed
+from rekindle.training.torch.groups import gloo_waits as waits
+from rekindle.training.torch.groups.ddp import wrap_ddp
+from rekindle.training.torch.groups.generation_group import Group
 
 FULL, BATCH, LENGTH = 4, 6, 100
 # Which slots are there in each generation, in the order of their ranks; one slot sees all of them.

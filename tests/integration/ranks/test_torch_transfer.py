@@ -12,9 +12,9 @@ from ranks import Rank, formed, run, started
 from torch import nn
 
 from rekindle.errors import CorruptError, SessionError
-from rekindle.training.torch import transfer
-from rekindle.training.torch.state import as_bytes, capture
-from rekindle.training.torch.transfer import broadcast_tensors, receive_state, send_state
+from rekindle.training.torch.state import transfer
+from rekindle.training.torch.state.capture import as_bytes, capture
+from rekindle.training.torch.state.transfer import broadcast_tensors, receive_state, send_state
 
 
 def make(steps: int, width: int = 1500) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from torch import nn
 from waiting import wait_until
 
 from rekindle.errors import StaleError
-from rekindle.runtime.heartbeat import Page
-from rekindle.training.torch.ddp import wrap_ddp
+from rekindle.protocol.heartbeat_page import Page
+from rekindle.training.torch.groups.ddp import wrap_ddp
 
 FOREVER_S = 1e6  # a time-out of gloo that outlasts the test
 ELEMENTS = 1 << 26  # more than any socket takes at once

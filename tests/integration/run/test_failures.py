@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 from jobs import Place, Run
 
-from rekindle.recovery import journal
-from rekindle.recovery.policy import Strategy
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Strategy
 
 # The first attempt fails in one rank, once all have printed. From the second on all ranks fail.
 FAILS = """
@@ -130,9 +130,9 @@ def test_a_rank_that_cannot_be_started(place: Place) -> None:
 
 
 def test_a_command_line_that_is_refused(place: Place) -> None:
-    """A real process ends with status 2, as `main` does in tests/unit/test_refused_commands.py."""
+    """A real process ends with status 2, as `main` does in unit/cli/test_refused_commands.py."""
     place.script("raise SystemExit('was run')")
-    command = [sys.executable, "-m", "rekindle.cli", "run", "--nnodes", "3:2", "train.py"]
+    command = [sys.executable, "-m", "rekindle.cli.main", "run", "--nnodes", "3:2", "train.py"]
     ended = subprocess.run(
         command,
         cwd=place.folder,

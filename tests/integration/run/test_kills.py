@@ -13,8 +13,8 @@ import pytest
 from jobs import Place, Run
 from waiting import wait_until
 
-from rekindle.recovery import journal
-from rekindle.recovery.policy import Strategy
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Strategy
 
 # Runs until the test lets it go, with a child that ignores the signals of politeness.
 WAITS = """

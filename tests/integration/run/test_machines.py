@@ -12,7 +12,7 @@ from jobs import Place, Run
 from waiting import wait_until
 
 from rekindle import names
-from rekindle.recovery import journal
+from rekindle.recovery.journal import journal
 
 WAITS = """
 import os, time

@@ -14,7 +14,8 @@ import pytest
 from jobs import Place, Run
 from waiting import run_command
 
-from rekindle import arguments, names
+from rekindle import names
+from rekindle.cli import run_options as arguments
 
 TELL = """
 import json, os, sys, threading
@@ -216,7 +217,7 @@ BAD_ENDS = {
 # Runs each script in a process of its own, forked from one that has imported what they need.
 FORKS = """
 import json, os, sys
-from rekindle.runtime import program
+from rekindle.rank import program
 
 statuses = []
 for folder in sys.argv[1:]:

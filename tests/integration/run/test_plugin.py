@@ -10,8 +10,8 @@ import pytest
 from waiting import bound_s
 
 from rekindle.errors import JobError
-from rekindle.recovery import journal
-from rekindle.recovery.policy import Strategy
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Strategy
 from rekindle.testing.runs import KINDS, JobHandle, Report, Run, RunError
 
 SCRIPT = """

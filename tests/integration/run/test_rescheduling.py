@@ -13,12 +13,13 @@ import pytest
 from jobs import Place, Run
 from waiting import wait_until
 
-from rekindle import cli, names
+from rekindle import names
+from rekindle.agent.devices.simulated_host import Condition
+from rekindle.cli import main as cli
 from rekindle.engines.host_log import HostLog
-from rekindle.engines.pretended import PretendedHosts
-from rekindle.recovery import journal
-from rekindle.recovery.policy import Strategy
-from rekindle.runtime.pretended_host import Condition
+from rekindle.engines.simulated_hosts import PretendedHosts
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Strategy
 
 # Prints how often its place was filled and how often it was started there; then it fails as often
 # as its argument tells, or waits until the test lets it go.

@@ -15,8 +15,8 @@ from waiting import run_command
 
 from rekindle.profiling.files import lines_of, rank_folders
 from rekindle.profiling.markers import ranges
-from rekindle.recovery import journal
-from rekindle.recovery.policy import Strategy
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Strategy
 
 SLOW = """
 import os, time, torch
@@ -39,7 +39,7 @@ with Session(model=model, optimizer=optimizer, ddp=True) as session:
 
 
 def rekindle(place: Place, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rekindle.cli", *arguments]
+    command = [sys.executable, "-m", "rekindle.cli.main", *arguments]
     return run_command(command, env=place.environment())
 
 

@@ -11,8 +11,8 @@ from jobs import Place, Run
 from waiting import wait_until
 
 from rekindle import names
-from rekindle.recovery import journal
-from rekindle.runtime.ending import STOP_GRACE_S
+from rekindle.coordinator.machine.endings import STOP_GRACE_S
+from rekindle.recovery.journal import journal
 
 # Prints that it runs, has a child of its own, and cleans up when it is asked to end.
 POLITE = """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from jobs import Place, Run
 
-from rekindle.recovery import journal
+from rekindle.recovery.journal import journal
 
 MUCH = """
 import os, sys, time

@@ -19,11 +19,11 @@ from waiting import bound_s, run_command
 from rekindle import names
 from rekindle.engines.client import JobClient
 from rekindle.errors import JobError, LeaseHeldError
+from rekindle.job.spec import Endpoint, bearer
 from rekindle.profiling.switch import switch_of
-from rekindle.recovery import journal
-from rekindle.runtime import protocol as p
-from rekindle.runtime import wire
-from rekindle.runtime.spec import Endpoint, bearer
+from rekindle.protocol import agent as p
+from rekindle.protocol import codec as wire
+from rekindle.recovery.journal import journal
 
 WAITS = """
 import os, time
@@ -198,7 +198,7 @@ def test_an_agent_that_does_not_belong_is_refused(
 def start_agent(live: Live, secret: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Run an agent process against the job, to its end."""
     where = f"{live.where.host}:{live.where.port}"
-    command = [sys.executable, "-m", "rekindle.runtime.agent", "--coordinator", where, *options]
+    command = [sys.executable, "-m", "rekindle.agent.process", "--coordinator", where, *options]
     command += ["--directory", str(live.run.directory.path)]
     environment = live.place.environment({names.ENV_SECRET: secret})
     return run_command(command, env=environment)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rekindle.recovery.case import Case
-from rekindle.recovery.fault import Fault, Kind
-from rekindle.recovery.history import Past
-from rekindle.recovery.ladder import Decision, decide
-from rekindle.recovery.policy import Policy, Strategy
+from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.policy.case import Case
+from rekindle.recovery.policy.decide import Decision, decide
+from rekindle.recovery.policy.history import Past
+from rekindle.recovery.policy.policy import Policy, Strategy
 
 
 def fault(kind: Kind, rank: int = 0, finished: int = 5, signature: str = "E") -> Fault:

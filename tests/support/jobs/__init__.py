@@ -20,9 +20,14 @@ from waiting import bound_s, wait_until
 
 from rekindle import names
 from rekindle.errors import UsageError
-from rekindle.runtime.spec import Endpoint, job_directory
+from rekindle.job.spec import Endpoint, job_directory
 from rekindle.testing.handle import JobHandle
 
+MODULES = {
+    "coordinator": "coordinator.process",
+    "agent": "agent.process",
+    "zygote": "agent.fork_server_process",
+}
 _LOOK_S = 0.05  # between two looks at all processes of the machine, which cost some ms each
 
 
@@ -48,7 +53,7 @@ class Run(JobHandle):
         with self.out.open("wb") as out, self.err.open("wb") as err:
             settings = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err} | popen
             self.process = subprocess.Popen(
-                [*program, sys.executable, "-m", "rekindle.cli", "run", *arguments],
+                [*program, sys.executable, "-m", "rekindle.cli.main", "run", *arguments],
                 **{"cwd": place.folder, "env": place.environment()} | settings,
             )
         place.runs.append(self)
@@ -121,7 +126,7 @@ class Run(JobHandle):
 
     def all(self, module: str) -> list[psutil.Process]:
         """The processes that run this module of the runtime; no rank, which looks like a zygote."""
-        name = f"rekindle.runtime.{module}"
+        name = f"rekindle.{MODULES[module]}"
         found = [p for p in self.place.processes() if name in _cmdline(p)]
         if module == "zygote":
             return [p for p in found if _session(p) == p.ppid()]

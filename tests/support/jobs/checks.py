@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rekindle.recovery.fault import Kind
-from rekindle.runtime import protocol as p
-from rekindle.runtime.inheritance import Earlier, Inheritance
-from rekindle.runtime.machine import Machine
-from rekindle.runtime.roster import Roster
-from rekindle.runtime.state import Command, End, Phase, Send
+from rekindle.coordinator.machine.job_state import Command, End, Phase, Send
+from rekindle.coordinator.machine.machine import Machine
+from rekindle.coordinator.machine.roster import Roster
+from rekindle.coordinator.machine.takeover import Earlier, Inheritance
+from rekindle.protocol import agent as p
+from rekindle.recovery.faults.fault import Kind
 
 
 def check_counts(roster: Roster) -> None:

@@ -13,14 +13,14 @@ from pathlib import Path
 from waiting import finished
 
 from jobs.driver import spec_of
+from rekindle.agent.snapshots.allocation import create_buffer
+from rekindle.agent.snapshots.buffers import Snapshots
+from rekindle.agent.snapshots.replica_server import Depot, fetch, put
+from rekindle.agent.snapshots.replica_transport import Line, Pass
 from rekindle.names import LOOPBACK
-from rekindle.recovery.plan import Made
-from rekindle.runtime import protocol
-from rekindle.runtime.buffer_memory import create_buffer
-from rekindle.runtime.depot import Depot, fetch, put
-from rekindle.runtime.depot_line import Line, Pass
-from rekindle.runtime.snapshot import SnapshotBuffer
-from rekindle.runtime.snapshots import Snapshots
+from rekindle.protocol import agent as protocol
+from rekindle.protocol.snapshot_buffer import SnapshotBuffer
+from rekindle.recovery.policy.plan import Made
 
 KNOWN = Pass("pretended", 0, "the secret")
 CONTENT = os.urandom(50_000)

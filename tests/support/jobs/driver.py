@@ -12,17 +12,26 @@ from typing import Any, TypeVar
 import msgspec
 
 from jobs.checks import Checks, check_counts, check_inherited
+from rekindle.coordinator.machine.job_state import (
+    CancelTimer,
+    Command,
+    End,
+    Examine,
+    Phase,
+    Record,
+    Send,
+    SetTimer,
+)
+from rekindle.coordinator.machine.machine import Machine
+from rekindle.coordinator.machine.ranks import Status
+from rekindle.coordinator.machine.takeover import Earlier, earlier, inheritance
+from rekindle.job.spec import EntryKind, Framework, JobSpec, KeepsOff
 from rekindle.names import WIRE_VERSION
-from rekindle.recovery import journal
-from rekindle.recovery.codes.tables import Tables
-from rekindle.recovery.fault import ErrorRecord, Exit, Kind
-from rekindle.recovery.policy import Policy
-from rekindle.runtime import protocol as p
-from rekindle.runtime.census import Status
-from rekindle.runtime.inheritance import Earlier, earlier, inheritance
-from rekindle.runtime.machine import Machine
-from rekindle.runtime.spec import EntryKind, Framework, JobSpec, KeepsOff
-from rekindle.runtime.state import CancelTimer, Command, End, Examine, Phase, Record, Send, SetTimer
+from rekindle.protocol import agent as p
+from rekindle.recovery.faults.fault import ErrorRecord, Exit, Kind
+from rekindle.recovery.faults.tables.tables import Tables
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Policy
 
 M = TypeVar("M", bound=p.Message)
 E = TypeVar("E", bound=journal.Event)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from jobs.driver import Driver
-from rekindle.recovery import journal
-from rekindle.recovery.policy import Policy
-from rekindle.runtime import protocol as p
+from rekindle.protocol import agent as p
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Policy
 
 
 def trained(*, nodes: int = 3, least: int = 1, policy: Policy | None = None) -> Driver:

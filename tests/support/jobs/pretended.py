@@ -10,10 +10,10 @@ from typing import Any
 
 from jobs.driver import Driver
 from jobs.processes import Agent, Doing, Process
-from rekindle.recovery.fault import ErrorRecord, Exit, Kind
-from rekindle.recovery.plan import Source
-from rekindle.runtime import protocol as p
-from rekindle.runtime.state import Phase
+from rekindle.coordinator.machine.job_state import Phase
+from rekindle.protocol import agent as p
+from rekindle.recovery.faults.fault import ErrorRecord, Exit, Kind
+from rekindle.recovery.policy.plan import Source
 
 
 class World(Driver):

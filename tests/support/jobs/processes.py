@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 
-from rekindle.runtime import protocol as p
+from rekindle.protocol import agent as p
 
 # What an agent keeps for the next coordinator; the rest was about a generation of the old one.
 LASTING = (p.Exited, p.Snapshots, p.CheckpointWritten)

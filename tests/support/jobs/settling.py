@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jobs.pretended import World
 from jobs.processes import Doing
-from rekindle.runtime.state import Phase
+from rekindle.coordinator.machine.job_state import Phase
 
 
 def settle(world: World) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from jobs.driver import Driver
-from rekindle.recovery import classification as c
-from rekindle.recovery import journal
-from rekindle.recovery.plan import Source
-from rekindle.recovery.policy import Policy, Strategy
-from rekindle.runtime import protocol as p
-from rekindle.runtime.state import Phase
+from rekindle.coordinator.machine.job_state import Phase
+from rekindle.protocol import agent as p
+from rekindle.recovery.faults import classification as c
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.plan import Source
+from rekindle.recovery.policy.policy import Policy, Strategy
 
 SIGKILL = 9
 

@@ -6,7 +6,7 @@ The same seed gives the same commands as long as the machine decides the same.
 
 Run as a program, it writes the digests of all seeds to a file, and prints what the walks met:
 
-    PYTHONPATH=tests/support python -m jobs.walks tests/unit/machine_digests.txt
+    PYTHONPATH=tests/support python -m jobs.walks tests/unit/coordinator/machine/digests.txt
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ import msgspec
 from jobs.pretended import World
 from jobs.settling import settle
 from jobs.trained import SIGKILL
+from rekindle.agent.devices.dcmi import Condition
+from rekindle.coordinator.machine.job_state import Command, Phase
+from rekindle.job.spec import Framework
 from rekindle.profiling.switch import WORDS, Order, Switch
-from rekindle.recovery.classification import Sign, Source
-from rekindle.recovery.codes.verdict import Severity
-from rekindle.recovery.fault import ErrorRecord, Kind
-from rekindle.recovery.policy import LADDER, Policy, Stragglers, Strategy
-from rekindle.runtime import protocol as p
-from rekindle.runtime.dcmi import Condition
-from rekindle.runtime.heartbeat import Doing
-from rekindle.runtime.spec import Framework
-from rekindle.runtime.state import Command, Phase
+from rekindle.protocol import agent as p
+from rekindle.protocol.heartbeat_page import Doing
+from rekindle.recovery.faults.classification import Sign, Source
+from rekindle.recovery.faults.fault import ErrorRecord, Kind
+from rekindle.recovery.faults.tables.verdict import Severity
+from rekindle.recovery.policy.policy import LADDER, Policy, Stragglers, Strategy
 
 SEEDS = 10_000
 MOVES = 400  # at most, before the walk lets the job end

@@ -11,9 +11,10 @@ import pytest
 from waiting import bound_s, result_of
 
 from rekindle import names
-from rekindle.recovery.plan import RankPlan, Source
-from rekindle.runtime import protocol, wire
-from rekindle.runtime.channel import Channel
+from rekindle.protocol import agent as protocol
+from rekindle.protocol import codec as wire
+from rekindle.rank.channel import Channel
+from rekindle.recovery.policy.plan import RankPlan, Source
 from rekindle.training.mindio.enums import ReportState
 from rekindle.training.mindio.handlers import Handlers
 from rekindle.training.mindio.processor import Processor

@@ -16,7 +16,7 @@ from mindspore import ops
 from rekindle import names
 from rekindle.training.node_check import mindspore_device
 from rekindle.training.node_check.mindspore_device import MindSporeDevice
-from rekindle.training.node_check.plain_checker import PlainKit
+from rekindle.training.node_check.numpy_checker import PlainKit
 from rekindle.training.node_check.serving import serve
 
 

@@ -18,9 +18,9 @@ from repository import ROOT, SUPPORT
 from training_jobs.processes import MARK, marked_processes
 from waiting import bound_s, wait_until
 
-from rekindle.recovery import journal
-from rekindle.runtime.protocol import InjectionKind
-from rekindle.runtime.spec import job_directory
+from rekindle.job.spec import job_directory
+from rekindle.protocol.agent import InjectionKind
+from rekindle.recovery.journal import journal
 from rekindle.testing.handle import JobHandle
 
 # Where `make mindspore` puts MindSpore, or wherever else somebody has it.
@@ -56,7 +56,7 @@ class MindSporeJob(JobHandle):
         self._own = environment or {}
         self.folder, self.ranks, self.mark = folder, ranks, uuid.uuid4().hex
         folder.mkdir(parents=True, exist_ok=True)
-        self._command = [str(PYTHON), "-m", "rekindle.cli", "run", "--framework", "mindspore"]
+        self._command = [str(PYTHON), "-m", "rekindle.cli.main", "run", "--framework", "mindspore"]
         self._command += ["--nproc-per-node", str(ranks), "--job-id", "job", "--allow-injection"]
         self._command += [*options, str(program), str(folder), *script]
         self.home = folder / "home"

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mindspore_jobs.job import MindSporeJob
-from rekindle.recovery import journal
-from rekindle.recovery.policy import Strategy
-from rekindle.runtime.protocol import InjectionKind
+from rekindle.protocol.agent import InjectionKind
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Strategy
 
 _BEGIN = 1  # the step at which all faults are injected
 

@@ -22,8 +22,8 @@ import torch.distributed as dist
 from repository import ROOT
 from waiting import bound_s
 
-from rekindle.runtime.heartbeat import Page
-from rekindle.training.torch.group import Group
+from rekindle.protocol.heartbeat_page import Page
+from rekindle.training.torch.groups.generation_group import Group
 
 # torch asks the name service who its store's peers are; without one each question takes seconds.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")

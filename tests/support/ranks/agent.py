@@ -8,7 +8,8 @@ import threading
 from collections.abc import Iterable
 
 from rekindle import names
-from rekindle.runtime import protocol, wire
+from rekindle.protocol import agent as protocol
+from rekindle.protocol import codec as wire
 
 
 class Agent:

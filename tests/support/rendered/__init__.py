@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from rekindle.engines.kubernetes.kinds.base import Adapter
-from rekindle.engines.kubernetes.manifests import Manifests, adapter, render
-from rekindle.engines.kubernetes.pods import Kind, Pods
-from rekindle.runtime.spec import EntryKind, JobSpec
+from rekindle.engines.kubernetes.manifests.kinds.base import Adapter
+from rekindle.engines.kubernetes.manifests.render import Manifests, adapter, render
+from rekindle.engines.kubernetes.manifests.settings import Kind, Pods
+from rekindle.job.spec import EntryKind, JobSpec
 
 Manifest = dict[str, Any]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from rekindle.recovery.fault import Kind
-from rekindle.recovery.policy import Policy, Strategy
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.policy.policy import Policy, Strategy
 from rekindle.simulation import costs
 from rekindle.simulation.costs import Costs, JobRow, KindRow, StrategyRow
 from rekindle.simulation.job import Setting

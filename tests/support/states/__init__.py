@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from rekindle.runtime.buffer_memory import create_buffer
-from rekindle.runtime.snapshot import SnapshotBuffer
-from rekindle.training.torch.state import State, finish, prepare
+from rekindle.agent.snapshots.allocation import create_buffer
+from rekindle.protocol.snapshot_buffer import SnapshotBuffer
+from rekindle.training.torch.state.capture import State, finish, prepare
 
 
 def move(state: State, named: Mapping[str, Any]) -> None:

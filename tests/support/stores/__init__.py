@@ -30,7 +30,7 @@ CHILD = """
 import itertools, os, resource, signal, sys
 from pathlib import Path
 from rekindle.checkpoints import files
-from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.store import Part
 from rekindle.checkpoints.manifest import Manifest
 from rekindle.checkpoints.retention import Retention

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.checkpoints.location import S3Location, parse
-from rekindle.checkpoints.opening import open_store
+from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.store import Store
 from stores.servers import BUCKET, Server
 

@@ -22,7 +22,7 @@ from jobs import Place
 from jobs.scripts import TRAINS
 from repository import ROOT
 
-from rekindle.recovery import journal
+from rekindle.recovery.journal import journal
 
 PACKAGE = ROOT / "rekindle"
 RUNS = 5

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from rekindle.recovery import journal
+from rekindle.recovery.journal import journal
 from training_jobs.job import Job
 
 

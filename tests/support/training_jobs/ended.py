@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rekindle.recovery import journal
-from rekindle.recovery.policy import Strategy
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Strategy
 from training_jobs.checks import assert_same_training, assert_samples_once
 from training_jobs.injection import reached
 from training_jobs.job import Job

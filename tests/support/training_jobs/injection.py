@@ -175,10 +175,11 @@ class Injector:
         self._watch_runtime()
 
     def _watch_runtime(self) -> None:
-        from rekindle.runtime.snapshot import SnapshotBuffer
-        from rekindle.training.keeper import StateKeeper
-        from rekindle.training.torch import restore, standing
-        from rekindle.training.torch.buffers import BufferGuard
+        from rekindle.protocol.snapshot_buffer import SnapshotBuffer
+        from rekindle.rank.snapshot_schedule import StateKeeper
+        from rekindle.training.torch import live_state as standing
+        from rekindle.training.torch.state import restore
+        from rekindle.training.torch.state.module_buffers import BufferGuard
 
         for owner, name, place in (
             (SnapshotBuffer, "commit", "snapshot"),
@@ -204,7 +205,7 @@ def _have_snapshots_sealed() -> None:
 
     Steps of milliseconds would else outrun an agent on a busy machine.
     """
-    from rekindle.training.snapshot_writer import SnapshotWriter
+    from rekindle.rank.snapshot_writer import SnapshotWriter
 
     take = SnapshotWriter.take
 

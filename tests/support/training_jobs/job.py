@@ -17,11 +17,11 @@ from waiting import LIMIT_S, bound_s, wait_until
 
 from rekindle.checkpoints.retention import Retention
 from rekindle.engines.local import LocalEngine
-from rekindle.engines.pretended import PretendedHosts
+from rekindle.engines.simulated_hosts import PretendedHosts
+from rekindle.job.spec import EntryKind, JobSpec, check, home
 from rekindle.profiling.switch import Order
-from rekindle.recovery import journal
-from rekindle.recovery.policy import Policy
-from rekindle.runtime.spec import EntryKind, JobSpec, check, home
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Policy
 from rekindle.testing.handle import JobHandle
 from training_jobs import RANKS
 from training_jobs.injection import Fault, reached, release, write_faults

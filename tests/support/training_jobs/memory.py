@@ -9,7 +9,7 @@ from pathlib import Path
 
 from waiting import wait_until
 
-from rekindle.runtime.snapshot import CONTROL_BYTES
+from rekindle.protocol.snapshot_buffer import CONTROL_BYTES
 
 SNAPSHOTS, COPIES = "rank", "copy"  # of the agent's own ranks, and of others
 

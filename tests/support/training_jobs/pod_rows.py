@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rekindle.recovery import journal
+from rekindle.recovery.journal import journal
 from training_jobs.injection import Fault, reached
 from training_jobs.job import pause_all
 from training_jobs.pods import PodJob

@@ -15,15 +15,15 @@ from waiting import wait_until
 
 from rekindle import names
 from rekindle.engines.client import JobClient
-from rekindle.engines.kubernetes.api import load
+from rekindle.engines.kubernetes.client.api import load
 from rekindle.engines.kubernetes.engine import KubernetesEngine
 from rekindle.engines.kubernetes.labels import selector
-from rekindle.engines.kubernetes.manifests import adapter
-from rekindle.engines.kubernetes.pods import Pods, Volume
+from rekindle.engines.kubernetes.manifests.render import adapter
+from rekindle.engines.kubernetes.manifests.settings import Pods, Volume
 from rekindle.errors import JobError
-from rekindle.recovery import journal
+from rekindle.job.spec import JobDirectory
+from rekindle.recovery.journal import journal
 from rekindle.recovery.node_check.evidence import Limits
-from rekindle.runtime.spec import JobDirectory
 from training_jobs.injection import Fault
 from training_jobs.job import LIMIT_S, Job
 

@@ -65,7 +65,7 @@ def rekindle_run(
     folder: Path, *arguments: str, mark: str, options: Sequence[str] = ()
 ) -> subprocess.Popen[str]:
     """Start `rekindle run` of the script in a process group of its own, as a shell does."""
-    command = [sys.executable, "-m", "rekindle.cli", "run", "--job-id", "job", *options]
+    command = [sys.executable, "-m", "rekindle.cli.main", "run", "--job-id", "job", *options]
     command += ["--nproc-per-node", str(RANKS), str(SCRIPT), str(folder), *arguments]
     own = {"REKINDLE_HOME": str(folder / "home")}
     return subprocess.Popen(

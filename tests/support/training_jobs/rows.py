@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from rekindle.recovery import journal
-from rekindle.recovery.fault import Kind
-from rekindle.recovery.policy import Policy, Strategy
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Policy, Strategy
 from training_jobs import RANKS
 from training_jobs.acts import kill
 from training_jobs.ended import Ended

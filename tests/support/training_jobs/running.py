@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.recovery import journal
+from rekindle.recovery.journal import journal
 from training_jobs.ended import Ended, EndedOf
 from training_jobs.job import Job
 from training_jobs.plans import Attempt, Plan

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from stores import manifest, shard
 
-from rekindle.checkpoints import blocks
-from rekindle.checkpoints.blocks import summed
+from rekindle.checkpoints import block_checksums as blocks
+from rekindle.checkpoints.block_checksums import summed
 from rekindle.checkpoints.directory import DirectoryCheckpoint, DirectoryStore
-from rekindle.checkpoints.excerpts import Excerpts, windows
 from rekindle.checkpoints.format import read_header
 from rekindle.checkpoints.manifest import FileEntry, decode, encode
+from rekindle.checkpoints.range_reader import Excerpts, windows
 from rekindle.checkpoints.store import Part
 from rekindle.errors import CheckpointError, CorruptError
 

@@ -10,7 +10,7 @@ import pytest
 
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.location import S3Location, parse
-from rekindle.checkpoints.opening import check_location, open_store
+from rekindle.checkpoints.open_store import check_location, open_store
 from rekindle.errors import UsageError
 
 
@@ -105,7 +105,7 @@ def test_boto3_is_imported_only_for_s3() -> None:
     script = """
 import sys
 from rekindle.checkpoints.s3 import store as s3_store
-from rekindle.checkpoints.opening import check_location, open_store
+from rekindle.checkpoints.open_store import check_location, open_store
 open_store("/tmp")
 sys.exit("boto3" in sys.modules or "botocore" in sys.modules)
 """

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.checkpoints.place import Key
+from rekindle.checkpoints.checkpoint_path import Key
 from rekindle.checkpoints.retention import Kept, Retention, superfluous
 
 NOW = 1_000_000.0

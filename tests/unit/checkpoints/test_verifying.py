@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from stores import manifest
 
-from rekindle.checkpoints import blocks, verifying
+from rekindle.checkpoints import block_checksums as blocks
+from rekindle.checkpoints import verifying
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.format import plan_layout, write_header
 from rekindle.checkpoints.store import Checkpoint, Part

@@ -7,11 +7,11 @@ import random
 import pytest
 from paces.watched import NOISE, ONSET, STEPS, WITHIN, Work, from_onset, watch
 
+from rekindle.profiling.compute_time import faster
 from rekindle.profiling.detector import Detector
 from rekindle.profiling.findings import AWAY, Slow
 from rekindle.profiling.series import BASELINE, LASTING, SKIPPED
 from rekindle.profiling.steps import StepTimes
-from rekindle.profiling.work import faster
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 64])

@@ -12,8 +12,8 @@ from rekindle.profiling.files import lines_of
 from rekindle.profiling.markers import ranges
 from rekindle.profiling.steps import StepTimes, step_times
 from rekindle.profiling.switch import switch_of
-from rekindle.runtime.rank_messages import Profile
-from rekindle.training import rank_environment
+from rekindle.protocol.rank import Profile
+from rekindle.rank import environment as rank_environment
 from rekindle.training.devices.cpu import CpuDevice
 from rekindle.training.torch import profiler as torch_profiler
 from rekindle.training.torch.profiler import TorchProfiler

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle import cli
+from rekindle.cli import main as cli
 from rekindle.errors import UsageError
 from rekindle.profiling.chrome import chrome_trace
 from rekindle.profiling.markers import (

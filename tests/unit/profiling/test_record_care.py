@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from waiting import finished
 
+from rekindle.agent.profiling_files import RecordCare
 from rekindle.profiling.switch import FIELDS, Switch, switch_of
-from rekindle.runtime.protocol import Message, Traced
-from rekindle.runtime.record_care import RecordCare
+from rekindle.protocol.agent import Message, Traced
 
 ALL = switch_of(("communication",))
 
@@ -97,7 +97,7 @@ def test_nothing_that_is_spoilt_ends_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """It looks again and again, and says once what it cannot read; of a bug, where it is."""
-    monkeypatch.setattr("rekindle.runtime.record_care._TICK_S", 0.001)
+    monkeypatch.setattr("rekindle.agent.profiling_files._TICK_S", 0.001)
     (tmp_path / "switch").write_bytes(b"\xff")
     asyncio.run(_look_three_times(tmp_path, error))
     shown = capsys.readouterr().err
@@ -123,7 +123,7 @@ def test_records_age_also_where_they_cannot_be_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each thing that is cared for goes wrong by itself."""
-    monkeypatch.setattr("rekindle.runtime.record_care._TICK_S", 0.001)
+    monkeypatch.setattr("rekindle.agent.profiling_files._TICK_S", 0.001)
 
     async def until_they_age() -> None:
         aged, loop = asyncio.Event(), asyncio.get_running_loop()

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from rekindle.agent.profiling_reader import RecordReader
 from rekindle.profiling.files import Follower
 from rekindle.profiling.markers import DEFAULT, Encoder, Range
 from rekindle.profiling.switch import Order, Switch, switched
-from rekindle.runtime.protocol import Profile
-from rekindle.runtime.record_reader import RecordReader
+from rekindle.protocol.agent import Profile
 
 ON = Profile(switch=switched(Switch(), Order(on=True).kinds, on=True), since=5)
 OFF = Profile()

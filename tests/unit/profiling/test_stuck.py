@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rekindle.profiling.blocked_collectives import Standing, stuck
 from rekindle.profiling.markers import (
     COMMUNICATION,
     DEFAULT,
@@ -17,7 +18,6 @@ from rekindle.profiling.markers import (
     marks,
     operation_name,
 )
-from rekindle.profiling.stuck import Standing, stuck
 
 
 class Rank:

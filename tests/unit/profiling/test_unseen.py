@@ -10,7 +10,9 @@ from types import SimpleNamespace
 import pytest
 from jobs.driver import spec_of
 
-from rekindle import cli
+from rekindle.cli import main as cli
+from rekindle.job.spec import JobDirectory, job_directory
+from rekindle.profiling.coverage import remarks
 from rekindle.profiling.markers import (
     COMMUNICATION,
     DEFAULT,
@@ -20,10 +22,8 @@ from rekindle.profiling.markers import (
     operation_name,
 )
 from rekindle.profiling.reading import read_task
-from rekindle.profiling.unseen import remarks
-from rekindle.recovery import journal
-from rekindle.runtime.spec import JobDirectory, job_directory
-from rekindle.tasks import profile_report
+from rekindle.recovery.journal import journal
+from rekindle.tasks import profile as profile_report
 
 MS = 1_000_000
 REDUCED = operation_name(Operation("0", "4", "float32", "all_reduce", "default_group"))

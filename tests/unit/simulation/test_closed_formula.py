@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from simulated import REPAIR_S, plain_mix, prices, with_strategy
 
-from rekindle.recovery.fault import Kind
-from rekindle.recovery.interval import best_interval
-from rekindle.recovery.policy import Policy, Strategy
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.policy.interval import best_interval
+from rekindle.recovery.policy.policy import Policy, Strategy
 from rekindle.simulation import formulas
 from rekindle.simulation.estimate import Question, difference, judge
 from rekindle.simulation.outcome import Loss, World

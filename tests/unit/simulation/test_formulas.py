@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.recovery.interval import best_interval
+from rekindle.recovery.policy.interval import best_interval
 from rekindle.simulation import formulas
 
 LLAMA_16K = 0.4737 * 16.384 / 86_400  # faults per second of 16,384 devices

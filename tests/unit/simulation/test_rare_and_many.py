@@ -8,8 +8,8 @@ import pytest
 from simulated import plain_mix, prices
 
 from rekindle.errors import UsageError
-from rekindle.recovery.fault import Kind
-from rekindle.recovery.policy import Policy
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.policy.policy import Policy
 from rekindle.simulation import mix
 from rekindle.simulation.estimate import Question, judge
 from rekindle.simulation.outcome import World

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from simulated import prices, setting, strike, with_strategy
 
-from rekindle.recovery.fault import Kind
-from rekindle.recovery.policy import Policy, Strategy
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.policy.policy import Policy, Strategy
 from rekindle.simulation.outcome import Loss, Outcome
 from rekindle.simulation.replay import replay
 from rekindle.simulation.trace import Cause

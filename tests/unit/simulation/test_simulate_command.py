@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rekindle.cli import main
+from rekindle.cli.main import main
 
 SOLID = "max_restarts: 1000\nmax_recoveries: 10000\n"
 FRAIL = "strategies: [restart]\nmax_restarts: 3\n"
@@ -251,7 +251,7 @@ def test_a_bad_file_of_times_is_refused(
 def test_it_needs_no_prefect(tmp_path: Path) -> None:
     """Neither Prefect nor matplotlib is imported for an answer in words."""
     code = (
-        "import sys; from rekindle.cli import main\n"
+        "import sys; from rekindle.cli.main import main\n"
         "try: main(sys.argv[1:])\n"
         "finally: print({'prefect', 'matplotlib', 'torch'} & set(sys.modules), file=sys.stderr)"
     )

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from simulated import plain_mix
 
-from rekindle.recovery.fault import Kind
+from rekindle.recovery.faults.fault import Kind
 from rekindle.simulation import mix
 from rekindle.simulation.trace import DAY_S, Cause, Strike, draw
 

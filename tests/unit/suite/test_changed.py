@@ -9,17 +9,17 @@ FILES = {
     "rekindle/__init__.py": "",
     "rekindle/low.py": "import os",
     "rekindle/high.py": "from rekindle.low import thing",
-    "rekindle/cli.py": "def main(): from rekindle.high import more",
-    "rekindle/runtime/agent.py": "",
-    "tests/support/jobs/__init__.py": 'MODULE = "rekindle.runtime.agent"',
+    "rekindle/cli/main.py": "def main(): from rekindle.high import more",
+    "rekindle/agent/process.py": "",
+    "tests/support/jobs/__init__.py": 'MODULE = "rekindle.agent.process"',
     "tests/support/jobs/script.py": "from rekindle.high import more",
     "tests/support/waiting.py": "",
     "tests/unit/conftest.py": "import waiting",
     "tests/unit/test_low.py": "from rekindle import low",
     "tests/unit/test_names.py": 'assert name == "rekindle.high"',
-    "tests/integration/test_run.py": 'start("-m", "rekindle.cli")',
+    "tests/integration/test_run.py": 'start("-m", "rekindle.cli.main")',
     "tests/integration/test_jobs.py": "import jobs\nassert 'page.html'",
-    "tests/integration/test_any.py": 'start(f"rekindle.runtime.{module}")\nread("docs")',
+    "tests/integration/test_any.py": 'start(f"rekindle.{module}.process")\nread("docs")',
 }
 ALL = {path for path in FILES if "/test_" in path}
 
@@ -37,9 +37,9 @@ def tree() -> Tree:
         ("rekindle/low.py", {"test_low", "test_run", "test_jobs"}),
         ("rekindle/high.py", {"test_run", "test_jobs"}),
         # A process is started by name. A unit test starts none.
-        ("rekindle/cli.py", {"test_run"}),
+        ("rekindle/cli/main.py", {"test_run"}),
         # A name that the program completes stands for all modules of a package.
-        ("rekindle/runtime/agent.py", {"test_jobs", "test_any"}),
+        ("rekindle/agent/process.py", {"test_jobs", "test_any"}),
         # A package of helpers is one unit.
         ("tests/support/jobs/script.py", {"test_jobs"}),
         # A `conftest.py` belongs to all tests of its folder.
@@ -68,7 +68,7 @@ def test_build_files_affect_all_tests(tree: Tree, changed: str) -> None:
 
 def test_several_changes_add_up(tree: Tree) -> None:
     """Each of them selects its own tests."""
-    one, other = ["rekindle/cli.py"], ["tests/unit/test_low.py"]
+    one, other = ["rekindle/cli/main.py"], ["tests/unit/test_low.py"]
     assert affected(tree, one + other) == affected(tree, one) | affected(tree, other)
     assert affected(tree, []) == set()
 
@@ -77,10 +77,10 @@ def test_several_changes_add_up(tree: Tree) -> None:
     ("path", "unit"),
     [
         ("rekindle/training/torch/__init__.py", "rekindle.training.torch"),
-        ("rekindle/cli.py", "rekindle.cli"),
+        ("rekindle/cli/main.py", "rekindle.cli.main"),
         ("tests/support/jobs/driver.py", "tests/support/jobs"),
         ("tests/support/waiting.py", "tests/support/waiting"),
-        ("tests/unit/test_hang.py", "tests/unit/test_hang.py"),
+        ("tests/unit/agent/test_hang.py", "tests/unit/agent/test_hang.py"),
     ],
 )
 def test_the_unit_of_a_file(path: str, unit: str) -> None:

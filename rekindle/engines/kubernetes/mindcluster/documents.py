@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rekindle.engines.kubernetes.api import Object
-from rekindle.engines.kubernetes.errors import DamagedError
+from rekindle.engines.kubernetes.client.api import Object
+from rekindle.engines.kubernetes.client.errors import DamagedError
 
 T = TypeVar("T")
 

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from rekindle.engines.kubernetes.api import Object
-from rekindle.engines.kubernetes.errors import DamagedError
-from rekindle.engines.kubernetes.mindcluster.boards import (
+from rekindle.engines.kubernetes.client.api import Object
+from rekindle.engines.kubernetes.client.errors import DamagedError
+from rekindle.engines.kubernetes.mindcluster.device_info import DeviceList, chips, device_info
+from rekindle.engines.kubernetes.mindcluster.documents import decode, name_of, text_of
+from rekindle.engines.kubernetes.mindcluster.node_info import (
     Board,
     SwitchInfo,
     board_report,
@@ -20,8 +22,6 @@ from rekindle.engines.kubernetes.mindcluster.boards import (
     switch_info,
     switches,
 )
-from rekindle.engines.kubernetes.mindcluster.chips import DeviceList, chips, device_info
-from rekindle.engines.kubernetes.mindcluster.documents import decode, name_of, text_of
 from rekindle.engines.kubernetes.mindcluster.reports import Report, Told, Topic
 
 DEVICES = "mindx-dl-deviceinfo-"

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from rekindle.engines.kubernetes.api import Object
-from rekindle.engines.kubernetes.errors import DamagedError
+from rekindle.engines.kubernetes.client.api import Object
+from rekindle.engines.kubernetes.client.errors import DamagedError
 from rekindle.engines.kubernetes.mindcluster.resets import ResetInfo, progress, read_reset
-from rekindle.recovery.annotations import PROCESS_RECOVER
+from rekindle.recovery.policy.annotations import PROCESS_RECOVER
 
 _RESULT = "ProcessRecoverStatus"  # annotation: <strategy>-success, <strategy>-failed
 _RESULTS = {"success": "which has helped", "failed": "which has not helped"}

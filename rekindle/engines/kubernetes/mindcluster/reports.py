@@ -7,7 +7,7 @@ import re
 
 import msgspec
 
-from rekindle.recovery.codes.verdict import Origin, Severity
+from rekindle.recovery.faults.tables.verdict import Origin, Severity
 
 _CHIP = re.compile(r".*-([0-9]{1,4})")
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from rekindle.engines.kubernetes.api import Object
-from rekindle.engines.kubernetes.errors import DamagedError
+from rekindle.engines.kubernetes.client.api import Object
+from rekindle.engines.kubernetes.client.errors import DamagedError
 from rekindle.engines.kubernetes.mindcluster.documents import check, decode, name_of, text_of
 
 # What the device plugin has chips do, as people read it.

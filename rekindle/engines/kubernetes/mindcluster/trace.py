@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import msgspec
 
-from rekindle.engines.kubernetes.api import Api, Object
-from rekindle.engines.kubernetes.ascend import TRACE_FOLDER
-from rekindle.engines.kubernetes.coordinator import owned
-from rekindle.engines.kubernetes.errors import DamagedError
+from rekindle.engines.kubernetes.client.api import Api, Object
+from rekindle.engines.kubernetes.client.errors import DamagedError
+from rekindle.engines.kubernetes.client.objects import collection, find, path_of
 from rekindle.engines.kubernetes.labels import Names, Role, labels, selector
+from rekindle.engines.kubernetes.manifests.ascend import TRACE_FOLDER
+from rekindle.engines.kubernetes.manifests.coordinator import owned
 from rekindle.engines.kubernetes.mindcluster.documents import decode, name_of, text_of
-from rekindle.engines.kubernetes.objects import collection, find, path_of
 from rekindle.errors import UsageError
 from rekindle.profiling.switch import FIELDS, Switch, read_switch, values
 

@@ -12,13 +12,16 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from rekindle.engines.kubernetes.api import Api, Object
-from rekindle.engines.kubernetes.ascend import RESET_CONFIG
-from rekindle.engines.kubernetes.errors import ApiError
-from rekindle.engines.kubernetes.follow import Follower
+from rekindle.engines.kubernetes.client.api import Api, Object
+from rekindle.engines.kubernetes.client.errors import ApiError
+from rekindle.engines.kubernetes.client.informer import Follower
+from rekindle.engines.kubernetes.client.objects import collection
 from rekindle.engines.kubernetes.labels import Names
-from rekindle.engines.kubernetes.mindcluster.known import Known
-from rekindle.engines.kubernetes.mindcluster.placed import (
+from rekindle.engines.kubernetes.manifests.ascend import RESET_CONFIG
+from rekindle.engines.kubernetes.manifests.settings import Pods
+from rekindle.engines.kubernetes.mindcluster.host_reports import Known
+from rekindle.engines.kubernetes.mindcluster.recoveries import Recovery
+from rekindle.engines.kubernetes.mindcluster.relevance import (
     Placed,
     placed,
     recovery_signs,
@@ -26,13 +29,10 @@ from rekindle.engines.kubernetes.mindcluster.placed import (
     reported_before,
     signs,
 )
-from rekindle.engines.kubernetes.mindcluster.recoveries import Recovery
-from rekindle.engines.kubernetes.objects import collection
-from rekindle.engines.kubernetes.pods import Pods
 from rekindle.errors import JobError
-from rekindle.recovery.classification import Sign, Source
-from rekindle.recovery.journal import AnyEvent
-from rekindle.runtime.spec import JobSpec
+from rekindle.job.spec import JobSpec
+from rekindle.recovery.faults.classification import Sign, Source
+from rekindle.recovery.journal.journal import AnyEvent
 
 MAKER = "huawei.com/"  # of the devices that MindCluster knows
 LOOK_S = 1.0  # between two looks at which pods there are

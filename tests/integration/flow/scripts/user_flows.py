@@ -7,8 +7,8 @@ from pathlib import Path
 
 from prefect import flow, serve, task
 
-from rekindle.recovery.policy import Policy
-from rekindle.tasks.recovery_hooks import recovery_hooks, retry_condition
+from rekindle.recovery.policy.policy import Policy
+from rekindle.tasks.hooks.rerun import recovery_hooks, retry_condition
 
 POLICY = Policy(max_reschedules=3)
 

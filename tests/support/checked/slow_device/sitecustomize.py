@@ -16,7 +16,7 @@ def _words(pid: int) -> list[str]:
 
 def _is_forkserver_of(hosts: list[str]) -> bool:
     agent = any(Path(word).name in hosts for word in _words(os.getppid()))
-    return agent and "rekindle.runtime.zygote" in _words(os.getpid())
+    return agent and "rekindle.agent.fork_server_process" in _words(os.getpid())
 
 
 if _is_forkserver_of(os.environ["SLOW_HOSTS"].split()):

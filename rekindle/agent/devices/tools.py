@@ -1,0 +1,128 @@
+"""What the tools of a node's devices are asked: npu-smi, DCMI, nvidia-smi. By the ranks' numbers.
+
+The commands and their output are those of Huawei's and NVIDIA's manuals; there was no device to run
+them against.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from rekindle.agent.devices.dcmi import Found
+
+# MindCluster's device plugin waits as long for a reset (WaitDeviceResetTime).
+RESET_TIMEOUT_S = 150.0
+ASK_TIMEOUT_S = 5.0
+KILLED_S = 1.0  # how long one that was killed may take to end; in the driver it may stay for ever
+
+ASK_DCMI = (sys.executable, "-m", "rekindle.agent.devices.dcmi")
+NPU_MANAGER = Path("/dev/davinci_manager")
+GPU_MANAGER = Path("/dev/nvidiactl")
+_MAPPED = re.compile(r"^\s*(\d+)\s+(\d+)\s+(\d+)\s", re.MULTILINE)  # card, chip, logical number
+_stuck: dict[str, asyncio.subprocess.Process] = {}  # by tool: killed, and did not end in time
+_NPU_USE = re.compile(r"^\s*Aicore Usage Rate\(%\)\s*:\s*(\d+)\s*$", re.MULTILINE)
+
+
+def are_there() -> bool:
+    """Whether this machine has devices that a tool knows of."""
+    return NPU_MANAGER.exists() or GPU_MANAGER.exists()
+
+
+async def reset(device: int) -> str:
+    """Reset a device that no process uses; return why it is not, or nothing."""
+    if NPU_MANAGER.exists():
+        place, error = await _npu(_visible(device))
+        return error or (await _run(RESET_TIMEOUT_S, "npu-smi", "set", "-t", "reset", *place))[1]
+    if GPU_MANAGER.exists():
+        gpu = _visible(device)
+        return (await _run(RESET_TIMEOUT_S, "nvidia-smi", "--gpu-reset", "-i", gpu))[1]
+    return ""  # a CPU has nothing to reset
+
+
+async def utilisations(devices: Iterable[int]) -> dict[int, int]:
+    """Return how busy devices are, in percent, without those whose tool does not say it."""
+    asked = list(devices)
+    if not are_there():
+        return {}
+    found = await asyncio.gather(*map(_utilisation, asked))
+    return {device: int(use) for device, use in zip(asked, found, strict=True) if use.isdigit()}
+
+
+async def conditions(devices: Iterable[int]) -> Found:
+    """Return what DCMI says of NPUs; devices that it does not name are left out."""
+    told, error = await _run(ASK_TIMEOUT_S, *ASK_DCMI)
+    if error:
+        return Found(problems=(error,))
+    try:  # the last line, for the driver may have said something before
+        found = msgspec.json.decode(told.rpartition("\n")[2], type=Found)
+    except msgspec.DecodeError as wrong:
+        return Found(problems=(f"{' '.join(ASK_DCMI)} said {told[-300:]!r}: {wrong}",))
+    places = {device: _visible(device) for device in devices}
+    named = {device: int(place) for device, place in places.items() if place.isdigit()}
+    own = {device: found.devices[at] for device, at in named.items() if at in found.devices}
+    return msgspec.structs.replace(found, devices=own)
+
+
+async def _utilisation(device: int) -> str:
+    if NPU_MANAGER.exists():
+        place, _ = await _npu(_visible(device))
+        command = ("npu-smi", "info", "-t", "usages", *place)
+        said = _NPU_USE.findall((await _run(ASK_TIMEOUT_S, *command))[0]) if place else []
+        return said[0] if said else ""
+    query = ("--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
+    return (await _run(ASK_TIMEOUT_S, "nvidia-smi", *query, "-i", _visible(device)))[0]
+
+
+def _visible(device: int) -> str:
+    """Return what the machine calls the device that ranks know by its local number."""
+    name = "ASCEND_RT_VISIBLE_DEVICES" if NPU_MANAGER.exists() else "CUDA_VISIBLE_DEVICES"
+    listed = [each.strip() for each in os.environ.get(name, "").split(",") if each.strip()]
+    return listed[device] if device < len(listed) else str(device)
+
+
+async def _npu(logical: str) -> tuple[tuple[str, ...], str]:
+    """Return the arguments that name an NPU, by its card and chip, or why there are none."""
+    told, error = await _run(ASK_TIMEOUT_S, "npu-smi", "info", "-m")
+    for card, chip, number in _MAPPED.findall(told):
+        if number == logical:
+            return ("-i", card, "-c", chip), ""
+    return (), error or f"npu-smi knows no chip with the logical number {logical}"
+
+
+async def _run(limit_s: float, *command: str) -> tuple[str, str]:
+    """Run a tool; return what it said, and why it failed, if it did.
+
+    One that is stuck in the driver is not run again until it has ended: there would be ever more.
+    """
+    stuck = _stuck.get(command[0])
+    if stuck is not None and stuck.returncode is None:
+        return "", f"{command[0]} was killed and has not ended"
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+    except OSError as error:
+        return "", f"{command[0]} cannot be run: {error.strerror}"
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), limit_s)
+    except asyncio.TimeoutError:
+        process.kill()
+        try:
+            await asyncio.wait_for(process.wait(), KILLED_S)
+        except asyncio.TimeoutError:
+            _stuck[command[0]] = process
+        return "", f"{' '.join(command)} took more than {limit_s:g} s"
+    text = output.decode(errors="replace").strip()
+    if process.returncode:
+        return text, f"{' '.join(command)} ended with status {process.returncode}: {text[-300:]}"
+    return text, ""

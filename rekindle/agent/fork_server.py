@@ -1,0 +1,140 @@
+"""The agent's side of the zygote: start it, ask it for processes."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import socket
+import subprocess
+import sys
+from typing import NamedTuple
+
+import msgspec
+
+from rekindle.agent.fork_server_process import MAX_ORDER, Forked, Order
+from rekindle.errors import RekindleError
+from rekindle.job.spec import Framework
+
+PRELOAD = {
+    Framework.TORCH: "torch,torch.distributed,torch._dynamo,rekindle.training.torch",
+    # Its import starts no thread that a fork would lose (2.10).
+    Framework.MINDSPORE: "mindspore,mindspore.dataset,rekindle.training.mindspore",
+}
+
+
+class ZygoteGoneError(RekindleError):
+    """The zygote ended; ranks cannot be forked until another is started."""
+
+
+class _Blank(NamedTuple):
+    """A forked process that waits for its order on `line`."""
+
+    pid: int
+    line: socket.socket
+
+
+class ForkServer:
+    """One zygote, the requests that wait for its answers in order, and a process in reserve.
+
+    preload: what it imports before it forks; None: nothing.
+    """
+
+    def __init__(self, environment: dict[str, str], *, preload: Framework | None) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket = ours
+        self._answers: collections.deque[asyncio.Future[Forked]] = collections.deque()
+        self._reserve: _Blank | None = None
+        self._preparing = False
+        command = [sys.executable, "-m", "rekindle.agent.fork_server_process"]
+        command += ["--socket", str(theirs.fileno())]
+        if preload is not None:
+            command += ["--preload", PRELOAD[preload]]
+        self.process = subprocess.Popen(
+            command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+        )
+        theirs.close()
+        ours.setblocking(False)
+        asyncio.get_running_loop().add_reader(ours, self._on_answer)
+
+    async def start(self, order: Order, fds: list[int]) -> int:
+        """Have a forked process carry out `order`; it is a child of this one. Return its pid.
+
+        Raises ZygoteGoneError; RekindleError: the machine has no room for another process.
+        """
+        data = msgspec.msgpack.encode(order)
+        if len(data) > MAX_ORDER:
+            raise RekindleError(f"environment and arguments have {len(data)} bytes, too many")
+        blank, self._reserve = self._reserve, None
+        if blank is not None and _give(blank, data, fds):
+            return blank.pid
+        blank = await self._fork()
+        if not _give(blank, data, fds):
+            raise RekindleError(f"process {blank.pid} ended before it had its order")
+        return blank.pid
+
+    async def keep_one_ready(self) -> None:
+        """Fork a process in advance, so that the next order need not wait for a fork."""
+        if self._reserve is not None or self._preparing:
+            return
+        self._preparing = True
+        try:
+            self._reserve = await self._fork()
+        finally:
+            self._preparing = False
+
+    async def _fork(self) -> _Blank:
+        answer: asyncio.Future[Forked] = asyncio.get_running_loop().create_future()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                socket.send_fds(self._socket, [b"f"], [theirs.fileno()])
+            except OSError as error:
+                ours.close()
+                raise ZygoteGoneError(f"the zygote is gone: {error}") from error
+        self._answers.append(answer)
+        try:
+            forked = await answer
+            if forked.error:
+                raise RekindleError(forked.error)
+        except BaseException:
+            ours.close()
+            raise
+        return _Blank(forked.pid, ours)
+
+    def _on_answer(self) -> None:
+        try:
+            data = self._socket.recv(4096)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            for waiting in self._answers:
+                if not waiting.done():
+                    waiting.set_exception(ZygoteGoneError("the zygote ended"))
+            self._answers.clear()
+            return
+        answer = self._answers.popleft()
+        if not answer.done():
+            answer.set_result(msgspec.msgpack.decode(data, type=Forked))
+
+    def close(self) -> None:
+        """End the zygote, and the process in reserve (it sees its line close)."""
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._socket.close()
+        if self._reserve is not None:
+            self._reserve.line.close()
+            self._reserve = None
+        self.process.kill()
+        self.process.wait()
+
+
+def _give(blank: _Blank, data: bytes, fds: list[int]) -> bool:
+    """Give a waiting process its order; False: it has ended meanwhile."""
+    with blank.line as line:
+        try:
+            socket.send_fds(line, [data], fds)
+        except ConnectionError:
+            return False
+    return True

@@ -1,0 +1,215 @@
+"""The zygote: a process that has imported torch once and forks ranks in milliseconds.
+
+It starts no thread, no device context and no process group. A rank is forked twice, so that it
+becomes a child of the agent (a child subreaper): the agent sees its end directly and the zygote's
+death harms nobody.
+
+Each request is one file descriptor: the line of the process to be forked, on which it then waits
+for its order. So a process can be forked before it is needed: the order is all that is left to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import gc
+import importlib
+import importlib.util
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from rekindle import names
+from rekindle.agent.mindspore_scheduler import RunScheduler, host_scheduler
+from rekindle.rank import program
+
+MAX_ORDER = 192 * 1024  # what a SEQPACKET socket takes in one piece by default
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class RunRank(msgspec.Struct, frozen=True, kw_only=True, tag="rank"):
+    """Become a rank. Descriptors sent along: channel, heartbeat page, stdout, stderr."""
+
+    kind: str
+    target: str
+    arguments: tuple[str, ...]
+    environment: dict[str, str]
+    working_directory: str
+
+
+class RunStore(msgspec.Struct, frozen=True, kw_only=True, tag="store"):
+    """Become the host of the ranks' store. Descriptor sent along: its channel."""
+
+    port: int
+
+
+class Forked(msgspec.Struct, frozen=True, kw_only=True, tag="forked"):
+    """The answer to a request: a child of the agent, or why there is none."""
+
+    pid: int
+    error: str = ""
+
+
+Order = RunRank | RunStore | RunScheduler
+_ORDER: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
+
+
+def main() -> None:
+    """Import what was asked for, then serve fork requests until the agent goes away."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--socket", type=int, required=True)
+    parser.add_argument("--preload", default="")
+    options = parser.parse_args()
+    agent = os.getppid()
+    die_with_parent(agent)
+    for name in filter(None, options.preload.split(",")):
+        if importlib.util.find_spec(name.partition(".")[0]):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # the collector would touch, and so copy, every page the ranks share
+    wire = socket.socket(fileno=options.socket)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)  # from now on the wire tells, and there is work left
+    child = serve(wire, agent)
+    if child is None:
+        os._exit(0)  # nothing of ours is left, and to tear down what was imported takes time
+    child()
+
+
+def serve(wire: socket.socket, agent: int) -> Callable[[], None] | None:
+    """Answer requests; in a forked process return what it has to do, in the zygote None."""
+    forked: set[int] = set()
+    while True:
+        data, fds = b"", list[int]()
+        with contextlib.suppress(ConnectionResetError):  # it died with an answer unread
+            data, fds, _, _ = socket.recv_fds(wire, 1, 1)
+        if not data:
+            end_sessions(forked)
+            return None
+        line = socket.socket(fileno=fds[0])
+        try:
+            child = fork_twice(agent)
+        except OSError as error:
+            answer = Forked(pid=0, error=f"cannot fork: {error}")
+        else:
+            if child is None:
+                wire.close()
+                return lambda: obey(line)
+            forked.add(child)
+            answer = Forked(pid=child)
+        line.close()
+        with contextlib.suppress(ConnectionError):  # the agent died: the next read says so
+            wire.send(msgspec.msgpack.encode(answer))
+
+
+def obey(line: socket.socket) -> None:
+    """Wait for this process's order and carry it out."""
+    data, fds, _, _ = socket.recv_fds(line, MAX_ORDER, 4)
+    line.close()
+    if not data:
+        os._exit(0)  # never needed
+    order = _ORDER.decode(data)
+    if isinstance(order, RunStore):
+        host_store(socket.socket(fileno=fds[0]), order.port)
+        return
+    if isinstance(order, RunScheduler):
+        host_scheduler(socket.socket(fileno=fds[0]), order)
+        return
+    channel, page, stdout, stderr = fds
+    program.take_streams(stdout, stderr)
+    environment = program.with_descriptors(order.environment, channel, page)
+    program.run(order.kind, order.target, order.arguments, environment, order.working_directory)
+
+
+def fork_twice(agent: int) -> int | None:
+    """Fork a child of the agent; return its pid, or None in the child.
+
+    Raises OSError: the machine has no room for another process.
+    """
+    pid_read, pid_write = os.pipe()
+    go_read, go_write = os.pipe()
+    between = os.fork()
+    if between == 0:
+        try:
+            child = os.fork()
+        except OSError:
+            os._exit(1)
+        if child:
+            os._exit(0)
+        os.close(go_write)
+        os.close(pid_read)
+        os.setsid()  # before anybody knows the pid: who does may signal the session
+        os.write(pid_write, os.getpid().to_bytes(8, "little"))
+        os.close(pid_write)
+        os.read(go_read, 1)  # returns when the zygote has seen the process between end
+        os.close(go_read)
+        die_with_parent(agent)
+        return None
+    os.close(pid_write)
+    os.close(go_read)
+    found = os.read(pid_read, 8)
+    os.close(pid_read)
+    os.waitpid(between, 0)
+    os.close(go_write)
+    if not found:
+        raise OSError("the second fork failed")
+    return int.from_bytes(found, "little")
+
+
+def end_sessions(leaders: set[int]) -> None:
+    """Kill what ranks have started and left: a killed agent cannot, and the kernel ends ranks only.
+
+    The number of an old session may be somebody else's by now, so the environment has to be ours.
+    """
+    own = Path("/proc/self/environ").read_bytes()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is of another user
+            if os.getsid(int(process.name)) not in leaders:
+                continue
+            environment = (process / "environ").read_bytes()
+            if environment == own or f"{names.ENV_JOB_ID}=".encode() in environment:
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the agent dies, however it dies."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the call above
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def host_store(channel: socket.socket, port: int) -> None:
+    """Host a TCPStore until the agent closes the channel; tell it the port (or the error)."""
+    from datetime import timedelta
+
+    from torch._C._distributed_c10d import TCPStore  # torch.distributed's; typed only there
+
+    try:
+        # On a socket of IPv4: torch's own one is of IPv6, and for each connection it would look up
+        # the mapped address of the peer, which waits where no name service answers.
+        listener = socket.create_server(("", port), backlog=1024)
+        store = TCPStore(
+            "127.0.0.1",
+            listener.getsockname()[1],
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=30),
+            master_listen_fd=listener.detach(),
+        )
+    except Exception as error:  # torch has no narrower type; the text goes to the agent
+        text = str(error).splitlines()[0]
+        channel.send(msgspec.msgpack.encode({"port": 0, "error": text}))
+        os._exit(1)
+    channel.send(msgspec.msgpack.encode({"port": store.port, "error": ""}))
+    with contextlib.suppress(OSError):
+        channel.recv(1)
+    os._exit(0)  # joining the store's threads would wait for its clients
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""How MindSpore's ranks meet: a scheduler of the job's own, and what ranks are told of it.
+
+MindSpore forms its collectives through a scheduler, which on CPU serves one set of processes and no
+other: what has been in a collective that was broken off cannot meet again. So each start of all
+ranks has a new scheduler, at a new port, where PyTorch's have a new store.
+
+Sources of the names: mindspore/python/mindspore/parallel/cluster (2.10), and the strings of its
+libraries.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from rekindle.job.spec import JobSpec
+from rekindle.protocol.agent import HostStore, Spawn
+
+# Agents see ranks that end, and the gate those that hang: nothing of MindSpore's own is to give up
+# before. Its limits (30 s) would also end ranks that compile longer than others.
+PATIENCE_S = 1800
+
+
+class RunScheduler(msgspec.Struct, frozen=True, kw_only=True, tag="scheduler"):
+    """Become MindSpore's scheduler. Descriptor sent along: its channel. log: where its output goes.
+
+    port: 0: any that is free.
+    """
+
+    port: int
+    environment: dict[str, str]
+    log: str
+
+
+def scheduler_order(
+    spec: JobSpec, order: HostStore, environment: Mapping[str, str]
+) -> RunScheduler:
+    """Make the order for the scheduler that is asked for. environment: that of the agent."""
+    return RunScheduler(
+        port=order.port,
+        environment={**environment, **_common(spec, environment), "MS_ROLE": "MS_SCHED"},
+        log=str(Path(spec.log_directory, f"scheduler_{order.serial}.log")),
+    )
+
+
+def worker_environment(
+    spec: JobSpec, spawn: Spawn, rank: int, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Return what MindSpore has to know in a rank. environment: what else the rank will have."""
+    return {
+        **_common(spec, environment),
+        "MS_ROLE": "MS_WORKER",
+        "MS_SCHED_HOST": spawn.store_host,
+        "MS_SCHED_PORT": str(spawn.store_port),
+        "MS_NODE_ID": str(rank),
+        "RANK_ID": str(rank),
+        "RANK_SIZE": str(spec.world_size),
+        "DEVICE_ID": str(rank % spec.processes_per_node),
+    }
+
+
+def _common(spec: JobSpec, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what scheduler and ranks are told alike; limits are the user's, who says others."""
+    limits = {
+        "MS_TOPO_TIMEOUT": str(round(spec.policy.join_timeout_s)),
+        "MS_CPU_COMM_OP_TIMEOUT": str(PATIENCE_S),
+        "MS_NODE_TIMEOUT": str(PATIENCE_S),
+        # By default they wait 3 to 5 s before they look for the scheduler again.
+        "MS_RETRY_INTERVAL_LOWER": "1",
+        "MS_RETRY_INTERVAL_UPPER": "1",
+    }
+    return {
+        **{name: environment.get(name, value) for name, value in limits.items()},
+        "MS_WORKER_NUM": str(spec.world_size),
+        "MS_LOCAL_WORKER": str(spec.processes_per_node),
+    }
+
+
+def host_scheduler(channel: socket.socket, order: RunScheduler) -> None:
+    """Be the scheduler until the agent ends this process; tell it the port (or the error) first."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", order.port))
+            port = probe.getsockname()[1]
+        except OSError as error:
+            told = {"port": 0, "error": f"port {order.port}: {error.strerror}"}
+            channel.send(msgspec.msgpack.encode(told))
+            os._exit(1)
+    log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.environ.clear()
+    os.environ.update(order.environment, MS_SCHED_HOST="0.0.0.0", MS_SCHED_PORT=str(port))
+    channel.send(msgspec.msgpack.encode({"port": port, "error": ""}))  # ranks wait for it to listen
+    from mindspore.communication import init
+
+    init()  # returns, or exits, when all ranks have said goodbye
+    os._exit(0)

@@ -1,0 +1,301 @@
+"""A node's checkers, as its agent sees them: a process for each device, while it is checked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from rekindle import names
+from rekindle.agent.fork_server_process import RunRank
+from rekindle.agent.oom import OomCounter
+from rekindle.errors import RekindleError
+from rekindle.job.spec import Framework, JobSpec
+from rekindle.protocol.node_check import (
+    CheckAlone,
+    Checked,
+    CheckOver,
+    CheckPair,
+    CheckReady,
+    CheckStop,
+    Done,
+    Meet,
+    Open,
+    Said,
+    Task,
+    Work,
+)
+from rekindle.protocol.rank import Message
+from rekindle.rank.channel import MAX_MESSAGE
+from rekindle.recovery.faults.fault import Exit
+from rekindle.recovery.node_check.evidence import Part
+from rekindle.recovery.node_check.unmeasured import KILLED, lacks_memory
+
+_SOON_S = 0.5  # between the errors of a collective's devices
+_MODULES = {
+    Framework.TORCH: "rekindle.training.node_check.torch_checker",
+    Framework.MINDSPORE: "rekindle.training.node_check.numpy_checker",
+}
+_SAID: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
+Fork = Callable[[RunRank, list[int]], Awaitable[int]]
+
+
+class CheckerError(RekindleError):
+    """A checker has failed, or is gone. device: its number on the node."""
+
+    def __init__(self, device: int, text: str) -> None:
+        super().__init__(text)
+        self.device = device
+
+
+class Checker:
+    """One checker's process."""
+
+    def __init__(self, device: int, pid: int, line: socket.socket, oom: OomCounter) -> None:
+        self.device = device
+        self._oom = oom
+        self._pid, self._line, self._pidfd = pid, line, os.pidfd_open(pid)
+        self._heard: asyncio.Queue[Said | None] = asyncio.Queue()
+        self._end = ""
+        line.setblocking(False)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(line, self._readable)
+        loop.add_reader(self._pidfd, self._ended)
+
+    async def ask(self, task: Task) -> Done:
+        """Have it do something; return what it has measured. Raises CheckerError."""
+        if not self._end:
+            with contextlib.suppress(ConnectionError):  # it is about to end
+                self._line.send(msgspec.msgpack.encode(task))
+        while True:
+            said = await self._hear()
+            if isinstance(said, Done) and said.serial == task.serial:
+                if said.error:
+                    raise CheckerError(self.device, said.error)
+                return said
+
+    async def open(self) -> int:
+        """Wait until it can work; return the port of its store. Raises CheckerError."""
+        said = await self._hear()
+        if isinstance(said, Open):
+            return said.port
+        raise CheckerError(self.device, said.error)
+
+    async def _hear(self) -> Said:
+        said = await self._heard.get()
+        if said is None:
+            self._heard.put_nowait(None)
+            raise CheckerError(self.device, f"its process ended with {self._end}")
+        return said
+
+    def kill(self) -> None:
+        """Have the kernel end it, and what it has started; it is reaped when it is gone."""
+        if not self._end:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._pid, signal.SIGKILL)
+
+    async def gone(self) -> None:
+        """Wait until it has ended."""
+        with contextlib.suppress(CheckerError):
+            while True:
+                await self._hear()
+
+    def _readable(self) -> None:
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            while data := self._line.recv(MAX_MESSAGE):
+                self._heard.put_nowait(_SAID.decode(data))
+            asyncio.get_running_loop().remove_reader(self._line)
+
+    def _ended(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._readable()
+        loop.remove_reader(self._line)
+        self._line.close()
+        code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        self._end = str(Exit(signal=-code) if code < 0 else Exit(code=code))
+        if code == -signal.SIGKILL and self._oom.killed_lately(time.monotonic()):
+            self._end += f", {KILLED}"
+        self._heard.put_nowait(None)
+
+
+class Checkers:
+    """All of a node's: started when the first work comes, anew after one has failed.
+
+    fork: has a process forked from the zygote. environment: the agent's for ranks.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        fork: Fork,
+        send: Callable[[Message], None],
+        environment: dict[str, str],
+    ) -> None:
+        self._spec, self._fork, self._send = spec, fork, send
+        self._environment = environment
+        self._checkers: list[Checker] = []
+        self._port = 0
+        self._oom = OomCounter()
+        self._serial = 0  # of what is under way
+        self._work: asyncio.Task[None] | None = None
+
+    async def obey(self, order: Message) -> None:
+        """Carry out an order; what takes time goes on beside whatever else the agent does."""
+        match order:
+            case CheckAlone() | CheckPair():
+                self._serial = order.serial
+                self._work = asyncio.ensure_future(self._check(order, self._work))
+            case CheckStop(serial=serial) if serial == self._serial:
+                self._kill()
+            case CheckOver():
+                await self.end()
+
+    async def end(self) -> None:
+        """End all checkers, and wait for that: their devices are to be free."""
+        self._serial = 0
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.wait([self._work])
+            self._work = None
+        await self._give_up()
+
+    async def _give_up(self) -> None:
+        """End the checkers that there are."""
+        self._kill()
+        gone = [checker.gone() for checker in self._checkers]
+        self._checkers = []
+        with contextlib.suppress(asyncio.TimeoutError):  # the kernel holds one
+            await asyncio.wait_for(asyncio.gather(*gone), names.KILLED_S)
+
+    def _kill(self) -> None:
+        for checker in self._checkers:
+            checker.kill()
+
+    async def _check(
+        self, order: CheckAlone | CheckPair, before: asyncio.Task[None] | None
+    ) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        self._oom.look(time.monotonic())  # what was killed before is no news
+        try:
+            if not self._checkers:
+                await self._start()
+            if isinstance(order, CheckPair):
+                done = await self._pair(order)
+            else:
+                done = await self._alone(order)
+            answer = Checked(serial=order.serial, seconds=done.seconds, note=done.note)
+        except CheckerError as error:
+            answer = Checked(serial=order.serial, error=str(error), device=error.device)
+        except (RekindleError, OSError) as error:
+            answer = Checked(serial=order.serial, error=f"a checker cannot be started: {error}")
+        if answer.error:
+            # What these were at is not to be waited for. If others cannot be started either, that
+            # is told when they are to work.
+            await self._give_up()
+            with contextlib.suppress(RekindleError, OSError):
+                await self._start()
+        self._send(answer)
+
+    async def _start(self) -> None:
+        try:
+            for device in range(self._spec.processes_per_node):
+                self._checkers.append(await self._start_one(device))
+            ports = await asyncio.gather(*(checker.open() for checker in self._checkers))
+        except BaseException:
+            await self._give_up()
+            raise
+        self._port = ports[0]
+        self._send(CheckReady(port=self._port))
+
+    async def _start_one(self, device: int) -> Checker:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        logs = Path(self._spec.log_directory)
+        request = RunRank(
+            kind="module",
+            target=_MODULES[self._spec.framework],
+            arguments=(),
+            environment=self._environment
+            | self._spec.environment
+            | {
+                "LOCAL_RANK": str(device),
+                "LOCAL_WORLD_SIZE": str(self._spec.processes_per_node),
+                names.ENV_JOB_ID: self._spec.job_id,
+                names.ENV_STACK_FILE: str(logs / f"check-{os.getpid()}-{device}.stacks"),
+            },
+            working_directory="/",
+        )
+        with theirs:
+            try:
+                # A checker has no heartbeat page; its output is the agent's own.
+                pid = await self._fork(request, [theirs.fileno(), theirs.fileno(), 1, 2])
+            except BaseException:
+                ours.close()
+                raise
+        return Checker(device, pid, ours, self._oom)
+
+    async def _alone(self, order: CheckAlone) -> Done:
+        work = Work(serial=order.serial, beside_ranks=order.beside_ranks)
+        done = await self._ask(lambda device: work)
+        if len(self._checkers) > 1:
+            meet = functools.partial(self._meet, order, Part.LOCAL_LINK, names.LOOPBACK)
+            met = await self._ask(lambda device: meet(self._port, device))
+            done = msgspec.structs.replace(done, seconds=done.seconds | met.seconds)
+        return done
+
+    async def _pair(self, order: CheckPair) -> Done:
+        first = order.place * len(self._checkers)
+        meet = functools.partial(self._meet, order, Part.LINK, order.host, order.port)
+        return await self._ask(lambda device: meet(first + device, nodes=2))
+
+    def _meet(
+        self,
+        order: CheckAlone | CheckPair,
+        part: Part,
+        host: str,
+        port: int,
+        rank: int,
+        nodes: int = 1,
+    ) -> Meet:
+        return Meet(
+            serial=order.serial,
+            beside_ranks=order.beside_ranks,
+            part=part,
+            host=host,
+            port=port,
+            rank=rank,
+            world_size=nodes * len(self._checkers),
+            timeout_s=self._spec.node_check.timeout_s,
+        )
+
+    async def _ask(self, task: Callable[[int], Task]) -> Done:
+        """Have all do something at the same time; the slowest counts.
+
+        Raises CheckerError: what the first to fail says, or soon after it one without memory: a
+        collective fails in all of its devices then.
+        """
+        asked = [checker.ask(task(checker.device)) for checker in self._checkers]
+        tasks = [asyncio.ensure_future(each) for each in asked]
+        try:
+            ended, late = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            soon = (await asyncio.wait(late, timeout=_SOON_S))[0] if late else ()
+            errors = [error for each in (*ended, *soon) if (error := each.exception())]
+            if errors:
+                raise min(errors, key=lambda error: not lacks_memory(str(error)))
+            done = [each.result() for each in tasks]
+        finally:
+            for each in tasks:
+                each.cancel()
+        seconds = {part: max(each.seconds[part] for each in done) for part in done[0].seconds}
+        notes = dict.fromkeys(each.note for each in done if each.note)
+        return Done(serial=done[0].serial, seconds=seconds, note="; ".join(notes))

@@ -1,0 +1,401 @@
+"""The agent: one process per node that starts, watches and ends the node's ranks.
+
+It does what the coordinator says and tells what it sees; it decides nothing. When the coordinator
+dies it keeps its ranks and waits for another. When it dies itself, all its ranks end with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import functools
+import os
+import signal
+import socket
+import sys
+import time
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import psutil
+
+from rekindle import names
+from rekindle.agent.device_monitor import ConditionWatch
+from rekindle.agent.devices import tools as device_tools
+from rekindle.agent.devices.simulated_host import read_condition
+from rekindle.agent.environment import agent_environment
+from rekindle.agent.node_check import Checkers
+from rekindle.agent.profiling_files import RecordCare
+from rekindle.agent.profiling_reader import RecordReader
+from rekindle.agent.ranks import NodeRanks
+from rekindle.agent.snapshots.buffers import Snapshots
+from rekindle.agent.snapshots.replica_client import Neighbours
+from rekindle.agent.snapshots.replica_server import Depot
+from rekindle.agent.snapshots.replica_transport import Pass
+from rekindle.checkpoints.checkpoint_path import Key
+from rekindle.checkpoints.open_store import open_store
+from rekindle.checkpoints.store import Found
+from rekindle.errors import JobError, RekindleError
+from rekindle.job import lifeline
+from rekindle.job.journal_file import is_over
+from rekindle.job.spec import EntryKind, JobDirectory, bearer
+from rekindle.profiling.files import records_folder
+from rekindle.profiling.limits import limits_in
+from rekindle.protocol import agent as protocol
+from rekindle.protocol import codec as wire
+from rekindle.protocol.heartbeat_page import beat_interval
+
+PING_S = 20.0  # a coordinator whose machine is silent for this and half of it again is lost
+CONNECT_S = 60.0  # how long an agent that was started before its coordinator waits for it
+_PR_SET_CHILD_SUBREAPER = 36
+
+# What is true for any coordinator; the rest was about a generation that ended with the old one.
+_LASTING = (
+    protocol.Exited,
+    protocol.Snapshots,
+    protocol.CheckpointWritten,
+    protocol.CheckpointLeftOut,
+    protocol.CheckpointPassedOver,
+    protocol.Pruned,
+    protocol.Traced,
+    protocol.Conditions,
+)
+
+Orders = asyncio.Queue[tuple[int, protocol.Message]]  # with the number of the line they came on
+
+
+class Agent:
+    """The agent of one node in one attempt."""
+
+    def __init__(
+        self,
+        directory: JobDirectory,
+        secret: str,
+        hello: protocol.Hello,
+        pretended: Path | None = None,
+    ) -> None:
+        self.spec = spec = directory.spec()
+        self._secret = secret
+        self._ledger = directory.ledger
+        self._hello = hello
+        self.status = 1
+        self._hurried = False  # what is being written is not waited for
+        self._line: aiohttp.ClientWebSocketResponse[bool] | None = None
+        self._outbox: asyncio.Queue[tuple[protocol.Message, bytes]] = asyncio.Queue()
+        self._lines = 0  # to coordinators, so far
+        self._obeying = asyncio.Lock()
+        self._store = open_store(spec.checkpoint_store, os.environ | spec.environment)
+        known = Pass(spec.job_id, hello.attempt, secret)
+        self._depot = Depot(spec, known, self.send)
+        self._snapshots = Snapshots(
+            spec, self._store, self.send, depot=self._depot, neighbours=Neighbours(known)
+        )
+        environment = agent_environment(os.environ, spec)
+        self.ranks = NodeRanks(spec, self._snapshots, self.send, environment, pretended)
+        records = records_folder(environment, Path(spec.directory, names.PROFILING_DIRECTORY))
+        asked, own, size = lambda: self.ranks.profile, self._own_ranks, spec.world_size
+        formed = lambda: self.ranks.formed_at  # noqa: E731
+        reader = RecordReader(records, environment, asked, own, size, formed)
+        self.ranks.lookout.standings = reader.standings
+        cap = limits_in(environment).cap_bytes
+        self._care = RecordCare(records, own, self.send, reader.read, cap_bytes=cap)
+        self._checkers = Checkers(spec, self.ranks.fork, self.send, environment)
+
+    def _own_ranks(self) -> range:
+        """Numbers of this node's ranks; of a spare none that there are."""
+        count = self.spec.processes_per_node
+        return range(self.ranks.node * count, (self.ranks.node + 1) * count)
+
+    def send(self, message: protocol.Message) -> None:
+        """Send to the coordinator, in order.
+
+        It is encoded here: what cannot be is the fault of him who says it, not of the line.
+        """
+        self._outbox.put_nowait((message, wire.encode(message)))
+
+    async def run(self, url: str) -> int:
+        """Serve the job until its coordinator says goodbye; return the exit status.
+
+        A coordinator that dies is waited for: the ranks train on meanwhile.
+        """
+        of_python = self.spec.entry is not EntryKind.PROGRAM
+        self.ranks.start_zygote(self.spec.framework if of_python else None)
+        if self._hello.spare:
+            self.ranks.warm_up()
+        port = self._depot.listen(self._hello.address)
+        self._hello = msgspec.structs.replace(self._hello, depot=port)
+        self._learn(self._store.newest())  # while the zygote imports
+        conditions = ConditionWatch(self.ranks.devices, self.send)
+        beside = (self._beat(), self.ranks.lookout.watch(), self._care.run(), conditions.run())
+        tasks = [asyncio.create_task(each) for each in beside]
+        orders: Orders = asyncio.Queue()
+        worker = asyncio.create_task(self._obey(orders))
+        worker.add_done_callback(functools.partial(_end_with, asyncio.current_task()))
+        limit_s = CONNECT_S
+        try:
+            headers = {"Authorization": bearer(self._secret)}
+            async with aiohttp.ClientSession(headers=headers) as session:
+                while True:
+                    self._line = await self._connect(session, url, limit_s)
+                    if await self._serve(self._line, orders):
+                        return self.status
+                    print("rekindle agent: the coordinator is gone", file=sys.stderr, flush=True)
+                    limit_s = self.spec.policy.coordinator_timeout_s
+        finally:
+            for task in tasks:
+                task.cancel()
+            failed = worker.done() and not worker.cancelled()
+            worker.cancel()
+            await self._end()
+            if failed:
+                worker.result()  # a bug of ours: let it be seen
+
+    async def _serve(
+        self,
+        line: aiohttp.ClientWebSocketResponse[bool],
+        orders: Orders,
+    ) -> bool:
+        """Serve one coordinator; False: the line to it was cut."""
+        self._lines += 1  # what an earlier coordinator has ordered is not begun any more
+        async with self._obeying:
+            await self._checkers.end()
+            unsent = self._sort_outbox()
+            described = wire.encode(self.ranks.describe(self._hello, unsent))
+        with contextlib.suppress(ConnectionError):
+            await line.send_bytes(described)
+        sender = asyncio.create_task(self._send_all(line))
+        sender.add_done_callback(functools.partial(_end_with, asyncio.current_task()))
+        try:
+            return await self._listen(line, orders)
+        finally:
+            failed = sender.done() and not sender.cancelled()
+            sender.cancel()
+            if failed:
+                sender.result()  # a bug of ours: an open line on which nothing is said hides it
+
+    def _sort_outbox(self) -> list[protocol.Exited]:
+        """Keep what a new coordinator must hear, and drop what was meant for the old one."""
+        kept: list[protocol.Message] = []
+        while not self._outbox.empty():
+            message, _ = self._outbox.get_nowait()
+            if outlives_coordinator(message):
+                kept.append(message)
+        for message in [*kept, *self.ranks.waiting]:
+            self.send(message)
+        return [message for message in kept if isinstance(message, protocol.Exited)]
+
+    def _learn(self, found: Found) -> None:
+        """Know the checkpoints that this node could restore from."""
+        for passed in found.passed_over:
+            self.send(protocol.CheckpointPassedOver(path=passed.location, reason=passed.reason))
+        if found.checkpoint is None:
+            self._offer([])
+            return
+        newest = found.checkpoint.manifest
+        self._offer(self._store.keys(at_most=(newest.step, newest.generation)))
+
+    def _offer(self, checkpoints: list[Key]) -> None:
+        offers = tuple(checkpoints[: names.OFFERS])
+        self._hello = msgspec.structs.replace(self._hello, checkpoints=offers)
+
+    async def _connect(
+        self, session: aiohttp.ClientSession, url: str, limit_s: float
+    ) -> aiohttp.ClientWebSocketResponse[bool]:
+        deadline = time.monotonic() + limit_s
+        while True:
+            try:
+                return await session.ws_connect(url, heartbeat=PING_S, max_msg_size=16 << 20)
+            except aiohttp.WSServerHandshakeError as error:
+                if error.status == 401:
+                    raise JobError(
+                        f"the coordinator at {url} refuses this job secret; "
+                        f"give the one of job {self.spec.job_id} in {names.ENV_SECRET}"
+                    ) from error
+                if error.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                    raise JobError(f"{url} is no Rekindle coordinator: {error.message}") from error
+                if time.monotonic() > deadline:
+                    raise JobError(f"the coordinator at {url} begins no attempt") from error
+                await asyncio.sleep(0.2)
+            except aiohttp.ClientError as error:
+                if is_over(self._ledger):
+                    raise JobError("the job has ended") from error
+                if time.monotonic() > deadline:
+                    raise JobError(f"no coordinator answers at {url}: {error}") from error
+                await asyncio.sleep(0.2)
+
+    async def _listen(
+        self,
+        line: aiohttp.ClientWebSocketResponse[bool],
+        orders: Orders,
+    ) -> bool:
+        """Read the line until goodbye (True) or until it is cut (False).
+
+        Orders wait for each other, but never the line: it has to answer the coordinator's pings,
+        or the node is taken for lost. Raises JobError: the coordinator refused this agent.
+        """
+        with contextlib.suppress(ConnectionError):  # cut while a pong was sent
+            async for frame in line:
+                if frame.type is not aiohttp.WSMsgType.BINARY:
+                    break
+                message = wire.decode_to_agent(frame.data)
+                match message:
+                    case protocol.Bye(status=status):
+                        self.status, self._hurried = status, message.at_once
+                        return True
+                    case protocol.Refused(reason=reason):
+                        raise JobError(f"the coordinator refused this agent: {reason}")
+                    case protocol.Welcome(node=node):
+                        self.ranks.node = node
+                        self._be(node)
+                    case _:
+                        orders.put_nowait((self._lines, message))
+        if line.close_code == aiohttp.WSCloseCode.POLICY_VIOLATION:
+            raise JobError("the coordinator takes what this agent says for no message of this job")
+        return False
+
+    async def _obey(self, orders: Orders) -> None:
+        while True:
+            line, message = await orders.get()
+            async with self._obeying:
+                if line != self._lines:
+                    continue
+                if isinstance(message, protocol.Promote):
+                    await self._take_place(message.node)
+                elif isinstance(message, protocol.CheckOrder):
+                    await self._checkers.obey(message)
+                else:
+                    await self.ranks.obey(message)
+
+    async def _take_place(self, node: int) -> None:
+        """Be this node from now on; an order that comes twice is obeyed once."""
+        if self._hello.node != names.SPARE:
+            return
+        self._be(node)
+        # Many were written since we came. Whether they are valid is seen when one is loaded.
+        self._offer(await asyncio.to_thread(self._store.keys))
+        self.send(self._hello)
+
+    def _be(self, node: int) -> None:
+        """Say from now on that we are this node, or a spare."""
+        spare = self._hello.spare or node == names.SPARE
+        self._hello = msgspec.structs.replace(self._hello, node=node, spare=spare)
+
+    async def _send_all(self, line: aiohttp.ClientWebSocketResponse[bool]) -> None:
+        with contextlib.suppress(ConnectionError):
+            while True:
+                _, encoded = await self._outbox.get()
+                await line.send_bytes(encoded)
+
+    async def _beat(self) -> None:
+        last: protocol.Beat | None = None
+        interval_s = beat_interval(self.spec.nodes)
+        while True:
+            await asyncio.sleep(interval_s)
+            beat = self.ranks.beat()
+            if beat.finished and beat != last:
+                last = beat
+                self.send(beat)
+
+    async def _end(self) -> None:
+        """Leave nothing behind: ranks, their helpers, zygote, store, memory."""
+        await self._checkers.end()
+        await self.ranks.end()
+        if not self._hurried:
+            await self._snapshots.close()
+            await self._depot.close()
+        if self._line is not None:
+            await self._line.close()
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        if self._hurried:
+            os._exit(self.status)  # there is no other way to leave a thread behind that writes
+
+
+def outlives_coordinator(message: protocol.Message) -> bool:
+    """Whether another coordinator must hear what this one may not have heard."""
+    suspects = isinstance(message, protocol.StepFailed) and message.clean is not None
+    return suspects or isinstance(message, _LASTING)
+
+
+def adopt_orphans() -> None:
+    """Make orphans our children: ranks are forked twice, and may leave helpers behind."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _end_with(task: asyncio.Task[Any] | None, worker: asyncio.Task[None]) -> None:
+    """End the agent when the one who carries out orders has failed, or the one who speaks."""
+    if task is not None and not worker.cancelled() and worker.exception() is not None:
+        task.cancel()
+
+
+def _cancel(task: asyncio.Task[int]) -> None:
+    task.cancel()
+
+
+def _host_name() -> str:
+    """Return what people call this machine; a pod, whose hostname is its own, is told."""
+    return os.environ.get(names.ENV_HOST_NAME) or socket.gethostname()
+
+
+async def serve(options: argparse.Namespace) -> int:
+    """Run one agent until its job is over."""
+    pretended = options.pretended_host
+    if pretended is not None and read_condition(pretended).broken:
+        print(f"rekindle agent: {pretended.name} is broken", file=sys.stderr)
+        return 1
+    directory = JobDirectory(options.directory)
+    spec = directory.spec()
+    secret = os.environ.pop(names.ENV_SECRET, "") or directory.secret()
+    hello = protocol.Hello(  # what it says of itself
+        job_id=spec.job_id,
+        attempt=options.attempt,
+        version=names.WIRE_VERSION,
+        node=options.node,
+        spare=options.spare,
+        address=options.address,
+        pid=os.getpid(),
+        processes=spec.processes_per_node,
+        host=pretended.name if pretended else _host_name(),
+        devices=device_tools.are_there(),
+    )
+    agent = Agent(directory, secret, hello, pretended)
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    # The coordinator stops a job; an agent that is told to end by itself takes its ranks along.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, functools.partial(_cancel, task))
+    lifeline.watch(options.lifeline_fd, functools.partial(_cancel, task))
+    url = f"http://{options.coordinator}{names.PATH_AGENT}"
+    try:
+        return await agent.run(url)
+    except asyncio.CancelledError:
+        return 1
+    except RekindleError as error:
+        print(f"rekindle agent: {error}", file=sys.stderr, flush=True)
+        return 1
+
+
+def main() -> None:
+    """Run the agent of one node."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--coordinator", required=True)
+    parser.add_argument("--attempt", type=int, default=0)
+    parser.add_argument("--node", type=int, default=-1)
+    parser.add_argument("--spare", action="store_true")
+    parser.add_argument("--address", default=names.LOOPBACK)
+    parser.add_argument("--pretended-host", type=Path)  # we inherit it open and locked
+    parser.add_argument("--lifeline-fd", type=int, default=-1)
+    adopt_orphans()
+    sys.exit(asyncio.run(serve(parser.parse_args())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""An agent's part in light profiling: old records go, and MindCluster's switch is looked at.
+
+MindCluster mounts a job's ConfigMap `data-trace-...` as a folder of its pods, and changes the file
+in it; what it says there holds for the whole job, whichever agent sees it first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from rekindle.profiling.files import LOOK_S, age
+from rekindle.profiling.limits import Limits
+from rekindle.profiling.markers import UNREADABLE
+from rekindle.profiling.switch import Switch, read_switch, switch_of
+from rekindle.protocol.agent import Message, Traced
+
+SWITCH = Path("/user/cluster-info/datatrace-config/profilingSwitch")
+_TICK_S = 1.0
+
+
+class RecordCare:
+    """What an agent does about records. folder: of all; own: ranks whose records are ours.
+
+    read: returns what the coordinator is to be told of them; in a thread. cap_bytes: of all.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        own: Callable[[], Iterable[int]],
+        send: Callable[[Message], None],
+        read: Callable[[], Message | None],
+        switch: Path = SWITCH,
+        cap_bytes: int = Limits().cap_bytes,
+    ) -> None:
+        self._folder, self._own, self._send, self._file = folder, own, send, switch
+        self._read, self._cap_bytes = read, cap_bytes
+        self._said: Switch | None = None
+        self._refused: dict[str, str] = {}  # what was said last, of each thing that is cared for
+
+    async def run(self) -> None:
+        """Look again and again."""
+        due = time.monotonic()
+        while True:
+            await asyncio.sleep(_TICK_S)
+            with self._outliving("the switch cannot be looked at"):
+                self.look()
+            with self._outliving("records cannot be read"):
+                news = await asyncio.to_thread(self._read)
+                if news is not None:
+                    self._send(news)
+            if time.monotonic() >= due:
+                due = time.monotonic() + LOOK_S
+                with self._outliving("records cannot be looked through for old ones"):
+                    await asyncio.to_thread(age, self._folder, tuple(self._own()), self._cap_bytes)
+
+    def look(self) -> None:
+        """Tell the coordinator what the switch says, first of all and when it is new.
+
+        Whether that is news to the coordinator it knows itself. Without a switch nothing is told.
+        """
+        try:
+            text = self._file.read_bytes()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._refuse("switch", f"{self._file}: {error}")
+            return
+        try:
+            said = switch_of(read_switch(msgspec.json.decode(text, type=dict[str, str])).words)
+        except UNREADABLE as error:
+            why = f"{self._file} is not understood, and stays without effect: {error}"
+            self._refuse("switch", why)
+            return
+        if said != self._said:
+            self._said = said
+            self._send(Traced(switch=said))
+
+    @contextlib.contextmanager
+    def _outliving(self, what: str) -> Iterator[None]:
+        """Say once what goes wrong, and go on.
+
+        Nobody may lose a job's records, or its switch, for a file that somebody has spoilt; nor for
+        a bug of ours, of which the stack is told.
+        """
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            self._refuse(what, f"{what}: {error}")
+        except Exception as error:
+            stack = "\n" + "".join(traceback.format_exception(error))
+            self._refuse(what, f"{what}, which is a bug of Rekindle: {error!r}", stack)
+
+    def _refuse(self, what: str, why: str, more: str = "") -> None:
+        if why != self._refused.get(what):
+            self._refused[what] = why
+            print(f"rekindle agent: {why}{more}", file=sys.stderr, flush=True)

@@ -1,0 +1,108 @@
+"""The process that hosts the ranks' store, or scheduler, as the agent of its node sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+
+from rekindle.agent.fork_server_process import Order, RunStore
+from rekindle.agent.mindspore_scheduler import scheduler_order
+from rekindle.errors import RekindleError
+from rekindle.job.spec import EntryKind, Framework, JobSpec
+from rekindle.protocol import agent as protocol
+
+Fork = Callable[[Order, list[int]], Awaitable[int]]
+Send = Callable[[protocol.Message], None]
+
+
+async def start_store(
+    spec: JobSpec,
+    order: protocol.HostStore,
+    fork: Fork,
+    send: Send,
+    environment: Mapping[str, str],
+) -> StoreProcess | None:
+    """Start what ranks meet at, and have it told where; None: nothing runs."""
+    if spec.entry is EntryKind.PROGRAM:
+        port, error = free_port(order.port)
+        send(protocol.StoreUp(serial=order.serial, port=port, error=error))
+        return None
+    what: Order = RunStore(port=order.port)
+    if spec.framework is Framework.MINDSPORE:
+        what = scheduler_order(spec, order, environment)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        pid = await fork(what, [theirs.fileno()])
+    except RekindleError as error:
+        ours.close()
+        send(protocol.StoreUp(serial=order.serial, port=0, error=str(error)))
+        return None
+    finally:
+        theirs.close()
+    return StoreProcess(pid, ours, order, send)
+
+
+class StoreProcess:
+    """The process that hosts the ranks' store, or is their scheduler, forked from the zygote."""
+
+    def __init__(
+        self,
+        pid: int,
+        line: socket.socket,
+        order: protocol.HostStore,
+        send: Send,
+    ) -> None:
+        self._pid, self._line, self._order, self._send = pid, line, order, send
+        self._answered = False
+        self._port = 0  # 0: it does not listen
+        line.setblocking(False)
+        asyncio.get_running_loop().add_reader(line, self._readable)
+
+    @property
+    def live(self) -> protocol.LiveStore | None:
+        """Where it listens, if it does."""
+        if self._port == 0:
+            return None
+        return protocol.LiveStore(serial=self._order.serial, port=self._port)
+
+    def _readable(self) -> None:
+        try:
+            data = self._line.recv(4096)
+        except ConnectionError:
+            data = b""
+        if data:
+            answer = msgspec.msgpack.decode(data)
+            self._answered, self._port = True, answer["port"]
+            self._send(protocol.StoreUp(serial=self._order.serial, **answer))
+            return
+        asyncio.get_running_loop().remove_reader(self._line)
+        self._port = 0
+        if self._answered:
+            self._send(protocol.StoreDown(serial=self._order.serial))
+        else:
+            text = "the process of the ranks' store ended before it listened"
+            self._send(protocol.StoreUp(serial=self._order.serial, port=0, error=text))
+
+    def end(self) -> None:
+        """End the process and reap it."""
+        asyncio.get_running_loop().remove_reader(self._line)
+        self._line.close()
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+
+
+def free_port(wanted: int) -> tuple[int, str]:
+    """Find a port for a program that hosts its own store: `wanted`, or any if that is 0."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", wanted))
+        except OSError as error:
+            return 0, f"port {wanted}: {error.strerror}"
+        return probe.getsockname()[1], ""

@@ -1,0 +1,1 @@
+"""The snapshots that an agent keeps, their copies on neighbours, and checkpoints of them."""

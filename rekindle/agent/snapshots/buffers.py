@@ -1,0 +1,380 @@
+"""The snapshots of one node: the agent's buffers, their seals, and their way into the store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from rekindle.agent.snapshots.allocation import create_buffer
+from rekindle.agent.snapshots.checkpoint_queue import DueCheckpoints
+from rekindle.agent.snapshots.checkpoint_writer import CheckpointFiles
+from rekindle.agent.snapshots.replica_client import Neighbours
+from rekindle.agent.snapshots.replica_server import Depot
+from rekindle.checkpoints.store import Store
+from rekindle.errors import CheckpointError, CorruptError
+from rekindle.job.spec import JobSpec
+from rekindle.names import OFFERS
+from rekindle.protocol import agent as protocol
+from rekindle.protocol.snapshot_buffer import SnapshotBuffer
+from rekindle.recovery.faults.invalid_states import is_clean
+from rekindle.recovery.policy.plan import Made
+
+_ROOM = 65536  # bytes that a buffer has more than was asked for
+_TICK_S = 0.005
+MAKERS = 8  # threads that make memory: more are no faster
+
+_Held = list[tuple[int, SnapshotBuffer]]  # the buffers of a rank, with their descriptors
+Answer = Callable[[protocol.SnapshotBuffers, list[int]], None]
+
+
+class Snapshots:
+    """Buffers by rank. Work on their bytes is done in a thread; training and agent go on."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        store: Store,
+        send: Callable[[protocol.Message], None],
+        *,
+        depot: Depot,
+        neighbours: Neighbours,
+    ) -> None:
+        self._spec = spec
+        self._files = CheckpointFiles(spec, store)
+        self._send = send
+        self._depot = depot
+        self._neighbours = neighbours
+        self._buffers: dict[int, _Held] = {}
+        self._making: dict[int, asyncio.Task[None]] = {}
+        self._makes = ThreadPoolExecutor(max_workers=MAKERS, thread_name_prefix="buffers")
+        self._closing = threading.Event()
+        self._seals = ThreadPoolExecutor(max_workers=1, thread_name_prefix="seals")
+        self._writes = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
+        self.kept: dict[int, tuple[Made, ...]] = {}  # the sealed snapshots of each rank
+        self.checkpoints: tuple[Made, ...] = ()  # those written here, newest first
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._asking: set[asyncio.Task[None]] = set()  # of ranks that wait; no other job waits
+        self._due = DueCheckpoints(self._files, self._writes, self._tell, self._start)
+
+    def room(self, wanted: protocol.SnapshotRoom, answer: Answer) -> None:
+        """Answer a rank: its buffers, made anew if they are too small."""
+        if self._fitting(wanted.rank, wanted.bytes) or not wanted.bytes:
+            self._offer(wanted, answer)
+        else:
+            self._start(self._room(wanted, answer), self._asking)
+
+    async def _room(self, wanted: protocol.SnapshotRoom, answer: Answer) -> None:
+        error = ""
+        try:
+            await self._have(wanted, wanted.bytes)
+        except CheckpointError as failed:
+            error = str(failed)
+            self._send(protocol.SnapshotRefused(rank=wanted.rank, error=error))
+        self._offer(wanted, answer, error)
+
+    def _offer(self, wanted: protocol.SnapshotRoom, answer: Answer, error: str = "") -> None:
+        fds = [fd for fd, _ in self._buffers.get(wanted.rank, ())] if not error else []
+        error = error or ("" if fds else f"there is no snapshot of rank {wanted.rank}")
+        answer(protocol.SnapshotBuffers(error=error, serial=wanted.serial), fds)
+
+    def _fitting(self, rank: int, data_bytes: int) -> _Held:
+        """Return the buffers of a rank; none: there are none, or they are too small."""
+        held = self._buffers.get(rank, [])
+        return held if held and len(held[0][1].data) >= data_bytes else []
+
+    async def _have(self, wanted: protocol.SnapshotRoom, data_bytes: int) -> _Held:
+        """Return the buffers of a rank; those that are too small are let go, and others made.
+
+        Raises CheckpointError: the memory is not to be had.
+        """
+        rank = wanted.rank
+        while not (held := self._fitting(rank, data_bytes)):
+            if rank not in self._making:
+                making = asyncio.ensure_future(self._remake(rank, wanted.buffers, data_bytes))
+                making.add_done_callback(lambda done: done.exception())  # those who wait see it
+                self._making[rank] = making
+            # Whoever asks may be broken off, or die: what is being made is the next one's.
+            await asyncio.shield(self._making[rank])
+        return held
+
+    async def _remake(self, rank: int, count: int, data_bytes: int) -> None:
+        try:
+            old = self._buffers.pop(rank, [])
+            if not old:
+                self._buffers[rank] = await self._make(rank, count, data_bytes)
+                return
+            self._sealed(rank)  # it keeps nothing any more
+            closing = self._start(self._close(old, set(self._jobs)))
+            try:
+                held = await self._make(rank, count, data_bytes)
+            except CheckpointError:
+                await closing  # somebody has still read the old ones, it may be
+                held = await self._make(rank, count, data_bytes)
+            self._buffers[rank] = held
+        finally:
+            del self._making[rank]
+
+    async def _make(self, rank: int, count: int, data_bytes: int) -> _Held:
+        loop, name = asyncio.get_running_loop(), f"{self._spec.job_id}-rank{rank}"
+        # Another process of the rank may need a few bytes more than the one that asks.
+        size = data_bytes + _ROOM
+        making = [
+            loop.run_in_executor(self._makes, create_buffer, f"{name}-{i}", size, self._closing)
+            for i in range(count)
+        ]
+        made = await asyncio.gather(*making, return_exceptions=True)
+        fds = [each for each in made if isinstance(each, int)]
+        held: _Held = []
+        try:
+            for each in made:
+                if isinstance(each, BaseException):
+                    raise each
+                held.append((each, SnapshotBuffer(each)))
+        except BaseException as error:
+            for _, buffer in held:
+                buffer.close()
+            for fd in fds:
+                os.close(fd)
+            if not isinstance(error, OSError):
+                raise
+            text = f"no memory for {count} snapshots of {data_bytes} bytes: {error.strerror}"
+            raise CheckpointError(text) from error
+        return held
+
+    def fetch(self, wanted: protocol.SnapshotRoom, answer: Answer) -> None:
+        """Answer a rank when one of its buffers has the copy that a neighbour keeps of it."""
+        self._start(self._fetch(wanted, answer), self._asking)
+
+    async def _fetch(self, wanted: protocol.SnapshotRoom, answer: Answer) -> None:
+        error = ""
+        with contextlib.ExitStack() as used:
+            make_room = functools.partial(self._room_for_copy, wanted, used)
+            try:
+                await self._neighbours.fetch(wanted.rank, wanted.copy or (0, 0), make_room)
+            except CheckpointError as failed:
+                error = str(failed)
+        if self._buffers.get(wanted.rank):
+            self._sealed(wanted.rank)  # an older one was overwritten, even if it failed
+        self._offer(wanted, answer, error)
+
+    async def _room_for_copy(
+        self, wanted: protocol.SnapshotRoom, used: contextlib.ExitStack, data_bytes: int
+    ) -> SnapshotBuffer:
+        """Lock a buffer for a copy: that of a damaged snapshot of its state, else the oldest."""
+        held = await self._have(wanted, data_bytes)
+        fd, _ = min(held, key=lambda each: (each[1].made != wanted.copy, each[1].recency))
+        buffer = SnapshotBuffer(fd)  # with locks of its own: it may be read here
+        used.callback(buffer.close)
+        while not buffer.lock(write=True):
+            await asyncio.sleep(_TICK_S)
+        return buffer
+
+    def taken(self, message: protocol.SnapshotTaken) -> None:
+        """Seal a snapshot that a rank has just taken and, if asked to, write it to the store."""
+        self._start(self._keep(message, *self._buffers[message.rank][message.buffer]))
+
+    def _start(
+        self, work: Coroutine[None, None, None], among: set[asyncio.Task[None]] | None = None
+    ) -> asyncio.Task[None]:
+        job = asyncio.ensure_future(work)
+        jobs = self._jobs if among is None else among
+        jobs.add(job)
+        job.add_done_callback(jobs.discard)
+        job.add_done_callback(lambda done: done.result())  # an error is a bug: let it be seen
+        return job
+
+    async def _keep(self, message: protocol.SnapshotTaken, fd: int, buffer: SnapshotBuffer) -> None:
+        loop = asyncio.get_running_loop()
+        made = message.step, message.generation
+        if not await loop.run_in_executor(self._seals, _seal, buffer, made):
+            return
+        try:
+            self._sealed(message.rank)
+            await self._neighbours.copy(message.rank, buffer, made)
+            if message.checkpoint and buffer.made == made:  # else it was forgotten meanwhile
+                self._due.due(message, fd)
+        finally:
+            buffer.settle()  # also after a bug of ours: the rank waits for it
+            buffer.unlock()
+
+    def _sealed(self, rank: int) -> None:
+        sealed = [buffer for _, buffer in self._buffers.get(rank, ()) if buffer.is_sealed]
+        # The rank may be about to overwrite one of them.
+        self.kept[rank] = tuple(made for buffer in sealed if (made := buffer.made) is not None)
+        self._send(protocol.Snapshots(kept={rank: self.kept[rank]}))
+
+    def _tell(self, message: protocol.Message) -> None:
+        """Tell what became of checkpoints, and remember which there are."""
+        match message:
+            case protocol.CheckpointWritten(error=""):
+                self.checkpoints = ((message.step, message.generation), *self.checkpoints)[:OFFERS]
+            case protocol.Pruned(removed=removed):
+                self.checkpoints = tuple(made for made in self.checkpoints if made not in removed)
+        self._send(message)
+
+    def obey(self, order: protocol.Dump | protocol.WriteParts | protocol.Commit) -> None:
+        """Write, or make valid what was written."""
+        match order:
+            case protocol.Dump():
+                self.dump(order)
+            case protocol.WriteParts():
+                self._due.write_parts(order)
+            case protocol.Commit():
+                self.commit(order)
+
+    def dump(self, order: protocol.Dump) -> None:
+        """Write last words: the newest intact snapshot, or the shards that are asked for."""
+        self._start(self._dump(order, set(self._jobs)))
+
+    async def _dump(self, order: protocol.Dump, earlier: set[asyncio.Task[None]]) -> None:
+        if earlier:
+            await asyncio.wait(earlier)  # what is being sealed may be newer than what is asked for
+        loop = asyncio.get_running_loop()
+        if not order.shards:
+            written = await loop.run_in_executor(self._writes, self._write_newest, order)
+            self._tell(msgspec.structs.replace(written, last_words=True))
+        for shard, rank in order.shards.items():
+            part = await self._dump_shard(order, shard, rank)
+            self._tell(msgspec.structs.replace(part, last_words=True))
+
+    def commit(self, order: protocol.Commit) -> None:
+        """Make the checkpoint valid whose shards are all written."""
+        self._start(self._commit(order))
+
+    async def _commit(self, order: protocol.Commit) -> None:
+        loop = asyncio.get_running_loop()
+        written = await loop.run_in_executor(self._writes, self._files.commit, order)
+        self._tell(written)
+        if not order.last_words:
+            await self._due.prune(written)
+
+    @property
+    def copies(self) -> dict[int, tuple[Made, ...]]:
+        """What this node keeps of ranks of others."""
+        return self._depot.kept
+
+    def formed(self, form: protocol.Form) -> None:
+        """A generation begins, whose plan says who keeps copies.
+
+        What was found to be wrong is forgotten, and of shards what is newer than its step: that is
+        made again, and must not take the room of what will be there of all of them.
+        """
+        self._due.formed()
+        self._forget(form)
+        if form.shards == 1:
+            return
+        self._depot.formed(form)
+        self._neighbours.formed(form)
+        for rank in form.plan:
+            self._start(self._copy_again(rank))
+
+    def break_off(self) -> None:
+        """The generation is over: nothing more is copied for it."""
+        self._neighbours.break_off()
+
+    async def _copy_again(self, rank: int) -> None:
+        """Have copied what is there: a neighbour that has it already says so."""
+        in_order = sorted(self._buffers.get(rank, ()), key=lambda each: each[1].recency)
+        for fd, _ in in_order:
+            own = SnapshotBuffer(fd)  # with locks of its own
+            if own.lock(write=False) and own.is_sealed:
+                await self._neighbours.copy(rank, own, own.recency)
+            own.close()
+
+    def _forget(self, form: protocol.Form) -> None:
+        for rank, pair in self._buffers.items():
+            valid = [(buffer, buffer.made) for _, buffer in pair if buffer.made is not None]
+            stale = [
+                buffer
+                for buffer, made in valid
+                if (form.shards > 1 and made[0] > form.step) or not is_clean(made, form.suspicions)
+            ]
+            for buffer in stale:
+                buffer.begin()
+            if stale:
+                self._sealed(rank)
+
+    def _write_newest(self, order: protocol.Dump) -> protocol.CheckpointWritten:
+        sealed = [b for pair in self._buffers.values() for _, b in pair if b.is_sealed]
+        clean = [buffer for buffer in sealed if is_clean(buffer.recency, order.suspicions)]
+        error = "there is no snapshot"
+        for buffer in sorted(clean, key=lambda buffer: buffer.recency, reverse=True):
+            step, made = buffer.recency
+            try:
+                buffer.verify()
+            except CorruptError as corrupt:
+                error = str(corrupt)
+                continue
+            return self._files.write((step, made), buffer)
+        return protocol.CheckpointWritten(step=order.step, generation=order.made, error=error)
+
+    async def _dump_shard(
+        self, order: protocol.Dump, shard: int, rank: int
+    ) -> protocol.PartWritten:
+        """Write the snapshot, or the copy, that there is here of a rank in this very state."""
+        made = order.step, order.made
+        held = [b for _, b in self._buffers.get(rank, ()) if b.is_sealed and b.made == made]
+        copy = self._depot.reading(rank, made)
+        try:
+            async with contextlib.nullcontext(held[0]) if held else copy as buffer:
+                loop = asyncio.get_running_loop()
+                what = made, shard, order.of, buffer
+                return await loop.run_in_executor(self._writes, self._write_proven, *what)
+        except CheckpointError as error:
+            return protocol.PartWritten(
+                step=order.step,
+                generation=order.made,
+                shard=shard,
+                shards=order.of,
+                error=str(error),
+            )
+
+    def _write_proven(
+        self, made: Made, shard: int, shards: int, buffer: SnapshotBuffer
+    ) -> protocol.PartWritten:
+        buffer.verify()
+        return self._files.write_part(made, shard, shards, buffer)
+
+    async def finish(self) -> None:
+        """Wait for what is being sealed or written; a finished job keeps its last checkpoint."""
+        while self._jobs:
+            await asyncio.wait(list(self._jobs))
+
+    async def close(self) -> None:
+        """Give the memory back, once what is under way is done."""
+        self._neighbours.break_off()
+        self._closing.set()
+        while self._asking:
+            await asyncio.wait(list(self._asking))
+        await self.finish()
+        self._due.formed()
+        for rank in list(self._buffers):
+            await self._close(self._buffers.pop(rank), set())
+        self._makes.shutdown()
+        self._seals.shutdown()
+        self._writes.shutdown()
+
+    async def _close(self, pair: _Held, users: set[asyncio.Task[None]]) -> None:
+        """Close buffers when those who may still read them are done."""
+        if users:
+            await asyncio.wait(users)
+        for fd, buffer in pair:
+            buffer.close()
+            os.close(fd)
+
+
+def _seal(buffer: SnapshotBuffer, made: Made) -> bool:
+    """Seal the snapshot of a state and keep the buffer locked; False: another is in its place."""
+    buffer.lock(write=False, wait=True)
+    if buffer.made != made:
+        buffer.unlock()
+        return False
+    buffer.seal()
+    return True

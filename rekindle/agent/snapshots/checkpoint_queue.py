@@ -1,0 +1,204 @@
+"""The checkpoints of one node on their way from its snapshots into the store, one at a time.
+
+No rank waits for the store: of a rank's buffers at most one is held for it, the one that is written
+or is to be. While the store is busy what is due next is not held. It is written after that if its
+snapshot is still there, and left out otherwise, or when a newer one is due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import msgspec
+
+from rekindle.agent.snapshots.checkpoint_writer import CheckpointFiles
+from rekindle.protocol import agent as protocol
+from rekindle.protocol.snapshot_buffer import SnapshotBuffer
+from rekindle.recovery.policy.plan import Made
+
+Start = Callable[[Coroutine[None, None, None]], object]
+Written = TypeVar("Written", protocol.CheckpointWritten, protocol.PartWritten)
+
+
+class DueSnapshot:
+    """A snapshot that is to become a checkpoint."""
+
+    def __init__(self, taken: protocol.SnapshotTaken, fd: int) -> None:
+        self.taken = taken
+        self.made: Made = (taken.step, taken.generation)
+        self.buffer = SnapshotBuffer(fd)  # with locks of its own
+        self._held = False
+
+    def hold(self) -> bool:
+        """Keep the rank from writing over it; False: it has done so, or is about to."""
+        self._held = self._held or self.buffer.lock(write=False)
+        return self._held and self.is_there
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the buffer still has that state, as it was sealed."""
+        return self.buffer.made == self.made and self.buffer.is_sealed
+
+    def close(self) -> None:
+        """Let the rank have its buffer again."""
+        self.buffer.close()
+
+
+class DueCheckpoints:
+    """What is due on one node; `start` begins work that the agent's end waits for."""
+
+    def __init__(
+        self,
+        files: CheckpointFiles,
+        writes: ThreadPoolExecutor,
+        tell: Callable[[protocol.Message], None],
+        start: Start,
+    ) -> None:
+        self._files = files
+        self._writes = writes
+        self._tell = tell
+        self._start = start
+        self._writing: Made | None = None  # the whole state that is being written
+        self._next: DueSnapshot | None = None  # the one that is written after it
+        self._offered: dict[int, DueSnapshot] = {}  # by rank: the newest of its shard
+        self._busy: dict[int, Made] = {}  # ranks whose shard is being written
+
+    def due(self, taken: protocol.SnapshotTaken, fd: int) -> None:
+        """A snapshot is sealed that is to be a checkpoint; whoever calls holds its buffer."""
+        snapshot = DueSnapshot(taken, fd)
+        if taken.shards == 1:
+            self._line_up(snapshot)
+        else:
+            self._offer(snapshot)
+
+    # ---- a state that all ranks hold: this node alone writes it
+
+    def _line_up(self, snapshot: DueSnapshot) -> None:
+        before, self._next = self._next, snapshot
+        if before is not None:
+            self._leave_out(before)
+        if self._writing is None:
+            snapshot.hold()
+            self._writing = snapshot.made
+            self._start(self._write_in_turn())
+
+    async def _write_in_turn(self) -> None:
+        try:
+            while self._next is not None:
+                snapshot, self._next = self._next, None
+                if not snapshot.hold():
+                    self._leave_out(snapshot)
+                    continue
+                self._writing = snapshot.made
+                try:
+                    written = await self._in_thread(self._write_whole, snapshot)
+                    if not written.error or snapshot.is_there:  # else it was forgotten meanwhile
+                        self._tell(msgspec.structs.replace(written, stall_s=snapshot.taken.stall_s))
+                finally:
+                    snapshot.close()
+                await self.prune(written)
+        finally:
+            self._writing = None
+
+    def _leave_out(self, snapshot: DueSnapshot) -> None:
+        snapshot.close()
+        self._tell(_left_out(snapshot.made, 1, self._writing))
+
+    # ---- shards: the coordinator knows when all of them are there
+
+    def _offer(self, snapshot: DueSnapshot) -> None:
+        taken = snapshot.taken
+        if before := self._offered.pop(taken.rank, None):
+            before.close()
+        if taken.rank not in self._busy:
+            snapshot.hold()
+        self._offered[taken.rank] = snapshot
+        self._tell(
+            protocol.PartDue(
+                step=taken.step,
+                generation=taken.generation,
+                rank=taken.rank,
+                shard=taken.shard,
+                shards=taken.shards,
+            )
+        )
+
+    def write_parts(self, order: protocol.WriteParts) -> None:
+        """Write the shards of a checkpoint that all nodes write now."""
+        made = order.step, order.generation
+        found = [each for rank in order.shards.values() if (each := self._offered.get(rank))]
+        busy = [self._busy[rank] for rank in order.shards.values() if rank in self._busy]
+        there = len(found) == len(order.shards) and all(each.made == made for each in found)
+        if busy or not there or not all(each.hold() for each in found):
+            for each in found:
+                if each.made == made:
+                    self._offered.pop(each.taken.rank).close()
+            self._tell(_left_out(made, order.of, busy[0] if busy else None))
+            return
+        for snapshot in found:
+            rank = snapshot.taken.rank
+            self._busy[rank] = made
+            del self._offered[rank]
+            self._start(self._write_part(snapshot))
+
+    async def _write_part(self, snapshot: DueSnapshot) -> None:
+        try:
+            written = await self._in_thread(self._write_shard, snapshot)
+            if not written.error or snapshot.is_there:
+                self._tell(msgspec.structs.replace(written, stall_s=snapshot.taken.stall_s))
+        except Exception as error:  # a bug of ours, which is seen; the coordinator does not wait
+            taken = snapshot.taken
+            self._tell(
+                protocol.PartWritten(
+                    step=taken.step,
+                    generation=taken.generation,
+                    shard=taken.shard,
+                    shards=taken.shards,
+                    error=f"{type(error).__name__}: {error}",
+                )
+            )
+            raise
+        finally:
+            del self._busy[snapshot.taken.rank]
+            snapshot.close()
+
+    def formed(self) -> None:
+        """A generation begins: what earlier ones have not begun to write in parts is given up."""
+        for snapshot in self._offered.values():
+            snapshot.close()
+        self._offered = {}
+
+    # ---- what is done in the thread
+
+    async def _in_thread(self, do: Callable[[DueSnapshot], Written], each: DueSnapshot) -> Written:
+        return await asyncio.get_running_loop().run_in_executor(self._writes, do, each)
+
+    def _write_whole(self, each: DueSnapshot) -> protocol.CheckpointWritten:
+        return self._files.write(each.made, each.buffer)
+
+    def _write_shard(self, each: DueSnapshot) -> protocol.PartWritten:
+        return self._files.write_part(each.made, each.taken.shard, each.taken.shards, each.buffer)
+
+    async def prune(self, written: protocol.CheckpointWritten) -> None:
+        """Remove what need not be kept now that this was written, or was not."""
+        if written.error:
+            return
+        loop = asyncio.get_running_loop()
+        pruned = await loop.run_in_executor(self._writes, self._files.prune)
+        if pruned is not None:
+            self._tell(pruned)
+
+
+def _left_out(made: Made, shards: int, busy: Made | None) -> protocol.CheckpointLeftOut:
+    step, generation = made
+    reason = (
+        f"the store was busy with that of step {busy[0]}"
+        if busy
+        else "its snapshot was written over before all shards were there"
+    )
+    return protocol.CheckpointLeftOut(
+        step=step, generation=generation, shards=shards, reason=reason
+    )

@@ -1,0 +1,348 @@
+"""Depots: copies of other nodes' snapshots in an agent's memory, and the ways there and back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from rekindle import names
+from rekindle.agent.snapshots.allocation import create_buffer
+from rekindle.agent.snapshots.replica_transport import (
+    ANSWERS,
+    REQUESTS,
+    SILENCE_S,
+    Answer,
+    Fetch,
+    Line,
+    Pass,
+    Put,
+    patience_s,
+    within,
+)
+from rekindle.errors import CheckpointError, CorruptError, ProtocolError, StaleError
+from rekindle.job.spec import JobSpec
+from rekindle.protocol import agent as protocol
+from rekindle.protocol.snapshot_buffer import BUFFERS_OF_SHARD, SnapshotBuffer
+from rekindle.recovery.faults.invalid_states import Suspicion, is_clean
+from rekindle.recovery.policy.plan import Made
+
+KEPT = 2  # steps of each rank: ranks may be a snapshot apart
+
+T = TypeVar("T")
+
+# ---- the depot's end
+
+
+@dataclass(slots=True, eq=False)
+class _Copy:
+    """A snapshot; generation: the newest for which it was sent, which need not have made it."""
+
+    generation: int
+    fd: int
+    buffer: SnapshotBuffer
+
+    @property
+    def made(self) -> Made:
+        """The state that it is; it is one as long as it is kept."""
+        return self.buffer.made or (0, 0)
+
+    def close(self) -> None:
+        self.buffer.close()
+        os.close(self.fd)
+
+
+class Depot:
+    """Keeps the newest snapshots of other nodes' ranks, and tells the coordinator which."""
+
+    def __init__(
+        self, spec: JobSpec, known: Pass, tell: Callable[[protocol.Message], None]
+    ) -> None:
+        self._spec, self._known, self._tell = spec, known, tell
+        self._copies: dict[int, list[_Copy]] = defaultdict(list)  # by rank, the newest last
+        self._room: dict[int, list[_Copy]] = defaultdict(list)  # memory for the next snapshots
+        self._busy: dict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._generation = 0  # the newest that was formed
+        self._socket: socket.socket | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="depot")
+
+    def listen(self, address: str) -> int:
+        """Let callers come; return the port. address: where others reach this machine."""
+        host = address if address == names.LOOPBACK else ""
+        self._socket = socket.create_server((host, 0), backlog=128)
+        self._socket.setblocking(False)
+        self._start(self._accept(self._socket))
+        return int(self._socket.getsockname()[1])
+
+    @property
+    def kept(self) -> dict[int, tuple[Made, ...]]:
+        """What is kept of each rank."""
+        return {rank: self._states(rank) for rank in list(self._copies)}
+
+    def formed(self, form: protocol.Form) -> None:
+        """Drop older generations' copies of what this one trains again, and take none any more.
+
+        Those that may be wrong too.
+        """
+        self._generation = form.generation
+        for rank in list(self._copies):
+            self._forget_after(rank, form.generation, form.step, form.suspicions)
+
+    def _forget_after(
+        self, rank: int, generation: int, step: int, suspicions: Iterable[Suspicion] = ()
+    ) -> None:
+        copies, suspicions = self._copies[rank], tuple(suspicions)
+        stale = [
+            copy
+            for copy in copies
+            if (copy.generation < generation and copy.made[0] > step)
+            or not is_clean(copy.made, suspicions)
+        ]
+        if stale:
+            self._copies[rank] = [copy for copy in copies if copy not in stale]
+            self._room[rank] += stale  # not closed: one of them may be on its way
+            self._tell(protocol.Copies(kept={rank: self._states(rank)}))
+
+    @contextlib.asynccontextmanager
+    async def reading(self, rank: int, made: Made) -> AsyncIterator[SnapshotBuffer]:
+        """The copy of a state, kept as it is meanwhile. Raises CheckpointError: there is none."""
+        async with self._busy[rank]:
+            found = [copy for copy in self._copies[rank] if copy.made == made]
+            if not found:
+                raise CheckpointError(
+                    f"there is no copy of rank {rank} after step {made[0]} of generation "
+                    f"{made[1]}, but of (step, generation) {list(self._states(rank))}"
+                )
+            yield found[0].buffer
+
+    async def close(self) -> None:
+        """Give the memory back."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._threads.shutdown()
+        if self._socket is not None:
+            self._socket.close()
+        for copy in (c for each in (self._room, self._copies) for cs in each.values() for c in cs):
+            copy.close()
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError:  # too many files are open, or the caller has gone
+                await asyncio.sleep(0.1)
+                continue
+            self._start(self._serve(connection))
+
+    async def _serve(self, connection: socket.socket) -> None:
+        """Serve one caller. One that is no agent of this attempt, or falls silent, is left."""
+        with connection, contextlib.suppress(OSError, asyncio.TimeoutError, ProtocolError):
+            line = Line(connection, self._known.secret, depot=True)
+            request = await within(_first(line), line.silence_s)
+            error = self._refusal(request)
+            if error:
+                await line.say(Answer(error=error))
+            elif isinstance(request, Put):
+                async with self._busy[request.rank]:
+                    await self._take(line, request)
+            else:
+                await self._give(line, request)
+
+    def _refusal(self, request: Put | Fetch) -> str:
+        theirs, ours = (request.job_id, request.attempt), (self._known.job_id, self._known.attempt)
+        if theirs != ours:
+            return f"the caller's job and attempt are {theirs}, ours are {ours}"
+        known = 0 <= request.rank < self._spec.world_size
+        return "" if known else f"there is no rank {request.rank}"
+
+    async def _give(self, line: Line, request: Fetch) -> None:
+        try:
+            async with self.reading(request.rank, request.made) as buffer:
+                with buffer.file as content:
+                    await line.say(Answer(bytes=len(content), checksum=buffer.checksum))
+                    # Whoever asked has its memory made first.
+                    line.silence_s = patience_s(BUFFERS_OF_SHARD * len(content))
+                    await line.send(content)
+        except CheckpointError as error:
+            await line.say(Answer(error=str(error)))
+
+    async def _take(self, line: Line, put: Put) -> None:
+        self._forget_after(put.rank, put.generation, put.since)  # we may be told of it later
+        if self._has(put):
+            await line.say(Answer())
+            return
+        try:
+            copy = await self._make_room(put)
+        except OSError as error:
+            text = f"no memory for a copy of {put.bytes} bytes: {error.strerror}"
+            await line.say(Answer(error=text))
+            return
+        answer = Answer(error="broken off")
+        try:
+            await line.say(Answer(bytes=put.bytes))
+            with copy.buffer.data[: put.bytes] as content:
+                arrived = await line.receive(content)
+            answer = self._judge(put, arrived)
+        finally:
+            if answer == Answer():
+                copy.buffer.commit(put.made, put.bytes, put.checksum)
+                self._keep(put, copy)
+            else:
+                self._room[put.rank].append(copy)
+        await line.say(answer)
+
+    def _has(self, put: Put) -> bool:
+        """Whether the snapshot is here, or older than what is to be kept."""
+        for copy in self._copies[put.rank]:
+            if copy.made == put.made and copy.buffer.checksum == put.checksum:
+                copy.generation = max(copy.generation, put.generation)
+                return True
+        kept = self._states(put.rank)
+        return len(kept) == KEPT and put.made < kept[0]
+
+    async def _make_room(self, put: Put) -> _Copy:
+        """Have memory for a snapshot. Raises OSError: it is not to be had."""
+        rooms, self._room[put.rank] = self._room[put.rank], []
+        fitting = [room for room in rooms if len(room.buffer.data) >= put.bytes][:1]
+        for room in rooms:
+            if room not in fitting:
+                room.close()
+        if not fitting:
+            name = f"{self._spec.job_id}-copy{put.rank}"
+            fd = await self._in_thread(create_buffer, name, put.bytes)
+            fitting = [_Copy(put.generation, fd, SnapshotBuffer(fd))]
+        [copy] = fitting
+        copy.generation = put.generation
+        copy.buffer.begin()
+        return copy
+
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Have work done that takes as long as there are bytes."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, work, *arguments)
+
+    def _judge(self, put: Put, arrived: str) -> Answer:
+        """Whether what has arrived is to be kept."""
+        if arrived != put.checksum:
+            return Answer(error=f"the checksum of what arrived is {arrived}, not {put.checksum}")
+        return Answer(stale=put.generation < self._generation)
+
+    def _keep(self, put: Put, copy: _Copy) -> None:
+        """Keep a snapshot instead of the oldest, or of one of the same state."""
+        before = self._copies[put.rank]
+        others = (c for c in before if c.made != put.made)
+        kept = sorted([*others, copy], key=lambda each: each.made)[-KEPT:]
+        self._copies[put.rank] = kept
+        self._room[put.rank] += [c for c in (*before, copy) if c not in kept]
+        self._tell(protocol.Copies(kept={put.rank: self._states(put.rank)}))
+
+    def _states(self, rank: int) -> tuple[Made, ...]:
+        return tuple(copy.made for copy in self._copies[rank])
+
+
+async def _first(line: Line) -> Put | Fetch:
+    await line.meet()
+    return await line.hear(REQUESTS)
+
+
+# ---- the caller's end
+
+
+async def put(
+    at: protocol.Depot, known: Pass, buffer: SnapshotBuffer, *, rank: int, form: protocol.Form
+) -> None:
+    """Have a sealed snapshot kept by another node's agent, for the generation of `form`.
+
+    Raises CheckpointError: it is not; StaleError: it is of an earlier generation.
+    """
+    with buffer.file as content:
+        request = Put(
+            job_id=known.job_id,
+            attempt=known.attempt,
+            rank=rank,
+            generation=form.generation,
+            since=form.step,
+            made=buffer.made or (0, 0),
+            bytes=len(content),
+            checksum=buffer.checksum,
+        )
+        limit_s = patience_s(len(content))
+        async with _called(at, known) as line:
+            await line.say(request)
+            if (await _answer(line, limit_s)).bytes:
+                await line.send(content)
+                await _answer(line, limit_s)
+
+
+async def fetch(
+    at: protocol.Depot,
+    known: Pass,
+    make_room: Callable[[int], Awaitable[SnapshotBuffer]],
+    *,
+    rank: int,
+    made: Made,
+) -> None:
+    """Bring a copy from another node's agent into the buffer that `make_room(bytes)` returns.
+
+    Raises CheckpointError: it cannot be had; CorruptError: it is not what was sealed.
+    """
+    request = Fetch(job_id=known.job_id, attempt=known.attempt, rank=rank, made=made)
+    async with _called(at, known) as line:
+        await line.say(request)
+        answer = await _answer(line, 3 * SILENCE_S)  # one that puts may have fallen silent there
+        buffer = await make_room(answer.bytes)
+        buffer.begin()
+        with buffer.data[: answer.bytes] as content:
+            arrived = await line.receive(content)
+        if arrived != answer.checksum:
+            raise CorruptError(
+                f"copy of rank {rank} after step {made[0]}: checksum is {arrived}, "
+                f"sealed was {answer.checksum}"
+            )
+        # Nothing may come between: a generation that ends meanwhile breaks this off, and its rank
+        # would then wait for ever for the seal of what nobody seals.
+        buffer.commit(made, answer.bytes, arrived)
+        buffer.settle()
+
+
+@contextlib.asynccontextmanager
+async def _called(at: protocol.Depot, known: Pass) -> AsyncIterator[Line]:
+    """A line to a depot. Raises CheckpointError: there is none, or it is cut."""
+    loop = asyncio.get_running_loop()
+    try:
+        [(*_, address), *_] = await loop.getaddrinfo(at.host, at.port, family=socket.AF_INET)
+        with socket.socket() as connection:
+            line = Line(connection, known.secret, depot=False)
+            await within(loop.sock_connect(connection, address), line.silence_s)
+            await line.meet()
+            yield line
+    except asyncio.TimeoutError as error:
+        raise CheckpointError(f"the agent at {at.host}:{at.port} is silent") from error
+    except StaleError:
+        raise
+    except (OSError, ProtocolError) as error:
+        raise CheckpointError(f"the agent at {at.host}:{at.port}: {error}") from error
+
+
+async def _answer(line: Line, limit_s: float) -> Answer:
+    """Wait for the answer. Raises CheckpointError or StaleError: it is no."""
+    answer = await line.hear(ANSWERS, limit_s=limit_s)
+    if answer.error:
+        raise CheckpointError(answer.error)
+    if answer.stale:
+        raise StaleError("the snapshot is of an earlier generation")
+    return answer

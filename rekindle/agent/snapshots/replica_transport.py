@@ -1,0 +1,195 @@
+"""The line between a depot and its callers: messages with proofs, and the bytes of snapshots.
+
+Both ends begin with a random number, and prove with that of the other, in every message, that they
+know the job's secret, without saying it. A message is its length, its proof, and msgpack; the bytes
+of a snapshot follow the message that announces them, and their checksum proves them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import socket
+import struct
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from rekindle.errors import ProtocolError
+from rekindle.protocol.checksum import Sealer
+
+SILENCE_S = 10.0  # after which the other side is given up
+LONGEST = 4096  # bytes of a message
+_PIECE = 4 << 20  # bytes that are moved before others have their turn
+_SLOWEST = 100 << 20  # bytes a second at which memory is made and checksums are computed, at least
+_NONCE = 32
+_HEAD = struct.Struct("!I32s")  # length and proof of a message
+
+T = TypeVar("T")
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Who may call a depot: an agent of this attempt that knows the job's secret."""
+
+    job_id: str
+    attempt: int
+    secret: str
+
+
+class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
+    """Keep this snapshot. Answered twice: which of its bytes are wanted, and that it is kept.
+
+    made: the state that it is. since: the step that `generation`, for which it is sent, began with.
+    """
+
+    job_id: str
+    attempt: int
+    rank: int
+    generation: int
+    since: int
+    made: tuple[Count, Count]
+    bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
+    checksum: str
+
+
+class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
+    """Give this snapshot; its bytes follow the answer."""
+
+    job_id: str
+    attempt: int
+    rank: int
+    made: tuple[Count, Count]
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What follows; or why not. stale: the snapshot is of an earlier generation."""
+
+    bytes: int = 0
+    checksum: str = ""
+    stale: bool = False
+    error: str = ""
+
+
+REQUESTS: msgspec.msgpack.Decoder[Put | Fetch] = msgspec.msgpack.Decoder(Put | Fetch)
+ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+async def within(work: Coroutine[Any, Any, T], limit_s: float) -> T:
+    """Return what `work` returns. Raises asyncio.TimeoutError: it takes longer.
+
+    Up to Python 3.11 asyncio.wait_for ignores a cancellation that comes as `work` ends: a transfer
+    of a generation that is over would continue.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait([task], timeout=limit_s)
+    except asyncio.CancelledError:
+        await _give_up(task)
+        raise
+    if not done:
+        await _give_up(task)
+        raise asyncio.TimeoutError
+    return task.result()
+
+
+async def _give_up(task: asyncio.Future[T]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()  # else the loop reports it as one that nothing has looked at
+
+
+def patience_s(size: int) -> float:
+    """How long an answer may take that needs work on so many bytes."""
+    return SILENCE_S + size / _SLOWEST
+
+
+class Line:
+    """One connection. Depot and caller have roles in their proofs, so that none serves both."""
+
+    silence_s = SILENCE_S
+
+    def __init__(self, connection: socket.socket, secret: str, *, depot: bool) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        self._secret = secret.encode()
+        self._roles = (b"depot", b"caller") if depot else (b"caller", b"depot")
+        self._nonces = (b"", b"")  # theirs, ours
+        self._counts = [0, 0]  # messages sent, and heard
+
+    async def meet(self) -> None:
+        """Exchange the numbers that proofs are about."""
+        ours = secrets.token_bytes(_NONCE)
+        await self._send(ours)
+        self._nonces = bytes(await self._receive(_NONCE)), ours
+
+    async def say(self, message: msgspec.Struct) -> None:
+        """Send a message."""
+        text = msgspec.msgpack.encode(message)
+        await self._send(_HEAD.pack(len(text), self._proof(0, text)) + text)
+
+    async def hear(self, decoder: msgspec.msgpack.Decoder[T], *, limit_s: float = 0.0) -> T:
+        """Wait for a message.
+
+        Raises ProtocolError: it is none that is expected, or not proven.
+        """
+        length, proof = _HEAD.unpack(await self._receive(_HEAD.size, limit_s))
+        if length > LONGEST:
+            raise ProtocolError(f"a message of {length} bytes")
+        text = await self._receive(length)
+        if not hmac.compare_digest(proof, self._proof(1, text)):
+            raise ProtocolError("the other side does not know the job's secret")
+        try:
+            return decoder.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ProtocolError(f"not a message of a depot: {error}") from error
+
+    def _proof(self, side: int, text: bytes | bytearray) -> bytes:
+        self._counts[side] += 1
+        about = self._roles[side] + self._nonces[side] + self._counts[side].to_bytes(4, "big")
+        return hmac.digest(self._secret, about + text, "sha256")
+
+    async def send(self, content: memoryview) -> None:
+        """Send the bytes of a snapshot."""
+        for begin in range(0, len(content), _PIECE):
+            with content[begin : begin + _PIECE] as piece:
+                await self._send(piece)
+            await asyncio.sleep(0)
+
+    async def receive(self, content: memoryview) -> str:
+        """Fill `content` with what is sent; return its seal.
+
+        It is computed on the way, while the bytes are in the processor's cache: and what has
+        arrived is never there without anybody's knowing whether it is right.
+        """
+        done, sealer = 0, Sealer()
+        while done < len(content):
+            with content[done : done + _PIECE] as piece:
+                count = await self._receive_some(piece)
+                sealer.add(piece[:count])
+            done += count
+            await asyncio.sleep(0)
+        return str(sealer)
+
+    async def _send(self, data: bytes | memoryview) -> None:
+        loop = asyncio.get_running_loop()
+        await within(loop.sock_sendall(self._socket, data), self.silence_s)
+
+    async def _receive(self, size: int, limit_s: float = 0.0) -> bytearray:
+        data, done = bytearray(size), 0
+        while done < size:
+            with memoryview(data)[done:] as rest:
+                done += await self._receive_some(rest, limit_s)
+        return data
+
+    async def _receive_some(self, into: memoryview, limit_s: float = 0.0) -> int:
+        receives = asyncio.get_running_loop().sock_recv_into(self._socket, into)
+        count = await within(receives, max(limit_s, self.silence_s))
+        if not count:
+            raise ConnectionError("the line was closed")
+        return count

@@ -1,0 +1,192 @@
+"""An agent's lookout: sees ranks that make no progress, and looks closely at all when asked to."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from rekindle.agent.devices import tools as device_tools
+from rekindle.agent.hang_limits import BUSY_S
+from rekindle.agent.lateness import LONGEST_LOOK_S, LOOK_S, Rest, Watch
+from rekindle.agent.oom import OomCounter
+from rekindle.agent.process_activity import activities
+from rekindle.agent.rank_process import RankProcess
+from rekindle.job.spec import JobSpec
+from rekindle.profiling.blocked_collectives import Standing
+from rekindle.protocol import agent as protocol
+from rekindle.protocol.heartbeat_page import Doing
+from rekindle.rank import stacks
+
+CLOSE_LOOK_S = 0.6  # how long it is watched what processes do
+AGAIN_S, SELDOM_S = 1.5, 30.0  # between two reports of ranks that stay late; each pause is longer
+_RESTS_PER_TIMEOUT = 20
+_SLOWEST_REST_S = 5.0
+
+
+class _Own(NamedTuple):
+    """What a rank's processes did while they were watched."""
+
+    computes: bool
+    moves: bool
+    stopped: bool
+
+
+class Lookout:
+    """Watches the heartbeat pages of a node's ranks; without a Session, what their processes do.
+
+    generation: the newest one that they have formed. oom: the kernel's count of its kills.
+    """
+
+    def __init__(
+        self,
+        ranks: Mapping[int, RankProcess],
+        spec: JobSpec,
+        send: Callable[[protocol.Message], None],
+    ) -> None:
+        policy = spec.policy
+        self.generation = 0
+        self.standings: Callable[[], Mapping[int, Standing]] = dict[int, Standing]
+        self.oom = OomCounter()
+        self._per_node = spec.processes_per_node
+        self._ranks = ranks
+        self._idle_timeout_s = policy.idle_timeout_s
+        self._send = send
+        self._watch = Watch(policy.hang_timeout_s)
+        self._rest = Rest()
+        self._rest_every_s = min(policy.idle_timeout_s / _RESTS_PER_TIMEOUT, _SLOWEST_REST_S)
+        self._rested_at = time.monotonic()  # when it was last seen who rests
+        self._resting: asyncio.Task[None] | None = None
+        self._unseen = ""  # why not, the last time
+        self._looked = 0  # close looks so far
+        self._close_looks = 0  # under way: ranks write their stacks, and do not rest
+        self._told: set[int] = set()  # ranks that were reported, and are still late
+        self._told_at, self._pause_s = 0.0, AGAIN_S
+
+    async def watch(self) -> None:
+        """Report ranks that are late, for ever.
+
+        A look that fails costs no more than itself: without the next ones no hang would be found.
+        """
+        told = ""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                self._look_around(time.monotonic())
+            except Exception as error:
+                told = _complain("the ranks cannot be watched", error, told)
+
+    def _look_around(self, now: float) -> None:
+        self.oom.look(now)
+        late = self._watch.look({r: p.page.mark for r, p in self._ranks.items()}, now)
+        outside = [p for p in self._ranks.values() if p.page.mark.doing is Doing.OUTSIDE]
+        self._note_rest(outside, now)
+        rested = self._rest.rested_s
+        late += [p.rank for p in outside if rested(p.pid) >= self._idle_timeout_s]
+        if not late:
+            self._told, self._pause_s = set(), AGAIN_S
+        elif not self._told.issuperset(late) or now >= self._told_at + self._pause_s:
+            self._pause_s = AGAIN_S if not self._told else min(2 * self._pause_s, SELDOM_S)
+            news = next((rank for rank in late if rank not in self._told), late[0])
+            self._told, self._told_at = {*self._told, *late}, now
+            self._send(protocol.Stalled(rank=news, generation=self.generation))
+
+    def _note_rest(self, outside: list[RankProcess], now: float) -> None:
+        """Look at what ranks outside of a Session do, every now and then.
+
+        It is done beside the watch: a device's tool may take its time.
+        """
+        passed = now - self._rested_at
+        under_way = self._resting is not None and not self._resting.done()
+        if not outside or passed < self._rest_every_s or under_way or self._close_looks:
+            return
+        seconds = min(passed, self._rest_every_s + LONGEST_LOOK_S)
+        self._resting = asyncio.create_task(self._see_rest(outside, seconds, now))
+
+    async def _see_rest(self, outside: list[RankProcess], seconds: float, now: float) -> None:
+        looked = self._looked
+        try:
+            found = await asyncio.to_thread(activities, [process.pid for process in outside])
+            still = self._rest.still(found, seconds)
+            of = {p.rank % self._per_node: p.pid for p in outside if p.pid in still}
+            use = await device_tools.utilisations(of)
+        except Exception as error:
+            self._unseen = _complain("it is not known what ranks do", error, self._unseen)
+            return
+        if self._looked == looked:  # else ranks have written their stacks since
+            self._rested_at = now
+            self._rest.look(found, seconds, {of[device]: used for device, used in use.items()})
+
+    async def look(self, order: protocol.Look) -> None:
+        """Look closely at all ranks, and tell what is found, or that nothing could be."""
+        self._looked += 1
+        self._close_looks += 1
+        looks, why = list[protocol.RankLook](), ""
+        try:
+            looks = await self._look()
+        except Exception as error:
+            why = _complain("the ranks cannot be looked at", error)
+        finally:
+            self._close_looks -= 1
+        self._send(protocol.Looked(serial=order.serial, looks=tuple(looks), error=why))
+
+    async def _look(self) -> list[protocol.RankLook]:
+        processes = dict(self._ranks)
+        waited = {rank: process.page.waiting_since_ns for rank, process in processes.items()}
+        asked = (stacks.stack_of(p.pid, p.stack_file) for p in processes.values())
+        written = await asyncio.gather(*asked)  # before: to write them is not the rank's own doing
+        pids = [process.pid for process in processes.values()]
+        before, began = await asyncio.to_thread(activities, pids), time.monotonic()
+        await asyncio.sleep(CLOSE_LOOK_S)
+        after, seconds = await asyncio.to_thread(activities, pids), time.monotonic() - began
+        looks = []
+        for (rank, process), stack in zip(processes.items(), written, strict=True):
+            pid = process.pid
+            if pid not in before or pid not in after or self._ranks.get(rank) is not process:
+                continue  # it has ended
+            then, now = before[pid], after[pid]
+            own = _Own(now.is_busy(then, seconds), now.moves(then, seconds), now.stopped)
+            waits = 0 < process.page.waiting_since_ns == waited[rank]
+            looks.append(self._tell(process, stack, own, waits=waits))
+            self._rest.overlook(pid, now)
+        return looks
+
+    def _tell(
+        self, process: RankProcess, written: str, own: _Own, *, waits: bool
+    ) -> protocol.RankLook:
+        rank, mark = process.rank, process.page.mark
+        stack = stacks.main_thread(written)
+        waits = waits or stacks.waits_for_others(stack, busy=own.computes)
+        busy = own.computes or (own.moves and mark.doing is not Doing.STEP)
+        if mark.doing is Doing.OUTSIDE:
+            elapsed_s, limit_s = self._rest.rested_s(process.pid), self._idle_timeout_s
+        else:
+            elapsed_s = self._watch.elapsed_s(rank)
+            limit_s = self._watch.limit_s(rank, busy=busy)
+            if stacks.compiles(written):  # in whatever thread
+                limit_s = max(limit_s, BUSY_S)
+        return protocol.RankLook(
+            rank=rank,
+            finished=mark.finished,
+            doing=mark.doing,
+            elapsed_s=elapsed_s,
+            late=elapsed_s >= limit_s,
+            waiting=waits,
+            operations=process.page.operations,
+            recent=process.page.recent if waits else (),
+            stopped=own.stopped,
+            busy=busy,
+            where=stacks.innermost(stack),
+            stack="" if waits else stack[: stacks.MOST],
+            standing=self.standings().get(rank),
+        )
+
+
+def _complain(what: str, error: Exception, before: str = "") -> str:
+    """Say on the agent's stderr what went wrong, unless it is what was said before."""
+    text = f"{what}: {error!r}"
+    if text != before:
+        print(f"rekindle agent: {text}", file=sys.stderr, flush=True)
+    return text

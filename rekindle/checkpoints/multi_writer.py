@@ -1,0 +1,122 @@
+"""A checkpoint whose files are written by several processes, and made to count by one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from rekindle.checkpoints import manifest as manifests
+from rekindle.checkpoints.block_checksums import Sums
+from rekindle.checkpoints.checkpoint_path import check_sizes, committed, entry_of
+from rekindle.checkpoints.files import (
+    check_in_place,
+    locked,
+    make_directories,
+    new_file,
+    opened_directory,
+    sync_directory,
+    verify_file,
+    write_through,
+)
+from rekindle.checkpoints.format import Bytes, checksum
+from rekindle.checkpoints.manifest import MANIFEST_FILE, FileEntry, Manifest
+from rekindle.errors import CheckpointError, CorruptError
+
+
+def check_part(step: int, generation: int, name: str, ranks: tuple[int, ...]) -> None:
+    """Raise CheckpointError if no manifest can hold this, before anything is made for it."""
+    file = FileEntry(name=name, bytes=0, checksum=checksum([]), ranks=ranks)
+    possible = Manifest(
+        job_id="",
+        step=step,
+        generation=generation,
+        world_size=1,
+        framework="",
+        files=(file,),
+        created=0.0,
+        writer="",
+        rekindle="",
+    )
+    manifests.encode(possible)
+
+
+# Beside a part that was written over: another process may count on what it held.
+REPLACED: Final = ".replaced-"
+
+
+def write_part(path: Path, name: str, chunks: Iterable[Bytes], ranks: tuple[int, ...]) -> FileEntry:
+    """Write this file of the checkpoint in `path`, unless it is there, committed and intact.
+
+    Raises CheckpointError or OSError.
+    """
+    make_directories(path.parent)
+    while True:
+        # Not under the lock: the file may be long, and others are waiting to begin theirs.
+        there = committed(path)
+        if there and (entry := _intact(path, there, name)):
+            return entry
+        if written := _replace(path, there, name, chunks):
+            return written.entry(name, ranks)
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    """Commit the parts in `path`; under the lock.
+
+    One that was written over is read: it may not be the manifest's any more.
+    Raises CheckpointError or OSError.
+    """
+    data = manifests.encode(manifest)
+    marks = {entry.file: path / f"{REPLACED}{entry.file}" for entry in manifest.files}
+    try:
+        check_sizes(path, manifest)
+        for entry in manifest.files:
+            if marks[entry.file].exists():
+                verify_file(path / entry.file, entry)
+    except CorruptError as error:
+        raise CheckpointError(f"cannot commit {path}: {error}") from error
+    (path / MANIFEST_FILE).unlink(missing_ok=True)
+    with opened_directory(path) as directory:
+        os.fsync(directory)
+        with new_file(directory, MANIFEST_FILE) as file:
+            write_through(file, [data])
+            os.fsync(directory)
+            sync_directory(path.parent)
+    for mark in marks.values():
+        mark.unlink(missing_ok=True)
+
+
+def _intact(path: Path, manifest: Manifest, name: str) -> FileEntry | None:
+    """The entry of this file of a committed checkpoint; None if it is damaged."""
+    entry = entry_of(path, manifest, name)
+    try:
+        verify_file(path / entry.file, entry)
+    except CorruptError:
+        return None
+    return entry
+
+
+def _replace(path: Path, seen: Manifest | None, name: str, chunks: Iterable[Bytes]) -> Sums | None:
+    """Write this file, its size and checksums; None if no longer `seen` is what is committed.
+
+    The lock is held until the file is begun: then it is a new one, that no other writer has open,
+    in a directory that is no checkpoint.
+    """
+    with contextlib.ExitStack() as stack:
+        with locked(path.parent):
+            if committed(path) != seen:
+                return None
+            make_directories(path)
+            # The manifest first: what is being written over must not count.
+            (path / MANIFEST_FILE).unlink(missing_ok=True)
+            if os.path.lexists(path / name):
+                (path / f"{REPLACED}{name}").touch()
+                (path / name).unlink()
+            directory = stack.enter_context(opened_directory(path))
+            file = stack.enter_context(new_file(directory, name))
+        written = write_through(file, chunks)
+        check_in_place(file, path / name)
+        os.fsync(directory)
+    return written

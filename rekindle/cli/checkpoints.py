@@ -1,0 +1,213 @@
+"""`rekindle checkpoints`: what is in a store, whether it is intact, and copies of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from rekindle.checkpoints.checkpoint_path import Key
+from rekindle.checkpoints.copying import copy
+from rekindle.checkpoints.pins import reading
+from rekindle.checkpoints.pruning import may_go
+from rekindle.checkpoints.retention import Retention
+from rekindle.checkpoints.store import Checkpoint, Seen, Store, bytes_of
+from rekindle.checkpoints.verifying import Damage, verify
+from rekindle.cli.checkpoint_pins import pin, pins_of, unpin
+from rekindle.cli.open_store import chosen, of_steps, open_at
+from rekindle.cli.progress_bar import progress
+from rekindle.cli.table import clock, size, table
+from rekindle.errors import CheckpointError, UsageError
+
+_INTERRUPTED = 130  # what a shell makes of Ctrl-C
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry out one of the sub-commands; its exit status."""
+    if options.action in ("export", "import"):
+        from rekindle.cli import checkpoint_exchange as exchange  # torch takes a second to import
+
+        act = exchange.export_state if options.action == "export" else exchange.import_state
+    else:
+        act = _ACTIONS[options.action]
+    try:
+        return act(options)
+    except KeyboardInterrupt:
+        print("\nrekindle: interrupted; nothing was left half valid", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def _ls(options: argparse.Namespace) -> int:
+    store = open_at(options.store, exists=True)
+    seen = store.survey()
+    found, now = store.pins(), time.time()
+    pins = {each.location: pins_of(each, found, now) for each in seen}
+    if options.json:
+        print(json.dumps([_told(each) | {"pins": pins[each.location]} for each in seen]))
+        return 0
+    head = ("step", "generation", "when", "size", "files", "framework", "world size", "state")
+    rows = [(s.step, s.generation, *_facts(s), _state(s, pins[s.location])) for s in seen]
+    if rows:
+        table(head, rows)
+    else:
+        print(f"no checkpoints in {store.location}")
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    store = open_at(options.store, exists=True)
+    seen = of_steps(store.survey(), options.steps, store)
+    checkpoints = [store.at(each.manifest) for each in seen if each.manifest]
+    damages: dict[str, tuple[Damage, ...]] = {}
+    if checkpoints:
+        with progress(f"verify {len(checkpoints)} checkpoints", _bytes(checkpoints)) as told:
+            for each in checkpoints:
+                try:
+                    with reading(store, (each.manifest.step, each.manifest.generation)):
+                        damages[each.location] = verify(each, told)
+                except CheckpointError as error:
+                    print(f"rekindle: not verified: {error}", file=sys.stderr)
+                    seen = [one for one in seen if one.location != each.location]
+    bad = [each for each in seen if not each.unfinished and _is_bad(each, damages)]
+    if options.json:
+        told_of = [_told(each) | _verdict(each, damages) for each in seen]
+        print(json.dumps(told_of))
+    elif seen:
+        table(
+            ("step", "generation", "size", "files", "state"),
+            [
+                (s.step, s.generation, *_facts(s)[1:3], _verdict(s, damages)["verdict"])
+                for s in seen
+            ],
+        )
+        _show_damages(bad, damages)
+    else:
+        print(f"no checkpoints in {store.location}")
+    return 1 if bad else 0
+
+
+def _copy(options: argparse.Namespace) -> int:
+    target = open_at(options.target, exists=False)
+    with chosen(options.source, options.step) as checkpoint:
+        step, total = checkpoint.manifest.step, _bytes([checkpoint])
+        with progress(f"copy step {step}", total) as told:
+            written = copy(checkpoint, target, told)
+    verb = "was there already" if written.existed else "copied"
+    print(f"step {step}, {size(total)}: {verb}: {written.location}")
+    return 0
+
+
+def _prune(options: argparse.Namespace) -> int:
+    if options.keep < 1:
+        raise UsageError(f"--keep {options.keep}: at least 1 checkpoint must be kept")
+    store = open_at(options.store, exists=True)
+    seen = store.survey()
+    keep = Retention(last=options.keep)
+    going = _would_go(store, seen, keep) if options.dry_run else store.prune(keep)
+    rows = [
+        (s.step, s.generation, *_facts(s)[:2], s.location)
+        for s in seen
+        if (s.step, s.generation) in going
+    ]
+    if rows:
+        table(
+            ("step", "generation", "when", "size", "would go" if options.dry_run else "gone"), rows
+        )
+    else:
+        print(f"nothing goes: the newest valid ones ({options.keep}) and what is newer stay")
+    return 0
+
+
+def _would_go(store: Store, seen: Sequence[Seen], retention: Retention) -> tuple[Key, ...]:
+    """What Store.prune() would remove of those that are finished."""
+    finished = [(s.step, s.generation) for s in seen if not s.unfinished]
+    manifests = {(s.step, s.generation): s.manifest for s in seen if s.manifest}
+    usable = {(s.step, s.generation) for s in seen if s.manifest and not s.reason}
+
+    def is_valid(key: Key) -> bool:
+        if key not in usable:
+            return False
+        checkpoint = store.at(manifests[key])
+        with progress(f"verify step {key[0]}", _bytes([checkpoint])) as told:
+            return not verify(checkpoint, told)
+
+    going = may_go(
+        finished,
+        retention,
+        is_valid=is_valid,
+        manifest_of=manifests.__getitem__,  # by --keep no manifest is asked for
+        pins=store.pins(),
+        now=time.time(),
+    )
+    newer = {(s.step, s.generation) for s in seen if s.newer}
+    return tuple(key for key in going if key not in newer)
+
+
+def _bytes(checkpoints: Sequence[Checkpoint]) -> int:
+    return sum(bytes_of(each.manifest) for each in checkpoints)
+
+
+def _facts(seen: Seen) -> tuple[object, ...]:
+    """When, size, files, framework, world size, as far as they are known."""
+    found = seen.manifest
+    if found is None:
+        return ("-",) * 5
+    about = (found.framework or "-", found.world_size)
+    return (clock(found.created), size(bytes_of(found)), len(found.files), *about)
+
+
+def _state(seen: Seen, pins: Sequence[str]) -> str:
+    if seen.unfinished:
+        return "unfinished"
+    state = f"cannot be used: {seen.reason}" if seen.reason else "complete"
+    return f"{state}, pinned ({', '.join(pins)})" if pins else state
+
+
+def _told(seen: Seen) -> dict[str, object]:
+    """A row as JSON has it."""
+    manifest: dict[str, object] = msgspec.to_builtins(seen.manifest) if seen.manifest else {}
+    about = {"step": seen.step, "generation": seen.generation, "location": seen.location}
+    state = "unfinished" if seen.unfinished else "unusable" if seen.reason else "complete"
+    size_of = {"bytes": bytes_of(seen.manifest)} if seen.manifest else {}
+    return manifest | about | size_of | {"state": state, "reason": seen.reason}
+
+
+def _verdict(seen: Seen, damages: dict[str, tuple[Damage, ...]]) -> dict[str, object]:
+    found = damages.get(seen.location, ())
+    verdict = "damaged" if _is_bad(seen, damages) else "intact"
+    return {
+        "verdict": "unfinished" if seen.unfinished else verdict,
+        "damages": msgspec.to_builtins(found),
+    }
+
+
+def _is_bad(seen: Seen, damages: dict[str, tuple[Damage, ...]]) -> bool:
+    return bool(seen.manifest is None or damages.get(seen.location) or seen.reason)
+
+
+def _show_damages(bad: Sequence[Seen], damages: dict[str, tuple[Damage, ...]]) -> None:
+    if not bad:
+        return
+    rows: list[tuple[object, ...]] = []
+    for each in bad:
+        found = damages.get(each.location, ())
+        rows += [(each.step, each.generation, d.file, d.what, d.where) for d in found]
+        if not found:
+            rows.append((each.step, each.generation, "manifest.json", "unusable", each.reason))
+    print()
+    table(("step", "generation", "file", "is", "what is wrong"), rows)
+
+
+_ACTIONS = {
+    "ls": _ls,
+    "verify": _verify,
+    "pull": _copy,
+    "push": _copy,
+    "prune": _prune,
+    "pin": pin,
+    "unpin": unpin,
+}

@@ -1,0 +1,157 @@
+"""`rekindle nodes` and `release-node` of a cluster: its log of hosts, and marks on its nodes."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import msgspec
+
+from rekindle.cli.table import clock, table
+from rekindle.engines.kubernetes.client.api import Api, Object, load
+from rekindle.engines.kubernetes.client.errors import ApiError
+from rekindle.engines.kubernetes.placement.host_log import ClusterHostLog
+from rekindle.engines.kubernetes.placement.quarantine import Mark, Marks, holds, mark_on
+from rekindle.errors import JobError, UsageError
+from rekindle.recovery.journal.host_history import Host, HostReleased
+
+NAMESPACE = "default"
+
+
+class Row(msgspec.Struct, kw_only=True):
+    """One host as it is printed as JSON. known: what the log says; mark: what the node bears."""
+
+    host: str
+    known: Host | None = None
+    mark: Mark | None = None
+    there: bool | None = None  # None: we may not look
+
+
+def nodes(options: argparse.Namespace) -> int:
+    """List the hosts that anything is known of, isolated ones first, and those that are marked.
+
+    Raises ApiError: the log cannot be read.
+    """
+    with _cluster(options) as (api, namespace):
+        known = ClusterHostLog(api, namespace).hosts()
+        unseen, found = "", dict[str, Object]()
+        try:
+            for node in Marks(api).nodes():
+                name = node["metadata"]["name"]
+                if name in known or mark_on(node) is not None:
+                    found[name] = node
+        except ApiError as error:
+            unseen = str(error)
+    rows = [
+        Row(
+            host=name,
+            known=known.get(name),
+            mark=mark_on(found[name]) if name in found else None,
+            there=None if unseen else name in found,
+        )
+        for name in {**known, **found}
+    ]
+    rows.sort(key=lambda row: (not (row.known and row.known.isolated), not row.mark, row.host))
+    if options.json:
+        print(msgspec.json.encode(rows).decode())
+        return 0
+    _print(rows, found, unseen)
+    return 0
+
+
+def _print(rows: list[Row], found: Mapping[str, Object], unseen: str) -> None:
+    now = time.time()
+    table(
+        ("node", "state", "faults", "isolated by", "since", "checked", "in the cluster"),
+        [
+            (
+                row.host,
+                row.known.state(now) if row.known else "in use",
+                len(row.known.faults) if row.known else 0,
+                _by(row) or "-",
+                clock(at) if (at := _since(row)) else "-",
+                row.known.checked() if row.known else "-",
+                _in_the_cluster(row, found.get(row.host)),
+            )
+            for row in rows
+        ],
+    )
+    for row in rows:
+        why = (row.known and row.known.isolated) or (row.mark and row.mark.reason)
+        if why:
+            print(f"{row.host}: {why}")
+    if unseen:
+        print(f"The nodes themselves cannot be looked at: {unseen}")
+
+
+def _by(row: Row) -> str:
+    if row.known and row.known.isolated:
+        return row.known.isolated_by
+    return row.mark.by if row.mark else ""
+
+
+def _since(row: Row) -> float:
+    if row.known and row.known.isolated:
+        return row.known.isolated_at
+    return row.mark.at if row.mark else 0.0
+
+
+def _in_the_cluster(row: Row, node: Object | None) -> str:
+    if row.there is None:
+        return "?"
+    if node is None:
+        return "no such node"
+    if row.mark is None:
+        return "cordoned by somebody else" if node["spec"].get("unschedulable") else "-"
+    return row.mark.done if holds(node, row.mark) else f"not {row.mark.done} any more"
+
+
+def release_node(options: argparse.Namespace) -> int:
+    """Let jobs use a host again, and take our mark off its node.
+
+    Raises UsageError: nothing is known of it. JobError: its node cannot be put back.
+    """
+    host = options.node
+    with _cluster(options) as (api, namespace):
+        log, marks = ClusterHostLog(api, namespace), Marks(api)
+        is_known = host in log.hosts()
+        if is_known:
+            log.append(HostReleased(host=host, at=time.time(), by=getpass.getuser()))
+        try:
+            node = marks.take(host, namespace)
+        except ApiError as error:
+            if not is_known:
+                raise
+            raise JobError(
+                f"jobs of this namespace may use {host} again; whether it is cordoned or tainted "
+                f"is not known: {error}"
+            ) from error
+    mark = mark_on(node) if node is not None else None
+    if not is_known and mark is None:
+        raise UsageError(f"nothing is known of a node {host!r}; see rekindle nodes")
+    print(f"{host} may be used again{_left(mark, namespace)}")
+    return 0
+
+
+def _left(mark: Mark | None, namespace: str) -> str:
+    """Say what our release leaves as it is."""
+    if mark is None:
+        return ""
+    if mark.namespace not in ("", namespace):
+        return (
+            f" by jobs of this namespace; it is {mark.done} because of job {mark.by}: "
+            f"rekindle release-node --namespace {mark.namespace}"
+        )
+    return "" if mark.ours else f" by jobs; it stays {mark.done}"
+
+
+@contextmanager
+def _cluster(options: argparse.Namespace) -> Iterator[tuple[Api, str]]:
+    api = load(options.kubeconfig, options.context)
+    try:
+        yield api, options.namespace or NAMESPACE
+    finally:
+        api.close()

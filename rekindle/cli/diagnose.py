@@ -1,0 +1,148 @@
+"""`rekindle diagnose`: what the records of a job, or of any folder, tell of slow ranks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from rekindle import names
+from rekindle.cli.table import clock, table
+from rekindle.errors import UsageError
+from rekindle.job.journal_file import is_over
+from rekindle.job.spec import JobDirectory, job_directory
+from rekindle.profiling.breakdown import HEADS, WHAT, breakdown
+from rekindle.profiling.chrome import chrome_trace
+from rekindle.profiling.coverage import remarks, seen, slower_forward
+from rekindle.profiling.finding_text import in_words, nodes_of
+from rekindle.profiling.findings import Finding
+from rekindle.profiling.limits import limits_in
+from rekindle.profiling.reading import Task, diagnose, ranges_of, read_task, stuck_in
+from rekindle.recovery.faults.straggler_precision import precision
+from rekindle.recovery.faults.stragglers import StragglerEvent
+from rekindle.recovery.journal import journal
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print where ranks' time goes and who is slow; write what is asked for besides."""
+    folder, per_node = _where(options.job, options.per_node)
+    task = read_task(folder)
+    window = _window(task, options.steps)
+    if options.trace is not None:
+        began = min(times.start for times in task.steps[window[0]].values())
+        last = task.steps[window[-1]].values()
+        end = max(times.start + int(times.seconds * 1e9) for times in last)
+        found = ranges_of(task.folder, began, end)
+        _write(options.trace, lambda path: path.write_bytes(chrome_trace(found, per_node=per_node)))
+    if options.picture is not None:
+        from rekindle.reporting.heat_map import draw
+
+        _write(options.picture, lambda path: draw(task, window, path))
+    told, now = diagnose(task, per_node=per_node)
+    if options.json:
+        print(json.dumps(_plain(task, told, now, per_node=per_node)))
+        return 0
+    print(f"{task.folder}: {len(task.ranks)} ranks, steps {min(task.steps)} to {max(task.steps)}")
+    table(HEADS, breakdown(task, window))
+    print(WHAT)
+    if not told and seen(task):
+        print("nobody is slow")
+    for each in told:
+        over = "" if each in now or any(_same(each, n) for n in now) else " (it is over)"
+        print(f"{each.kind.value}: {in_words(each, nodes_of(each, per_node))}{over}")
+    for remark in remarks(task, per_node=per_node):
+        print(remark)
+    _print_stuck(task, _job(options.job))
+    if any(each.may_be_sick for each in now):
+        print("whether a machine is the cause tells a node check: rekindle run --network-check")
+    _print_journal(options.job)
+    return 0
+
+
+def _plain(
+    task: Task, told: list[Finding], now: list[Finding], *, per_node: int
+) -> dict[str, object]:
+    """All that is found; in how many steps nobody could be found, for lack of collectives."""
+    forward = slower_forward(task, per_node=per_node) if not seen(task) else None
+    return {
+        "found": msgspec.to_builtins(told),
+        "now": msgspec.to_builtins(now),
+        "steps": len(task.steps),
+        "with_collectives": seen(task),
+        "slower_forward": msgspec.to_builtins(forward or []),
+    }
+
+
+def _print_stuck(task: Task, directory: JobDirectory | None) -> None:
+    """Print who waits for whom. Ranks of a job that is over wait for nobody: they were ended."""
+    if directory is not None and is_over(directory.ledger):
+        return
+    environment = directory.spec().environment if directory is not None else {}
+    flush_s = limits_in(os.environ | environment).flush_s
+    for stuck in stuck_in(task.folder, time.time_ns(), flush_s):
+        print(f"stuck: {stuck}")
+
+
+def _write(where: str, write: Callable[[Path], object]) -> None:
+    """Write a file. Raises UsageError: that is not possible there."""
+    try:
+        write(Path(where))
+    except (OSError, ValueError) as error:  # also of a picture's format that nobody knows
+        raise UsageError(f"{where} cannot be written: {error}") from error
+
+
+def _print_journal(text: str) -> None:
+    """Print what the job itself has found and done while it trained, if `text` is a job's name."""
+    directory = _job(text)
+    if directory is None:
+        return
+    events = journal.read(directory.ledger.read_bytes().splitlines(keepends=True))
+    found = [event for event in events if isinstance(event, StragglerEvent)]
+    if found:
+        print("\nwhile it trained:")
+        for event in found:
+            print(f"{clock(event.at)}  {event.in_words()}")
+        print(precision(events).in_words())
+
+
+def _same(one: object, other: object) -> bool:
+    key = ("kind", "ranks")
+    return all(getattr(one, name) == getattr(other, name) for name in key)
+
+
+def _job(text: str) -> JobDirectory | None:
+    """The job of this name, if this machine has it."""
+    directory = JobDirectory(job_directory(text)) if "/" not in text else None
+    return directory if directory is not None and directory.ledger.exists() else None
+
+
+def _where(text: str, per_node: int | None) -> tuple[Path, int]:
+    """Return the folder that is meant, and how many ranks a node has. Raises UsageError."""
+    if per_node is not None and per_node < 1:
+        raise UsageError(f"--per-node {per_node}: a node has a rank at least")
+    directory = _job(text)
+    if directory is not None:
+        ranks = directory.spec().processes_per_node
+        return directory.path / names.PROFILING_DIRECTORY, per_node or ranks
+    if not Path(text).is_dir():
+        raise UsageError(f"{text!r} is neither a job on this machine nor a folder of records")
+    return Path(text), per_node or 1
+
+
+def _window(task: Task, asked: str) -> list[int]:
+    """Return the numbers of the steps that are meant. Raises UsageError."""
+    if not asked:
+        return list(task.steps)
+    first, colon, last = asked.partition(":")
+    if not (colon and all(each.isascii() and each.isdecimal() for each in (first, last))):
+        raise UsageError(f"--steps {asked!r}: give FIRST:LAST, such as 100:200")
+    found = [step for step in task.steps if int(first) <= step <= int(last)]
+    if not found:
+        there = f"{min(task.steps)}:{max(task.steps)}"
+        raise UsageError(f"--steps {asked}: there are records of {there}")
+    return found

@@ -1,0 +1,64 @@
+"""How far a long command is: a bar on a terminal, now and then a line elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from rekindle.checkpoints.verifying import Told
+from rekindle.cli.table import size
+
+_LINE_S = 5.0  # between two lines, where there is no terminal
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int) -> Iterator[Told]:
+    """Show how many of `total` bytes are done, on standard error."""
+    if sys.stderr.isatty():
+        with _bar() as bar:
+            task = bar.add_task(what, total=total)
+            yield lambda count: bar.advance(task, count)
+    else:
+        lines = _Lines(what, total)
+        yield lines.told
+        lines.show()
+
+
+def _bar() -> Any:
+    from rich import progress as rich  # it takes a moment, and most commands need none
+    from rich.console import Console
+
+    columns = (
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(bar_width=20),
+        rich.DownloadColumn(),
+        rich.TransferSpeedColumn(),
+        rich.TimeRemainingColumn(),
+    )
+    return rich.Progress(*columns, console=Console(stderr=True))
+
+
+class _Lines:
+    """Lines of text, not too many."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what = what
+        self._total = total
+        self._done = 0
+        self._began = self._shown = time.monotonic()
+
+    def told(self, count: int) -> None:
+        """So many bytes more are done."""
+        self._done += count
+        if time.monotonic() - self._shown >= _LINE_S:
+            self.show()
+
+    def show(self) -> None:
+        """Print a line."""
+        self._shown = time.monotonic()
+        rate = self._done / max(self._shown - self._began, 1e-3)
+        text = f"{self._what}: {size(self._done)} of {size(self._total)}, {size(rate)}/s"
+        print(text, file=sys.stderr, flush=True)

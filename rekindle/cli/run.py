@@ -1,0 +1,213 @@
+"""What `rekindle run` sets up: a job of this machine, or this machine's part in another's job."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from rekindle import names
+from rekindle.checkpoints.location import absolute
+from rekindle.cli.run_options import entry_kind, host_and_port, read_spec
+from rekindle.engines import terminal as foreground
+from rekindle.engines.local import LocalEngine
+from rekindle.engines.simulated_hosts import PretendedHosts
+from rekindle.errors import JobError, LeaseHeldError, UsageError
+from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, bearer, check, home, job_directory
+from rekindle.recovery.journal import journal
+
+ASK_EVERY_S = 0.5  # of a node that waits for its coordinator
+
+
+def launch(options: argparse.Namespace) -> int:
+    """Run a job whose coordinator is on this machine; return the exit status."""
+    spec = check(read_spec(options))
+    if options.node_rank is not None and not 0 <= options.node_rank < spec.nodes:
+        raise UsageError(
+            f"--node-rank {options.node_rank}: with --nnodes {spec.nodes} node ranks are 0 to "
+            f"{spec.nodes - 1}"
+        )
+    if options.spare or (spec.spares and options.node_rank is not None):
+        raise UsageError(
+            "spares of other machines join with --coordinator HOST:PORT --spare; --spares starts "
+            "some on this machine, with all nodes"
+        )
+    if options.node_rank is not None:
+        spec = msgspec.structs.replace(spec, engine=())  # we cannot place what is elsewhere anew
+    directory = JobDirectory(spec.directory)
+    with _only_launcher(directory, spec):
+        nodes = None if options.node_rank is None else (options.node_rank,)
+        engine = LocalEngine(
+            directory,
+            foreground=True,
+            listen=host_and_port(options.listen, "--listen"),
+            nodes=nodes,
+            address=options.local_addr or names.LOOPBACK,
+            hosts=PretendedHosts(home()) if nodes is None else None,
+        )
+
+        def launched(endpoint: Endpoint) -> None:
+            if nodes is not None:
+                host = options.local_addr or endpoint.host
+                _tell_how_to_join(directory, f"{host}:{endpoint.port}")
+
+        attempt = next_attempt(directory)
+        return foreground.run(engine, directory, attempt=attempt, launched=launched)
+
+
+def next_attempt(directory: JobDirectory) -> int:
+    """Return the number of the attempt that comes now: one more than those in the ledger."""
+    started = (e for e in foreground.read_ledger(directory) if isinstance(e, journal.JobStarted))
+    return max((event.attempt + 1 for event in started), default=0)
+
+
+@contextmanager
+def _only_launcher(directory: JobDirectory, spec: JobSpec) -> Iterator[None]:
+    """Hold the job's launch lock, so that one job id is one job. Raises LeaseHeldError."""
+    try:
+        directory.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"job directory {directory.path} cannot be made: {error}") from error
+    with (directory.path / names.LAUNCH_LOCK_FILE).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LeaseHeldError(
+                f"job {spec.job_id} is being run by another process; choose another --job-id"
+            ) from error
+        directory.create(spec)
+        yield
+
+
+def _tell_how_to_join(directory: JobDirectory, address: str) -> None:
+    foreground.say(
+        f"rekindle: the other nodes join with: {names.ENV_SECRET}=$(cat "
+        f"{directory.path / names.SECRET_FILE}) rekindle run --coordinator {address} "
+        "--node-rank R"
+    )
+
+
+def join(options: argparse.Namespace) -> int:
+    """Run one node of a job whose coordinator is elsewhere; return the exit status.
+
+    The job's description comes from the coordinator; a script named here is used instead of its.
+    """
+    secret = os.environ.get(names.ENV_SECRET)
+    if not secret:
+        raise UsageError(f"set {names.ENV_SECRET} to the job's secret to join it")
+    if options.spare and options.node_rank is not None:
+        raise UsageError("a spare has no node rank: give --spare or --node-rank")
+    host, port = host_and_port(options.coordinator, "--coordinator")
+    spec, attempt = _wait_for_spec(host, port, secret, limit_s=options.join_timeout)
+    with _folder_of_node(spec) as folder:
+        spec = check(_ours(spec, options, folder))
+        directory = JobDirectory(folder)
+        directory.create(spec)
+        command = [sys.executable, "-m", "rekindle.agent.process", "--directory", str(folder)]
+        command += ["--coordinator", f"{host}:{port}", "--attempt", str(attempt)]
+        command += ["--node", str(-1 if options.node_rank is None else options.node_rank)]
+        command += ["--spare"] if options.spare else []
+        command += ["--address", options.local_addr or _address_towards(host, port)]
+        return _run_agent(command)
+
+
+@contextmanager
+def _folder_of_node(spec: JobSpec) -> Iterator[Path]:
+    """Where a node that joins keeps what its ranks record: by REKINDLE_HOME, or not for long."""
+    if os.environ.get(names.ENV_HOME):
+        yield job_directory(spec.job_id) / names.NODES_DIRECTORY / socket.gethostname()
+        return
+    with tempfile.TemporaryDirectory(prefix="rekindle-node-") as folder:
+        yield Path(folder)
+
+
+def _run_agent(command: list[str]) -> int:
+    """Run an agent that ends with us, however we end; return its status, or 128 + signal."""
+    stopped_by: list[int] = []
+    agents: list[subprocess.Popen[bytes]] = []
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        stopped_by.append(number)
+        for agent in agents:
+            agent.terminate()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, on_signal)
+    lifeline, _ = os.pipe()  # its other end closes when we end
+    command = [*command, "--lifeline-fd", str(lifeline)]
+    agents.append(subprocess.Popen(command, pass_fds=[lifeline], start_new_session=True))
+    if stopped_by:
+        agents[0].terminate()
+    status = agents[0].wait()
+    return 128 + stopped_by[0] if stopped_by else status
+
+
+def _wait_for_spec(host: str, port: int, secret: str, *, limit_s: float) -> tuple[JobSpec, int]:
+    """Ask for the job until there is an attempt to join.
+
+    Raises JobError: there is none within the limit, or we are refused.
+    """
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            status, body = _ask_for_spec(host, port, secret)
+        except (OSError, http.client.HTTPException) as error:
+            if time.monotonic() > deadline:
+                raise JobError(f"no coordinator answers at {host}:{port}: {error}") from error
+        else:
+            if status != http.client.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
+                break
+        time.sleep(ASK_EVERY_S)
+    if status == http.client.UNAUTHORIZED:
+        raise JobError(f"the coordinator at {host}:{port} refuses the secret in {names.ENV_SECRET}")
+    if status != http.client.OK:
+        raise JobError(f"{host}:{port} is no Rekindle coordinator: HTTP {status}")
+    answer = msgspec.json.decode(body, type=tuple[JobSpec, int])
+    return answer
+
+
+def _ask_for_spec(host: str, port: int, secret: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(host, port, timeout=10)
+    try:
+        connection.request("GET", names.PATH_SPEC, headers={"Authorization": bearer(secret)})
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def _ours(spec: JobSpec, options: argparse.Namespace, folder: Path) -> JobSpec:
+    """Adapt the job's description to this machine."""
+    changes: dict[str, object] = {
+        "directory": str(folder),
+        "log_directory": str(Path(options.log_dir or folder / names.LOGS_DIRECTORY).absolute()),
+    }
+    if options.checkpoint_dir:
+        changes["checkpoint_store"] = absolute(options.checkpoint_dir)
+    if options.script:
+        changes |= {
+            "entry": entry_kind(options),
+            "target": options.script,
+            "arguments": tuple(options.arguments),
+            "working_directory": str(Path.cwd()),
+        }
+    return msgspec.structs.replace(spec, **changes)
+
+
+def _address_towards(host: str, port: int) -> str:
+    """Return this machine's address on the way to the coordinator."""
+    with socket.create_connection((host, port), timeout=10) as probe:
+        return str(probe.getsockname()[0])

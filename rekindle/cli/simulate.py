@@ -1,0 +1,98 @@
+"""`rekindle simulate`: what a policy would be worth."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from rekindle.errors import UsageError
+from rekindle.recovery.policy.policy_file import read_policy
+from rekindle.simulation import costs, mix
+from rekindle.simulation.estimate import Question, judge
+from rekindle.simulation.outcome import World
+from rekindle.simulation.report import as_json, as_text
+from rekindle.simulation.trace import DAY_S
+
+_FEWEST_RUNS = 5  # fewer say next to nothing about how far they are from each other
+
+_MOST_FAULTS = 10_000_000  # in a run: what memory and an hour suffice for
+
+
+def simulate(options: argparse.Namespace) -> int:
+    """Simulate, print, write. Raises UsageError: something cannot be meant so, or be written."""
+    question = read_question(options)
+    paths = [path for path in (options.policy, options.compare) if path is not None]
+    policies = [read_policy(path) for path in paths]
+    for path in (options.json, options.plot):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise UsageError(f"{path}: there is no folder {path.absolute().parent}; make it first")
+    traces = question.traces()
+    estimates = [judge(question, policy, traces) for policy in policies]
+    named = list(zip(_names(paths), estimates, strict=True))
+    print(as_text(question, named), end="")
+    if options.json is not None:
+        _write(options.json, json.dumps(as_json(question, estimates), indent=2) + "\n")
+    if options.plot is not None:
+        from rekindle.simulation.plot import draw  # matplotlib takes a second to import
+
+        try:
+            draw(question, named, options.plot)
+        except OSError as error:
+            raise _unwritable(options.plot, error) from error
+    return 0
+
+
+def read_question(options: argparse.Namespace) -> Question:
+    """Make the question from parsed options. Raises UsageError: one cannot be meant so."""
+    least = {"nodes": 1, "devices_per_node": 1, "spares": 0, "min_nodes": 0, "seed": 0}
+    for name, fewest in (least | {"runs": _FEWEST_RUNS}).items():
+        value = getattr(options, name)
+        if value is not None and value < fewest:
+            raise UsageError(f"--{name.replace('_', '-')} {value}: give a number from {fewest} on")
+    if options.min_nodes > options.nodes:
+        raise UsageError(f"--min-nodes {options.min_nodes}: there are {options.nodes} nodes in all")
+    for name in ("days", "checkpoint_every"):
+        value = getattr(options, name)
+        if value is not None and not 0 < value < math.inf:
+            raise UsageError(f"--{name.replace('_', '-')} {value:g}: give a number above 0")
+    question = Question(
+        world=World(
+            nodes=options.nodes,
+            per_node=options.devices_per_node,
+            spares=options.spares,
+            least_nodes=options.min_nodes,
+        ),
+        mix=mix.load(options.faults),
+        costs=costs.load(options.times),
+        days=options.days,
+        runs=options.runs,
+        seed=options.seed,
+        checkpoint_s=options.checkpoint_every,
+    )
+    many = question.mix.rate(question.world.devices) * question.days * DAY_S
+    if many > _MOST_FAULTS:
+        raise UsageError(
+            f"--faults {options.faults}: {many:.2g} faults in a run, more than {_MOST_FAULTS:.0e}; "
+            "give fewer nodes or days, or a lower rate"
+        )
+    return question
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """Name the policies by their files, as shortly as tells them apart."""
+    short = [path.name for path in paths]
+    return short if len(set(short)) == len(short) else [str(path) for path in paths]
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> UsageError:
+    return UsageError(f"{path}: cannot be written ({error.strerror or error})")

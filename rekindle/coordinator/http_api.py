@@ -1,0 +1,145 @@
+"""What a coordinator serves to people and flows over HTTP.
+
+GET  /spec     the job's description, for nodes that join
+GET  /job      the job now, as JSON
+GET  /events   the journal from `since` on, then live, as JSON lines; follow=0: without the latter
+GET  /steer    the same, and the lease to steer the job for as long as the line is open
+POST /approve  a person's answer to a strategy that waits for it
+POST /stop     a person ends the job, whoever steers it
+POST /inject   a fault that a rank is to suffer
+POST /profile  what ranks are to write down of where time goes
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from rekindle import names
+from rekindle.coordinator.machine.machine import Machine
+from rekindle.job.journal_file import Ledger
+from rekindle.profiling.switch import Order
+from rekindle.protocol import agent as protocol
+from rekindle.protocol import http_views as view
+from rekindle.recovery.faults.classification import Sign
+from rekindle.recovery.journal import journal
+
+KEEPALIVE_S = 1.0
+
+T = TypeVar("T")
+
+
+class FrontDesk:
+    """Answers requests about one attempt.
+
+    carry_out: does what the machine has decided. metrics: the newest that ranks have shown.
+    """
+
+    def __init__(self, machine: Machine, ledger: Ledger, carry_out: Callable[[], None]) -> None:
+        self._machine = machine
+        self._ledger = ledger
+        self._carry_out = carry_out
+        self._holder = ""  # the process that steers the job, for as long as its line is open
+        self.metrics: dict[str, float] = {}
+
+    def serve(self, router: web.UrlDispatcher) -> None:
+        """Take up the work."""
+        router.add_get(names.PATH_SPEC, self._description)
+        router.add_get(names.PATH_JOB, self._job)
+        router.add_get(names.PATH_EVENTS, self._events)
+        router.add_get(names.PATH_STEER, self._steer)
+        router.add_post(names.PATH_INJECT, self._inject)
+        router.add_post(names.PATH_PROFILE, self._profile)
+        router.add_post(names.PATH_APPROVE, self._approve)
+        router.add_post(names.PATH_STOP, self._stop)
+        router.add_post(names.PATH_SIGNS, self._sign)
+
+    async def _job(self, request: web.Request) -> web.Response:
+        """Tell where the job is."""
+        body = view.job_view(self._machine, self._holder, self.metrics)
+        return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+
+    async def _description(self, request: web.Request) -> web.Response:
+        """Tell a node that joins what the job is: [JobSpec, attempt]."""
+        body = msgspec.json.encode((self._machine.spec, self._machine.attempt))
+        return web.Response(body=body, content_type="application/json")
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        """Stream the journal."""
+        return await self._stream(request)
+
+    async def _steer(self, request: web.Request) -> web.StreamResponse:
+        """Stream the journal to the one process that steers the job."""
+        holder = request.query.get("holder", "")
+        if not holder:
+            return web.json_response({"error": "name the holder: ?holder=NAME"}, status=400)
+        if self._holder:
+            body = {"error": f"{self._holder} steers this job", "holder": self._holder}
+            return web.json_response(body, status=409)
+        self._holder = holder
+        try:
+            return await self._stream(request)
+        finally:
+            self._holder = ""
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        since = request.query.get("since", "0")
+        if not (since.isascii() and since.isdigit()):
+            return web.json_response({"error": f"since={since} is no number"}, status=400)
+        if request.query.get("follow") == "0":
+            lines = journal.encode_all(self._ledger.events[int(since) :])
+            return web.Response(body=lines, content_type="application/x-ndjson")
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionResetError):
+            async for line in self._ledger.follow(int(since), KEEPALIVE_S):
+                await response.write(line + b"\n")
+        return response
+
+    async def _inject(self, request: web.Request) -> web.Response:
+        """Pass on a fault that a rank is to suffer."""
+        return await self._for_people(request, protocol.Inject, self._machine.inject)
+
+    async def _profile(self, request: web.Request) -> web.Response:
+        """Switch light profiling."""
+        return await self._for_people(
+            request, Order, lambda order: self._machine.profile(order, time.time())
+        )
+
+    async def _approve(self, request: web.Request) -> web.Response:
+        """Take a person's answer to a strategy that waits for it."""
+        return await self._for_people(request, protocol.Approval, self._machine.approve)
+
+    async def _stop(self, request: web.Request) -> web.Response:
+        """Stop the job for a person, whoever steers it."""
+
+        def stop(order: view.Stop) -> str:
+            self._machine.stop(f"stopped by {order.by}")
+            return ""
+
+        return await self._for_people(request, view.Stop, stop)
+
+    async def _sign(self, request: web.Request) -> web.Response:
+        """Take a sign of trouble that a monitor, an engine or a person has seen."""
+        return await self._for_people(
+            request, Sign, lambda sign: self._machine.on_sign(sign, time.time())
+        )
+
+    async def _for_people(
+        self, request: web.Request, kind: type[T], do: Callable[[T], str]
+    ) -> web.Response:
+        """Do what somebody asks for who knows the secret; `do` returns why it cannot be done."""
+        try:
+            asked = msgspec.json.decode(await request.read(), type=kind)
+        except msgspec.DecodeError as error:
+            return web.json_response({"error": f"not understood: {error}"}, status=400)
+        refused = do(asked)
+        self._carry_out()
+        if refused:
+            return web.json_response({"error": refused}, status=400)
+        return web.json_response({})

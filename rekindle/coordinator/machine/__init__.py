@@ -1,0 +1,1 @@
+"""The coordinator's state machine: events in, commands out, no I/O."""

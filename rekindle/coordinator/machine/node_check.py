@@ -1,0 +1,276 @@
+"""Where agents wait that are new, while it is checked whether their nodes are healthy.
+
+A state machine without I/O, like the coordinator's mind, in front of it: who is healthy is let in
+to that. Work on the same host is done in turn: nodes of a machine would slow each other down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from rekindle.coordinator.machine.job_state import CancelTimer, Send, SetTimer
+from rekindle.job.spec import JobSpec
+from rekindle.names import SPARE
+from rekindle.protocol.agent import Hello, Message
+from rekindle.protocol.node_check import (
+    CheckAlone,
+    Checked,
+    CheckOver,
+    CheckPair,
+    CheckReady,
+    CheckStop,
+)
+from rekindle.recovery.node_check.blocks import Edge
+from rekindle.recovery.node_check.evidence import Alone, Evidence, Limits, Pair
+from rekindle.recovery.node_check.rounds import next_round
+from rekindle.recovery.node_check.unmeasured import lacks_memory
+from rekindle.recovery.node_check.verdicts import SICK, NodeVerdict, verdicts
+
+# Who comes within this time of each other is checked together, if not all have come that are
+# awaited: alone a node has nobody to be compared with.
+GATHER_S = 20.0
+_GONE = "its agent is gone"
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """An agent was checked, and waits to be let in, or sent away."""
+
+    connection: int
+    hello: Hello
+    verdict: NodeVerdict
+
+
+RoomCommand = Send | SetTimer | CancelTimer | Judged
+
+
+class _Guest:
+    """An agent that waits. number: of its node while it is here."""
+
+    def __init__(self, connection: int, hello: Hello, number: int) -> None:
+        self.connection, self.hello, self.number = connection, hello, number
+        self.port = 0
+        self.gone = False
+        # Pods of one host have addresses of their own, pretended hosts that of their machine.
+        self.machine = {hello.host or hello.address, hello.address}
+
+
+class _Item(msgspec.Struct):
+    """Work that is under way: of one node, or of two."""
+
+    serial: int
+    guests: tuple[_Guest, ...]
+    answers: dict[int, Checked]  # by number
+
+
+class CheckRoom:
+    """Checks all who have come, then those who come later, together.
+
+    awaited: how many are to come before it begins. name: of its timers. beside_ranks: those of
+    the agents that come are there, and wait.
+    """
+
+    def __init__(
+        self, spec: JobSpec, awaited: int, name: str = "check", *, beside_ranks: bool = False
+    ) -> None:
+        self._limits: Limits = spec.node_check
+        self._beside_ranks = beside_ranks
+        self._awaited = awaited
+        self._limit, self._doors = name, f"{name}-begins"
+        self._waiting: list[_Guest] = []  # not being checked yet
+        self._guests: dict[int, _Guest] = {}  # being checked, by number
+        self._evidence: Evidence | None = None
+        self._todo: list[tuple[_Guest, ...]] = []
+        self._items: dict[int, _Item] = {}  # under way, by serial
+        self._serial = 0
+        self._numbers = 0
+        self._commands: list[RoomCommand] = []
+
+    @property
+    def timers(self) -> tuple[str, str]:
+        """The names of its timers."""
+        return self._limit, self._doors
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anybody is here: what the job waits for may be among them."""
+        return bool(self._guests or self._waiting)
+
+    def drain(self) -> list[RoomCommand]:
+        """Return the commands since the last call."""
+        commands, self._commands = self._commands, []
+        return commands
+
+    # ---- who is here
+
+    def on_hello(self, connection: int, hello: Hello) -> None:
+        """A new agent has come. Raises nothing: whoever is no agent of the job is refused later."""
+        self._waiting.append(_Guest(connection, hello, self._numbers))
+        self._numbers += 1
+        if self._evidence is not None:
+            return  # they are next
+        if len(self._waiting) >= self._awaited:
+            self._begin()
+        else:
+            self._do(SetTimer(self._doors, GATHER_S))
+
+    def knows(self, connection: int) -> bool:
+        """Whether this line's agent is here."""
+        return self._guest(connection) is not None
+
+    def on_lost(self, connection: int) -> bool:
+        """A line was cut; False: it was nobody's who is here."""
+        guest = self._guest(connection)
+        if guest is None:
+            return False
+        guest.gone = True
+        if guest in self._waiting:
+            self._waiting.remove(guest)
+            return True
+        for item in [item for item in self._items.values() if guest in item.guests]:
+            self._answer(item, guest, Checked(serial=item.serial, error=_GONE))
+        self._go_on()
+        return True
+
+    def on_timer(self, name: str) -> None:
+        """A time limit has passed."""
+        if name == self._doors:
+            if self._evidence is None and self._waiting:
+                self._begin()
+            return
+        limit_s = self._limits.timeout_s
+        late = f"it did not answer within {limit_s:g} s"
+        for item in list(self._items.values()):
+            for guest in item.guests:
+                if guest.number not in item.answers:
+                    self._do(Send(guest.connection, CheckStop(serial=item.serial)))
+                    self._answer(item, guest, Checked(serial=item.serial, error=late))
+        self._go_on()
+
+    def on_message(self, connection: int, message: Message) -> None:
+        """An agent that is checked says something; what it says too late means nothing."""
+        guest = self._guest(connection)
+        assert guest is not None
+        if isinstance(message, CheckReady):
+            guest.port = message.port
+        elif isinstance(message, Checked) and message.serial in self._items:
+            item = self._items[message.serial]
+            if guest in item.guests:
+                self._answer(item, guest, message)
+                self._go_on()
+
+    def _guest(self, connection: int) -> _Guest | None:
+        here = (*self._guests.values(), *self._waiting)
+        ours = (guest for guest in here if guest.connection == connection and not guest.gone)
+        return next(ours, None)
+
+    # ---- checking
+
+    def _begin(self) -> None:
+        self._do(CancelTimer(self._doors))
+        self._guests = {guest.number: guest for guest in self._waiting}
+        self._waiting = []
+        self._evidence = Evidence(self._guests, beside_ranks=self._beside_ranks)
+        self._awaited = 1  # those that come later are checked as soon as they can be
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Give out what can be done now; when nothing is left, judge."""
+        while self._evidence is not None:
+            self._give_out()
+            if self._items or self._todo:
+                return
+            self._do(CancelTimer(self._limit))
+            planned = next_round(self._evidence, self._limits)
+            if planned is None:
+                self._judge(self._evidence)
+                return
+            edges: Iterable[Edge | tuple[int]] = planned.pairs or ((n,) for n in planned.alone)
+            self._todo = [tuple(self._guests[number] for number in edge) for edge in edges]
+
+    def _give_out(self) -> None:
+        under_way = (guest for item in self._items.values() for guest in item.guests)
+        busy = {where for guest in under_way for where in guest.machine}
+        for guests in list(self._todo):
+            machines = {where for guest in guests for where in guest.machine}
+            if machines & busy:
+                continue
+            self._todo.remove(guests)
+            self._serial += 1
+            item = self._items[self._serial] = _Item(self._serial, guests, {})
+            lost = [guest for guest in guests if guest.gone]
+            if lost:
+                for guest in guests:
+                    item.answers[guest.number] = Checked(serial=item.serial, error=_GONE)
+                self._finish(item)
+                continue
+            busy |= machines
+            self._order(item)
+            self._do(SetTimer(self._limit, self._limits.timeout_s))
+
+    def _order(self, item: _Item) -> None:
+        first, *others = item.guests
+        if not others:
+            alone = CheckAlone(serial=item.serial, beside_ranks=self._beside_ranks)
+            self._do(Send(first.connection, alone))
+            return
+        for place, guest in enumerate(item.guests):
+            order = CheckPair(
+                serial=item.serial,
+                beside_ranks=self._beside_ranks,
+                host=first.hello.address,
+                port=first.port,
+                place=place,
+            )
+            self._do(Send(guest.connection, order))
+
+    def _answer(self, item: _Item, guest: _Guest, answer: Checked) -> None:
+        item.answers[guest.number] = answer
+        if answer.error:  # nobody waits for the others' any more: they may wait for this one
+            for other in item.guests:
+                if other.number not in item.answers:
+                    self._do(Send(other.connection, CheckStop(serial=item.serial)))
+        if len(item.answers) == len(item.guests):
+            self._finish(item)
+
+    def _finish(self, item: _Item) -> None:
+        assert self._evidence is not None
+        del self._items[item.serial]
+        # Whose partner has run out of memory meets nobody, and may be the first to say so.
+        said = (each.error for each in item.answers.values() if each.error)
+        errors = sorted(said, key=lambda error: not lacks_memory(error))
+        if len(item.guests) == 1:
+            (answer,) = item.answers.values()
+            alone = Alone(
+                error=answer.error, device=answer.device, seconds=answer.seconds, note=answer.note
+            )
+            self._evidence.add(alone, item.guests[0].number)
+            return
+        seconds = [each for answer in item.answers.values() for each in answer.seconds.values()]
+        edge = (item.guests[0].number, item.guests[1].number)
+        error = errors[0] if errors else ""
+        self._evidence.add(Pair(nodes=edge, seconds=max(seconds, default=0.0), error=error))
+
+    def _judge(self, evidence: Evidence) -> None:
+        guests, self._guests, self._evidence = self._guests, {}, None
+        names = {number: _name(guest) for number, guest in guests.items()}
+        judged = verdicts(evidence, self._limits, names)
+        # The sick last: who takes their place may be among the others.
+        for verdict in sorted(judged, key=lambda each: each.health in SICK):
+            guest = guests[verdict.node]
+            if not guest.gone:
+                self._do(Send(guest.connection, CheckOver()))
+                self._do(Judged(guest.connection, guest.hello, verdict))
+        if self._waiting:
+            self._begin()
+
+    def _do(self, command: RoomCommand) -> None:
+        self._commands.append(command)
+
+
+def _name(guest: _Guest) -> str:
+    """What people call its node: its host, and which of the job it is, if it has said so."""
+    hello = guest.hello
+    which = f"node {hello.node}" if hello.node != SPARE else "a node"
+    return f"{which} on {hello.host}" if hello.host else which

@@ -1,0 +1,301 @@
+"""Who is there: agents, those in reserve, and the ranks of the world."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from rekindle.coordinator.machine.ranks import Census, Rank, Status
+from rekindle.job.spec import JobSpec
+from rekindle.names import SPARE, WIRE_VERSION
+from rekindle.protocol import agent as p
+from rekindle.recovery.faults.invalid_states import Suspicion, is_clean
+from rekindle.recovery.policy.plan import Made
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """A state of which agents have snapshots of all shards: on which node each, and of whom.
+
+    places: node -> shard -> rank.
+    """
+
+    state: Made
+    shards: int
+    places: dict[int, dict[int, int]]
+
+
+class Node(msgspec.Struct, kw_only=True):
+    """One agent; checkpoints and snapshots: what its node could restore from.
+
+    node: its node rank, or SPARE. host: the machine's name. copies: of ranks of other nodes; depot:
+    the port where they are.
+    """
+
+    node: int
+    connection: int
+    address: str
+    pid: int
+    checkpoints: tuple[Made, ...] = ()
+    snapshots: dict[int, tuple[Made, ...]] = {}
+    copies: dict[int, tuple[Made, ...]] = {}
+    depot: int = 0
+    host: str = ""
+
+
+class Roster:
+    """Who is there: the nodes that joined, those in reserve, and every rank of the full world.
+
+    The world of a generation may be smaller.
+
+    outside: nodes that take no part in it; they were lost, or did not come. spares: by connection.
+    vacant: node ranks that a spare may take, because their agent was lost or did not come in time.
+    promised: spares (connections) that were asked to take such a place.
+    """
+
+    def __init__(self, spec: JobSpec) -> None:
+        self.spec = spec
+        self.nodes: dict[int, Node] = {}
+        self.spares: dict[int, Node] = {}
+        self.outside: set[int] = set()
+        self.vacant: set[int] = set()
+        self.promised: dict[int, int] = {}
+        self.obstacles: dict[int, str] = {}  # why no agent comes as a node that is missing
+        per_node = spec.processes_per_node
+        self.census = Census(spec.world_size)
+        self.ranks = [Rank(r, r // per_node, self.census) for r in range(spec.world_size)]
+        self._by_line: dict[int, Node] = {}  # the nodes by their connections
+        self._taken = 0  # every node rank below it has an agent
+
+    @property
+    def missing(self) -> list[int]:
+        """Nodes of the world without an agent."""
+        places = range(self.spec.nodes)
+        return [node for node in places if node not in self.nodes and node not in self.outside]
+
+    @property
+    def at_the_door(self) -> list[int]:
+        """Nodes that have an agent and take no part in the world."""
+        return sorted(self.outside & self.nodes.keys())
+
+    def node_is(self, node: int, status: Status) -> bool:
+        """Whether every rank of a node is there."""
+        return all(rank.status is status for rank in self.ranks_of(node))
+
+    @property
+    def arrived_outside(self) -> list[int]:
+        """Nodes at the door all of whose ranks have arrived."""
+        return [node for node in self.at_the_door if self.node_is(node, Status.WAITING)]
+
+    @property
+    def standby(self) -> list[int]:
+        """Nodes at the door that could be of the world at once: no rank of them is under way."""
+        still = (Status.ABSENT, Status.WAITING)
+        return [n for n in self.at_the_door if any(self.node_is(n, status) for status in still)]
+
+    @property
+    def members(self) -> list[Node]:
+        """The nodes of the world that have their agent."""
+        return [node for node in self.nodes.values() if node.node not in self.outside]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every node of the world has its agent."""
+        absent = sum(node not in self.nodes for node in self.outside)
+        return len(self.nodes) + absent == self.spec.nodes
+
+    @property
+    def world(self) -> list[Rank]:
+        """The ranks of the world, in the order of their places in it."""
+        return [rank for rank in self.ranks if rank.inside] if self.outside else self.ranks
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the world."""
+        return (self.spec.nodes - len(self.outside)) * self.spec.processes_per_node
+
+    def place_of(self, rank: Rank) -> int:
+        """What a rank is in the world (or would be)."""
+        before = sum(node < rank.node for node in self.outside)
+        return rank.rank - before * self.spec.processes_per_node
+
+    def leave_out(self, node: int) -> None:
+        """The world goes on without this node."""
+        self.outside.add(node)
+        for rank in self.ranks_of(node):
+            rank.inside = False
+
+    def take_in(self, *nodes: int) -> None:
+        """These nodes are of the world again; their ranks do not tell how far that has come."""
+        finished = min((rank.finished for rank in self.world), default=0)
+        self.outside -= set(nodes)
+        for rank in (rank for node in nodes for rank in self.ranks_of(node)):
+            rank.inside = True
+            rank.finished = finished
+
+    def may_be_left_out(self, sick: int = SPARE) -> int:
+        """Return how many nodes the world would go on with if all missing were left out; or 0.
+
+        Places that a spare was asked to take are not missing, and those at the door count.
+        sick: a node that would be left out as well, though its agent is there.
+        """
+        left = len(self.members) + len(self.promised.keys() - self.outside) + len(self.standby)
+        left -= any(member.node == sick for member in self.members)
+        return left if self.spec.least_nodes <= left < self.spec.nodes else 0
+
+    def ranks_of(self, node: int) -> list[Rank]:
+        """Return the ranks of one node."""
+        per_node = self.spec.processes_per_node
+        return self.ranks[node * per_node : (node + 1) * per_node]
+
+    def owns(self, node: int, ranks: Iterable[int]) -> bool:
+        """Whether all of these are ranks of this node."""
+        first = node * self.spec.processes_per_node
+        own = range(first, first + self.spec.processes_per_node)
+        return all(map(own.__contains__, ranks))
+
+    def all_are(self, *statuses: Status) -> bool:
+        """Whether every rank of the world is in one of these."""
+        return sum(len(self.census.status[status]) for status in statuses) == self.world_size
+
+    def any_is(self, status: Status) -> bool:
+        """Whether some rank of the world is there."""
+        return bool(self.census.status[status])
+
+    def those(self, *statuses: Status) -> list[Rank]:
+        """Return the ranks of the world in one of these, in their order."""
+        numbers = sorted(rank for status in statuses for rank in self.census.status[status])
+        return [self.ranks[number] for number in numbers]
+
+    def any_outside_but(self, *statuses: Status) -> bool:
+        """Whether some rank that takes no part in the world is in none of these."""
+        return any(self.ranks[r].status not in statuses for r in self.census.outside)
+
+    @property
+    def all_stepped(self) -> bool:
+        """Whether every rank of the world has finished a step in this generation."""
+        return len(self.census.stepped) == self.world_size
+
+    def by_connection(self, connection: int) -> Node | None:
+        """Return the node whose agent is on this connection."""
+        return self._by_line.get(connection)
+
+    def knows(self, connection: int) -> bool:
+        """Whether an agent that was taken in is on this connection."""
+        return connection in self._by_line or connection in self.spares
+
+    def agents(self) -> list[Node]:
+        """Return all agents, those of spares last."""
+        return [*self.nodes.values(), *self.spares.values()]
+
+    @property
+    def free_spares(self) -> list[int]:
+        """Connections of spares that were not asked to take a place yet."""
+        promised = set(self.promised.values())
+        return [spare for spare in self.spares if spare not in promised]
+
+    def sit(self, agent: Node) -> None:
+        """Take an agent in: as a node, or as a spare."""
+        if agent.node == SPARE:
+            self.spares[agent.connection] = agent
+            return
+        self.spares.pop(agent.connection, None)
+        self.promised.pop(agent.node, None)
+        self.obstacles.pop(agent.node, None)
+        self.vacant.discard(agent.node)
+        self.nodes[agent.node] = self._by_line[agent.connection] = agent
+
+    def lose_spare(self, connection: int) -> tuple[Node, list[int]] | None:
+        """Forget a spare; return it with the places that it was asked to take."""
+        spare = self.spares.pop(connection, None)
+        if spare is None:
+            return None
+        promised = [node for node, taker in self.promised.items() if taker == connection]
+        for node in promised:
+            del self.promised[node]
+        return spare, promised
+
+    def seat(self, connection: int, hello: p.Hello, attempt: int) -> int | str:
+        """Return the node rank for an agent (or SPARE), or why it is refused."""
+        spec = self.spec
+        wanted = (
+            ("wire version", hello.version, WIRE_VERSION),
+            ("job", hello.job_id, spec.job_id),
+            ("attempt", hello.attempt, attempt),
+            ("processes per node", hello.processes, spec.processes_per_node),
+        )
+        for what, theirs, ours in wanted:
+            if theirs != ours:
+                return f"the agent's {what} is {theirs!r}, the job's is {ours!r}"
+        named = (*p.ranks_named(hello), *hello.ended, *hello.copies)
+        if any(not 0 <= rank < spec.world_size for rank in named):
+            return "the agent speaks of ranks that the job has not"
+        seated = self.by_connection(connection)
+        if seated is not None:
+            return f"the agent is node {seated.node} already"
+        if hello.node >= spec.nodes:
+            return f"node rank {hello.node} does not exist in a job of {spec.nodes} nodes"
+        if hello.node >= 0:
+            if hello.node not in self.nodes:
+                return hello.node
+            if not hello.spare or hello.ranks:
+                return f"node {hello.node} is taken; an agent that names no node waits as a spare"
+            if self.promised.get(hello.node) == connection:
+                del self.promised[hello.node]  # somebody else was there first
+            return SPARE
+        if hello.ranks:
+            return "an agent that has ranks must say which node it is"
+        return SPARE if hello.spare else self._free_place()
+
+    def _free_place(self) -> int:
+        """Return the first node rank that is neither taken nor promised; SPARE if there is none."""
+        while self._taken in self.nodes:
+            self._taken += 1
+        places = range(self._taken, self.spec.nodes)
+        free = (n for n in places if n not in self.nodes and n not in self.promised)
+        return next(free, SPARE)
+
+    def owners(self) -> dict[int, list[int]]:
+        """Return the ranks that have each shard of the state."""
+        found: dict[int, list[int]] = {}
+        for rank in self.ranks:
+            found.setdefault(rank.shard or 0, []).append(rank.rank)
+        return found
+
+    def copies(self) -> dict[int, tuple[tuple[int, Made], ...]]:
+        """Return where other nodes have copies of each rank's snapshots: (node, state)."""
+        found: dict[int, tuple[tuple[int, Made], ...]] = {}
+        for number, node in self.nodes.items():
+            for rank, kept in node.copies.items():
+                found[rank] = (*found.get(rank, ()), *((number, made) for made in kept))
+        return found
+
+    def newest_snapshot(self, without: set[int], suspicions: list[Suspicion]) -> Kept | None:
+        """Return the newest clean snapshot of the whole state that other nodes than these have."""
+        if len({rank.shard is None for rank in self.ranks}) > 1:
+            return None  # which shards there are is not known (a coordinator has died)
+        held: dict[int, dict[Made, tuple[int, int]]] = {rank.shard or 0: {} for rank in self.ranks}
+        able = [self.nodes[number] for number in sorted(self.nodes.keys() - without)]
+        own = [(node.node, node.snapshots) for node in able]
+        for number, snapshots in (*own, *((node.node, node.copies) for node in able)):
+            for rank, kept in snapshots.items():
+                for made in kept:
+                    held[self.ranks[rank].shard or 0].setdefault(made, (number, rank))
+        whole = set.intersection(*(set(each) for each in held.values()))
+        newest = max((made for made in whole if is_clean(made, suspicions)), default=None)
+        if newest is None:
+            return None
+        places: dict[int, dict[int, int]] = {}
+        for shard, holders in held.items():
+            node, rank = holders[newest]
+            places.setdefault(node, {})[shard] = rank
+        return Kept(state=newest, shards=len(held), places=places)
+
+    def lose(self, node: Node) -> int:
+        """Forget a node and its ranks' processes; return the most steps one of them finished."""
+        del self.nodes[node.node], self._by_line[node.connection]
+        self._taken = min(self._taken, node.node)
+        lost = self.ranks_of(node.node)
+        for rank in lost:
+            rank.status, rank.pid, rank.arrived = Status.ABSENT, 0, None
+        return max(rank.finished for rank in lost)

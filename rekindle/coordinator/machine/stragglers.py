@@ -1,0 +1,182 @@
+"""The tenth layer of the coordinator's mind: ranks that train on, and have become slow.
+
+Agents tell how long their ranks' steps took (`Timed`), while light profiling is on. Where more is
+to be done than to say so, nodes that may be sick are checked beside others while all ranks stand
+between two steps; who is found sick is replaced, and nobody else.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Mapping
+
+from rekindle.coordinator.machine.admission import Admitting
+from rekindle.coordinator.machine.job_state import ENDING, Examine, Phase
+from rekindle.coordinator.machine.takeover import Inheritance
+from rekindle.profiling.finding_text import in_words, nodes_of
+from rekindle.profiling.findings import Finding, Slow
+from rekindle.profiling.online_detector import Pace
+from rekindle.protocol import agent as p
+from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.faults.stragglers import Examined, Slowed, SlowOver
+from rekindle.recovery.node_check.verdicts import SICK, Health, NodeVerdict
+from rekindle.recovery.policy.decide import decide
+from rekindle.recovery.policy.policy import Stragglers, Strategy
+
+WITNESSES = 2  # nodes that are checked beside those that are slow: on the word of one nobody goes
+MOST_EXAMS = 3  # of one host: who was found healthy so often is slow for another reason
+
+
+class Slowing(Admitting):
+    """A node is checked before anything is done about it, and never for work that is uneven."""
+
+    _pace: Pace | None = None
+    _placed: Mapping[int, int] = {}  # the nodes that it is about, and their agents' pids
+    _suspects: Mapping[int, Finding] = {}  # nodes to be checked as soon as all ranks wait
+    _examining: Mapping[int, Finding] = {}  # being checked
+
+    def start(self, inherited: Inheritance | None = None) -> None:
+        """No host was checked yet by this coordinator."""
+        self._exams = Counter[str]()
+        super().start(inherited)
+
+    def on_timed(self, message: p.Timed) -> None:
+        """Some ranks tell how long their steps took."""
+        if self._pace is None or self.phase in ENDING:
+            return
+        found, over = self._pace.add(message.steps)
+        for each in over:
+            self._drop(each)
+        for each in found:
+            self._on_slow(each)
+        if self._suspects and self.spec.policy.stragglers is Stragglers.REPLACE:
+            self._hold()
+
+    def _on_slow(self, found: Finding) -> None:
+        nodes = nodes_of(found, self.spec.processes_per_node)
+        policy, then, would = self.spec.policy, "", False
+        if found.may_be_sick and policy.stragglers is not Stragglers.WARN:
+            then = self._obstacle(found, nodes)
+            would = policy.stragglers_shadow and not then
+            when = {
+                Stragglers.REPLACE: "training is held, and its node is checked",
+                Stragglers.ISOLATE: "its node is checked when all ranks wait the next time",
+            }
+            if not then:
+                then = when[policy.stragglers]
+                if not would:
+                    self._suspects = {**self._suspects, **dict.fromkeys(nodes, found)}
+        self._record(
+            Slowed(finding=found, nodes=nodes, hosts=self._hosts(found), then=then, would=would)
+        )
+
+    def _drop(self, over: Finding) -> None:
+        """It passed by itself: nobody is to be checked because of it any more."""
+        self._record(SlowOver(finding=over, hosts=self._hosts(over)))
+        key = (over.kind, over.ranks)
+        self._suspects = {
+            node: each for node, each in self._suspects.items() if (each.kind, each.ranks) != key
+        }
+
+    def _hosts(self, found: Finding) -> tuple[str, ...]:
+        nodes = self.roster.nodes
+        slow = nodes_of(found, self.spec.processes_per_node)
+        return tuple(nodes[node].host for node in slow if node in nodes)
+
+    def _obstacle(self, found: Finding, nodes: tuple[int, ...]) -> str:
+        """Say why nothing can be done about slow nodes; empty: it can."""
+        one_by_one = found.kind is not Slow.LINK  # of a link, any of its nodes may be sick
+        if one_by_one and 2 * len({*nodes, *self._suspects}) > len(self.roster.members):
+            return "nothing is done: too few other nodes are there to compare it with"
+        for host in self._hosts(found):
+            if self._exams[host] >= MOST_EXAMS:
+                return f"nothing is done: {self._exams[host]} checks have not found {host} slow"
+        for node in nodes:
+            why_not = self._irreplaceable(self._fault_at(node, found, Kind.STRAGGLER, ""))
+            if why_not:
+                return f"nothing is done: {why_not}"
+        return ""
+
+    def _irreplaceable(self, fault: Fault) -> str:
+        """Say why a node cannot be replaced while the others wait; no more is worth it."""
+        decision = decide(self.spec.policy, self._case(fault))
+        return "" if decision.strategy in (Strategy.RECOVER, Strategy.SHRINK) else decision.reason
+
+    # ---- while all ranks wait
+
+    def _form(self) -> None:
+        super()._form()
+        if self._planned is None or not self._formed:
+            return
+        placed = {node.node: node.pid for node in self.roster.members}
+        ranks = [rank.rank for rank in self.roster.world]
+        if self._pace is None:
+            per_node = self.spec.processes_per_node
+            self._pace = Pace(ranks, per_node=per_node, peers=self._peers())
+        elif placed != self._placed:  # what was usual on other nodes is not on these
+            new = [node for node, pid in placed.items() if self._placed.get(node) != pid]
+            others = [rank.rank for node in new for rank in self.roster.ranks_of(node)]
+            self._pace.change(ranks, others)
+        self._placed = placed
+        self._pace.go_back(self._planned.step)
+
+    def _peers(self) -> list[list[int]]:
+        """Return the ranks of each shard of the state, which do the same work; empty: unknown.
+
+        Where nobody has the shard of another one, as in FSDP, all are compared with each other.
+        """
+        owners = list(self.roster.owners().values())
+        return owners if len(owners) > 1 and min(map(len, owners)) > 1 else []
+
+    def _is_held_up(self) -> bool:
+        if self._examining:
+            return True
+        here = [node.node for node in self.roster.members]
+        self._examining = {n: found for n, found in self._suspects.items() if n in here}
+        self._suspects = {}
+        others = [node for node in here if node not in self._examining]
+        if not self._examining or len(here) == 1:
+            self._examining = {}
+            return False
+        self._do(Examine((*self._examining, *others[:WITNESSES])))
+        return True
+
+    def on_examined(self, verdicts: Mapping[int, NodeVerdict], now: float) -> None:
+        """Nodes were checked while all ranks waited; of those that were lost nothing is told."""
+        suspects, self._examining = self._examining, {}
+        for node, verdict in sorted(verdicts.items()):
+            agent = self.roster.nodes.get(node)
+            if agent is None:
+                continue
+            suspect = node in suspects
+            self._record(Examined(node=node, host=agent.host, suspect=suspect, verdict=verdict))
+            self._exams[agent.host] += suspect
+            if verdict.health in SICK and self.phase is Phase.REGROUPING:
+                self._on_sick(node, suspects.get(node), verdict, now)
+        self._try_form()
+
+    def _on_sick(self, node: int, found: Finding | None, verdict: NodeVerdict, now: float) -> None:
+        kind = Kind.STRAGGLER if verdict.health is Health.STRAGGLER else Kind.NODE
+        fault = self._fault_at(node, found, kind, verdict.reason, now)
+        if why_not := self._irreplaceable(fault):
+            self._isolate(node, f"{fault.message}; it stays for now: {why_not}")
+        else:
+            self._on_fault(fault)
+
+    def _fault_at(
+        self, node: int, found: Finding | None, kind: Kind, reason: str, now: float = 0.0
+    ) -> Fault:
+        said = in_words(found, (node,)) if found else f"node {node}"
+        agent = self.roster.nodes.get(node)
+        return Fault(
+            kind=kind,
+            message=f"{said}; its check: {reason}",
+            node=node,
+            host=agent.host if agent else "",
+            at=now,
+            signature=kind.value,
+        )
+
+    @abstractmethod
+    def _on_fault(self, fault: Fault) -> None: ...

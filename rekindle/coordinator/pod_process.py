@@ -1,0 +1,177 @@
+"""The coordinator's process in a pod: one attempt after the other, until its pod is removed.
+
+    GET  /events?follow=0  the journal, also when no attempt is under way
+    POST /attempt          begin one: {"attempt": N, "ledger": "<the journal's lines>"}
+
+Kubernetes restarts it. With a journal whose attempt has not ended it takes up that one by itself;
+its agents wait for it. Where the journal went with the node it waits for whoever steers the job and
+has a copy. A signal ends the process and not the job: Kubernetes sends one to move the pod.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from rekindle import names
+from rekindle.coordinator.process import (
+    BACKLOG,
+    GARBAGE_AFTER,
+    OTHER_FILES,
+    Coordinator,
+    allow_files,
+    knows_secret,
+)
+from rekindle.errors import JobError, RekindleError, UsageError
+from rekindle.job.journal_file import under_way
+from rekindle.job.spec import JobDirectory, JobSpec, replace_file
+from rekindle.recovery.journal import journal
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The order to begin an attempt.
+
+    ledger: what happened to the job so far, for a coordinator that has no journal.
+    """
+
+    attempt: int
+    ledger: str = ""
+
+
+def lay_out(path: Path, described: Path) -> JobDirectory:
+    """Make the job's directory from its description and its secret, which are mounted.
+
+    Raises UsageError: they are not there, or cannot be read.
+    """
+    directory = JobDirectory(path)
+    mounted = JobDirectory(described)
+    spec, secret = mounted.spec(), mounted.secret()
+    path.mkdir(parents=True, exist_ok=True)
+    replace_file(path / names.SECRET_FILE, secret.encode())
+    logs = str(path / names.LOGS_DIRECTORY)
+    directory.create(msgspec.structs.replace(spec, directory=str(path), log_directory=logs))
+    return directory
+
+
+def events_in(directory: JobDirectory) -> list[journal.AnyEvent]:
+    """Read the journal as it is on disk."""
+    try:
+        return journal.read(directory.ledger.read_bytes().splitlines())
+    except FileNotFoundError:
+        return []
+
+
+class Reception:
+    """Serves the journal between attempts, and takes the order to begin one."""
+
+    def __init__(self, directory: JobDirectory) -> None:
+        self._directory = directory
+        self._secret = directory.secret()
+        self._spec: JobSpec = directory.spec()
+        self._ordered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def wait(self, listener: socket.socket) -> int:
+        """Return the attempt that is to begin."""
+        # Of a large job the journal is long.
+        app = web.Application(middlewares=[self._authorize], client_max_size=0)
+        app.router.add_get(names.PATH_EVENTS, self._events)
+        app.router.add_post(names.PATH_ATTEMPT, self._begin)
+        app.router.add_route("*", "/{path:.*}", self._not_now)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            await web.SockSite(runner, listener, backlog=BACKLOG).start()
+            return await self._ordered
+        finally:
+            await runner.cleanup()
+
+    @web.middleware
+    async def _authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not knows_secret(request, self._secret):
+            error = f"wrong or missing secret for job {self._spec.job_id}"
+            return web.json_response({"error": error}, status=401)
+        return await handler(request)
+
+    async def _not_now(self, request: web.Request) -> web.Response:
+        error = f"job {self._spec.job_id} is between attempts; ask again"
+        return web.json_response({"error": error}, status=503)
+
+    async def _events(self, request: web.Request) -> web.Response:
+        since = request.query.get("since", "0")
+        if request.query.get("follow") != "0" or not (since.isascii() and since.isdigit()):
+            return await self._not_now(request)
+        lines = journal.encode_all(events_in(self._directory)[int(since) :])
+        return web.Response(body=lines, content_type="application/x-ndjson")
+
+    async def _begin(self, request: web.Request) -> web.Response:
+        try:
+            order = msgspec.json.decode(await request.read(), type=Attempt)
+            told = journal.read(order.ledger.encode().splitlines())
+        except (msgspec.DecodeError, JobError) as error:
+            return web.json_response({"error": f"not an order: {error}"}, status=400)
+        known = events_in(self._directory)
+        if self._ordered.done():
+            return await self._not_now(request)
+        events = known or told
+        newest = max((e.attempt for e in events if isinstance(e, journal.JobStarted)), default=-1)
+        if order.attempt < newest or (order.attempt == newest and under_way(events) is None):
+            over = f"attempt {order.attempt} is over; the next one is {newest + 1}"
+            return web.json_response({"error": over}, status=409)
+        if not known:
+            replace_file(self._directory.ledger, order.ledger.encode())
+        self._ordered.set_result(order.attempt)
+        return web.json_response({})
+
+
+def _listen(port: int) -> socket.socket:
+    listener = socket.create_server(("", port), backlog=BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+async def serve(options: argparse.Namespace) -> None:
+    """Run attempts until a signal ends the process."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # What the journal has is on its way to disk; agents wait for the next coordinator.
+        loop.add_signal_handler(number, os._exit, 128 + number)
+    directory = lay_out(options.directory, options.described)
+    spec = directory.spec()
+    allow_files(spec.nodes + spec.spares + OTHER_FILES)
+    while True:
+        attempt = under_way(events_in(directory))
+        if attempt is None:
+            attempt = await Reception(directory).wait(_listen(options.port))
+        await Coordinator(directory, attempt).run(_listen(options.port))
+
+
+def main() -> None:
+    """Run the coordinator of a job in its pod."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--directory", type=Path, required=True, help="the job's, on a volume")
+    parser.add_argument("--described", type=Path, required=True, help="where its description is")
+    parser.add_argument("--port", type=int, required=True)
+    options = parser.parse_args()
+    gc.set_threshold(GARBAGE_AFTER)
+    try:
+        asyncio.run(serve(options))
+    except UsageError as error:
+        print(f"rekindle coordinator: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)
+    except RekindleError as error:
+        print(f"rekindle coordinator: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

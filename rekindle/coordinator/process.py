@@ -1,0 +1,363 @@
+"""The coordinator's process: carries out what its machine says, and listens to agents.
+
+    ws   /agent    agents, one websocket each
+
+What it serves to people and flows is in `rekindle.coordinator.http_api`. Every request bears the
+job's secret. The process belongs to the job, not to the flow run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from aiohttp import WSMsgType, web
+from aiohttp.typedefs import Handler
+
+from rekindle import names
+from rekindle.coordinator.connections import Line, watch
+from rekindle.coordinator.http_api import FrontDesk
+from rekindle.coordinator.machine import job_state as state
+from rekindle.coordinator.machine.examination import Examination
+from rekindle.coordinator.machine.machine import Machine
+from rekindle.coordinator.machine.node_check import CheckRoom, Judged
+from rekindle.coordinator.machine.takeover import earlier, inheritance
+from rekindle.errors import ProtocolError, RekindleError
+from rekindle.job import lifeline
+from rekindle.job.journal_file import Ledger
+from rekindle.job.spec import Endpoint, JobDirectory, is_authorized
+from rekindle.protocol import agent as protocol
+from rekindle.protocol import codec as wire
+from rekindle.recovery.faults.classification import Judge
+from rekindle.recovery.journal import journal
+
+FAREWELL_S = 15.0  # how long agents may take to end after Bye
+PROGRESS_S = 0.5
+TABLES_AFTER_S = 3.0  # from the start, which has more urgent things to do
+AWAITING = ("late", "node")  # timers of the machine that end its wait for agents
+CHECKED_AFTER_S = 1.0
+BACKLOG = 4096  # agents that knock at the same moment; one that is turned away tries again late
+GARBAGE_AFTER = 50_000  # new objects between two searches for cycles; usual are 700 or 2,000
+OTHER_FILES = 64  # open beside the lines of agents: the ledger, followers, what Python needs
+
+
+@functools.cache
+def _tables(user_file: str) -> Judge:
+    """Read the tables of faults, once: before they are needed, if there is time."""
+    from rekindle.recovery.faults.tables.tables import Tables
+
+    return Tables.load(Path(user_file) if user_file else None)
+
+
+class Coordinator:
+    """One attempt of a job."""
+
+    def __init__(self, directory: JobDirectory, attempt: int) -> None:
+        self.directory = directory
+        self.spec = directory.spec()
+        self.secret = directory.secret()
+        self.ledger = Ledger(directory.ledger)
+        past = self.ledger.events
+        self.tables = functools.partial(_tables, self.spec.fault_tables)
+        self.machine = Machine(self.spec, self.tables, attempt=attempt, earlier=earlier(past))
+        self._inherited = inheritance(past, attempt)
+        awaited = self.spec.nodes + self.spec.spares
+        self.room = CheckRoom(self.spec, awaited) if self.spec.network_check else None
+        self.examination: Examination | None = None
+        self.desk = FrontDesk(self.machine, self.ledger, self.carry_out)
+        self.ended = asyncio.Event()
+        self.succeeded = False
+        self._lines: dict[int, Line] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    # ---- carrying out
+
+    def carry_out(self) -> None:
+        """Carry out all that the machine asks for."""
+        begun = False
+        last, encoded = None, b""  # what all agents are told comes in a row, and is one object
+        for command in (*self._from_rooms(), *self.machine.drain()):
+            match command:
+                case state.Send(connection, message):
+                    line = self._lines.get(connection)
+                    if line is None:
+                        continue
+                    if message is not last:
+                        last, encoded = message, wire.encode(message)
+                    line.tell(encoded)
+                case state.Record(event):
+                    self.ledger.append(event)
+                case state.SetTimer(name, seconds):
+                    self._set_timer(name, seconds)
+                case state.CancelTimer(name):
+                    self._cancel_timer(name)
+                case state.Examine(nodes):
+                    agents = [self.machine.roster.nodes[node] for node in nodes]
+                    self.examination = Examination(self.spec, agents)
+                    begun = True
+                case state.End(succeeded):
+                    self.succeeded = succeeded
+                    self.ended.set()
+        if begun:
+            self.carry_out()
+
+    def _from_rooms(self) -> Iterator[state.Command]:
+        """Let in who was checked, and tell how the slow are; what else is asked for is left."""
+        if self.examination is not None:
+            yield from self.examination.drain()
+            if self.examination.is_over:
+                verdicts, self.examination = self.examination.verdicts, None
+                self.machine.on_examined(verdicts, time.time())
+        for command in self.room.drain() if self.room else ():
+            if isinstance(command, Judged):
+                connection, hello, verdict = command.connection, command.hello, command.verdict
+                self.machine.on_checked(connection, hello, verdict, time.time())
+            else:
+                yield command
+
+    def _set_timer(self, name: str, seconds: float) -> None:
+        self._cancel_timer(name)
+        loop = asyncio.get_running_loop()
+        self._timers[name] = loop.call_later(seconds, self._on_timer, name)
+
+    def _cancel_timer(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _on_timer(self, name: str) -> None:
+        if self.room is not None and name in self.room.timers:
+            self.room.on_timer(name)
+        elif self.examination is not None and name in self.examination.timers:
+            self.examination.on_timer(name)
+        elif self.room is not None and self.room.is_busy and name in AWAITING:
+            self._set_timer(name, CHECKED_AFTER_S)  # whom it waits for is here, it may be
+        else:
+            self.machine.on_timer(name, time.time())
+        self.carry_out()
+
+    def stop(self, reason: str, *, at_once: bool = False) -> None:
+        """Stop the job."""
+        self.machine.stop(reason, at_once=at_once)
+        self.carry_out()
+
+    # ---- agents
+
+    async def agent(self, request: web.Request) -> web.WebSocketResponse:
+        """Serve one agent's line until it ends."""
+        socket = web.WebSocketResponse(autoping=False, max_msg_size=16 << 20)
+        await socket.prepare(request)
+        connection = id(socket)
+        line = self._lines[connection] = Line(socket, request.transport)
+        sender = asyncio.create_task(line.send_all())
+        try:
+            await self._listen(socket, connection)
+        finally:
+            sender.cancel()
+            del self._lines[connection]
+            if self.examination is not None:
+                self.examination.on_lost(connection)
+            if self.room is None or not self.room.on_lost(connection):
+                self.machine.on_agent_lost(connection, time.time())
+            self.carry_out()
+        return socket
+
+    async def _listen(self, socket: web.WebSocketResponse, connection: int) -> None:
+        line = self._lines[connection]
+        async for frame in socket:
+            line.heard()
+            if frame.type is WSMsgType.PONG:
+                continue
+            if frame.type is WSMsgType.PING:
+                line.answer(frame.data)
+                continue
+            try:
+                if frame.type is not WSMsgType.BINARY:
+                    raise ProtocolError(f"a frame of type {frame.type.name}; agents send binary")
+                message = wire.decode_from_agent(frame.data)
+                self._on_message(connection, message)
+            except ProtocolError as error:
+                print(f"rekindle coordinator: line closed: {error}", file=sys.stderr, flush=True)
+                await socket.close(code=1008, message=str(error).encode()[:120])
+                return
+            self.carry_out()
+
+    def _on_message(self, connection: int, message: protocol.Message) -> None:
+        if connection in self.machine.sent_home:
+            return  # it said so before it heard that it is to end
+        roster = self.machine.roster
+        room = self.room if self.room is not None and self.room.knows(connection) else None
+        if isinstance(message, protocol.Traced) and (room is not None or roster.knows(connection)):
+            # It is true for the whole job, also where a spare says it, or a node that is checked.
+            self.machine.on_traced(message, time.time())
+            return
+        if room is not None:
+            room.on_message(connection, message)
+            return
+        if self.examination is not None and self.examination.on_message(connection, message):
+            return
+        if isinstance(message, protocol.Hello):
+            if self.room is not None and self.machine.is_to_be_checked(connection, message):
+                self.room.on_hello(connection, message)
+            else:
+                self.machine.on_hello(connection, message)
+            return
+        if isinstance(message, protocol.CheckpointPassedOver) and roster.knows(connection):
+            self.ledger.append(journal.CheckpointSkipped(path=message.path, reason=message.reason))
+            return
+        seated = roster.by_connection(connection)
+        if seated is None:
+            raise ProtocolError("the agent is no node of the job, and may only say hello")
+        if not roster.owns(seated.node, protocol.ranks_named(message)):
+            raise ProtocolError(f"node {seated.node} speaks for ranks of other nodes")
+        if isinstance(message, protocol.Beat):
+            self.desk.metrics = message.metrics or self.desk.metrics
+        self.machine.on_message(seated.node, message, time.time())
+
+    @web.middleware
+    async def authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse whoever does not know the job's secret."""
+        if not knows_secret(request, self.secret):
+            return web.json_response(
+                {"error": f"wrong or missing secret for job {self.spec.job_id}"}, status=401
+            )
+        return await handler(request)
+
+    async def report_progress(self) -> None:
+        """Tell followers where the ranks are, while there is news."""
+        last: tuple[int, int] | None = None
+        while True:
+            await asyncio.sleep(PROGRESS_S)
+            mind = self.machine
+            finished = min(rank.finished for rank in mind.roster.world)
+            if last != (finished, mind.newest):
+                last = (finished, mind.newest)
+                self.ledger.publish(
+                    journal.Progress(
+                        at=time.time(),
+                        finished=finished,
+                        newest=mind.newest,
+                        total=mind.total,
+                        metrics=self.desk.metrics,
+                    )
+                )
+
+    # ---- life
+
+    async def run(self, listener: socket.socket) -> int:
+        """Serve until the job is over; return the exit status."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(TABLES_AFTER_S, loop.run_in_executor, None, self.tables)
+        app = web.Application(middlewares=[self.authorize])
+        app.router.add_get(names.PATH_AGENT, self.agent)
+        self.desk.serve(app.router)
+        # A handler is cancelled when its client goes away, so that a lease ends with its holder.
+        runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True
+        )
+        await runner.setup()
+        await web.SockSite(runner, listener, backlog=BACKLOG).start()
+        self._announce(listener)
+        self.machine.start(self._inherited)
+        self.carry_out()
+        progress = asyncio.create_task(self.report_progress())
+        watching = asyncio.create_task(watch(self._lines))
+        await self.ended.wait()
+        await self._see_agents_off()
+        progress.cancel()
+        watching.cancel()
+        self.ledger.close()
+        await runner.cleanup()
+        return 0 if self.succeeded else 1
+
+    def _announce(self, listener: socket.socket) -> None:
+        if self._inherited is None:
+            started = journal.JobStarted(
+                job_id=self.spec.job_id,
+                attempt=self.machine.attempt,
+                nodes=self.spec.nodes,
+                processes_per_node=self.spec.processes_per_node,
+                spares=self.spec.spares,
+                pid=os.getpid(),
+            )
+            self.ledger.append(started)
+        host, port = listener.getsockname()[:2]
+        endpoint = Endpoint(
+            host=names.LOOPBACK if host == "0.0.0.0" else host,
+            port=port,
+            pid=os.getpid(),
+            attempt=self.machine.attempt,
+        )
+        self.directory.announce(endpoint)
+
+    async def _see_agents_off(self) -> None:
+        deadline = time.monotonic() + FAREWELL_S
+        while self._lines and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+
+
+def knows_secret(request: web.Request, secret: str) -> bool:
+    """Whether a request bears the job's secret, in either header."""
+    said = request.headers.get(names.HEADER_SECRET) or request.headers.get("Authorization")
+    return is_authorized(said, secret)
+
+
+def allow_files(needed: int) -> None:
+    """Open as many files as the system lets us (a soft limit is often 1024); say if it is short."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        text = f"the limit is {hard} open files, and this job may need {needed}: raise ulimit -Hn"
+        print(f"rekindle coordinator: {text}", file=sys.stderr, flush=True)
+
+
+async def serve(options: argparse.Namespace) -> int:
+    """Run the coordinator until the job is over or a signal stops it."""
+    coordinator = Coordinator(JobDirectory(options.directory), options.attempt)
+    allow_files(coordinator.spec.nodes + coordinator.spec.spares + OTHER_FILES)
+    loop = asyncio.get_running_loop()
+    signals = iter((False, *(True,) * 1000))
+
+    def on_signal(name: str) -> None:
+        coordinator.stop(f"stopped by {name}", at_once=next(signals))
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number.name)
+    lifeline.watch(
+        options.lifeline_fd,
+        lambda: coordinator.stop("the process that launched the job is gone", at_once=True),
+    )
+    return await coordinator.run(socket.socket(fileno=options.listen_fd))
+
+
+def main() -> None:
+    """Run the coordinator of one attempt."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--attempt", type=int, default=0)
+    parser.add_argument("--listen-fd", type=int, required=True)
+    parser.add_argument("--lifeline-fd", type=int, default=-1)
+    options = parser.parse_args()
+    # A regroup makes so many objects that Python would search those of all lines for cycles, again
+    # and again: for a second each time in a world of 16,384 agents.
+    gc.set_threshold(GARBAGE_AFTER)
+    try:
+        status = asyncio.run(serve(options))
+    except RekindleError as error:
+        print(f"rekindle coordinator: {error}", file=sys.stderr, flush=True)
+        status = 1
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""Requests to Kubernetes' API server, in plain dictionaries, as patient as they may be.
+
+The official client finds the server and proves who we are; its pool carries the requests.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlencode
+
+import urllib3
+
+from rekindle.engines.client import SILENCE_S, Way
+from rekindle.engines.kubernetes.client.credentials import Credentials
+from rekindle.engines.kubernetes.client.errors import ApiError, ForbiddenError, refusal, said_in
+from rekindle.engines.kubernetes.client.streams import Line, Stream
+
+Object = dict[str, Any]
+
+MANAGER = "rekindle"  # the owner of the fields that we apply
+ANSWER_S = 30.0
+PATIENCE_S = 60.0  # a server that restarts needs half of it
+# After a restart it refuses everybody until it has read its rules again: some seconds.
+FORBIDDEN_S = 30.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount/"
+_LATER = (429, 500, 502, 503, 504)
+_PATCHES = {
+    "merge": "application/merge-patch+json",
+    "strategic": "application/strategic-merge-patch+json",
+    "json": "application/json-patch+json",
+    "apply": "application/apply-patch+yaml",
+}
+
+
+class Api:
+    """One API server, and who we are there.
+
+    Each request raises ApiError, or its kind that fits. What may pass is tried again meanwhile: no
+    answer, too many requests, a failure of the server, for `patience_s`; and a refusal, for a
+    shorter time, by a server that has let us do something before.
+    """
+
+    def __init__(self, credentials: Credentials, *, patience_s: float = PATIENCE_S) -> None:
+        self._credentials = credentials
+        self._configuration = credentials.configuration
+        self._pool = credentials.connections()
+        self._patience_s = patience_s
+        self._forgiving_s = FORBIDDEN_S
+        self._was_let_in = False
+
+    def unforgiving(self) -> Api:
+        """Return one for the same server that takes each refusal as it is said, at once."""
+        other = copy.copy(self)
+        other._forgiving_s = 0.0
+        return other
+
+    @property
+    def host(self) -> str:
+        """Where the server is."""
+        return str(self._configuration.host).rstrip("/")
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether we are a pod of that cluster, by whose service account we are let in."""
+        return str(self._configuration.ssl_ca_cert or "").startswith(_SERVICE_ACCOUNT)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.clear()
+
+    # ---- one object, or a list of them
+
+    def get(self, path: str, **query: object) -> Object:
+        """Read an object or a list."""
+        return self._request("GET", path, query)
+
+    def create(self, path: str, body: Object, **query: object) -> Object:
+        """Create an object in a collection."""
+        return self._request("POST", path, query, body)
+
+    def patch(self, path: str, body: object, how: str = "merge", **query: object) -> Object:
+        """Change an object. how: merge, strategic or json."""
+        return self._request("PATCH", path, query, body, _PATCHES[how])
+
+    def apply(self, path: str, body: Object, **query: object) -> Object:
+        """Have the object be as described, in all that we say about it."""
+        query = {"fieldManager": MANAGER, "force": "true", **query}
+        return self._request("PATCH", path, query, body, _PATCHES["apply"])
+
+    def delete(
+        self,
+        path: str,
+        *,
+        uid: str = "",
+        propagation: str = "Background",
+        grace_s: int | None = None,
+        **query: object,
+    ) -> Object:
+        """Delete an object, and what it owns; with `uid` only if it is that one.
+
+        Or the objects of a collection that selectors choose. grace_s: of pods, 0 where their host
+        will not answer. It stands in the body: beside one, the query's propagationPolicy is not
+        looked at.
+        """
+        body: Object = {"kind": "DeleteOptions", "apiVersion": "v1"}
+        body["propagationPolicy"] = propagation
+        if uid:
+            body["preconditions"] = {"uid": uid}
+        if grace_s is not None:
+            body["gracePeriodSeconds"] = grace_s
+        return self._request("DELETE", path, query, body)
+
+    # ---- streams
+
+    @contextmanager
+    def stream(self, path: str, *, silence_s: float, **query: object) -> Iterator[Stream]:
+        """Open an answer that comes line by line; silence_s: it breaks off after so long."""
+        line = Line(self._credentials, self.host, silence_s)
+        stream = Stream(line, f"{self.host}{path}")
+        try:
+            stream.open("GET", path + _asked(query))
+            yield stream
+        finally:
+            line.close()
+
+    def way_to(self, path: str) -> Way:
+        """The way to what the server passes requests on to, as it does to services."""
+        return Way(
+            connect=lambda: Line(self._credentials, self.host + path, SILENCE_S),
+            where=f"the job's coordinator (through {self.host})",
+        )
+
+    # ---- carrying out
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object],
+        body: object = None,
+        kind: str = "application/json",
+    ) -> Object:
+        began, pause_s, renewed = time.monotonic(), _FIRST_PAUSE_S, False
+        while True:
+            try:
+                answer = self._once(method, path, query, body, kind)
+                self._was_let_in = True
+                return answer
+            except _AgainError as again:
+                if again.error.status == 401 and self._credentials.renew() and not renewed:
+                    renewed = True
+                    continue
+                waited_s = time.monotonic() - began
+                limit_s = self._patience_s
+                if isinstance(again.error, ForbiddenError):
+                    limit_s = min(limit_s, self._forgiving_s) if self._was_let_in else 0.0
+                if waited_s >= limit_s:
+                    raise again.error from again.__cause__
+                asked_s = again.after_s or random.uniform(0.5, 1.0) * pause_s
+                time.sleep(min(asked_s, limit_s - waited_s))
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _once(
+        self, method: str, path: str, query: Mapping[str, object], body: object, kind: str
+    ) -> Object:
+        headers = {"Accept": "application/json", **self._credentials.headers()}
+        content = None
+        if body is not None:
+            headers["Content-Type"], content = kind, json.dumps(body)
+        asked = f"{method} {self.host}{path}"
+        url = self.host + path + _asked(query)
+        try:
+            response = self._pool.request(
+                method, url, body=content, headers=headers, timeout=ANSWER_S, retries=False
+            )
+        except urllib3.exceptions.SSLError as error:
+            raise ApiError(f"{asked}: {error}") from error
+        except urllib3.exceptions.HTTPError as error:
+            raise _AgainError(ApiError(f"{asked}: no answer: {error}")) from error
+        if response.status < 300:
+            return _decoded(asked, response.data)
+        refused = refusal(asked, response.status, said_in(response.data))
+        if response.status == 401 and (trouble := self._credentials.trouble):
+            refused = ForbiddenError(f"{refused}; the kubeconfig's user: {trouble}", status=401)
+        if response.status in _LATER or isinstance(refused, ForbiddenError):
+            raise _AgainError(refused, _seconds(response.headers.get("Retry-After")))
+        raise refused
+
+
+class _AgainError(Exception):
+    """A request that may be tried again: what it failed of, and in how many seconds if it says."""
+
+    def __init__(self, error: ApiError, after_s: float = 0.0) -> None:
+        self.error = error
+        self.after_s = after_s
+
+
+def load(kubeconfig: str = "", context: str = "", *, patience_s: float = PATIENCE_S) -> Api:
+    """Find the API server: by a file, by the usual ones, or as a pod does.
+
+    Raises UsageError: there is none, or the file, the context or the user cannot be used.
+    """
+    return Api(Credentials(kubeconfig, context), patience_s=patience_s)
+
+
+def _asked(query: Mapping[str, object]) -> str:
+    asked = urlencode({name: value for name, value in query.items() if value not in ("", None)})
+    return f"?{asked}" if asked else ""
+
+
+def _decoded(asked: str, data: bytes) -> Object:
+    try:
+        found = json.loads(data)
+    except ValueError as error:
+        raise ApiError(f"{asked}: the answer is no JSON: {data[:80]!r}") from error
+    if not isinstance(found, dict):
+        raise ApiError(f"{asked}: the answer is no object: {data[:80]!r}")
+    return found
+
+
+def _seconds(text: str | None) -> float:
+    return float(text) if text and text.isdigit() else 0.0

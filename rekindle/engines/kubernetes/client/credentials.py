@@ -1,0 +1,128 @@
+"""Who we are to an API server: by a kubeconfig or as a pod, and afresh when a token has run out."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import urllib3
+import yaml
+from kubernetes import config
+from kubernetes.client import Configuration
+from kubernetes.client.rest import RESTClientObject
+from kubernetes.config import KUBE_CONFIG_DEFAULT_LOCATION
+from kubernetes.config.config_exception import ConfigException
+
+from rekindle.engines.kubernetes.client.errors import ApiError
+from rekindle.errors import UsageError
+
+_UNREADABLE = (
+    *(ConfigException, yaml.YAMLError, OSError),
+    *(ValueError, TypeError, AttributeError, KeyError),
+)
+_USUAL = "KUBECONFIG, ~/.kube/config, or the service account of a pod"
+
+
+class Credentials:
+    """What the official client knows of a server, and of us.
+
+    It asks a kubeconfig's command anew when the token's time is up, and reads that of a service
+    account every minute; other tokens it would keep for ever. Raises UsageError: there is no
+    cluster, or its file, context or user cannot be used.
+    """
+
+    def __init__(self, kubeconfig: str = "", context: str = "") -> None:
+        self._kubeconfig = kubeconfig
+        self._context = context
+        self.configuration = Configuration()
+        self._trouble = ""
+        where = kubeconfig or _USUAL
+        try:
+            self._read()
+        except _UNREADABLE as error:
+            raise UsageError(
+                f"no Kubernetes cluster: {error} (looked at {where}); give --kubeconfig FILE and "
+                "--context NAME"
+            ) from error
+        settings = self.configuration
+        if self._trouble and not (settings.api_key or settings.cert_file):
+            raise UsageError(f"the kubeconfig's user cannot log in: {self._trouble} ({where})")
+
+    @property
+    def trouble(self) -> str:
+        """What was wrong when the credentials were last read; "": nothing was."""
+        return self._trouble
+
+    def connections(self) -> urllib3.PoolManager:
+        """Return a pool with no connection yet, which knows of proxies and TLS."""
+        pool: urllib3.PoolManager = RESTClientObject(self.configuration).pool_manager
+        return pool
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that prove who we are, now. Raises ApiError: they cannot be had."""
+        try:
+            with self._listening():
+                proofs: dict[str, Any] = dict(self.configuration.auth_settings())
+        except _UNREADABLE as error:
+            raise ApiError(
+                f"who we are to {self.configuration.host} is not known: {error}"
+            ) from error
+        return {p["key"]: p["value"] for p in proofs.values() if p["in"] == "header" and p["value"]}
+
+    def renew(self) -> bool:
+        """Read everything anew, for the server knows us no more; whether that has changed anything.
+
+        What cannot be read now, because it is being written, say, is kept as it was.
+        """
+        before = dict(self.configuration.api_key)
+        try:
+            self._read()
+        except _UNREADABLE as error:
+            self._trouble = str(error)
+        return bool(self.configuration.api_key != before)
+
+    def _read(self) -> None:
+        with self._listening():
+            if self._kubeconfig or self._context or _has_file():
+                config.load_kube_config(
+                    self._kubeconfig or None,
+                    self._context or None,
+                    client_configuration=self.configuration,
+                )
+            else:
+                config.load_incluster_config(client_configuration=self.configuration)
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Hear what the client tells of a user's command: in the log, and nowhere else."""
+        ear = _Ear()
+        logging.getLogger().addHandler(ear)
+        try:
+            yield
+        finally:
+            logging.getLogger().removeHandler(ear)
+            # On a terminal a command writes what it has to say there itself.
+            above = " (what it said stands above)" if ear.heard and sys.stdout.isatty() else ""
+            self._trouble = "; ".join(ear.heard) + above
+
+
+class _Ear(logging.Handler):
+    """Keeps what the client's reader of kubeconfigs says."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.heard: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.module == "kube_config":
+            self.heard.append(record.getMessage())
+
+
+def _has_file() -> bool:
+    paths = KUBE_CONFIG_DEFAULT_LOCATION.split(os.pathsep)
+    return any(Path(path).expanduser().exists() for path in paths)

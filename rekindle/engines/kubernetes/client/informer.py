@@ -1,0 +1,142 @@
+"""Objects as they are, and as they change: one list, and one watch that outlives what breaks it."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+
+from rekindle.engines.kubernetes.client.api import Api, Object
+from rekindle.engines.kubernetes.client.errors import ApiError, ExpiredError, MissingObjectError
+from rekindle.engines.kubernetes.client.streams import Stream
+
+WATCH_S = 290  # the server ends a watch then, and the next goes on from where it was
+SILENCE_S = 320.0  # longer than a watch: its server, or the way to it, is gone
+PAGE = 500
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
+
+
+def _whole(found: Object) -> Object:
+    return found
+
+
+@dataclass(slots=True)
+class Follower:
+    """Follows the objects of one collection that selectors choose.
+
+    keep: what is kept of an object, and told; its metadata's uid and resourceVersion are needed.
+    objects: those there are, by their uid. lists, watches: how many there were.
+    """
+
+    api: Api
+    path: str
+    labels: str = ""
+    fields: str = ""
+    keep: Callable[[Object], Object] = _whole
+    objects: dict[str, Object] = field(default_factory=dict)
+    lists: int = 0
+    watches: int = 0
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _stream: Stream | None = None
+
+    def end(self) -> None:
+        """Have changes() end, from another thread."""
+        self._ended.set()
+        if self._stream is not None:
+            self._stream.break_off()
+
+    def changes(self) -> Iterator[tuple[Object, bool]]:
+        """Yield each object that is new or has changed, and whether it is still there, until end().
+
+        What changed twice between two looks may be told once. Raises ForbiddenError: we may not
+        look; MissingObjectError: there is no such kind.
+        """
+        version, pause_s = "", _FIRST_PAUSE_S
+        while not self._ended.is_set():
+            try:
+                if not version:
+                    version = yield from self._list()
+                for changed, there, newer in self._watch(version):
+                    version, pause_s = newer, _FIRST_PAUSE_S
+                    if changed is not None:
+                        yield changed, there
+            except ExpiredError:
+                version = ""
+            except MissingObjectError:
+                raise
+            except ApiError as error:
+                if error.status in (401, 403) and not self.lists:
+                    raise
+                # One that is refused after it was let in meets a server that has just begun.
+            if self._ended.wait(random.uniform(0.5, 1.0) * pause_s):
+                return
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _list(self) -> Generator[tuple[Object, bool], None, str]:
+        """List all, yield what differs from what is known, and return the list's version."""
+        found: dict[str, Object] = {}
+        version, rest = "", ""
+        while True:
+            page = self.api.get(
+                self.path,
+                labelSelector=self.labels,
+                fieldSelector=self.fields,
+                limit=PAGE,
+                **{"continue": rest},
+            )
+            for each in page.get("items") or ():
+                found[each["metadata"]["uid"]] = self.keep(each)
+            version = _version(page)
+            rest = page["metadata"].get("continue") or ""
+            if not rest:
+                break
+        self.lists += 1
+        known, self.objects = self.objects, found
+        for uid, each in known.items():
+            if uid not in found:
+                yield each, False
+        for uid, each in found.items():
+            before = known.get(uid)
+            if before is None or _version(before) != _version(each):
+                yield each, True
+        return version
+
+    def _watch(self, version: str) -> Iterator[tuple[Object | None, bool, str]]:
+        """Watch on from a version: each change, whether it is there, and the version then."""
+        self.watches += 1
+        query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
+        selectors = {"labelSelector": self.labels, "fieldSelector": self.fields}
+        with self.api.stream(
+            self.path, silence_s=SILENCE_S, timeoutSeconds=WATCH_S, **query, **selectors
+        ) as stream:
+            self._stream = stream
+            if self._ended.is_set():
+                return
+            for line in stream:
+                event = json.loads(line)
+                seen = event["object"]
+                if event["type"] == "ERROR":
+                    raise _error_in(self.path, seen)
+                if event["type"] == "BOOKMARK":
+                    yield None, True, _version(seen)
+                    continue
+                there = event["type"] != "DELETED"
+                seen = self.keep(seen)
+                uid = seen["metadata"]["uid"]
+                if there:
+                    self.objects[uid] = seen
+                else:
+                    self.objects.pop(uid, None)
+                yield seen, there, _version(seen)
+
+
+def _error_in(path: str, status: Object) -> ApiError:
+    kind = ExpiredError if status.get("code") == 410 else ApiError
+    message = f"watch of {path}: {status.get('message')}"
+    return kind(message, status=int(status.get("code") or 0), reason=str(status.get("reason")))
+
+
+def _version(seen: Object) -> str:
+    return str(seen["metadata"]["resourceVersion"])

@@ -1,0 +1,138 @@
+"""What a pod's object tells of the pod: pure.
+
+The names of reasons are those that `recovery/codes/data/kubernetes_pods.toml` has entries for.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+
+import msgspec
+
+from rekindle.engines.kubernetes.client.api import Object
+from rekindle.engines.kubernetes.labels import ROLE
+
+# They say no more than the exit status, or nothing at all.
+_SAY_NOTHING = {"", "Error", "Completed", "ContainerCreating", "PodInitializing"}
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """Why a pod does not run, in Kubernetes' word and in its sentence."""
+
+    word: str
+    sentence: str = ""
+
+
+class PodSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """One pod.
+
+    ip, host: "": it has none yet. waits: it is placed nowhere, or cannot start. exit_code: of its
+    container, if it has ended. ending: it was told to end, within grace_s. started: when its
+    container was, if it runs, after so many restarts. Times are in seconds since the epoch; the
+    cluster cuts them to whole ones.
+    """
+
+    name: str
+    uid: str
+    phase: str
+    role: str = ""
+    ip: str = ""
+    host: str = ""
+    waits: bool = False
+    ending: bool = False
+    grace_s: int = 0
+    created: float = 0.0
+    started: float = 0.0
+    restarts: int = 0
+    exit_code: int | None = None
+    reasons: tuple[Reason, ...] = ()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it runs any more, and nothing will."""
+        return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def has_run(self) -> bool:
+        """Whether its container was ever started."""
+        return self.started > 0 or self.exit_code is not None or self.restarts > 0
+
+    @property
+    def stays(self) -> bool:
+        """Whether nobody has told it to end, and its kubelet would start its container anew."""
+        return not self.ending and not self.is_over
+
+    def is_of(self, address: str, at: float) -> bool:
+        """Whether it had this address at that time; addresses come again."""
+        return self.ip == address and self.created <= at
+
+    def ran(self, at: float) -> bool:
+        """Whether its container ran at that time already, and has not ended since."""
+        return 0 < self.started <= at
+
+    def in_words(self) -> str:
+        """Say what holds it up, or ended it."""
+        told = "; ".join(f"{r.word}: {r.sentence}" if r.sentence else r.word for r in self.reasons)
+        if not told and self.exit_code is not None:
+            told = f"its container ended with status {self.exit_code}"
+        return f"pod {self.name} is {self.phase}" + (f" ({told})" if told else "")
+
+
+def look_at(pod: Object) -> PodSeen:
+    """Read a pod's object."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    containers = status.get("containerStatuses") or []
+    ended = [
+        c["state"]["terminated"] for c in containers if (c.get("state") or {}).get("terminated")
+    ]
+    reasons = tuple(dict.fromkeys(_reasons(status)))
+    return PodSeen(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        phase=status.get("phase", "Pending"),
+        role=(metadata.get("labels") or {}).get(ROLE, ""),
+        ip=status.get("podIP") or "",
+        host=(pod.get("spec") or {}).get("nodeName") or "",
+        waits=status.get("phase", "Pending") == "Pending" and bool(reasons),
+        ending=bool(metadata.get("deletionTimestamp")),
+        grace_s=metadata.get("deletionGracePeriodSeconds") or 0,
+        created=_seconds(metadata.get("creationTimestamp")),
+        started=max((_seconds(since) for since in _running_since(containers)), default=0.0),
+        restarts=sum(c.get("restartCount", 0) for c in containers),
+        exit_code=ended[0].get("exitCode") if ended else None,
+        reasons=reasons,
+    )
+
+
+def _running_since(containers: list[Object]) -> Iterator[str | None]:
+    for container in containers:
+        if running := (container.get("state") or {}).get("running"):
+            yield running.get("startedAt")
+
+
+def _seconds(stamp: str | None) -> float:
+    # The Z for UTC is not read before Python 3.11.
+    stamp = (stamp or "").replace("Z", "+00:00")
+    return datetime.datetime.fromisoformat(stamp).timestamp() if stamp else 0.0
+
+
+def _reasons(status: Object) -> Iterator[Reason]:
+    """Every reason that is given, the most telling first."""
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            yield from _said(condition)
+    yield from _said(status)
+    every = (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
+    for container in every:
+        state = container.get("state") or {}
+        yield from _said(state.get("terminated") or state.get("waiting") or {})
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            yield from _said(condition)
+
+
+def _said(where: Object) -> Iterator[Reason]:
+    word = where.get("reason") or ""
+    if word not in _SAY_NOTHING:
+        yield Reason(word, " ".join((where.get("message") or "").split())[:300])

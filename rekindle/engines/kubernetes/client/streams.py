@@ -1,0 +1,153 @@
+"""Answers that come bit by bit, by the connections that the API client makes: proxies, TLS and all.
+
+What goes wrong raises OSError, as with http.client's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+import urllib3
+
+from rekindle.engines.kubernetes.client.credentials import Credentials
+from rekindle.engines.kubernetes.client.errors import ApiError, refusal, said_in
+
+CONNECT_S = 30.0
+_PIECE = 65536
+
+
+class Line:
+    """One request and its answer, on a connection of its own; another thread may break it off.
+
+    root: goes before each target. silence_s: it breaks off after so long without a byte.
+    """
+
+    def __init__(self, credentials: Credentials, root: str, silence_s: float) -> None:
+        # One that has been used before may be dead by now: there is no second try here.
+        self._pool = credentials.connections()
+        self._credentials = credentials
+        self._root = root
+        self._limits = urllib3.Timeout(connect=CONNECT_S, read=silence_s)
+        self._response: urllib3.BaseHTTPResponse | None = None
+        self._rest = bytearray()
+
+    def request(
+        self,
+        method: str,
+        target: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Ask; once more with new credentials, if there are some, where the old ones are none."""
+        self._response = self._send(method, target, body, headers or {})
+        if self.status == 401 and self._credentials.renew():
+            self.close()
+            self._response = self._send(method, target, body, headers or {})
+
+    def _send(
+        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> urllib3.BaseHTTPResponse:
+        try:
+            return self._pool.request(
+                method,
+                self._root + target,
+                body=body,
+                headers={**self._credentials.headers(), **headers},
+                timeout=self._limits,
+                retries=False,
+                preload_content=False,
+            )
+        except urllib3.exceptions.HTTPError as error:
+            raise ConnectionError(str(error)) from error
+
+    def getresponse(self) -> Line:
+        """Return what answers: this."""
+        return self
+
+    @property
+    def status(self) -> int:
+        """That of the answer."""
+        return int(self._answer().status)
+
+    def read(self) -> bytes:
+        """Return all that is left of the answer."""
+        rest = bytearray(self._rest)
+        self._rest.clear()
+        while piece := self._piece():
+            rest += piece
+        return bytes(rest)
+
+    def readline(self, most: int = 0) -> bytes:
+        """Return the next line, or so many bytes of it; the last may be empty, and lack its end."""
+        begin = 0
+        while (end := self._rest.find(b"\n", begin)) < 0 and not 0 < most <= len(self._rest):
+            begin = len(self._rest)
+            if not (piece := self._piece()):
+                break
+            self._rest += piece
+        size = end + 1 if end >= 0 else len(self._rest)
+        size = min(size, most) if most else size
+        line = bytes(self._rest[:size])
+        del self._rest[:size]
+        return line
+
+    def _piece(self) -> bytes:
+        try:
+            return self._answer().read1(_PIECE)
+        except urllib3.exceptions.HTTPError as error:
+            raise ConnectionError(str(error)) from error
+
+    def break_off(self) -> None:
+        """End the answer, for whoever reads it, from another thread."""
+        if self._response is not None:
+            with contextlib.suppress(OSError, ValueError, RuntimeError):  # it has ended by itself
+                self._response.shutdown()
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._response is not None:
+            self._response.close()
+        self._pool.clear()
+
+    def _answer(self) -> urllib3.BaseHTTPResponse:
+        assert self._response is not None
+        return self._response
+
+
+class Stream:
+    """The lines of an answer. where: what is asked, in a few words."""
+
+    def __init__(self, line: Line, where: str) -> None:
+        self._line = line
+        self._where = where
+
+    def open(self, method: str, target: str) -> None:
+        """Ask. Raises ApiError."""
+        try:
+            self._line.request(method, target, headers={"Accept": "application/json"})
+            if self._line.status >= 300:
+                raise refusal(
+                    f"{method} {self._where}", self._line.status, said_in(self._line.read())
+                )
+        except OSError as error:
+            raise ApiError(f"{method} {self._where}: no answer: {error}") from error
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield each whole line. Raises ApiError: it broke off, or fell silent."""
+        return (line for line in self.pieces() if line.endswith(b"\n"))
+
+    def pieces(self, most: int = 0) -> Iterator[bytes]:
+        """Yield each line, in pieces of at most so many bytes, and what there is of the last.
+
+        Raises ApiError: it broke off, or fell silent.
+        """
+        try:
+            while piece := self._line.readline(most):
+                yield piece
+        except OSError as error:
+            raise ApiError(f"{self._where}: the answer broke off: {error}") from error
+
+    def break_off(self) -> None:
+        """End the answer, for whoever reads it, from another thread."""
+        self._line.break_off()

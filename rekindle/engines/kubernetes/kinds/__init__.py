@@ -1,1 +1,0 @@
-"""The kinds of workload that can hold a job's nodes, one file each; `base` says what a kind is."""

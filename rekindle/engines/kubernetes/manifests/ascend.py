@@ -1,0 +1,207 @@
+"""What is particular to Ascend and MindCluster: labels, annotations, ports, mounts. Pure.
+
+Everything is left out that nobody asked for. Sources: MindCluster's resumable training, the
+documents on AscendJob and on process-level recovery.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from rekindle.recovery.policy import annotations as words
+
+Manifest = dict[str, Any]
+
+FRAMEWORK = "framework"
+ACCELERATOR = "ring-controller.atlas"
+SCHEDULE_POLICY = "huawei.com/schedule_policy"
+VISIBLE = "ASCEND_VISIBLE_DEVICES"
+
+FRAMEWORKS = ("pytorch", "mindspore", "tensorflow")
+SCHEDULING = ("grace", "force", "off", "external-grace", "external-force")
+PROCESS = ("on", "pause", "off")
+SUB_HEALTHY = ("ignore", "graceExit", "forceExit", "hotSwitch")
+TOR_AFFINITY = ("large-model-schema", "normal-schema", "null")
+STRATEGIES = ("retry", "recover", "recover-in-place", "dump", "exit", "elastic-training")
+
+TRACE_FOLDER = "/user/cluster-info/datatrace-config"
+JOB_PORT, TTP_PORT, TASKD_PORT = 2222, 8000, 9601
+_WAIT_MINDX_S = 60
+
+
+class Ascend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """MindCluster's words about a job; what is empty (or None) is not said.
+
+    accelerator: value of ring-controller.atlas. schedule_policy: as chip8-node8.
+    fault_filter: seconds of silence by level of fault, as "RestartRequest:30".
+    env, ports, reset_config, data_trace, driver: whether the containers have them; None: if
+    MindCluster recovers the job.
+    """
+
+    framework: str = "pytorch"
+    accelerator: str = ""
+    schedule_policy: str = ""
+    fault_scheduling: str = ""
+    fault_retry_times: int | None = None
+    pod_rescheduling: bool = False
+    process_recover: str = ""
+    sub_healthy: str = ""
+    tor_affinity: str = ""
+    podgroup_scheduling: bool = False
+    custom_job_key: str = ""
+    custom_job_id: str = ""
+    wait_reschedule_timeout_s: int | None = None
+    sp_block: int | None = None
+    ra_block: int | None = None
+    recover_policy_path: str = ""
+    min_available: int | None = None
+    affinity_config: str = ""
+    fault_filter_codes: str = ""
+    fault_filter: str = ""
+    backoff_limit: int | None = None
+    env: bool | None = None
+    ports: bool | None = None
+    reset_config: bool | None = None
+    data_trace: bool | None = None
+    driver: bool | None = None
+
+
+def job_labels(ascend: Ascend, *, process_level: bool) -> dict[str, str]:
+    """Return the labels of the workload. process_level: whether processes are to be recovered."""
+    process = ascend.process_recover or ("on" if process_level else "")
+    return {
+        key: value
+        for key, value in (
+            (ACCELERATOR, ascend.accelerator),
+            (words.FAULT_SCHEDULING, ascend.fault_scheduling),
+            (words.FAULT_RETRY_TIMES, _number(ascend.fault_retry_times)),
+            (words.POD_RESCHEDULING, "on" if ascend.pod_rescheduling else ""),
+            (words.PROCESS_RECOVER, process),
+            ("subHealthyStrategy", ascend.sub_healthy),
+            ("tor-affinity", ascend.tor_affinity),
+            ("podgroup-sched-enable", "true" if ascend.podgroup_scheduling else ""),
+            ("customJobKey", ascend.custom_job_key),
+            ("custom-job-id", ascend.custom_job_id),
+        )
+        if value
+    }
+
+
+def job_annotations(ascend: Ascend, strategies: tuple[str, ...]) -> dict[str, str]:
+    """Return the annotations of the workload."""
+    return {
+        key: value
+        for key, value in (
+            (words.RECOVER_STRATEGY, ",".join(strategies)),
+            (words.WAIT_RESCHEDULE, _number(ascend.wait_reschedule_timeout_s)),
+            (SCHEDULE_POLICY, ascend.schedule_policy),
+            ("sp-block", _number(ascend.sp_block)),
+            ("ra-block", _number(ascend.ra_block)),
+            ("huawei.com/recover_policy_path", ascend.recover_policy_path),
+            ("huawei.com/schedule_minAvailable", _number(ascend.min_available)),
+            ("huawei.com/affinity-config", ascend.affinity_config),
+            ("huawei.com/schedule.filter.faultCode", ascend.fault_filter_codes),
+            ("huawei.com/schedule.filter.faultLevel", ascend.fault_filter),
+        )
+        if value
+    }
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Which workload it is, and what device its pods ask for."""
+
+    workload: str
+    namespace: str
+    device: str
+
+
+class Extras(msgspec.Struct, frozen=True, kw_only=True):
+    """What the containers of a job have on top."""
+
+    env: list[Manifest] = []
+    ports: list[Manifest] = []
+    mounts: list[Manifest] = []
+    volumes: list[Manifest] = []
+
+
+def extras(ascend: Ascend, place: Place, *, by_mindcluster: bool, process_level: bool) -> Extras:
+    """Return what a pod's container has on top, as asked for."""
+
+    def wanted(said: bool | None) -> bool:
+        return by_mindcluster if said is None else said
+
+    folders: list[tuple[str, str, str, bool]] = []
+    if wanted(ascend.reset_config):
+        source = f"/user/restore/reset/{place.namespace}.reset-config-{place.workload}"
+        folders.append(("reset-config", "/user/restore/reset/config", source, True))
+    if wanted(ascend.data_trace):
+        source = f"{TRACE_FOLDER}/{place.namespace}.data-trace-{place.workload}"
+        folders.append(("data-trace-config", TRACE_FOLDER, source, False))
+        profiles = "/user/cluster-info/profiling"
+        folders.append(("data-trace", profiles, profiles, False))
+    if wanted(ascend.driver):
+        driver = "/usr/local/Ascend/driver"
+        folders.append(("ascend-driver", driver, driver, True))
+    return Extras(
+        env=_env(place.device, process_level=process_level) if wanted(ascend.env) else [],
+        ports=_ports() if wanted(ascend.ports) else [],
+        mounts=[_mount(name, path, read_only=ro) for name, path, _, ro in folders],
+        volumes=[{"name": name, "hostPath": {"path": source}} for name, _, source, _ in folders],
+    )
+
+
+def _env(device: str, *, process_level: bool) -> list[Manifest]:
+    found = [_field("XDL_IP", "status.hostIP"), _field("POD_IP", "status.podIP")]
+    if device:
+        found.append(_field(VISIBLE, f"metadata.annotations['{device}']"))
+    found.append({"name": "TTP_PORT", "value": str(TTP_PORT)})
+    if process_level:
+        found += [
+            {"name": "PROCESS_RECOVER", "value": "on"},
+            {"name": "ELASTIC_PROCESS_RECOVER_ENABLE", "value": "1"},
+            {"name": "MINDIO_WAIT_MINDX_TIME", "value": str(_WAIT_MINDX_S)},
+            {"name": "TASKD_PROCESS_ENABLE", "value": "on"},
+        ]
+    return found
+
+
+def _ports() -> list[Manifest]:
+    named = (("ascendjob-port", JOB_PORT), ("ttp-port", TTP_PORT), ("taskd-port", TASKD_PORT))
+    return [{"name": name, "containerPort": port} for name, port in named]
+
+
+def _field(name: str, path: str) -> Manifest:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _mount(name: str, path: str, *, read_only: bool) -> Manifest:
+    found: Manifest = {"name": name, "mountPath": path}
+    return found | {"readOnly": True} if read_only else found
+
+
+RESET_CONFIG = "reset-config-"
+
+
+def reset_config(workload: str, namespace: str) -> Manifest:
+    """Return the ConfigMap in which MindCluster tells a job's processes to begin anew."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": f"{RESET_CONFIG}{workload}",
+            "namespace": namespace,
+            "labels": {"reset": "true"},
+        },
+        "data": {"reset.json": '{"status":"initializing"}\n', "checkCode": ""},
+    }
+
+
+def is_mindclusters(manifest: Manifest) -> bool:
+    """Whether MindCluster goes on to write there: it is made once, and never put back."""
+    return str(manifest["metadata"]["name"]).startswith(RESET_CONFIG)

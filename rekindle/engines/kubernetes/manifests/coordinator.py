@@ -1,0 +1,224 @@
+"""The objects around a job's workload: its coordinator, what it is told, who may reach whom. Pure.
+
+The description goes into the Secret, whole: its environment may hold credentials (a store's are
+among them), and so may its arguments.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rekindle import names
+from rekindle.engines.kubernetes import labels
+from rekindle.engines.kubernetes.labels import Names, Role
+from rekindle.engines.kubernetes.manifests.settings import Peer, Pods
+from rekindle.job.spec import JobSpec, job_directory
+
+Manifest = dict[str, Any]
+
+_USER = 65532  # nobody's in particular; the image needs not know it
+_PORT = "http"
+_DEAD_HOST_S = 15
+
+
+def root(spec: JobSpec, pods: Pods, own: dict[str, str]) -> Manifest:
+    """Return the ConfigMap that owns all other objects; it says what to look for, and no secret.
+
+    own: its labels.
+    """
+    found = _object("v1", "ConfigMap", spec, pods, Names.of(spec.job_id).root)
+    found["metadata"]["labels"] = own
+    found["metadata"]["annotations"] = {labels.JOB_ID: spec.job_id}
+    found["data"] = {
+        "job-id": spec.job_id,
+        "kind": pods.kind.value,
+        "workload": Names.of(spec.job_id).workload,
+        "nodes": str(spec.nodes),
+        "spares": str(spec.spares),
+    }
+    return found
+
+
+def secret(spec: JobSpec, pods: Pods, value: str) -> Manifest:
+    """Return the Secret: the job's secret, and its description."""
+    found = _object("v1", "Secret", spec, pods, Names.of(spec.job_id).secret)
+    content = {names.SECRET_FILE: value.encode(), names.SPEC_FILE: msgspec.json.encode(spec)}
+    found["type"] = "Opaque"
+    found["data"] = {key: base64.b64encode(text).decode() for key, text in content.items()}
+    return found
+
+
+def deployment(spec: JobSpec, pods: Pods) -> Manifest:
+    """Return the Deployment that keeps one coordinator alive."""
+    found = _object("apps/v1", "Deployment", spec, pods, Names.of(spec.job_id).coordinator)
+    own = labels.labels(spec.job_id, Role.COORDINATOR)
+    found["metadata"]["labels"] = own
+    found["spec"] = {
+        "replicas": 1,
+        "strategy": {"type": "Recreate"},  # never two of them
+        "selector": {"matchLabels": own},
+        "template": {"metadata": {"labels": own}, "spec": _pod(spec, pods)},
+    }
+    return found
+
+
+def _pod(spec: JobSpec, pods: Pods) -> Manifest:
+    found: Manifest = {}
+    if pods.image_pull_secrets:
+        found["imagePullSecrets"] = [{"name": name} for name in pods.image_pull_secrets]
+    claim = pods.coordinator.claim
+    kept = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
+    told = {"secretName": Names.of(spec.job_id).secret, "defaultMode": 0o440}
+    return found | {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        # On a dead host it would stay for 5 minutes: agents wait less long for another one.
+        "tolerations": [
+            {
+                "key": f"node.kubernetes.io/{taint}",
+                "operator": "Exists",
+                "effect": "NoExecute",
+                "tolerationSeconds": _DEAD_HOST_S,
+            }
+            for taint in ("not-ready", "unreachable")
+        ],
+        "containers": [_container(spec, pods)],
+        "volumes": [
+            {"name": "record"} | kept,
+            {"name": "described", "secret": told},
+            {"name": "tmp", "emptyDir": {}},
+        ],
+    }
+
+
+def _container(spec: JobSpec, pods: Pods) -> Manifest:
+    given = pods.coordinator
+    found: Manifest = {"name": "coordinator", "image": given.image or pods.image}
+    if pods.image_pull_policy:
+        found["imagePullPolicy"] = pods.image_pull_policy
+    requests = {"cpu": given.cpu, "memory": given.memory}
+    limits = {"memory": given.memory}
+    return found | {
+        "command": [
+            *("python", "-m", "rekindle.coordinator.pod_process"),
+            *("--directory", directory(spec.job_id)),
+            *("--described", names.POD_DESCRIBED),
+            *("--port", str(names.POD_PORT)),
+        ],
+        "env": [
+            {"name": names.ENV_HOME, "value": names.POD_HOME},
+            {"name": "PYTHONUNBUFFERED", "value": "1"},
+        ],
+        "ports": [{"name": _PORT, "containerPort": names.POD_PORT}],
+        "readinessProbe": {"tcpSocket": {"port": _PORT}, "periodSeconds": 2},
+        "resources": {
+            "requests": {key: value for key, value in requests.items() if value},
+            "limits": {key: value for key, value in limits.items() if value},
+        },
+        "volumeMounts": [
+            {"name": "record", "mountPath": names.POD_HOME},
+            {"name": "described", "mountPath": names.POD_DESCRIBED, "readOnly": True},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+
+
+def directory(job_id: str) -> str:
+    """Return the job's directory in its coordinator's container."""
+    return str(job_directory(job_id, Path(names.POD_HOME)))
+
+
+def services(spec: JobSpec, pods: Pods) -> list[Manifest]:
+    """Return the Services: the coordinator's, and the one that gives the job's pods names."""
+    own = Names.of(spec.job_id)
+    coordinator = _object("v1", "Service", spec, pods, own.coordinator)
+    coordinator["spec"] = {
+        "selector": labels.labels(spec.job_id, Role.COORDINATOR),
+        "ports": [{"name": _PORT, "port": names.POD_PORT, "targetPort": _PORT}],
+    }
+    nodes = _object("v1", "Service", spec, pods, own.nodes)
+    nodes["spec"] = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": labels.labels(spec.job_id, Role.WORKER),
+    }
+    return [coordinator, nodes]
+
+
+def policies(spec: JobSpec, pods: Pods) -> list[Manifest]:
+    """Return the NetworkPolicies; none where pods use their hosts' network, which has none."""
+    if not pods.network_policy or pods.host_network:
+        return []
+    own = Names.of(spec.job_id)
+    mates = {"podSelector": {"matchLabels": labels.labels(spec.job_id)}}
+    flows = {"podSelector": {"matchLabels": {labels.ROLE: Role.FLOW.value}}}
+    port = [{"protocol": "TCP", "port": names.POD_PORT}]
+    coordinator = _object("networking.k8s.io/v1", "NetworkPolicy", spec, pods, own.coordinator)
+    coordinator["spec"] = {
+        "podSelector": {"matchLabels": labels.labels(spec.job_id, Role.COORDINATOR)},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [mates, flows, *map(_peer, pods.coordinator.peers)], "ports": port}],
+    }
+    nodes = _object("networking.k8s.io/v1", "NetworkPolicy", spec, pods, own.nodes)
+    nodes["spec"] = {
+        "podSelector": {"matchLabels": labels.labels(spec.job_id, Role.WORKER)},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [mates]}],
+    }
+    return [coordinator, nodes]
+
+
+def _peer(peer: Peer) -> Manifest:
+    if peer.cidr:
+        return {"ipBlock": {"cidr": peer.cidr}}
+    found: Manifest = {}
+    if peer.namespace:
+        place = {"kubernetes.io/metadata.name": peer.namespace}
+        found["namespaceSelector"] = {"matchLabels": place}
+    if peer.labels:
+        found["podSelector"] = {"matchLabels": dict(peer.labels)}
+    return found
+
+
+def owned(obj: Manifest, owner_uid: str) -> Manifest:
+    """Return the object as one that goes when the job's ConfigMap, which has this uid, does."""
+    new = copy.deepcopy(obj)
+    new["metadata"]["ownerReferences"] = [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "name": Names(obj["metadata"]["labels"][labels.JOB]).root,
+            "uid": owner_uid,
+            "controller": False,
+            # To block would need the right to change finalizers.
+            "blockOwnerDeletion": False,
+        }
+    ]
+    return new
+
+
+def _object(version: str, kind: str, spec: JobSpec, pods: Pods, name: str) -> Manifest:
+    metadata = {
+        "name": name,
+        "namespace": pods.namespace,
+        "labels": labels.labels(spec.job_id),
+    }
+    return {"apiVersion": version, "kind": kind, "metadata": metadata}

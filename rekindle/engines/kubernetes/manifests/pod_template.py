@@ -1,0 +1,236 @@
+"""The pod in which an agent runs: one node of the job. Pure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+from rekindle import names
+from rekindle.engines.kubernetes import labels
+from rekindle.engines.kubernetes.labels import Names, Role
+from rekindle.engines.kubernetes.manifests import ascend
+from rekindle.engines.kubernetes.manifests.settings import Kind, Pods, Volume, devices, grace_s
+from rekindle.engines.kubernetes.manifests.strategic_merge import merge
+from rekindle.errors import UsageError
+from rekindle.job.spec import JobSpec
+
+Manifest = dict[str, Any]
+
+# What the operator of a kind looks for.
+_CONTAINERS = {Kind.ASCENDJOB: "ascend", Kind.PYTORCHJOB: "pytorch", Kind.TRAINJOB: "node"}
+_OTHER_CONTAINER = "training"
+_SHM = "/dev/shm"
+
+JOIN_S = "600"  # a coordinator's image may have to be pulled, and an attempt to begin
+
+
+def container_name(kind: Kind) -> str:
+    """Return what the container is called in which the agent runs."""
+    return _CONTAINERS.get(kind, _OTHER_CONTAINER)
+
+
+def address(spec: JobSpec, pods: Pods) -> str:
+    """Return where the job's coordinator is reached inside the cluster."""
+    service = Names.of(spec.job_id).coordinator
+    return f"{service}.{pods.namespace}.svc:{names.POD_PORT}"
+
+
+def pod_template(spec: JobSpec, pods: Pods, *, attempt: int, restart: str) -> Manifest:
+    """Return the template of the job's pods, with what people say of it.
+
+    restart: the restartPolicy; "": the kind says it elsewhere. Raises UsageError: the patch of the
+    template does not fit.
+    """
+    extras = ascend.extras(
+        pods.ascend,
+        ascend.Place(
+            workload=Names.of(spec.job_id).workload, namespace=pods.namespace, device=pods.device
+        ),
+        by_mindcluster=pods.by_mindcluster,
+        process_level=pods.process_level,
+    )
+    metadata: Manifest = {"labels": _labels(spec, pods, attempt)}
+    if pods.annotations:
+        metadata["annotations"] = dict(pods.annotations)
+    template = {
+        "metadata": metadata,
+        "spec": {
+            **_placed(spec, pods),
+            **({"restartPolicy": restart} if restart else {}),
+            "terminationGracePeriodSeconds": grace_s(spec, pods),
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            **_network(spec, pods),
+            "containers": [_container(spec, pods, extras)],
+            "volumes": [_shared_memory(pods), *map(_source, pods.volumes), *extras.volumes],
+        },
+    }
+    _refuse_our_names(pods.pod_overrides)
+    new = merge(template, pods.pod_overrides, "pod_overrides")
+    _keep_our_labels(template, new)
+    return new
+
+
+def _labels(spec: JobSpec, pods: Pods, attempt: int) -> dict[str, str]:
+    found = dict(pods.labels)
+    if pods.ascend.accelerator:
+        found[ascend.ACCELERATOR] = pods.ascend.accelerator
+    return found | labels.labels(spec.job_id, Role.WORKER, attempt=attempt)
+
+
+def _container(spec: JobSpec, pods: Pods, extras: ascend.Extras) -> Manifest:
+    found: Manifest = {"name": container_name(pods.kind), "image": pods.image}
+    if pods.image_pull_policy:
+        found["imagePullPolicy"] = pods.image_pull_policy
+    found["command"] = ["rekindle", "run", "--coordinator", address(spec, pods)]
+    found["command"] += ["--join-timeout", JOIN_S, "--local-addr", f"$({names.ENV_POD_IP})"]
+    found["env"] = [
+        {
+            "name": names.ENV_SECRET,
+            "valueFrom": {
+                "secretKeyRef": {"name": Names.of(spec.job_id).secret, "key": names.SECRET_FILE}
+            },
+        },
+        _field(names.ENV_POD_IP, "status.podIP"),
+        _field(names.ENV_HOST_NAME, "spec.nodeName"),
+        *([{"name": names.ENV_HOME, "value": pods.home}] if pods.home else []),
+        {"name": "PYTHONUNBUFFERED", "value": "1"},
+        *extras.env,
+    ]
+    if pods.env_from_secrets:
+        found["envFrom"] = [{"secretRef": {"name": name}} for name in pods.env_from_secrets]
+    if extras.ports:
+        found["ports"] = extras.ports
+    found["resources"] = _resources(spec, pods)
+    found["volumeMounts"] = [
+        {"name": "shm", "mountPath": _SHM},
+        *map(_mount, pods.volumes),
+        *extras.mounts,
+    ]
+    found["terminationMessagePolicy"] = "FallbackToLogsOnError"
+    found["securityContext"] = {"allowPrivilegeEscalation": False}
+    return found
+
+
+def _resources(spec: JobSpec, pods: Pods) -> Manifest:
+    """Requests and limits; the processor alone is not limited, to be used while others idle."""
+    limits: Manifest = {"memory": pods.memory} if pods.memory else {}
+    if count := devices(spec, pods):
+        limits[pods.device] = str(count)
+    requests = ({"cpu": pods.cpu} if pods.cpu else {}) | limits
+    return {name: value for name, value in (("requests", requests), ("limits", limits)) if value}
+
+
+def _placed(spec: JobSpec, pods: Pods) -> Manifest:
+    found: Manifest = {}
+    if pods.service_account:
+        found["serviceAccountName"] = pods.service_account
+    if pods.image_pull_secrets:
+        found["imagePullSecrets"] = [{"name": name} for name in pods.image_pull_secrets]
+    if pods.priority_class:
+        found["priorityClassName"] = pods.priority_class
+    if pods.node_selector:
+        found["nodeSelector"] = dict(pods.node_selector)
+    if affinity := _affinity(spec, pods):
+        found["affinity"] = affinity
+    if pods.tolerations:
+        found["tolerations"] = [dict(one) for one in pods.tolerations]
+    return found
+
+
+def _affinity(spec: JobSpec, pods: Pods) -> Manifest:
+    mates = {"matchLabels": labels.labels(spec.job_id, Role.WORKER)}
+    found: Manifest = {}
+    if pods.one_per_host:
+        apart = {"labelSelector": mates, "topologyKey": labels.HOSTNAME}
+        found["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
+    if pods.topology_key:
+        near = {"labelSelector": mates, "topologyKey": pods.topology_key}
+        wish = {"weight": 100, "podAffinityTerm": near}
+        found["podAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": [wish]}
+    return found
+
+
+def _network(spec: JobSpec, pods: Pods) -> Manifest:
+    found: Manifest = {"subdomain": Names.of(spec.job_id).nodes}
+    if pods.host_network:
+        found |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+    return found
+
+
+def _shared_memory(pods: Pods) -> Manifest:
+    limit = {"sizeLimit": pods.shared_memory} if pods.shared_memory else {}
+    return {"name": "shm", "emptyDir": {"medium": "Memory"} | limit}
+
+
+def _source(volume: Volume) -> Manifest:
+    found: Manifest = {"name": volume.name}
+    if volume.claim:
+        found["persistentVolumeClaim"] = {"claimName": volume.claim}
+    elif volume.host_path:
+        found["hostPath"] = {"path": volume.host_path}
+    elif volume.config_map:
+        found["configMap"] = {"name": volume.config_map}
+    elif volume.secret:
+        found["secret"] = {"secretName": volume.secret}
+    else:
+        found["emptyDir"] = {}
+    return found
+
+
+def _mount(volume: Volume) -> Manifest:
+    found: Manifest = {"name": volume.name, "mountPath": volume.mount_path}
+    return found | {"readOnly": True} if volume.read_only else found
+
+
+def _field(name: str, path: str) -> Manifest:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _refuse_our_names(patch: Manifest) -> None:
+    """Raise UsageError if a patch sets what the agent in the pod is told by."""
+    spec = patch.get("spec")
+    containers = spec.get("containers") if isinstance(spec, dict) else None
+    for container in containers if isinstance(containers, list) else ():
+        env = container.get("env") if isinstance(container, dict) else None
+        for variable in env if isinstance(env, list) else ():
+            name = variable.get("name") if isinstance(variable, dict) else None
+            if isinstance(name, str) and name.startswith("REKINDLE_"):
+                raise UsageError(f"pod_overrides: {name} is set by Rekindle itself; leave it out")
+
+
+def _keep_our_labels(template: Manifest, patched: Manifest) -> None:
+    """Raise UsageError if a patch takes away what a pod of the job is found by."""
+    kept = (patched.get("metadata") or {}).get("labels") or {}
+    for key, value in template["metadata"]["labels"].items():
+        if key.startswith(labels.PREFIX) and kept.get(key) != value:
+            raise UsageError(f"pod_overrides: label {key} is set by Rekindle itself; leave it out")
+
+
+def keep_off(template: Manifest, avoid: Iterable[str]) -> Manifest:
+    """Return the template with a demand that its pods be placed on none of these nodes.
+
+    What is demanded of nodes already stays demanded.
+    """
+    nodes = sorted(set(avoid))
+    if not nodes:
+        return template
+    off = {"key": labels.HOSTNAME, "operator": "NotIn", "values": nodes}
+    new = copy.deepcopy(template)
+    affinity = _below(_below(new, "spec"), "affinity")
+    demanded = _below(
+        _below(affinity, "nodeAffinity"), "requiredDuringSchedulingIgnoredDuringExecution"
+    )
+    terms = demanded.get("nodeSelectorTerms") or [{}]  # any one of them is enough
+    demanded["nodeSelectorTerms"] = [
+        term | {"matchExpressions": [*term.get("matchExpressions", []), off]} for term in terms
+    ]
+    return new
+
+
+def _below(manifest: Manifest, key: str) -> Manifest:
+    if not manifest.get(key):
+        manifest[key] = {}
+    found: Manifest = manifest[key]
+    return found

@@ -1,0 +1,156 @@
+"""All objects of a job, rendered: the part of this package that others call. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from rekindle.engines.kubernetes import labels
+from rekindle.engines.kubernetes.manifests import ascend, coordinator
+from rekindle.engines.kubernetes.manifests.kinds.ascendjob import AscendJob
+from rekindle.engines.kubernetes.manifests.kinds.base import Adapter, Following, Rendered
+from rekindle.engines.kubernetes.manifests.kinds.indexed_job import IndexedJob
+from rekindle.engines.kubernetes.manifests.kinds.jobset import JobSet
+from rekindle.engines.kubernetes.manifests.kinds.pytorchjob import PyTorchJob
+from rekindle.engines.kubernetes.manifests.kinds.trainjob import TrainJob
+from rekindle.engines.kubernetes.manifests.kinds.volcano_job import VolcanoJob
+from rekindle.engines.kubernetes.manifests.pod_template import keep_off, pod_template
+from rekindle.engines.kubernetes.manifests.settings import Isolation, Kind, Pods
+from rekindle.engines.kubernetes.manifests.strategic_merge import merge
+from rekindle.engines.kubernetes.manifests.validation import check_pods
+from rekindle.errors import UsageError
+from rekindle.job.spec import JobSpec, KeepsOff
+
+Manifest = dict[str, Any]
+
+_ADAPTERS: dict[Kind, Adapter] = {
+    Kind.INDEXED_JOB: IndexedJob(),
+    Kind.JOBSET: JobSet(),
+    Kind.ASCENDJOB: AscendJob(),
+    Kind.VOLCANO_JOB: VolcanoJob(),
+    Kind.TRAINJOB: TrainJob(),
+    Kind.PYTORCHJOB: PyTorchJob(),
+}
+_VOLCANO = (Kind.ASCENDJOB, Kind.VOLCANO_JOB)
+
+
+class Manifests(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's objects, in the order in which they are made.
+
+    root: the ConfigMap that owns all others. around: what the coordinator needs. beside: what has
+    to be there before the workload.
+    """
+
+    root: Manifest
+    around: tuple[Manifest, ...]
+    beside: tuple[Manifest, ...]
+    workload: Manifest
+
+    @property
+    def every(self) -> tuple[Manifest, ...]:
+        """All of them."""
+        return (self.root, *self.around, *self.beside, self.workload)
+
+
+def adapter(kind: Kind) -> Adapter:
+    """Return what knows this kind of workload."""
+    return _ADAPTERS[kind]
+
+
+def keeps_off(pods: Pods) -> KeepsOff:
+    """Return what is done about isolated hosts.
+
+    Where nothing marks the host for all, the kind's controller has to place single pods elsewhere.
+    """
+    marked = pods.isolated_hosts is not Isolation.AVOID
+    follows = isinstance(adapter(pods.kind), Following)
+    return KeepsOff.AT_ONCE if marked or follows else KeepsOff.ANEW
+
+
+def render(
+    spec: JobSpec,
+    pods: Pods,
+    *,
+    secret: str,
+    attempt: int = 0,
+    avoid: tuple[str, ...] = (),
+) -> Manifests:
+    """Return all objects of a job.
+
+    secret: the job's. avoid: names of nodes.
+    Raises UsageError: the pods cannot be as said, or a patch does not fit.
+    """
+    check_pods(pods, spec)
+    told = msgspec.structs.replace(spec, keeps_off=keeps_off(pods))
+    kind = adapter(pods.kind)
+    own = labels.labels(spec.job_id, attempt=attempt)
+    own[labels.DESCRIBED] = labels.described(secret, spec, pods)
+    said = ascend.job_labels(pods.ascend, process_level=pods.process_level)
+    job = Rendered(
+        spec=spec,
+        pods=pods,
+        template=pod_template(spec, pods, attempt=attempt, restart=kind.restart(pods)),
+        labels=pods.labels | said | _queue(pods) | own,
+        annotations=pods.annotations
+        | ascend.job_annotations(pods.ascend, pods.recover_strategy)
+        | {labels.JOB_ID: spec.job_id},
+    )
+    workload = _patched(kind.render(job), pods)
+    _finish(kind, workload, avoid)
+    kind.check(workload)
+    beside = kind.beside(job)
+    for one in beside:
+        kept = {k: v for k, v in one["metadata"]["labels"].items() if k != labels.KUEUE}
+        one["metadata"]["labels"] = kept | own
+        _finish(kind, one, avoid)
+    return Manifests(
+        root=coordinator.root(spec, pods, own),
+        around=(
+            coordinator.secret(told, pods, secret),
+            *coordinator.services(spec, pods),
+            *coordinator.policies(spec, pods),
+            coordinator.deployment(spec, pods),
+        ),
+        beside=tuple(beside),
+        workload=workload,
+    )
+
+
+def _queue(pods: Pods) -> dict[str, str]:
+    """Return the label of Kueue, for a kind that Volcano does not place."""
+    by_volcano = pods.kind in _VOLCANO or (pods.kind is Kind.PYTORCHJOB and pods.gang)
+    return {labels.KUEUE: pods.queue} if pods.queue and not by_volcano else {}
+
+
+def _patched(workload: Manifest, pods: Pods) -> Manifest:
+    """Return the workload with people's patch. Raises UsageError: it does not fit."""
+    new = merge(workload, pods.overrides, "overrides")
+    for where in (("apiVersion",), ("kind",), ("metadata", "name"), ("metadata", "namespace")):
+        if _at(new, where) != _at(workload, where):
+            raise UsageError(
+                f"overrides: {'.'.join(where)} cannot be changed: it is how the job is found again"
+            )
+    for key, value in workload["metadata"]["labels"].items():
+        if key.startswith(labels.PREFIX) and _at(new, ("metadata", "labels", key)) != value:
+            raise UsageError(f"overrides: label {key} is set by Rekindle itself; leave it out")
+    return new
+
+
+def _at(manifest: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        manifest = manifest.get(key) if isinstance(manifest, dict) else None
+    return manifest
+
+
+def _finish(kind: Adapter, manifest: Manifest, avoid: tuple[str, ...]) -> None:
+    """Keep the pods off these nodes. Raises UsageError: a patch has left no pods."""
+    try:
+        for holder, key in kind.templates(manifest):
+            holder[key] = keep_off(holder[key], avoid)
+            if not holder[key]["spec"]["containers"]:
+                raise KeyError("containers")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"overrides: the patches leave the {manifest['kind']} without a pod template ({error})"
+        ) from error

@@ -1,0 +1,261 @@
+"""Whether what people say of a job's pods can be meant. Pure; every refusal says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+
+from rekindle.checkpoints.location import S3Location, parse
+from rekindle.engines.kubernetes.labels import PREFIX
+from rekindle.engines.kubernetes.manifests import ascend as words
+from rekindle.engines.kubernetes.manifests import quantities as check
+from rekindle.engines.kubernetes.manifests.ascend import Ascend
+from rekindle.engines.kubernetes.manifests.settings import (
+    Kind,
+    Pods,
+    Volume,
+    last_words_s,
+    replicas,
+)
+from rekindle.errors import UsageError
+from rekindle.job.spec import Framework, JobSpec
+
+_PULL = ("", "Always", "IfNotPresent", "Never")
+_TOLERATION = ("key", "operator", "value", "effect", "tolerationSeconds")
+
+_MOST_ASCEND = 20_000
+_MINDCLUSTER = (Kind.ASCENDJOB, Kind.VOLCANO_JOB)
+_GANGS = (Kind.ASCENDJOB, Kind.VOLCANO_JOB, Kind.TRAINJOB, Kind.PYTORCHJOB)
+
+
+def check_pods(pods: Pods, spec: JobSpec) -> None:
+    """Raise UsageError if the job's pods cannot be as said: which field, and what is right."""
+    check_words(pods)
+    _check_grace(pods, spec)
+    _check_checkpoints(pods, spec)
+    _check_home(pods)
+    if pods.kind is Kind.ASCENDJOB and replicas(spec) > _MOST_ASCEND:
+        raise UsageError(
+            f"an ascendjob has at most {_MOST_ASCEND} replicas; nodes and spares are "
+            f"{replicas(spec)}"
+        )
+    # MindCluster's operator makes other roles and variables for it.
+    mindspore = Framework.MINDSPORE.value
+    if spec.framework.value == mindspore != pods.ascend.framework and pods.kind is Kind.ASCENDJOB:
+        raise UsageError(
+            f"ascend.framework is {pods.ascend.framework} and the job's is {mindspore}: say "
+            f"{mindspore} in both"
+        )
+
+
+def check_words(pods: Pods) -> None:
+    """Raise UsageError if no job's pods can be so."""
+    if not pods.image.strip() or any(sign.isspace() for sign in pods.image):
+        raise UsageError(f"image is {pods.image!r}; name the image that holds the training script")
+    _check_names(pods)
+    _check_amounts(pods)
+    _check_keys(pods)
+    _check_volumes(pods)
+    _check_coordinator(pods)
+    _check_recovery(pods)
+    check_ascend(pods.ascend)
+
+
+def _check_names(pods: Pods) -> None:
+    check.label("namespace", pods.namespace)
+    for where, name in (
+        ("service_account", pods.service_account),
+        ("priority_class", pods.priority_class),
+        *(("image_pull_secrets", name) for name in pods.image_pull_secrets),
+        *(("env_from_secrets", name) for name in pods.env_from_secrets),
+    ):
+        if name or where.endswith("secrets"):
+            check.subdomain(where, name)
+    if pods.queue:
+        check.subdomain("queue", pods.queue)
+    if pods.image_pull_policy not in _PULL:
+        raise check.no_choice("image_pull_policy", pods.image_pull_policy, _PULL[1:])
+    if pods.device:
+        check.device(pods.device)
+    if pods.topology_key:
+        check.key("topology_key", pods.topology_key)
+
+
+def _check_amounts(pods: Pods) -> None:
+    for name in ("cpu", "memory", "shared_memory"):
+        check.quantity(name, getattr(pods, name))
+    if pods.devices_per_node < 0:
+        raise UsageError(f"devices_per_node is {pods.devices_per_node}; give a number, or 0")
+    if pods.devices_per_node and not pods.device:
+        raise UsageError("devices_per_node needs device: name it, as nvidia.com/gpu")
+
+
+def _check_grace(pods: Pods, spec: JobSpec) -> None:
+    least = last_words_s(spec)
+    if pods.termination_grace_s < 0 or 0 < pods.termination_grace_s < least:
+        raise UsageError(
+            f"termination_grace_s is {pods.termination_grace_s}; give at least {least}, or 0: an "
+            f"agent writes last words for policy.dump_timeout_s, {spec.policy.dump_timeout_s:g} s"
+        )
+
+
+def _check_keys(pods: Pods) -> None:
+    for where, found in (("labels", pods.labels), ("node_selector", pods.node_selector)):
+        for key, value in found.items():
+            check.key(where, key)
+            check.value(f"{where}: {key}", value)
+    for key in pods.annotations:
+        check.key("annotations", key)
+    for where, keys in (("labels", pods.labels), ("annotations", pods.annotations)):
+        for key in keys:
+            if key.startswith(PREFIX):
+                raise UsageError(f"{where}: {key} is set by Rekindle itself; leave it out")
+            if key.split("/")[0].endswith("prefect.io"):
+                raise UsageError(
+                    f"{where}: {key} would have Prefect's observer take the job's pods for a flow "
+                    "run's; leave it out"
+                )
+    for number, toleration in enumerate(pods.tolerations):
+        for key in toleration:
+            if key not in _TOLERATION:
+                raise UsageError(
+                    f"tolerations[{number}]: {key} is not known; known are {', '.join(_TOLERATION)}"
+                )
+
+
+def _check_volumes(pods: Pods) -> None:
+    taken = {"shm", "reset-config", "data-trace-config", "data-trace", "ascend-driver"}
+    paths: set[str] = set()
+    for volume in pods.volumes:
+        where = f"volumes: {volume.name or '(without a name)'}"
+        if not check.is_label(volume.name):
+            raise UsageError(f"{where}: name it with at most 63 of a-z 0-9 -")
+        if volume.name in taken:
+            raise UsageError(f"{where}: this name is taken; choose another")
+        taken.add(volume.name)
+        _check_source(where, volume)
+        path = str(PurePosixPath(volume.mount_path))
+        if not path.startswith("/") or path == "/" or ":" in path:
+            raise UsageError(
+                f"{where}: mount_path is {volume.mount_path!r}; give an absolute path below /"
+            )
+        if path in paths:
+            raise UsageError(f"{where}: {path} is mounted twice; choose another mount_path")
+        if path == "/dev/shm":
+            raise UsageError(f"{where}: /dev/shm is mounted already; say shared_memory instead")
+        paths.add(path)
+
+
+def _check_source(where: str, volume: Volume) -> None:
+    if len(volume.sources) > 1:
+        raise UsageError(f"{where}: {' and '.join(volume.sources)} are given; keep one")
+    for name in ("claim", "config_map", "secret"):
+        if getattr(volume, name):
+            check.subdomain(f"{where}: {name}", getattr(volume, name))
+    if volume.host_path and not volume.host_path.startswith("/"):
+        raise UsageError(f"{where}: host_path is {volume.host_path!r}; give an absolute path")
+
+
+def _check_checkpoints(pods: Pods, spec: JobSpec) -> None:
+    """A checkpoint in a container's own files is gone with it."""
+    store = spec.checkpoint_store
+    patched = pods.overrides or pods.pod_overrides  # which may mount what we know nothing of
+    if patched or not spec.checkpoint_every or isinstance(parse(store), S3Location):
+        return
+    if not _lasts(pods, store):
+        raise UsageError(
+            f"checkpoints would go to {store} in each container, and be lost with it: give "
+            "checkpoint.path below the mount_path of a volume that lasts, or s3://..."
+        )
+
+
+def _check_home(pods: Pods) -> None:
+    """Nor does what ranks record outlast it there."""
+    if pods.home and not _lasts(pods, pods.home):
+        raise UsageError(
+            f"home {pods.home} would be lost with each container: give a folder below the "
+            "mount_path of a volume that lasts"
+        )
+
+
+def _lasts(pods: Pods, path: str) -> bool:
+    lasting = (v.mount_path for v in pods.volumes if v.sources and not v.empty_dir)
+    return any(PurePosixPath(path).is_relative_to(mount) for mount in lasting)
+
+
+def _check_coordinator(pods: Pods) -> None:
+    given = pods.coordinator
+    for name in ("cpu", "memory"):
+        check.quantity(f"coordinator.{name}", getattr(given, name))
+    if given.claim:
+        check.subdomain("coordinator.claim", given.claim)
+    for number, peer in enumerate(given.peers):
+        where = f"coordinator.peers[{number}]"
+        if peer.cidr and (peer.namespace or peer.labels):
+            raise UsageError(f"{where}: cidr stands alone; give it a peer of its own")
+        if not (peer.cidr or peer.namespace or peer.labels):
+            raise UsageError(f"{where}: give namespace, labels or cidr")
+        if peer.cidr and not check.is_cidr(peer.cidr):
+            raise UsageError(f"{where}: cidr is {peer.cidr!r}; give addresses, as 10.0.0.0/8")
+        if peer.namespace:
+            check.label(f"{where}.namespace", peer.namespace)
+        for key, value in peer.labels.items():
+            check.key(f"{where}.labels", key)
+            check.value(f"{where}.labels: {key}", value)
+
+
+def _check_recovery(pods: Pods) -> None:
+    kind = pods.kind
+    if pods.gang and kind not in _GANGS:
+        raise UsageError(
+            f"gang: a {kind.value} cannot place all pods at once; leave it out, or choose one of "
+            f"{_listed(_GANGS)}"
+        )
+    if pods.by_mindcluster and kind not in _MINDCLUSTER:
+        raise UsageError(
+            f"recovery is mindcluster, which knows no {kind.value}: choose {_listed(_MINDCLUSTER)}"
+        )
+    if pods.recover_strategy and not pods.by_mindcluster:
+        raise UsageError("recover_strategy is MindCluster's: say recovery: mindcluster as well")
+    if pods.recover_strategy and kind is not Kind.ASCENDJOB:
+        raise UsageError(
+            f"recover_strategy: MindCluster recovers the processes of an ascendjob alone, not of a "
+            f"{kind.value}"
+        )
+    for word in pods.recover_strategy:
+        if word not in words.STRATEGIES:
+            raise check.no_choice("recover_strategy", word, words.STRATEGIES)
+    if len(set(pods.recover_strategy)) < len(pods.recover_strategy):
+        raise UsageError("recover_strategy names one twice; keep one")
+
+
+def check_ascend(ascend: Ascend) -> None:
+    """Raise UsageError if MindCluster has no such words."""
+    for name, choice in (
+        ("framework", words.FRAMEWORKS),
+        ("fault_scheduling", words.SCHEDULING),
+        ("process_recover", words.PROCESS),
+        ("sub_healthy", words.SUB_HEALTHY),
+        ("tor_affinity", words.TOR_AFFINITY),
+        ("recover_policy_path", ("pod",)),
+    ):
+        value = getattr(ascend, name)
+        if value not in choice and (value or name == "framework"):
+            raise check.no_choice(f"ascend.{name}", value, choice)
+    for name, least, most in (
+        ("fault_retry_times", 0, 100),
+        ("wait_reschedule_timeout_s", 30, 270),
+        ("sp_block", 1, 1_000_000),
+        ("ra_block", 1, 1_000_000),
+        ("min_available", 1, _MOST_ASCEND),
+        ("backoff_limit", 0, 2**31 - 1),
+    ):
+        number = getattr(ascend, name)
+        if number is not None and not least <= number <= most:
+            raise UsageError(f"ascend.{name} is {number}; give {least} to {most}")
+    for name in ("accelerator", "custom_job_key", "custom_job_id"):
+        check.value(f"ascend.{name}", getattr(ascend, name))
+
+
+def _listed(kinds: Iterable[Kind]) -> str:
+    return " or ".join(kind.value for kind in kinds)

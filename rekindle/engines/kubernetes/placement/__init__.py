@@ -1,0 +1,1 @@
+"""Which pods and hosts hold the nodes of a job."""

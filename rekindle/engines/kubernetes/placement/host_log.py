@@ -1,0 +1,189 @@
+"""The log of hosts as a ConfigMap that all jobs of a namespace share, whoever steers them."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from rekindle import names
+from rekindle.engines.kubernetes import labels
+from rekindle.engines.kubernetes.client.api import Api, Object
+from rekindle.engines.kubernetes.client.errors import ConflictError
+from rekindle.engines.kubernetes.client.objects import collection, find
+from rekindle.errors import JobError
+from rekindle.recovery.journal.host_history import (
+    AnyHostEvent,
+    Host,
+    HostChecked,
+    HostFault,
+    best_checks,
+    condensed,
+    fold,
+    read,
+)
+
+# A ConfigMap holds 1 MiB (1,048,576 bytes of keys and values), and etcd takes requests of 1.5 MiB.
+MOST_BYTES = 768 * 1024
+_LONGEST_TEXT = 300  # characters of what was said of a fault
+_MOST_JOBS = 1000  # of which it is known what they have told before
+_NUMBER = re.compile("[0-9]{1,15}")
+_TRIES_S, _LONGEST_PAUSE_S = 30.0, 1.0
+_TOLD = "told.json"  # until where each job's events are noted, once older ones were folded
+
+_Place = tuple[float, int]  # of an event in its job's journal: its time, and its number
+_Told = dict[str, _Place]
+_NEVER: _Place = (-1.0, -1)
+
+
+class ClusterHostLog:
+    """One ConfigMap, a JSON line for each event; any number of processes add to it.
+
+    Once it is full, what does not count any more is left out of it.
+    """
+
+    def __init__(self, api: Api, namespace: str) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._maps = collection("v1", "configmaps", namespace)
+
+    def append(self, event: AnyHostEvent) -> None:
+        """Add an event, unless it was told before.
+
+        Raises ApiError: it cannot be written. JobError: what is there is no log.
+        """
+        event = _bounded(event)
+        deadline = time.monotonic() + _TRIES_S
+        while True:
+            found = self._read()
+            if self._is_known(found, event):
+                return
+            try:
+                self._write(found, [*self._events(found), event])
+                return
+            except ConflictError:  # somebody else was faster
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(random.uniform(0, _LONGEST_PAUSE_S))
+
+    def hosts(self) -> dict[str, Host]:
+        """Return all hosts that anything is known of. Raises as append() does."""
+        return fold(self.events())
+
+    def events(self) -> list[AnyHostEvent]:
+        """Return all that is noted, in its order. Raises as append() does."""
+        return self._events(self._read())
+
+    def _read(self) -> Object:
+        """The ConfigMap; without a version: there is none."""
+        path = f"{self._maps}/{labels.HOSTS}"
+        return find(self._api, path) or {"metadata": {}}
+
+    def _events(self, found: Object) -> list[AnyHostEvent]:
+        text: str = (found.get("data") or {}).get(names.HOSTS_FILE, "")
+        try:
+            return read(text.encode().splitlines())
+        except JobError as error:
+            raise self._damaged(error) from error
+
+    def _told(self, found: Object) -> _Told:
+        text: str = (found.get("data") or {}).get(_TOLD, "{}")
+        try:
+            return msgspec.json.decode(text, type=_Told)
+        except msgspec.DecodeError as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: Exception) -> JobError:
+        what = f"ConfigMap {labels.HOSTS} in namespace {self._namespace}"
+        return JobError(f"{what} cannot be read: {error}; mend or remove it")
+
+    def _is_known(self, found: Object, event: AnyHostEvent) -> bool:
+        """Whether it is there, or was before it was folded with all that its job had told."""
+        known = any(each == event or each.is_same_source(event) for each in self._events(found))
+        job, when = _place(event)
+        return known or (bool(job) and when <= self._told(found).get(job, _NEVER))
+
+    def _write(self, found: Object, events: list[AnyHostEvent]) -> None:
+        told = self._told(found)
+        if _size(events) > MOST_BYTES:
+            told = _told_until(told, events)
+            events = _shortened(events)
+        data = {names.HOSTS_FILE: _lines(events)}
+        if told:
+            data[_TOLD] = msgspec.json.encode(told).decode()
+        metadata: Object = {"labels": {labels.ROLE: "hosts"}}
+        version = found["metadata"].get("resourceVersion")
+        if version:
+            metadata["resourceVersion"] = version  # else the server takes the last word
+            patch = {"metadata": metadata, "data": data}
+            self._api.patch(f"{self._maps}/{labels.HOSTS}", patch)
+        else:
+            metadata |= {"name": labels.HOSTS, "namespace": self._namespace}
+            new = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+            self._api.create(self._maps, new)
+
+
+def _bounded(event: AnyHostEvent) -> AnyHostEvent:
+    name = "message" if isinstance(event, HostFault) else "reason"
+    text: str = getattr(event, name, "")
+    if len(text) <= _LONGEST_TEXT:
+        return event
+    return msgspec.structs.replace(event, **{name: f"{text[: _LONGEST_TEXT - 3]}..."})
+
+
+def _place(event: AnyHostEvent) -> tuple[str, _Place]:
+    """The job that told it, and where in its journal; no job: a person said so."""
+    job, _, number = event.source.rpartition("#")
+    return job, (event.at, int(number) if _NUMBER.fullmatch(number) else -1)
+
+
+def _told_until(before: _Told, events: list[AnyHostEvent]) -> _Told:
+    """Until where each job's events are noted; of jobs without number the latest are kept."""
+    until = dict(before)
+    for job, place in map(_place, events):
+        if job:
+            until[job] = max(place, until.get(job, _NEVER))
+    return dict(sorted(until.items(), key=lambda each: each[1])[-_MOST_JOBS:])
+
+
+def _shortened(events: list[AnyHostEvent]) -> list[AnyHostEvent]:
+    """Leave out what does not count, then old checks, at last the best of a host, then old faults,
+    until there is room again.
+
+    Raises JobError: isolated hosts alone are too many.
+    """
+    kept = condensed(events, time.time())
+    for each in _dispensable(kept):
+        some = sorted(each, key=lambda event: -event.at)
+        while _size(kept) > MOST_BYTES // 2 and some:
+            oldest = {id(each) for each in some[len(some) // 2 :]}
+            some = some[: len(some) // 2]
+            kept = [each for each in kept if id(each) not in oldest]
+    if _size(kept) > MOST_BYTES:
+        raise JobError(
+            f"the log of hosts is full: {len(kept)} hosts are isolated (rekindle release-node)"
+        )
+    return kept
+
+
+def _dispensable(kept: list[AnyHostEvent]) -> Iterator[list[AnyHostEvent]]:
+    checks: dict[str, list[HostChecked]] = {}
+    for event in kept:
+        if isinstance(event, HostChecked):
+            checks.setdefault(event.host, []).append(event)
+    best = {id(each) for own in checks.values() for each in best_checks(own)}
+    all_checks = [each for own in checks.values() for each in own]
+    yield [each for each in all_checks if id(each) not in best]
+    yield [each for each in all_checks if id(each) in best]
+    yield [event for event in kept if isinstance(event, HostFault)]
+
+
+def _lines(events: list[AnyHostEvent]) -> str:
+    return "".join(msgspec.json.encode(event).decode() + "\n" for event in events)
+
+
+def _size(events: list[AnyHostEvent]) -> int:
+    return len(_lines(events).encode())

@@ -1,0 +1,289 @@
+"""A job's objects in the cluster: put in place, placed anew, and removed."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import time
+from typing import Any
+
+import msgspec
+
+from rekindle import names
+from rekindle.engines.kubernetes.client.api import Api, Object
+from rekindle.engines.kubernetes.client.errors import ConflictError, MissingObjectError
+from rekindle.engines.kubernetes.client.objects import (
+    GONE_S,
+    collection,
+    ensure,
+    find,
+    path_of,
+    wait_gone,
+    wait_until,
+)
+from rekindle.engines.kubernetes.client.pod_status import look_at
+from rekindle.engines.kubernetes.labels import ATTEMPT, Names, selector
+from rekindle.engines.kubernetes.manifests.ascend import is_mindclusters
+from rekindle.engines.kubernetes.manifests.coordinator import owned
+from rekindle.engines.kubernetes.manifests.kinds.base import Following, Phase
+from rekindle.engines.kubernetes.manifests.render import Manifests, adapter, render
+from rekindle.engines.kubernetes.manifests.settings import Pods
+from rekindle.engines.kubernetes.placement.hosts import Hosts
+from rekindle.errors import JobError, UsageError
+from rekindle.job.spec import JobDirectory, replace_file
+
+ENDED_GRACE_S = 5  # for pods of an attempt that is over
+OVERDUE_S = 10.0  # after which the host of a pod that should have ended is taken for dead
+_NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+class Placing:
+    """What is made of one job. Whoever makes it may die at any moment: the next finds the names.
+
+    directory: the job's on this machine, with its description and its secret.
+    """
+
+    def __init__(self, directory: JobDirectory, pods: Pods, api: Api, hosts: Hosts) -> None:
+        self._directory = directory
+        self._pods = pods
+        self._api = api
+        self._hosts = hosts
+        self._job_id = directory.spec().job_id
+        self._secret = ""
+        self._kept_off: tuple[int, frozenset[str]] = (-1, frozenset())  # by an attempt, hosts
+        self.kind = adapter(pods.kind)
+        self.names = Names.of(self._job_id)
+
+    # ---- putting in place
+
+    def around(self, attempt: int, isolated: frozenset[str] = frozenset()) -> Manifests:
+        """Put in place all but the workload, as it was or is to be; return the manifests.
+
+        isolated: hosts that this very attempt has isolated. One may have been released since: it
+        refuses what comes from there all the same.
+        Raises UsageError: the job is in another cluster.
+        """
+        self._must_be_here()
+        wanted = self._render(attempt, isolated)
+        root = ensure(self._api, wanted.root)
+        replace_file(self._directory.cluster, self._api.host.encode())
+        uid = root["metadata"]["uid"]
+        secret, *others = wanted.around
+        self._keep_secret(ensure(self._api, owned(secret, uid)))
+        # With the secret that counts, which may be another process's.
+        wanted = self._render(attempt, isolated)
+        for each in (*others, *wanted.beside):
+            if is_mindclusters(each):
+                ensure(self._api, owned(each, uid))
+            else:
+                self._api.apply(path_of(each), owned(each, uid))
+        workload = owned(wanted.workload, uid)
+        return msgspec.structs.replace(wanted, root=root, workload=workload)
+
+    def place(self, wanted: Manifests) -> None:
+        """Have the workload run as wanted: a new one, or the one that is there placed anew.
+
+        Raises JobError: a later attempt is placed.
+        """
+        path = self.workload_path
+        found = find(self._api, path)
+        if found is None:
+            ensure(self._api, wanted.workload)
+            return
+        theirs, ours = _attempt_of(found), _attempt_of(wanted.workload)
+        if theirs > ours:
+            raise JobError(
+                f"attempt {theirs} of job {self._job_id} is placed already: this would be {ours}"
+            )
+        phase = self.kind.status(found).phase
+        over = phase in (Phase.SUCCEEDED, Phase.FAILED)
+        if theirs == ours and not over and phase is not Phase.SUSPENDED:
+            return  # whoever placed it died then, or is another process
+        suspend = self.kind.suspend_patch()
+        resume = self.kind.resume_patch(wanted.workload, self._isolated())
+        if suspend is None or resume is None or over:
+            self._delete(path, found)
+            ensure(self._api, wanted.workload)
+            return
+        self._api.patch(path, suspend)
+        self._end_pods(self.workers)
+        what = f"the workload of job {self._job_id} to be suspended"
+        wait_until(lambda: self._is_suspended(path), what, GONE_S)
+        labels = {"metadata": {"labels": wanted.workload["metadata"]["labels"]}}
+        self._api.patch(path, resume | labels)
+
+    def place_missing(self, attempt: int, isolated: frozenset[str]) -> None:
+        """Make the workload anew if somebody has removed it, or its controller has given it up.
+
+        isolated: as above.
+        """
+        found = find(self._api, self.workload_path)
+        if found is not None and self.kind.status(found).phase is Phase.FAILED:
+            self._delete(self.workload_path, found)
+            found = None
+        if found is None:
+            ensure(self._api, self.around(attempt, isolated).workload)
+
+    def keep_off(self, attempt: int, isolated: frozenset[str]) -> None:
+        """Have pods that are made later keep off isolated hosts, where the kind can; once.
+
+        isolated: as above.
+        """
+        if not isinstance(self.kind, Following) or self._kept_off == (attempt, isolated):
+            return
+        wanted = self._render(attempt, isolated).workload
+        self._api.patch(self.workload_path, self.kind.avoid_patch(wanted))
+        self._kept_off = (attempt, isolated)
+
+    def remove(self) -> None:
+        """Remove all objects of the job, and wait until they are gone.
+
+        Raises UsageError: the job is in another cluster.
+        """
+        self._must_be_here()
+        found = find(self._api, self.workload_path)
+        if found is not None:
+            self._delete(self.workload_path, found)
+        with contextlib.suppress(MissingObjectError):
+            self._api.delete(self.path("v1", "configmaps", self.names.root))
+        self._end_pods(selector(self._job_id))
+        self._wait_collected()
+        self._directory.cluster.unlink(missing_ok=True)
+
+    def end_pod(self, pod: Object, grace_s: int) -> None:
+        """Have this very pod end."""
+        path = self.path("v1", "pods", pod["metadata"]["name"])
+        with contextlib.suppress(MissingObjectError, ConflictError):
+            self._api.delete(path, uid=pod["metadata"]["uid"], grace_s=grace_s)
+
+    def _must_be_here(self) -> None:
+        """Two clusters must not have the job: settings may name another one since it was placed."""
+        noted = self._directory.cluster
+        before = noted.read_text() if noted.exists() else ""
+        if before in ("", self._api.host):
+            return
+        if find(self._api, self.path("v1", "configmaps", self.names.root)) is None:
+            raise UsageError(
+                f"job {self._job_id} was placed in the cluster at {before}, and the settings name "
+                f"{self._api.host}, which does not have it; name that cluster again (KUBECONFIG, "
+                f"the current context), or remove {noted} if it is gone for good"
+            )
+
+    def _render(self, attempt: int, isolated: frozenset[str]) -> Manifests:
+        return render(
+            self._directory.spec(),
+            self._pods,
+            secret=self.secret(),
+            attempt=attempt,
+            avoid=tuple(sorted(isolated.union(self._isolated()))),
+        )
+
+    def _isolated(self) -> tuple[str, ...]:
+        return self._hosts.isolated()
+
+    def _is_suspended(self, path: str) -> bool:
+        """Whether it may be changed: its controller has seen that it is to stand still."""
+        found = self._api.get(path)
+        active = (found.get("status") or {}).get("active")
+        return self.kind.status(found).phase is Phase.SUSPENDED and not active
+
+    # ---- ending
+
+    def _delete(self, path: str, found: Object) -> None:
+        with contextlib.suppress(MissingObjectError):
+            self._api.delete(path, uid=found["metadata"]["uid"])
+        self._end_pods(self.workers)
+        wait_gone(self._api, path, what=f"the workload of job {self._job_id}")
+
+    def _end_pods(self, labels: str) -> None:
+        """Have these pods gone: the attempt is over, and nothing in them is waited for.
+
+        One whose host does not answer would stay for ever, and is removed by force.
+        """
+        asked: dict[str, float] = {}
+
+        def gone() -> bool:
+            now, unasked = time.monotonic(), False
+            pods = self.our_pods(labels, fieldSelector=_NOT_OVER)
+            for pod in pods:
+                uid = pod["metadata"]["uid"]
+                given = pod["metadata"].get("deletionGracePeriodSeconds")
+                unasked |= given is None or given > ENDED_GRACE_S
+                if now - asked.setdefault(uid, now) > ENDED_GRACE_S + OVERDUE_S:
+                    self.end_pod(pod, 0)
+            if unasked:
+                self._api.delete(self._pods_path, labelSelector=labels, grace_s=ENDED_GRACE_S)
+            return not pods
+
+        wait_until(gone, f"the pods of job {self._job_id} to go", GONE_S)
+
+    def _wait_collected(self) -> None:
+        """Wait until all that the job's root owns is gone, too."""
+        for pod in self.our_pods():
+            if not pod["metadata"].get("ownerReferences"):  # its workload was removed without it
+                self.end_pod(pod, ENDED_GRACE_S)
+        wait_until(lambda: not self.our_pods(), f"the pods of job {self._job_id} to go", GONE_S)
+        for version, plural, name in (
+            ("v1", "secrets", self.names.secret),
+            ("v1", "services", self.names.coordinator),
+            ("v1", "services", self.names.nodes),
+        ):
+            wait_gone(self._api, self.path(version, plural, name), what=f"{plural}/{name}")
+
+    # ---- what is there
+
+    def secret(self) -> str:
+        """Return the job's secret: that of the cluster, else the one that was made here."""
+        if not self._secret:
+            found = find(self._api, self.path("v1", "secrets", self.names.secret))
+            if found is None:
+                return self._directory.secret()
+            self._keep_secret(found)
+        return self._secret
+
+    def _keep_secret(self, found: Object) -> None:
+        self._secret = base64.b64decode(found["data"][names.SECRET_FILE]).decode().strip()
+        replace_file(self._directory.path / names.SECRET_FILE, self._secret.encode())
+
+    def attempt(self) -> int:
+        """Return the attempt that is placed; -1: none is."""
+        found = find(self._api, self.workload_path)
+        return -1 if found is None else _attempt_of(found)
+
+    def has_coordinator(self) -> bool:
+        """Whether there is to be one; it may not answer."""
+        path = self.path("apps/v1", "deployments", self.names.coordinator)
+        return find(self._api, path) is not None
+
+    def our_pods(self, labels: str = "", **query: str) -> list[dict[str, Any]]:
+        """Return the job's pods, or those of these labels."""
+        chosen = labels or selector(self._job_id)
+        return list(self._api.get(self._pods_path, labelSelector=chosen, **query)["items"] or ())
+
+    def coordinator_words(self) -> list[str]:
+        """Say what holds the job's pods up."""
+        return [seen.in_words() for seen in map(look_at, self.our_pods()) if seen.reasons]
+
+    @property
+    def workers(self) -> str:
+        """The label selector of the pods of nodes and spares."""
+        return f"{self.kind.pods_selector(self.names.workload)},{selector(self._job_id)}"
+
+    @property
+    def workload_path(self) -> str:
+        """The path of the workload."""
+        gvk = self.kind.gvk
+        return self.path(gvk.api_version, gvk.plural, self.names.workload)
+
+    @property
+    def _pods_path(self) -> str:
+        return self.path("v1", "pods")
+
+    def path(self, version: str, plural: str, *rest: str) -> str:
+        """Return the path of an object in the job's namespace, or of all."""
+        return "/".join((collection(version, plural, self._pods.namespace), *rest))
+
+
+def _attempt_of(workload: Object) -> int:
+    """Which attempt a workload was placed for."""
+    return int((workload["metadata"].get("labels") or {}).get(ATTEMPT, -1))

@@ -1,0 +1,176 @@
+"""Marks on a cluster's nodes: what is isolated is cordoned or tainted, and can always be put back.
+
+What is decided of a node is a pure function of its object; the server takes a change only if the
+node is still as it was when that was decided.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable
+from urllib.parse import quote
+
+import msgspec
+
+from rekindle.engines.kubernetes import labels
+from rekindle.engines.kubernetes.client.access_review import may
+from rekindle.engines.kubernetes.client.api import Api, Object
+from rekindle.engines.kubernetes.client.errors import (
+    ConflictError,
+    ForbiddenError,
+    MissingObjectError,
+)
+from rekindle.engines.kubernetes.client.informer import PAGE
+from rekindle.engines.kubernetes.manifests.settings import Isolation
+
+NODES = "/api/v1/nodes"
+_TRIES_S, _LONGEST_PAUSE_S = 30.0, 1.0
+_UNREADABLE = "its annotation cannot be read"
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a node is kept from work, as its annotation says it.
+
+    by: the job. namespace: of the log of hosts that isolates it. at: seconds since the epoch.
+    source: the event that it was isolated by. ours: False: somebody else had it cordoned before.
+    """
+
+    how: Isolation
+    by: str
+    namespace: str
+    reason: str
+    at: float
+    source: str
+    ours: bool = True
+
+    @property
+    def done(self) -> str:
+        """What a node is that bears the mark."""
+        word = "tainted" if self.how is Isolation.TAINT else "cordoned"
+        return word if self.ours else f"{word} by somebody else"
+
+
+def mark_on(node: Object) -> Mark | None:
+    """Read the mark of a node; one that cannot be read is nobody's."""
+    text = (node["metadata"].get("annotations") or {}).get(labels.ISOLATED)
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=Mark)
+    except msgspec.DecodeError:
+        tainted = any(_is_our_taint(each) for each in _taints(node))
+        how = Isolation.TAINT if tainted else Isolation.CORDON
+        return Mark(
+            how=how, by="?", namespace="", reason=_UNREADABLE, at=0.0, source="", ours=tainted
+        )
+
+
+def holds(node: Object, mark: Mark) -> bool:
+    """Whether the node is as its mark says, or a person has undone it by hand."""
+    if mark.how is Isolation.TAINT:
+        return any(_is_our_taint(each) for each in _taints(node))
+    return bool(node["spec"].get("unschedulable"))
+
+
+def marking(node: Object, wanted: Mark) -> Object | None:
+    """Return the patch that marks a node; None: nothing is to be done.
+
+    What a person has undone is not done again because of the same event.
+    """
+    known = mark_on(node)
+    if known is not None and (known.source == wanted.source or holds(node, known)):
+        return None
+    mark = msgspec.structs.replace(wanted, ours=not holds(node, wanted))
+    spec: Object = {}
+    if mark.ours and mark.how is Isolation.CORDON:
+        spec["unschedulable"] = True
+    elif mark.ours:
+        taint = {"key": labels.ISOLATED, "value": labels.slug(mark.by), "effect": "NoSchedule"}
+        spec["taints"] = [*_taints(node), taint]
+    return _patch(node, spec, msgspec.json.encode(mark).decode())
+
+
+def unmarking(node: Object, namespace: str) -> Object | None:
+    """Return the patch that puts a node back; None: it bears no mark of this namespace's log.
+
+    Where somebody else had cordoned it, it stays so.
+    """
+    mark = mark_on(node)
+    if mark is None or mark.namespace not in ("", namespace):
+        return None
+    spec: Object = {}
+    if mark.ours and holds(node, mark):
+        if mark.how is Isolation.CORDON:
+            spec["unschedulable"] = None
+        else:
+            spec["taints"] = [each for each in _taints(node) if not _is_our_taint(each)] or None
+    return _patch(node, spec, None)
+
+
+def _patch(node: Object, spec: Object, annotation: str | None) -> Object:
+    metadata = {
+        "resourceVersion": node["metadata"]["resourceVersion"],
+        "annotations": {labels.ISOLATED: annotation},
+    }
+    return {"metadata": metadata} | ({"spec": spec} if spec else {})
+
+
+def _taints(node: Object) -> list[Object]:
+    return list(node["spec"].get("taints") or [])
+
+
+def _is_our_taint(taint: Object) -> bool:
+    return bool(taint["key"] == labels.ISOLATED)
+
+
+class Marks:
+    """Marks nodes, and puts them back. Everything raises ApiError; ForbiddenError at once."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def put(self, host: str, mark: Mark) -> None:
+        """Mark a node, if there is one of this name, and it is not marked."""
+        self._change(host, lambda node: marking(node, mark))
+
+    def take(self, host: str, namespace: str) -> Object | None:
+        """Put a node back; return it as it was, None: there is none."""
+        return self._change(host, lambda node: unmarking(node, namespace))
+
+    def nodes(self) -> Iterable[Object]:
+        """Yield all nodes of the cluster, page by page."""
+        self._must_be_allowed("list")
+        rest = ""
+        while True:
+            page = self._api.get(NODES, limit=PAGE, **{"continue": rest})
+            yield from page.get("items") or ()
+            rest = page["metadata"].get("continue") or ""
+            if not rest:
+                return
+
+    def _change(self, host: str, decide: Callable[[Object], Object | None]) -> Object | None:
+        if not host:
+            return None
+        self._must_be_allowed("get")
+        path, deadline = f"{NODES}/{quote(host, safe='')}", time.monotonic() + _TRIES_S
+        while True:
+            try:
+                node = self._api.get(path)
+                patch = decide(node)
+                if patch is not None:
+                    self._must_be_allowed("patch")
+                    self._api.patch(path, patch)
+                return node
+            except MissingObjectError:
+                return None
+            except ConflictError:  # the node has changed, or is another one of this name
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(random.uniform(0, _LONGEST_PAUSE_S))
+
+    def _must_be_allowed(self, verb: str) -> None:
+        if not may(self._api, verb, "nodes"):
+            raise ForbiddenError(
+                f"we have no right to {verb} nodes (deploy/nodes has a role)", status=403
+            )

@@ -1,0 +1,1 @@
+"""What is checked in the cluster before a job is launched."""

@@ -1,0 +1,251 @@
+"""Asks a cluster, before anything is made in it, for all that a job needs there.
+
+Nothing is left behind: rights are asked for by reviews, objects are sent as dry runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rekindle.engines.kubernetes.client.access_review import may
+from rekindle.engines.kubernetes.client.api import Api, Object
+from rekindle.engines.kubernetes.client.errors import (
+    ApiError,
+    ConflictError,
+    ForbiddenError,
+    MissingObjectError,
+)
+from rekindle.engines.kubernetes.client.objects import collection_of, find, path_of, plural_of
+from rekindle.engines.kubernetes.labels import JOB
+from rekindle.engines.kubernetes.manifests.render import Manifests, render
+from rekindle.engines.kubernetes.manifests.settings import Kind, Pods
+from rekindle.engines.kubernetes.preflight import namespace_checks as fitting
+from rekindle.engines.kubernetes.preflight.findings import (
+    Finding,
+    State,
+    lacking,
+    missing,
+    ok,
+    unknown,
+)
+from rekindle.engines.kubernetes.preflight.permissions import (
+    NODES,
+    Right,
+    named,
+    needed,
+    place,
+    useful,
+)
+from rekindle.errors import UsageError
+from rekindle.job.spec import JobSpec
+
+_WHO = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+_NOBODY = "system:anonymous"
+_INSTALL = {
+    "jobset.x-k8s.io": "install JobSet",
+    "trainer.kubeflow.org": "install Kubeflow Trainer v2",
+    "kubeflow.org": "install Kubeflow's Training Operator v1",
+    "batch.volcano.sh": "install Volcano",
+    "mindxdl.gitee.com": "install MindCluster's Ascend Operator and Volcano",
+}
+
+
+def must_fit(api: Api, spec: JobSpec, pods: Pods) -> None:
+    """Raise UsageError, with all that is missing, before a job's first object is made.
+
+    A job whose root is there was let in before: nothing more is asked about it. Raises ApiError:
+    the server does not answer.
+    """
+    wanted = render(spec, pods, secret="-")
+    try:
+        if find(api, path_of(wanted.root)) is not None:
+            return
+    except ForbiddenError:
+        pass  # which right that is, and whether others are missing, is told below
+    found = lacking(survey(api, pods.kind, wanted, whole=False))
+    if found:
+        told = "".join(f"\n  {one.in_words()}" for one in found)
+        raise UsageError(
+            f"job {spec.job_id} cannot be in namespace {pods.namespace} of {api.host}; nothing was "
+            f"made:{told}"
+        )
+
+
+def survey(api: Api, kind: Kind, wanted: Manifests, *, whole: bool = True) -> list[Finding]:
+    """Find out whether a cluster has all that a job of these objects needs, most basic first.
+
+    whole: also what it does without, what may change yet (which nodes there are), and what
+    webhooks and schemas say of each object; otherwise of the workload alone.
+    """
+    api = api.unforgiving()
+    namespace = wanted.root["metadata"]["namespace"]
+    found = list(_server(api))
+    if lacking(found):
+        return found
+    space = _namespace(api, namespace)
+    found.append(space)
+    rights = [*needed(kind, wanted, inside=api.is_inside)]
+    if whole:
+        rights += [*useful(kind), NODES]
+    found += [_right(api, each, namespace) for each in rights]
+    known = {_kind(one): _resource(api, one) for one in (*wanted.beside, wanted.workload)}
+    found += known.values()
+    if space.state is State.MISSING:
+        return found
+    found += fitting.mentioned(api, kind, wanted, namespace)
+    found += fitting.quotas(api, kind, wanted, namespace)
+    if whole:
+        found += fitting.devices(api, kind, wanted)
+    tried = wanted.every if whole else (wanted.workload,)
+    without = {one.what for one in lacking(found)}
+    runs = [_dry_run(api, one, wanted, without, strict=whole) for one in tried]
+    if space.state is State.UNKNOWN and any(one.state is State.OK for one in runs):
+        found[found.index(space)] = ok(space.what, "objects can be made in it")
+    return found + runs
+
+
+def _server(api: Api) -> Iterator[Finding]:
+    """Whether it answers, and who we are to it."""
+    try:
+        version = api.get("/version").get("gitVersion")
+    except ForbiddenError as error:
+        if error.status == 401:
+            yield _stranger(error)
+            return
+        version = "of a version that it does not tell"
+    except ApiError as error:
+        do = "correct the server in the kubeconfig, or the network and proxies on the way to it"
+        yield missing("server", str(error), do)
+        return
+    yield ok("server", f"{api.host}, {version}")
+    try:
+        review = api.create(
+            _WHO, {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        )
+        name = ((review.get("status") or {}).get("userInfo") or {}).get("username") or "?"
+    except ForbiddenError as error:
+        if error.status == 401 or _NOBODY in str(error):
+            yield _stranger(error)
+        else:
+            yield unknown("user", f"who we are is not told: {error}")
+        return
+    except ApiError as error:  # of a server older than 1.28, say
+        yield unknown("user", f"who we are is not told: {error}")
+        return
+    yield ok("user", name) if name != _NOBODY else _stranger("it takes us for nobody")
+
+
+def _stranger(said: object) -> Finding:
+    do = "log in anew, or correct the user in the kubeconfig: its token, certificate or command"
+    return missing("user", f"we are not known to the server: {said}", do)
+
+
+def _namespace(api: Api, name: str) -> Finding:
+    what = f"namespace {name}"
+    try:
+        found = api.get(f"/api/v1/namespaces/{name}")
+    except MissingObjectError:
+        return missing(what, "it is not there", f"kubectl create namespace {name}")
+    except ForbiddenError:
+        return unknown(what, "whether it is there may not be looked at")
+    if (found.get("status") or {}).get("phase") == "Terminating":
+        return missing(what, "it is being deleted", "wait until it is gone, and make it anew")
+    return ok(what)
+
+
+def _right_to(named: str) -> str:
+    return f"right to {named}"
+
+
+def _right(api: Api, right: Right, namespace: str) -> Finding:
+    """Ask whether we may; all that is refused is one finding."""
+    what, optional = _right_to(right.named), bool(right.without)
+    where = "" if right.everywhere else namespace
+
+    def is_given(verb: str) -> bool:
+        return may(api, verb, right.resource, group=right.group, namespace=where)
+
+    try:
+        refused = [verb for verb in right.verbs if not is_given(verb)]
+    except ApiError as error:
+        return Finding(what=what, state=State.UNKNOWN, said=str(error), optional=optional)
+    if not refused:
+        return Finding(what=what, state=State.OK, said=", ".join(right.verbs), optional=optional)
+    said = f"we may not {', '.join(refused)}" + (f": {right.without}" if optional else "")
+    role = "deploy/nodes/cluster-role.yaml" if right.everywhere else "deploy/base/role.yaml"
+    do = f"have an administrator grant it, as {role} does"
+    return Finding(what=what, state=State.MISSING, said=said, do=do, optional=optional)
+
+
+def _kind(obj: Object) -> str:
+    return f"kind {plural_of(obj)} of {obj['apiVersion']}"
+
+
+def _resource(api: Api, obj: Object) -> Finding:
+    """Whether the server has such objects at all."""
+    what, version, plural = _kind(obj), obj["apiVersion"], plural_of(obj)
+    if "/" not in version:
+        return ok(what)
+    group = version.partition("/")[0]
+    do = f"{_INSTALL[group]}, or choose another kind" if group in _INSTALL else ""
+    try:
+        known = api.get(f"/apis/{version}").get("resources") or ()
+    except MissingObjectError:
+        return missing(what, f"the cluster has {_versions(api, group)}", do)
+    except ForbiddenError:
+        return unknown(what, "what kinds there are may not be looked at")
+    if any(one["name"] == plural for one in known):
+        return ok(what)
+    return missing(what, f"the cluster has {version}, but no {plural}", do)
+
+
+def _versions(api: Api, group: str) -> str:
+    try:
+        listed = api.get(f"/apis/{group}").get("versions") or ()
+    except MissingObjectError:
+        return f"nothing of {group}"
+    return f"{group} in other versions: {', '.join(one['version'] for one in listed)}"
+
+
+def _dry_run(
+    api: Api, one: Object, wanted: Manifests, without: set[str], *, strict: bool
+) -> Finding:
+    """Have the server say what it would say of an object, and not make it.
+
+    without: what was found missing. strict: fields that the server does not know are refused, too.
+    """
+    what = f"dry run of {one['kind']} {one['metadata']['name']}"
+    if lost := without & {_kind(one), _right_to(named(*place(one)))}:
+        return unknown(what, f"not tried without {', '.join(sorted(lost))}")
+    query = {"dryRun": "All", "fieldManager": "rekindle"}
+    if strict:
+        query["fieldValidation"] = "Strict"
+    try:
+        api.create(collection_of(one), one, **query)
+    except ConflictError:
+        return _taken(api, what, one)
+    except ApiError as error:
+        said = str(error)
+        if "does not support dry run" in said:
+            return unknown(what, said)
+        if one is wanted.workload and wanted.beside and is_premature(said):
+            return unknown(what, "its webhook judges it only when what it refers to is there")
+        return missing(what, said, "change what the server refuses, in kubernetes: of the job file")
+    return ok(what)
+
+
+def is_premature(said: str) -> bool:
+    """Whether a webhook refuses a TrainJob because its runtime, which comes first, is not there.
+
+    Kubeflow Trainer's and Kueue's do; the texts are theirs.
+    """
+    said = said.lower()
+    return "must be created before" in said or ("runtime" in said and "not found" in said)
+
+
+def _taken(api: Api, what: str, one: Object) -> Finding:
+    found = find(api, path_of(one))
+    theirs = ((found or {}).get("metadata") or {}).get("labels") or {}
+    if found is None or theirs.get(JOB) == one["metadata"]["labels"][JOB]:
+        return ok(what, "it is there already")
+    return missing(what, "there is one that is not of this job", "give the job another name")

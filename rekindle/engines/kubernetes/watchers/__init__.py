@@ -1,0 +1,1 @@
+"""What is learned of pods and hosts while a job runs."""

@@ -1,0 +1,185 @@
+"""Watches a job's objects while it is steered: what becomes of them is reported, and told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rekindle.engines.kubernetes.client.api import Api, Object
+from rekindle.engines.kubernetes.client.errors import ApiError
+from rekindle.engines.kubernetes.client.informer import Follower
+from rekindle.engines.kubernetes.client.pod_status import PodSeen, Reason, look_at
+from rekindle.engines.kubernetes.labels import selector
+from rekindle.engines.kubernetes.manifests.kinds.base import Phase
+from rekindle.engines.kubernetes.placement import placement as placing
+from rekindle.engines.kubernetes.placement.placement import Placing
+from rekindle.recovery.faults.classification import Sign, Source
+
+BY = "kubernetes"
+_BETWEEN_ROUNDS_S = 1.0
+CLOSE_S = 5.0  # for threads to end: a server that does not answer is asked for a minute
+
+
+class Eyes:
+    """One list and one watch of the pods, and of the workload.
+
+    node_of: which node a pod is, or is to be; None: that is not known yet. report: takes a sign.
+    tell: takes a sentence for people.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        place: Placing,
+        job_id: str,
+        node_of: Callable[[PodSeen], int | None],
+        report: Callable[[Sign], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._place = place
+        workloads, _, name = place.workload_path.rpartition("/")
+        self._pods = Follower(api, place.path("v1", "pods"), labels=selector(job_id))
+        self._workload = Follower(api, workloads, fields=f"metadata.name={name}")
+        self._node_of = node_of
+        self._report = report
+        self._tell = tell
+        self._told: dict[str, tuple[object, ...]] = {}  # of each object, by its uid
+        self._unreported: dict[str, PodSeen] = {}
+        self._closed = threading.Event()
+
+    @contextmanager
+    def open(self, see: Callable[[Object, bool], None]) -> Iterator[None]:
+        """Look meanwhile. see: takes each pod that is new or has changed, and if it is there."""
+
+        def look_at_pod(pod: Object, there: bool) -> None:
+            self._look_at_pod(pod)
+            see(pod, there)
+
+        works = {
+            "pods": lambda: self._follow(self._pods, look_at_pod),
+            "workload": lambda: self._follow(self._workload, self._look_at_workload),
+            "rounds": self._go_round,
+        }
+        threads = [
+            threading.Thread(target=work, name=f"rekindle-{what}", daemon=True)
+            for what, work in works.items()
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._closed.set()
+            self._pods.end()
+            self._workload.end()
+            deadline = time.monotonic() + CLOSE_S
+            for thread in threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    # ---- what is known
+
+    def pods(self) -> list[Object] | None:
+        """Return the job's pods as they were a moment ago; None: they are not known yet."""
+        return self.known() if self._pods.lists else None
+
+    def known(self) -> list[Object]:
+        """Return those of the job's pods that are known."""
+        return list(self._pods.objects.values())
+
+    def workload_stands(self) -> bool:
+        """Whether the workload is known to be there, and not to have failed."""
+        found = list(self._workload.objects.values())
+        return any(self._place.kind.status(each).phase is not Phase.FAILED for each in found)
+
+    # ---- looking
+
+    def _follow(self, follower: Follower, look: Callable[[Object, bool], None]) -> None:
+        try:
+            for changed, there in follower.changes():
+                look(changed, there)
+                if not there:
+                    self._told.pop(changed["metadata"]["uid"], None)
+                    self._unreported.pop(changed["metadata"]["uid"], None)
+        except ApiError as error:
+            # The agents' own lines tell of what is lost; only its reasons are missed.
+            self._tell(f"{follower.path} cannot be watched: {error}")
+
+    def _look_at_pod(self, changed: Object) -> None:
+        pod = look_at(changed)
+        if not pod.reasons or self._is_old(pod.uid, (pod.reasons, pod.exit_code, pod.restarts)):
+            return
+        self._tell(pod.in_words())
+        self._unreported[pod.uid] = pod
+        self._report_reasons(pod)
+
+    def _report_reasons(self, pod: PodSeen) -> None:
+        node = self._node_of(pod)
+        if node is None:
+            return
+        self._unreported.pop(pod.uid, None)
+        for reason in pod.reasons:
+            self._report(_sign(reason, node, pod))
+
+    def _look_at_workload(self, changed: Object, there: bool) -> None:
+        seen, metadata = self._place.kind.status(changed), changed["metadata"]
+        if self._is_old(metadata["uid"], (seen.phase,)):
+            return
+        if seen.phase in (Phase.FAILED, Phase.SUSPENDED):
+            why = ": ".join(each for each in (seen.reason, seen.message) if each)
+            kind = self._place.kind.gvk.kind
+            self._tell(f"{kind} {metadata['name']} is {seen.phase.value}" + f" ({why})" * bool(why))
+
+    def _is_old(self, uid: str, news: tuple[object, ...]) -> bool:
+        """Whether this was told of the object last."""
+        if self._told.get(uid) == news:
+            return True
+        self._told[uid] = news
+        return False
+
+    # ---- every now and then
+
+    def _go_round(self) -> None:
+        ending: dict[str, float] = {}
+        while not self._closed.wait(_BETWEEN_ROUNDS_S):
+            for pod in list(self._unreported.values()):
+                self._report_reasons(pod)
+            ending = self._end_overdue(ending, time.monotonic())
+
+    def _end_overdue(self, since: dict[str, float], now: float) -> dict[str, float]:
+        """Remove pods that were told to end long ago: their host does not answer.
+
+        Some kinds make no other one before. since: when each was first seen ending; returned anew.
+        """
+        ending = {
+            seen.uid: (pod, seen)
+            for pod in self.pods() or ()
+            if (seen := look_at(pod)).ending and not seen.is_over
+        }
+        since = {uid: since.get(uid, now) for uid in ending}
+        for uid, (pod, seen) in ending.items():
+            if now - since[uid] > seen.grace_s + placing.OVERDUE_S:
+                self._end_by_force(pod, seen)
+        return since
+
+    def _end_by_force(self, pod: Object, seen: PodSeen) -> None:
+        try:
+            self._place.end_pod(pod, 0)
+        except ApiError as error:
+            if not self._is_old(seen.uid, (str(error),)):
+                self._tell(f"pod {seen.name} does not end, and cannot be removed: {error}")
+
+
+def _sign(reason: Reason, node: int, pod: PodSeen) -> Sign:
+    """A pod that waits is no node yet that could be told by where it is."""
+    host, address = ("", "") if pod.waits else (pod.host, pod.ip)
+    return Sign(
+        source=Source.POD_REASON,
+        what=reason.word,
+        node=node,
+        by=BY,
+        host=host,
+        address=address,
+        run=pod.restarts,
+    )

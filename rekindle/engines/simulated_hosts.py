@@ -1,0 +1,99 @@
+"""Pretended hosts: what fills the nodes of jobs whose nodes are all on this machine.
+
+Each is a name that one agent at a time may have, in the jobs of all flows and shells. The agent
+holds a lock on the host's file for as long as it lives, so the kernel frees the host of one that
+died. A host can be broken: then everything on it fails, until it is mended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from rekindle import names
+from rekindle.agent.devices.simulated_host import Condition, condition_file, read_condition
+from rekindle.errors import JobError, UsageError
+from rekindle.recovery.journal.host_history import Host, in_order
+
+MOST_HOSTS = 1024  # tried before giving up; more agents than that do not run on one machine
+
+
+class PretendedHosts:
+    """The pretended hosts of this machine, `local-0`, `local-1` and so on.
+
+    limit: how many there are; 0: as many as are asked for.
+    """
+
+    def __init__(self, home: Path, limit: int = 0) -> None:
+        self._folder = home / names.HOSTS_DIRECTORY
+        self._limit = limit or MOST_HOSTS
+
+    def take(self, known: dict[str, Host]) -> tuple[Path, int]:
+        """Take a free host that is not isolated; return its file, open and locked.
+
+        It is to be inherited by the agent. Raises JobError: there is none.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        every = map(host_name, range(self._limit))
+        for name in in_order(every, known, time.time()):
+            handle = os.open(self._folder / name, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(handle)
+            else:
+                return self._folder / name, handle
+        isolated = ", ".join(name for name, host in known.items() if host.isolated) or "none"
+        raise JobError(f"no host is free of {self._limit}; isolated: {isolated}")
+
+    def require(self, count: int, known: dict[str, Host]) -> None:
+        """Raises UsageError: fewer hosts than that are not isolated."""
+        usable = in_order(map(host_name, range(self._limit)), known, time.time())
+        if len(usable) < count:
+            raise UsageError(
+                f"the job wants {count} hosts, and only {len(usable)} of {self._limit} are not "
+                "isolated; see rekindle nodes, and rekindle release-node"
+            )
+
+    def condition(self, name: str) -> Condition:
+        """Return what is wrong with a host. Raises JobError: its file is damaged."""
+        return read_condition(self._folder / name)
+
+    def set_condition(self, name: str, condition: Condition) -> None:
+        """Break or mend a host; what is on a broken one is killed at once."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = condition_file(self._folder / name)
+        fresh = path.with_suffix(".new")
+        fresh.write_bytes(msgspec.json.encode(condition))
+        fresh.replace(path)
+        if condition.broken:
+            for pid in self._holders(name):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _holders(self, name: str) -> Iterator[int]:
+        """The processes that have the host's file open: its agent."""
+        path = self._folder / name
+        if not path.exists():
+            return
+        wanted = path.stat()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                for each in Path(f"/proc/{process.pid}/fd").iterdir():
+                    found = each.stat()
+                    if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+                        yield process.pid
+                        break
+
+
+def host_name(number: int) -> str:
+    """Name a pretended host."""
+    return f"local-{number}"

@@ -1,0 +1,229 @@
+"""A job in the foreground: what `rekindle run` does between its first line and its exit status."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from types import FrameType
+
+from rekindle.coordinator.machine.job_state import RESCHEDULED
+from rekindle.engines.base import MOST_REVIVALS
+from rekindle.engines.client import JobClient
+from rekindle.engines.local import LocalEngine
+from rekindle.errors import JobError
+from rekindle.job.spec import Endpoint, JobDirectory
+from rekindle.recovery.journal import journal
+
+END_S = 30.0  # how long coordinator and agents may take after the job's end
+
+
+def run(
+    engine: LocalEngine,
+    directory: JobDirectory,
+    *,
+    attempt: int,
+    launched: Callable[[Endpoint], None] = lambda endpoint: None,
+) -> int:
+    """Run the job to its end and return the exit status: torchrun's, or 128 + signal.
+
+    launched: is told where the coordinator listens.
+    """
+    stop = _Stop(engine)
+    seen: list[journal.Event] = []
+    while True:
+        since = len(read_ledger(directory)) if attempt else 0
+        endpoint = engine.launch(attempt=attempt)
+        stop.launched()
+        launched(endpoint)
+        _see_through(engine, directory, endpoint, stop, seen, since)
+        _reap(engine, {event.pid for event in seen if isinstance(event, journal.NodeJoined)})
+        if stop.signals:
+            return 128 + stop.signals[0]
+        end = seen[-1] if seen and isinstance(seen[-1], journal.Ended) else None
+        if end is None or end.outcome != RESCHEDULED:
+            break
+        attempt += 1
+        say(f"rekindle: attempt {attempt} begins")
+    if end is not None and end.outcome == "succeeded":
+        return 0
+    _explain(seen, directory)
+    return 1
+
+
+def _see_through(
+    engine: LocalEngine,
+    directory: JobDirectory,
+    endpoint: Endpoint,
+    stop: _Stop,
+    seen: list[journal.Event],
+    since: int,
+) -> None:
+    """Steer one attempt to its end; a coordinator that dies is replaced by another one."""
+    for revivals in itertools.count():
+        try:
+            client = JobClient(endpoint, directory.secret())
+            _follow(client, engine, seen, since)
+            return
+        except JobError as error:
+            if stop.signals or revivals == MOST_REVIVALS:
+                return
+            say(f"rekindle: {error}; another one takes its place")
+            since = len(read_ledger(directory))
+            endpoint = engine.revive()
+
+
+def _follow(client: JobClient, engine: LocalEngine, seen: list[journal.Event], since: int) -> None:
+    """Steer the job to its end. Raises JobError: its coordinator died."""
+    with client.steer(holder=f"rekindle run (process {os.getpid()})", since=since) as events:
+        for event in events:
+            seen.append(event)
+            _tell(event)
+            _learn(engine, event)
+            if isinstance(event, journal.NodeWanted):
+                _bring(engine, event.node)
+
+
+def _learn(engine: LocalEngine, event: journal.AnyEvent) -> None:
+    """Note what it says of hosts; where that cannot be written, training goes on all the same."""
+    try:
+        engine.learn(event)
+    except JobError as error:
+        say(f"rekindle: {error}")
+
+
+def _bring(engine: LocalEngine, node: int) -> None:
+    """Bring a node; where no host is free, the job goes on without or gives up in its own time."""
+    try:
+        engine.replace(node)
+    except JobError as error:
+        say(f"rekindle: node {node} cannot be replaced: {error}")
+
+
+def read_ledger(directory: JobDirectory) -> list[journal.AnyEvent]:
+    """Read what happened to the job so far."""
+    try:
+        return journal.read(directory.ledger.read_bytes().splitlines())
+    except FileNotFoundError:
+        return []
+
+
+class _Stop:
+    """Passes signals on to the coordinator: the first asks the job to end, the second ends it."""
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self.signals: list[int] = []
+        self._engine = engine
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+
+    def launched(self) -> None:
+        """Pass on what came before there was a coordinator."""
+        if self.signals:
+            self._pass_on()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.signals.append(number)
+        if len(self.signals) == 1:
+            say(f"rekindle: {signal.Signals(number).name}: stopping; a second one ends at once")
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        coordinator = self._engine.coordinator
+        if coordinator is not None and coordinator.poll() is None:
+            coordinator.terminate()
+
+
+def _reap(engine: LocalEngine, joined: set[int]) -> None:
+    """Wait for coordinator and agents; `joined`: agents that the coordinator says goodbye to."""
+    coordinator, agents = engine.coordinator, engine.agents
+    # The coordinator ends after its agents; one that died is no zombie yet when its lines close.
+    died = coordinator is not None and _status(coordinator) not in (0, 1)
+    for agent in agents:
+        if died or agent.pid not in joined:
+            agent.terminate()  # nobody is left to tell it
+    for agent in agents:
+        _status(agent)
+
+
+def _status(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def say(text: str) -> None:
+    """Tell the person at the terminal; one that has gone away does not end the job.
+
+    Not by print: it could be interrupted by a signal's handler, and refuses to be entered twice.
+    """
+    with contextlib.suppress(OSError):
+        os.write(2, f"{text}\n".encode(errors="replace"))
+
+
+def _tell(event: journal.Event) -> None:
+    """Say on stderr what a person at the terminal wants to know."""
+    text = _saying(event)
+    if text:
+        say(f"rekindle: {text}")
+
+
+def _saying(event: journal.Event) -> str:
+    match event:
+        case journal.FaultSeen(incident=number, fault=fault):
+            return f"incident {number}: {fault.message}"
+        case journal.Decided(incident=number, strategy=strategy, reason=reason, lighter=False):
+            return f"incident {number}: {strategy.value}: {reason}"
+        case journal.Isolated(incident=number, host=host):
+            return f"incident {number}: nothing is placed on {host} any more"
+        case journal.Answered(incident=number, strategy=strategy, granted=granted, by=by):
+            said = "approved" if granted else "not approved"
+            return f"incident {number}: {strategy.value} was {said} by {by}"
+        case journal.Formed(incident=number, sources=sources) if number:
+            whence = ", ".join(f"{count} x {source}" for source, count in sources.items())
+            return (
+                f"incident {number}: generation {event.generation} goes on after step "
+                f"{event.step} ({whence})"
+            )
+        case journal.Formed() if event.step:
+            world = f"generation {event.generation} of {event.world_size} ranks"
+            return f"{world} goes on after step {event.step}"
+        case journal.NodeChecked():
+            return event.in_words()
+        case journal.NodeLeft(reason=reason) if reason:
+            return f"node {event.node} has left: {reason}"
+        case journal.LastWords(path=path):
+            return event.in_words() + ("; the same --job-id goes on from it" if path else "")
+        case _:
+            return _saying_of_checkpoints(event)
+
+
+def _saying_of_checkpoints(event: journal.Event) -> str:
+    match event:
+        case journal.CheckpointFailed(fault=fault):
+            return f"{fault.message}; training goes on"
+        case journal.CheckpointSkipped(path=path, reason=reason):
+            return f"checkpoint {path} is passed over: {reason}"
+        case journal.CheckpointLeftOut() | journal.CheckpointInterval():
+            return event.in_words()
+        case journal.CheckpointsPruned(error=error):
+            return error
+    return ""
+
+
+def _explain(seen: list[journal.Event], directory: JobDirectory) -> None:
+    """Show the first failing rank as torchrun does, with its traceback."""
+    found = [i for i in journal.incidents(seen) if i.faults and not i.closed]
+    lines = ["rekindle: the job failed"]
+    if found:
+        cause = found[-1].cause
+        lines += [f"  first fault: {cause.blamed()}: {cause.message}"]
+        lines += [f"  steps finished before it: {cause.finished}"] if cause.finished else []
+        lines += [cause.traceback.rstrip()] if cause.traceback else []
+    lines += [f"  logs of all ranks: {directory.spec().log_directory}"]
+    say("\n".join(lines))

@@ -1,0 +1,3 @@
+"""A job's description, its directory and its journal file.
+
+May import recovery, checkpoints and profiling alone."""

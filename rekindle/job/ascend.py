@@ -1,0 +1,166 @@
+"""What ranks on Ascend NPUs need of their environment: found out without importing torch-npu.
+
+An installed torch-npu without CANN makes `import torch` itself fail, for torch loads it by itself;
+so it is looked at from outside, and kept from loading where it cannot.
+
+Sources: torch_npu 2.13 and 2.14 (metadata, `torch_npu/__init__.py`), MindCluster's ascend-operator
+(HCCL_ASYNC_ERROR_HANDLING with process-level recovery), HCCL's manual (HCCL_OP_RETRY_ENABLE;
+HCCL_CONNECT_TIMEOUT from 120 to 7200 s).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from rekindle.agent.devices.tools import NPU_MANAGER
+from rekindle.errors import UsageError
+from rekindle.recovery.policy.policy import INNER, Policy
+
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+_ASYNC = "HCCL_ASYNC_ERROR_HANDLING"
+_RETRY = "HCCL_OP_RETRY_ENABLE"
+_NO_CACHING = "PYTORCH_NO_NPU_MEMORY_CACHING"
+_SET_ENV = "source /usr/local/Ascend/ascend-toolkit/set_env.sh"
+
+_LEVELS = re.compile(r"L[0-2]:[01](\s*,\s*L[0-2]:[01])*")
+_CONNECT, _EXEC = "HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT"
+_LEAST_CONNECT_S, _MOST_CONNECT_S = 120, 7200
+_SECONDS = re.compile(r"[0-9]{1,10}")
+# What each variable may be, and how that is said.
+_FORMS: Mapping[str, tuple[re.Pattern[str], str]] = {
+    _ASYNC: (re.compile("[012]"), "0, 1 or 2"),
+    _RETRY: (_LEVELS, 'levels with 0 or 1, such as "L0:0, L1:1, L2:1"'),
+    _CONNECT: (_SECONDS, "a whole number of seconds"),
+    _EXEC: (_SECONDS, "a whole number of seconds"),
+}
+
+
+class Needed(msgspec.Struct, frozen=True):
+    """One thing that ranks need. said: what was found; do: what to do where it is missing."""
+
+    what: str
+    is_there: bool
+    said: str
+    do: str = ""
+
+
+def survey(
+    version_of: Callable[[str], str], loads: Callable[[str], bool], devices: int
+) -> list[Needed]:
+    """Look for what torch-npu needs, in the order in which one needs the other.
+
+    version_of: of an installed package; empty: there is none. loads: whether a library can be
+    loaded. devices: NPUs that the driver shows.
+    """
+    torch, npu = version_of("torch"), version_of("torch-npu")
+    wanted = re.match(r"\d+\.\d+\.\d+", npu)
+    pair = wanted.group() if wanted else ""
+    fits = bool(pair) and torch.partition("+")[0] == pair
+    install = f"install torch=={pair}" if pair else "install torch and torch-npu of one version"
+    return [
+        Needed("torch-npu", bool(npu), npu or "not installed", "pip install torch-npu"),
+        Needed("torch of its version", fits, torch or "not installed", install),
+        Needed("CANN", loads("libhccl.so"), _loaded(loads, "libhccl.so"), _SET_ENV),
+        Needed(
+            "driver",
+            loads("libascend_hal.so"),
+            _loaded(loads, "libascend_hal.so"),
+            "install Ascend's driver, and mount /usr/local/Ascend/driver into the container",
+        ),
+        Needed(
+            "devices",
+            devices > 0,
+            f"{devices} at /dev/davinci*",
+            "have the container given its NPUs (Ascend Docker Runtime, or a device plugin)",
+        ),
+    ]
+
+
+def survey_here() -> list[Needed]:
+    """Look for it on this machine."""
+    return survey(_version, _loads, count_npus())
+
+
+def count_npus(devices: Path = Path("/dev")) -> int:
+    """Count the NPUs that the driver shows to this machine or container."""
+    return sum(path.name[7:].isdigit() for path in devices.glob("davinci*"))
+
+
+def ascend_environment(environment: Mapping[str, str], policy: Policy) -> dict[str, str]:
+    """Return what ranks are told besides: how HCCL ends what is broken, as the policy needs it.
+
+    Only what the user has not said; nothing on machines without NPUs but that torch-npu is kept
+    from loading where CANN is missing.
+    """
+    told: dict[str, str] = {}
+    if importlib.util.find_spec("torch_npu") is not None and not _loads("libhccl.so"):
+        told[AUTOLOAD] = "0"
+    if NPU_MANAGER.exists():
+        # With 1 or 2 a failed collective ends its process before anybody can repair it; and an
+        # operator that fails is tried again by HCCL between servers, the cheapest recovery of all.
+        told[_RETRY] = "L0:0, L1:1, L2:1"
+        # Ranks wait for each other as long as the policy lets one be late.
+        late = round(policy.join_timeout_s)
+        told[_CONNECT] = str(min(max(late, _LEAST_CONNECT_S), _MOST_CONNECT_S))
+        if _repairs(policy):
+            told[_ASYNC] = "0"
+    return {name: value for name, value in told.items() if name not in environment}
+
+
+def check_environment(environment: Mapping[str, str], policy: Policy) -> None:
+    """Refuse what cannot work. Raises UsageError: says which variable, and what would be right."""
+    for name, (form, said) in _FORMS.items():
+        value = environment.get(name)
+        if value is not None and not form.fullmatch(value.strip()):
+            raise UsageError(f"{name} is {value!r}; give {said}")
+    levels = [each.strip()[:2] for each in environment.get(_RETRY, "").split(",") if each.strip()]
+    if len(set(levels)) < len(levels):
+        raise UsageError(f"{_RETRY} is {environment[_RETRY]!r}; give each level once")
+    connect = environment.get(_CONNECT)
+    if connect is not None and not _LEAST_CONNECT_S <= int(connect) <= _MOST_CONNECT_S:
+        raise UsageError(
+            f"{_CONNECT} is {connect}; give {_LEAST_CONNECT_S} to {_MOST_CONNECT_S} seconds"
+        )
+    asked = environment.get(_ASYNC, "0").strip()
+    if asked != "0" and _repairs(policy):
+        raise UsageError(
+            f"{_ASYNC} is {asked}: HCCL would end ranks that are to be repaired; give 0, or allow "
+            f"none of {', '.join(s.value for s in INNER)} in the policy"
+        )
+    if environment.get(_NO_CACHING) and NPU_MANAGER.exists():
+        raise UsageError(
+            f"{_NO_CACHING} is set: without its pool torch-npu cannot tell what a memory error has "
+            "damaged; unset it"
+        )
+
+
+def _repairs(policy: Policy) -> bool:
+    return any(strategy in INNER for strategy in policy.strategies)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+@functools.cache
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def _loaded(loads: Callable[[str], bool], library: str) -> str:
+    return f"{library} {'is there' if loads(library) else 'cannot be loaded'}"

@@ -1,0 +1,327 @@
+"""The job as the runtime sees it, and the job directory in which its processes meet."""
+
+from __future__ import annotations
+
+import enum
+import hmac
+import importlib.util
+import os
+import re
+import secrets
+import sys
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from rekindle import names
+from rekindle.checkpoints.location import parse
+from rekindle.checkpoints.open_store import check_location
+from rekindle.checkpoints.retention import Retention
+from rekindle.errors import UsageError
+from rekindle.job.ascend import check_environment
+from rekindle.recovery.node_check.evidence import Limits
+from rekindle.recovery.policy.interval import AUTO
+from rekindle.recovery.policy.policy import OUTER, Policy, Strategy
+
+
+class EntryKind(str, enum.Enum):
+    """How the ranks' program is started."""
+
+    SCRIPT = "script"  # a Python file
+    MODULE = "module"  # python -m NAME
+    PROGRAM = "program"  # any executable (torchrun --no-python)
+
+
+class Framework(str, enum.Enum):
+    """What the ranks train with: what is imported before they are forked, and how they meet."""
+
+    TORCH = "torch"
+    MINDSPORE = "mindspore"
+
+
+class KeepsOff(str, enum.Enum):
+    """How new agents of a job are kept off hosts that are isolated."""
+
+    NEVER = "never"  # they come where they come
+    ANEW = "anew"  # when the whole job is placed anew
+    AT_ONCE = "at-once"
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One training run, as given to coordinator and agents.
+
+    framework: what the ranks train with.
+    nodes, processes_per_node: the world is nodes x processes_per_node ranks.
+    min_nodes: least number of nodes that the job may go on with; 0: all of them.
+    spares: agents in reserve, each ready to take a lost node's place.
+    snapshot_every, checkpoint_every: steps between two of them; 0 = never; of checkpoints "auto":
+    as rekindle.recovery.policy.interval chooses.
+    keep: which checkpoints are not removed when a newer one is written; by default all.
+    checkpoint_store: location of the checkpoints (`rekindle.checkpoints.location`): an absolute
+    path, shared by all nodes or private to each, or a URL.
+    master_port: port of the ranks' store; 0 = any free one.
+    allow_injection: whether faults may be injected (`rekindle inject`).
+    network_check: agents are checked before they are taken in, and sent away if their nodes are
+    faulty; exclude_straggler: also if they are slow. node_check: from when on they are.
+    fault_tables: a file of the user's own entries (docs/faults.md); absolute.
+    engine: the outer strategies that whoever steers the job can carry out.
+    keeps_off: what it can do about hosts that are isolated.
+    redirects, tee: torchrun's -r and -t: 0 none, 1 stdout, 2 stderr, 3 both (see docs/running.md).
+    """
+
+    job_id: str
+    entry: EntryKind
+    target: str
+    arguments: tuple[str, ...] = ()
+    framework: Framework = Framework.TORCH
+    nodes: int = 1
+    min_nodes: int = 0
+    processes_per_node: int = 1
+    spares: int = 0
+    environment: dict[str, str] = {}
+    working_directory: str
+    directory: str
+    log_directory: str
+    checkpoint_store: str
+    snapshot_every: int = 10
+    checkpoint_every: int | Literal["auto"] = 0
+    keep: Retention = Retention()
+    master_addr: str = ""
+    master_port: int = 0
+    role: str = "default"
+    redirects: int = 0
+    tee: int = 0
+    allow_injection: bool = False
+    policy: Policy = Policy()
+    network_check: bool = False
+    exclude_straggler: bool = False
+    node_check: Limits = Limits()
+    fault_tables: str = ""
+    engine: tuple[Strategy, ...] = OUTER
+    keeps_off: KeepsOff = KeepsOff.NEVER
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in the full world."""
+        return self.nodes * self.processes_per_node
+
+    @property
+    def joins(self) -> bool:
+        """Whether a new process can take part in what those that are there have begun.
+
+        MindSpore's collectives cannot take one in, nor be formed anew in a process.
+        """
+        return self.framework is not Framework.MINDSPORE
+
+    @property
+    def least_nodes(self) -> int:
+        """Nodes that the smallest world has."""
+        return self.min_nodes or self.nodes
+
+    @property
+    def failover_grace_s(self) -> float | None:
+        """How long ranks may take to end when their place is filled anew; None: as ever.
+
+        ModelArts goes on without waiting for what else the end of a container takes; here ranks
+        that have not ended by themselves are killed.
+        """
+        text = self.environment.get(names.ENV_FAILOVER_GRACE, _NO_GRACE)
+        return None if text == _NO_GRACE else float(text)
+
+
+_NO_GRACE = "-1"
+_SECONDS = re.compile(r"[1-9][0-9]{0,8}")
+_JOB_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+
+def check(spec: JobSpec) -> JobSpec:
+    """Return `spec` if a job can be made of it.
+
+    Raises UsageError: says which field is wrong, and what would be right.
+    """
+    check_elsewhere(spec)
+    if not Path(spec.working_directory).is_dir():
+        raise UsageError(f"working directory {spec.working_directory} does not exist")
+    check_location(spec.checkpoint_store)
+    check_environment(os.environ | spec.environment, spec.policy)
+    framework = spec.framework.value
+    of_python = spec.entry is not EntryKind.PROGRAM
+    if of_python and importlib.util.find_spec(framework) is None:
+        other = "mindspore" if spec.framework is Framework.TORCH else "torch"
+        raise UsageError(
+            f"framework is {framework}, which is not installed for {sys.executable}: run the job "
+            f"from where rekindle[{framework}] is (mindspore in an environment of its own); or say "
+            f"--framework {other}, or that the script is any program (--no-python)"
+        )
+    if spec.entry is EntryKind.SCRIPT:
+        script = Path(spec.working_directory, spec.target)
+        if not script.is_file():
+            raise UsageError(f"training script {script} does not exist")
+    return spec
+
+
+def check_elsewhere(spec: JobSpec) -> JobSpec:
+    """Return `spec` if a job can be made of it where its paths are: on other machines than this.
+
+    Raises UsageError as check() does.
+    """
+    check_job_id(spec.job_id)
+    _check_world(spec)
+    for name in ("snapshot_every", "checkpoint_every"):
+        every = getattr(spec, name)
+        if every != AUTO and every < 0:
+            raise UsageError(f"{name} is {every}; give steps, or 0 for never")
+    grace = spec.environment.get(names.ENV_FAILOVER_GRACE, _NO_GRACE)
+    if grace != _NO_GRACE and not _SECONDS.fullmatch(grace):
+        raise UsageError(
+            f"{names.ENV_FAILOVER_GRACE} is {grace!r}; give a whole number of seconds from 1 on, "
+            f"or {_NO_GRACE} for none"
+        )
+    if not 0 <= spec.master_port < 65536:
+        raise UsageError(f"master port {spec.master_port} is no port; use 0 for any free one")
+    parse(spec.checkpoint_store)
+    return spec
+
+
+def check_job_id(job_id: str) -> None:
+    """Raise UsageError if no job can have this id."""
+    if not _JOB_ID.fullmatch(job_id):
+        raise UsageError(
+            f"job id {job_id!r}: use 1 to 63 of a-z 0-9 . _ - and begin with a letter or digit"
+        )
+
+
+def _check_world(spec: JobSpec) -> None:
+    for name in ("nodes", "processes_per_node"):
+        if getattr(spec, name) < 1:
+            raise UsageError(f"{name} is {getattr(spec, name)}; at least 1 is needed")
+    if not 0 <= spec.min_nodes <= spec.nodes:
+        raise UsageError(
+            f"min_nodes is {spec.min_nodes}; give 1 to {spec.nodes} (nodes), or 0 for all of them"
+        )
+    if spec.least_nodes < spec.nodes and not spec.joins:
+        raise UsageError(
+            f"min_nodes is {spec.min_nodes}: a world of {spec.framework.value} cannot change its "
+            f"size; give {spec.nodes}, or 0"
+        )
+    if spec.framework is Framework.MINDSPORE and spec.entry is EntryKind.PROGRAM:
+        raise UsageError(
+            "--no-python with mindspore: its scheduler comes from a Python that has it; give the "
+            "script, or its module"
+        )
+    if spec.spares < 0:
+        raise UsageError(f"spares is {spec.spares}; give a number of nodes, or 0 for none")
+
+
+def home() -> Path:
+    """Return the folder of all job directories of this user."""
+    return Path(os.environ.get(names.ENV_HOME) or Path.home() / ".rekindle").absolute()
+
+
+def job_directory(job_id: str, at: Path | None = None) -> Path:
+    """Return where the job of this id keeps its record; at: another home than ours."""
+    return (at or home()) / "jobs" / job_id
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the job's coordinator listens, and which one it is."""
+
+    host: str
+    port: int
+    pid: int
+    attempt: int
+
+
+class JobDirectory:
+    """The files of one job on this machine."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    def create(self, spec: JobSpec, *, logs: bool = True) -> None:
+        """Lay out the directory and make the job's secret; existing ones are kept.
+
+        logs: whether the ranks' output goes to this machine, where its folder is made.
+        Raises UsageError: the directory belongs to a job described otherwise, or cannot be made.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"job directory {self.path} cannot be made: {error}") from error
+        if logs:
+            Path(spec.log_directory).mkdir(parents=True, exist_ok=True)
+        secret = self.path / names.SECRET_FILE
+        try:
+            handle = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            pass
+        else:
+            with os.fdopen(handle, "w") as file:
+                file.write(secrets.token_hex(32))
+        replace_file(self.path / names.SPEC_FILE, msgspec.json.encode(spec))
+
+    def spec(self) -> JobSpec:
+        """Read the job's description. Raises UsageError: there is none, or it is not readable."""
+        try:
+            return msgspec.json.decode((self.path / names.SPEC_FILE).read_bytes(), type=JobSpec)
+        except FileNotFoundError as error:
+            raise UsageError(f"no job in {self.path}") from error
+        except msgspec.DecodeError as error:
+            raise UsageError(f"{self.path / names.SPEC_FILE} is no job: {error}") from error
+
+    def secret(self) -> str:
+        """Read the job's secret. Raises UsageError: there is none."""
+        try:
+            secret = (self.path / names.SECRET_FILE).read_text().strip()
+        except FileNotFoundError as error:
+            raise UsageError(f"no job secret in {self.path}") from error
+        if not secret:
+            raise UsageError(f"the job secret in {self.path} is empty: remove it to get a new one")
+        return secret
+
+    def endpoint(self) -> Endpoint | None:
+        """Read where the coordinator listens (or last listened); None before the first."""
+        try:
+            return msgspec.json.decode(
+                (self.path / names.ENDPOINT_FILE).read_bytes(), type=Endpoint
+            )
+        except FileNotFoundError:
+            return None
+
+    def announce(self, endpoint: Endpoint) -> None:
+        """Say where the coordinator listens."""
+        replace_file(self.path / names.ENDPOINT_FILE, msgspec.json.encode(endpoint))
+
+    @property
+    def pods(self) -> Path:
+        """What its pods are to be, of a job in a cluster; it is for the engine to read."""
+        return self.path / names.PODS_FILE
+
+    @property
+    def cluster(self) -> Path:
+        """The address of the cluster that has the job, while it does."""
+        return self.path / names.CLUSTER_FILE
+
+    @property
+    def ledger(self) -> Path:
+        """The job's journal, one JSON event a line (`rekindle.recovery.journal.journal`)."""
+        return self.path / names.LEDGER_FILE
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a small file so that readers see the old or the new content, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+    temporary.replace(path)
+
+
+def bearer(secret: str) -> str:
+    """Return the Authorization header that proves knowledge of the job's secret."""
+    return f"Bearer {secret}"
+
+
+def is_authorized(header: str | None, secret: str) -> bool:
+    """Check an Authorization header in constant time."""
+    return hmac.compare_digest((header or "").encode(), bearer(secret).encode())

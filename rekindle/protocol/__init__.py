@@ -1,0 +1,1 @@
+"""What two processes share: messages, codec, HTTP views, heartbeat page, snapshot buffer."""

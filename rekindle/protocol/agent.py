@@ -1,0 +1,383 @@
+"""What coordinator, agents and ranks may say to each other: one typed message each.
+
+Agent and coordinator speak msgpack over a websocket; agent and rank speak it over a unix socket of
+the SEQPACKET kind, which keeps message borders. `attempt` and `generation` are the fences: a
+message that bears an older one is refused.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from rekindle.protocol.checkpoint import (
+    CheckpointLeftOut,
+    CheckpointPassedOver,
+    CheckpointWritten,
+    Commit,
+    Dump,
+    PartDue,
+    PartWritten,
+    Pruned,
+    SnapshotRefused,
+    WriteParts,
+)
+from rekindle.protocol.monitoring import Conditions, Look, Looked, RankLook, Stalled, Timed, Traced
+from rekindle.protocol.node_check import (
+    CheckAlone,
+    Checked,
+    CheckOver,
+    CheckPair,
+    CheckReady,
+    CheckStop,
+)
+from rekindle.protocol.rank import (
+    Arrived,
+    CheckpointEvery,
+    Depot,
+    Dismiss,
+    Form,
+    FromRank,
+    Held,
+    Hold,
+    Inject,
+    InjectionKind,
+    Message,
+    Over,
+    Profile,
+    SnapshotBuffers,
+    SnapshotRoom,
+    SnapshotTaken,
+    StateReady,
+    StepDone,
+    StepFailed,
+    ToRank,
+)
+from rekindle.recovery.faults.fault import ErrorRecord, Exit
+from rekindle.recovery.policy.plan import Made
+
+__all__ = [  # what is said elsewhere too, for this is the whole protocol
+    "Arrived",
+    "CheckAlone",
+    "CheckOver",
+    "CheckPair",
+    "CheckReady",
+    "CheckStop",
+    "Checked",
+    "CheckpointEvery",
+    "CheckpointLeftOut",
+    "CheckpointPassedOver",
+    "CheckpointWritten",
+    "Commit",
+    "Conditions",
+    "Depot",
+    "Dismiss",
+    "Dump",
+    "Form",
+    "FromRank",
+    "Held",
+    "Hold",
+    "Inject",
+    "InjectionKind",
+    "Look",
+    "Looked",
+    "Message",
+    "Over",
+    "PartDue",
+    "PartWritten",
+    "Profile",
+    "Pruned",
+    "RankLook",
+    "SnapshotBuffers",
+    "SnapshotRefused",
+    "SnapshotRoom",
+    "SnapshotTaken",
+    "Stalled",
+    "StateReady",
+    "StepDone",
+    "StepFailed",
+    "Timed",
+    "ToRank",
+    "Traced",
+    "WriteParts",
+]
+
+# ---- agent -> coordinator
+
+
+class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's process. training: it is in a Session (which is told to a coordinator it joins)."""
+
+    rank: int
+    pid: int
+    training: bool = False
+
+
+class LiveStore(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranks' store (or scheduler) that an agent hosts. serial: of the order to host it."""
+
+    serial: int
+    port: int
+
+
+class Hello(Message, frozen=True, kw_only=True, tag="hello"):
+    """The first message of an agent on each line. node: the node rank it wants, -1: any.
+
+    spare: it waits to take a lost node's place, and does so too if the node it wants is taken. When
+    it is promoted it says hello again, as that node.
+
+    checkpoints: those that its node finds; whoever loads one proves it.
+    copies: the snapshots of other nodes' ranks that it keeps; depot: the port where.
+    shards: which piece of the state ranks have, where not all have the same.
+    host: the machine's name, which it keeps from job to job. devices: it has accelerators.
+    restart: the newest one that it has started ranks for.
+
+    To a new coordinator that takes a dead one's place it tells what the dead one knew: the newest
+    generation, the ranks that live (or whose end it has yet to tell), those that ended well, and
+    the ranks' store, if it listens on this node.
+    """
+
+    job_id: str
+    attempt: int
+    version: int
+    node: int
+    address: str
+    pid: int
+    processes: int
+    spare: bool = False
+    checkpoints: tuple[Made, ...] = ()
+    snapshots: dict[int, tuple[Made, ...]] = msgspec.field(default_factory=dict)
+    shards: dict[int, int] = msgspec.field(default_factory=dict)
+    copies: dict[int, tuple[Made, ...]] = msgspec.field(default_factory=dict)
+    depot: int = 0
+    host: str = ""
+    devices: bool = False
+    generation: int = 0
+    restart: int = 0
+    ranks: tuple[LiveRank, ...] = ()
+    ended: tuple[int, ...] = ()
+    store: LiveStore | None = None
+
+
+class Spawned(Message, frozen=True, kw_only=True, tag="spawned"):
+    """These ranks were started; they have not run a line of the script yet."""
+
+    ranks: tuple[LiveRank, ...]
+    generation: int
+
+
+class Exited(Message, frozen=True, kw_only=True, tag="exited"):
+    """A rank's process ended. finished: as its heartbeat page said.
+
+    no_memory: the kernel has killed a process of this node for want of memory.
+    """
+
+    rank: int
+    pid: int
+    exit: Exit
+    finished: int
+    error: ErrorRecord | None = None
+    no_memory: bool = False
+    at: float = 0.0
+
+
+class SpawnFailed(Message, frozen=True, kw_only=True, tag="spawn-failed"):
+    """A rank could not be started at all."""
+
+    rank: int
+    error: str
+
+
+class HealFailed(Message, frozen=True, kw_only=True, tag="heal-failed"):
+    """A rank was not started, for its device could not be healed."""
+
+    rank: int
+    error: str
+
+
+class StoreUp(Message, frozen=True, kw_only=True, tag="store-up"):
+    """The store asked for by HostStore listens; port 0 and `error`: it could not."""
+
+    serial: int
+    port: int
+    error: str = ""
+
+
+class StoreDown(Message, frozen=True, kw_only=True, tag="store-down"):
+    """The store's process ended; ranks that are in a generation do not notice."""
+
+    serial: int
+
+
+class Snapshots(Message, frozen=True, kw_only=True, tag="snapshots"):
+    """The intact snapshots of ranks of this node."""
+
+    kept: dict[int, tuple[Made, ...]]
+
+
+class Copies(Message, frozen=True, kw_only=True, tag="copies"):
+    """The snapshots of other nodes' ranks that this node keeps."""
+
+    kept: dict[int, tuple[Made, ...]]
+
+
+class Beat(Message, frozen=True, kw_only=True, tag="beat"):
+    """Steps finished by each rank of the node, and the newest metrics of its first one."""
+
+    finished: dict[int, int]
+    total: int = 0
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+
+
+# ---- coordinator -> agent
+
+
+class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
+    """The agent is taken in as this node; SPARE: as a spare."""
+
+    node: int
+
+
+class Promote(Message, frozen=True, kw_only=True, tag="promote"):
+    """A spare is wanted as this node: it says hello as such."""
+
+    node: int
+
+
+class Refused(Message, frozen=True, kw_only=True, tag="refused"):
+    """The agent is not taken in; it stops its ranks and ends."""
+
+    reason: str
+
+
+class Spawn(Message, frozen=True, kw_only=True, tag="spawn"):
+    """Start these ranks; they arrive for `generation`.
+
+    world_size, first: what they are told of their world, and of the place in it of the node's first
+    rank; the generation that they arrive for may be another one. heal: those of the ranks whose
+    device is to be healed first. placements: how often the node's place was filled so far. joins:
+    others go on in their processes, and have the state that these take.
+    """
+
+    generation: int
+    restart: int
+    ranks: tuple[int, ...]
+    world_size: int
+    first: int
+    store_host: str
+    store_port: int
+    heal: tuple[int, ...] = ()
+    placements: int = 1
+    joins: bool = False
+
+
+class HostStore(Message, frozen=True, kw_only=True, tag="host-store"):
+    """Start a store for the ranks; an earlier one of this agent is ended."""
+
+    serial: int
+    port: int
+
+
+class Kill(Message, frozen=True, kw_only=True, tag="kill"):
+    """End these ranks: SIGTERM, then SIGKILL after `grace_s` (0: SIGKILL at once)."""
+
+    ranks: tuple[int, ...]
+    grace_s: float = 0.0
+
+
+class Bye(Message, frozen=True, kw_only=True, tag="bye"):
+    """The job is over for this agent: end what is left, and yourself with this status.
+
+    at_once: without waiting for what is being written.
+    """
+
+    status: int
+    at_once: bool = False
+
+
+# ---- people -> coordinator, as JSON
+
+
+class Approval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A person's answer to an incident whose strategy waits for it; by: who it is.
+
+    about: when the fault was seen that the person has read of; 0: whichever waits now. A question
+    that was answered elsewhere meanwhile may have been followed by another one.
+    """
+
+    incident: int
+    granted: bool
+    by: str
+    about: float = 0.0
+
+
+FromAgent = (
+    Hello
+    | Spawned
+    | Exited
+    | SpawnFailed
+    | HealFailed
+    | StoreUp
+    | StoreDown
+    | Snapshots
+    | Copies
+    | CheckpointWritten
+    | PartDue
+    | PartWritten
+    | CheckpointLeftOut
+    | SnapshotRefused
+    | Pruned
+    | CheckpointPassedOver
+    | Beat
+    | CheckReady
+    | Checked
+    | Stalled
+    | Looked
+    | Timed
+    | Traced
+    | Conditions
+    | Arrived
+    | StepFailed
+    | Held
+    | StateReady
+    | StepDone
+)
+ToAgent = (
+    Welcome
+    | Refused
+    | Promote
+    | Spawn
+    | HostStore
+    | Kill
+    | CheckAlone
+    | CheckPair
+    | CheckStop
+    | CheckOver
+    | Dump
+    | WriteParts
+    | Commit
+    | CheckpointEvery
+    | Profile
+    | Bye
+    | Look
+    | Over
+    | Hold
+    | Form
+    | Dismiss
+    | Inject
+)
+
+
+CheckOrder = (CheckAlone, CheckPair, CheckStop, CheckOver)
+
+
+def ranks_named(message: Message) -> tuple[int, ...]:
+    """Return the ranks that a message of an agent or a rank is about."""
+    match message:
+        case Spawned(ranks=live) | Hello(ranks=live):
+            return tuple(rank.rank for rank in live)
+        case Beat(finished=by_rank) | Snapshots(kept=by_rank) | Timed(steps=by_rank):
+            return tuple(by_rank)
+        case Looked(looks=looks):
+            return tuple(look.rank for look in looks)
+    rank = getattr(message, "rank", None)
+    return () if rank is None else (rank,)

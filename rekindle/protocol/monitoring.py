@@ -1,0 +1,85 @@
+"""What agent and coordinator say to each other about ranks that make no progress, and of switches.
+
+A part of the protocol, see rekindle.protocol.agent.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from rekindle.agent.devices.dcmi import Condition
+from rekindle.profiling.blocked_collectives import Standing
+from rekindle.profiling.steps import StepTimes
+from rekindle.profiling.switch import Switch
+from rekindle.protocol.heartbeat_page import Doing
+from rekindle.protocol.rank import Message
+
+
+class Stalled(Message, frozen=True, kw_only=True, tag="stalled"):
+    """The rank is late with what it is at; said again every few seconds while it is.
+
+    generation: the one that it is in. Whoever waits for others is late as they are.
+    """
+
+    rank: int
+    generation: int
+
+
+class Traced(Message, frozen=True, kw_only=True, tag="traced"):
+    """MindCluster's switch of light profiling, which an agent can read, says something new."""
+
+    switch: Switch
+
+
+class Timed(Message, frozen=True, kw_only=True, tag="timed"):
+    """How long steps of the node's ranks took, by what they have written down. By rank."""
+
+    steps: dict[int, tuple[StepTimes, ...]]
+
+
+class Conditions(Message, frozen=True, kw_only=True, tag="conditions"):
+    """How devices of the node are now, by local number; of one that is left out nobody knows."""
+
+    devices: dict[int, Condition]
+
+
+class Look(Message, frozen=True, kw_only=True, tag="look"):
+    """Look closely at all ranks of the node; answered by Looked of the same serial number."""
+
+    serial: int
+
+
+class RankLook(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent found when it looked closely at a rank.
+
+    doing: since elapsed_s, as far as its agent saw. late: that is too long.
+    waiting: for others, in a collective. operations: collectives begun so far in its generation;
+    recent: marks of the newest, oldest first.
+    stopped: by a signal. busy: its processes compute, or wait for a disk; outside of a step also:
+    they read or write.
+    where: its main thread, the innermost frames first; stack: all of it, as faulthandler writes it;
+    left out for a rank that waits. Both are empty where there is no Python, or none that answers.
+    standing: in collectives, by what it has written down, if it has.
+    """
+
+    rank: int
+    finished: int
+    doing: Doing
+    elapsed_s: float
+    late: bool
+    waiting: bool = False
+    operations: int = 0
+    recent: tuple[int, ...] = ()
+    stopped: bool = False
+    busy: bool = False
+    where: str = ""
+    stack: str = ""
+    standing: Standing | None = None
+
+
+class Looked(Message, frozen=True, kw_only=True, tag="looked"):
+    """What was found. error: why the node's ranks could not be looked at, if so."""
+
+    serial: int
+    looks: tuple[RankLook, ...]
+    error: str = ""

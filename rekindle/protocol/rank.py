@@ -1,0 +1,250 @@
+"""What agent and rank say to each other: a part of the protocol, see rekindle.protocol.agent."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from rekindle.profiling.switch import Switch
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.invalid_states import Suspicion
+from rekindle.recovery.policy.plan import Made, RankPlan
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all messages."""
+
+
+# ---- rank -> agent
+
+
+class Arrived(Message, frozen=True, kw_only=True, tag="arrived"):
+    """The rank waits for a generation: at the start of its Session, or after leaving a step.
+
+    shard: which piece of the training state it holds; None: there is one, and all ranks hold it.
+    finished: steps it has finished, None: its state was just built by the script.
+    torn: its state is of no step, for it was interrupted while that was changed.
+    made: the generation that did the last of them.
+    clean: what StepFailed says of it; said again here, for a coordinator may not have heard it.
+    done: it has finished all the steps it was asked for.
+    passed: steps after which all ranks were let go before, where the script asked for more later.
+    port: where other ranks reach it, of ranks whose framework brings no lines between them.
+    joins: it has nothing but what a live rank sends it, and does not begin by itself.
+    """
+
+    rank: int
+    generation: int
+    shard: int | None = None
+    finished: int | None = None
+    torn: bool = False
+    made: int = 0
+    clean: int | None = None
+    done: bool = False
+    passed: int = 0
+    port: int = 0
+    joins: bool = False
+
+
+class StepFailed(Message, frozen=True, kw_only=True, tag="step-failed"):
+    """A step of this generation raised what is no error of the script; the rank waits for orders.
+
+    kind: LINK, a collective failed, most likely because a peer did; TRANSIENT; DEVICE_MEMORY; or,
+    said after a repair was tried, DEVICE: this process cannot go on. finished: steps, before it.
+    clean: what all ranks have made after so many steps may be wrong; None: it is right.
+    """
+
+    rank: int
+    generation: int
+    kind: Kind
+    error: str
+    finished: int
+    clean: int | None = None
+
+
+class Held(Message, frozen=True, kw_only=True, tag="held"):
+    """The rank stands between two steps and begins no other: it answers Hold."""
+
+    rank: int
+    generation: int
+    finished: int
+
+
+class StateReady(Message, frozen=True, kw_only=True, tag="state-ready"):
+    """The rank has the state that the plan named; `error` says why not."""
+
+    rank: int
+    generation: int
+    error: str = ""
+
+
+class StepDone(Message, frozen=True, kw_only=True, tag="step-done"):
+    """The rank has finished its first step of this generation."""
+
+    rank: int
+    generation: int
+    finished: int
+
+
+class SnapshotRoom(Message, frozen=True, kw_only=True, tag="snapshot-room"):
+    """The rank asks its agent for buffers of this size; answered by SnapshotBuffers.
+
+    bytes 0: it asks for the buffers that exist, to read them.
+    copy: the state whose copy is fetched from the neighbour first, as one of the rank's snapshots.
+    serial: of the rank's requests; a later one may be answered before this one.
+    """
+
+    rank: int
+    bytes: int
+    buffers: int
+    copy: Made | None = None
+    serial: int = 0
+
+
+class SnapshotTaken(Message, frozen=True, kw_only=True, tag="snapshot-taken"):
+    """The rank has filled a buffer; `checkpoint`: the agent writes it to the store as well.
+
+    shard, shards: which piece of the state it is, and of how many. stall_s: for how many seconds
+    training stood still for it.
+    """
+
+    rank: int
+    generation: int
+    step: int
+    buffer: int
+    checkpoint: bool = False
+    stall_s: float = 0.0
+    shard: int = 0
+    shards: int = 1
+
+
+# ---- agent -> rank
+
+
+class Over(Message, frozen=True, kw_only=True, tag="over"):
+    """Generation `generation` is over: leave your collective and arrive for the next.
+
+    finished: steps for which some rank is known to have had all gradients; a step less is not left
+        at once, for it can still end.
+    replaced: a process is gone, and a new one is to join those that are there.
+    """
+
+    generation: int
+    finished: int = 0
+    replaced: bool = False
+
+
+class Hold(Message, frozen=True, kw_only=True, tag="hold"):
+    """Stop before the next step, say so, and wait for the end of this generation.
+
+    The world is about to grow. While one rank holds, no other can be in a collective but in that of
+    the next step, or at the end of the last one.
+    """
+
+    rank: int
+    generation: int
+
+
+class Depot(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an agent takes copies of other nodes' snapshots, and gives them back."""
+
+    host: str
+    port: int
+
+
+class Profile(Message, frozen=True, kw_only=True, tag="profile"):
+    """Write down where time goes, from the next step on; nothing, where the switch is off.
+
+    since: when the job was told so first, in seconds since the epoch; it names the records' folder
+    where the job has no id of a task.
+    """
+
+    switch: Switch = Switch()
+    since: int = 0
+
+
+class Form(Message, frozen=True, kw_only=True, tag="form"):
+    """Form this generation at the named store, with state as planned, and go on from `step`.
+
+    made: the generation that did that step. suspicions: what must not be kept.
+    ranks: what each rank of the receiving node is in this world; elsewhere a rank is called by its
+    number in the full one. plan: what each of them does, with peers by their number in this
+    world. An agent passes on only the rank's own of both. shards: pieces that the state is in.
+    depots: where those of the nodes are that the plan names; for the agent alone.
+    checkpoint_every: steps between two checkpoints, until CheckpointEvery; 0: none. profile: what
+    is written down, until Profile. peers: where the ranks are reached (host, port), by their place
+    in this world; empty: they have told no port.
+    """
+
+    generation: int
+    world_size: int
+    store_host: str
+    store_port: int
+    step: int
+    made: int = 0
+    suspicions: tuple[Suspicion, ...] = ()
+    shards: int = 1
+    passed: int = 0
+    checkpoint_every: int = 0
+    profile: Profile = Profile()
+    ranks: dict[int, int]
+    plan: dict[int, RankPlan]
+    depots: dict[int, Depot] = msgspec.field(default_factory=dict)
+    peers: tuple[tuple[str, int], ...] = ()
+
+
+class CheckpointEvery(Message, frozen=True, kw_only=True, tag="checkpoint-every"):
+    """So many steps lie between two checkpoints from now on.
+
+    Ranks may hear of it in different steps: what is not due on all of them is not written.
+    """
+
+    steps: int
+
+
+class SnapshotBuffers(Message, frozen=True, kw_only=True, tag="snapshot-buffers"):
+    """Memory files come with this message, if `error` is empty; `serial`: of the request."""
+
+    error: str = ""
+    serial: int = 0
+
+
+class Dismiss(Message, frozen=True, kw_only=True, tag="dismiss"):
+    """All ranks have finished all steps: the Session may end."""
+
+    finished: int
+
+
+class InjectionKind(str, enum.Enum):
+    """Faults that a rank can be told to suffer; see rekindle.training.torch.faults.injection.
+
+    Of those that hang: `hang` sleeps in Python, `hang-collective` waits in a collective that nobody
+    else is in, `hang-data` for a data loader, `stop` is stopped by a signal, and `livelock`
+    computes without an end.
+    """
+
+    KILL = "kill"
+    NODE_LOST = "node-lost"
+    HANG = "hang"
+    HANG_COLLECTIVE = "hang-collective"
+    HANG_DATA = "hang-data"
+    STOP = "stop"
+    LIVELOCK = "livelock"
+    SLOW = "slow"
+    EXCEPTION = "exception"
+    OOM = "oom"
+    UCE = "uce"
+    TORN_UPDATE = "torn-update"
+
+
+class Inject(Message, frozen=True, kw_only=True, tag="inject"):
+    """Suffer a fault in this step (None: the next one). seconds: how long a slow step pauses."""
+
+    rank: int
+    kind: InjectionKind
+    step: int | None = None
+    seconds: float = 1.0
+
+
+FromRank = Arrived | StepFailed | Held | StateReady | StepDone | SnapshotRoom | SnapshotTaken
+ToRank = Over | Hold | Form | CheckpointEvery | Profile | SnapshotBuffers | Dismiss | Inject

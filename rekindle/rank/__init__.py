@@ -1,0 +1,1 @@
+"""What runs in a rank and knows no training framework."""

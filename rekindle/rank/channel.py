@@ -1,0 +1,182 @@
+"""A rank's side of the line to its agent, with a thread that listens while the rank computes."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import threading
+import traceback
+from collections.abc import Callable
+
+from rekindle import names
+from rekindle.errors import ProtocolError
+from rekindle.protocol import codec as wire
+from rekindle.protocol.agent import (
+    CheckpointEvery,
+    Dismiss,
+    Form,
+    Held,
+    Hold,
+    Inject,
+    Message,
+    Over,
+    Profile,
+    SnapshotBuffers,
+)
+
+MAX_MESSAGE = 128 * 1024
+
+
+class Channel:
+    """The line to the agent.
+
+    The listening thread never needs the main thread: told that the generation is over, it calls
+    `on_over` itself (to sever the collectives) and remembers it. All else waits in a queue.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._waiting: queue.SimpleQueue[tuple[Message, list[int]]] = queue.SimpleQueue()
+        self._answered = threading.Condition()
+        self._answers: dict[int, tuple[SnapshotBuffers, list[int]]] = {}  # by what they answer
+        self._unwanted: set[int] = set()
+        self._over = -1
+        self._settled = -1  # the same, once `on_over` has done its work
+        self._held = -1  # the newest generation that is to be held between two steps
+        self.checkpoint_every = 0  # steps between two checkpoints, as was said last
+        self.profile = Profile()  # what is to be written down of where time goes
+        self.injected: list[Inject] = []  # faults to suffer, emptied by whoever suffers them
+        self.on_over: Callable[[Over], None] = lambda over: None
+        threading.Thread(target=self._listen, name="rekindle-channel", daemon=True).start()
+
+    @staticmethod
+    def from_environment() -> Channel | None:
+        """Return the line that the agent prepared; None: no agent started this process."""
+        fd = os.environ.pop(names.ENV_CHANNEL_FD, None)
+        return Channel(int(fd)) if fd else None
+
+    def send(self, message: Message) -> None:
+        """Send a message to the agent."""
+        self._socket.send(wire.encode(message))
+
+    def is_over(self, generation: int) -> bool:
+        """Whether this generation was declared over."""
+        return self._over >= generation
+
+    def is_over_within(self, generation: int, seconds: float) -> bool:
+        """Whether this generation is declared over by then."""
+        with self._answered:
+            return self._answered.wait_for(lambda: self.is_over(generation), seconds)
+
+    def wait_over(self, generation: int) -> None:
+        """Wait until the generation is declared over and `on_over` has returned."""
+        while self._settled < generation:
+            message = self._next()[0]
+            if not isinstance(message, Over):
+                raise ProtocolError(f"expected the end of generation {generation}, got {message}")
+
+    def hold(self, rank: int, generation: int, finished: int) -> bool:
+        """Between two steps: if asked to, say that no other is begun, and wait for the end."""
+        if not self.is_held(generation):
+            return False
+        self.send(Held(rank=rank, generation=generation, finished=finished))
+        self.wait_over(generation)
+        return True
+
+    def is_held(self, generation: int) -> bool:
+        """Whether this generation is to be held between two steps."""
+        return self._held == generation
+
+    def wait(self, newer_than: int) -> Form | Dismiss:
+        """Wait for the next generation, or for the end."""
+        while True:
+            message = self._next()[0]
+            if isinstance(message, Dismiss):
+                return message
+            if isinstance(message, Form) and message.generation > newer_than:
+                return message
+
+    def buffers(
+        self, serial: int, timeout_s: float | None = None, *, generation: int | None = None
+    ) -> tuple[SnapshotBuffers, list[int]] | None:
+        """The answer to this SnapshotRoom; None: it has not come in time.
+
+        generation: it is waited for no longer than this one goes on.
+        """
+
+        def is_decided() -> bool:
+            over = generation is not None and self.is_over(generation)
+            return over or serial in self._answers
+
+        with self._answered:
+            self._answered.wait_for(is_decided, timeout_s)
+            return self._answers.pop(serial, None)
+
+    def forget(self, serial: int) -> None:
+        """Nobody waits for the answer to this SnapshotRoom any more."""
+        with self._answered:
+            if serial in self._answers:
+                _close(self._answers.pop(serial)[1])
+            else:
+                self._unwanted.add(serial)
+
+    def _keep(self, answer: SnapshotBuffers, fds: list[int]) -> None:
+        with self._answered:
+            if answer.serial in self._unwanted:
+                self._unwanted.discard(answer.serial)
+                _close(fds)
+            else:
+                self._answers[answer.serial] = answer, fds
+                self._answered.notify_all()
+
+    def _next(self) -> tuple[Message, list[int]]:
+        message, fds = self._waiting.get()
+        if isinstance(message, Over):
+            self._settled = max(self._settled, message.generation)
+        return message, fds
+
+    def _listen(self) -> None:
+        try:
+            self._hear()
+        except BaseException:
+            # A rank that nobody can reach any more would be waited for without end.
+            traceback.print_exc()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _hear(self) -> None:
+        while True:
+            data, fds, _, _ = socket.recv_fds(self._socket, MAX_MESSAGE, 8)
+            if not data:
+                # The agent is gone, and with it everybody who could tell this rank what to do.
+                os.kill(os.getpid(), signal.SIGKILL)
+            message = wire.decode_to_rank(data)
+            if isinstance(message, Inject):
+                self.injected.append(message)
+                continue
+            if isinstance(message, Hold):
+                self._held = message.generation
+                continue
+            if isinstance(message, CheckpointEvery):
+                self.checkpoint_every = message.steps
+                continue
+            if isinstance(message, Profile):
+                self.profile = message
+                continue
+            if isinstance(message, SnapshotBuffers):
+                self._keep(message, fds)
+                continue
+            if isinstance(message, Form):
+                self.checkpoint_every, self.profile = message.checkpoint_every, message.profile
+            if isinstance(message, Over):
+                with self._answered:
+                    self._over = max(self._over, message.generation)
+                    self._answered.notify_all()
+                self.on_over(message)
+            self._waiting.put((message, fds))
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)

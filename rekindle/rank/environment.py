@@ -1,0 +1,46 @@
+"""What an agent tells its ranks through their environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rekindle import names
+from rekindle.protocol.heartbeat_page import Page
+
+
+def page() -> Page | None:
+    """Take the rank's heartbeat page; None: no agent started this process."""
+    fd = os.environ.pop(names.ENV_HEARTBEAT_FD, None)
+    if not fd:
+        return None
+    found = Page(int(fd))
+    os.close(int(fd))
+    return found
+
+
+def path(name: str) -> Path | None:
+    """Return the path in this variable, if it is set."""
+    value = os.environ.get(name)
+    return Path(value) if value else None
+
+
+def number(name: str, default: int = 0) -> int:
+    """Return the number in this variable, if it is set."""
+    return int(os.environ.get(name, default))
+
+
+def move(rank: int, world_size: int) -> None:
+    """Keep torchrun's variables true when the world has changed: libraries look there."""
+    if (rank, world_size) == (number("RANK"), number("WORLD_SIZE", 1)):
+        return
+    per_node = number("LOCAL_WORLD_SIZE", 1)
+    now = {
+        "RANK": rank,
+        "ROLE_RANK": rank,
+        "GROUP_RANK": rank // per_node,
+        "WORLD_SIZE": world_size,
+        "ROLE_WORLD_SIZE": world_size,
+        "GROUP_WORLD_SIZE": world_size // per_node,
+    }
+    os.environ.update({name: str(value) for name, value in now.items()})

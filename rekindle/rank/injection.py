@@ -1,0 +1,69 @@
+"""Faults that a rank inflicts upon itself because it was told to (`rekindle inject`).
+
+What breaks the process or its node is the same whatever it trains with; what is raised is not.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from rekindle.protocol.agent import Inject, InjectionKind
+
+
+def due(faults: list[Inject], step: int) -> list[tuple[Inject, str]]:
+    """Take those that are due in `step` off the list; return them, and what is said of each."""
+    found = []
+    for fault in faults.copy():
+        if fault.step is not None and fault.step > step:
+            continue
+        faults.remove(fault)
+        if fault.step is not None and fault.step < step:
+            late = f"rekindle: step {fault.step} was over before it was told of: {fault.kind.value}"
+            print(late, file=sys.stderr, flush=True)
+            continue
+        told = f"injected into step {step} of rank {fault.rank}"
+        print(f"rekindle: {fault.kind.value} {told}", file=sys.stderr, flush=True)
+        found.append((fault, told))
+    return found
+
+
+def break_process(fault: Inject) -> bool:
+    """Break this process, hang, or be slow, as it says; False: it is nothing of that sort."""
+    match fault.kind:
+        case InjectionKind.KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case InjectionKind.NODE_LOST:
+            os.kill(os.getppid(), signal.SIGKILL)  # the agent; its ranks die with it
+            signal.pause()
+        case InjectionKind.SLOW:
+            time.sleep(fault.seconds)
+        case kind if kind in _HANGS:
+            _HANGS[kind]()
+        case _:
+            return False
+    return True
+
+
+def _sleep() -> None:
+    while True:
+        time.sleep(3600)
+
+
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+_HANGS: dict[InjectionKind, Callable[[], None]] = {
+    InjectionKind.HANG: _sleep,
+    InjectionKind.STOP: _stop,
+    InjectionKind.LIVELOCK: _spin,
+}

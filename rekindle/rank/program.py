@@ -1,0 +1,151 @@
+"""Running the user's program inside a forked rank, as `python script.py` would run it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import io
+import json
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+from rekindle import names
+from rekindle.rank import stacks
+
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+
+
+def take_streams(stdout: int, stderr: int) -> None:
+    """Make the given descriptors this process's standard streams, and nothing its input."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    for fd, target in ((null, 0), (stdout, 1), (stderr, 2)):
+        os.dup2(fd, target)
+        os.close(fd)
+    sys.stdin = os.fdopen(0, closefd=False)
+    # Line by line, as torchrun's `python -u` shows it; a block would die with a killed rank.
+    sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), line_buffering=True)
+    sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), line_buffering=True)
+
+
+def with_descriptors(environment: dict[str, str], channel: int, page: int) -> dict[str, str]:
+    """Name the rank's channel and heartbeat page in its environment."""
+    return environment | {
+        names.ENV_CHANNEL_FD: str(channel),
+        names.ENV_HEARTBEAT_FD: str(page),
+    }
+
+
+def run(
+    kind: str,
+    target: str,
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    working_directory: str,
+) -> NoReturn:
+    """Become the user's program, and end with its status.
+
+    A Python exception is written to the rank's error file (torchrun's format), shown, and ends the
+    process with status 1.
+    """
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    reseed()
+    if kind == "program":
+        execute(target, arguments, working_directory)
+    stacks.answer_signals(Path(environment[names.ENV_STACK_FILE]))
+    try:
+        os.chdir(working_directory)
+        sys.argv = [target, *arguments]
+        if kind == "module":
+            sys.path.insert(0, working_directory)
+            runpy.run_module(target, run_name="__main__", alter_sys=True)
+        else:
+            script = Path(target).absolute()  # as Python's own __file__, whatever folder comes next
+            sys.path[0] = str(script.resolve().parent)
+            runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as request:
+        end(_status(request), orderly=True)
+    except BaseException as error:
+        record_error(error)
+        show_error(error)
+        end(1, orderly=False)  # atexit handlers of a rank that raised would wait for its peers
+    end(0, orderly=True)
+
+
+def end(status: int, *, orderly: bool) -> NoReturn:
+    """End this process: all that an interpreter does at its end, but for taking itself apart.
+
+    Taking apart DDP and gloo can deadlock in torch 2.13: the reducer's last reference joins gloo's
+    thread with the GIL held, and that thread waits for the GIL.
+    """
+    if orderly:
+        threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing's children do
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads any more
+            stream.flush()
+    os._exit(status)
+
+
+def _status(request: SystemExit) -> int:
+    if request.code is None:
+        return 0
+    if isinstance(request.code, int):
+        return request.code & 0xFF
+    print(request.code, file=sys.stderr)
+    return 1
+
+
+def reseed() -> None:
+    """Give each forked process its own numpy stream, as a started one would have."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+
+
+def execute(target: str, arguments: tuple[str, ...], working_directory: str) -> None:
+    """Replace this process by any program (torchrun's --no-python)."""
+    try:
+        os.chdir(working_directory)
+        os.execvp(target, [target, *arguments])
+    except OSError as error:
+        print(f"cannot run {target}: {error}", file=sys.stderr)
+        os._exit(127)
+
+
+def record_error(error: BaseException) -> None:
+    """Write the error file that the agent reads; the script's own @record may have done so."""
+    path = os.environ.get(_ERROR_FILE)
+    if not path or Path(path).exists():
+        return
+    lines = "".join(traceback.format_exception_only(error)).splitlines()
+    # A message may have more lines, and a SyntaxError has the indented source before it.
+    message = {
+        "message": next((line for line in lines if line.lstrip() == line), type(error).__name__),
+        "extraInfo": {
+            "py_callstack": "".join(_frames_of_script(error)),
+            "timestamp": str(time.time()),
+        },
+    }
+    Path(path).write_text(json.dumps({"message": message}))
+
+
+def show_error(error: BaseException) -> None:
+    sys.stderr.write("".join(_frames_of_script(error)))
+
+
+def _frames_of_script(error: BaseException) -> list[str]:
+    """Format the traceback without the frames of this file and of runpy above the script's."""
+    frames = error.__traceback__
+    ours = (__file__, "<frozen runpy>", runpy.__file__)
+    while frames is not None and frames.tb_frame.f_code.co_filename in ours:
+        frames = frames.tb_next
+    return traceback.format_exception(type(error), error, frames)

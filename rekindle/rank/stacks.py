@@ -1,0 +1,125 @@
+"""Where a Python process is: it writes its threads' stacks when it is asked to by a signal.
+
+The handler is faulthandler's: it runs in C, whatever the interpreter waits for and whoever holds
+the GIL. A process that is stopped, or in a system call that nothing interrupts, does not answer;
+nor does one that is no script of ours. Those are read by py-spy, where it is installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+from rekindle.rank import py_spy
+
+SIGNAL = signal.SIGRTMIN + 8  # scripts and libraries use the named ones; no shell sends it
+LIMIT_S = 0.8
+MOST = 6000  # characters of a stack that are sent on; the file has it whole
+_TICK_S = 0.02
+_CALM_LOOKS = 5  # as many without growth, and it is all there; it is written line by line
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+_INNERMOST = 4
+
+# Much else under torch/distributed works by itself, like the writer of its checkpoints.
+_WAITS = (
+    "torch/distributed/distributed_c10d.py",
+    "torch/distributed/_functional_collectives.py",
+    "torch/distributed/rendezvous.py",
+    "torch/distributed/elastic/utils/store.py",
+    " in _sync_params_and_buffers",
+    " in _verify_param_shape_across_processes",
+    "training/torch/waits.py",
+    " in synchronize",
+)
+_DISPATCHER = "torch/_ops.py"  # calls what is in C++ for a function of torch
+_MAY_WAIT = " in _engine_run_backward"  # DDP's all-reduce is in C++, and so is what is computed
+_WRAPPERS = ("training/torch/waits.py", "torch/distributed/c10d_logger.py")  # tell nobody anything
+# These are on the stack while torch.compile compiles, not while what it made runs.
+_COMPILES = ("torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py", "triton/compiler/")
+
+
+def answer_signals(path: Path) -> None:
+    """Have this process append its stacks to a file whenever SIGNAL comes."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    except OSError as error:  # a disk that is full costs stacks, not the training
+        print(f"rekindle: stacks cannot be written: {error}", file=sys.stderr, flush=True)
+        return
+    faulthandler.register(SIGNAL, file=fd, all_threads=True, chain=False)
+
+
+async def stack_of(pid: int, path: Path) -> str:
+    """Return a process's stacks; empty: it does not tell them in time, and cannot be read."""
+    return await _ask(pid, path) or await py_spy.dump(pid, LIMIT_S)
+
+
+async def _ask(pid: int, path: Path) -> str:
+    if not _listens(pid):
+        return ""
+    begin = _size(path)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, SIGNAL)
+    deadline = time.monotonic() + LIMIT_S
+    seen, calm = begin, 0
+    while calm < _CALM_LOOKS and time.monotonic() < deadline:
+        await asyncio.sleep(_TICK_S)
+        size = _size(path)
+        calm = calm + 1 if size == seen > begin else 0
+        seen = size
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(begin)
+        return file.read().decode(errors="replace")
+    return ""
+
+
+def main_thread(stacks: str) -> str:
+    """Return the stack of the main thread: the oldest, and so the last that is written."""
+    return stacks.rstrip().rpartition("\n\n")[2]
+
+
+def innermost(stack: str) -> str:
+    """Return the innermost frames of a stack in one line: `function (file:line) < ...`."""
+    found = [match for line in stack.splitlines() if (match := _FRAME.match(line))]
+    frames = [match for match in found if not match[1].endswith(_WRAPPERS)]
+    return " < ".join(
+        f"{function} ({'/'.join(Path(file).parts[-2:])}:{line})"
+        for file, line, function in (match.groups() for match in frames[:_INNERMOST])
+    )
+
+
+def waits_for_others(stack: str, *, busy: bool) -> bool:
+    """Whether a process of this stack waits for other ranks. busy: it computes."""
+    frames = (line for line in stack.splitlines() if _FRAME.match(line))
+    innermost = next((line for line in frames if _DISPATCHER not in line), "")
+    if _MAY_WAIT in innermost:
+        return not busy
+    return any(mark in innermost for mark in _WAITS)
+
+
+def compiles(stack: str) -> bool:
+    """Whether a process of this stack compiles."""
+    return any(mark in stack for mark in _COMPILES)
+
+
+def _listens(pid: int) -> bool:
+    """Whether a process handles SIGNAL; it would end one that does not."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")  # its name is any bytes
+    except OSError:
+        return False
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (SIGNAL - 1) & 1)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

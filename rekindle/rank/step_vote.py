@@ -1,0 +1,291 @@
+"""The gate before each step: all ranks say whether they can do it, and all do it, or none does.
+
+MindSpore's collectives cannot be broken off on CPU: what was in one that somebody did not join is
+good for nothing any more (nor is its process, for that). So nobody enters a step's collectives
+before it is known that all will. Ranks agree without a server: in round k each tells the one 2^k
+places after it what it knows by then, and hears the one 2^k places before it; after as many rounds
+as the world's size has bits, each knows it of all (a dissemination barrier).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from rekindle.errors import SessionError, StaleError
+from rekindle.protocol.heartbeat_page import Page
+
+Address = tuple[str, int]
+
+_HELLO = struct.Struct("<8sqqq")  # magic, generation, place in the world, what the line is for
+HELLO_BYTES = _HELLO.size
+_MAGIC = b"rekindle"
+_WORD = struct.Struct("<qqqQ")  # step, flags, and the run
+_CAN, _ENDS = 1, 2  # all known so far can do it; there is no such step
+_SIZE = struct.Struct("<q")  # of what ranks tell each other
+_HELLO_S = 5.0
+_NEVER = 1 << 62
+STATE = 0  # what a line is for: a state; else the distance of the two in the gate
+
+
+class PeerGoneError(RuntimeError):
+    """The line to another rank is cut: most likely it has ended."""
+
+
+class Run(NamedTuple):
+    """What all ranks have to have alike.
+
+    total: steps. begins: a number that tells the parameters that the first of them began with.
+    """
+
+    total: int
+    begins: int
+
+
+_ANY = Run(0, 0)
+
+
+class Listener:
+    """Where the other ranks reach this one, from its start to its end."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("", 0), backlog=128)
+        self.port: int = self._socket.getsockname()[1]
+        self._came = threading.Condition()
+        self._lines: dict[tuple[int, int, int], socket.socket] = {}
+        self._oldest = 0
+        threading.Thread(target=self._accept, name="rekindle-listener", daemon=True).start()
+
+    def take(
+        self, generation: int, place: int, purpose: int, is_over: Callable[[], bool]
+    ) -> socket.socket:
+        """Wait for the line of the rank in this place. Raises StaleError: it is not needed now."""
+        with self._came:
+            key = generation, place, purpose
+            self._came.wait_for(lambda: key in self._lines or is_over())
+            if key not in self._lines:
+                raise StaleError(f"generation {generation} ended while it was formed")
+            return self._lines.pop(key)
+
+    def wake(self) -> None:
+        """Have those who wait look whether that is over."""
+        with self._came:
+            self._came.notify_all()
+
+    def forget_before(self, generation: int) -> None:
+        """Close lines of earlier generations that nobody took."""
+        with self._came:
+            self._oldest = generation
+            for key in [key for key in self._lines if key[0] < generation]:
+                self._lines.pop(key).close()
+
+    def close(self) -> None:
+        """Listen no more."""
+        _shut(self._socket)  # wakes the thread, which a close would not
+        self._socket.close()
+        self.forget_before(_NEVER)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                line, _ = self._socket.accept()
+            except OSError:
+                return  # it was closed
+            threading.Thread(target=self._greet, args=(line,), daemon=True).start()
+
+    def _greet(self, line: socket.socket) -> None:
+        """Learn who calls; a stranger is hung up on."""
+        line.settimeout(_HELLO_S)
+        try:
+            magic, generation, place, purpose = _HELLO.unpack(receive(line, HELLO_BYTES))
+        except (OSError, PeerGoneError):
+            line.close()
+            return
+        line.settimeout(None)
+        with self._came:
+            if magic != _MAGIC or generation < self._oldest:
+                line.close()
+                return
+            self._lines[generation, place, purpose] = line
+            self._came.notify_all()
+
+
+class Gate:
+    """The gate of one generation. The main thread passes it; any thread may sever it.
+
+    page: shows the agent that this rank waits for others.
+    """
+
+    def __init__(self, listener: Listener, page: Page | None) -> None:
+        self._listener = listener
+        self._page = page
+        self._lock = threading.Lock()
+        self._severed = False
+        self._told: list[socket.socket] = []
+        self._heard: list[socket.socket] = []
+        self._lines: list[socket.socket] = []
+
+    def form(self, generation: int, place: int, addresses: Sequence[Address]) -> None:
+        """Connect with those that this rank tells and hears; returns when all of them are there.
+
+        addresses: where the ranks listen, by their place in the world.
+        Raises StaleError: it was severed; PeerGoneError: a rank cannot be reached.
+        """
+        if self._page is not None:
+            self._page.form()
+        size, self._generation, self._place = len(addresses), generation, place
+        self._listener.forget_before(generation)
+        distances = [1 << bit for bit in range((size - 1).bit_length())]
+        for distance in distances:
+            self._told.append(self.connect(addresses[(place + distance) % size], distance))
+        for distance in distances:
+            self._heard.append(self.accept((place - distance) % size, distance))
+
+    def connect(self, address: Address, purpose: int) -> socket.socket:
+        """Call a rank. Raises PeerGoneError, StaleError."""
+        return self._keep(call(address, self._generation, self._place, purpose))
+
+    def accept(self, place: int, purpose: int) -> socket.socket:
+        """Wait for a rank's call. Raises StaleError."""
+        is_over = lambda: self._severed  # noqa: E731
+        return self._keep(self._listener.take(self._generation, place, purpose, is_over))
+
+    def agree(self, step: int, *, can: bool, ends: bool = False, run: Run = _ANY) -> bool:
+        """Say whether this rank can do a step; return whether all can, the same on all ranks.
+
+        ends: to this rank there is no such step. Raises PeerGoneError: a rank is gone; StaleError:
+        it was severed; SessionError: another rank is at another step, or at its end, or in another
+        run.
+        """
+        if not self._told:
+            return can
+        if self._page is not None:
+            self._page.begin_operation(step + 1)
+            self._page.wait(True)
+        try:
+            for told, heard in zip(self._told, self._heard, strict=True):
+                told.sendall(_WORD.pack(step, _CAN * can | _ENDS * ends, *run))
+                other, flags, *theirs = _WORD.unpack(receive(heard, _WORD.size))
+                _compare((step, ends, run), (other, bool(flags & _ENDS), Run(*theirs)))
+                can = can and bool(flags & _CAN)
+        except (OSError, PeerGoneError) as error:
+            raise self._lost(error) from error
+        if self._page is not None:
+            self._page.wait(False)
+        return can
+
+    def gather(self, said: bytes) -> list[bytes]:
+        """Tell all ranks something, and return what all have told, in their order; b"" is nothing.
+
+        For little, of few ranks: all send before they receive. Raises PeerGoneError: a rank is
+        gone; StaleError: it was severed.
+        """
+        known = {self._place: said} if said else {}
+        try:
+            for told, heard in zip(self._told, self._heard, strict=True):
+                data = msgspec.msgpack.encode(known)
+                told.sendall(_SIZE.pack(len(data)) + data)
+                (size,) = _SIZE.unpack(receive(heard, _SIZE.size))
+                known |= msgspec.msgpack.decode(receive(heard, size), type=dict[int, bytes])
+        except (OSError, PeerGoneError) as error:
+            raise self._lost(error) from error
+        return [known[place] for place in sorted(known)]
+
+    @property
+    def severed(self) -> bool:
+        """Whether nobody passes it any more."""
+        return self._severed
+
+    def sever(self) -> None:
+        """End all waits here, now and from now on; the other ranks see it."""
+        with self._lock:
+            self._severed = True
+            for line in self._lines:
+                _shut(line)
+        self._listener.wake()
+
+    def leave(self) -> None:
+        """Give up all lines."""
+        self.sever()
+        for line in self._lines:
+            line.close()
+        if self._page is not None:
+            self._page.wait(False)
+
+    def _lost(self, error: Exception) -> Exception:
+        if self._severed:
+            return StaleError("the generation ended at its gate")
+        return PeerGoneError(f"another rank is gone: {error}")
+
+    def _keep(self, line: socket.socket) -> socket.socket:
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._lock:
+            if self._severed:
+                line.close()
+                raise StaleError("the generation ended while it was formed")
+            self._lines.append(line)
+        return line
+
+
+def _compare(mine: tuple[int, bool, Run], theirs: tuple[int, bool, Run]) -> None:
+    (step, ends, run), (other, other_ends, other_run) = mine, theirs
+    if run.total != other_run.total:
+        raise SessionError(
+            f"this rank is to do {run.total} steps and another one {other_run.total}: all have to "
+            "have as many batches, and epochs"
+        )
+    if run.begins != other_run.begins:
+        raise SessionError(
+            "another rank has begun with other parameters: give all the same seed before the "
+            "network is built"
+        )
+    if step != other:
+        raise SessionError(
+            f"this rank is at step {step} and another one at step {other}: all have to have as "
+            "many batches"
+        )
+    if ends is not other_ends:
+        who = "this rank and not another" if ends else "another rank and not this one"
+        raise SessionError(
+            f"{who} has ended its training behind step {step}: if a callback stops it, it has to "
+            "stop all ranks behind the same step"
+        )
+
+
+def call(address: Address, generation: int, place: int, purpose: int) -> socket.socket:
+    """Call a listener, and say who calls. Raises PeerGoneError."""
+    host, port = address
+    try:
+        line = socket.create_connection(address)
+    except OSError as error:
+        raise PeerGoneError(f"no rank answers at {host}:{port}: {error}") from error
+    try:
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        line.sendall(_HELLO.pack(_MAGIC, generation, place, purpose))
+    except OSError as error:
+        line.close()
+        raise PeerGoneError(f"the rank at {host}:{port} has hung up: {error}") from error
+    return line
+
+
+def receive(line: socket.socket, size: int) -> bytearray:
+    """Receive so many bytes. Raises PeerGoneError: they do not come; OSError."""
+    data = bytearray(size)
+    view, filled = memoryview(data), 0
+    while filled < size:
+        count = line.recv_into(view[filled:])
+        if not count:
+            raise PeerGoneError("its line was closed")
+        filled += count
+    return data
+
+
+def _shut(line: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the other side did already
+        line.shutdown(socket.SHUT_RDWR)

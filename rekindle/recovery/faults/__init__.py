@@ -1,0 +1,1 @@
+"""What is wrong: faults, health events, stragglers."""

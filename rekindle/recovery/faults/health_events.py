@@ -1,0 +1,100 @@
+"""What was reported of each device: answered once, and counted where it repeats. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rekindle.recovery.faults.classification import Judge, Sign, Source, gravest, verdict_of
+from rekindle.recovery.faults.fault import Fault
+from rekindle.recovery.faults.tables.escalation import Change
+from rekindle.recovery.faults.tables.verdict import Verdict
+from rekindle.recovery.journal import journal
+
+_Place = tuple[str, int]  # a host and the number of its device
+
+
+class SignBook:
+    """The signs of all devices, as the journal has them.
+
+    unmet: faults that signs have told of, and no rank yet. seen, until: what earlier coordinators
+    have written down, and until when they lived.
+    """
+
+    def __init__(self, seen: Sequence[journal.SignSeen] = (), until: float = 0.0) -> None:
+        self._earlier = seen, until
+        # And who has said so.
+        self._present: dict[_Place, dict[tuple[Source, str, str, int], str]] = {}
+        self._changes: dict[_Place, list[Change]] = {}  # of Ascend codes
+        self.unmet: list[Fault] = []
+        self._answered: dict[_Place, set[tuple[str, str]]] = {}
+        for event in seen:
+            self.note(event.sign, event.host, event.at)
+
+    def note(self, sign: Sign, host: str, at: float) -> bool:
+        """Take a sign down; False: it is no news."""
+        place = (host, sign.device)
+        # Of another pod it is news, or of its container once that was started anew.
+        name = (sign.source, sign.what, sign.address, sign.run)
+        present = self._present.setdefault(place, {})
+        if (name in present) is not sign.gone:
+            return False
+        if sign.gone:
+            del present[name]
+        else:
+            present[name] = sign.by
+        if sign.source is Source.ASCEND:
+            change = Change(sign.what, at, present=not sign.gone)
+            self._changes.setdefault(place, []).append(change)
+        if not sign.gone:
+            self._answered.pop(place, None)
+        return True
+
+    def recall(self, judge: Callable[[], Judge]) -> None:
+        """Take what earlier coordinators have answered for answered.
+
+        judge: reads the tables, which takes a moment, so not where nothing was ever reported.
+        """
+        seen, until = self._earlier
+        if not seen:
+            return
+        newest = {(e.host, e.sign.device): e.sign for e in seen if not e.sign.gone}
+        for (host, device), sign in newest.items():
+            self.answer(host, device, verdict_of(judge(), sign))
+        self.worse(judge(), until)
+
+    def worse(self, judge: Judge, now: float) -> list[tuple[str, int, Verdict]]:
+        """Return devices (host, number) whose codes come too often or stay too long, once each."""
+        found = []
+        for place, changes in self._changes.items():
+            verdicts = judge.escalated(changes, now)
+            if verdicts and self.answer(*place, verdict := gravest(verdicts)):
+                found.append((*place, verdict))
+        return found
+
+    def answer(self, host: str, device: int, verdict: Verdict) -> bool:
+        """Whether this verdict is to be answered: not again while nothing new was reported."""
+        answered = self._answered.setdefault((host, device), set())
+        name = verdict.code, verdict.urgency.value
+        if name in answered:
+            return False
+        answered.add(name)
+        return True
+
+    def present(self, host: str, device: int) -> list[tuple[Source, str]]:
+        """Return what is known of a device, and not yet gone."""
+        return sorted((source, what) for source, what, *_ in self._present.get((host, device), ()))
+
+    def codes_by(self, who: str, host: str, device: int) -> set[str]:
+        """Return the Ascend codes of a device that somebody has reported, and that are not gone."""
+        present = self._present.get((host, device), {})
+        return {what for (of, what, *_), by in present.items() if (of, by) == (Source.ASCEND, who)}
+
+    @property
+    def told(self) -> bool:
+        """Whether anything was ever reported."""
+        return bool(self._present)
+
+    @property
+    def waits(self) -> bool:
+        """Whether an Ascend code is present, which may yet stay too long."""
+        return any(source is Source.ASCEND for s in self._present.values() for source, *_ in s)

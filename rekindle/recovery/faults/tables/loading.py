@@ -1,0 +1,158 @@
+"""The shipped tables and a user's file become one set of rows, found by their keys."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import msgspec
+
+from rekindle.errors import UsageError
+from rekindle.recovery.faults.tables.document import Entry, read
+from rekindle.recovery.faults.tables.keys import Key, Wrong
+from rekindle.recovery.faults.tables.rows import (
+    AscendRow,
+    ConditionRow,
+    ExitRow,
+    PatternRow,
+    ReasonRow,
+    XidRow,
+)
+from rekindle.recovery.faults.tables.rules import DurationRow, FrequencyRow, LevelRow
+
+_TYPES: Final[dict[str, Any]] = {
+    "ascend": AscendRow,
+    "xid": XidRow,
+    "kernel": PatternRow,
+    "text": PatternRow,
+    "exit": ExitRow,
+    "node_condition": ConditionRow,
+    "pod_reason": ReasonRow,
+    "frequency": FrequencyRow,
+    "duration": DurationRow,
+}
+_LEVEL_SOURCES = {"ascend": "ascend", "frequency": "ascend", "duration": "ascend", "xid": "xid"}
+_LEVELS = ("ascend_levels.toml", "xid_levels.toml")
+_SHIPPED = (
+    "ascend.toml",
+    "ascend_chips.toml",
+    "ascend_chips_26_1.toml",
+    "ascend_escalation.toml",
+    "ascend_nodes.toml",
+    "ascend_public.toml",
+    "ascend_switches.toml",
+    "xid.toml",
+    "kernel.toml",
+    "texts.toml",
+    "exits.toml",
+    "kubernetes_nodes.toml",
+    "kubernetes_pods.toml",
+)
+SHIPPED = Path(__file__).parent / "data"
+
+Levels = dict[tuple[str, str], LevelRow]
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """The entries of all tables: `by_key[table][key]`, the user's before the shipped ones."""
+
+    levels: Levels
+    by_key: dict[str, dict[Any, Any]]
+
+
+def load(user_file: Path | None) -> Rows:
+    """Read the user's file, if there is one, to go before the shipped tables.
+
+    Raises UsageError: the file cannot be used; it says the line.
+    """
+    shipped = _shipped()
+    if user_file is None:
+        return shipped
+    by_key = _tables(_entries(user_file, _TYPES, shipped.levels))
+    for table, own in by_key.items():
+        for key, row in shipped.by_key[table].items():
+            own.setdefault(key, row)
+    return Rows(shipped.levels, by_key)
+
+
+@functools.cache
+def _shipped() -> Rows:
+    levels = {
+        key: row
+        for name in _LEVELS
+        for _, key, row in _entries(SHIPPED / name, {"level": LevelRow}, {})
+    }
+    entries = (_entries(SHIPPED / name, _TYPES, levels) for name in _SHIPPED)
+    return Rows(levels, _tables(itertools.chain.from_iterable(entries)))
+
+
+def _tables(entries: Iterable[tuple[str, Any, Any]]) -> dict[str, dict[Any, Any]]:
+    by_key: dict[str, dict[Any, Any]] = {table: {} for table in _TYPES}
+    for table, key, row in entries:
+        by_key[table][key] = row
+    return by_key
+
+
+def _entries(path: Path, types: dict[str, Any], levels: Levels) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (table, key, row) for every key of every entry of a file. Raises UsageError."""
+    seen: dict[tuple[str, Any], tuple[Entry, Key]] = {}
+    for entry in read(path):
+        table = entry.table
+        if table not in types:
+            raise entry.error(f"unknown table [[{table}]]; choose of {', '.join(types)}")
+        row = row_of(entry, types[table])
+        if source := _LEVEL_SOURCES.get(table):
+            names = [name for of, name in levels if of == source]
+            if row.level not in names:
+                known = ", ".join(names)
+                raise entry.error(f"level '{row.level}' is none of {known}", "level")
+        for key in row.found_by():
+            if (table, key.key) in seen:
+                raise _twice(entry, key, *seen[table, key.key])
+            seen[table, key.key] = entry, key
+            yield table, key.key, row
+
+
+def _twice(entry: Entry, key: Key, first: Entry, first_key: Key) -> UsageError:
+    line = first.line_of(first_key.field, first_key.element)
+    value = entry.values[key.field][key.element]
+    return entry.error(f"{value!r} is already in line {line}; keep one", key.field, key.element)
+
+
+def row_of(entry: Entry, row_type: Any) -> Any:
+    """Make the row that the entry describes. Raises UsageError: the entry is wrong."""
+    fields = {field.name: field for field in msgspec.structs.fields(row_type)}
+    for key, value in entry.values.items():
+        if key not in fields:
+            known = ", ".join(fields)
+            raise entry.error(f"unknown key '{key}'; [[{entry.table}]] may have {known}", key)
+        _check_type(entry, key, value, fields[key].type)
+    for name, field in fields.items():
+        if field.required and name not in entry.values:
+            raise entry.error(f"{name} is missing; every [[{entry.table}]] needs it")
+    row = msgspec.convert(entry.values, row_type)
+    try:
+        row.check()
+    except Wrong as wrong:
+        key = wrong.field if wrong.field in entry.values else ""
+        raise entry.error(wrong.problem, key, wrong.element) from None
+    return row
+
+
+def _check_type(entry: Entry, key: str, value: Any, expected: Any) -> None:
+    types = (expected, *get_args(expected))
+    enums = [type_ for type_ in types if isinstance(type_, type) and issubclass(type_, enum.Enum)]
+    choices = [choice.value for choice in (enums[0] if enums else ())]
+    if choices and isinstance(value, str) and value not in choices:
+        raise entry.error(f"{key} '{value}' is none of {', '.join(choices)}", key)
+    try:
+        msgspec.convert(value, expected)
+    except msgspec.ValidationError as error:
+        said, _, place = str(error).partition(" - at ")
+        element = re.search(r"\[(\d+)\]", place)
+        raise entry.error(f"{key}: {said}", key, int(element[1]) if element else None) from error

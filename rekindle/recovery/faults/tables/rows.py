@@ -1,0 +1,183 @@
+"""The entries of the tables as they are written in the files, and what is wrong with a bad one."""
+
+from __future__ import annotations
+
+import re
+import signal
+import warnings
+from typing import ClassVar
+
+import msgspec
+
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.tables.code_format import ascend_key, shown
+from rekindle.recovery.faults.tables.keys import Key, Wrong, check_codes, keys_of, keys_of_codes
+from rekindle.recovery.faults.tables.verdict import Blame, Urgency
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """What every entry may say; the fields are those of `Verdict`.
+
+    What is left out comes from the entry's level, or else is the least that can be said: `now`,
+    nothing at fault, not caused by the user (but kind `user-code`), counted (but evictions).
+    """
+
+    FIELD: ClassVar[str]  # the field that holds what the table is searched for
+
+    kind: Kind | None = None
+    urgency: Urgency | None = None
+    at_fault: Blame | None = None
+    user_caused: bool | None = None
+    counts: bool | None = None
+    self_heal: bool | None = None
+    says: str = ""
+
+    def found_by(self) -> list[Key]:
+        """Give what the entry is found by; no two entries of a file may share one."""
+        return keys_of(self.FIELD, getattr(self, self.FIELD))
+
+    def check(self) -> None:
+        """Refuse what contradicts itself. Raises Wrong."""
+        if not getattr(self, self.FIELD):
+            raise Wrong(self.FIELD, f"{self.FIELD} is empty; name at least one")
+        user_caused = self.user_caused or self.kind is Kind.USER_CODE
+        if user_caused and self.at_fault not in (None, Blame.NOTHING):
+            raise Wrong(
+                "at_fault",
+                "what the user caused isolates nothing; leave out at_fault or user_caused",
+            )
+        if self.kind is Kind.USER_CODE and self.user_caused is False:
+            raise Wrong("user_caused", "kind user-code is caused by the user; leave it out")
+        if self.kind is Kind.EVICTION and self.counts:
+            raise Wrong("counts", "an eviction never counts; leave it out")
+
+
+class AscendRow(Row, frozen=True, kw_only=True):
+    """Ascend fault codes, or ranges of them (A-B)."""
+
+    FIELD = "codes"
+
+    codes: list[str]
+    level: str
+
+    def found_by(self) -> list[Key]:
+        return keys_of_codes(self.codes)
+
+    def check(self) -> None:
+        super().check()
+        check_codes(self.codes)
+
+    def spelling(self, key: int | str) -> str:
+        """Spell a code of this entry as the entry does, so that equal codes are equal texts."""
+        same = (code for code in self.codes if ascend_key(code) == key)
+        return shown(next(same, f"{key:08X}" if isinstance(key, int) else key))
+
+
+class XidRow(Row, frozen=True, kw_only=True):
+    """XIDs; their level is NVIDIA's immediate resolution."""
+
+    FIELD = "numbers"
+
+    numbers: list[int]
+    level: str
+
+    def check(self) -> None:
+        super().check()
+        for index, number in enumerate(self.numbers):
+            if not 0 < number < 1000:
+                raise Wrong("numbers", f"{number} is no XID; they begin at 1", index)
+
+
+class PatternRow(Row, frozen=True, kw_only=True):
+    """Regular expressions, searched for in any case; each example shows a text that one finds."""
+
+    FIELD = "patterns"
+
+    patterns: list[str]
+    kind: Kind
+    says: str
+    examples: list[str] = []
+
+    def check(self) -> None:
+        super().check()
+        patterns = [_checked(text, index) for index, text in enumerate(self.patterns)]
+        for index, example in enumerate(self.examples):
+            if not any(pattern.search(example) for pattern in patterns):
+                raise Wrong("examples", "no pattern of this entry finds this example", index)
+
+
+class ExitRow(Row, frozen=True, kw_only=True):
+    """Statuses that a process gave itself, or signals that ended it."""
+
+    FIELD = "codes"
+
+    codes: list[int] = []
+    signals: list[str] = []
+    kind: Kind
+    says: str
+
+    def found_by(self) -> list[Key]:
+        return [*keys_of("codes", self.codes), *keys_of("signals", self.signals)]
+
+    def check(self) -> None:
+        if not self.signals:
+            super().check()
+        for index, code in enumerate(self.codes):
+            if not 0 <= code <= 255:
+                raise Wrong("codes", f"{code} is no exit status; they are 0 to 255", index)
+        for index, name in enumerate(self.signals):
+            if name not in signal.Signals.__members__:
+                raise Wrong("signals", f"{name!r} is no signal; write it like SIGTERM", index)
+
+
+class ConditionRow(Row, frozen=True, kw_only=True):
+    """Conditions of a node, and in which status (True, False, Unknown) they are a fault."""
+
+    FIELD = "conditions"
+
+    conditions: list[str]
+    status: list[str]
+    kind: Kind
+    says: str
+
+    def found_by(self) -> list[Key]:
+        return [
+            Key((name, status), "conditions", element)
+            for element, name in enumerate(self.conditions)
+            for status in self.status
+        ]
+
+    def check(self) -> None:
+        super().check()
+        if not self.status:
+            raise Wrong("status", "status is empty; name at least one of True, False, Unknown")
+        for index, status in enumerate(self.status):
+            if status not in ("True", "False", "Unknown"):
+                raise Wrong("status", f"{status!r} is none of True, False, Unknown", index)
+
+
+class ReasonRow(Row, frozen=True, kw_only=True):
+    """Reasons that Kubernetes gives for the state of a pod or container."""
+
+    FIELD = "reasons"
+
+    reasons: list[str]
+    kind: Kind
+    says: str
+
+
+def compiled(text: str) -> re.Pattern[str]:
+    """Compile a pattern of a table: in any case, and `^` is the beginning of the text."""
+    return re.compile(text, re.IGNORECASE)
+
+
+def _checked(text: str, index: int) -> re.Pattern[str]:
+    try:
+        with warnings.catch_warnings():  # of what a later Python will read in another way
+            warnings.simplefilter("error")
+            pattern = compiled(text)
+    except (re.error, OverflowError, RecursionError, Warning) as error:
+        raise Wrong("patterns", f"bad regular expression: {error}", index) from error
+    if pattern.search(""):
+        raise Wrong("patterns", f"{text!r} finds the empty text, and so every text", index)
+    return pattern

@@ -1,0 +1,156 @@
+"""The tables of faults: what a code, a status or a text means for recovery."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rekindle.recovery.faults.fault import Exit, Kind
+from rekindle.recovery.faults.tables.ascend import AscendCodes
+from rekindle.recovery.faults.tables.defaults import judge, unlisted
+from rekindle.recovery.faults.tables.escalation import Change
+from rekindle.recovery.faults.tables.loading import Rows, load
+from rekindle.recovery.faults.tables.rows import PatternRow, XidRow, compiled
+from rekindle.recovery.faults.tables.verdict import Origin, Severity, Urgency, Verdict
+
+# Characters of a text that are searched: half of them from its beginning, half from its end. What
+# a failing program prints has no bound, and what happened is said at one end or the other.
+LONGEST = 65_536
+
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-f:.]{1,32})\): (\d{1,4})\b", re.IGNORECASE)
+_EVENT = re.compile(r"event[ _]id\s{0,4}[=:]\s{0,4}\[?0x([0-9a-f]{8,9})\b", re.IGNORECASE)
+
+
+class Tables:
+    """All tables. To look something up needs no file, no clock and no state."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows.by_key
+        self._xids: dict[int, XidRow] = rows.by_key["xid"]
+        self._xid_levels = {name: row for (of, name), row in rows.levels.items() if of == "xid"}
+        self._ascend = AscendCodes(rows)
+        self._kernel = _Patterns(rows.by_key["kernel"])
+        self._texts = _Patterns(rows.by_key["text"])
+
+    @classmethod
+    def load(cls, user_file: Path | None = None) -> Tables:
+        """Read the shipped tables and, to go before them, the user's file.
+
+        Raises UsageError: the user's file cannot be used; the message names the line.
+        """
+        return cls(load(user_file))
+
+    def ascend(
+        self, code: str, severity: Severity | None = None, origin: Origin = Origin.CHIP
+    ) -> Verdict:
+        """Judge a fault code of an Ascend chip, bus switch or node, or a public fault.
+
+        severity: how the driver ranked the event; it matters for unlisted codes of a chip.
+        """
+        return self._ascend.listed(code) or self._ascend.unlisted(code, severity, origin)
+
+    def escalated(self, changes: Iterable[Change], now: float) -> list[Verdict]:
+        """Judge the history of one Ascend device: codes that came too often or stay too long.
+
+        The order of the changes does not matter; what is later than `now` (seconds, on the clock of
+        the changes) is left out. A code that has a rule of both sorts is counted each time it
+        stayed too long, not each time it came.
+        """
+        return self._ascend.escalated(changes, now)
+
+    def xid(self, number: int, device: str = "") -> Verdict:
+        """Judge an XID of NVIDIA's driver.
+
+        The catalogue sends whoever sees an XID that it leaves unused to support, without an action;
+        so does this for one that has no entry.
+        """
+        row = self._xids.get(number)
+        level = self._xid_levels[row.level if row else "CONTACT_SUPPORT"]
+        if row is None:
+            text = f"XID {number}: no table lists it"
+            return unlisted(Kind.DEVICE, text, level.urgency, code=str(number), device=device)
+        text = f"XID {number} ({level.name}): {row.says or level.says}"
+        return judge(row, text, code=str(number), level=level, device=device)
+
+    def kernel_line(self, line: str) -> Verdict:
+        """Judge a line of the kernel's log. What no entry finds is no fault."""
+        known = self._coded(line) or self._kernel.search(line)
+        return known or unlisted(Kind.UNKNOWN, "no table knows this kernel line", Urgency.NONE)
+
+    def text(self, message: str) -> Verdict:
+        """Judge the message of an exception ("TypeError: ..."), or a line of the job's output."""
+        known = self._coded(message) or self._texts.search(message)
+        return known or unlisted(Kind.UNKNOWN, "no table knows this message")
+
+    def exit(self, exit_: Exit) -> Verdict:
+        """Judge how a process ended that should have gone on.
+
+        A status above 128 without an entry is how shells and containers tell of a signal.
+        """
+        rows = self._rows["exit"]
+        code, number = exit_.code, exit_.signal
+        if number is None and code is not None and code > 128 and code not in rows:
+            number = code - 128 if _signal_name(code - 128) else None
+        row = rows.get(code if number is None else _signal_name(number))
+        if row is not None:
+            return judge(row, f"{exit_}: {row.says}")
+        if number is not None:
+            return unlisted(Kind.PROCESS, f"{exit_}: a signal ended the process")
+        return unlisted(Kind.USER_CODE, f"{exit_}: the script chose this status itself")
+
+    def node_condition(self, condition: str, status: str) -> Verdict:
+        """Judge a condition of a Kubernetes node; status is True, False or Unknown."""
+        row = self._rows["node_condition"].get((condition, status))
+        said = f"node condition {condition} is {status}"
+        if row is None:
+            return unlisted(Kind.UNKNOWN, f"{said}: no fault that a table lists", Urgency.NONE)
+        return judge(row, f"{said}: {row.says}")
+
+    def pod_reason(self, reason: str, exit_code: int | None = None) -> Verdict:
+        """Judge why a pod or container does not run, or is to go.
+
+        exit_code: the container's; it speaks where the reason has no entry (`Error` has none).
+        """
+        row = self._rows["pod_reason"].get(reason)
+        if row is not None:
+            return judge(row, f"pod reason {reason}: {row.says}")
+        if exit_code is not None:
+            return self.exit(Exit(code=exit_code))
+        return unlisted(Kind.UNKNOWN, f"pod reason {reason}: no table lists it")
+
+    def _coded(self, text: str) -> Verdict | None:
+        """Judge by a code that the text names; an Ascend code without an entry proves nothing."""
+        text = _ends(text)
+        if xid := _XID.search(text):
+            return self.xid(int(xid[2]), device=xid[1])
+        event = _EVENT.search(text)
+        return self._ascend.listed(event[1]) if event else None
+
+
+class _Patterns:
+    """Entries that are searched for: the first that finds something is it."""
+
+    def __init__(self, rows: dict[Any, PatternRow]) -> None:
+        self._patterns = [(compiled(text), row) for text, row in rows.items()]
+
+    def search(self, text: str) -> Verdict | None:
+        text = _ends(text)
+        for pattern, row in self._patterns:
+            if pattern.search(text):
+                return judge(row, row.says)
+        return None
+
+
+def _ends(text: str) -> str:
+    half = LONGEST // 2
+    return text if len(text) <= LONGEST else f"{text[:half]}\n{text[-half:]}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal, or none at all
+        return ""

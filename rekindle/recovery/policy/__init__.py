@@ -1,0 +1,1 @@
+"""What is done about a fault: budgets, strategies, decisions."""

@@ -1,0 +1,220 @@
+"""Policies as ModelArts and MindCluster write them: labels and annotations, read and written. Pure.
+
+Sources: ModelArts, "fault recovery of training jobs" (annotations `fault-tolerance/...`);
+MindCluster's resumable training (labels and annotations of an AscendJob or Volcano Job).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from rekindle.errors import UsageError
+from rekindle.recovery.policy.policy import ALLOWABLE, INNER, MOST, Policy, Strategy
+
+UNLIMITED = MOST  # MindCluster counts on without an end where no limit is given
+
+MODELARTS_PREFIX = "fault-tolerance/"
+JOB_RETRY_NUM = f"{MODELARTS_PREFIX}job-retry-num"
+UNCONDITIONAL_RETRY = f"{MODELARTS_PREFIX}job-unconditional-retry"
+HANG_RETRY = f"{MODELARTS_PREFIX}hang-retry"
+POD_RETRY_NUM = f"{MODELARTS_PREFIX}pod-retry-num"
+_MODELARTS = (JOB_RETRY_NUM, UNCONDITIONAL_RETRY, HANG_RETRY, POD_RETRY_NUM)
+
+PROCESS_RECOVER = "process-recover-enable"
+FAULT_SCHEDULING = "fault-scheduling"
+FAULT_RETRY_TIMES = "fault-retry-times"
+POD_RESCHEDULING = "pod-rescheduling"
+RECOVER_STRATEGY = "recover-strategy"
+WAIT_RESCHEDULE = "wait-reschedule-timeout"
+_LABELS = (PROCESS_RECOVER, FAULT_SCHEDULING, FAULT_RETRY_TIMES, POD_RESCHEDULING)
+
+KNOWN = (*_MODELARTS, *_LABELS, RECOVER_STRATEGY, WAIT_RESCHEDULE)
+
+_MOST_RETRIES = 100
+_SCHEDULING = ("grace", "force", "off", "external-grace", "external-force")
+_RECOVERING = {
+    "retry": Strategy.RETRY,
+    "recover": Strategy.RECOVER,
+    "recover-in-place": Strategy.RECOVER_IN_PLACE,
+    "elastic-training": Strategy.SHRINK,
+    "dump": Strategy.DUMP,
+    "exit": Strategy.FAIL,  # always possible
+}
+_OWN_OF_MODELARTS = (
+    Strategy.HANG_RESTART,
+    Strategy.RESTART,
+    Strategy.RESCHEDULE_POD,
+    Strategy.RESCHEDULE_JOB_ISOLATED,
+    Strategy.RESCHEDULE_JOB,
+)
+
+
+def from_modelarts(annotations: Mapping[str, str], base: Policy | None = None) -> Policy:
+    """Return `base` with the outer strategies as ModelArts' annotations say.
+
+    Other annotations than `fault-tolerance/...` are not looked at. Raises UsageError: one of those
+    is unknown, has a bad value, or stands without `job-retry-num`.
+    """
+    own = {key: value for key, value in annotations.items() if key.startswith(MODELARTS_PREFIX)}
+    for key in own:
+        if key not in _MODELARTS:
+            raise UsageError(f"annotation {key} is not known; known are {', '.join(_MODELARTS)}")
+    if own and JOB_RETRY_NUM not in own:
+        raise UsageError(f"annotation {next(iter(own))} needs {JOB_RETRY_NUM} beside it")
+    retries = _number(own, JOB_RETRY_NUM, 1, 128) or 0
+    pods = _number(own, POD_RETRY_NUM, 1, 128) or 0
+    chosen: set[Strategy] = set()
+    if retries:
+        chosen = {
+            Strategy.RESTART,
+            Strategy.RESCHEDULE_JOB_ISOLATED,
+            Strategy.RESCHEDULE_JOB,
+        }
+        chosen |= {Strategy.HANG_RESTART} if _flag(own, HANG_RETRY) else set()
+        chosen |= {Strategy.RESCHEDULE_POD} if pods else set()
+    base = base or Policy()
+    return msgspec.structs.replace(
+        base,
+        strategies=_merge(base.strategies, _OWN_OF_MODELARTS, chosen),
+        max_reschedules=retries,
+        max_pod_reschedules=pods,
+        unconditional=_flag(own, UNCONDITIONAL_RETRY),
+        progress_resets=False,
+    )
+
+
+def to_modelarts(policy: Policy) -> dict[str, str]:
+    """Return the annotations that say the most that ModelArts can of this policy.
+
+    All of them need `job-retry-num`, which lets the job be placed anew. Raises UsageError: the
+    policy does not.
+    """
+    if not _places_jobs(policy):
+        raise UsageError(
+            "ModelArts recovers only what may be placed anew: give max_reschedules, and have "
+            "reschedule-job or reschedule-job-isolated among the strategies"
+        )
+    found = {JOB_RETRY_NUM: str(min(policy.max_reschedules, 128))}
+    if policy.unconditional and Strategy.RESCHEDULE_JOB in policy.strategies:
+        found[UNCONDITIONAL_RETRY] = "true"
+    if Strategy.HANG_RESTART in policy.strategies:
+        found[HANG_RETRY] = "true"
+    if Strategy.RESCHEDULE_POD in policy.strategies and policy.max_pod_reschedules:
+        found[POD_RETRY_NUM] = str(min(policy.max_pod_reschedules, 128))
+    return found
+
+
+def from_mindcluster(
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    *,
+    backoff_limit: int | None = None,
+    base: Policy | None = None,
+) -> Policy:
+    """Return `base` as MindCluster's labels and annotations would have it.
+
+    backoff_limit: `runPolicy.backoffLimit` of the job; none, or below 1: unlimited, as there. It
+    and `fault-retry-times` bound the reschedules together: whichever is reached first.
+    Raises UsageError: a label or annotation has a value that MindCluster does not know.
+    """
+    base = base or Policy(strategies=())
+    process = _choice(labels, PROCESS_RECOVER, ("on", "pause", "off"), "off") == "on"
+    scheduling = _choice(labels, FAULT_SCHEDULING, _SCHEDULING, "off")
+    retries = _number(labels, FAULT_RETRY_TIMES, 0, _MOST_RETRIES)
+    inner = _recovering(annotations)
+    chosen = set(inner) if process else set()
+    if scheduling != "off":
+        chosen |= {Strategy.RESCHEDULE_JOB_ISOLATED, Strategy.RESCHEDULE_JOB}
+        if labels.get(POD_RESCHEDULING) == "on":
+            chosen.add(Strategy.RESCHEDULE_POD)
+    backoff = backoff_limit if backoff_limit and backoff_limit > 0 else UNLIMITED
+    limit = min(backoff, retries or UNLIMITED)
+    wait_s = _number(annotations, WAIT_RESCHEDULE, 30, 270)
+    own = (*INNER, *_OWN_OF_MODELARTS[2:], Strategy.DUMP)
+    return msgspec.structs.replace(
+        base,
+        strategies=_merge(base.strategies, own, chosen),
+        max_reschedules=limit if scheduling != "off" else 0,
+        max_pod_reschedules=limit if Strategy.RESCHEDULE_POD in chosen else 0,
+        unconditional=bool(retries),
+        max_reschedules_in_row=limit if retries else base.max_reschedules_in_row,
+        node_timeout_s=float(wait_s) if wait_s else base.node_timeout_s,
+    )
+
+
+def to_mindcluster(policy: Policy) -> tuple[dict[str, str], dict[str, str], int | None]:
+    """Return labels, annotations and `runPolicy.backoffLimit`: the most that MindCluster can say.
+
+    It recovers processes only where it may place the job anew as well: once, if the policy does not
+    say so. One limit is for all reschedules.
+    """
+    written = [word for word, strategy in _RECOVERING.items() if strategy in policy.strategies]
+    wait_s = min(max(policy.node_timeout_s, 30), 270)
+    annotations = {WAIT_RESCHEDULE: f"{wait_s:.0f}"}
+    if written:
+        annotations[RECOVER_STRATEGY] = ",".join(written)
+    jobs = _places_jobs(policy)
+    pods = bool(policy.max_pod_reschedules) and Strategy.RESCHEDULE_POD in policy.strategies
+    on = bool(written) or jobs or pods
+    labels = {
+        PROCESS_RECOVER: "on" if written else "off",
+        FAULT_SCHEDULING: "force" if on else "off",
+    }
+    limit = policy.max_reschedules if jobs else policy.max_pod_reschedules if pods else 1
+    if jobs and policy.unconditional and Strategy.RESCHEDULE_JOB in policy.strategies:
+        limit = min(limit, _MOST_RETRIES)
+        labels[FAULT_RETRY_TIMES] = str(limit)
+    if pods:
+        labels[POD_RESCHEDULING] = "on"
+    return labels, annotations, limit if on and limit < UNLIMITED else None
+
+
+def _places_jobs(policy: Policy) -> bool:
+    """Whether the whole job may be placed anew."""
+    rungs = (Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB_ISOLATED)
+    return policy.max_reschedules > 0 and any(rung in policy.strategies for rung in rungs)
+
+
+def _merge(
+    base: Iterable[Strategy], replaced: Iterable[Strategy], chosen: set[Strategy]
+) -> tuple[Strategy, ...]:
+    """Return `base` with `chosen` in the place of those that are `replaced`, cheapest first."""
+    kept = set(base) - set(replaced)
+    return tuple(strategy for strategy in ALLOWABLE if strategy in kept | chosen)
+
+
+def _recovering(annotations: Mapping[str, str]) -> list[Strategy]:
+    """Read the list of strategies that MindCluster's processes may recover by."""
+    words = [word.strip() for word in annotations.get(RECOVER_STRATEGY, "").split(",")]
+    for word in filter(None, words):
+        if word not in _RECOVERING:
+            known = ", ".join(_RECOVERING)
+            raise UsageError(f"annotation {RECOVER_STRATEGY}: {word!r} is none of {known}")
+    found = [_RECOVERING[word] for word in words if word]
+    return [strategy for strategy in found if strategy is not Strategy.FAIL]
+
+
+def _number(given: Mapping[str, str], key: str, least: int, most: int) -> int | None:
+    """Read a whole number, if it is given. Raises UsageError: it is none, or out of range."""
+    text = given.get(key)
+    if text is None:
+        return None
+    # int() alone would take digits of other scripts, signs and underscores as well.
+    digits = text.isascii() and text.isdigit() and len(text) < 10
+    if not (digits and least <= int(text) <= most):
+        raise UsageError(f"{key} is {text!r}; give a whole number from {least} to {most}")
+    return int(text)
+
+
+def _flag(given: Mapping[str, str], key: str) -> bool:
+    return _choice(given, key, ("true", "false"), "false") == "true"
+
+
+def _choice(given: Mapping[str, str], key: str, choice: tuple[str, ...], default: str) -> str:
+    """Read one of some words. Raises UsageError: it is none of them."""
+    word = given.get(key, default)
+    if word not in choice:
+        raise UsageError(f"{key} is {word!r}; give one of {', '.join(choice)}")
+    return word

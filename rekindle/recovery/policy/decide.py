@@ -1,0 +1,86 @@
+"""The decision: (policy, case) -> strategy with its reason in words. Pure.
+
+The strategies are tried in the policy's order. Each says what it would do about such a fault, and
+what hinders it; the first that nothing hinders is taken.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.policy.case import Case
+from rekindle.recovery.policy.history import same_errors
+from rekindle.recovery.policy.policy import Policy, Strategy
+from rekindle.recovery.policy.strategies import RUNGS
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """A strategy and why it was chosen, in one readable sentence.
+
+    isolate: nothing may be placed any more where the fault was. roll_back: the state that was
+    resumed from last is passed over. approval: a person has to agree first.
+    """
+
+    strategy: Strategy
+    reason: str
+    isolate: bool = False
+    roll_back: bool = False
+    approval: bool = False
+
+
+def decide(policy: Policy, case: Case) -> Decision:
+    """Choose the first strategy of the policy's ladder that the state of the job allows."""
+    chosen = _hopeless(case) or _crash_loop(policy, case) or _climb(policy, case)
+    if chosen.strategy is not Strategy.FAIL:
+        return msgspec.structs.replace(chosen, approval=chosen.strategy in policy.approve)
+    if case.last_words is None or Strategy.DUMP not in policy.strategies:
+        return chosen
+    text = f"{chosen.reason}; last words: the snapshot of step {case.last_words} is to be written"
+    return Decision(strategy=Strategy.DUMP, reason=text)
+
+
+def _hopeless(case: Case) -> Decision | None:
+    """What could never be started is not tried again."""
+    if case.fault.kind is Kind.LAUNCH:
+        return Decision(strategy=Strategy.FAIL, reason=case.fault.message)
+    return None
+
+
+def _crash_loop(policy: Policy, case: Case) -> Decision | None:
+    """The same error twice after the same beginning: another restart alone cannot help."""
+    fault = case.fault
+    # An exit status alone, of a script whose steps nobody knows, says too little.
+    known = case.session or case.newest > 0 or bool(fault.signature)
+    if not (known and policy.progress_resets) or fault.kind is not Kind.USER_CODE:
+        return None
+    if same_errors(case.past, fault, case.resumed) < 2:
+        return None
+    begun = f"the state of step {case.resumed}" if case.resumed else "the beginning"
+    told = f"{fault.message}, after step {fault.finished}, again when it was begun from {begun}"
+    rolled_back = any(past.rolled_back and past.fault.same_as(fault) for past in case.past)
+    if case.older and not rolled_back and Strategy.RESTART in policy.strategies:
+        option = RUNGS[Strategy.RESTART](policy, case)
+        if option is not None and not option.why_not:
+            text = f"{told}; the newest checkpoint is passed over, {option.doing}"
+            return Decision(strategy=Strategy.RESTART, reason=text, roll_back=True)
+    also = ", after an older checkpoint was tried" if rolled_back else ""
+    text = f"{told}{also}; the script is the likely cause"
+    return Decision(strategy=Strategy.FAIL, reason=text)
+
+
+def _climb(policy: Policy, case: Case) -> Decision:
+    """Take the first rung that can be taken, and say why those below cannot."""
+    passed_over: list[str] = []
+    for strategy in policy.ladder:
+        option = RUNGS[strategy](policy, case)
+        if option is None:
+            continue
+        allowed = strategy in policy.strategies
+        why_not = option.why_not if allowed else f"{strategy.value} is not allowed"
+        if not why_not:
+            said = "; ".join((case.fault.message, *passed_over, option.doing))
+            return Decision(strategy=strategy, reason=said, isolate=option.isolate)
+        if why_not not in passed_over:
+            passed_over.append(why_not)
+    return Decision(strategy=Strategy.FAIL, reason="; ".join((case.fault.message, *passed_over)))

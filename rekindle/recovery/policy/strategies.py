@@ -1,0 +1,346 @@
+"""The rungs of the ladder: what each strategy would do about a fault, and what hinders it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from rekindle.recovery.faults.fault import SICK, Kind
+from rekindle.recovery.policy import history
+from rekindle.recovery.policy.case import Case
+from rekindle.recovery.policy.policy import INNER, Policy, Strategy
+
+
+class Option(msgspec.Struct, frozen=True):
+    """What a strategy would do, in words; why it cannot, if it cannot.
+
+    isolate: it takes the place where the fault was out of use.
+    """
+
+    doing: str
+    why_not: str = ""
+    isolate: bool = False
+
+
+Rung = Callable[[Policy, Case], "Option | None"]  # None: it does not help against such a fault
+
+_AGAIN = "all ranks are regrouped and do the step again"
+_RETRY = {
+    Kind.TRANSIENT: _AGAIN,
+    Kind.LINK: _AGAIN,
+    Kind.DEVICE_MEMORY: "its device is repaired, every process stays",
+    Kind.RESTORE: "the next source of its state is tried",
+    Kind.COORDINATOR: "all ranks are regrouped with the state they have",
+}
+_IN_PLACE = (
+    Kind.TRANSIENT,
+    Kind.DEVICE_MEMORY,
+    Kind.DEVICE,
+    Kind.PROCESS,
+    Kind.STUCK,
+    Kind.HANG,
+    Kind.HOST_OOM,
+    Kind.DEVICE_OOM,
+    Kind.UNKNOWN,
+)
+_STAYS = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE)
+_MOVES = (Strategy.RECOVER, Strategy.SHRINK)
+_GONE = (Kind.NODE_LOST, Kind.EVICTION)  # the node is not there any more
+_NEEDS_NO_START = (Kind.HANG, Kind.NODE, Kind.STRAGGLER, Kind.EVICTION, Kind.SCHEDULING)
+
+
+def _retry(policy: Policy, case: Case) -> Option | None:
+    doing = None if case.dead else _RETRY.get(case.fault.kind)
+    return Option(doing, _hinders_inner(Strategy.RETRY, policy, case)) if doing else None
+
+
+def _recover_in_place(policy: Policy, case: Case) -> Option | None:
+    fault = case.fault
+    if not _is_bound_to_a_rank(case):
+        return None
+    doing = "the rank is started anew on its node, all others wait"
+    if history.heals(fault):
+        doing = f"its device is healed, {doing}"
+    return Option(doing, _hinders_inner(Strategy.RECOVER_IN_PLACE, policy, case))
+
+
+def _recover(policy: Policy, case: Case) -> Option | None:
+    if not _leaves_its_place(case) and not _is_bound_to_a_rank(case):
+        return None
+    if case.spares:
+        doing = "a spare takes its place, all healthy ranks wait"
+    elif case.left and _leaves_its_place(case) and Strategy.SHRINK in policy.strategies:
+        return Option("", _hinders_inner(Strategy.RECOVER, policy, case) or "there is no spare")
+    else:
+        doing = "there is no spare: a new node takes its place, all healthy ranks wait"
+    why_not = _hinders_inner(Strategy.RECOVER, policy, case)
+    return Option(doing, why_not or _comes_back(policy, case), _is_sick(case))
+
+
+def _shrink(policy: Policy, case: Case) -> Option | None:
+    if not _leaves_its_place(case) or not case.left:
+        return None
+    doing = f"the world goes on with {case.left} nodes until one comes"
+    return Option(doing, _hinders_inner(Strategy.SHRINK, policy, case), _is_sick(case))
+
+
+def _hang_restart(policy: Policy, case: Case) -> Option | None:
+    if case.fault.kind is not Kind.HANG:
+        return None
+    row = history.in_row(
+        case.past,
+        Strategy.HANG_RESTART,
+        case.fault,
+        newest=case.newest,
+        progress_resets=policy.progress_resets,
+    )
+    doing = "all processes are stopped and started anew where they are"
+    if row >= policy.max_hangs_in_row:
+        return Option(doing, f"it hung {row} times in a row")
+    return Option(doing, _spent(policy, case))
+
+
+def _restart(policy: Policy, case: Case) -> Option | None:
+    fault = case.fault
+    if fault.kind in _NEEDS_NO_START:
+        return None
+    if fault.kind is Kind.NODE_LOST and policy.max_pod_reschedules:
+        return None  # its pod is placed anew
+    if history.heals(fault):
+        return Option("its device is healed, all ranks are started anew", _keeps_off(policy, case))
+    if fault.heal_failed or _is_beyond_healing(case):
+        return None
+    used = history.restarts_used(case.past)
+    if used >= policy.max_restarts:
+        return Option("", f"{used} of {policy.max_restarts} restarts are used")
+    doing = f"all ranks are started anew (restart {used + 1} of {policy.max_restarts})"
+    return Option(doing, case.worn_out)
+
+
+def is_met_by_restart(policy: Policy, case: Case) -> bool:
+    """Whether a restart of all ranks that is under way anyway is all that this fault needs."""
+    return _restart(policy, case) is not None and not history.heals(case.fault)
+
+
+def _reschedule_pod(policy: Policy, case: Case) -> Option | None:
+    if not _leaves_its_place(case):
+        return None
+    used = history.used(case.past, (Strategy.RESCHEDULE_POD,))
+    if case.failed_already(Strategy.RESCHEDULE_POD):
+        why_not = "placing its pod anew has failed"
+    elif history.counts(case.fault) and used >= policy.max_pod_reschedules:
+        why_not = f"{used} of {policy.max_pod_reschedules} pod reschedules are used"
+    else:
+        why_not = _not_offered(Strategy.RESCHEDULE_POD, case)
+        why_not = why_not or _comes_back(policy, case)
+    doing = "its pod alone is placed anew, on another node; all ranks are started anew"
+    return Option(doing, why_not, _blames(case))
+
+
+def _reschedule_job_isolated(policy: Policy, case: Case) -> Option | None:
+    if not _blames(case) or case.failed_already(Strategy.RESCHEDULE_POD):
+        return None
+    if not policy.max_reschedules:
+        return None  # it was not asked for
+    doing = "the whole job is placed anew, without that node"
+    return Option(doing, _hinders_job(Strategy.RESCHEDULE_JOB_ISOLATED, policy, case), isolate=True)
+
+
+def _reschedule_job(policy: Policy, case: Case) -> Option | None:
+    """Place the job anew: what has no other answer, and what a pod's reschedule has left over."""
+    fault = case.fault
+    degraded = case.failed_already(Strategy.RESCHEDULE_POD) or _user_wore_it_out(case)
+    isolates = _blames(case) and Strategy.RESCHEDULE_JOB_ISOLATED in policy.strategies
+    if fault.kind is Kind.HANG or (isolates and not degraded):
+        return None
+    if not policy.max_reschedules and history.counts(fault):
+        return None  # it was not asked for
+    why_not = _hinders_job(Strategy.RESCHEDULE_JOB, policy, case)
+    conditional = degraded or fault.kind in (Kind.EVICTION, Kind.SCHEDULING)
+    if not why_not and not conditional:
+        why_not = _hinders_unconditional(policy, case)
+    return Option("the whole job is placed anew", why_not)
+
+
+RUNGS: dict[Strategy, Rung] = {
+    Strategy.RETRY: _retry,
+    Strategy.RECOVER_IN_PLACE: _recover_in_place,
+    Strategy.RECOVER: _recover,
+    Strategy.SHRINK: _shrink,
+    Strategy.HANG_RESTART: _hang_restart,
+    Strategy.RESTART: _restart,
+    Strategy.RESCHEDULE_POD: _reschedule_pod,
+    Strategy.RESCHEDULE_JOB_ISOLATED: _reschedule_job_isolated,
+    Strategy.RESCHEDULE_JOB: _reschedule_job,
+}
+
+
+# ---- where the fault is, and whether that place is to blame
+
+
+def _is_bound_to_a_rank(case: Case) -> bool:
+    """Whether one process is broken, or has to be ended, and can be started again."""
+    fault = case.fault
+    broken = fault.kind in _IN_PLACE or (case.dead and fault.kind is Kind.LINK)
+    return broken and fault.rank >= 0
+
+
+def _is_beyond_healing(case: Case) -> bool:
+    """Whether a device cannot be used any more where it is: its code says so, or it was tried."""
+    fault = case.fault
+    if fault.user_caused or fault.kind not in SICK:
+        return False
+    hopeless = fault.kind is Kind.DEVICE and not fault.self_heal and bool(fault.code)
+    return fault.heal_failed or hopeless or bool(case.worn_out)
+
+
+def _leaves_its_place(case: Case) -> bool:
+    """Whether the ranks of the node have to go to another one."""
+    fault = case.fault
+    if fault.kind is Kind.DEVICE and not fault.code and not fault.user_caused:
+        return True  # the rank gave its device up; a new process may still be able to use it
+    return fault.kind in (*_GONE, Kind.NODE, Kind.STRAGGLER) or _is_beyond_healing(case)
+
+
+def _blames(case: Case) -> bool:
+    """Whether the place is to be isolated: never for an eviction or what the user has caused."""
+    return case.fault.of_hardware and _leaves_its_place(case)
+
+
+def _is_sick(case: Case) -> bool:
+    """Whether the place is known to be bad: why an agent was lost, nobody knows.
+
+    ModelArts isolates nodes when it reschedules, and knows of nothing cheaper; hosts that are lost
+    again and again are lemons.
+    """
+    return _blames(case) and case.fault.kind is not Kind.NODE_LOST
+
+
+def _comes_back(policy: Policy, case: Case) -> str:
+    """Say why no new node is asked for alone: it may come to the same host; else nothing.
+
+    Only where the whole job can leave the host: whatever else there is would stay on it as well.
+    """
+    if not (_is_sick(case) and case.comes_back) or case.spares:
+        return ""
+    leaves = Strategy.RESCHEDULE_JOB_ISOLATED
+    option = _reschedule_job_isolated(policy, case) if leaves in policy.strategies else None
+    possible = option is not None and not option.why_not
+    return "a new node may come to the host that is to be left" if possible else ""
+
+
+def _user_wore_it_out(case: Case) -> bool:
+    return case.fault.user_caused and (case.fault.heal_failed or bool(case.worn_out))
+
+
+# ---- what hinders a strategy
+
+
+def _hinders_inner(strategy: Strategy, policy: Policy, case: Case) -> str:
+    moves = strategy in _MOVES
+    if strategy is not Strategy.RETRY and case.session and not case.joins:
+        return "no new process can join the collectives of those that are there"
+    why_not = _out_of_reach(policy, case, _MOVES if moves else _STAYS)
+    if why_not or moves:
+        return why_not
+    if case.worn_out:
+        return case.worn_out
+    if strategy is Strategy.RECOVER_IN_PLACE:
+        hopeless = case.fault.heal_failed or _is_beyond_healing(case)
+        return "its device cannot be healed" if hopeless else ""
+    # A repair that did not last is not tried again while there is something stronger.
+    repaired = case.fault.kind in _IN_PLACE and strategy in _same_place(case)
+    if repaired and _is_outdone(strategy, policy, case):
+        return f"{strategy.value} did not last"
+    return ""
+
+
+def _is_outdone(strategy: Strategy, policy: Policy, case: Case) -> bool:
+    """Whether a later strategy of the policy can be taken as well."""
+    later = policy.ladder[policy.ladder.index(strategy) + 1 :]
+    options = (RUNGS[other](policy, case) for other in later if other in policy.strategies)
+    return any(option is not None and not option.why_not for option in options)
+
+
+def _out_of_reach(policy: Policy, case: Case, strategies: tuple[Strategy, ...]) -> str:
+    """Say why none of these inner strategies can be used at all; empty: one can.
+
+    What did not last where it was is tried once more elsewhere.
+    """
+    if not case.session:
+        return "without a Session no rank can wait for another"
+    if not case.formed:
+        return "the ranks have not met yet"
+    in_row = sum(strategy in strategies for strategy in _same_place(case))
+    elsewhere = strategies is _MOVES and not _leaves_its_place(case)
+    if elsewhere and in_row and Strategy.RECOVER_IN_PLACE in policy.strategies:
+        return f"{case.fault.blamed()} was recovered on another node without a step between"
+    if in_row >= policy.max_in_row and history.counts(case.fault):
+        return f"{case.fault.blamed()} was recovered {in_row} times without a step between"
+    hangs = history.hangs_in_row(case.past, case.fault, case.newest)
+    if case.fault.kind is Kind.HANG and hangs >= policy.max_in_row:
+        return f"the job hung {hangs} times without a step between, whoever was to blame"
+    return _spent(policy, case)
+
+
+def _spent(policy: Policy, case: Case) -> str:
+    used = history.recoveries_used(case.past)
+    if used >= policy.max_recoveries and history.counts(case.fault):
+        return f"{used} of {policy.max_recoveries} recoveries are used"
+    return ""
+
+
+def _keeps_off(policy: Policy, case: Case) -> str:
+    """Say why a device is not healed once more."""
+    return case.worn_out or _spent(policy, case)
+
+
+def _same_place(case: Case) -> list[Strategy]:
+    """Inner recoveries of the same place, latest first, with no finished step between.
+
+    That another source of a rank's state had failed is none: there are only so many; nor is an
+    eviction.
+    """
+    found = []
+    for past in history.since_last_step(case.past, case.newest):
+        if not history.counts(past.fault):
+            continue
+        if past.strategy not in INNER:
+            break
+        restore = Kind.RESTORE in (past.fault.kind, case.fault.kind)
+        if restore and past.fault.signature != case.fault.signature:
+            continue
+        if (past.fault.rank, past.fault.node) == (case.fault.rank, case.fault.node):
+            found.append(past.strategy)
+    return found
+
+
+def _hinders_job(strategy: Strategy, policy: Policy, case: Case) -> str:
+    both = (Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB_ISOLATED)
+    used = history.used(case.past, both)
+    if history.counts(case.fault) and used >= policy.max_reschedules:
+        return f"{used} of {policy.max_reschedules} reschedules are used"
+    return _not_offered(strategy, case)
+
+
+def _hinders_unconditional(policy: Policy, case: Case) -> str:
+    if not policy.unconditional:
+        return "no node or device is to blame, and reschedule-job is not unconditional"
+    row = history.in_row(
+        case.past,
+        Strategy.RESCHEDULE_JOB,
+        case.fault,
+        newest=case.newest,
+        progress_resets=policy.progress_resets,
+    )
+    if row >= policy.max_reschedules_in_row:
+        return (
+            f"the job was placed anew {row} times in a row with no fault of a node or device "
+            "between; the script is the likely cause"
+        )
+    return ""
+
+
+def _not_offered(strategy: Strategy, case: Case) -> str:
+    return "" if strategy in case.engine else f"the engine cannot {strategy.value}"

@@ -1,0 +1,128 @@
+"""What became of a job, folded from its ledger. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rekindle.recovery.faults.fault import Fault
+from rekindle.recovery.journal.journal import (
+    AnyEvent,
+    CheckpointLeftOut,
+    Ended,
+    FirstStep,
+    Incident,
+    JobStarted,
+    incidents,
+)
+from rekindle.tasks import job_access as jobs
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A job seen as a whole. Times are seconds.
+
+    training_s: wall_s less start-up, recovery and steps done again; goodput is its share of wall_s.
+    stepped: its steps are known; those of a script without a Session are not, nor is its goodput.
+    failure: the fault that ended the job, if it failed. left_out: checkpoints, by their steps.
+    """
+
+    job_id: str
+    outcome: str
+    reason: str
+    finished: int
+    attempts: int
+    stepped: bool
+    incidents: list[Incident]
+    steps_lost: int
+    wall_s: float
+    starting_s: float
+    recovering_s: float
+    repeating_s: float
+    failure: Fault | None
+    left_out: tuple[int, ...]
+
+    @property
+    def training_s(self) -> float:
+        """Time in which the job came forward."""
+        return max(0.0, self.wall_s - self.starting_s - self.recovering_s - self.repeating_s)
+
+    @property
+    def goodput(self) -> float | None:
+        """Share of the time in which the job came forward (ETTR); None: not known."""
+        return self.training_s / self.wall_s if self.stepped else None
+
+
+def summarize(job_id: str, history: list[AnyEvent]) -> Summary:
+    """Fold the ledger of a job into its summary."""
+    found = incidents(history)
+    end = jobs.end_of(history)
+    wall = history[-1].at - history[0].at if history else 0.0
+    starting = sum(until - since for since, until in _starts(history))
+    recovering = sum(until - since for since, until in _recoveries(found, history))
+    finished = end.finished if end else _last_step(history)
+    lost = sum(incident.steps_lost for incident in found)
+    done = finished + lost
+    moving = max(0.0, wall - starting - recovering)
+    return Summary(
+        job_id=job_id,
+        outcome=end.outcome if end else "unfinished",
+        reason=end.reason if end else "its coordinator died before the job ended",
+        finished=finished,
+        attempts=sum(isinstance(event, JobStarted) for event in history),
+        stepped=any(isinstance(event, FirstStep) and event.step > 0 for event in history),
+        incidents=found,
+        steps_lost=lost,
+        wall_s=wall,
+        starting_s=starting,
+        recovering_s=recovering,
+        repeating_s=moving * lost / done if done else 0.0,
+        failure=_failure(end, found),
+        left_out=tuple(e.step for e in history if isinstance(e, CheckpointLeftOut)),
+    )
+
+
+def _starts(history: list[AnyEvent]) -> Iterable[tuple[float, float]]:
+    """Yield, for each attempt, the time from the end of the one before to its first step."""
+    since: float | None = None
+    before = 0.0
+    for event in history:
+        if isinstance(event, JobStarted) and since is None:
+            since = before or event.at
+        elif isinstance(event, FirstStep | Ended) and since is not None:
+            yield since, event.at
+            since = None
+        before = event.at
+
+
+def _recoveries(found: list[Incident], history: list[AnyEvent]) -> Iterable[tuple[float, float]]:
+    """Yield when the job was held up by incidents, each moment once.
+
+    Before an attempt's first step it is starting, not recovering.
+    """
+    firsts = sorted(until for _, until in _starts(history))
+    covered = firsts[0] if firsts else 0.0
+    for incident in sorted(found, key=lambda incident: incident.detected):
+        until = incident.first_step or _next_end(incident.detected, history)
+        since = max(incident.detected, covered)
+        if until > since:
+            yield since, until
+            covered = until
+
+
+def _next_end(at: float, history: list[AnyEvent]) -> float:
+    ends = (event.at for event in history if isinstance(event, Ended) and event.at >= at)
+    return next(ends, history[-1].at)
+
+
+def _last_step(history: list[AnyEvent]) -> int:
+    return max((event.step for event in history if isinstance(event, FirstStep)), default=0)
+
+
+def _failure(end: Ended | None, found: list[Incident]) -> Fault | None:
+    """Return the fault of the last incident, preferably one that tells where the script failed."""
+    if end is None or end.outcome != "failed" or not found:
+        return None
+    faults = sorted(found[-1].faults, key=lambda fault: fault.at)
+    told = next((fault for fault in faults if fault.traceback), None)
+    return told or found[-1].cause

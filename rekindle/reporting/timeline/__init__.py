@@ -1,0 +1,1 @@
+"""A drawing of a run over time."""

@@ -1,0 +1,146 @@
+"""Prefect's hooks for any flow and task: what a policy decides about a run that failed or crashed.
+
+    @flow(**recovery_hooks(Policy(max_reschedules=3)))
+    @task(retries=5, retry_condition_fn=retry_condition(Policy(max_restarts=3)))
+
+Prefect swallows what a hook raises, and runs none when its server alone knows that a run is dead:
+the rescue flow is for that.
+"""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any, TypedDict
+from uuid import UUID
+
+from prefect import Task
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
+from prefect.client.schemas.responses import SetStateStatus
+from prefect.flows import Flow, FlowStateHook
+from prefect.logging.loggers import flow_run_logger, task_run_logger
+from prefect.states import Scheduled
+
+from rekindle.recovery.faults.tables.tables import Tables
+from rekindle.recovery.policy.decide import Decision
+from rekindle.recovery.policy.flow_runs import AGAIN, RunEnd, decide_run
+from rekindle.recovery.policy.policy import Policy, Strategy
+from rekindle.reporting.run_state import RESCHEDULING
+from rekindle.tasks.prefect_api.log import Log
+
+RetryCondition = Callable[[Task[..., Any], TaskRun, State[Any]], bool]
+
+
+class FlowHooks(TypedDict):
+    """What `recovery_hooks` gives to `@flow`."""
+
+    on_failure: list[FlowStateHook[..., Any]]
+    on_crashed: list[FlowStateHook[..., Any]]
+
+
+def recovery_hooks(policy: Policy) -> FlowHooks:
+    """Return hooks for `@flow` that have a run run again where the policy says so.
+
+    The budgets are the policy's (`max_restarts`, `max_reschedules`), of each run, and anew when a
+    person begins it again. Only a run of a deployment can be scheduled. A cancelled run stays so.
+    """
+
+    def hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+        run_again(policy, flow_run, state, flow_run_logger(flow_run, flow))
+
+    return {"on_failure": [hook], "on_crashed": [hook]}
+
+
+def retry_condition(policy: Policy) -> RetryCondition:
+    """Return a condition for `@task` that allows a retry where the policy has a restart left.
+
+    Prefect asks it no more often than the task's `retries` allow.
+    """
+    # Prefect retries a task run in the process that has run it, and nowhere else.
+    ends: dict[UUID, list[RunEnd]] = {}
+
+    def may_retry(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
+        end = RunEnd(message=_message(state), at=state.timestamp.timestamp())
+        earlier = ends.setdefault(task_run.id, [])
+        earlier.append(end)
+        decision = decide_run(policy, earlier, _tables())
+        again = decision.strategy is Strategy.RESTART and not decision.approval
+        if not again:
+            del ends[task_run.id]
+        task_run_logger(task_run, task).warning("%s", _in_words(decision, again))
+        return again
+
+    return may_retry
+
+
+def ends_of(states: Iterable[State[Any]]) -> list[RunEnd]:
+    """Return how a flow run ended, each time since a person last began it; its states in order."""
+    ends: list[RunEnd] = []
+    over = False
+    for state in states:
+        if state.type in (StateType.FAILED, StateType.CRASHED):
+            if over:
+                ends.pop()  # two have told of the same end
+            crashed = state.type is StateType.CRASHED
+            at = state.timestamp.timestamp()
+            ends.append(RunEnd(message=state.message or "", crashed=crashed, at=at))
+        elif state.is_final() or (over and _by_hand(state)):
+            ends.clear()
+        over = state.is_final()
+    return ends
+
+
+def _by_hand(state: State[Any]) -> bool:
+    """Whether a person begins the run again: a process that lives on names its states, too."""
+    return state.is_scheduled() and state.name != RESCHEDULING
+
+
+def run_again(policy: Policy, flow_run: FlowRun, state: State[Any], log: Log) -> bool:
+    """Schedule a flow run once more, if the policy has it so; say whether that was done.
+
+    state: the one in which it ended; where it has another by now, somebody else has taken care.
+    """
+    with get_client(sync_client=True) as client:
+        # Asked for, as the flow run that a hook is given may be old news.
+        states = sorted(client.read_flow_run_states(flow_run.id), key=lambda one: one.timestamp)
+        if states[-1].id != state.id:
+            log.info("This run is in state %s by now; it is left alone", states[-1].name)
+            return False
+        if len(states) > 1 and states[-2].is_cancelling():
+            log.info("This run was being cancelled; it is left alone")
+            return False
+        decision = decide_run(policy, ends_of(states), _tables())
+        again = decision.strategy in AGAIN and not decision.approval
+        log.warning("%s", _in_words(decision, again))
+        if not again:
+            return False
+        if flow_run.deployment_id is None:
+            log.warning("Without a deployment only a person can run it again")
+            return False
+        waits: State[Any] = Scheduled(name=RESCHEDULING, message=_in_words(decision, again))
+        result = client.set_flow_run_state(flow_run.id, waits)
+        if result.status is not SetStateStatus.ACCEPT:
+            log.warning("Prefect does not run it again: %s", result.details)
+            return False
+    return True
+
+
+def _in_words(decision: Decision, again: bool) -> str:
+    if again:
+        return f"It is run again: {decision.reason}"
+    waits = "this needs a person's approval, who may retry it: " if decision.approval else ""
+    return f"It is not run again: {waits}{decision.reason}"
+
+
+def _message(state: State[Any]) -> str:
+    """Return the message of the exception itself: the state's quotes it in another form."""
+    if isinstance(state.data, BaseException):
+        return "".join(traceback.format_exception_only(state.data)).strip()
+    return state.message or ""
+
+
+@functools.cache
+def _tables() -> Tables:
+    return Tables.load()

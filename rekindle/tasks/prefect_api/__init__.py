@@ -1,0 +1,1 @@
+"""What Rekindle asks Prefect's API."""

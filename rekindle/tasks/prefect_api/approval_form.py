@@ -1,0 +1,137 @@
+"""Approval by a person in Prefect: a form on the paused flow run, and the answer to the job.
+
+The coordinator waits for the answer, and gives up in its own time; whether it comes from this form
+or from `rekindle approve` is the same to it. The flow's process may die meanwhile: the form is kept
+under a key of the decision, so the next process finds an answer that nobody has fetched yet.
+"""
+
+from __future__ import annotations
+
+import http
+import threading
+import uuid
+from typing import Any, Literal
+
+import httpx
+from prefect.client.schemas.objects import State
+from prefect.context import SettingsContext, get_settings_context
+from prefect.exceptions import PrefectException
+from prefect.input import RunInput, read_flow_run_input
+from prefect.input.run_input import keyset_from_base_key
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES
+from prefect.states import Paused
+from pydantic import Field, ValidationError
+
+from rekindle.errors import JobError
+from rekindle.protocol.agent import Approval
+from rekindle.recovery.journal.journal import Decided
+from rekindle.tasks import job_access as jobs
+from rekindle.tasks.prefect_api.log import Log
+
+_PAUSE_S = 1.0
+_UNNAMED = "a person, in Prefect"
+
+
+class ApprovalForm(RunInput):
+    """What Prefect shows to whoever resumes the flow run."""
+
+    # Neither answer is a default: a resume without a look at the form is refused.
+    answer: Literal["approve", "refuse"] = Field(
+        description="approve: it is done as proposed. refuse: the job ends; it can be rerun, and "
+        "goes on from its newest checkpoint or its last words."
+    )
+    name: str = Field(
+        default="", max_length=100, description="Who answers. It is shown in the report."
+    )
+
+
+class Question:
+    """A decision that waits for a person: the form, and a thread that fetches the answer."""
+
+    def __init__(
+        self,
+        decided: Decided,
+        *,
+        job_id: str,
+        flow_run_id: uuid.UUID,
+        log: Log,
+    ) -> None:
+        self._decided = decided
+        self._job_id = job_id
+        self._flow_run_id = flow_run_id
+        self._log = log
+        self._keys = keyset_from_base_key(f"approval-{decided.seq}")
+        self._closed = threading.Event()
+        # A daemon: a server that hangs may not keep the flow's process from ending.
+        self._thread = threading.Thread(
+            target=self._run, args=(get_settings_context(),), name="approval", daemon=True
+        )
+
+    def open(self) -> None:
+        """Look for the answer from now on, until it is given or the question is closed."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop looking: the question is answered, or its job ends."""
+        self._closed.set()
+
+    def state(self, name: str, message: str) -> State[Any]:
+        """Return the state in which Prefect shows the form.
+
+        It has no time-out of its own: Prefect would fail the flow run while the job goes on.
+        """
+        # The key of the pause itself is used once: a rerun has to be able to pause again.
+        state: State[Any] = Paused(name=name, message=message, pause_key=uuid.uuid4().hex)
+        state.state_details.run_input_keyset = {str(what): key for what, key in self._keys.items()}
+        return state
+
+    def put(self) -> None:
+        """Leave the form at the flow run, if no earlier process has done so.
+
+        Raises httpx.HTTPStatusError: Prefect refuses it.
+        """
+        form = ApprovalForm.with_initial_data(description=self._in_words())
+        try:
+            form.save(self._keys, flow_run_id=self._flow_run_id)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != http.HTTPStatus.CONFLICT:
+                raise
+
+    def _in_words(self) -> str:
+        """Say in Markdown what is asked, above the form."""
+        one = self._decided
+        return (
+            f"**Job {self._job_id}, incident {one.incident}: may `{one.strategy.value}` be "
+            f"done?**\n\n{one.reason}."
+        )
+
+    def _run(self, settings: SettingsContext) -> None:
+        patient = settings.settings.copy_with_update(updates={PREFECT_CLIENT_MAX_RETRIES: 0})
+        with SettingsContext(profile=settings.profile, settings=patient):
+            while not self._closed.wait(_PAUSE_S):
+                # Whatever fails here is tried again: Prefect is told of by the notices, and a
+                # coordinator that died is replaced. The journal says when the answer has arrived.
+                try:
+                    self._fetch()
+                except (httpx.HTTPError, PrefectException, JobError) as error:
+                    self._log.debug("The answer to incident %d: %r", self._decided.incident, error)
+
+    def _fetch(self) -> None:
+        """Pass an answer on, if there is one. Raises JobError: the job does not take it (now)."""
+        given = read_flow_run_input(self._keys["response"], flow_run_id=self._flow_run_id)
+        endpoint = jobs.directory_of(self._job_id).endpoint()
+        if given is None or endpoint is None:
+            return
+        try:
+            form = ApprovalForm.model_validate(given)
+        except ValidationError as error:
+            raise JobError(f"no answer can be read from {given!r}") from error
+        answer = Approval(
+            incident=self._decided.incident,
+            granted=form.answer == "approve",
+            by=form.name.strip() or _UNNAMED,
+            about=self._decided.fault.at if self._decided.fault else 0.0,
+        )
+        jobs.client_of(self._job_id, endpoint).approve(answer)
+        self._log.info("Incident %d: %s by %s", answer.incident, form.answer, answer.by)
+        self.close()

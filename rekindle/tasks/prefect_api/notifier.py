@@ -1,0 +1,325 @@
+"""Tells Prefect what happens to a job, from a thread of its own: recovery never waits for Prefect.
+
+A server that is down loses nothing but time: what was to be told is kept and told when it answers.
+Each state that is set raises the flow run's `run_count`, so that is no count of its reruns.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterKey,
+    FlowRunFilter,
+    FlowRunFilterId,
+    TaskRunFilter,
+    TaskRunFilterState,
+    TaskRunFilterStateType,
+)
+from prefect.client.schemas.objects import Artifact, State, StateType
+from prefect.context import SettingsContext, get_settings_context
+from prefect.events import emit_event
+from prefect.exceptions import PrefectException
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES
+from prefect.states import Crashed, Running
+
+from rekindle.recovery.journal.journal import AnyEvent, Progress
+from rekindle.reporting.event_text import percent, progress_in_words
+from rekindle.tasks.prefect_api.approval_form import Question
+from rekindle.tasks.prefect_api.log import Log
+
+_PROGRESS_PAUSE_S = 1.0
+_RETRY_PAUSE_S = 1.0
+_FLUSH_S = 10.0
+_ARRIVES_S = 5.0  # Prefect's own queue of events is lost with the process
+_MOST_KEPT = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class _StateChange:
+    name: str
+    message: str
+    question: Question | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _IncidentStep:
+    step: str
+    event: AnyEvent
+    payload: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Survivor:
+    task_run_id: uuid.UUID
+
+
+_Notice = _StateChange | _IncidentStep | _Survivor
+
+
+class Notices:
+    """What one flow run tells Prefect about its job; use it as a context manager.
+
+    told: a file with the number of the last event of the job that Prefect was told of. Automations
+    act on each event again that is told again.
+    """
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        flow_run_id: uuid.UUID,
+        flow_run_name: str,
+        told: Path,
+        log: Log,
+    ) -> None:
+        self._job_id = job_id
+        self._flow_run_id = flow_run_id
+        self._flow_run_name = flow_run_name
+        self._told_file = told
+        self._told = _read_number(told)
+        self._emitted: deque[tuple[float, int]] = deque()  # when, and the event's number
+        self._log = log
+        self._queue: deque[_Notice] = deque(maxlen=_MOST_KEPT)
+        self._progress: Progress | None = None
+        self._progress_told_at = 0.0
+        self._telling: _Notice | Progress | None = None
+        self._artifact: uuid.UUID | None = None
+        self._failing = False
+        self._refusing = False
+        self._closing = False
+        self._changed = threading.Condition()
+        # A daemon: a server that hangs may not keep the flow's process from ending.
+        self._thread = threading.Thread(
+            target=self._run, args=(get_settings_context(),), name="notices", daemon=True
+        )
+
+    def __enter__(self) -> Notices:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Tell what is left, if Prefect takes it within some seconds."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(_FLUSH_S)
+        if not self._thread.is_alive():
+            self._note_told(time.monotonic())
+        if self._queue:
+            self._log.warning("Prefect was not told %d notices of this job", len(self._queue))
+
+    def progress(self, event: Progress) -> None:
+        """Show the progress; only the newest counts. A job that tells no steps has none to show."""
+        if not event.total:
+            return
+        with self._changed:
+            self._progress = event
+            self._changed.notify()
+
+    def state(self, name: str, message: str, question: Question | None = None) -> None:
+        """Name the flow run's state; its type stays Running, or is Paused with a question."""
+        self._put(_StateChange(name, message, question))
+
+    def incident(self, step: str, event: AnyEvent, payload: dict[str, Any]) -> None:
+        """Emit a Prefect event for one step of an incident, unless Prefect was told before."""
+        if event.seq > self._told:
+            self._put(_IncidentStep(step, event, payload))
+
+    def survivor(self, task_run_id: uuid.UUID) -> None:
+        """Close the task runs of the flow run that a killed process has left open, all but this."""
+        self._put(_Survivor(task_run_id))
+
+    def _put(self, notice: _Notice) -> None:
+        with self._changed:
+            self._queue.append(notice)
+            self._changed.notify()
+
+    def _run(self, settings: SettingsContext) -> None:
+        # Without the flow run's context Prefect asks its API for nothing more when an event is
+        # emitted; and it is this loop that tries again, not the client.
+        patient = settings.settings.copy_with_update(updates={PREFECT_CLIENT_MAX_RETRIES: 0})
+        with (
+            SettingsContext(profile=settings.profile, settings=patient),
+            get_client(sync_client=True) as client,
+        ):
+            while self._wait():
+                try:
+                    self._tell(client)
+                except (httpx.HTTPError, PrefectException) as error:
+                    if not _may_pass(error):
+                        self._refused(error)
+                        continue
+                    self._failed(error)
+                    if self._closing:
+                        return
+
+    def _wait(self) -> bool:
+        """Wait until something is to be told; False: all is told and no more will come."""
+        with self._changed:
+            if self._failing and not self._closing:
+                self._changed.wait_for(lambda: self._closing, _RETRY_PAUSE_S)
+            while not self._queue:
+                pause = self._progress_told_at + _PROGRESS_PAUSE_S - time.monotonic()
+                if self._progress is not None and (pause <= 0 or self._closing):
+                    return True
+                if self._closing:
+                    return False
+                self._changed.wait(pause if self._progress is not None else None)
+            return True
+
+    def _tell(self, client: SyncPrefectClient) -> None:
+        """Tell the first notice, or else the progress; it stays to be told if this raises."""
+        with self._changed:
+            self._telling = self._queue[0] if self._queue else self._progress
+        if isinstance(self._telling, Progress):
+            self._show(client, self._telling)
+            self._progress_told_at = time.monotonic()
+        elif self._telling is not None:
+            self._deliver(client, self._telling)
+        self._note_told(time.monotonic() - _ARRIVES_S)
+        self._take_off()
+        if self._failing:
+            self._failing = False
+            self._log.info("Prefect's API answers again")
+
+    def _note_told(self, until: float) -> None:
+        """Write down of which events Prefect was told, of those that were emitted until then."""
+        number = 0
+        while self._emitted and self._emitted[0][0] <= until:
+            number = self._emitted.popleft()[1]
+        if number:
+            self._told_file.write_text(str(number))
+
+    def _take_off(self) -> None:
+        """Forget what was being told, unless newer news have taken its place already."""
+        with self._changed:
+            if self._progress is self._telling:
+                self._progress = None
+            elif self._queue and self._queue[0] is self._telling:
+                self._queue.popleft()
+
+    def _deliver(self, client: SyncPrefectClient, notice: _Notice) -> None:
+        match notice:
+            case _StateChange():
+                self._set_state(client, notice)
+            case _IncidentStep():
+                self._emit(client, notice)
+                self._emitted.append((time.monotonic(), notice.event.seq))
+            case _Survivor():
+                self._close_others(client, notice.task_run_id)
+
+    def _refused(self, error: Exception) -> None:
+        # The first is worth a warning; of a flow run that was deleted all the others are refused.
+        level = logging.DEBUG if self._refusing else logging.WARNING
+        self._log.log(level, "Prefect refuses a notice of this job: %r", error)
+        self._refusing = True
+        self._artifact = None  # it may have been deleted
+        self._take_off()
+
+    def _failed(self, error: Exception) -> None:
+        if not self._failing:
+            self._log.warning("Prefect's API fails; the job goes on without it: %r", error)
+        with self._changed:
+            self._failing = True
+            # Of the states that Prefect did not see only the last one matters.
+            states = [notice for notice in self._queue if isinstance(notice, _StateChange)]
+            for notice in states[:-1]:
+                self._queue.remove(notice)
+
+    def _set_state(self, client: SyncPrefectClient, change: _StateChange) -> None:
+        # Not forced: a flow run that is being cancelled stays so.
+        state: State[Any] = Running(name=change.name, message=change.message)
+        if change.question is not None:
+            change.question.put()  # before the pause: a form that is not there cannot be filled in
+            state = change.question.state(change.name, change.message)
+        result = client.set_flow_run_state(self._flow_run_id, state)
+        self._log.debug("State %s: %s", change.name, result.status.value)
+
+    def _close_others(self, client: SyncPrefectClient, survivor: uuid.UUID) -> None:
+        running = TaskRunFilterState(type=TaskRunFilterStateType(any_=[StateType.RUNNING]))
+        found = client.read_task_runs(
+            flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[self._flow_run_id])),
+            task_run_filter=TaskRunFilter(state=running),
+        )
+        died: State[Any] = Crashed(
+            message="The flow's process died; its rerun has adopted the job."
+        )
+        for run in found:
+            if run.id != survivor:
+                client.set_task_run_state(run.id, died, force=True)
+
+    def _emit(self, client: SyncPrefectClient, notice: _IncidentStep) -> None:
+        # Events go to a queue of Prefect's own that drops them when its server is away.
+        client.hello().raise_for_status()
+        emit_event(
+            f"rekindle.incident.{notice.step}",
+            resource={
+                "prefect.resource.id": f"rekindle.job.{self._job_id}",
+                "prefect.resource.name": self._job_id,
+            },
+            related=[
+                {
+                    "prefect.resource.id": f"prefect.flow-run.{self._flow_run_id}",
+                    "prefect.resource.role": "flow-run",
+                    "prefect.resource.name": self._flow_run_name,
+                }
+            ],
+            payload=notice.payload,
+            occurred=datetime.fromtimestamp(notice.event.at, tz=timezone.utc),
+            # The same id for the same event, so that a rerun of the flow may tell all of them.
+            id=uuid.uuid5(self._flow_run_id, f"{self._job_id}/{notice.event.seq}/{notice.step}"),
+        )
+
+    def _show(self, client: SyncPrefectClient, progress: Progress) -> None:
+        done, words = percent(progress), progress_in_words(progress)
+        key = progress_key(self._job_id)
+        if self._artifact is None:
+            found = find_artifact(client, key)
+            self._artifact = found.id if found else None
+        if self._artifact is not None:
+            client.update_artifact(self._artifact, ArtifactUpdate(data=done, description=words))
+            return
+        create = ArtifactCreate(
+            key=key, type="progress", data=done, description=words, flow_run_id=self._flow_run_id
+        )
+        self._artifact = client.create_artifact(create).id
+
+
+def progress_key(job_id: str) -> str:
+    """Return the key of the artifact that shows a job's progress."""
+    return f"{job_id}-progress"
+
+
+def find_artifact(client: SyncPrefectClient, key: str) -> Artifact | None:
+    """Return the artifact of this key that a process of the flow run has made; None: none has."""
+    named = ArtifactFilter(key=ArtifactFilterKey(any_=[key]))
+    found = client.read_artifacts(artifact_filter=named, limit=1)
+    return found[0] if found else None
+
+
+def _read_number(path: Path) -> int:
+    """Return the number in a file; 0: there is none, or its writer was killed."""
+    try:
+        return int(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return 0
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the same request may be taken later: the server is away or overburdened."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code in (408, 429) or error.response.is_server_error
+    return isinstance(error, httpx.TransportError)

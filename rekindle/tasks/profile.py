@@ -1,0 +1,80 @@
+"""What the records of a job's ranks tell so far, as an artifact."""
+
+from __future__ import annotations
+
+import base64
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from prefect import get_run_logger, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from rekindle import names
+from rekindle.errors import UsageError
+from rekindle.profiling.breakdown import HEADS, WHAT, breakdown
+from rekindle.profiling.coverage import remarks, seen
+from rekindle.profiling.finding_text import in_words, nodes_of
+from rekindle.profiling.reading import Task, diagnose, read_task
+from rekindle.tasks import job_access as jobs
+
+MOST_RANKS = 64  # in the table
+MOST_STEPS = 500  # in the picture, the newest ones
+
+
+@task(name="report-profile", cache_policy=NO_CACHE)
+def report_profile(job_id: str) -> list[dict[str, Any]]:
+    """Show who is slow, and a picture; return the same as plain values.
+
+    Records are read where this machine has them: ranks of pods write theirs into the pods.
+    """
+    directory = jobs.directory_of(job_id)
+    log = get_run_logger()
+    try:
+        found = read_task(directory.path / names.PROFILING_DIRECTORY)
+    except UsageError as error:
+        log.info("Nothing to show yet: %s", error)
+        return []
+    per_node = directory.spec().processes_per_node
+    _, now = diagnose(found, per_node=per_node)
+    said = [f"- **{each.kind.value}**: {in_words(each, nodes_of(each, per_node))}" for each in now]
+    if not said and seen(found):
+        said = ["Nobody is slow."]
+    said += [f"- {remark}" for remark in remarks(found, per_node=per_node)]
+    steps = list(found.steps)
+    text = "\n".join(
+        [
+            f"Steps {steps[0]} to {steps[-1]} of {len(found.ranks)} ranks",
+            "",
+            *said,
+            "",
+            f"![Compute](data:image/png;base64,{_picture(found, steps[-MOST_STEPS:])})",
+            "",
+            *_table(found, steps[-MOST_STEPS:]),
+        ]
+    )
+    create_markdown_artifact(
+        text, key=f"{job_id}-profile", description=f"Where the time of job {job_id} goes"
+    )
+    for each in now:
+        log.warning("%s: %s", each.kind.value, in_words(each, nodes_of(each, per_node)))
+    return [msgspec.to_builtins(each) for each in now]
+
+
+def _table(found: Task, steps: list[int]) -> list[str]:
+    """Where each rank's time goes, in markdown; of a large world the first ranks."""
+    rows = [HEADS, ["---:"] * len(HEADS), *breakdown(found, steps)[:MOST_RANKS]]
+    more = len(found.ranks) - MOST_RANKS
+    note = f"{WHAT}; {more} more ranks: `rekindle diagnose`" if more > 0 else WHAT
+    return [*(f"| {' | '.join(map(str, row))} |" for row in rows), "", note]
+
+
+def _picture(found: Task, steps: list[int]) -> str:
+    from rekindle.reporting.heat_map import draw  # matplotlib takes its time
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "compute.png"
+        draw(found, steps, path)
+        return base64.b64encode(path.read_bytes()).decode()

@@ -1,0 +1,1 @@
+"""The order of samples, for any world size; no framework."""

@@ -1,0 +1,217 @@
+"""msrun as a rank: Rekindle's agent in the place of TaskD's.
+
+    rekindle run --no-python --nnodes N \\
+        python -m rekindle.training.mindspore.msrun [options] script ...
+
+msrun hands its workers over to an agent that it imports by the names of MindCluster's TaskD
+(`taskd.api.taskd_agent_api`). Left alone it kills all workers at once when it has seen that one is
+gone, and then waits for its scheduler, for 31 s on a CPU; and a scheduler that has lost a worker
+serves no new ones there. This agent tells the other workers to end before it kills them, ends the
+scheduler, and ends with the broken worker's status. So the job's coordinator starts all nodes'
+msruns anew, at a port that was not used before, or elsewhere.
+
+Sources: mindspore/utils/utils.py (RSCPluginHandle) and mindspore/parallel/cluster of MindSpore
+2.10.0; the times are measured.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rekindle.errors import RekindleError, UsageError
+from rekindle.training.mindspore import msrun_worker
+
+LOOK_S = 0.1
+GRACE_S = 8.0  # for workers that are told to end
+SCHEDULER_S = 60.0  # for the scheduler, once all workers are done
+_PROGRAMS = ("python", "python3", "pytest")  # what msrun starts itself; all else is a script
+_OF_AGENT = ("MS_ENABLE_TFT", "MS_ENABLE_RECOVERY")
+_INTERVALS = ("MS_RETRY_INTERVAL_LOWER", "MS_RETRY_INTERVAL_UPPER")
+Process = subprocess.Popen[bytes]
+# With any of them msrun asks for an agent; RSC asks for nothing else.
+_ASKING = ("TTP:1", "UCE:1", "ARF:1", "TSP:1", "HCCE:1", "RSC:1")
+
+
+def main() -> None:
+    """Run msrun with its own options, and with what the job knows about nodes by default."""
+    try:
+        sys.argv[1:1] = options_of(os.environ)
+        agent = Agent(os.environ)
+        os.environ |= agent.environment()
+        if not _has_taskd():  # else its own agent is what the user wants
+            sys.modules |= agent.modules()
+        try:
+            from mindspore.parallel.cluster.run import get_args, run
+        except ModuleNotFoundError as error:
+            raise UsageError(f"{error}, in {sys.executable}: use the Python that has it") from error
+        args = get_args()
+        if args.worker_num == 0:
+            args.worker_num = args.local_worker_num * int(os.environ.get("GROUP_WORLD_SIZE", "1"))
+        agent.has_all = args.local_worker_num == args.worker_num
+        # With this Python, where msrun would take the first one of the PATH.
+        python = [] if args.task_script in _PROGRAMS else [sys.executable]
+        args.task_script_args = [*python, args.task_script, *args.task_script_args]
+        args.task_script = msrun_worker.__file__
+        run(args)
+    except RekindleError as error:
+        sys.exit(f"rekindle: {error}")
+
+
+def _has_taskd() -> bool:
+    try:
+        return importlib.util.find_spec("taskd.api.taskd_agent_api") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def options_of(environment: Mapping[str, str]) -> list[str]:
+    """Return msrun's options as the job knows them; those of the command line come after them.
+
+    worker_num is 0 there: as many as on this node, times the nodes. Raises UsageError: there are
+    several msruns on a node.
+    """
+    if environment.get("LOCAL_WORLD_SIZE", "1") != "1":
+        raise UsageError(
+            f"there are {environment['LOCAL_WORLD_SIZE']} msruns on this node: give "
+            "--nproc-per-node 1 to rekindle, and --local_worker_num to msrun"
+        )
+    options = ["--join=True", "--worker_num=0"]
+    for name, option in (
+        ("MASTER_ADDR", "master_addr"),
+        ("MASTER_PORT", "master_port"),
+        ("GROUP_RANK", "node_rank"),
+    ):
+        if name in environment:
+            options.append(f"--{option}={environment[name]}")
+    return options
+
+
+class Agent:
+    """Starts msrun's workers by its callbacks, and stays until they have ended.
+
+    environment: the user's, which workers have again.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._users = dict(environment)
+        self._callbacks: dict[str, types.MethodType] = {}  # of its manager of processes
+        self._told: signal.Signals | None = None  # to end, by whoever started msrun
+        self.has_all = True  # the workers of this node are all that there are
+
+    def environment(self) -> dict[str, str]:
+        """Return what msrun needs: that an agent is asked for, and the Python to start others."""
+        asked = self._users.get("MS_ENABLE_TFT", "")
+        if not any(each in asked for each in _ASKING):
+            asked = "{" + ", ".join([*filter(None, [asked.strip(" {}")]), "RSC:1"]) + "}"
+        path = self._users.get("PATH", os.defpath)
+        return {
+            "MS_ENABLE_TFT": asked,
+            "PATH": os.pathsep.join((str(Path(sys.executable).parent), path)),
+            # By default they wait 3 to 5 s before they look for the scheduler again.
+            **{name: self._users.get(name, "1") for name in _INTERVALS},
+            msrun_worker.ENV_PATH: path,
+            msrun_worker.ENV_MSRUN: str(os.getpid()),
+        }
+
+    def modules(self) -> dict[str, types.ModuleType]:
+        """Return the modules that msrun imports."""
+        names = ("taskd", "taskd.api", "taskd.api.taskd_agent_api")
+        found = {name: types.ModuleType(name) for name in names}
+        vars(found[names[-1]]).update(
+            init_taskd_agent=lambda config: config == {"Framework": "MindSpore"},
+            register_func=self._callbacks.__setitem__,
+            start_taskd_agent=self.start,
+        )
+        return found
+
+    def start(self) -> None:
+        """Start all workers, wait, and end what is left. Raises SystemExit: not all ended well."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        # That an agent was asked for is none of the workers' business: MindSpore refuses some of
+        # what they may want because of it. msrun has set one of the two itself.
+        for name in _OF_AGENT:
+            os.environ.pop(name, None)
+            if name in self._users:
+                os.environ[name] = self._users[name]
+        manager: Any = self._callbacks["START_ALL_WORKER"].__self__
+        try:
+            self._callbacks["START_ALL_WORKER"]()
+            status = self._watch(manager.proc_rank_map, manager.msn_process)
+        finally:
+            self._end([*manager.proc_rank_map.values()], manager.msn_process)
+        if status != 0:
+            sys.exit(status)
+
+    def _on_signal(self, number: int, _: object) -> None:
+        self._told = signal.Signals(number)
+
+    def _watch(self, workers: Mapping[int, Process], scheduler: Process | None) -> int:
+        """Return a status as a shell would have it: of the first that did not end well, or 0."""
+        done_at = 0.0
+        while self._told is None:
+            ends = [(f"local worker {rank}", each) for rank, each in workers.items()]
+            ends += [("the scheduler", scheduler)] if scheduler is not None else []
+            codes = [_end_of(process) for _, process in ends]
+            for (who, process), code in zip(ends, codes, strict=True):
+                if code:
+                    return _said(f"{who} (process {process.pid})", code)
+            if None not in codes:
+                return 0
+            # It ends by itself when all workers have, those of other nodes too.
+            if self.has_all and None not in codes[: len(workers)]:
+                done_at = done_at or time.monotonic()
+                if time.monotonic() - done_at > SCHEDULER_S:
+                    print("rekindle: the scheduler did not end by itself", file=sys.stderr)
+                    return 0
+            time.sleep(LOOK_S)
+        return 128 + self._told
+
+    def _end(self, workers: Sequence[Process], scheduler: Process | None) -> None:
+        """Tell workers to end, kill those that do not in time with all they have started, and the
+        scheduler."""
+        for each in workers:
+            if _end_of(each) is None:
+                os.killpg(each.pid, signal.SIGTERM)
+        deadline = time.monotonic() + GRACE_S
+        while time.monotonic() < deadline and None in map(_end_of, workers):
+            time.sleep(LOOK_S)
+        for each in workers:
+            if each.returncode is None:  # nobody has reaped it: the number is still its group's
+                os.killpg(each.pid, signal.SIGKILL)
+        self._callbacks["KILL_WORKER"]([-1])  # and what shows their output
+        if scheduler is not None and scheduler.poll() is None:
+            scheduler.kill()
+
+
+def _end_of(process: Process) -> int | None:
+    """Return a child's exit status, negative of the signal that ended it; None: it runs.
+
+    It stays to be reaped, for until then its number is that of its group, too.
+    """
+    if process.returncode is not None:
+        return process.returncode
+    end = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if end is None:
+        return None
+    return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+
+
+def _said(who: str, code: int) -> int:
+    """Say how it ended; return that as a shell would have it."""
+    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
+    print(f"rekindle: {who} has ended {how}; the others are ended", file=sys.stderr, flush=True)
+    return 128 - code if code < 0 else code
+
+
+if __name__ == "__main__":
+    main()

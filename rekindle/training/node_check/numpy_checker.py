@@ -1,0 +1,109 @@
+"""Checks a node where there is no PyTorch: its NPU or processor, its memory, TCP to other nodes."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+import numpy as np
+
+from rekindle.protocol.node_check import Done, Meet, Work
+from rekindle.rank.step_vote import Listener, call, receive
+from rekindle.recovery.node_check.evidence import Part
+from rekindle.training.node_check.numpy_device import Device, device_for
+from rekindle.training.node_check.serving import ONES, WINDOWS, WrongResultError, better, serve
+
+SENT = 1 << 20  # bytes of what each rank sends
+
+_Array = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class PlainKit:
+    """Products and copies on a device; ranks send to the first of them, and get the sum from it."""
+
+    def __init__(self, local_rank: int, device: Device) -> None:
+        self._device = device
+        self._listener = Listener() if local_rank == 0 else None
+        self._lines: list[socket.socket] = []
+
+    @property
+    def port(self) -> int:
+        """Where others reach the first checker of its node."""
+        return self._listener.port if self._listener else 0
+
+    def work(self, task: Work) -> Done:
+        """Measure the device by itself. Raises WrongResultError; RuntimeError: it cannot do it."""
+        seconds = {Part.COMPUTE: _compute(self._device), Part.MEMORY: _memory(self._device)}
+        return Done(serial=task.serial, seconds=seconds, note=self._device.note)
+
+    def meet(self, task: Meet) -> Done:
+        """Measure a sum over all ranks. Raises WrongResultError; OSError: others are not there."""
+        lines = self._lines = self._connect(task)
+        laps = []
+        for lap in range(2 * WINDOWS):
+            own = np.full(SENT // 4, float(task.rank + 1 + lap), np.float32)
+            began = time.perf_counter()
+            summed = _sum(own, lines, first=task.rank == 0)
+            laps.append(time.perf_counter() - began)
+            if not (summed == sum(range(1 + lap, task.world_size + 1 + lap))).all():
+                raise WrongResultError("a collective has brought wrong values")
+        # Not where it fails: what has gone wrong is said before others notice.
+        self.hang_up()
+        return Done(serial=task.serial, seconds={task.part: better(laps)})
+
+    def hang_up(self) -> None:
+        """Close the lines to others."""
+        for line in self._lines:
+            line.close()
+
+    def _connect(self, task: Meet) -> list[socket.socket]:
+        """Lines to all others, of the first rank; of any other one to it."""
+        if task.rank:
+            return [call((task.host, task.port), task.serial, task.rank, 1)]
+        assert self._listener is not None
+        self._listener.forget_before(task.serial)
+        others = range(1, task.world_size)
+        # Whoever waits in vain is ended by its agent.
+        return [self._listener.take(task.serial, rank, 1, lambda: False) for rank in others]
+
+
+def _compute(device: Device) -> float:
+    shape = (device.size, device.size)
+    chance = np.random.default_rng(20)
+    left = (chance.random(shape, np.float32) < ONES / device.size).astype(np.float32)
+    right = chance.integers(-1, 2, shape, np.int8).astype(np.float32)
+    seconds, product = device.multiply(left, right)
+    # Freivalds: A (B x) = (A B) x, here with ones for x. Small whole numbers: exact in any order.
+    if not (product.sum(1, np.float64) == left @ right.sum(1)).all():
+        raise WrongResultError("a product of matrices is wrong")
+    return seconds
+
+
+def _memory(device: Device) -> float:
+    count = device.copied // 8
+    seconds, copy = device.copy(np.arange(count))
+    if not (copy == np.arange(count)).all():
+        raise WrongResultError("what was copied in memory is wrong")
+    return seconds
+
+
+def _sum(own: _Array, lines: list[socket.socket], *, first: bool) -> _Array:
+    """Return the sum of what all ranks have."""
+    if not first:
+        lines[0].sendall(own.data)
+        return _received(lines[0])
+    total = own.copy()
+    for line in lines:
+        total += _received(line)
+    for line in lines:
+        line.sendall(total.data)
+    return total
+
+
+def _received(line: socket.socket) -> _Array:
+    return np.frombuffer(receive(line, SENT), np.float32)
+
+
+if __name__ == "__main__":
+    serve(lambda local_rank: PlainKit(local_rank, device_for(local_rank)))

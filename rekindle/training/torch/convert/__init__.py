@@ -1,0 +1,1 @@
+"""Checkpoints of other formats, read and written."""

@@ -1,0 +1,202 @@
+"""A checkpoint's state of whole tensors, put together of all its files.
+
+What a file holds of a tensor that is larger, the file itself tells (`pieces` in its metadata).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import torch
+
+from rekindle.checkpoints.format import read_header
+from rekindle.checkpoints.store import Checkpoint, bytes_of
+from rekindle.errors import CheckpointError, CorruptError, UsageError
+from rekindle.rank.snapshot_writer import METADATA_SKELETON
+from rekindle.training.torch.convert.dcp_reader import Box, check_cover
+from rekindle.training.torch.state.capture import view
+from rekindle.training.torch.state.sharding import METADATA_PIECES
+from rekindle.training.torch.state.skeleton import (
+    TORCH_DTYPES,
+    LocalShard,
+    Node,
+    Reader,
+    TensorSpec,
+    tensor_specs,
+)
+
+_Shape = tuple[int, ...]
+
+_DECODING_ERRORS = (
+    *(KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError),
+    RecursionError,
+    msgspec.MsgspecError,
+)
+
+
+class Loaded:
+    """One file of a checkpoint in memory: its skeleton, and its tensors by name.
+
+    pieces: of the tensors that are parts of larger ones the shape of the whole, and where in it the
+    part begins.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, file: str) -> None:
+        """Raises CorruptError: it is not what was written, or does not hold what it says."""
+        self.file = f"{file} of {checkpoint.location}"
+        data = checkpoint.read(file)
+        header = read_header(data)
+        with self._explained():
+            said = header.metadata.get(METADATA_PIECES, "{}")
+            self.pieces = msgspec.json.decode(said, type=dict[str, tuple[_Shape, _Shape]])
+            self.tree: dict[str, Node] = msgspec.json.decode(header.metadata[METADATA_SKELETON])
+            specs = {spec.name: spec for spec in header.specs}
+            self.tensors: dict[str, torch.Tensor] = {}
+            for node in self.tree.values():
+                for wanted in tensor_specs(node):
+                    spec = specs[wanted.name]
+                    if (spec.dtype, list(spec.shape)) != (wanted.code, wanted.shape):
+                        raise ValueError(f"{spec} is not {wanted}")
+                    dtype, begin = TORCH_DTYPES[spec.dtype], header.data_begin + spec.begin
+                    self.tensors[spec.name] = view(data, dtype, spec.shape, begin)
+
+    def whole(self, name: str) -> Node:
+        """The skeleton of one object as if no tensor were in parts."""
+        with self._explained():
+            return _whole(self.tree[name], self.pieces)
+
+    def state(self, name: str, wholes: Mapping[str, torch.Tensor]) -> Any:
+        """The state of one object, with these tensors in the place of their parts."""
+        with self._explained():
+            return _plain(Reader({**self.tensors, **wholes}).decode(self.tree[name]))
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except _DECODING_ERRORS as error:
+            raise CorruptError(f"{self.file} holds no state that can be read: {error!r}") from error
+
+
+class _Wholes:
+    """Tensors that are put together of the parts that files have, of so many bytes in all."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._boxes: dict[str, list[Box]] = {}
+
+    def add(self, file: Loaded, names: Collection[str]) -> None:
+        """Copy the parts that this file has. Raises CorruptError: one is not within its whole."""
+        kept = {s.name for name in names for s in tensor_specs(file.tree[name])}
+        for name, (shape, offset) in file.pieces.items():
+            part = file.tensors.get(name)
+            if part is None or name not in kept:
+                continue
+            box = (offset, tuple(part.shape))
+            whole = self.tensors.get(name)
+            if whole is None and _fits(shape, box) and _bytes(shape, part) <= self._most:
+                whole = self.tensors[name] = torch.empty(shape, dtype=part.dtype)
+            if whole is None or tuple(whole.shape) != shape or not _fits(shape, box):
+                raise CorruptError(f"{file.file} has a part of {name} that is not within the whole")
+            place = tuple(slice(a, a + n) for a, n in zip(*box, strict=True))
+            whole[place].copy_(part)
+            self._boxes.setdefault(name, []).append(box)
+
+    def check(self) -> None:
+        """Raise CorruptError if a part is missing."""
+        for name, boxes in self._boxes.items():
+            try:
+                check_cover(name, tuple(self.tensors[name].shape), boxes)
+            except ValueError as error:
+                raise CorruptError(str(error)) from error
+
+
+def read_states(checkpoint: Checkpoint, only: Collection[str]) -> tuple[dict[str, Any], str]:
+    """The states of a checkpoint's objects by name, and its skeleton; both of whole tensors.
+
+    only: the objects that are wanted; none: all. Raises UsageError: it has no such object, or is
+    not of torch. CorruptError: it is not what was written. CheckpointError: an object's state is in
+    pieces of which nobody tells where they belong.
+    """
+    manifest = checkpoint.manifest
+    if manifest.framework != "torch" or not manifest.files:
+        raise UsageError(f"{checkpoint.location} is of {manifest.framework!r}: only torch's export")
+    first = Loaded(checkpoint, manifest.files[0].name)
+    unknown = sorted(set(only) - first.tree.keys())
+    if unknown:
+        raise UsageError(
+            f"{checkpoint.location} has no {unknown[0]!r}, but {', '.join(first.tree)}"
+        )
+    names = [name for name in first.tree if not only or name in only]
+    wholes = _Wholes(bytes_of(manifest))
+    wholes.add(first, names)
+    for entry in manifest.files[1:]:  # one at a time: all together may be more than the memory
+        other = Loaded(checkpoint, entry.name)
+        _check_same(first, other, names, len(manifest.files))
+        wholes.add(other, names)
+    wholes.check()
+    tree = {name: first.whole(name) for name in names}
+    states = {name: first.state(name, wholes.tensors) for name in names}
+    return states, msgspec.json.encode(tree).decode()
+
+
+def _fits(shape: _Shape, box: Box) -> bool:
+    """Whether the box lies within a tensor of this shape."""
+    offset, sizes = box
+    return len(shape) == len(offset) == len(sizes) and all(
+        0 <= a <= a + n <= most for a, n, most in zip(offset, sizes, shape, strict=True)
+    )
+
+
+def _bytes(shape: _Shape, like: torch.Tensor) -> int:
+    return math.prod(shape) * like.itemsize
+
+
+def _check_same(first: Loaded, other: Loaded, names: Collection[str], files: int) -> None:
+    """Raise CheckpointError unless both have the same, but for parts that tell their place."""
+    for name in names:
+        same = name in other.tree and first.whole(name) == other.whole(name)
+        if not same or any(_differ(first, other, spec) for spec in tensor_specs(first.tree[name])):
+            raise CheckpointError(
+                f"the state of {name!r} is in {files} pieces, and the checkpoint does not tell "
+                "where each belongs: it cannot be put together; name what is whole with --only"
+            )
+
+
+def _differ(first: Loaded, other: Loaded, spec: TensorSpec) -> bool:
+    if spec.name in first.pieces and spec.name in other.pieces:
+        return False
+    one, two = (each.tensors[spec.name].reshape(-1).view(torch.uint8) for each in (first, other))
+    return not torch.equal(one, two)
+
+
+def _whole(node: Node, pieces: Mapping[str, tuple[_Shape, _Shape]]) -> Node:
+    """The node with the tensors that are in parts as whole ones."""
+    if isinstance(node, list):
+        return [_whole(each, pieces) for each in node]
+    if not isinstance(node, dict):
+        return node
+    [(kind, body)] = node.items()
+    if kind not in ("tensor", "shard"):
+        return {kind: _whole(body, pieces)}
+    spec = TensorSpec(*body)
+    if spec.name in pieces:
+        spec = spec._replace(shape=list(pieces[spec.name][0]), stride=None)
+    return {"tensor": list(spec)}
+
+
+def _plain(state: Any) -> Any:
+    """The state with its shards, which are whole by now, as tensors, and plain numbers."""
+    if isinstance(state, LocalShard):
+        return state.tensor
+    if isinstance(state, Mapping):
+        kind: Any = type(state)  # a dict, or one in order
+        return kind({key: _plain(value) for key, value in state.items()})
+    if isinstance(state, list | tuple):
+        return type(state)(_plain(value) for value in state)
+    return state.item() if hasattr(state, "dtype") and not torch.is_tensor(state) else state

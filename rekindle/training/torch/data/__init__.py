@@ -1,0 +1,1 @@
+"""The position in the data, as a part of the training state."""

@@ -1,0 +1,75 @@
+"""What each rank has to say in a step, told to all: a few bytes each, in one collective."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from rekindle.training.torch.state.capture import as_bytes
+from rekindle.training.torch.state.skeleton import Reader, Writer
+from rekindle.training.torch.state.transfer import wire_device
+
+_HEAD = 8  # bytes that tell the length
+_ROOM = 56  # bytes for what is told at first
+
+
+class Sharing:
+    """Tells all ranks of a generation; one object for each generation, made alike on all of them.
+
+    Usually one all-gather. One more follows when somebody has more to tell than ever before.
+    """
+
+    def __init__(self) -> None:
+        self._room = _ROOM
+
+    def tell(self, words: bytes) -> list[bytes]:
+        """Return what each rank tells, in the order of the ranks; collective.
+
+        Raises RuntimeError, as collectives do, when a rank is lost.
+        """
+        if not dist.is_initialized():  # one process, started by hand
+            return [words]
+        told = self._gather(words)
+        longest = max(length for length, _ in told)
+        if longest > self._room:
+            self._room = 2 * longest  # alike everywhere
+            told = self._gather(words)
+        return [row[:length] for length, row in told]
+
+    def _gather(self, words: bytes) -> list[tuple[int, bytes]]:
+        fits = words[: self._room].ljust(self._room, b"\0")
+        row = torch.frombuffer(
+            bytearray(len(words).to_bytes(_HEAD, "little") + fits), dtype=torch.uint8
+        ).to(wire_device())
+        rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
+        dist.all_gather(rows, row)
+        data, width = torch.stack(rows).cpu().numpy().tobytes(), len(row)
+        texts = (data[begin : begin + width] for begin in range(0, len(data), width))
+        return [(int.from_bytes(text[:_HEAD], "little"), text[_HEAD:]) for text in texts]
+
+
+def pack(value: Any, path: str) -> bytes:
+    """A state as bytes, its tensors included.
+
+    Raises SessionError, naming the place below `path`, for what a state cannot hold.
+    """
+    writer = Writer()
+    node = writer.encode(value, path)
+    rows = {name: as_bytes(each.cpu()).numpy().tobytes() for name, each in writer.tensors.items()}
+    return msgspec.msgpack.encode((node, rows))
+
+
+def unpack(words: bytes) -> Any:
+    """The state that was packed."""
+    node, rows = msgspec.msgpack.decode(words)
+    reader = Reader({})
+    value = reader.decode(node)
+    for name, row in rows.items():
+        if row:
+            filled = torch.frombuffer(bytearray(row), dtype=torch.uint8)
+            target = reader.tensors[name]
+            target.copy_(filled.view(target.dtype).view(target.shape))
+    return value

@@ -1,0 +1,264 @@
+"""A stream whose samples have no index, read in parts by whoever is there.
+
+Each reader, a worker of a rank's DataLoader or the rank itself, has one part open at a time; which
+ones it reads in turn, `rekindle.training.data.part_assignment` says. With each sample goes the
+mark of where its reader then stands: workers run ahead of the training, and what counts is what
+was trained on.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from rekindle.errors import SessionError
+from rekindle.training.data.part_assignment import Deal, Item, Mark
+from rekindle.training.data.sampler import Order, integer
+from rekindle.training.torch.data.loader import begin
+
+_MAX_PARTS = 2**24
+_EMPTY = 1000  # parts without a sample that a reader may meet in a row, besides one of each
+
+
+class Marked(NamedTuple):
+    """A sample or batch, and where its reader stands behind it."""
+
+    mark: Mark
+    data: Any
+
+
+class ElasticStream(IterableDataset[Any]):
+    """The dataset of a DataLoader: a stream in a fixed number of parts (files, shards, key ranges).
+
+    The parts of all epochs are dealt to the DataLoader's workers on all ranks, and dealt anew when
+    the world changes: every sample comes exactly once per epoch, whatever the world's size. The
+    epochs follow each other without a pause, so a batch may have samples of two.
+
+    The Session that gets the DataLoader keeps the position; without one it cannot be iterated.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int, int, int], Iterable[Any]],
+        parts: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+    ) -> None:
+        """Make a stream; no part is read yet.
+
+        read: read(part, epoch, start) yields the samples of a part from its sample `start` on, the
+            same ones in the same order whenever it is called for the same part and epoch.
+        parts: at least one for each worker of the full world. shuffle: their order in each epoch.
+        """
+        self.parts = integer("parts", parts, 1, _MAX_PARTS)
+        self._order = Order(
+            length=self.parts,
+            seed=integer("seed", seed, 0, 2**64 - 1),
+            shuffle=bool(shuffle),
+        )
+        if not callable(read):
+            raise SessionError(f"read is {read!r}: give a function, read(part, epoch, start)")
+        self._read = read
+        self.reading: Reading | None = None
+
+    def identity(self) -> dict[str, int | bool]:
+        """What must be the same for a position to mean the same samples."""
+        return {"parts": self.parts, "seed": self._order.seed, "shuffle": self._order.shuffle}
+
+    def __iter__(self) -> Iterator[Marked]:
+        """This reader's samples, each with its mark, for ever."""
+        if self.reading is None:
+            raise SessionError(
+                "the stream belongs to no rank yet: give its DataLoader to a Session, "
+                "Session(loader=...), and take step.batch"
+            )
+        worker = get_worker_info()
+        at = worker.id if worker is not None else 0
+        empty = 0
+        for turn, item in self.reading.items(at):
+            if empty > self.parts + _EMPTY:
+                raise SessionError(
+                    f"read() gave no sample for {empty} parts in a row, the last one {item}"
+                )
+            empty += 1
+            for sample, data in enumerate(self._samples(item), item.start + 1):
+                empty = 0
+                yield Marked(Mark(turn, sample), data)
+
+    def _samples(self, item: Item) -> Iterable[Any]:
+        epoch = item.number // self.parts
+        (part,) = self._order.samples(np.array([item.number], dtype=np.uint64)).tolist()
+        return self._read(part, epoch, item.start)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one rank's readers go on from.
+
+    marks: of its readers, in the deal. turned: which of them makes the next batch; a new iterator
+    of a DataLoader has its worker 0 make it.
+    """
+
+    deal: Deal
+    marks: tuple[Mark, ...]
+    first: int  # number of the rank's first reader among all
+    turned: int
+
+    def items(self, worker: int) -> Iterator[tuple[int, Item]]:
+        """The items of a worker, each with its turn."""
+        mine = (worker + self.turned) % len(self.marks)
+        mark = self.marks[mine]
+        for turn in itertools.count(mark.turn):
+            item = self.deal.item(self.first + mine, turn)
+            yield turn, Item(item.number, mark.start) if turn == mark.turn else item
+
+
+class Collate:
+    """The DataLoader's own collate_fn, with the marks kept out of it."""
+
+    def __init__(self, own: Callable[[Any], Any]) -> None:
+        self._own = own
+
+    def __call__(self, samples: Marked | list[Marked]) -> Marked:
+        """Make a batch; the DataLoader that makes none hands over one sample."""
+        if isinstance(samples, Marked):
+            return Marked(samples.mark, self._own(samples.data))
+        return Marked(samples[-1].mark, self._own([each.data for each in samples]))
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A deal, where its readers stand, and how many batches of it each rank has had."""
+
+    deal: Deal
+    marks: tuple[Mark, ...]
+    batches: int = 0
+
+    def dealt_again(self, readers: int) -> Standing:
+        """What is left, for so many readers."""
+        deal = self.deal.again(self.marks, readers)
+        return Standing(deal, tuple(deal.beginning()))
+
+
+class StreamPosition:
+    """Where all readers of a stream stand, alike on all ranks; this rank's DataLoader follows.
+
+    What is kept changes with a finished step alone: a generation may end before all ranks have
+    heard of it, and those that have must not deal once more than the others.
+    """
+
+    def __init__(self, loader: DataLoader[Any], stream: ElasticStream, *, full_world: int) -> None:
+        self._workers = max(1, loader.num_workers)
+        if loader.num_workers and loader.persistent_workers:
+            raise SessionError(
+                "persistent_workers=True: after a recovery the workers would go on from where they "
+                "had run ahead to, and samples would be lost; leave it out"
+            )
+        if stream.parts < full_world * self._workers:
+            raise SessionError(
+                f"the stream has {stream.parts} parts for {full_world} ranks with {self._workers} "
+                "readers each: every reader needs one, so cut it up into more parts"
+            )
+        if not isinstance(loader.collate_fn, Collate):
+            loader.collate_fn = Collate(loader.collate_fn)
+        self._loader = loader
+        self._stream = stream
+        self._iterator: Iterator[Marked] | None = None
+        self._rank = 0
+        self._kept = self._now = _fresh(full_world * self._workers)
+
+    def bind(self, rank: int, world_size: int) -> None:
+        """Take a rank's place in a world; where the world is as it was, so is the deal."""
+        self.close()
+        readers = world_size * self._workers
+        same = self._kept.deal.readers == readers
+        self._rank, self._now = rank, self._kept if same else self._kept.dealt_again(readers)
+
+    def take(self) -> tuple[Any, bytes]:
+        """This rank's next batch, and what to tell all ranks of it."""
+        if self._iterator is None:
+            self._stream.reading = self._reading()
+            self._iterator = begin(self._loader)
+        try:
+            mark, batch = next(self._iterator)
+        except StopIteration:
+            raise SessionError(
+                "the DataLoader of the stream has ended: let it be endless"
+            ) from None
+        return batch, msgspec.msgpack.encode((self._workers, *mark))
+
+    def trained(self, told: list[bytes]) -> None:
+        """All ranks have trained on their batches; what each has told of its own."""
+        marks = list(self._now.marks)
+        batches = self._now.batches
+        turned = False
+        for rank, words in enumerate(told):
+            workers, *mark = msgspec.msgpack.decode(words)
+            if workers != self._workers:
+                raise SessionError(
+                    f"rank {rank} reads the stream with {workers} workers, this one with "
+                    f"{self._workers}: give num_workers alike on all ranks"
+                )
+            reader = rank * workers + batches % workers
+            turned = turned or mark[0] != marks[reader].turn
+            marks[reader] = Mark(*mark)
+        now = Standing(self._now.deal, tuple(marks), batches + 1)
+        # A reader whose parts are short gets ahead of the others, by no more than an epoch.
+        if turned and now.deal.ahead(now.marks) > self._stream.parts:
+            now = now.dealt_again(now.deal.readers)
+            self.close()
+        self._kept = self._now = now
+
+    def close(self) -> None:
+        """Let the DataLoader's workers end, and what they have prefetched go."""
+        self._iterator = None
+
+    def told_to_people(self) -> dict[str, Any]:
+        """The position as a checkpoint's manifest shows it."""
+        return self.state_dict()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where all readers stand."""
+        deal = self._kept.deal
+        return {
+            **self._stream.identity(),
+            "readers": deal.readers,
+            "left": [list(item) for item in deal.left],
+            "fresh": deal.fresh,
+            "marks": [list(mark) for mark in self._kept.marks],
+            "batches": self._kept.batches,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved position; refused if it belongs to another stream."""
+        mine = self._stream.identity()
+        if not mine.keys() <= state.keys():
+            raise SessionError("the state is that of another kind of loader, not of a stream")
+        differing = [name for name in mine if state[name] != mine[name]]
+        if differing:
+            details = "; ".join(f"{n} is {state[n]!r} there, {mine[n]!r} here" for n in differing)
+            raise SessionError(f"the state is that of another stream: {details}")
+        left = tuple(Item(*each) for each in state["left"])
+        marks = tuple(Mark(*each) for each in state["marks"])
+        self._kept = Standing(Deal(left, state["fresh"], state["readers"]), marks, state["batches"])
+
+    def _reading(self) -> Reading:
+        first = self._rank * self._workers
+        return Reading(
+            deal=self._now.deal,
+            marks=self._now.marks[first : first + self._workers],
+            first=first,
+            turned=self._now.batches % self._workers,
+        )
+
+
+def _fresh(readers: int) -> Standing:
+    deal = Deal((), 0, readers)
+    return Standing(deal, tuple(deal.beginning()))

@@ -1,0 +1,1 @@
+"""How the errors of a step are classified, and what is repaired in the process."""

@@ -1,0 +1,70 @@
+"""Faults that a PyTorch rank inflicts upon itself because it was told to (`rekindle inject`).
+
+What breaks the process or its node happens as the step begins. What is raised comes from inside the
+step's body, as a real one would: when the model's forward begins, or behind the optimizer's update.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from rekindle.protocol.agent import Inject, InjectionKind
+from rekindle.rank.injection import break_process, due
+
+_RAISED: dict[InjectionKind, Callable[[str], Exception]] = {
+    InjectionKind.EXCEPTION: lambda told: RuntimeError(f"an exception was {told}"),
+    InjectionKind.OOM: lambda told: torch.OutOfMemoryError(f"out of memory was {told}"),
+    InjectionKind.UCE: lambda told: RuntimeError(f"UCE ERROR {told}"),
+    InjectionKind.TORN_UPDATE: lambda told: RuntimeError(f"UCE ERROR {told} inside the update"),
+}
+
+
+def suffer(
+    faults: list[Inject], step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Suffer those of `faults` that are due in `step`, and take them off the list."""
+    for fault, told in due(faults, step):
+        match fault.kind:
+            case InjectionKind.HANG_COLLECTIVE:
+                _wait_for_nobody(next((p.device for p in model.parameters()), torch.device("cpu")))
+            case InjectionKind.HANG_DATA:
+                _wait_for_data()
+            case InjectionKind.TORN_UPDATE:
+                _once(optimizer.register_step_post_hook, _RAISED[fault.kind](told))
+            case _ if not break_process(fault):
+                _once(model.register_forward_pre_hook, _RAISED[fault.kind](told))
+
+
+def _wait_for_nobody(device: torch.device) -> None:
+    """Receive what the next rank does not send; it waits for this one in another collective."""
+    received = torch.empty(1, device=device)
+    dist.recv(received, src=(dist.get_rank() + 1) % dist.get_world_size())
+    received.item()  # a GPU has only been asked to receive until now
+
+
+def _wait_for_data() -> None:
+    from torch.utils.data import DataLoader, Dataset
+
+    class Dry(Dataset[int]):
+        """Its source gives nothing."""
+
+        def __getitem__(self, index: int) -> int:
+            os.read(os.pipe()[0], 1)
+            return index
+
+        def __len__(self) -> int:
+            return 1
+
+    next(iter(DataLoader(Dry(), num_workers=1)))
+
+
+def _once(register: Callable[..., torch.utils.hooks.RemovableHandle], error: Exception) -> None:
+    def strike(*_: object) -> None:
+        handle.remove()
+        raise error
+
+    handle = register(strike)

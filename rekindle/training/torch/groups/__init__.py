@@ -1,0 +1,1 @@
+"""Process groups that end and form again while the process lives."""

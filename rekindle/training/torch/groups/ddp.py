@@ -1,0 +1,148 @@
+"""A DDP wrapper for the current generation that adds gradients in the same order as every other.
+
+Ring all-reduce sums an element in an order that depends on the element's place in its bucket. Torch
+starts with one bucket and rebuilds the layout after the first backward pass, in the order in
+which gradients became ready; a wrapper made after a fault would therefore give other bits than the
+one it replaces. Here the final layout is there from the first step on, and is the same whenever
+and on whichever rank it is made.
+"""
+
+from __future__ import annotations
+
+import functools
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C._distributed_c10d import (
+    HashStore,
+    ProcessGroup,
+    ProcessGroupGloo,
+    _register_comm_hook,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+from rekindle.errors import SessionError
+from rekindle.training.torch.groups import gloo_waits as waits
+from rekindle.training.torch.groups.gloo_waits import Hook, reduce_bucket
+from rekindle.training.torch.state.transfer import broadcast_tensors
+
+# The group is the generation's own, and nothing may be sent while a wrapper is made.
+_OURS = ("process_group", "device_mesh", "init_sync")
+# These hang hooks on the user's module that no second initialisation would take off again.
+_ONCE_ONLY = ("mixed_precision", "delay_all_reduce_named_params", "param_to_hook_all_reduce")
+
+
+def wrap_ddp(
+    module: nn.Module, *, existing: DistributedDataParallel | None, **ddp_kwargs: Any
+) -> DistributedDataParallel:
+    """Wrap `module` for the current default process group, without any collective.
+
+    existing: a wrapper of an earlier generation, which is made new in place: references to it, the
+    hooks on it, its communication hook and its mode stay. Gradients are cleared.
+    """
+    for name in (*_OURS, *_ONCE_ONLY):
+        if ddp_kwargs.get(name) is not None:
+            raise SessionError(f"DistributedDataParallel({name}=...) cannot survive a regroup")
+    if existing is None:
+        wrapper = SteadyDDP.__new__(SteadyDDP)
+    elif isinstance(existing, SteadyDDP):
+        wrapper = existing
+    else:
+        raise SessionError("only a wrapper made by wrap_ddp can be made new: pass the bare module")
+    # What is left of a broken backward pass must not be added to; the gradients may also be views
+    # of the old buckets, which are to be freed before new ones are made.
+    module.zero_grad(set_to_none=True)
+    comm_hooks = wrapper.__dict__.pop("_comm_hooks", [])
+    wrapper.__dict__.pop("logger", None)
+    wrapper.__dict__.pop("reducer", None)  # takes its hooks off the parameters
+    SteadyDDP.__init__(wrapper, module, **ddp_kwargs)
+    for hook, state in comm_hooks:
+        wrapper.register_comm_hook(state, hook)
+    return wrapper
+
+
+def broadcast_module_state(module: nn.Module) -> None:
+    """Rank 0's parameters and buffers to all ranks of the default group: a fresh run's start."""
+    broadcast_tensors([*module.parameters(), *module.buffers()])
+
+
+class _InitOnce(nn.Module):
+    """Keeps what nn.Module.__init__ would wipe when a wrapper is made new: hooks and mode."""
+
+    def __init__(self) -> None:
+        if "_modules" not in self.__dict__:
+            super().__init__()
+
+
+class SteadyDDP(DistributedDataParallel, _InitOnce):
+    """DistributedDataParallel with its final bucket layout from the start; see wrap_ddp()."""
+
+    def __init__(self, module: nn.Module, **ddp_kwargs: Any) -> None:
+        static_graph = bool(ddp_kwargs.get("static_graph"))
+        # Torch keeps the first layout where it must look for unused parameters.
+        self._pinned = static_graph or not ddp_kwargs.get("find_unused_parameters")
+        try:
+            super().__init__(module, init_sync=False, **ddp_kwargs)
+        except (RuntimeError, ValueError) as error:  # of the arguments: nothing was sent
+            raise SessionError(f"DistributedDataParallel refuses the model: {error}") from error
+        if self._use_python_reducer:
+            raise SessionError("torch._dynamo's optimize_ddp='python_reducer' has no fixed buckets")
+        if self._pinned:
+            self._pin()
+        # Without an agent no generation ends before its time, and a callback on gloo's thread could
+        # meet the end of the interpreter.
+        self._guarded = waits.in_use()
+        if self._guarded:  # once a reducer; the script's own hook is called from there
+            _register_comm_hook(self.reducer, self._comm_hooks, reduce_bucket)
+
+    def register_comm_hook(self, state: object, hook: Hook) -> None:
+        """As DistributedDataParallel's; every wait for the hook's future ends with a generation."""
+        if not self._guarded:
+            super().register_comm_hook(state, hook)
+            return
+        if self._comm_hooks:
+            raise SessionError("register_comm_hook can only be called once")
+        DistributedDataParallel._check_comm_hook(self, hook)
+        self._comm_hooks.append((hook, state))
+
+    def _distributed_broadcast_coalesced(
+        self, tensors: list[torch.Tensor], buffer_size: int, authoritative_rank: int = 0
+    ) -> None:
+        # Of the buffers, before a forward pass; torch's own waits where nobody can end the wait.
+        if self._guarded:
+            broadcast_tensors(tensors, authoritative_rank)
+        else:
+            DistributedDataParallel._distributed_broadcast_coalesced(
+                self, tensors, buffer_size, authoritative_rank
+            )
+
+    def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
+        # About the order in which gradients become ready, which is what _pin() lays them out in.
+        parameters, sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        step = -1 if self._pinned else 1
+        return parameters[::step], sparse[::step]
+
+    def _pin(self) -> None:
+        """Have the buckets rebuilt now. The ranks' agreement on it needs no words: all do this."""
+        try:
+            self.reducer._push_all_rebuilt_params()
+            self.reducer._update_process_group(_solo_group(self.device_type))
+            rebuilt = self.reducer._rebuild_buckets()
+            self.reducer._update_process_group(self.process_group)
+        except AttributeError as error:  # private, though in torch since 2.3
+            raise SessionError(f"torch {torch.__version__} cannot pin DDP's buckets") from error
+        if not rebuilt:
+            raise SessionError(f"torch {torch.__version__} did not pin DDP's buckets")
+
+
+@functools.cache
+def _solo_group(device_type: str) -> ProcessGroup:
+    """A group of this process alone, in which the broadcast of a layout has no one to reach."""
+    store = HashStore()
+    group = ProcessGroup(store, 0, 1)
+    gloo = ProcessGroupGloo(store, 0, 1, timedelta(seconds=60))
+    group._set_default_backend(ProcessGroup.BackendType.GLOO)
+    group._register_backend(torch.device(device_type), ProcessGroup.BackendType.GLOO, gloo)
+    return group

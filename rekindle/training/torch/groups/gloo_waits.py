@@ -1,0 +1,271 @@
+"""Waits for gloo's operations that end with the generation, whatever becomes of the operation.
+
+When a gloo connection breaks, an operation that is half on the wire is forgotten: its preamble has
+been read and its bytes not, or its bytes are still queued to be written (Pair::signalException of
+gloo looks into neither place). Whoever waits for it waits for the group's whole time-out; the
+larger the tensors, the surer. So nobody waits for gloo itself: the end of a generation ends the
+waits.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import zlib
+from collections.abc import Callable
+from datetime import timedelta
+from types import FrameType
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket, Work  # torch.distributed's; typed here
+
+from rekindle.errors import StaleError
+from rekindle.profiling.markers import Operation
+from rekindle.protocol.heartbeat_page import Page
+
+# Operations that gloo does end when it is severed end within milliseconds, and until then may write
+# to their tensors: those that it has forgotten are given up a while later.
+_GRACE_S = 0.1
+
+_Future: TypeAlias = "torch.futures.Future[Any]"
+
+_native_wait = Work.wait
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+class Waits:
+    """The waits of one process group: entered by any thread, all ended by release().
+
+    page: shows the agent whether this rank waits for others, and which collectives it has begun.
+    """
+
+    def __init__(self, page: Page | None = None) -> None:
+        self._page = page
+        if page is not None:
+            page.form()
+        self._lock = threading.Lock()
+        self._futures: set[_Future] = set()
+        self._released = False
+
+    def follow(
+        self,
+        future: _Future,
+        pick: Callable[[Any], Any] = _same,
+        mark: int | None = None,
+        operation: Operation | None = None,
+    ) -> _Future:
+        """A future that is done when `future` is, or fails when the waits are released.
+
+        pick: its value, of that of `future` (a `then` would bury the exception's text).
+        mark: tells the collective from others; None: it is none that all ranks take part in.
+        operation: what it is, if that is recorded.
+        """
+        ours: _Future = torch.futures.Future()
+        with self._lock:
+            if self._released:
+                ours.set_exception(_over())
+                return ours
+            if self._page is not None:
+                if mark is not None:
+                    self._page.begin_operation(mark)
+                if not self._futures:
+                    self._page.wait(True)
+            self._futures.add(ours)
+        if operation is not None and _record is not None:
+            pick = _telling(_record(operation), pick)
+        future.add_done_callback(lambda done: self._pass_on(done, ours, pick))
+        return ours
+
+    def wait(self, work: Work, mark: int | None = None, operation: Operation | None = None) -> bool:
+        """Wait for `work`; raises StaleError when the waits are released, else what it raises.
+
+        mark, operation: as of `follow`.
+        """
+        try:
+            future = work.get_future()
+        except RuntimeError:  # a send or a receive has none
+            future = _future_of(work)
+            self.follow(future, operation=operation).wait()
+            return True  # and never twice: each wait takes one completion
+        self.follow(future, mark=mark, operation=operation).wait()
+        return _native_wait(work)
+
+    def hide(self) -> None:
+        """Show nothing any more: the page is the next group's."""
+        with self._lock:
+            if self._page is not None:
+                self._page.wait(False)
+            self._page = None
+
+    def release_soon(self) -> None:
+        """Release what gloo does not end by itself; for any thread, does not block."""
+        timer = threading.Timer(_GRACE_S, self.release)
+        timer.daemon = True
+        timer.start()
+
+    def release(self) -> None:
+        """End all waits, now and from now on."""
+        with self._lock:
+            self._released = True
+            futures, self._futures = self._futures, set()
+            self._show_end()
+        for future in futures:
+            future.set_exception(_over())
+
+    def _pass_on(self, done: _Future, ours: _Future, pick: Callable[[Any], Any]) -> None:
+        with self._lock:
+            if ours not in self._futures:
+                return  # released
+            self._futures.discard(ours)
+            self._show_end()
+        try:
+            value = pick(done.value())
+        except Exception as error:
+            ours.set_exception(error)
+        else:
+            ours.set_result(value)
+
+    def _show_end(self) -> None:
+        if self._page is not None and not self._futures:
+            self._page.wait(False)
+
+
+def _telling(done: Callable[[], None], pick: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Pick a value as `pick` does, and say that it is there: of what fails nothing is said."""
+
+    def told(value: Any) -> Any:
+        done()
+        return pick(value)
+
+    return told
+
+
+def _future_of(work: Work) -> _Future:
+    """A future for an operation that has none: a thread waits in its stead."""
+    future: _Future = torch.futures.Future()
+
+    def wait() -> None:
+        try:
+            _native_wait(work)
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    threading.Thread(target=wait, name="rekindle-wait", daemon=True).start()
+    return future
+
+
+def _only_tensor(value: Any) -> Any:
+    """What a hook's future must hold, of what a collective's holds: a list of one."""
+    return value[0] if isinstance(value, list) else value
+
+
+def _over() -> StaleError:
+    return StaleError("the generation ended while a collective was under way")
+
+
+_current: Waits | None = None
+_record: Callable[[Operation], Callable[[], None]] | None = None
+
+
+def record(joined: Callable[[Operation], Callable[[], None]] | None) -> None:
+    """Have `joined` called when a collective is waited for, and what it returns when it is done.
+
+    By any thread. None: nobody wants to know.
+    """
+    global _record
+    _record = joined
+
+
+def use(waits: Waits | None) -> None:
+    """Have `waits` be those of the default group from now on; None: gloo's own."""
+    global _current
+    _current = waits
+    Work.wait = _native_wait if waits is None else _wait  # type: ignore[assignment, method-assign]
+
+
+def in_use() -> bool:
+    """Whether the default group's waits can be ended: it is gloo's, of a generation."""
+    return _current is not None
+
+
+def _wait(work: Work, timeout: timedelta | None = None) -> bool:
+    if timeout is not None:
+        return _native_wait(work, timeout)
+    if _current is None:
+        return _native_wait(work)
+    caller = sys._getframe(1)  # in torch, a function named as the collective is
+    place = f"{caller.f_code.co_name}:{caller.f_lineno}"
+    operation = _operation(caller) if _record is not None else None
+    return _current.wait(work, _mark(place) if _is_everybodys(caller) else None, operation)
+
+
+def _is_everybodys(caller: FrameType) -> bool:
+    """Whether all ranks take part in the collective that is waited for there.
+
+    Whoever waits by itself for one that it has begun before does not show of which group it is.
+    """
+    if caller.f_code.co_filename != dist.distributed_c10d.__file__:
+        return len(dist.distributed_c10d._world.pg_map) == 1
+    return caller.f_locals.get("group") in (None, dist.group.WORLD)
+
+
+def _operation(caller: FrameType) -> Operation:
+    """What is waited for there: a collective of torch's, or something begun before."""
+    if caller.f_code.co_filename != dist.distributed_c10d.__file__:
+        return Operation("0", "0", "", "wait", "")
+    here = caller.f_locals
+    tensor = next(
+        (here[name] for name in _TENSORS if isinstance(here.get(name), torch.Tensor)), None
+    )
+    return _described(caller.f_code.co_name, tensor, here.get("group"))
+
+
+def _described(name: str, tensor: torch.Tensor | None, group: Any) -> Operation:
+    return Operation(
+        stream_id="0",
+        count=str(tensor.numel() if tensor is not None else 0),
+        data_type=str(tensor.dtype).removeprefix("torch.") if tensor is not None else "",
+        op_name=name,
+        group_name=(
+            "default_group" if group in (None, dist.group.WORLD) else str(group.group_name)
+        ),
+    )
+
+
+_TENSORS = ("tensor", "input_tensor", "input", "output_tensor", "output")
+
+
+def _mark(place: str) -> int:
+    """A number for a place in the code that is the same on all ranks."""
+    return zlib.crc32(place.encode())
+
+
+Hook = Callable[[Any, GradBucket], _Future]
+
+
+def reduce_bucket(chosen: list[tuple[Hook, Any]], bucket: GradBucket) -> _Future:
+    """A communication hook for DDP: what DDP does without one, or the script's own hook.
+
+    chosen: the script's hook and its state, if it has registered one.
+    """
+    if chosen:
+        hook, state = chosen[-1]
+        future = hook(state, bucket)
+    else:
+        buffer = bucket.buffer().mul_(1.0 / dist.get_world_size())
+        work = dist.all_reduce(buffer, async_op=True)
+        assert work is not None  # None: this rank is not of the group
+        future = work.get_future()
+    following = _current or Waits()
+    operation = None
+    if _record is not None:
+        operation = _described("all_reduce", bucket.buffer(), None)
+    mark = _mark(f"bucket {bucket.index()}")
+    return following.follow(future, _only_tensor, mark, operation)

@@ -1,0 +1,1 @@
+"""A rank's training state: captured, moved between ranks, kept and restored."""

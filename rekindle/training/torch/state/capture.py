@@ -1,0 +1,274 @@
+"""The state of live training objects: read without a copy, and taken over in place.
+
+A state is a skeleton (JSON, see rekindle.training.torch.state.skeleton) and the tensors that it
+names.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+import msgspec
+import torch
+from torch import nn
+
+from rekindle.errors import SessionError
+from rekindle.training.torch.state.skeleton import (
+    DTYPE_CODES,
+    TORCH_DTYPES,
+    LocalShard,
+    Node,
+    Reader,
+    Writer,
+    difference,
+    tensor_specs,
+)
+
+__all__ = ["DTYPE_CODES", "TORCH_DTYPES", "State", "as_bytes", "capture", "finish", "prepare"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_EXTRA_STATE = "_extra_state"  # torch's suffix for what a module's get_extra_state() returns
+
+
+class Stateful(Protocol):
+    """What has a state: a module, an optimizer, a scheduler, a sampler."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A skeleton and its tensors by name: the live ones, not copies.
+
+    distributed: the DTensors of which some of the tensors are this rank's pieces, by name.
+    """
+
+    skeleton: bytes
+    tensors: dict[str, torch.Tensor]
+    distributed: dict[str, Any]
+
+
+def _without_gc(function: Callable[P, R]) -> Callable[P, R]:
+    """Thousands of nodes would set off full collections, each of which walks all that torch made.
+
+    They cost more than the function itself; nothing here makes cycles.
+    """
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            if enabled:
+                gc.enable()
+
+    return run
+
+
+@_without_gc
+def capture(named: Mapping[str, Stateful]) -> State:
+    """The state of live objects; its tensors are named by their paths: optimizer.state.0.exp_avg.
+
+    Raises SessionError, naming the place, for what a skeleton cannot say.
+    """
+    writer = Writer()
+    tree = {name: writer.encode(thing.state_dict(), name) for name, thing in named.items()}
+    return State(_encode(tree), writer.tensors, writer.distributed)
+
+
+@_without_gc
+def prepare(named: Mapping[str, Stateful], skeleton: bytes) -> dict[str, torch.Tensor]:
+    """Give live objects the structure of `skeleton`; return the tensors to fill in place.
+
+    The tensors come in the order of the captured state's; finish() is due when they are filled.
+    Raises SessionError where the objects cannot take that structure: it is another model's.
+    """
+    global _pending
+    tree = msgspec.json.decode(skeleton)
+    if tree.keys() != named.keys():
+        raise SessionError(f"the state is of {sorted(tree)}, the session's of {sorted(named)}")
+    pending = _pending = _Pending(skeleton)
+    for name, node in tree.items():
+        thing = named[name]
+        if isinstance(thing, nn.Module):
+            _prepare_module(name, thing, node, pending)
+        elif isinstance(thing, torch.optim.Optimizer):
+            _prepare_optimizer(name, thing, node, pending)
+        else:
+            state = Reader(pending.writer.tensors).decode(node)
+            pending.load[name] = _distributed(state, thing.state_dict(), name)
+    tensors = pending.writer.tensors
+    return {spec.name: tensors[spec.name] for node in tree.values() for spec in tensor_specs(node)}
+
+
+@_without_gc
+def finish(named: Mapping[str, Stateful]) -> None:
+    """Hand over what could not be filled in place; due once after each prepare().
+
+    Raises SessionError when the objects' state is not the one that was prepared for.
+    """
+    global _pending
+    pending, _pending = _pending, None
+    if pending is None:
+        raise SessionError("finish() without prepare()")
+    for name, state in pending.load.items():
+        named[name].load_state_dict(state)
+    found = capture(named).skeleton
+    if found == pending.skeleton:
+        return
+    wanted_tree, found_tree = msgspec.json.decode(pending.skeleton), msgspec.json.decode(found)
+    for name, node in wanted_tree.items():
+        wrong = difference(node, found_tree[name], name)
+        if wrong is not None:
+            raise SessionError(f"load_state_dict() did not take over the state: {wrong}")
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements as one row of uint8: a view of a contiguous tensor, of another a copy."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def view(data: memoryview, dtype: torch.dtype, shape: tuple[int, ...], begin: int) -> torch.Tensor:
+    """Return the tensor that lies at this place of the file, without a copy."""
+    count = 1
+    for size in shape:
+        count *= size
+    if count == 0:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(data, dtype=dtype, count=count, offset=begin).view(shape)
+
+
+@dataclass(slots=True)
+class _Pending:
+    """What prepare() leaves for finish()."""
+
+    skeleton: bytes
+    writer: Writer = field(default_factory=Writer)  # one, since objects may share tensors
+    load: dict[str, Any] = field(default_factory=dict)
+
+
+_pending: _Pending | None = None
+
+
+def _encode(tree: dict[str, Node]) -> bytes:
+    try:
+        return msgspec.json.encode(tree)
+    except (UnicodeEncodeError, RecursionError) as error:
+        raise SessionError(f"the state cannot be told as JSON: {error}") from error
+
+
+def _prepare_module(name: str, module: nn.Module, node: Node, pending: _Pending) -> None:
+    """Parameters and buffers are filled where they are: optimizers hold on to them."""
+    live = module.state_dict()
+    for key in [key for key in live if key.endswith(_EXTRA_STATE)]:
+        del live[key]
+    [(kind, pairs)] = node.items()
+    extra = [[key, each] for key, each in pairs if key.endswith(_EXTRA_STATE)]
+    plain = [pair for pair in pairs if pair not in extra]
+    wrong = difference({kind: plain}, pending.writer.encode(live, name), name)
+    if wrong is not None:
+        raise SessionError(f"the state is of another model: {wrong}")
+    if extra:
+        reader = Reader(pending.writer.tensors)
+        live.update((key, reader.decode(each)) for key, each in extra)
+        pending.load[name] = live
+
+
+def _prepare_optimizer(
+    name: str, optimizer: torch.optim.Optimizer, node: Node, pending: _Pending
+) -> None:
+    """Have it loaded with its own tensors where they fit, and with new, unfilled ones elsewhere."""
+    live = Writer()
+    live.encode(optimizer.state_dict(), name)
+    at_hand = dict(pending.writer.tensors)
+    for spec in tensor_specs(node):
+        if spec.name in live.tensors and spec.fits(live.tensors[spec.name]):
+            at_hand[spec.name] = live.tensors[spec.name]
+    state = Reader(at_hand).decode(node)
+    _distribute(optimizer, state)
+    optimizer.load_state_dict(state)
+    _undo_casts(optimizer, state)
+    wrong = difference(node, pending.writer.encode(optimizer.state_dict(), name), name)
+    if wrong is not None:
+        raise SessionError(f"the optimizer did not take over the state: {wrong}")
+
+
+def _distribute(optimizer: torch.optim.Optimizer, state: Any) -> None:
+    """Give the shards in an optimizer's state the mesh and placement of their parameters."""
+    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        return  # its state is what it likes
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, entries in state["state"].items():
+        for key, value in entries.items():
+            if isinstance(value, LocalShard):
+                own = parameters[index]
+                if value.tensor.shape != own.to_local().shape:
+                    raise SessionError(
+                        f"optimizer.state.{index}.{key}: a distributed tensor that is not cut up "
+                        "as its parameter is; such a state cannot be kept"
+                    )
+                entries[key] = _like(own, value.tensor)
+
+
+def _distributed(state: Any, live: Any, path: str) -> Any:
+    """Give the shards in a state the mesh and placement of what is in their places now.
+
+    Raises SessionError: there is nothing of that kind.
+    """
+    if isinstance(state, LocalShard):
+        if not hasattr(live, "device_mesh"):
+            raise SessionError(f"{path}: a distributed tensor, which the live state has not there")
+        return _like(live, state.tensor)
+    if isinstance(state, dict):
+        for key, value in state.items():
+            inner = live.get(key) if isinstance(live, dict) else None
+            state[key] = _distributed(value, inner, f"{path}.{key}")
+    elif isinstance(state, list | tuple):
+        pairs = itertools.zip_longest(state, live if isinstance(live, list | tuple) else ())
+        numbered = enumerate(list(pairs)[: len(state)])
+        return type(state)(_distributed(a, b, f"{path}.{i}") for i, (a, b) in numbered)
+    return state
+
+
+def _like(parameter: Any, shard: torch.Tensor) -> torch.Tensor:
+    """Return the distributed tensor of a parameter's kind whose piece on this rank is `shard`."""
+    from torch.distributed.tensor import DTensor  # imported long since, where there is one
+
+    distributed: torch.Tensor = DTensor.from_local(
+        shard,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+    return distributed
+
+
+def _undo_casts(optimizer: torch.optim.Optimizer, state: Any) -> None:
+    """Put back what Optimizer.load_state_dict() changed, beyond moving it to the right device.
+
+    It casts floating state to the parameter's dtype (the float32 moments of a bfloat16 parameter
+    would be rounded) and turns a string into the text of a generator.
+    """
+    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, entries in state["state"].items():
+        loaded = optimizer.state[parameters[index]]
+        for key, value in entries.items():
+            if isinstance(value, str):
+                loaded[key] = value
+            elif isinstance(value, torch.Tensor) and loaded[key].dtype != value.dtype:
+                loaded[key] = value.to(loaded[key].device)

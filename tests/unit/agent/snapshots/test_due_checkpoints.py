@@ -1,0 +1,224 @@
+"""Checkpoints that are due on a node: no rank waits for a slow store, and nothing piles up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from jobs.depots import room_of
+from jobs.driver import spec_of
+from waiting import finished, turn_until, turns, wait_set
+
+from rekindle.agent.snapshots.allocation import create_buffer
+from rekindle.agent.snapshots.buffers import Snapshots
+from rekindle.agent.snapshots.replica_client import Neighbours
+from rekindle.agent.snapshots.replica_server import Depot
+from rekindle.agent.snapshots.replica_transport import Pass
+from rekindle.checkpoints.directory import DirectoryStore
+from rekindle.checkpoints.retention import Retention
+from rekindle.errors import CheckpointError
+from rekindle.protocol import agent as p
+from rekindle.protocol.snapshot_buffer import BUFFERS_OF_SHARD, SnapshotBuffer
+from rekindle.rank.rank_place import Place
+from rekindle.training.torch.state.snapshot import TorchSnapshotWriter
+
+HEADER = b'{"__metadata__":{"metrics":"{\\"loss\\":0.5}"}}'
+FILE = len(HEADER).to_bytes(8, "little") + HEADER  # of a snapshot without tensors
+KEEP_ALL, KEEP = Retention(), Retention(last=1)
+KNOWN = Pass("pretended", 0, "the secret")
+
+
+class SlowStore(DirectoryStore):
+    """A store that writes when it is told to."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.free = threading.Event()
+
+    def write(self, *arguments: Any) -> Any:
+        wait_set(self.free)
+        return super().write(*arguments)
+
+    def write_part(self, *arguments: Any) -> Any:
+        wait_set(self.free)
+        return super().write_part(*arguments)
+
+
+class Node:
+    """An agent's snapshots, a rank that takes them, and what the coordinator is told."""
+
+    def __init__(self, folder: Path, *, shards: int, keep: Retention = KEEP_ALL) -> None:
+        spec = msgspec.structs.replace(spec_of(nodes=2, processes=1), keep=keep)
+        self.told: list[p.Message] = []
+        self.store = SlowStore(folder)
+        self.shards = shards
+        depot = Depot(spec, KNOWN, self.told.append)
+        self.snapshots = Snapshots(
+            spec, self.store, self.told.append, depot=depot, neighbours=Neighbours(KNOWN)
+        )
+
+    def heard(self, kind: type[p.Message]) -> list[int]:
+        return [message.step for message in self.told if isinstance(message, kind)]
+
+    async def take(self, step: int, *, checkpoint: bool = True) -> None:
+        """The rank takes a snapshot as SnapshotWriter would, never waiting for the store."""
+        count = 2 if self.shards == 1 else BUFFERS_OF_SHARD
+        await room_of(self.snapshots, p.SnapshotRoom(rank=0, bytes=len(FILE), buffers=count))
+        pair = self.snapshots._buffers[0]
+        for index in sorted(range(count), key=lambda i: pair[i][1].recency)[:2]:
+            buffer = SnapshotBuffer(pair[index][0])
+            if buffer.lock(write=True):
+                break
+            buffer.close()
+        else:
+            raise AssertionError(f"no buffer for step {step}")
+        buffer.begin()
+        buffer.data[: len(FILE)] = FILE
+        buffer.commit((step, 1), len(FILE))
+        buffer.unlock()
+        taken = p.SnapshotTaken(
+            rank=0, generation=1, step=step, buffer=index, checkpoint=checkpoint, shards=self.shards
+        )
+        self.snapshots.taken(taken)
+        await turn_until(lambda: buffer.is_settled, "a settled snapshot")
+        await turns()
+        buffer.close()
+
+
+def run(node: Node, body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        try:
+            await finished(body())
+        finally:
+            node.store.free.set()
+            await node.snapshots.close()
+
+    asyncio.run(main())
+
+
+def test_a_whole_state_and_a_slow_store(tmp_path: Path) -> None:
+    """One is written, the newest waits as long as its snapshot is there; snapshots go on."""
+    node = Node(tmp_path, shards=1)
+
+    async def body() -> None:
+        for step in (5, 10, 15):
+            await node.take(step)
+        assert node.heard(p.CheckpointLeftOut) == [10]
+        node.store.free.set()
+        await node.snapshots.finish()
+        assert node.heard(p.CheckpointWritten) == [5, 15]
+        node.store.free.clear()
+        await node.take(20)
+        await node.take(25)
+        await node.take(26, checkpoint=False)
+        node.store.free.set()
+        await node.snapshots.finish()
+        assert node.heard(p.CheckpointWritten) == [5, 15, 20]
+        assert node.heard(p.CheckpointLeftOut) == [10, 25]
+
+    run(node, body)
+
+
+def test_shards_and_a_slow_store(tmp_path: Path) -> None:
+    """What is ordered is written if it is there and the rank's last one is done; else it is not."""
+    node = Node(tmp_path, shards=2)
+
+    def order(step: int) -> None:
+        node.snapshots.obey(p.WriteParts(step=step, generation=1, shards={0: 0}, of=2))
+
+    async def body() -> None:
+        await node.take(5)
+        order(5)
+        for step in (10, 11, 12, 13):
+            await node.take(step, checkpoint=step == 10)
+        assert node.heard(p.PartDue) == [5, 10]
+        order(10)  # while the store has that of step 5
+        assert node.heard(p.CheckpointLeftOut) == [10]
+        node.store.free.set()
+        await node.snapshots.finish()
+        await node.take(15)
+        order(15)
+        order(16)  # which nobody has taken
+        await node.snapshots.finish()
+        assert node.heard(p.PartWritten) == [5, 15]
+        assert node.heard(p.CheckpointLeftOut) == [10, 16]
+
+    run(node, body)
+
+
+def test_what_is_amiss_with_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told, once, and checkpoints are written all the same."""
+    node = Node(tmp_path, shards=1, keep=KEEP)
+    node.store.free.set()
+
+    def fail(retention: Retention) -> tuple[()]:
+        raise CheckpointError("the disk is read-only")
+
+    async def body() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(node.store, "prune", fail)
+            for step in (5, 10):
+                await node.take(step)
+                await node.snapshots.finish()
+        [pruned] = (message for message in node.told if isinstance(message, p.Pruned))
+        assert pruned.error.endswith("could not be removed: the disk is read-only")
+        await node.take(15)
+        await node.snapshots.finish()
+        assert [m.removed for m in node.told if isinstance(m, p.Pruned)][1:] == [((10, 1), (5, 1))]
+        assert node.snapshots.checkpoints == ((15, 1),)
+        found = node.store.find(15, 1)
+        assert found is not None
+        assert found.manifest.metrics == {"loss": 0.5}
+
+    run(node, body)
+
+
+@pytest.fixture
+def buffers() -> Iterator[list[int]]:
+    fds = [create_buffer("test", 1 << 16) for _ in range(BUFFERS_OF_SHARD)]
+    yield fds
+    for fd in fds:
+        os.close(fd)
+
+
+def test_a_rank_does_not_wait_for_the_store(buffers: list[int]) -> None:
+    """While the store has one of the three buffers of a shard the others take turns."""
+    agent = [SnapshotBuffer(fd) for fd in buffers]
+    place = Place(0, shard=0, generation=1, shards=2)
+
+    class Line:
+        def send(self, message: p.SnapshotTaken | p.SnapshotRoom) -> None:
+            if isinstance(message, p.SnapshotTaken):
+                sealed = agent[message.buffer]
+                sealed.seal()
+                sealed.settle()
+
+        def buffers(
+            self, serial: int, timeout_s: float | None, *, generation: int
+        ) -> tuple[p.SnapshotBuffers, list[int]]:
+            return p.SnapshotBuffers(serial=serial), [os.dup(fd) for fd in buffers]
+
+    writer, model = TorchSnapshotWriter(Line(), place, seed=0), torch.nn.Linear(2, 2)
+
+    def take(step: int) -> list[int]:
+        writer.take(
+            {"model": model}, place=place, step=step, notes={}, checkpoint=False, wait=False
+        )
+        return sorted(buffer.made[0] for buffer in agent if buffer.made)
+
+    assert [take(step) for step in (1, 2, 3)] == [[1], [1, 2], [1, 2, 3]]
+    held = next(buffer for buffer in agent if buffer.made == (1, 1))
+    held.lock(write=False)
+    assert [take(step) for step in (4, 5, 6)] == [[1, 3, 4], [1, 4, 5], [1, 5, 6]]
+    held.unlock()
+    assert take(7) == [5, 6, 7]
+    writer.close()
+    for buffer in agent:
+        buffer.close()

@@ -1,0 +1,256 @@
+"""The lookout of an agent: what it reports, and what it finds when it looks closely."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from jobs.driver import spec_of
+from waiting import finished, turn_until, turns
+
+from rekindle.agent import watchdog as lookout
+from rekindle.agent.hang_limits import BUSY_S
+from rekindle.agent.oom import OomCounter
+from rekindle.agent.process_activity import MOVING_BYTES_PER_S, Activity, activities
+from rekindle.agent.watchdog import Lookout
+from rekindle.protocol import agent as p
+from rekindle.protocol.heartbeat_page import Doing, Page
+from rekindle.rank import py_spy, stacks
+from rekindle.recovery.policy.policy import Policy
+
+POLICY = Policy()
+
+
+class Node:
+    """A lookout of pretended ranks, whose processes do what a test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ranks: int = 1) -> None:
+        self.sent: list[Any] = []
+        self.ranks: dict[int, Any] = {rank: _process(rank, 100 + rank) for rank in range(ranks)}
+        spec = spec_of(nodes=1, processes=ranks, policy=POLICY)
+        self.lookout = Lookout(self.ranks, spec, self.sent.append)
+        self.now = self.lookout._rested_at
+        self.does = lambda: Activity(1.0, 0, "S")
+        self.fails: Exception | None = None
+        self.stack = ""
+        monkeypatch.setattr(lookout, "activities", self._activities)
+        monkeypatch.setattr(lookout, "CLOSE_LOOK_S", 0.001)
+        monkeypatch.setattr(stacks, "stack_of", self._stack_of)
+
+    def _activities(self, pids: list[int]) -> dict[int, Activity]:
+        if self.fails is not None:
+            raise self.fails
+        return {pid: self.does() for pid in pids}
+
+    async def _stack_of(self, pid: int, path: Path) -> str:
+        return self.stack
+
+    async def pass_time(self, seconds: float, step: float = 5.0) -> None:
+        """Look around every few seconds."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += step
+            self.lookout._look_around(self.now)
+            if self.lookout._resting is not None:
+                await self.lookout._resting
+
+    async def look(self) -> p.Looked:
+        """Have the lookout look closely."""
+        await self.lookout.look(p.Look(serial=7))
+        return self.sent.pop()
+
+    def start_anew(self, rank: int) -> None:
+        """Another process is the rank now."""
+        self.ranks[rank] = _process(rank, self.ranks[rank].pid + 1000)
+
+
+def _process(rank: int, pid: int) -> SimpleNamespace:
+    page = Page(Page.create("test"))
+    return SimpleNamespace(rank=rank, pid=pid, page=page, stack_file=Path("nowhere"))
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Node:
+    return Node(monkeypatch)
+
+
+def test_a_script_that_was_started_anew_has_not_rested(node: Node) -> None:
+    """Its predecessor had, for half an hour."""
+
+    async def run() -> p.Looked:
+        await node.pass_time(POLICY.idle_timeout_s + 15.0)
+        assert node.sent[0] == p.Stalled(rank=0, generation=0)
+        node.sent.clear()
+        assert (await node.look()).looks[0].late
+        node.start_anew(0)
+        await node.pass_time(0.5, 0.25)
+        assert not node.sent
+        return await node.look()
+
+    (look,) = asyncio.run(run()).looks
+    assert not look.late
+    assert look.elapsed_s == 0.0
+
+
+def test_a_look_that_fails_is_said_and_answered(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The coordinator does not wait for it in vain, and the next one may do better."""
+
+    async def run() -> tuple[p.Looked, p.Looked]:
+        node.fails = OSError(24, "Too many open files")
+        failed = await node.look()
+        node.fails = None
+        return failed, await node.look()
+
+    failed, looked = asyncio.run(run())
+    assert not failed.looks
+    assert "Too many open files" in failed.error
+    assert "Too many open files" in capsys.readouterr().err
+    assert (len(looked.looks), looked.error) == (1, "")
+
+
+def test_a_watch_goes_on_after_a_failure(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What fails again and again is said once."""
+    looked: list[float] = []
+
+    def fails(self: Lookout, now: float) -> None:
+        looked.append(now)
+        raise ValueError("a page of nonsense")
+
+    async def run() -> None:
+        watching = asyncio.create_task(node.lookout.watch())
+        await turn_until(lambda: len(looked) >= 3, "three looks")
+        watching.cancel()
+
+    monkeypatch.setattr(lookout, "LOOK_S", 0.001)
+    monkeypatch.setattr(Lookout, "_look_around", fails)
+    asyncio.run(run())
+    assert capsys.readouterr().err.count("a page of nonsense") == 1
+
+
+def test_what_ranks_do_is_asked_again_after_a_failure(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without it no hang of a script would be found."""
+
+    async def run() -> None:
+        node.fails = OSError(24, "Too many open files")
+        await node.pass_time(20.0)
+        node.fails = None
+        await node.pass_time(POLICY.idle_timeout_s + 15.0)
+
+    asyncio.run(run())
+    assert capsys.readouterr().err.count("Too many open files") == 1
+    assert node.sent[0] == p.Stalled(rank=0, generation=0)
+
+
+def test_a_devices_tool_that_hangs_does_not_hold_up_the_watch(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that train are watched meanwhile, and the tool is asked once."""
+    asked: list[object] = []
+
+    async def hangs(devices: object) -> dict[int, int]:
+        asked.append(devices)
+        await asyncio.Event().wait()
+        return {}
+
+    async def run() -> None:
+        while not asked:
+            node.now += 0.25
+            node.lookout._look_around(node.now)
+            await turns(1)
+        for _ in range(100):
+            node.now += 0.25
+            node.lookout._look_around(node.now)
+
+    monkeypatch.setattr(lookout.device_tools, "utilisations", hangs)
+    asyncio.run(finished(run()))
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(("doing", "busy"), [(Doing.BETWEEN, True), (Doing.STEP, False)])
+def test_who_moves_bytes_is_busy_but_in_a_step(doing: Doing, busy: bool, node: Node) -> None:
+    """It uploads something, say; a prefetching thread of a hanging step may do so, too."""
+    node.ranks[0].page.begin(doing)
+    moved = iter(range(0, 1 << 40, 1 << 30))
+    node.does = lambda: Activity(1.0, next(moved), "S")
+    (look,) = asyncio.run(node.look()).looks
+    assert look.busy is busy
+
+
+def test_who_prints_now_and_then_moves_nothing() -> None:
+    """As a progress bar of a thread does."""
+    before = Activity(1.0, 0, "S")
+    assert not Activity(1.0, 1000, "S").moves(before, 0.6)
+    assert Activity(1.0, MOVING_BYTES_PER_S, "S").moves(before, 0.6)
+
+
+def test_whoever_compiles_in_another_thread_compiles(node: Node) -> None:
+    """The main thread waits for it."""
+    compiling = '  File "/x/torch/_inductor/compile_fx.py", line 3 in compile'
+    node.stack = f'{compiling}\n\n  File "/x/train.py", line 9 in main'
+    node.ranks[0].page.begin(Doing.STEP)
+    node.lookout._look_around(node.now)
+    node.lookout._watch._watched_s += BUSY_S - 1.0
+    (look,) = asyncio.run(node.look()).looks
+    assert not look.late
+    assert look.where.startswith("main (")
+
+
+def test_it_is_noted_when_the_kernel_kills(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With each look around, so that a rank's later end is not taken for it."""
+    counts = iter((1, *[2] * 9))
+    monkeypatch.setattr(OomCounter, "_read", lambda self: next(counts))
+    node.lookout.oom = OomCounter()
+    node.lookout._look_around(10.0)
+    assert node.lookout.oom.killed_lately(11.0)
+    assert not node.lookout.oom.killed_lately(15.0)
+
+
+@pytest.fixture
+def nonsense() -> Iterator[int]:
+    """A process whose name is no text."""
+    renames = (
+        "import ctypes, signal\n"
+        "ctypes.CDLL(None).prctl(15, b'\\xff\\xfe', 0, 0, 0)\n"
+        "print('ready', flush=True)\n"
+        "signal.pause()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", renames], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    yield process.pid
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.process
+def test_a_process_may_have_any_name(nonsense: int) -> None:
+    """Others on the machine are none of our business, and ranks are known all the same."""
+    assert Path(f"/proc/{nonsense}/comm").read_bytes() == b"\xff\xfe\n"
+    assert set(activities([nonsense, os.getpid()])) == {nonsense, os.getpid()}
+    assert asyncio.run(stacks._ask(nonsense, Path("nowhere"))) == ""
+
+
+@pytest.mark.process
+def test_a_py_spy_that_cannot_be_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There is no stack then, and that is said."""
+    tool = tmp_path / "py-spy"
+    tool.write_text("no program")
+    tool.chmod(0o755)
+    monkeypatch.setattr(py_spy.shutil, "which", lambda *_, **__: str(tool))
+    assert asyncio.run(py_spy.dump(os.getpid(), 1.0)) == ""
+    assert "py-spy cannot be run" in capsys.readouterr().err

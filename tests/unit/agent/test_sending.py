@@ -1,0 +1,155 @@
+"""What an agent says to its coordinator: what cannot be said costs nobody else's words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from jobs.driver import spec_of
+from waiting import turn_until
+
+from rekindle.agent.process import Agent
+from rekindle.job.spec import JobDirectory
+from rekindle.names import WIRE_VERSION
+from rekindle.profiling.steps import StepTimes
+from rekindle.profiling.switch import Switch
+from rekindle.protocol import agent as p
+from rekindle.protocol import codec as wire
+
+SPOILT = p.Timed(steps={0: (StepTimes(step=1, start=2**70, seconds=1.0, own=1.0),)})
+GOOD = p.Beat(finished={0: 7})
+SWITCH = p.Traced(switch=Switch())
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Agent:
+    """One that has not begun anything."""
+    spec = msgspec.structs.replace(
+        spec_of(nodes=1, processes=1),
+        directory=str(tmp_path),
+        log_directory=str(tmp_path / "logs"),
+        checkpoint_store=str(tmp_path / "checkpoints"),
+    )
+    directory = JobDirectory(tmp_path)
+    directory.create(spec)
+    hello = p.Hello(
+        job_id=spec.job_id,
+        attempt=0,
+        version=WIRE_VERSION,
+        node=0,
+        spare=False,
+        address="127.0.0.1",
+        pid=1,
+        processes=1,
+    )
+    return Agent(directory, "secret", hello)
+
+
+class Line:
+    """To a coordinator that says nothing. fails: what sending does to all but the first message."""
+
+    close_code: int | None = None
+
+    def __init__(self, fails: Callable[[], None] = lambda: None) -> None:
+        self.sent: list[p.Message] = []
+        self._fails = fails
+        self._tries = 0
+        self._cut = asyncio.Event()
+
+    async def has_tried(self, count: int) -> None:
+        """Wait until so many messages have been sent, or have failed."""
+        await turn_until(lambda: self._tries >= count, f"{count} messages")
+
+    def cut(self) -> None:
+        """End the line."""
+        self._cut.set()
+
+    async def send_bytes(self, data: bytes) -> None:
+        self._tries += 1
+        if self.sent:
+            self._fails()
+        self.sent.append(wire.decode_from_agent(data))
+
+    def __aiter__(self) -> Line:
+        return self
+
+    async def __anext__(self) -> None:
+        await self._cut.wait()
+        raise StopAsyncIteration
+
+
+async def serve(agent: Agent, line: Line) -> bool:
+    """Serve this line until it is cut."""
+    return await asyncio.create_task(agent._serve(line, asyncio.Queue()))  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_encoded_fails_where_it_is_said(agent: Agent) -> None:
+    """And all the rest is still sent."""
+
+    async def speak() -> Line:
+        line = Line()
+        serving = asyncio.create_task(serve(agent, line))
+        await line.has_tried(1)
+        with pytest.raises(OverflowError):
+            agent.send(SPOILT)
+        agent.send(GOOD)
+        await line.has_tried(2)
+        line.cut()
+        assert not await serving
+        return line
+
+    assert asyncio.run(speak()).sent[1:] == [GOOD]
+
+
+def test_an_agent_that_cannot_speak_any_more_ends(agent: Agent) -> None:
+    """With what happened to it, instead of keeping an open line on which nothing is said."""
+
+    def fail() -> None:
+        raise RuntimeError("a bug")
+
+    async def speak() -> None:
+        line = Line(fail)
+        serving = asyncio.create_task(serve(agent, line))
+        await line.has_tried(1)
+        agent.send(GOOD)
+        await serving
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        asyncio.run(speak())
+
+
+def test_a_line_that_is_cut_while_something_is_sent_ends_nobody(agent: Agent) -> None:
+    """The next coordinator is waited for."""
+
+    def fail() -> None:
+        raise ConnectionResetError
+
+    async def speak() -> bool:
+        line = Line(fail)
+        serving = asyncio.create_task(serve(agent, line))
+        await line.has_tried(1)
+        agent.send(GOOD)
+        await line.has_tried(2)
+        line.cut()
+        return await serving
+
+    assert not asyncio.run(speak())
+
+
+def test_what_a_switch_says_waits_for_a_coordinator(agent: Agent) -> None:
+    """It is read once; who has no coordinator then tells the next one, but not where ranks were."""
+    agent.send(GOOD)
+    agent.send(SWITCH)
+
+    async def speak() -> Line:
+        line = Line()
+        serving = asyncio.create_task(serve(agent, line))
+        await line.has_tried(2)
+        line.cut()
+        await serving
+        return line
+
+    assert asyncio.run(speak()).sent[1:] == [SWITCH]

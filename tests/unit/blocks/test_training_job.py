@@ -1,0 +1,140 @@
+"""The job description: what it accepts, what it refuses, and what becomes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from pydantic import ValidationError
+
+from rekindle.blocks.job import TrainingJob
+from rekindle.blocks.policy import RecoveryPolicy
+from rekindle.blocks.store import CheckpointDirectory, Keep
+from rekindle.checkpoints.retention import Retention
+from rekindle.errors import UsageError
+from rekindle.job.spec import EntryKind, Framework, JobSpec
+from rekindle.recovery.policy.policy import Policy, Strategy
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REKINDLE_HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "neither is given"),
+        ({"script": "a.py", "module": "a"}, "both are given"),
+        ({"script": "a.py", "nodes": 0}, "greater than or equal to 1"),
+        ({"script": "a.py", "processes_per_node": 0}, "greater than or equal to 1"),
+        ({"script": "a.py", "snapshot_every": -1}, "greater than or equal to 0"),
+        ({"script": "a.py", "node": 2}, "Extra inputs are not permitted"),
+        ({"script": "a.py", "checkpoint": {"evry": 5}}, "Extra inputs are not permitted"),
+        ({"script": "a.py", "policy": {"strategies": ["restarts"]}}, "recover-in-place"),
+        ({"script": "a.py", "policy": {"node_timeout_s": 0}}, "greater than 0"),
+        ({"script": "a.py", "environment": {"A=B": "1"}}, "'A=B' cannot be set"),
+        ({"script": "a.py", "environment": {"REKINDLE_JOB_ID": "x"}}, "set by Rekindle itself"),
+        ({"script": "a.py", "name": "My Job"}, "should match pattern"),
+    ],
+)
+def test_a_wrong_description_is_refused_with_the_reason(fields: dict[str, Any], said: str) -> None:
+    """Each wrong field is refused, and the error says what is wrong with it."""
+    with pytest.raises(ValidationError, match=said):
+        TrainingJob.model_validate(fields)
+
+
+def test_every_field_is_explained() -> None:
+    """All fields of the form, the nested ones too, bear a description."""
+    schema = TrainingJob.model_json_schema()
+    models = [schema, *schema["$defs"].values()]
+    silent = [
+        f"{model['title']}.{name}"
+        for model in models
+        for name, field in model["properties"].items()
+        if "description" not in field
+    ]
+    assert not silent
+
+
+def test_the_spec_says_what_the_description_says(tmp_path: Path) -> None:
+    """Every field reaches the runtime, with absolute paths."""
+    (tmp_path / "train.py").touch()
+    job = TrainingJob.model_validate(
+        {
+            "script": "train.py",
+            "arguments": ["--steps", "5"],
+            "nodes": 2,
+            "min_nodes": 1,
+            "spares": 4,
+            "processes_per_node": 3,
+            "environment": {"A": "1"},
+            "working_directory": str(tmp_path),
+            "checkpoint": {"path": "saved", "every": 7, "keep": {"last": 3, "hours": 24}},
+            "snapshot_every": 4,
+            "policy": {"strategies": ["retry"], "max_restarts": 1, "max_in_row": 2},
+        }
+    )
+    spec = job.to_spec("train-1")
+    assert (spec.entry, spec.target) == (EntryKind.SCRIPT, "train.py")
+    assert spec.arguments == ("--steps", "5")
+    assert (spec.nodes, spec.processes_per_node) == (2, 3)
+    assert (spec.min_nodes, spec.spares) == (1, 4)
+    assert spec.environment == {"A": "1"}
+    assert spec.working_directory == str(tmp_path)
+    assert spec.checkpoint_store == str(tmp_path / "saved" / spec.job_id)
+    assert (spec.checkpoint_every, spec.snapshot_every) == (7, 4)
+    assert spec.keep == Retention(last=3, hours=24.0)
+    assert spec.policy == Policy(strategies=(Strategy.RETRY,), max_restarts=1, max_in_row=2)
+    assert spec.directory == str(tmp_path / "jobs" / "train-1")
+
+
+def test_a_module_needs_no_file() -> None:
+    """A module is named, and nothing is looked for in the working directory."""
+    spec = TrainingJob(module="my.training").to_spec("train-1")
+    assert (spec.entry, spec.target) == (EntryKind.MODULE, "my.training")
+    assert spec.checkpoint_store.startswith(spec.directory)
+
+
+def test_the_framework_is_a_word() -> None:
+    """It reaches the runtime of a job in a cluster, where this machine need not have it."""
+    pods = {"kubernetes": {"image": "train"}, "working_directory": "/app"}
+    said = {"module": "my.training", "framework": "mindspore", **pods}
+    assert TrainingJob.model_validate(said).to_spec("a-1").framework is Framework.MINDSPORE
+
+
+def test_an_interval_that_is_chosen() -> None:
+    """It takes the place of the number, and the description says so as a word."""
+    store = {"every": 7, "automatic": True}
+    spec = TrainingJob.model_validate({"module": "my.training", "checkpoint": store}).to_spec("a-1")
+    assert spec.checkpoint_every == "auto"
+    assert msgspec.json.decode(msgspec.json.encode(spec), type=JobSpec) == spec
+
+
+def test_rules_that_do_not_fit() -> None:
+    """They are refused where they are entered; the form has all rules that there are."""
+    with pytest.raises(ValidationError, match="best and metric go together"):
+        CheckpointDirectory.model_validate({"keep": {"best": 2}})
+    assert set(Keep.model_fields) == set(Retention.__struct_fields__)
+    assert Keep().to_retention() == Retention()
+
+
+def test_a_missing_script_is_named(tmp_path: Path) -> None:
+    """A script that is not there is a usage error that tells its path."""
+    job = TrainingJob(script="gone.py", working_directory=str(tmp_path))
+    with pytest.raises(UsageError, match=r"gone\.py does not exist"):
+        job.to_spec("train-1")
+
+
+def test_the_description_survives_the_api(tmp_path: Path) -> None:
+    """What Prefect stores as a flow run's parameter is the same job again."""
+    job = TrainingJob(script="a.py", nodes=2, name="charlm")
+    assert TrainingJob.model_validate(job.model_dump(mode="json")) == job
+
+
+def test_the_form_has_every_field_of_the_policy() -> None:
+    """None of them can be set in files alone."""
+    assert set(RecoveryPolicy.model_fields) == set(Policy.__struct_fields__)
+    assert RecoveryPolicy(max_restarts=0).to_policy() == Policy()

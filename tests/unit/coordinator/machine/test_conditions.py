@@ -1,0 +1,94 @@
+"""The machine and what agents read of their devices: codes that come and go are signs."""
+
+from __future__ import annotations
+
+from jobs.driver import Driver
+from jobs.trained import report, strategies, take_over, trained, untouched
+
+from rekindle.agent.devices.dcmi import Condition
+from rekindle.protocol import agent as p
+from rekindle.recovery.faults.classification import Source
+from rekindle.recovery.faults.tables.verdict import Severity, Urgency
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy import annotations as a
+from rekindle.recovery.policy.policy import Policy, Strategy
+
+RESET, UNLISTED = "80E18005", "8F0A0A0A"
+AUTO = a.from_modelarts({a.JOB_RETRY_NUM: "8"}, Policy(strategies=()))
+
+
+def reads(job: Driver, *codes: str, device: int = 1, health: int = 2) -> None:
+    """The agent of node 0 reads these codes of a device."""
+    job.say(0, p.Conditions(devices={device: Condition(Severity(health), codes)}))
+
+
+def signs(job: Driver) -> list[tuple[str, int, bool]]:
+    """What was written down: code, device, whether it is over."""
+    seen = [event.sign for event in job.recorded(journal.SignSeen)]
+    return [(sign.what, sign.device, sign.gone) for sign in seen]
+
+
+def test_a_code_that_a_table_lists_is_answered() -> None:
+    """Its device is healed, although no rank has said or done anything."""
+    job = untouched(AUTO)
+    reads(job, RESET)
+    assert strategies(job) == [Strategy.RESTART]
+    job.killed()
+    job.store_up()
+    assert [spawn.heal for _, spawn in job.unstarted] == [(1,)]
+
+
+def test_what_stays_is_one_sign_and_what_goes_another() -> None:
+    job = trained()
+    reads(job, UNLISTED, health=1)
+    reads(job, UNLISTED, health=1)
+    assert signs(job) == [(UNLISTED, 1, False)]
+    reads(job, health=0)
+    reads(job, health=0)
+    assert signs(job) == [(UNLISTED, 1, False), (UNLISTED, 1, True)]
+
+
+def test_a_code_that_no_table_lists_is_no_worse_than_its_device() -> None:
+    """Up to minor it is let be."""
+    job = trained()
+    reads(job, UNLISTED, health=1)
+    assert job.last(journal.SignSeen).urgency is Urgency.NONE
+    assert strategies(job) == []
+    reads(job, UNLISTED, device=0, health=3)
+    assert job.last(journal.SignSeen).urgency is Urgency.NOW
+    assert len(strategies(job)) == 1
+
+
+def test_while_a_device_is_healed_nothing_counts_and_what_is_left_is_news() -> None:
+    job = untouched(AUTO)
+    reads(job, RESET)
+    job.killed()
+    job.store_up()
+    before = signs(job)
+    reads(job, RESET, UNLISTED)
+    reads(job)
+    assert signs(job) == before
+    job.spawned()
+    assert signs(job) == [*before, (RESET, 1, True)]
+    reads(job, RESET)
+    assert signs(job)[-1] == (RESET, 1, False)
+
+
+def test_what_somebody_else_has_reported_stays() -> None:
+    """A person, or MindCluster, knows of it elsewhere; DCMI may never list it."""
+    job = trained()
+    assert report(job, Source.ASCEND, UNLISTED, device=1, severity=Severity.MINOR) == ""
+    before = signs(job)
+    reads(job, health=0)
+    reads(job, UNLISTED, health=1)
+    reads(job, health=0)
+    assert signs(job) == before
+
+
+def test_another_coordinator_knows_whose_codes_they_are() -> None:
+    job = trained()
+    reads(job, UNLISTED, health=1)
+    take_over(job)
+    reads(job, UNLISTED, health=1)
+    reads(job, health=0)
+    assert signs(job) == [(UNLISTED, 1, False), (UNLISTED, 1, True)]

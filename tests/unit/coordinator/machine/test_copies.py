@@ -1,0 +1,230 @@
+"""The coordinator's machine and copies of snapshots: who makes them, and what they are good for."""
+
+from __future__ import annotations
+
+import pytest
+from jobs.driver import Driver
+
+from rekindle.coordinator.machine.job_state import Phase
+from rekindle.errors import ProtocolError
+from rekindle.protocol import agent as p
+from rekindle.protocol.http_views import job_view
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.plan import Source
+from rekindle.recovery.policy.policy import Policy
+
+POLICY = Policy(node_timeout_s=5.0)
+
+
+def arrive(driver: Driver, finished: int | None = None, shards: int = 4) -> None:
+    """Every rank that does not wait yet arrives with its shard."""
+    for rank in driver.ranks:
+        if driver.status(rank) is not driver.status(rank).WAITING:
+            driver.arrive([rank], finished, shard=rank % shards)
+
+
+def trained(*, nodes: int = 2, shards: int = 4, steps: tuple[int, ...] = (5, 10)) -> Driver:
+    """A job of four ranks that has copies of these steps, where the plan asks for them."""
+    kept = tuple((step, 1) for step in steps)
+    driver = Driver(nodes=nodes, processes=4 // nodes, policy=POLICY)
+    for node in range(nodes):
+        driver.hello(node, depot=7000 + node)
+    driver.store_up()
+    driver.spawned()
+    arrive(driver, shards=shards)
+    forms = driver.told(p.Form)
+    driver.ready(driver.ranks)
+    driver.step(12)
+    for node, form in forms.items():
+        driver.say(node, p.Snapshots(kept=dict.fromkeys(form.plan, kept)))
+        for rank, own in form.plan.items():
+            if own.keeper >= 0:
+                driver.say(own.keeper, p.Copies(kept={rank: kept}))
+    return driver
+
+
+def lose(driver: Driver, *nodes: int, **hello: object) -> None:
+    """Nodes are lost, and others come in their place; all ranks arrive."""
+    for node in nodes:
+        driver.lose(node)
+    for node in nodes:
+        driver.hello(node, depot=8000 + node, **hello)
+    if driver.stores:
+        driver.store_up()
+    driver.spawned()
+    for rank in driver.ranks:
+        if driver.node_of(rank) not in nodes:
+            driver.arrive([rank], 12, shard=rank)
+        else:
+            driver.arrive([rank], shard=rank)
+
+
+def sources(driver: Driver) -> list[str]:
+    plan = {r: own for form in driver.told(p.Form).values() for r, own in form.plan.items()}
+    return [plan[rank].source.value for rank in driver.ranks]
+
+
+def test_the_plan_says_who_keeps_what_and_where() -> None:
+    """Each agent is told the depots that its own ranks need."""
+    driver = Driver(nodes=2, processes=2)
+    for node in range(2):
+        driver.hello(node, depot=7000 + node)
+    driver.store_up()
+    driver.spawned()
+    arrive(driver)
+    forms = driver.told(p.Form)
+    for node, form in forms.items():
+        other = 1 - node
+        assert {own.keeper for own in form.plan.values()} == {other}
+        assert form.depots == {other: p.Depot(host=f"10.0.0.{other}", port=7000 + other)}
+
+
+def test_replicas_need_no_copies() -> None:
+    """Both shards are on both nodes."""
+    driver = Driver(nodes=2, processes=2)
+    driver.start()
+    arrive(driver, shards=2)
+    for form in driver.told(p.Form).values():
+        assert form.depots == {}
+        assert {own.keeper for own in form.plan.values()} == {-1}
+
+
+def test_a_lost_node_comes_from_its_neighbour() -> None:
+    """All go back to the newest step that is there of every shard."""
+    driver = trained()
+    lose(driver, 1)
+    assert sources(driver) == ["snapshot", "snapshot", "neighbour", "neighbour"]
+    form = driver.told(p.Form)[1]
+    assert form.step == 10
+    assert {own.node for own in form.plan.values()} == {0}
+    assert form.depots == {0: p.Depot(host="10.0.0.0", port=7000)}
+    formed = driver.last(journal.Formed)
+    assert (formed.step, formed.newest) == (10, 12)
+    assert driver.told(p.Form)[0].depots == {1: p.Depot(host="10.0.0.1", port=8001)}
+
+
+def test_copies_are_lost_with_their_node() -> None:
+    """Two neighbours lost at once are a shard lost for good; others are not."""
+    driver = trained(nodes=4)
+    lose(driver, 1, 2)  # node 2 had the copies of rank 1
+    assert not driver.told(p.Form)
+    assert sorted(driver.doomed) == [0, 3]  # all begin anew
+    driver = trained(nodes=4)
+    lose(driver, 1, 3)
+    assert sources(driver) == ["snapshot", "neighbour", "snapshot", "neighbour"]
+
+
+def test_a_refused_copy() -> None:
+    """The older one is next, and then the checkpoint."""
+    driver = trained()
+    driver.say(0, p.CheckpointWritten(step=4, generation=1, path="there", shards=4))
+    lose(driver, 1, checkpoints=((4, 1),))
+    for step, source in ((5, "neighbour"), (4, "checkpoint")):
+        driver.ready([3], error="checksum is wrong")
+        for rank in driver.ranks:
+            driver.arrive([rank], 10 if rank < 2 else None, shard=rank)
+        assert driver.told(p.Form)[1].step == step
+        assert sources(driver)[2:] == [source] * 2
+    assert driver.machine._refused == {
+        (1, Source.NEIGHBOUR, (10, 1)),
+        (1, Source.NEIGHBOUR, (5, 1)),
+    }
+
+
+def test_copies_that_are_forgotten() -> None:
+    """After all went back to step 5, the agents say what is left; the plan counts nothing else."""
+    driver = trained()
+    driver.say(1, p.Snapshots(kept={2: ((5, 1),)}))
+    driver.exits(2, signal=9)
+    driver.spawned()
+    driver.say(0, p.Copies(kept={2: ((5, 1),), 3: ((5, 1),)}))
+    driver.say(1, p.Copies(kept={0: ((5, 1),), 1: ((5, 1),)}))
+    for rank in driver.ranks:
+        driver.arrive([rank], None if rank == 2 else 12, shard=rank)
+    assert driver.last(journal.Formed).step == 5
+    assert sources(driver) == ["snapshot"] * 4
+
+
+def test_a_copy_is_better_than_a_snapshot_that_is_missing() -> None:
+    """A rank whose own agent has none of the step fetches it from the neighbour."""
+    driver = trained()
+    driver.say(1, p.Snapshots(kept={2: ((5, 1),)}))
+    driver.exits(2, signal=9)
+    driver.spawned()
+    for rank in driver.ranks:
+        driver.arrive([rank], None if rank == 2 else 12, shard=rank)
+    assert sources(driver) == ["snapshot", "snapshot", "neighbour", "snapshot"]
+    assert driver.last(journal.Formed).step == 10
+
+
+def test_another_coordinator_is_told() -> None:
+    """With its hello each agent says what it keeps, and where."""
+    driver = trained()
+    driver.lose_coordinator()
+    for node in range(2):
+        own = [rank for rank in driver.ranks if driver.node_of(rank) == node]
+        others = [rank for rank in driver.ranks if rank not in own]
+        driver.hello(
+            node,
+            depot=7100 + node,
+            generation=1,
+            ranks=tuple(p.LiveRank(rank=r, pid=driver.pids[r], training=True) for r in own),
+            shards={rank: rank for rank in own},
+            snapshots=dict.fromkeys(own, ((5, 1), (10, 1))),
+            copies=dict.fromkeys(others, ((5, 1), (10, 1))),
+        )
+    lose(driver, 1)
+    if not driver.told(p.Form):
+        driver.store_up()
+    assert sources(driver) == ["snapshot", "snapshot", "neighbour", "neighbour"]
+    assert driver.told(p.Form)[1].depots == {0: p.Depot(host="10.0.0.0", port=7100)}
+
+
+def test_last_words_of_a_lost_node() -> None:
+    """Its neighbour is asked to write them, beside its own."""
+    driver = trained()
+    driver.lose(1)
+    driver.stop()
+    driver.killed()
+    assert driver.phase is Phase.DUMPING
+    [(node, dump)] = driver.told(p.Dump).items()
+    assert (node, dump.step, dump.shards) == (0, 10, {0: 0, 1: 1, 2: 2, 3: 3})
+
+
+def test_last_words_are_every_nodes_own() -> None:
+    """Copies are written only where there is nothing else."""
+    driver = trained()
+    driver.stop()
+    driver.killed()
+    dumps = driver.told(p.Dump)
+    assert {node: dump.shards for node, dump in dumps.items()} == {
+        0: {0: 0, 1: 1},
+        1: {2: 2, 3: 3},
+    }
+    failed = p.PartWritten(
+        step=10, generation=1, shard=2, shards=4, last_words=True, error="it is damaged"
+    )
+    driver.say(1, failed)
+    [(node, dump)] = driver.told(p.Dump).items()
+    assert (node, dump.shards) == (0, {0: 0, 1: 1, 2: 2, 3: 3})
+
+
+def test_what_people_see() -> None:
+    """The view says which copies there are."""
+    view = job_view(trained().machine, "", {})
+    assert [node.copies for node in view.nodes] == [
+        {2: (5, 10), 3: (5, 10)},
+        {0: (5, 10), 1: (5, 10)},
+    ]
+
+
+@pytest.mark.parametrize("rank", [4, -1])
+def test_ranks_that_the_job_has_not(rank: int) -> None:
+    """Whoever speaks of them is no agent of ours."""
+    driver = trained()
+    with pytest.raises(ProtocolError, match="ranks that the job has not"):
+        driver.machine.on_message(0, p.Copies(kept={rank: ((5, 1),)}), 0.0)
+    driver.lose(1)
+    driver.hello(1, copies={rank: ((5, 1),)})
+    [refused] = driver.sent(p.Refused)
+    assert "speaks of ranks that the job has not" in refused.message.reason

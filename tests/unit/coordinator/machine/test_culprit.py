@@ -1,0 +1,201 @@
+"""Who is to blame for a hang: what agents have seen in, a name out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rekindle.agent.hang_limits import BUSY_S
+from rekindle.coordinator.machine.hang_diagnosis import PAUSE_S, judge
+from rekindle.protocol.heartbeat_page import Doing
+from rekindle.protocol.monitoring import RankLook
+
+MARKS = (11, 22, 33)  # of collectives, in the order of the script
+
+
+def look(rank: int, **seen: Any) -> RankLook:
+    """A rank that is late in step 8."""
+    seen = {"finished": 7, "doing": Doing.STEP, "elapsed_s": 12.0, "late": True} | seen
+    return RankLook(rank=rank, **seen)
+
+
+def waits(rank: int, operations: int = 3, **seen: Any) -> RankLook:
+    """A rank that waits for others in the last of so many collectives."""
+    seen = {"where": "all_reduce (train.py:9)", "recent": MARKS[:operations]} | seen
+    return look(rank, waiting=True, operations=operations, **seen)
+
+
+def all_but(*looks: RankLook, of: int = 4) -> list[RankLook]:
+    """These, while all others wait."""
+    given = {each.rank: each for each in looks}
+    return [given.get(rank) or waits(rank) for rank in range(of)]
+
+
+@pytest.mark.parametrize(
+    ("culprit", "says"),
+    [
+        (look(2), "rank 2 makes no progress, in a step, and ranks 0, 1, 3 wait for it"),
+        (look(2, busy=True), "rank 2 computes without an end, in a step"),
+        (look(2, doing=Doing.BETWEEN), "between two steps"),
+        (look(2, stopped=True, late=False), "rank 2 is stopped by a signal"),
+        (waits(2, 2, where="recv (x.py:1) < f"), "waits in another collective"),
+        (look(2, where="read (data.py:3) < get (data.py:9)"), "; it is at read (data.py:3)"),
+    ],
+)
+def test_the_rank_that_did_not_join_the_others(culprit: RankLook, says: str) -> None:
+    """Whatever it does instead."""
+    verdict = judge(all_but(culprit))
+    assert verdict is not None
+    assert verdict.rank == 2
+    assert says in verdict.why
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        all_but(look(2, late=False, doing=Doing.EVALUATE)),
+        all_but(look(0, late=False, doing=Doing.CHECKPOINT), look(1, late=False)),
+        [look(rank, late=False) for rank in range(4)],
+        [waits(rank, late=False) for rank in range(4)],
+        [look(rank, busy=True) for rank in range(4)],
+        [look(rank, where="read (data.py:3)") for rank in range(4)],
+        [look(0, doing=Doing.BETWEEN)],
+    ],
+    ids=["evaluation", "checkpoint", "went on", "waits go on", "all compute", "all rest", "alone"],
+)
+def test_ranks_that_have_time_left_do_not_hang(looks: list[RankLook]) -> None:
+    """Whoever waits for them is late through no fault of theirs; and all may compute for long."""
+    assert judge(looks) is None
+
+
+@pytest.mark.parametrize(("busy", "limit_s"), [(True, BUSY_S), (False, PAUSE_S)])
+def test_what_all_ranks_do_has_an_end(busy: bool, limit_s: float) -> None:
+    """Half an hour if they compute, five minutes if they rest."""
+    verdict = judge([look(rank, busy=busy, elapsed_s=limit_s) for rank in range(4)])
+    assert verdict is not None
+    assert verdict.rank == -1
+
+
+def test_one_of_two_absent_ranks_has_time_left() -> None:
+    """The other one has not."""
+    verdict = judge(all_but(look(0, late=False, doing=Doing.CHECKPOINT), look(3)))
+    assert verdict is not None
+    assert verdict.rank == 3
+
+
+def test_of_several_that_are_absent_the_one_behind() -> None:
+    """The others may be held up by it in a way that nobody sees."""
+    verdict = judge(all_but(look(1), look(3, finished=6)))
+    assert verdict is not None
+    assert verdict.rank == 3
+
+
+def test_of_ranks_that_show_no_collectives_the_odd_one() -> None:
+    """As on accelerators, where a collective is only asked for."""
+    looks = [look(rank, where="item (train.py:40)") for rank in range(4)]
+    looks[1] = look(1, where="read (data.py:3)")
+    verdict = judge(looks)
+    assert verdict is not None
+    assert verdict.rank == 1
+
+
+def test_nobody_is_blamed_where_all_are_alike() -> None:
+    """A broken network, or a file system that most wait for."""
+    most = [look(0), look(1), look(2), waits(3)]
+    for looks in ([waits(rank) for rank in range(4)], most):
+        verdict = judge(looks)
+        assert verdict is not None
+        assert verdict.rank == -1
+
+
+def test_another_collective_than_the_others() -> None:
+    """Found at the first one that differs, however far some of the others came behind it."""
+    looks = [waits(0, 2), waits(1), waits(2, 2, recent=(11, 99)), waits(3)]
+    verdict = judge(looks)
+    assert verdict is not None
+    assert verdict.rank == 2
+
+
+def test_a_collective_that_a_rank_has_left_out() -> None:
+    """It waits in the next one, and the others in the one before."""
+    looks = [waits(0, 2), waits(1, 2), waits(2, 2, recent=(11, 33)), waits(3, 2)]
+    verdict = judge(looks)
+    assert verdict is not None
+    assert verdict.rank == 2
+
+
+def test_two_ranks_of_which_one_began_less() -> None:
+    """Where there is no majority."""
+    verdict = judge([waits(0, 1), waits(1, 2)])
+    assert verdict is not None
+    assert verdict.rank == 0
+
+
+def test_a_script_without_a_session_hangs_when_all_its_ranks_rest() -> None:
+    """Not before; then the one that is elsewhere is to blame."""
+    rests = {"doing": Doing.OUTSIDE, "elapsed_s": 400.0}
+    looks = [waits(rank, 0, **rests) for rank in range(3)]
+    stuck = look(3, where="read (data.py:3)", **rests)
+    assert judge([*looks, look(3, busy=True, doing=Doing.OUTSIDE, late=False)]) is None
+    verdict = judge([*looks, stuck])
+    assert verdict is not None
+    assert verdict.rank == 3
+
+
+READS = "read (data.py:3)"
+
+
+@pytest.mark.parametrize("late", [[2], [1, 3]])
+def test_nobody_is_blamed_for_what_all_miss(late: list[int]) -> None:
+    """A data source that stalls: some are late a moment before the others are."""
+    looks = [look(rank, where=READS, late=rank in late) for rank in range(4)]
+    assert judge(looks) is None
+    assert judge([look(rank, where=READS) for rank in range(4)]) is None
+
+
+@pytest.mark.parametrize("elsewhere", [[1], [1, 2]])
+def test_of_ranks_that_all_compute_the_one_elsewhere(elsewhere: list[int]) -> None:
+    """On an accelerator who waits for others computes, too; several that differ tell nothing."""
+    looks = [look(rank, busy=True, where="item (train.py:40)") for rank in range(5)]
+    for rank in elsewhere:
+        looks[rank] = look(rank, busy=True, where=f"spin (train.py:{rank})")
+    verdict = judge(looks)
+    if len(elsewhere) > 1:
+        assert verdict is None
+        return
+    assert verdict is not None
+    assert (verdict.rank, verdict.sure) == (1, False)
+    assert judge([look(0, busy=True, late=False), *looks[1:]]) is None
+
+
+def test_the_one_that_rests_while_others_compute() -> None:
+    """Also where there are but two."""
+    spins = look(0, busy=True, where="item (train.py:40)")
+    verdict = judge([spins, look(1, doing=Doing.BETWEEN, where=READS)])
+    assert verdict is not None
+    assert verdict.rank == 1
+
+
+def test_all_stopped_ranks_are_to_blame() -> None:
+    """None of them can leave its step."""
+    verdict = judge(all_but(look(1, stopped=True), look(3, stopped=True)))
+    assert verdict is not None
+    assert [verdict.rank, *(more.rank for more in verdict.more)] == [1, 3]
+    assert verdict.sure
+
+
+def test_ranks_that_have_just_moved_on_do_not_hang() -> None:
+    """One of them was late, and then all entered the next collective."""
+    looks = [waits(0), *(waits(rank, elapsed_s=0.1, late=False) for rank in (1, 2, 3))]
+    assert judge(looks) is None
+
+
+@pytest.mark.parametrize(
+    ("doing", "sure"), [(Doing.STEP, True), (Doing.FIRST, True), (Doing.BETWEEN, False)]
+)
+def test_between_steps_it_takes_a_second_look(doing: Doing, sure: bool) -> None:
+    """A script may do there what it likes."""
+    verdict = judge(all_but(look(2, doing=doing)))
+    assert verdict is not None
+    assert (verdict.rank, verdict.sure) == (2, sure)

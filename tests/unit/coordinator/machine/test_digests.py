@@ -1,0 +1,44 @@
+"""The machine gives the same commands as before in 10,000 random walks (`jobs.walks`).
+
+A change that alters what the machine decides writes the digests anew, and its commit names the
+reason. A change of structure alone keeps them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from jobs.walks import SEEDS, Pairs, table, walk
+
+from rekindle.protocol import agent as p
+
+RECORDED = Path(__file__).with_name("digests.txt").read_text().split()
+# The coordinator answers these itself, or passes them to the node check.
+NOT_FOR_THE_MACHINE = {p.CheckReady, p.Checked, p.CheckpointPassedOver}
+QUICK = 1_000
+
+
+def differing(seeds: range, pairs: Pairs) -> list[int]:
+    """Return the seeds whose walks give other commands than those recorded."""
+    return [seed for seed in seeds if walk(seed, pairs) != RECORDED[seed]]
+
+
+def test_commands_are_those_recorded() -> None:
+    """The first walks give the recorded commands, and they meet every type of message."""
+    pairs: Pairs = Counter()
+    assert differing(range(QUICK), pairs) == []
+    met = {name for name, _ in pairs}
+    wanted = {kind.__name__ for kind in set(get_args(p.FromAgent)) - NOT_FOR_THE_MACHINE}
+    assert not wanted - met, table(pairs)
+
+
+@pytest.mark.soak
+def test_commands_of_all_walks_are_those_recorded() -> None:
+    """All walks give the recorded commands."""
+    assert len(RECORDED) == SEEDS
+    pairs: Pairs = Counter()
+    assert differing(range(SEEDS), pairs) == []
+    print(table(pairs))

@@ -1,0 +1,308 @@
+"""The machine, when faults meet: a second one, lost nodes, another coordinator."""
+
+from __future__ import annotations
+
+import pytest
+from jobs.driver import Driver
+from jobs.trained import SIGKILL, sources, strategies, take_over, trained
+
+from rekindle.coordinator.machine.job_state import Phase
+from rekindle.protocol import agent as p
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.plan import Source
+from rekindle.recovery.policy.policy import Policy, Strategy
+
+# ---- a second fault while the first is dealt with
+
+
+def test_a_second_rank_dies_while_regrouping() -> None:
+    """It joins the incident, is started as well, and one generation is formed."""
+    job = trained(5, processes=3)
+    job.exits(0, signal=SIGKILL, finished=5)
+    job.spawned()
+    job.arrive([1], finished=5)
+    job.exits(1, signal=SIGKILL, finished=5)
+    assert job.spawned_now() == [1]
+    job.spawned()
+    job.arrive([0, 1])
+    job.arrive([2], finished=5)
+    assert sources(job) == {0: Source.PEER, 1: Source.PEER, 2: Source.SELF}
+    assert job.last(journal.Formed).generation == 2
+    assert len(journal.incidents(job.history)) == 1
+
+
+def test_the_new_rank_dies_before_it_arrives() -> None:
+    """The process that replaces a dead one may die as well: another is started."""
+    job = trained(5)
+    job.exits(0, signal=SIGKILL, finished=5)
+    job.spawned()
+    job.exits(0, signal=SIGKILL, finished=5)
+    assert job.spawned_now() == [0]
+
+
+def test_a_second_rank_dies_while_restoring() -> None:
+    """The formed generation is over, and the next plan does not count on the dead one."""
+    job = trained(5, processes=3)
+    job.exits(0, signal=SIGKILL, finished=5)
+    job.spawned()
+    job.arrive([0])
+    job.arrive([1, 2], finished=5)
+    job.ready([2])
+    job.exits(1, signal=SIGKILL, finished=5)
+    assert job.told(p.Over)[0].generation == 2
+    assert job.spawned_now() == [1]
+    job.spawned()
+    job.arrive([0, 1])
+    job.arrive([2], finished=5)
+    assert sources(job) == {0: Source.PEER, 1: Source.PEER, 2: Source.SELF}
+    assert job.told(p.Form)[0].generation == 3
+
+
+def test_a_recovery_that_never_gets_to_a_step_ends_the_job() -> None:
+    """A rank that dies each time before its step is tried once elsewhere, and not for ever."""
+    job = trained(5)
+    for _ in range(3):
+        job.exits(0, signal=SIGKILL, finished=5)
+        job.spawned()
+    job.exits(0, signal=SIGKILL, finished=5)
+    assert strategies(job) == [*[Strategy.RECOVER_IN_PLACE] * 3, Strategy.RECOVER]
+    job.killed()
+    job.hello(0)
+    job.store_up()
+    job.spawned()
+    job.exits(0, signal=SIGKILL, finished=5)
+    assert strategies(job)[-1] is Strategy.FAIL
+    assert job.phase is Phase.STOPPING
+
+
+# ---- nodes
+
+
+def test_a_lost_node_is_replaced_and_the_healthy_ranks_wait() -> None:
+    """NodeWanted, Over to the others; the new agent's ranks are started and take live state."""
+    job = trained(5, nodes=2, processes=2)
+    job.lose(1)
+    assert job.told(p.Over) == {0: p.Over(generation=1, finished=5, replaced=True)}
+    assert [wanted.node for wanted in job.recorded(journal.NodeWanted)] == [1]
+    assert strategies(job) == [Strategy.RECOVER]
+    assert "node" in job.timers
+    assert not job.spawned_now()
+    job.arrive([0, 1], finished=5)
+    job.hello(1)
+    assert job.spawned_now() == [2, 3]
+    assert "node" not in job.timers
+    job.spawned()
+    job.arrive([2, 3])
+    assert sources(job) == dict.fromkeys((0, 1), Source.SELF) | dict.fromkeys((2, 3), Source.PEER)
+
+
+def test_the_node_of_the_store_is_lost() -> None:
+    """Another node is asked for a new store, and the generation meets there."""
+    job = trained(5, nodes=2, processes=1)
+    job.lose(0)
+    assert list(job.told(p.HostStore)) == [1]
+    job.store_up(port=4713)
+    job.hello(0)
+    job.spawned()
+    job.arrive([0])
+    job.arrive([1], finished=5)
+    form = job.told(p.Form)[1]
+    assert (form.store_host, form.store_port) == ("10.0.0.1", 4713)
+
+
+def test_a_dead_store_is_replaced_when_the_next_generation_needs_it() -> None:
+    """While ranks train nobody misses the store; the next fault asks for another."""
+    job = trained(5)
+    job.say(0, p.StoreDown(serial=1))
+    assert not job.commands
+    job.exits(0, signal=SIGKILL, finished=5)
+    assert job.told(p.HostStore)[0].serial == 2
+    assert not job.spawned_now()
+    job.store_up(port=4714)
+    assert job.spawned_now() == [0]
+
+
+def test_a_store_that_cannot_listen_fails_the_job() -> None:
+    """A taken master port is told in the reason; nothing is started."""
+    job = Driver()
+    job.hello(0)
+    job.store_up(port=0, error="port 29500: Address already in use")
+    assert job.outcome is False
+    assert "Address already in use" in job.last(journal.Ended).reason
+
+
+def test_all_nodes_are_lost_and_come_back() -> None:
+    """Nothing lives: all is started anew where it was, from the newest checkpoint."""
+    job = trained(5, nodes=2, processes=1)
+    job.say(0, p.CheckpointWritten(step=4, generation=1, path="there"))
+    job.lose(0)
+    job.lose(1)
+    job.hello(1, checkpoints=((4, 1),))
+    job.hello(0, checkpoints=((4, 1),))
+    job.store_up()
+    assert job.spawned_now() == [0, 1]
+    job.spawned()
+    job.arrive(job.ranks)
+    assert set(sources(job).values()) == {Source.CHECKPOINT}
+    assert job.last(journal.Formed).step == 4
+
+
+def test_no_node_comes_in_time() -> None:
+    """A node that nobody brings ends the job with a reason that names it."""
+    job = trained(5, nodes=2, processes=1)
+    job.lose(1)
+    job.fire("node")
+    assert job.phase is Phase.STOPPING
+    job.killed()
+    assert job.outcome is False
+    assert "node 1" in job.last(journal.Ended).reason
+
+
+def test_no_node_comes_at_the_start() -> None:
+    """A job whose nodes never come ends, and the reason says so."""
+    job = Driver(nodes=2)
+    job.hello(0)
+    job.fire("node")
+    assert job.outcome is False
+    assert "no node came as node 1" in job.last(journal.Ended).reason
+
+
+# ---- another coordinator
+
+
+def test_another_coordinator_has_all_ranks_meet_again_with_what_they_have() -> None:
+    """Nothing is started anew and no step is lost; generations and incidents go on rising."""
+    job = trained(5, nodes=2, processes=2)
+    take_over(job)
+    assert job.phase is Phase.REGROUPING
+    assert not job.unstarted
+    assert "leave" in job.timers
+    job.arrive([0, 1], finished=7)
+    job.arrive([2, 3], finished=8)
+    job.store_up()
+    assert set(sources(job).values()) == {Source.SELF, Source.PEER}
+    form = job.told(p.Form)[0]
+    assert (form.generation, form.step) == (2, 8)
+    job.ready(job.ranks)
+    job.step(9)
+    [incident] = journal.incidents(job.history)
+    assert (incident.cause.kind, incident.strategy) == (Kind.COORDINATOR, Strategy.RETRY)
+    assert (incident.closed, incident.steps_lost) == (True, 0)
+
+
+def test_another_coordinator_starts_what_has_died_meanwhile() -> None:
+    """A rank that no agent tells of is dead: it is started, with the state of a live one."""
+    job = trained(5, processes=3)
+    take_over(job, dead=(1,))
+    job.store_up()
+    assert job.spawned_now() == [1]
+    job.spawned()
+    job.arrive([1])
+    job.arrive([0, 2], finished=5)
+    assert sources(job) == {0: Source.SELF, 1: Source.PEER, 2: Source.SELF}
+
+
+def test_another_coordinator_goes_on_with_the_incident_that_was_open() -> None:
+    """The first fault and its decision are in the journal; the same incident is closed."""
+    job = trained(5)
+    job.exits(0, signal=SIGKILL, finished=5)
+    take_over(job, dead=(0,))
+    job.store_up()
+    job.spawned()
+    job.arrive([0])
+    job.arrive([1], finished=5)
+    job.ready(job.ranks)
+    job.step(6)
+    [incident] = journal.incidents(job.history)
+    assert incident.closed
+    assert incident.cause.kind is Kind.PROCESS
+
+
+def test_another_coordinator_knows_the_restarts_that_are_used() -> None:
+    """A budget is not renewed by the death of who keeps it."""
+    job = trained(5, policy=Policy(max_restarts=1))
+    job.raises(0)
+    job.killed()
+    job.store_up()
+    job.spawned()
+    job.form()
+    job.step(6)
+    take_over(job)
+    assert job.machine.restarts == 1
+    job.raises(1, "KeyError: 'another'")
+    assert job.phase is Phase.STOPPING
+    assert "1 of 1 restarts are used" in job.last(journal.Decided).reason
+
+
+def test_ranks_of_before_a_restart_do_not_come_back() -> None:
+    """A node whose line was cut finds all ranks being started anew: it ends with those it has."""
+    job = trained(5, nodes=2, processes=1, policy=Policy(max_restarts=1))
+    old = (p.LiveRank(rank=1, pid=job.pids[1], training=True),)
+    job.raises(0)
+    job.lose(1)
+    job.hello(1, generation=1, ranks=old)
+    assert "all ranks are started anew" in job.told(p.Refused)[-1].reason
+    job.killed()
+    assert job.phase is Phase.GATHERING
+    job.hello(1, generation=1, ranks=old)
+    assert "all ranks are started anew" in job.told(p.Refused)[-1].reason
+    job.hello(1)
+    job.store_up()
+    assert job.spawned_now() == [0, 1]
+
+
+def test_a_node_whose_line_was_cut_comes_back_with_its_ranks() -> None:
+    """They arrive with the state they have, and nothing is said of a coordinator's death."""
+    job = trained(5, nodes=2, processes=1)
+    old = (p.LiveRank(rank=1, pid=job.pids[1], training=True),)
+    job.lose(1)
+    job.hello(1, generation=1, ranks=old)
+    assert job.told(p.Over)[1].generation == 1
+    job.arrive(job.ranks, finished=5)
+    assert set(sources(job).values()) == {Source.SELF}
+    job.ready(job.ranks)
+    job.step(6)
+    (incident,) = journal.incidents(job.history)
+    assert [fault.kind for fault in incident.faults] == [Kind.NODE_LOST]
+
+
+def test_another_coordinator_of_an_untouched_script_waits_for_its_end() -> None:
+    """Ranks without a Session go on, those that ended well included: no incident, no start."""
+    job = Driver(processes=3)
+    job.start()
+    job.exits(2, code=0)
+    job.lose_coordinator()
+    live = tuple(p.LiveRank(rank=rank, pid=job.pids[rank]) for rank in (0, 1))
+    job.hello(0, ranks=live, ended=(2,))
+    assert not job.unstarted
+    job.exits(0, code=0)
+    job.exits(1, code=0)
+    assert job.outcome is True
+    assert not journal.incidents(job.history)
+
+
+def test_an_agent_that_does_not_come_to_another_coordinator_is_replaced() -> None:
+    """It may have died at the same time: after a moment its node is wanted."""
+    job = trained(5, nodes=2, processes=1)
+    job.lose_coordinator()
+    job.hello(0, generation=1, ranks=(p.LiveRank(rank=0, pid=job.pids[0], training=True),))
+    job.fire("late")
+    assert [wanted.node for wanted in job.recorded(journal.NodeWanted)] == [1]
+
+
+@pytest.mark.parametrize("why", ["failed", "stopped"])
+def test_another_coordinator_does_not_revive_a_job_that_was_ending(why: str) -> None:
+    """The dead one had begun to end the job: the next one ends it, and starts nothing."""
+    job = trained(5, processes=3)
+    if why == "failed":
+        job.raises(0)
+    else:
+        job.stop()
+    take_over(job, dead=(0,))
+    assert job.phase in (Phase.STOPPING, Phase.ENDED)
+    assert not job.stores
+    assert job.told(p.Refused)[-1].reason == "the job is ending"
+    job.fire("late")
+    assert job.phase is Phase.ENDED
+    assert job.last(journal.Ended).outcome == why

@@ -1,0 +1,268 @@
+"""The machine and ranks that make no progress: who is asked, and what is done with the answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from jobs.driver import Driver
+
+from rekindle.coordinator.machine.hangs import ANSWER_S, LONGEST_ANSWER_S
+from rekindle.coordinator.machine.job_state import Phase
+from rekindle.protocol import agent as p
+from rekindle.protocol.heartbeat_page import Doing
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Policy, Strategy
+
+
+def training(**settings: Any) -> Driver:
+    """A job of two nodes with two ranks each, all in a step."""
+    driver = Driver(nodes=2, processes=2, **settings)
+    driver.train(finished=5)
+    return driver
+
+
+def stall(driver: Driver, rank: int = 0, generation: int | None = None) -> dict[int, p.Look]:
+    """An agent says that a rank is late; return who is asked to look."""
+    of = driver.machine.generation if generation is None else generation
+    driver.say(driver.node_of(rank), p.Stalled(rank=rank, generation=of))
+    return driver.told(p.Look)
+
+
+def look(rank: int, **seen: Any) -> p.RankLook:
+    """A rank that waits for others for too long."""
+    seen = {"finished": 5, "doing": Doing.STEP, "elapsed_s": 12.0, "late": True} | seen
+    return p.RankLook(rank=rank, **{"waiting": True, **seen})
+
+
+def answer(driver: Driver, asked: dict[int, p.Look], *looks: p.RankLook) -> None:
+    """All nodes that were asked tell what they see."""
+    for node, order in asked.items():
+        own = tuple(each for each in looks if driver.node_of(each.rank) == node)
+        driver.say(node, p.Looked(serial=order.serial, looks=own))
+
+
+def culprit(rank: int, of: int = 4) -> list[p.RankLook]:
+    """One does something else while all others wait."""
+    stuck = look(rank, waiting=False, where="read (data.py:3)", stack="File data.py")
+    return [stuck if each == rank else look(each) for each in range(of)]
+
+
+def test_the_culprit_is_replaced() -> None:
+    """All agents look at their ranks; the one that did not join is started anew in its place."""
+    driver = training()
+    asked = stall(driver)
+    assert set(asked) == {0, 1}
+    answer(driver, asked, *culprit(2))
+    fault = driver.last(journal.FaultSeen).fault
+    assert (fault.kind, fault.rank, fault.node) == (Kind.HANG, 2, 1)
+    assert "rank 2 makes no progress" in fault.message
+    assert "File data.py" in fault.traceback
+    assert "rank 3: in a step for 12 s, waits for others" in fault.traceback
+    assert driver.last(journal.Decided).strategy is Strategy.RECOVER_IN_PLACE
+    assert driver.doomed == [2]
+    assert "look" not in driver.timers
+
+
+def test_nobody_to_blame() -> None:
+    """All ranks are started anew; three times in a row, and the job fails."""
+    driver = training()
+    for _ in range(3):
+        answer(driver, stall(driver), *(look(rank) for rank in driver.ranks))
+        fault = driver.last(journal.FaultSeen).fault
+        assert (fault.kind, fault.rank, fault.node) == (Kind.HANG, -1, -1)
+        assert driver.last(journal.Decided).strategy is Strategy.HANG_RESTART
+        driver.killed()
+        driver.store_up()
+        driver.spawned()
+        driver.form(finished=5)
+        driver.step(5)
+    answer(driver, stall(driver), *(look(rank) for rank in driver.ranks))
+    assert driver.last(journal.Decided).strategy is Strategy.FAIL
+    assert "it hung 3 times in a row" in driver.last(journal.Decided).reason
+
+
+def test_ranks_that_do_not_hang() -> None:
+    """Nothing follows, and they can be looked at again."""
+    driver = training()
+    answer(driver, stall(driver), *(look(rank, late=False) for rank in driver.ranks))
+    assert not driver.recorded(journal.FaultSeen)
+    assert stall(driver)
+
+
+def test_one_look_at_a_time() -> None:
+    """Every agent reports that its ranks are late; answers to an earlier look count nothing."""
+    driver = training()
+    asked = stall(driver)
+    assert not stall(driver, rank=2)
+    answer(driver, {0: asked[0]}, *culprit(2))
+    driver.fire("look")
+    driver.fire("look")
+    again = stall(driver)
+    driver.say(1, p.Looked(serial=asked[1].serial, looks=(culprit(3)[3],)))
+    assert not driver.recorded(journal.FaultSeen)
+    answer(driver, again, *culprit(2))
+    assert driver.last(journal.FaultSeen).fault.rank == 2
+
+
+def test_an_agent_that_does_not_answer_is_judged_without() -> None:
+    """The others have seen enough."""
+    driver = training()
+    asked = stall(driver)
+    answer(driver, {1: asked[1]}, *culprit(2))
+    driver.fire("look")
+    assert driver.last(journal.FaultSeen).fault.rank == 2
+
+
+def test_a_regroup_meanwhile_answers_it() -> None:
+    """What was seen is of a generation that is over."""
+    driver = training()
+    asked = stall(driver)
+    driver.fail_step(1)
+    answer(driver, asked, *culprit(2))
+    kinds = [seen.fault.kind for seen in driver.recorded(journal.FaultSeen)]
+    assert kinds == [Kind.LINK]
+
+
+def test_an_older_generation_cannot_stall() -> None:
+    """Its ranks are in another one by now."""
+    driver = training()
+    assert not stall(driver, generation=0)
+
+
+def test_ranks_that_meet_have_other_limits() -> None:
+    """Nobody is asked while a generation is formed."""
+    driver = training()
+    driver.fail_step(1)
+    assert driver.phase is Phase.REGROUPING
+    assert not stall(driver)
+
+
+@pytest.mark.parametrize("resting", [4, 3])
+def test_a_script_without_a_session(resting: int) -> None:
+    """It hangs when all its ranks rest, and all are started anew."""
+    driver = Driver(nodes=2, processes=2)
+    driver.start()
+    seen = {"doing": Doing.OUTSIDE, "elapsed_s": 300.0}
+    looks = [look(rank, late=rank < resting, **seen) for rank in driver.ranks]
+    answer(driver, stall(driver), *looks)
+    if resting < 4:
+        assert not driver.recorded(journal.FaultSeen)
+        return
+    assert driver.last(journal.Decided).strategy is Strategy.HANG_RESTART
+    assert sorted(driver.doomed) == [0, 1, 2, 3]
+
+
+def test_an_agent_that_is_slow_has_more_time_where_all_others_wait() -> None:
+    """For whom they wait is among its ranks; if it never answers, nobody is blamed."""
+    driver = training()
+    asked = stall(driver)
+    answer(driver, {0: asked[0]}, *culprit(2))
+    driver.fire("look")
+    assert driver.timers["look"] == LONGEST_ANSWER_S - ANSWER_S
+    answer(driver, {1: asked[1]}, *culprit(2))
+    assert driver.last(journal.FaultSeen).fault.rank == 2
+    driver = training()
+    answer(driver, {0: stall(driver)[0]}, *culprit(2))
+    driver.fire("look")
+    driver.fire("look")
+    assert not driver.recorded(journal.FaultSeen)
+    assert "look" not in driver.timers
+
+
+def test_nobody_is_blamed_by_some_of_the_answers() -> None:
+    """Whether all ranks are alike, those tell that were not seen."""
+    driver = training()
+    asked = stall(driver)
+    looks = [look(0, waiting=False, where="read"), look(1, waiting=False, busy=True)]
+    answer(driver, {0: asked[0]}, *looks)
+    driver.fire("look")
+    driver.fire("look")
+    assert not driver.recorded(journal.FaultSeen)
+    assert "again" not in driver.timers
+
+
+def test_an_agent_that_could_not_look_has_not_answered() -> None:
+    """It is not waited for, though."""
+    driver = training()
+    asked = stall(driver)
+    driver.say(1, p.Looked(serial=asked[1].serial, looks=(), error="no file descriptors"))
+    answer(driver, {0: asked[0]}, *culprit(2))
+    assert "look" not in driver.timers
+    assert not driver.recorded(journal.FaultSeen)
+
+
+@pytest.mark.parametrize("still", [True, False])
+def test_between_steps_two_looks_have_to_agree(still: bool) -> None:
+    """It may have done nothing for a moment only."""
+    driver = training()
+    rests = look(2, waiting=False, doing=Doing.BETWEEN)
+    others = [look(rank) for rank in (0, 1, 3)]
+    answer(driver, stall(driver), rests, *others)
+    assert not driver.recorded(journal.FaultSeen)
+    assert not stall(driver, rank=3)  # it will be looked at soon
+    driver.fire("again")
+    asked = driver.told(p.Look)
+    computes = look(2, waiting=False, doing=Doing.BETWEEN, busy=True, late=False)
+    answer(driver, asked, rests if still else computes, *others)
+    assert bool(driver.recorded(journal.FaultSeen)) is still
+    assert "again" not in driver.timers
+
+
+def test_looks_that_find_nothing_come_less_and_less_often() -> None:
+    """However many agents say that ranks are late; what is new is looked at at once."""
+    driver = training()
+    evaluates = [look(0, waiting=False, doing=Doing.EVALUATE, late=False), look(1), look(2)]
+    looked = []
+    for turn in range(2000):
+        driver.now += 0.1
+        if asked := stall(driver, rank=1 + turn % 2):
+            looked.append(driver.now)
+            answer(driver, asked, *evaluates)
+    assert len(looked) <= 12
+    assert looked[-1] - looked[-2] >= 29.0
+    assert stall(driver, rank=3), "it was not late before"
+    answer(driver, driver.told(p.Look), *evaluates, look(3))
+    assert not stall(driver, rank=3)
+    driver.say(0, p.Beat(finished={0: 6, 1: 6}, total=9, metrics={}))
+    assert stall(driver), "a step was finished since"
+
+
+def test_a_look_does_not_outlive_the_ranks_that_it_was_about() -> None:
+    """A restart of an untouched script leaves the generation as it is."""
+    driver = Driver(nodes=2, processes=2, policy=Policy(max_restarts=1))
+    driver.start()
+    asked = stall(driver)
+    driver.exits(0, code=1)
+    assert driver.phase is Phase.RESTARTING
+    assert "look" not in driver.timers
+    driver.killed()
+    driver.store_up()
+    driver.spawned()
+    assert driver.phase is Phase.REGROUPING
+    seen = {"doing": Doing.OUTSIDE, "elapsed_s": 1800.0}
+    answer(driver, asked, *(look(rank, **seen) for rank in driver.ranks))
+    assert driver.phase is Phase.REGROUPING
+    assert stall(driver)
+
+
+def test_all_wait_for_a_rank_that_ended_well() -> None:
+    """Where links do not break, nothing else tells that it has left too early."""
+    driver = training()
+    driver.exits(2, code=0)
+    answer(driver, stall(driver), *(look(rank) for rank in (0, 1, 3)))
+    fault = driver.last(journal.FaultSeen).fault
+    assert (fault.kind, fault.rank) == (Kind.USER_CODE, 2)
+    assert "ended with exit status 0" in fault.message
+
+
+def test_all_stopped_ranks_are_replaced_at_once() -> None:
+    """Several faults of one incident."""
+    driver = training()
+    stopped = {rank: look(rank, waiting=False, stopped=True) for rank in (0, 3)}
+    answer(driver, stall(driver), *(stopped.get(rank) or look(rank) for rank in driver.ranks))
+    assert driver.doomed == [0, 3]
+    faults = [seen.fault for seen in driver.recorded(journal.FaultSeen)]
+    assert [(fault.kind, fault.rank) for fault in faults] == [(Kind.HANG, 0), (Kind.HANG, 3)]
+    assert len({seen.incident for seen in driver.recorded(journal.FaultSeen)}) == 1

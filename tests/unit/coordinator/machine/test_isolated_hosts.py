@@ -1,0 +1,231 @@
+"""A node that leaves its host: what takes its place does not come from there again."""
+
+from __future__ import annotations
+
+import pytest
+from jobs.driver import Driver
+from jobs.trained import report, strategies, trained
+
+from rekindle.job.spec import KeepsOff
+from rekindle.names import SPARE
+from rekindle.protocol import agent as p
+from rekindle.recovery.faults.classification import Source
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Policy, Strategy
+
+RECOVERS = Policy(strategies=(Strategy.RECOVER,))
+MOVES_JOBS = Policy(
+    strategies=(Strategy.RECOVER, Strategy.RESCHEDULE_POD, Strategy.RESCHEDULE_JOB_ISOLATED),
+    max_pod_reschedules=1,
+    max_reschedules=1,
+)
+
+
+def broken(keeps_off: KeepsOff, policy: Policy = RECOVERS, **world: object) -> tuple[Driver, str]:
+    """A job of two nodes; a device of node 1 falls off the bus. With it: its host."""
+    job = trained(5, nodes=2, keeps_off=keeps_off, policy=policy, **world)
+    host = job.machine.roster.nodes[1].host
+    assert report(job, Source.XID, "79", node=1, device=0) == ""
+    return job, host
+
+
+def left(keeps_off: KeepsOff) -> tuple[Driver, str]:
+    """As above, and its agent has ended."""
+    job, host = broken(keeps_off)
+    job.end(1)
+    return job, host
+
+
+def refused(job: Driver) -> list[str]:
+    return [each.message.reason for each in job.sent(p.Refused)]
+
+
+def test_it_ends_with_a_status_that_has_another_one_come() -> None:
+    job, host = broken(KeepsOff.AT_ONCE)
+    assert strategies(job) == [Strategy.RECOVER]
+    assert [each.message.status for each in job.sent(p.Bye)] == [1]
+    assert job.last(journal.Isolated).host == host
+    left = job.last(journal.NodeLeft)
+    assert (left.node, left.replaced) == (1, True)
+    assert [e.node for e in job.recorded(journal.NodeWanted)] == [1]
+
+
+def test_an_agent_of_an_isolated_host_is_refused() -> None:
+    """Whether as a node or as a spare; one from elsewhere is taken in, and training goes on."""
+    job, host = left(KeepsOff.AT_ONCE)
+    for spare in (False, True):
+        job.hello(-1, host=host, spare=spare)
+        assert refused(job) == [f"host {host} is isolated"]
+    assert job.machine.roster.missing == [1]
+    job.hello(-1, host="another")
+    assert job.last(journal.NodeJoined).node == 1
+
+
+def test_another_coordinator_refuses_it_too() -> None:
+    job, host = left(KeepsOff.AT_ONCE)
+    job.lose_coordinator()
+    job.hello(-1, host=host)
+    assert refused(job) == [f"host {host} is isolated"]
+
+
+def test_an_agent_that_is_a_node_may_go_on_where_it_is() -> None:
+    """As the other node of a host of two: the fault was not its own."""
+    job, host = broken(KeepsOff.AT_ONCE)
+    job.lose(0)
+    job.hello(0, host=host)
+    assert refused(job) == []
+
+
+def test_a_machine_of_its_own_is_all_there_is() -> None:
+    job, host = left(KeepsOff.NEVER)
+    job.hello(-1, host=host)
+    assert refused(job) == []
+    assert job.last(journal.NodeJoined).node == 1
+
+
+def test_no_more_is_waited_for_than_two_of_them() -> None:
+    """The first may be the old one; then whoever places them will do it again."""
+    job, host = broken(KeepsOff.ANEW)
+    assert strategies(job) == [Strategy.RECOVER]  # the policy has nothing else
+    job.hello(-1, host=host)
+    assert job.timers["node"] > 0
+    job.hello(-1, host=host)
+    assert job.timers["node"] == 0
+    job.fire("node")
+    fault = job.last(journal.FaultSeen).fault
+    assert fault.kind is Kind.SCHEDULING
+    assert fault.message.startswith("no node came as node 1: ")
+    assert host in fault.message
+
+
+def test_one_that_comes_from_elsewhere_in_between() -> None:
+    """After it, two more are needed."""
+    job, host = left(KeepsOff.ANEW)
+    job.hello(-1, host=host)
+    job.hello(-1, host="another")
+    job.lose(1)
+    job.hello(-1, host=host)
+    assert job.timers["node"] > 0
+
+
+def test_where_it_can_be_kept_off_more_are_refused() -> None:
+    """Each time it is asked for again; five of them say that the host is not kept off after all."""
+    job, host = broken(KeepsOff.AT_ONCE)
+    for _ in range(4):
+        job.hello(-1, host=host)
+    assert job.timers["node"] > 0
+    assert [e.node for e in job.recorded(journal.NodeWanted)] == [1] * 5
+    job.hello(-1, host=host)
+    assert job.timers["node"] == 0
+
+
+def test_one_that_was_lost_for_another_reason_is_waited_for() -> None:
+    """A pod that comes again and again from the host that was left is none of its business."""
+    job = trained(5, nodes=2, keeps_off=KeepsOff.ANEW, policy=RECOVERS, spares=1)
+    job.hello(-1, spare=True, host="another")
+    host = job.machine.roster.nodes[1].host
+    report(job, Source.XID, "79", node=1, device=0)
+    job.hello(-1, host=host)  # before the spare has come
+    job.hello(-1, host=host)
+    assert job.recorded(journal.NodeWanted)[-1].node == SPARE
+    job.hello(1, host="another")
+    job.lose(0)
+    for _ in range(3):
+        job.hello(-1, host=host)
+    assert job.timers["node"] > 0
+    assert host not in "".join(job.machine.roster.obstacles.values())
+
+
+def test_two_hosts_that_are_left() -> None:
+    """One refusal of each says nothing."""
+    job = trained(5, nodes=3, keeps_off=KeepsOff.ANEW, policy=RECOVERS)
+    hosts = [job.machine.roster.nodes[node].host for node in (1, 2)]
+    for node in (1, 2):
+        report(job, Source.XID, "79", node=node, device=0)
+    for host in hosts:
+        job.hello(-1, host=host)
+    assert job.timers["node"] > 0
+    job.hello(-1, host=hosts[0])
+    assert job.timers["node"] == 0
+
+
+def test_another_coordinator_knows_who_was_to_leave() -> None:
+    job, host = broken(KeepsOff.ANEW)
+    job.end(1)
+    job.lose_coordinator()
+    job.hello(0)
+    for _ in range(2):
+        assert job.timers["node"] > 0
+        job.hello(-1, host=host)
+    assert job.timers["node"] == 0
+
+
+def test_a_spare_that_waits_there_is_no_help() -> None:
+    """It ends as the node does, and so does what it says before it hears of that."""
+    job = trained(5, nodes=2, keeps_off=KeepsOff.AT_ONCE, policy=RECOVERS, spares=2)
+    host = job.machine.roster.nodes[1].host
+    sick = job.hello(-1, spare=True, host=host)
+    job.hello(-1, spare=True, host="another")
+    report(job, Source.XID, "79", node=1, device=0)
+    assert [each.message.status for each in job.sent(p.Bye)] == [1, 1]
+    assert sick in job.machine.sent_home
+    assert job.last(journal.SpareLost).left == 1
+    assert [e.node for e in job.recorded(journal.NodeWanted)] == [SPARE, SPARE]
+    job.hello(1, host="another")
+    assert job.machine.roster.nodes[1].host == "another"
+
+
+def test_spares_on_a_machine_of_ones_own_stay() -> None:
+    job = trained(5, nodes=2, keeps_off=KeepsOff.NEVER, policy=RECOVERS, spares=1)
+    job.hello(-1, spare=True, host=job.machine.roster.nodes[1].host)
+    report(job, Source.XID, "79", node=1, device=0)
+    assert job.recorded(journal.SpareLost) == []
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy(max_pod_reschedules=2),
+        Policy(strategies=(Strategy.RECOVER, Strategy.RESCHEDULE_JOB), max_reschedules=2),
+        Policy(strategies=(Strategy.RECOVER, Strategy.RESTART), max_restarts=3),
+    ],
+)
+def test_what_would_stay_on_the_host_is_not_better(policy: Policy) -> None:
+    """A new node may come from elsewhere; another rung would cost more, and may come there too."""
+    job, host = broken(KeepsOff.ANEW, policy)
+    assert strategies(job) == [Strategy.RECOVER]
+    assert job.last(journal.Isolated).host == host
+
+
+@pytest.mark.parametrize(
+    ("keeps_off", "spares", "wanted"),
+    [
+        (KeepsOff.AT_ONCE, 0, Strategy.RECOVER),
+        (KeepsOff.ANEW, 1, Strategy.RECOVER),  # the spare is elsewhere
+        (KeepsOff.ANEW, 0, Strategy.RESCHEDULE_JOB_ISOLATED),
+    ],
+)
+def test_the_whole_job_is_placed_anew_only_where_it_has_to_be(
+    keeps_off: KeepsOff, spares: int, wanted: Strategy
+) -> None:
+    job = trained(5, nodes=2, keeps_off=keeps_off, policy=MOVES_JOBS, spares=spares)
+    for _ in range(spares):
+        job.hello(-1, spare=True)
+    report(job, Source.XID, "79", node=1, device=0)
+    assert strategies(job) == [wanted]
+
+
+def test_the_reason_is_told() -> None:
+    job, _ = broken(KeepsOff.ANEW, MOVES_JOBS)
+    assert "a new node may come to the host that is to be left" in job.last(journal.Decided).reason
+
+
+def test_a_lost_node_needs_no_other_host() -> None:
+    """Nobody knows that the host is to blame: its pod may come there again."""
+    job = trained(5, nodes=2, keeps_off=KeepsOff.ANEW, policy=MOVES_JOBS)
+    host = job.machine.roster.nodes[1].host
+    job.lose(1)
+    assert strategies(job) == [Strategy.RECOVER]
+    job.hello(-1, host=host)
+    assert refused(job) == []

@@ -1,0 +1,193 @@
+"""The coordinator's machine at the end of a job that did not succeed: last words."""
+
+from __future__ import annotations
+
+from jobs.driver import Driver
+
+from rekindle.coordinator.machine.job_state import Phase
+from rekindle.protocol import agent as p
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import INNER, Policy, Strategy
+
+
+def trained(*, policy: Policy | None = None, **snapshots: int) -> Driver:
+    """A job of two nodes that trains; node0=5 says that node 0 has a snapshot of step 5."""
+    driver = Driver(nodes=2, processes=1, policy=policy)
+    driver.train(finished=7)
+    for name, step in snapshots.items():
+        node = int(name.removeprefix("node"))
+        driver.say(node, p.Snapshots(kept={node: ((step, 1),)}))
+    return driver
+
+
+def broken(driver: Driver) -> None:
+    """The script raises, and no restart is left."""
+    driver.raises(1)
+    driver.killed()
+
+
+def asked(driver: Driver) -> dict[int, int]:
+    """Which node was asked by the last commands for which snapshot."""
+    return {node: dump.step for node, dump in driver.told(p.Dump).items()}
+
+
+def answer(driver: Driver, node: int, step: int, error: str = "") -> None:
+    """A node has written its last words, or says why not."""
+    path = "" if error else "there"
+    driver.say(
+        node, p.CheckpointWritten(step=step, generation=1, path=path, error=error, last_words=True)
+    )
+
+
+def test_the_newest_snapshot_is_written() -> None:
+    """When all ranks have ended, and before the job does."""
+    driver = trained(node0=5, node1=6)
+    driver.raises(1)
+    assert asked(driver) == {}
+    driver.killed()
+    assert asked(driver) == {1: 6}
+    assert (driver.phase, driver.outcome) == (Phase.DUMPING, None)
+    answer(driver, 1, 6)
+    assert driver.outcome is False
+    assert driver.last(journal.Checkpointed).step == 6
+    assert driver.last(journal.Decided).strategy is Strategy.DUMP
+    ended = driver.last(journal.Ended)
+    assert (ended.outcome, ended.reason.split("; ")[-1]) == (
+        "failed",
+        "last words: step 6 is at there",
+    )
+    assert [(e.node, e.step, e.path) for e in driver.recorded(journal.LastWords)] == [
+        (1, 6, ""),
+        (1, 6, "there"),
+    ]
+    assert "dump" not in driver.timers
+
+
+def test_a_node_that_cannot_write() -> None:
+    """The next node is asked, and without one the job ends, and does not claim what is not."""
+    driver = trained(node0=5, node1=6)
+    broken(driver)
+    answer(driver, 1, 6, error="disk full")
+    assert asked(driver) == {0: 5}
+    answer(driver, 0, 5, error="disk full")
+    assert driver.outcome is False
+    assert [e.error for e in driver.recorded(journal.LastWords) if e.error] == ["disk full"] * 2
+    assert driver.last(journal.Ended).reason.endswith("last words: none, for node 0: disk full")
+
+
+def test_a_node_that_is_lost_or_silent() -> None:
+    """It is not waited for, nor for longer than the limit."""
+    driver = trained(node0=5, node1=6)
+    broken(driver)
+    driver.lose(1)
+    assert asked(driver) == {0: 5}
+    assert driver.outcome is None
+    driver.fire("dump")
+    assert driver.outcome is False
+    assert "has not written them within 600 s" in driver.last(journal.Ended).reason
+
+
+def test_all_that_had_one_are_gone() -> None:
+    """The end does not promise what was decided when there still was a snapshot."""
+    driver = trained(node0=5)
+    driver.raises(1)
+    driver.lose(0)
+    assert driver.outcome is False
+    assert "last words: none" in driver.last(journal.Ended).reason
+
+
+def test_another_checkpoint_is_no_last_word() -> None:
+    """One that was under way is noted, and more is waited for."""
+    driver = trained(node0=5)
+    broken(driver)
+    driver.say(0, p.CheckpointWritten(step=4, generation=1, path="there"))
+    assert driver.phase is Phase.DUMPING
+    driver.say(1, p.CheckpointWritten(step=4, generation=1, path="there", last_words=True))
+    assert driver.phase is Phase.DUMPING
+    answer(driver, 0, 5)
+    assert driver.outcome is False
+
+
+def test_a_checkpoint_is_as_new() -> None:
+    """Then there is nothing to save."""
+    driver = trained(node0=5, node1=5)
+    driver.say(0, p.CheckpointWritten(step=5, generation=1, path="there"))
+    broken(driver)
+    assert driver.recorded(journal.Decided)[-1].strategy is Strategy.FAIL
+    assert driver.outcome is False
+
+
+def test_no_snapshot() -> None:
+    """Then there is nothing to write."""
+    driver = trained()
+    broken(driver)
+    assert driver.outcome is False
+
+
+def test_not_allowed() -> None:
+    """A policy without `dump` means it."""
+    driver = trained(policy=Policy(strategies=INNER), node0=5)
+    broken(driver)
+    assert driver.last(journal.Decided).strategy is Strategy.FAIL
+    assert driver.outcome is False
+
+
+def test_stopped() -> None:
+    """A job that is stopped leaves last words as well, unless it has to be quick."""
+    driver = trained(node0=5)
+    driver.stop()
+    driver.killed()
+    assert asked(driver) == {0: 5}
+    answer(driver, 0, 5)
+    assert driver.last(journal.Ended).outcome == "stopped"
+
+
+def test_stopped_twice() -> None:
+    """The second signal does not wait for last words."""
+    driver = trained(node0=5)
+    driver.stop()
+    driver.stop(at_once=True)
+    driver.killed()
+    assert driver.outcome is False
+    driver = trained(node0=5)
+    driver.stop()
+    driver.killed()
+    assert driver.phase is Phase.DUMPING
+    driver.stop(at_once=True)
+    assert driver.outcome is False
+    assert {bye.message.at_once for bye in driver.sent(p.Bye)} == {True}
+    assert "before they were written" in driver.last(journal.Ended).reason
+
+
+def test_nobody_is_asked_for_while_it_is_written() -> None:
+    """Time limits of the start mean nothing to a job that ends."""
+    driver = Driver(nodes=2, processes=1)
+    driver.hello(spare=True)
+    driver.train()
+    driver.say(0, p.Snapshots(kept={0: ((1, 1),)}))
+    driver.lose(1)
+    driver.stop()
+    driver.killed()
+    assert driver.phase is Phase.DUMPING
+    wanted = len(driver.recorded(journal.NodeWanted))
+    driver.fire("late")
+    assert len(driver.recorded(journal.NodeWanted)) == wanted
+    assert not driver.sent(p.Promote)
+
+
+def test_succeeded() -> None:
+    """A job that succeeded has said all it had to say."""
+    driver = trained(node0=5)
+    for rank in driver.ranks:
+        driver.exits(rank, code=0)
+    assert driver.outcome is True
+    assert not driver.told(p.Dump)
+
+
+def test_agents_that_come_while_it_is_written() -> None:
+    """They are sent away."""
+    driver = trained(node0=5)
+    broken(driver)
+    driver.hello(spare=True)
+    (refused,) = driver.sent(p.Refused)
+    assert refused.message.reason == "the job is ending"

@@ -1,0 +1,261 @@
+"""The machine's limits: time, sources that fail, and fences against what is old."""
+
+from __future__ import annotations
+
+import pytest
+from jobs.driver import Driver
+from jobs.trained import SIGKILL, sources, trained
+
+from rekindle.coordinator.machine.job_state import Phase
+from rekindle.protocol import agent as p
+from rekindle.recovery.faults.fault import Exit, Kind
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.plan import Source
+from rekindle.recovery.policy.policy import Strategy
+
+# ---- time limits
+
+
+def test_a_rank_that_does_not_leave_its_step_is_replaced() -> None:
+    """A healthy rank stuck in its collective is killed and started anew."""
+    job = trained(5, processes=3)
+    job.exits(0, signal=SIGKILL, finished=5)
+    job.spawned()
+    job.arrive([2], finished=5)
+    job.fire("leave")
+    assert job.told(p.Kill) == {0: p.Kill(ranks=(1,), grace_s=0.0)}
+    job.killed()
+    assert job.spawned_now() == [1]
+    job.spawned()
+    job.arrive([0, 1])
+    assert sources(job) == {0: Source.PEER, 1: Source.PEER, 2: Source.SELF}
+    assert job.last(journal.FaultSeen).fault.kind is Kind.STUCK
+
+
+def test_a_started_rank_that_does_not_reach_its_session_is_replaced() -> None:
+    """One rank of a Session job hangs before its Session: it is killed and started anew."""
+    job = Driver(processes=2)
+    job.train(5)
+    job.exits(0, signal=SIGKILL, finished=5)
+    job.spawned()
+    job.arrive([1], finished=5)
+    job.fire("join")
+    assert job.told(p.Kill)[0].ranks == (0,)
+    job.killed()
+    assert job.spawned_now() == [0]
+    assert "join" in job.timers
+
+
+def test_a_rank_that_does_not_get_its_state_in_time() -> None:
+    """A transfer that hangs ends the generation; all meet again, and the next one may succeed."""
+    job = trained(5, processes=3)
+    job.exits(0, signal=SIGKILL, finished=5)
+    job.spawned()
+    job.arrive([0])
+    job.arrive([1, 2], finished=5)
+    job.ready([1, 2])
+    job.fire("join")
+    assert job.told(p.Over)[0].generation == 2
+    job.arrive([0])
+    job.arrive([1, 2], finished=5)
+    assert job.told(p.Form)[0].generation == 3
+    job.ready(job.ranks)
+    assert job.phase is Phase.TRAINING
+
+
+def test_a_rank_that_ends_well_while_it_should_take_its_state() -> None:
+    """Its time limit finds nobody to blame; the broken collective of the others does."""
+    job = trained(5, processes=3)
+    job.exits(0, signal=SIGKILL, finished=5)
+    job.spawned()
+    job.arrive([0])
+    job.arrive([1, 2], finished=5)
+    job.ready([1, 2])
+    job.exits(0, code=0)
+    job.fire("join")
+    job.fail_step(1)
+    job.killed()
+    assert job.outcome is False
+    assert "rank 0 ended with exit status 0 before" in job.last(journal.Ended).reason
+
+
+def test_time_limits_are_off_while_ranks_train() -> None:
+    """No limit of a regroup outlives it."""
+    job = trained(5)
+    job.exits(0, signal=SIGKILL, finished=5)
+    job.spawned()
+    assert {"leave", "join"} <= job.timers.keys()
+    job.arrive([0])
+    job.arrive([1], finished=5)
+    job.ready(job.ranks)
+    assert not {"leave", "join"} & job.timers.keys()
+
+
+# ---- sources that fail
+
+
+def test_a_snapshot_that_cannot_be_used_is_passed_over_for_the_checkpoint() -> None:
+    """The rank says that its snapshot is broken: the next plan takes the checkpoint."""
+    job = trained(12)
+    job.say(0, p.Snapshots(kept={0: ((10, 1),)}))
+    job.say(0, p.CheckpointWritten(step=8, generation=1, path="there"))
+    for rank in job.ranks:
+        job.exits(rank, signal=SIGKILL, finished=12)
+    job.spawned()
+    job.arrive(job.ranks)
+    assert sources(job)[0] is Source.SNAPSHOT
+    job.ready([0], error="snapshot of step 10: checksum is wrong")
+    assert job.told(p.Over)
+    assert job.last(journal.Decided).lighter
+    assert journal.incidents(job.history)[-1].strategies[-1] is Strategy.RECOVER_IN_PLACE
+    job.arrive(job.ranks)
+    assert sources(job) == {0: Source.CHECKPOINT, 1: Source.CHECKPOINT}
+    assert job.last(journal.Formed).step == 8
+    job.ready(job.ranks)
+    job.step(9)
+    assert journal.incidents(job.history)[-1].steps_lost == 4
+
+
+def test_the_copies_before_are_tried_one_after_the_other() -> None:
+    """Of one kind of source only the step that failed is passed over, and only on its node."""
+    job = Driver(nodes=2, processes=1)
+    job.hello(0, checkpoints=((8, 0), (4, 0)))
+    job.hello(1, checkpoints=((8, 0), (2, 0)))
+    job.store_up()
+    job.spawned()
+    job.arrive(job.ranks)
+    assert job.last(journal.Formed).step == 8
+    job.ready([0], error="a file is damaged")
+    job.arrive([0])
+    job.arrive([1], finished=8)
+    assert sources(job) == {0: Source.PEER, 1: Source.SELF}
+    job.ready([1])
+    job.ready([0])
+    job.step(9)
+    for rank in job.ranks:
+        job.exits(rank, signal=SIGKILL, finished=9)
+    job.spawned()
+    job.arrive(job.ranks)
+    assert job.last(journal.Formed).step == 8
+    job.ready([0], error="a file is damaged")
+    job.arrive(job.ranks)
+    assert sources(job) == {0: Source.PEER, 1: Source.CHECKPOINT}
+    job.ready([1], error="a file is damaged")
+    job.arrive(job.ranks)
+    assert sources(job) == {0: Source.CHECKPOINT, 1: Source.PEER}
+    assert job.last(journal.Formed).step == 4
+
+
+def test_a_source_that_failed_may_be_used_in_the_next_incident() -> None:
+    """What was passed over is tried again once training went on: a newer one lies there."""
+    job = trained(12, processes=1)
+    job.say(0, p.Snapshots(kept={0: ((10, 1),)}))
+    job.exits(0, signal=SIGKILL, finished=12)
+    job.spawned()
+    job.arrive([0])
+    job.ready([0], error="broken")
+    job.form()
+    assert job.last(journal.Formed).sources == {"fresh": 1}
+    job.step(1)
+    job.say(0, p.Snapshots(kept={0: ((20, 1),)}))
+    job.exits(0, signal=SIGKILL, finished=21)
+    job.spawned()
+    job.arrive([0])
+    assert sources(job) == {0: Source.SNAPSHOT}
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_disturb_training() -> None:
+    """A full disk is an incident of its own, closed at once."""
+    job = trained(5)
+    job.say(0, p.CheckpointWritten(step=5, generation=1, error="no space left on device"))
+    assert job.phase is Phase.TRAINING
+    [incident] = journal.incidents(job.history)
+    assert incident.closed
+    assert "no space left" in incident.reason
+
+
+# ---- fences
+
+
+def test_the_exit_of_an_earlier_process_changes_nothing() -> None:
+    """An Exited with another pid than the rank's is not its exit."""
+    job = trained(5)
+    job.say(0, p.Exited(rank=0, pid=99, exit=Exit(signal=SIGKILL), finished=5))
+    assert not job.commands
+    assert job.phase is Phase.TRAINING
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        p.StepFailed(rank=0, generation=1, kind=Kind.LINK, error="reset by peer", finished=99),
+        p.StateReady(rank=0, generation=1),
+        p.StateReady(rank=0, generation=1, error="nothing there"),
+        p.StepDone(rank=0, generation=1, finished=99),
+        p.StoreUp(serial=0, port=1),
+        p.StoreDown(serial=0),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_news_of_an_earlier_generation_changes_nothing(message: p.Message) -> None:
+    """What ranks said about a generation that is over does not touch the next."""
+    job = trained(5)
+    job.fail_step(0)
+    job.arrive(job.ranks, finished=5)
+    assert job.machine.generation == 2
+    before = job.phase, job.machine.newest, [job.status(rank) for rank in job.ranks]
+    job.say(0, message)
+    assert not job.commands
+    assert before == (job.phase, job.machine.newest, [job.status(rank) for rank in job.ranks])
+
+
+def test_the_end_of_an_earlier_store_changes_nothing() -> None:
+    """The store that was replaced is gone, as it should be; the new one still counts."""
+    job = trained(5)
+    job.say(0, p.StoreDown(serial=1))
+    job.exits(0, signal=SIGKILL, finished=5)
+    job.store_up()
+    job.say(0, p.StoreDown(serial=1))
+    job.exits(1, signal=SIGKILL, finished=5)
+    assert not job.told(p.HostStore)
+    assert job.spawned_now() == [1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"attempt": 3}, "attempt"),
+        ({"job_id": "another"}, "job"),
+        ({"version": 0}, "wire version"),
+        ({"processes": 7}, "processes per node"),
+        ({"node": 5}, "does not exist"),
+        ({"node": 0}, "taken"),
+    ],
+)
+def test_an_agent_that_does_not_fit_is_refused(changes: dict[str, object], word: str) -> None:
+    """The refusal says what does not fit; the job does not notice."""
+    job = Driver(nodes=2)
+    job.hello(0)
+    node = changes.pop("node", 1)
+    job.hello(node, **changes)
+    assert word in job.told(p.Refused)[-1].reason
+    assert list(job.machine.roster.nodes) == [0]
+
+
+def test_agents_without_a_wish() -> None:
+    """They get the free seats, and wait as spares when all are taken."""
+    job = Driver(nodes=2)
+    job.hello()
+    job.hello()
+    assert sorted(job.machine.roster.nodes) == [0, 1]
+    job.hello()
+    assert not job.told(p.Refused)
+    assert len(job.machine.roster.spares) == 1
+
+
+def test_no_agent_is_taken_in_by_a_job_that_ends() -> None:
+    """An agent that comes too late is sent away, so that it ends."""
+    job = trained(5)
+    job.stop()
+    job.hello(0)
+    assert job.told(p.Refused)[-1].reason == "the job is ending"

@@ -1,0 +1,146 @@
+"""The machine, where a step was done more than once: its states are never mixed."""
+
+from __future__ import annotations
+
+from jobs.driver import Driver
+from jobs.trained import SIGKILL, sources
+
+from rekindle.protocol import agent as p
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.plan import Source
+
+
+def formed(job: Driver) -> tuple[int, int]:
+    """The state that the newest generation went on from."""
+    newest = job.last(journal.Formed)
+    return newest.step, newest.made
+
+
+def arrive_anew(job: Driver, **finished: int) -> None:
+    """Two ranks arrive, with the shard of their number; without a step they are new processes."""
+    for rank in job.ranks:
+        job.arrive([rank], finished.get(f"rank{rank}"), shard=rank)
+
+
+def went_back() -> Driver:
+    """Two shards that have done their first step."""
+    job = Driver(nodes=2, processes=1)
+    job.start()
+    arrive_anew(job)
+    job.ready(job.ranks)
+    job.step(1)
+    return job
+
+
+def gone_back() -> Driver:
+    """Two shards trained to step 9, went back to 4, and have done steps 5 to 9 again."""
+    job = went_back()
+    for step in (4, 8):
+        job.say(0, p.CheckpointWritten(step=step, generation=1, path="there", shards=2))
+    for rank in job.ranks:
+        job.exits(rank, signal=SIGKILL, finished=9)
+    job.spawned()
+    arrive_anew(job)
+    assert formed(job) == (8, 1)
+    job.ready([1], error="a file cannot be read")
+    job.arrive([0], 8, made=2, shard=0)
+    job.arrive([1], 0, torn=True, shard=1)
+    assert formed(job) == (4, 1)
+    job.ready(job.ranks)
+    job.step(5)
+    for rank in job.ranks:
+        job.say(rank, p.Snapshots(kept={rank: ((6, 3), (8, 3))}))
+    return job
+
+
+def test_a_step_done_again_is_another_state() -> None:
+    """A checkpoint of the first time does not go with a snapshot of the second."""
+    job = gone_back()
+    job.say(0, p.Copies(kept={1: ((6, 3),)}))
+    job.lose(1)
+    job.hello(1, depot=1, checkpoints=((8, 1), (4, 1)))
+    job.spawned()
+    job.arrive([0], 9, shard=0)
+    job.arrive([1], shard=1)
+    assert formed(job) == (8, 1)  # whole, and newer than step 6 of the second time
+    assert set(sources(job).values()) == {Source.CHECKPOINT}
+
+
+def test_what_was_gone_back_from_is_another_state() -> None:
+    """After going on from the first time, the second one's snapshots of that step do not count."""
+    job = gone_back()
+    job.lose(1)
+    job.hello(1, checkpoints=((8, 1), (4, 1)))
+    job.spawned()
+    job.arrive([0], 9, shard=0)
+    job.arrive([1], shard=1)
+    assert formed(job) == (8, 1)
+    job.ready(job.ranks)
+    job.exits(0, signal=SIGKILL, finished=8)
+    job.spawned()
+    job.arrive([1], 8, made=1, shard=1)
+    job.arrive([0], shard=0)
+    assert formed(job) == (8, 1)
+    assert set(sources(job).values()) == {Source.CHECKPOINT, Source.SELF}
+
+
+def test_nodes_with_stores_of_their_own() -> None:
+    """Two ways to have done step 8: all take the same one."""
+    job = Driver(nodes=2, processes=1, generation=3)
+    job.hello(0, checkpoints=((8, 1),))
+    job.hello(1, checkpoints=((8, 2),))
+    job.store_up()
+    job.spawned()
+    job.arrive(job.ranks)
+    assert formed(job) == (8, 2)
+    assert sources(job) == {0: Source.PEER, 1: Source.CHECKPOINT}
+
+
+def test_parts_of_before_a_take_over() -> None:
+    """A checkpoint is not put together of shards that two generations have written."""
+    job = gone_back()
+    job.say(0, p.PartWritten(step=9, generation=3, shard=0, shards=2))
+    job.lose_coordinator()
+    for rank in job.ranks:
+        alive = (p.LiveRank(rank=rank, pid=job.pids[rank], training=True),)
+        job.hello(rank, generation=3, ranks=alive)
+    job.say(1, p.PartWritten(step=9, generation=2, shard=1, shards=2))
+    job.say(0, p.PartWritten(step=9, generation=3, shard=0, shards=2))
+    assert not job.sent(p.Commit)
+
+
+def test_last_words_of_before_a_regroup() -> None:
+    """They are of the generation that did their step, which may be over long since."""
+    job = went_back()
+    for rank in job.ranks:
+        job.say(rank, p.Snapshots(kept={rank: ((20, 1),)}))
+    job.fail_step(0)
+    for rank in job.ranks:
+        job.arrive([rank], 20, made=1, shard=rank)
+    assert job.last(journal.Formed).generation == 2
+    job.ready(job.ranks)
+    job.stop()
+    job.killed()
+    for node, order in job.told(p.Dump).items():
+        assert (order.step, order.made) == (20, 1)
+        part = p.PartWritten(step=20, generation=1, shard=node, shards=2, last_words=True)
+        job.say(node, part)
+    assert [order.message.last_words for order in job.sent(p.Commit)] == [True]
+
+
+def test_last_words_beside_a_checkpoint_that_is_being_written() -> None:
+    """Of the same state: neither is put together with parts of the other."""
+    job = gone_back()
+    for rank in job.ranks:
+        job.say(rank, p.Snapshots(kept={rank: ((9, 3),)}))
+    job.stop()
+    job.killed()
+    parts = [
+        p.PartWritten(step=9, generation=3, shard=shard, shards=2, last_words=words)
+        for shard, words in ((0, True), (0, False), (1, False), (1, True))
+    ]
+    orders = []
+    for part in parts:
+        job.say(part.shard, part)
+        orders += [order.message.last_words for order in job.sent(p.Commit)]
+    assert orders == [False, True]

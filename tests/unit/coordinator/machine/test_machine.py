@@ -1,0 +1,287 @@
+"""The coordinator's machine: events in, commands out. From the start to one fault."""
+
+from __future__ import annotations
+
+import pytest
+from jobs.driver import Driver
+from jobs.trained import SIGKILL, sources, strategies, trained
+
+from rekindle.coordinator.machine.job_state import Phase
+from rekindle.coordinator.machine.ranks import Status
+from rekindle.errors import ProtocolError
+from rekindle.protocol import agent as p
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.plan import Source
+from rekindle.recovery.policy.policy import Policy, Strategy
+
+# ---- from the start to the first step
+
+
+def test_ranks_are_started_when_all_nodes_are_there_and_the_store_is_up() -> None:
+    """Agents are welcomed as they come; one hosts the store, and only then ranks are started."""
+    job = Driver(nodes=2, processes=2)
+    job.hello(1)
+    assert job.told(p.Welcome) == {1: p.Welcome(node=1)}
+    job.hello(0)
+    assert list(job.told(p.HostStore)) == [0]
+    assert not job.spawned_now()
+    job.store_up(port=4711)
+    assert job.spawned_now() == [0, 1, 2, 3]
+    spawn = job.told(p.Spawn)[1]
+    assert (spawn.ranks, spawn.store_port, spawn.restart) == ((2, 3), 4711, 0)
+    assert "node" not in job.timers
+
+
+def test_from_the_start_to_the_first_step() -> None:
+    """All arrive: one generation is formed, fresh; all have their state and step: it trains."""
+    job = Driver(nodes=2, processes=1)
+    job.start()
+    assert job.phase is Phase.REGROUPING
+    job.arrive([0])
+    assert not job.told(p.Form)
+    job.arrive([1])
+    assert set(sources(job).values()) == {Source.FRESH}
+    assert {form.generation for form in job.told(p.Form).values()} == {1}
+    job.ready([0])
+    assert job.phase is Phase.RESTORING
+    job.ready([1])
+    assert job.phase is Phase.TRAINING
+    job.step(1)
+    first = job.last(journal.FirstStep)
+    assert (first.generation, first.step, first.incident) == (1, 1, 0)
+    assert not job.timers.keys() & {"leave", "join", "node"}
+
+
+def test_generations_go_on_from_those_of_earlier_attempts() -> None:
+    """A later attempt never forms a generation that an earlier one had."""
+    job = Driver(attempt=2, generation=7)
+    job.start()
+    job.arrive(job.ranks)
+    assert job.told(p.Form)[0].generation == 8
+
+
+def test_ranks_that_arrive_before_the_store_is_up_wait_for_it() -> None:
+    """A store that is gone when all have arrived is asked for, and then the generation forms."""
+    job = Driver()
+    job.start()
+    job.say(0, p.StoreDown(serial=1))
+    job.arrive(job.ranks)
+    assert not job.told(p.Form)
+    assert job.told(p.HostStore)[0].serial == 2
+    job.store_up(port=4712)
+    assert job.told(p.Form)[0].store_port == 4712
+
+
+def test_a_node_that_is_late_is_asked_for_again() -> None:
+    """An agent that has not come in time is wanted from the engine; those that came are not."""
+    job = Driver(nodes=2)
+    job.hello(1)
+    job.fire("late")
+    assert [wanted.node for wanted in job.recorded(journal.NodeWanted)] == [0]
+
+
+# ---- one fault
+
+
+def test_a_killed_rank_is_started_anew_and_the_others_keep_their_state() -> None:
+    """SIGKILL of one rank: Over to all, Spawn of that rank alone, its state from a live peer."""
+    job = trained(5, nodes=2, processes=2)
+    job.exits(3, signal=SIGKILL, finished=5)
+    over = p.Over(generation=1, finished=5, replaced=True)
+    assert job.told(p.Over) == {0: over, 1: over}
+    assert job.spawned_now() == [3]
+    assert job.told(p.Spawn)[1].joins
+    assert strategies(job) == [Strategy.RECOVER_IN_PLACE]
+    job.spawned()
+    job.arrive([0, 1, 2], finished=5)
+    assert not job.told(p.Form)
+    job.arrive([3])
+    assert sources(job) == dict.fromkeys((0, 1, 2), Source.SELF) | {3: Source.PEER}
+    assert {(f.generation, f.step) for f in job.told(p.Form).values()} == {(2, 5)}
+    job.ready(job.ranks)
+    job.step(6)
+    first = job.last(journal.FirstStep)
+    assert (first.generation, first.step, first.incident) == (2, 6, 1)
+    assert job.last(journal.Formed).sources == {"self": 3, "peer": 1}
+
+
+def test_a_rank_one_step_behind_takes_the_newest_state() -> None:
+    """Ranks that did not finish the last step take it from one that did: no step is lost."""
+    job = trained(5, processes=3)
+    job.exits(0, signal=SIGKILL, finished=5)
+    job.spawned()
+    job.arrive([1], finished=6)
+    job.arrive([2], finished=5)
+    job.arrive([0])
+    assert sources(job) == {0: Source.PEER, 1: Source.SELF, 2: Source.PEER}
+    assert job.last(journal.Formed).step == 6
+
+
+def test_a_torn_rank_takes_its_state_from_another() -> None:
+    """A rank caught inside its update is no source, not even for itself."""
+    job = trained(5, processes=3)
+    job.exits(0, signal=SIGKILL, finished=5)
+    job.spawned()
+    job.arrive([0])
+    job.arrive([1], finished=5, torn=True)
+    job.arrive([2], finished=5)
+    assert sources(job)[1] is Source.PEER
+
+
+def test_a_collective_fails_before_the_exit_is_known() -> None:
+    """The first sign is a peer's error: all leave at once, and the exit decides what is done."""
+    job = trained(5, processes=3)
+    job.fail_step(1)
+    assert job.told(p.Over)
+    assert not strategies(job)
+    job.exits(0, signal=SIGKILL, finished=5)
+    assert job.spawned_now() == [0]
+    assert strategies(job) == [Strategy.RECOVER_IN_PLACE]
+    [incident] = journal.incidents(job.history)
+    assert incident.cause.kind is Kind.PROCESS
+    assert "rank 0" in incident.reason
+
+
+def test_a_broken_link_alone_regroups_all_without_a_new_process() -> None:
+    """When every process is there, only links can be broken: the step is done again."""
+    job = trained(5, processes=3)
+    job.fail_step(1)
+    job.arrive(job.ranks, finished=5)
+    assert strategies(job) == [Strategy.RETRY]
+    assert set(sources(job).values()) == {Source.SELF}
+    assert not job.spawned_now()
+
+
+def test_damaged_memory_keeps_every_process() -> None:
+    """The damaged rank takes over what a peer has; nobody is started or killed."""
+    job = trained(5, processes=3)
+    job.fail_step(1, kind=Kind.DEVICE_MEMORY)
+    job.arrive([0, 2], finished=5)
+    job.arrive([1], finished=5, torn=True)
+    assert strategies(job) == [Strategy.RETRY]
+    assert sources(job) == {0: Source.SELF, 1: Source.PEER, 2: Source.SELF}
+    assert not job.spawned_now()
+
+
+def test_damage_that_shows_itself_when_the_generation_is_over() -> None:
+    """It is told as a part of the incident, though another fault began that."""
+    job = trained(5, processes=3)
+    job.exits(0, signal=SIGKILL, finished=5)
+    job.fail_step(1, kind=Kind.DEVICE_MEMORY)
+    job.fail_step(2)
+    [incident] = journal.incidents(job.history)
+    assert [fault.kind for fault in incident.faults] == [Kind.PROCESS, Kind.DEVICE_MEMORY]
+
+
+def test_a_device_that_cannot_be_repaired_costs_the_process() -> None:
+    """The rank that says so waits to be killed, and is started anew."""
+    job = trained(5, processes=3)
+    job.fail_step(1, kind=Kind.DEVICE_MEMORY)
+    job.arrive([0, 2], finished=5)
+    job.fail_step(1, kind=Kind.DEVICE)
+    assert job.status(1) is Status.ENDING
+    job.exits(1, signal=SIGKILL, finished=5)
+    assert job.spawned_now() == [1]
+    assert strategies(job) == [Strategy.RETRY, Strategy.RECOVER_IN_PLACE]
+
+
+def test_links_that_never_hold_after_another_fault_end_the_job() -> None:
+    """The limit holds as well where the incident began with something else."""
+    job = trained(5)
+    job.fail_step(1, kind=Kind.TRANSIENT)
+    for _ in range(6):
+        job.arrive([r for r in job.ranks if job.status(r) is Status.LEAVING], finished=5)
+        if job.phase is Phase.RESTORING:
+            job.ready(job.ranks)
+            job.fail_step(1)
+    assert job.phase is Phase.STOPPING
+
+
+def test_a_step_cannot_fail_by_just_anything() -> None:
+    """A kind that no rank can know of breaks the protocol."""
+    with pytest.raises(ProtocolError, match="node-lost"):
+        trained(5).fail_step(1, kind=Kind.NODE_LOST)
+
+
+def test_links_that_fail_again_and_again_end_the_job() -> None:
+    """Regrouping without a finished step between has a limit."""
+    job = trained(5)
+    for _ in range(4):
+        job.fail_step(1)
+        job.arrive([r for r in job.ranks if job.status(r) is Status.LEAVING], finished=5)
+        if job.phase is Phase.RESTORING:
+            job.ready(job.ranks)
+    assert job.phase is Phase.STOPPING
+    job.killed()
+    assert job.outcome is False
+
+
+def test_several_ranks_die_at_once() -> None:
+    """Each dead rank is started once; one incident holds them all."""
+    job = trained(5, nodes=2, processes=2)
+    job.exits(0, signal=SIGKILL, finished=5)
+    job.exits(1, signal=SIGKILL, finished=5)
+    job.exits(2, signal=SIGKILL, finished=5)
+    job.spawned()
+    job.arrive([0, 1, 2])
+    job.arrive([3], finished=5)
+    assert sources(job) == dict.fromkeys((0, 1, 2), Source.PEER) | {3: Source.SELF}
+    [incident] = journal.incidents(job.history)
+    assert len(incident.faults) == 3
+
+
+def test_the_death_of_all_ranks_leaves_the_snapshots() -> None:
+    """Nobody lives: the newest snapshot in an agent's memory is what all go on from."""
+    job = trained(12, nodes=2, processes=1)
+    job.say(0, p.Snapshots(kept={0: ((10, 1),)}))
+    for rank in job.ranks:
+        job.exits(rank, signal=SIGKILL, finished=12)
+    job.spawned()
+    job.arrive(job.ranks)
+    assert sources(job) == {0: Source.SNAPSHOT, 1: Source.PEER}
+    formed = job.last(journal.Formed)
+    assert (formed.step, formed.newest) == (10, 12)
+    [incident] = journal.incidents(job.history)
+    assert incident.steps_lost == 2
+
+
+def test_whoever_was_to_join_ranks_that_died_begins_by_itself() -> None:
+    """A process that has left its own state out, for it was to take a live rank's, is replaced."""
+    job = trained(5, nodes=2, processes=1)
+    job.exits(0, signal=SIGKILL, finished=5)
+    assert job.told(p.Spawn)[0].joins
+    job.spawned()
+    job.exits(1, signal=SIGKILL, finished=5)
+    assert not job.told(p.Spawn)[1].joins  # the other one has just been started
+    job.spawned()
+    job.arrive([0], joins=True)
+    job.arrive([1])
+    assert not job.told(p.Form)
+    assert job.told(p.Kill)[0].ranks == (0,)
+    job.killed()
+    assert not job.told(p.Spawn)[0].joins  # rank 1 waits, and is as new
+    job.spawned()
+    job.arrive([0])
+    assert sources(job) == dict.fromkeys((0, 1), Source.FRESH)
+
+
+def test_nobody_joins_anybody_when_all_are_started_anew() -> None:
+    """Neither at first nor when the whole job is restarted."""
+    inner = (Strategy.RECOVER_IN_PLACE, Strategy.RECOVER)
+    policy = Policy(
+        strategies=tuple(each for each in Policy().strategies if each not in inner), max_restarts=1
+    )
+    job = Driver(nodes=1, processes=2, policy=policy)
+    job.hello()
+    job.store_up()
+    assert not job.told(p.Spawn)[0].joins
+    job.spawned()
+    job.arrive(job.ranks)
+    job.ready(job.ranks)
+    job.step(1)
+    job.exits(0, signal=SIGKILL, finished=1)
+    assert strategies(job) == [Strategy.RESTART]
+    job.killed()
+    job.store_up()
+    assert not job.told(p.Spawn)[0].joins

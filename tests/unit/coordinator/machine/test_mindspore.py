@@ -1,0 +1,146 @@
+"""The machine and MindSpore's ranks: repaired where they are, or all started anew."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import msgspec
+import pytest
+from jobs.driver import Driver, spec_of
+from jobs.trained import SIGKILL, sources, strategies, trained
+
+from rekindle.coordinator.machine.job_state import Phase
+from rekindle.errors import UsageError
+from rekindle.job.spec import EntryKind, Framework, check, check_elsewhere
+from rekindle.protocol import agent as p
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.plan import Source
+from rekindle.recovery.policy.policy import Policy, Strategy
+
+POLICY = Policy(max_restarts=2)
+
+
+def trains(**world: object) -> Driver:
+    """A job of MindSpore that trains."""
+    return trained(framework=Framework.MINDSPORE, policy=POLICY, **world)
+
+
+def fails(job: Driver, rank: int, kind: Kind) -> None:
+    """A rank cannot do its step."""
+    told = p.StepFailed(
+        rank=rank, generation=job.machine.generation, kind=kind, error="told", finished=1
+    )
+    job.say(job.node_of(rank), told)
+
+
+def test_ranks_are_told_where_all_others_are_reached() -> None:
+    """By their place in the world; unless one has told no port."""
+    job = Driver(nodes=2, processes=2, framework=Framework.MINDSPORE)
+    job.start()
+    for rank in job.ranks:
+        job.arrive([rank], port=7000 + rank)
+    forms = job.told(p.Form)
+    hosts = [job.machine.roster.nodes[node].address for node in (0, 0, 1, 1)]
+    assert forms[0].peers == forms[1].peers == tuple(zip(hosts, range(7000, 7004), strict=True))
+    job = Driver(processes=2)
+    job.start()
+    job.arrive([0], port=7000)
+    job.arrive([1])
+    assert job.told(p.Form)[0].peers == ()
+
+
+@pytest.mark.parametrize("kind", [Kind.DEVICE_MEMORY, Kind.TRANSIENT])
+def test_what_leaves_the_process_is_repaired_there(kind: Kind) -> None:
+    """The rank takes its state from another; no process is started."""
+    job = trains()
+    fails(job, 0, kind)
+    assert strategies(job) == [Strategy.RETRY]
+    assert job.told(p.Over)
+    torn = kind is Kind.DEVICE_MEMORY
+    job.arrive([0], 1, torn=torn)
+    job.arrive([1], 1)
+    assert sources(job)[0] is (Source.PEER if torn else Source.SELF)
+    assert not job.told(p.Spawn)
+
+
+def test_a_lost_rank_costs_all_processes() -> None:
+    """Nobody can join the others' collectives: all are ended, and started with a new scheduler."""
+    job = trains()
+    before = job.machine._store.serial
+    job.exits(1, signal=SIGKILL, finished=1)
+    assert strategies(job) == [Strategy.RESTART]
+    assert "no new process can join" in job.last(journal.Decided).reason
+    assert job.phase is Phase.RESTARTING
+    job.killed()
+    assert job.told(p.HostStore)[0].serial == before + 1
+    job.store_up()
+    assert job.spawned_now() == [0, 1]
+
+
+@pytest.mark.parametrize("framework", Framework)
+def test_the_next_coordinator_and_the_store(framework: Framework) -> None:
+    """MindSpore's live ranks need the scheduler that they have; PyTorch's meet at a new store."""
+    job = trained(framework=framework, policy=POLICY)
+    store = p.LiveStore(serial=job.machine._store.serial, port=7001)
+    job.lose_coordinator()
+    alive = tuple(p.LiveRank(rank=rank, pid=job.pids[rank], training=True) for rank in job.ranks)
+    job.hello(0, generation=1, ranks=alive, store=store)
+    job.arrive(job.ranks, 1)
+    if framework is Framework.TORCH:
+        assert [order.serial for order in job.told(p.HostStore).values()] == [1]
+        return
+    assert not job.told(p.HostStore)
+    assert {(form.step, form.store_port) for form in job.told(p.Form).values()} == {(1, 7001)}
+    job.ready(job.ranks)
+    job.say(0, p.StoreDown(serial=store.serial))
+    assert strategies(job)[-1] is Strategy.RESTART
+    job.killed()
+    assert job.told(p.HostStore)[0].serial == store.serial + 1
+
+
+def test_a_lost_node_costs_all_processes_too() -> None:
+    """It is replaced, and all start anew."""
+    job = trains(nodes=2)
+    job.lose(1)
+    assert strategies(job) == [Strategy.RESTART]
+
+
+def test_a_scheduler_that_ends_costs_all_processes() -> None:
+    """MindSpore would end them because of it; with PyTorch nobody needs it while all train."""
+    job = trains()
+    serial = job.machine._store.serial
+    job.say(0, p.StoreDown(serial=serial - 1))
+    assert strategies(job) == []
+    job.say(0, p.StoreDown(serial=serial))
+    assert strategies(job) == [Strategy.RESTART]
+    assert job.last(journal.FaultSeen).fault.message == "the scheduler of mindspore has ended"
+    calm = trained(policy=POLICY)
+    calm.say(0, p.StoreDown(serial=calm.machine._store.serial))
+    assert strategies(calm) == []
+
+
+def test_its_world_does_not_change() -> None:
+    """A range of nodes is refused before anything is started."""
+    spec = spec_of(nodes=2, processes=1, framework=Framework.MINDSPORE, min_nodes=1)
+    absolute = {"working_directory": "/", "directory": "/d", "checkpoint_store": "/c"}
+    with pytest.raises(UsageError, match="a world of mindspore cannot change its size"):
+        check_elsewhere(msgspec.structs.replace(spec, **absolute))
+
+
+@pytest.mark.parametrize(("missing", "other"), [("torch", "mindspore"), ("mindspore", "torch")])
+def test_a_framework_that_is_not_there_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, other: str
+) -> None:
+    """But for any program, which may need neither."""
+    (tmp_path / "train.py").touch()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    spec = spec_of(nodes=1, processes=1, framework=Framework(missing))
+    absolute = {"working_directory": str(tmp_path), "directory": "/d", "checkpoint_store": "/c"}
+    spec = msgspec.structs.replace(spec, target="train.py", **absolute)
+    with pytest.raises(UsageError, match=f"is {missing}, which is not .* --framework {other}"):
+        check(spec)
+    if missing == "torch":
+        program = msgspec.structs.replace(spec, entry=EntryKind.PROGRAM)
+        assert check(program) == program

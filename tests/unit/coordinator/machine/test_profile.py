@@ -1,0 +1,105 @@
+"""The coordinator's machine and light profiling: who is told, and who inherits it."""
+
+from __future__ import annotations
+
+import pytest
+from jobs.driver import Driver
+
+from rekindle.coordinator.machine.takeover import earlier
+from rekindle.profiling.switch import Order, Switch, switch_of
+from rekindle.protocol import agent as p
+from rekindle.recovery.journal import journal
+
+FOUR = switch_of(("step",))
+
+
+def order(driver: Driver, *kinds: str, on: bool = True) -> str:
+    """Switch; return why not."""
+    refused = driver.machine.profile(Order(on=on, kinds=kinds, by="ada"), now=7.9)
+    driver.collect()
+    return refused
+
+
+def test_all_nodes_are_told_and_so_are_later_generations() -> None:
+    driver = Driver(nodes=2, processes=1)
+    driver.train()
+    assert order(driver) == ""
+    wanted = p.Profile(switch=FOUR, since=7)
+    assert driver.told(p.Profile) == {0: wanted, 1: wanted}
+    driver.exits(1, signal=9, finished=3)
+    driver.spawned()
+    driver.arrive([0], 3)
+    driver.arrive([1])
+    assert {form.profile for form in driver.told(p.Form).values()} == {wanted}
+
+
+def test_what_changes_nothing_is_not_said() -> None:
+    driver = Driver(nodes=1, processes=1)
+    driver.train()
+    order(driver)
+    order(driver, "forward")
+    driver.say(0, p.Traced(switch=Switch()))
+    assert len(driver.recorded(journal.Profiled)) == 1
+    assert not driver.told(p.Profile)
+
+
+def test_a_switch_that_an_agent_reads() -> None:
+    driver = Driver(nodes=2, processes=1)
+    driver.train()
+    driver.say(1, p.Traced(switch=FOUR))
+    assert driver.last(journal.Profiled).by == "data-trace"
+    assert set(driver.told(p.Profile)) == {0, 1}
+
+
+@pytest.mark.parametrize("before", [Switch(), FOUR])
+@pytest.mark.parametrize("another", [False, True])
+def test_what_the_switch_has_said_before_is_no_news(before: Switch, another: bool) -> None:
+    """Who takes an agent's place reads it anew; somebody has put profiling off since then.
+
+    Also where another coordinator hears it, and where the switch said what held already.
+    """
+    driver = Driver(nodes=2, processes=1)
+    driver.train()
+    if before.words:
+        order(driver)
+    driver.say(0, p.Traced(switch=FOUR))
+    order(driver, on=False)
+    if another:
+        driver.lose_coordinator()
+        for node in range(2):
+            live = p.LiveRank(rank=node, pid=driver.pids[node], training=True)
+            driver.hello(node, generation=1, ranks=(live,))
+    driver.say(1, p.Traced(switch=FOUR))
+    assert not driver.told(p.Profile)
+    driver.say(1, p.Traced(switch=Switch()))
+    driver.say(1, p.Traced(switch=FOUR))
+    assert set(driver.told(p.Profile)) == {0, 1}
+
+
+def test_before_ranks_are_there() -> None:
+    driver = Driver(nodes=1, processes=1)
+    driver.start()
+    assert order(driver, "communication") == ""
+    driver.arrive(driver.ranks)
+    assert driver.told(p.Form)[0].profile.switch.communication
+
+
+def test_what_cannot_be_is_refused() -> None:
+    driver = Driver(nodes=1, processes=1)
+    driver.train()
+    order(driver, "communication")
+    assert "off only together with communication" in order(driver, "step", on=False)
+    assert "no such trace" in order(driver, "kernels")
+    driver.stop()
+    assert order(driver) == "the job is ending"
+
+
+def test_the_folder_keeps_its_name() -> None:
+    """Another coordinator, and another attempt, go on with what was on."""
+    told = [
+        journal.Profiled(switch=FOUR, since=7),
+        journal.Profiled(switch=Switch(), since=7),
+        journal.Profiled(switch=switch_of(("communication",)), since=7),
+    ]
+    assert earlier(told).profile == p.Profile(switch=told[-1].switch, since=7)
+    assert earlier([]).profile == p.Profile()

@@ -1,0 +1,393 @@
+"""The machine and signs of trouble that come before, beside and after what the ranks say."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from jobs.driver import Driver
+from jobs.trained import SIGKILL, report, strategies, trained, untouched
+
+from rekindle.coordinator.machine.job_state import Phase
+from rekindle.protocol import agent as p
+from rekindle.recovery.faults.classification import Sign, Source
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.tables.verdict import Urgency
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy import annotations as a
+from rekindle.recovery.policy.policy import INNER, Policy, Strategy
+
+SIGABRT = 6
+HBM, RESET, SEPARATE = "80E01801", "80E18005", "80E18402"
+RETRY, IN_PLACE, RECOVER, _ = INNER
+RESTART, POD = Strategy.RESTART, Strategy.RESCHEDULE_POD
+ISOLATED = Strategy.RESCHEDULE_JOB_ISOLATED
+AUTO = a.from_modelarts({a.JOB_RETRY_NUM: "8"}, Policy(strategies=()))
+PODS = a.from_modelarts(
+    {a.JOB_RETRY_NUM: "8", a.POD_RETRY_NUM: "3"}, Policy(strategies=(), approve=(POD,))
+)
+NCCL = "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, remote process exited"
+
+
+def heals(job: Driver) -> list[tuple[int, ...]]:
+    """The ranks that are healed by the orders to start that no agent has answered yet."""
+    return [spawn.heal for _, spawn in job.unstarted]
+
+
+def ascend(job: Driver, code: str, device: int = 1, **more: object) -> None:
+    """Somebody reports a chip's fault, and is heard."""
+    assert report(job, Source.ASCEND, code, device=device, **more) == ""
+
+
+def pass_time(job: Driver, seconds: float) -> None:
+    """Nothing happens for a while."""
+    job.now += seconds
+
+
+def break_memory(job: Driver, code: str, *, times: int, sign_first: bool = False) -> None:
+    """Memory of rank 3 on node 1 breaks `times` times, an hour apart; all but the last mended."""
+    for number in range(1, times + 1):
+        if sign_first:
+            ascend(job, code, node=1)
+        job.fail_step(3, kind=Kind.DEVICE_MEMORY)
+        if not sign_first:
+            ascend(job, code, node=1)
+        if number < times:
+            ascend(job, code, node=1, gone=True)
+            assert strategies(job)[-1] is RETRY
+            job.form(5)
+            job.step(5 + number)
+            pass_time(job, 3600)
+
+
+# ---- of what a rank has died
+
+
+@pytest.mark.parametrize("code", [HBM, RESET])
+def test_a_sign_tells_of_what_a_bare_status_comes(code: str) -> None:
+    """The chip is healed and all ranks started anew; no node is to blame, so nothing else could."""
+    job = untouched(AUTO)
+    ascend(job, code)
+    if code == RESET:
+        assert strategies(job) == [RESTART]  # the device is of no use, whatever its rank says
+        return
+    pass_time(job, 0.5)
+    job.exits(1, code=1)
+    assert strategies(job) == [RESTART]
+    job.killed()
+    job.store_up()
+    assert heals(job) == [(1,)]
+
+
+@pytest.mark.parametrize(("devices", "told"), [(True, False), (False, True)])
+def test_the_end_waits_for_a_sign_that_may_tell_more(devices: bool, told: bool) -> None:
+    """Where signs may come: devices are there, or something was reported of this job before."""
+    job = untouched(AUTO, devices=devices)
+    if told:
+        report(job, Source.XID, "92", device=0)
+    job.exits(0, code=1)
+    assert strategies(job) == []
+    assert job.unstarted == []
+    pass_time(job, 0.05)
+    ascend(job, RESET, device=0)
+    assert strategies(job) == [RESTART]
+    job.killed()
+    job.store_up()
+    assert heals(job) == [(0,)]
+
+
+def test_a_peers_link_is_not_the_end_while_the_cause_may_show_itself() -> None:
+    """The sign tells of another rank's chip."""
+    job = untouched(AUTO, devices=True)
+    job.raises(0, NCCL)
+    assert job.last(journal.FaultSeen).fault.kind is Kind.LINK
+    assert strategies(job) == []
+    ascend(job, RESET, device=1)
+    assert strategies(job) == [RESTART]
+    job.killed()
+    assert "doubt" in job.timers
+    job.fire("doubt")  # the rank is started with all others
+    assert strategies(job) == [RESTART]
+
+
+def test_the_end_comes_if_no_sign_does() -> None:
+    """After as long as a sign may take."""
+    job = untouched(AUTO, devices=True)
+    job.exits(0, code=1)
+    job.fire("doubt")
+    assert strategies(job) == [Strategy.FAIL]
+    assert job.phase is Phase.STOPPING
+
+
+@pytest.mark.parametrize("error", ["", "ValueError: no"])
+def test_a_users_error_ends_the_job_at_once(error: str) -> None:
+    """An exception speaks for itself; a status does where there is nothing that could tell more."""
+    job = untouched(AUTO, devices=bool(error))
+    if error:
+        job.raises(0, error)
+    else:
+        job.exits(0, code=3)
+    assert strategies(job) == [Strategy.FAIL]
+
+
+# ---- signs that come after the answer
+
+
+def test_a_device_to_be_isolated_is_not_started_on_again() -> None:
+    """Its rank had died and was started anew in its place before the sign came."""
+    job = trained(5, nodes=2)
+    job.exits(3, signal=SIGABRT, finished=5)
+    assert strategies(job) == [IN_PLACE]
+    pass_time(job, 1)
+    ascend(job, SEPARATE, node=1)
+    assert strategies(job) == [IN_PLACE, RECOVER]
+    assert [event.host for event in job.recorded(journal.Isolated)] == ["host-2"]
+    assert len(job.machine.incidents.past) == 1  # of one fault
+
+
+def test_a_device_that_can_be_healed_is_healed_after_all() -> None:
+    """The new process is ended again for it."""
+    job = trained(5)
+    job.exits(1, signal=SIGABRT, finished=5)
+    assert heals(job) == [()]
+    ascend(job, HBM)
+    assert strategies(job) == [IN_PLACE, IN_PLACE]
+    job.killed()
+    assert heals(job) == [(1,)]
+
+
+def test_a_device_is_healed_by_the_restart_that_is_under_way() -> None:
+    """An untouched job's ranks are being ended when the sign comes."""
+    job = untouched(Policy(max_restarts=1))
+    job.exits(1, signal=SIGABRT)
+    assert job.phase is Phase.RESTARTING
+    ascend(job, RESET)
+    job.killed()
+    job.store_up()
+    assert heals(job) == [(1,)]
+    assert job.machine.restarts == 1
+
+
+@pytest.mark.parametrize("first", ["sign", "rank"])
+def test_memory_that_breaks_again_and_again_is_isolated(first: str) -> None:
+    """The third time within a day, though its rank has repaired it each time."""
+    job = trained(5, nodes=2)
+    break_memory(job, "80C98009", times=3, sign_first=first == "sign")
+    assert strategies(job)[-1] is RECOVER
+    assert [event.host for event in job.recorded(journal.Isolated)] == ["host-2"]
+
+
+def test_memory_that_mindcluster_separates_is_isolated() -> None:
+    """80E01801 twice in a day; that the rank has repaired it does not matter."""
+    job = trained(5, nodes=2)
+    break_memory(job, HBM, times=2)
+    assert strategies(job) == [RETRY, RETRY, RECOVER]
+    assert [event.host for event in job.recorded(journal.Isolated)] == ["host-2"]
+
+
+def test_a_sign_that_changes_nothing_costs_nothing() -> None:
+    """Not even where the budget is used up by the answer that it is about."""
+    job = trained(5, policy=Policy(max_recoveries=1))
+    job.fail_step(1, kind=Kind.DEVICE_MEMORY)
+    ascend(job, HBM)
+    assert strategies(job) == [RETRY]
+    job.form(5)
+    assert job.phase is Phase.TRAINING
+
+
+# ---- signs of nobody
+
+
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        (Source.KERNEL, "Out of memory: Killed process 77 (sidecar) total-vm:18374kB"),
+        (Source.KERNEL, "NVRM: Xid (PCI:0000:c6:00): 13, pid=77, Graphics Exception"),
+        (Source.POD_REASON, "Error"),
+    ],
+)
+@pytest.mark.parametrize("recovering", [False, True])
+def test_what_struck_nobody_known_ends_nothing(source: Source, what: str, recovering: bool) -> None:
+    """A rank that it has struck ends, or says so itself."""
+    job = trained(5)
+    if recovering:
+        job.exits(0, signal=SIGKILL, finished=5)
+    assert report(job, source, what) == ""
+    assert job.last(journal.SignSeen).sign.what == what
+    assert strategies(job) == ([IN_PLACE] if recovering else [])
+    if recovering:
+        job.spawned()
+        job.form(5)
+    assert job.phase is Phase.TRAINING
+
+
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        (Source.ASCEND, "[0x08520003,na,cpu,na]"),
+        (Source.NODE_CONDITION, "NetworkUnavailable=True"),
+        (Source.NODE_CONDITION, "KernelDeadlock=True"),
+    ],
+)
+@pytest.mark.parametrize("session", [True, False])
+def test_a_node_that_is_at_fault_is_isolated(source: Source, what: str, session: bool) -> None:
+    """Whatever it is of the node that is broken: a switch, the network, the kernel."""
+    job = trained(5, nodes=2) if session else untouched(AUTO, nodes=2)
+    assert report(job, source, what, node=1) == ""
+    assert strategies(job) == [RECOVER if session else ISOLATED]
+    assert [event.host for event in job.recorded(journal.Isolated)] == ["host-2"]
+
+
+@pytest.mark.parametrize("what", ["Ready=False", "Ready=Unknown", "Exists=False"])
+def test_a_node_that_only_kubernetes_misses_goes_on_training(what: str) -> None:
+    """Its agent is there; after an outage of the control plane all nodes look like that."""
+    job = trained(5, nodes=2)
+    for node in (0, 1):
+        assert report(job, Source.NODE_CONDITION, what, node=node) == ""
+    assert job.last(journal.SignSeen).urgency is Urgency.WATCH
+    assert strategies(job) == []
+    assert job.phase is Phase.TRAINING
+
+
+def test_what_ails_the_host_that_a_node_has_left_is_not_its_own() -> None:
+    """A node that was lost is on another host: nobody there has to suffer for the first one."""
+    job = trained(5, nodes=2)
+    deadlock = Sign(source=Source.NODE_CONDITION, what="KernelDeadlock=True", node=1, host="host-2")
+    said = job.machine.on_sign(msgspec.structs.replace(deadlock, host="host-7"), job.now)
+    assert said == "node 1 is not on host-7"
+    job.lose(1)
+    job.hello(1, host="host-3")
+    before = strategies(job)
+    assert job.machine.on_sign(deadlock, job.now + 60) == ""
+    job.collect()
+    assert job.last(journal.SignSeen).host == "host-2"
+    assert strategies(job) == before
+    assert job.recorded(journal.Isolated) == []
+
+
+def test_a_node_that_is_not_ready_is_not_started_on_again() -> None:
+    """All ranks are started anew, its own elsewhere, as when it was lost."""
+    job = untouched(Policy(max_restarts=2), nodes=2)
+    assert report(job, Source.POD_REASON, "NodeLost", node=1) == ""
+    assert strategies(job) == [RESTART]
+    assert [wanted.node for wanted in job.recorded(journal.NodeWanted)] == [1]
+    assert job.last(journal.NodeLeft).node == 1
+    job.killed()
+    assert job.phase is Phase.GATHERING
+
+
+# ---- faults while ranks are ended, or a person is asked
+
+
+def test_devices_that_break_together_are_healed_together() -> None:
+    """The second is told while all ranks are being ended because of the first."""
+    job = untouched(AUTO)
+    ascend(job, RESET, device=0)
+    ascend(job, RESET, device=1)
+    job.killed()
+    job.store_up()
+    assert heals(job) == [(0, 1)]
+    assert job.machine.restarts == 1
+
+
+def test_a_device_that_cannot_heal_is_isolated_during_a_restart() -> None:
+    """The job is placed anew without its node, instead."""
+    job = untouched(AUTO, nodes=2)
+    ascend(job, RESET, device=0)
+    ascend(job, SEPARATE, device=1, node=1)
+    assert strategies(job) == [RESTART, ISOLATED]
+    assert [event.host for event in job.recorded(journal.Isolated)] == ["host-2"]
+    job.killed()
+    assert job.last(journal.Ended).outcome == "rescheduled"
+
+
+def test_a_sick_node_is_replaced_during_a_restart() -> None:
+    """With a Session another node takes its place; the restart goes on."""
+    job = trained(5, nodes=2, policy=Policy(max_restarts=1))
+    job.raises(0)
+    assert job.phase is Phase.RESTARTING
+    assert report(job, Source.NODE_CONDITION, "KernelDeadlock=True", node=1) == ""
+    assert strategies(job) == [RESTART, RECOVER]
+    job.killed()
+    assert job.phase is Phase.GATHERING
+    assert job.machine.restarts == 1
+    job.hello(1)
+    job.store_up()
+    assert job.spawned_now() == [0, 1, 2, 3]
+
+
+def test_a_node_that_is_lost_during_a_restart_needs_no_other() -> None:
+    """Another one is waited for anyway."""
+    job = trained(5, nodes=2, policy=Policy(max_restarts=1))
+    job.raises(0)
+    job.lose(1)
+    assert strategies(job) == [RESTART]
+    job.killed()
+    assert job.phase is Phase.GATHERING
+
+
+def test_a_sick_node_is_not_forgotten_when_a_person_grants_another() -> None:
+    """It was reported while the person was asked about the first; so now about this one."""
+    job = untouched(PODS, nodes=3)
+    job.lose(1)
+    assert job.last(journal.Decided).approval
+    assert report(job, Source.NODE_CONDITION, "KernelDeadlock=True", node=2) == ""
+    assert len(job.recorded(journal.Decided)) == 1
+    yes = p.Approval(incident=1, granted=True, by="ann")
+    assert job.machine.approve(yes) == ""
+    job.collect()
+    assert strategies(job) == [POD, POD]
+    assert job.machine.approve(yes) == ""
+    job.collect()
+    assert [event.node for event in job.recorded(journal.Isolated)] == [1, 2]
+
+
+def test_a_second_node_that_breaks_before_the_first_step_is_isolated_too() -> None:
+    """Its pod alone is placed anew, as the first one's was."""
+    job = untouched(msgspec.structs.replace(PODS, approve=()), nodes=3)
+    job.lose(1)
+    job.lose(2)
+    assert job.phase is Phase.RESTARTING
+    assert strategies(job) == [POD, POD]
+    assert [event.node for event in job.recorded(journal.Isolated)] == [1, 2]
+
+
+# ---- healing
+
+
+def test_a_reset_that_fails_isolates_also_where_no_code_is_known() -> None:
+    """DLRover's status 201 says that the driver failed; the reset was in vain."""
+    job = trained(5, nodes=2, policy=Policy(max_restarts=3))
+    job.exits(3, code=201, finished=5)
+    assert heals(job) == [(3,)]
+    job.unstarted.clear()
+    job.say(1, p.HealFailed(rank=3, error="it does not answer"))
+    assert strategies(job) == [IN_PLACE, RECOVER]
+    assert [event.host for event in job.recorded(journal.Isolated)] == ["host-2"]
+
+
+def test_what_is_reported_after_a_heal_is_news() -> None:
+    """Nobody has to say first that it was gone; the third time is once too often."""
+    job = trained(5, nodes=2)
+    answers = []
+    for step in (6, 7, 8):
+        ascend(job, RESET, node=1)
+        answers.append(strategies(job)[-1])
+        if step < 8:
+            ascend(job, RESET, node=1)  # said again meanwhile
+            job.killed()
+            job.spawned()
+            job.form(5)
+            job.step(step)
+            pass_time(job, 3600)
+    assert answers == [IN_PLACE, IN_PLACE, RECOVER]
+    assert [sign.sign.gone for sign in job.recorded(journal.SignSeen)] == [
+        False, True, False, True, False,
+    ]  # fmt: skip
+
+
+def test_what_a_job_may_be_told_of_is_no_more_than_its_own() -> None:
+    """A sign of a node that it has not is refused, and holds nothing up."""
+    job = untouched(AUTO)
+    assert job.machine.on_sign(Sign(source=Source.XID, what="92", node=4), job.now)
+    job.exits(0, code=1)
+    assert strategies(job) == [Strategy.FAIL]

@@ -1,0 +1,288 @@
+"""The coordinator's machine and nodes that become slow while the job trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from jobs.driver import Driver
+from jobs.elastic import hold
+from jobs.trained import SIGKILL, strategies
+
+from rekindle.coordinator.machine.job_state import Examine, Phase
+from rekindle.profiling.findings import Slow
+from rekindle.profiling.steps import StepTimes
+from rekindle.protocol import agent as p
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.straggler_precision import Precision, precision
+from rekindle.recovery.faults.stragglers import Examined, Slowed, SlowOver
+from rekindle.recovery.journal import journal
+from rekindle.recovery.node_check.verdicts import Health, NodeVerdict
+from rekindle.recovery.policy.policy import Policy, Stragglers, Strategy
+
+REPLACE = Policy(stragglers=Stragglers.REPLACE)
+SLOW = 1  # the node that becomes slow, of four
+
+
+def times(step: int, work: float, loading: float = 0.0) -> StepTimes:
+    return StepTimes(step=step, start=step, seconds=0.1, own=work + loading, loading=loading)
+
+
+def tell(
+    job: Driver, first: int, count: int, factor: float = 1.0, *, slow: tuple[int, ...] = (SLOW,)
+) -> None:
+    """All agents tell of so many steps; those of slow nodes take longer."""
+    for node in range(job.machine.spec.nodes):
+        work = 0.05 * (factor if node in slow else 1.0)
+        ranks = [rank for rank in job.ranks if job.node_of(rank) == node]
+        # Clocks and machines are never quite even.
+        steps = {
+            rank: tuple(
+                times(step, work * (1 + 0.002 * ((step * 7 + rank * 3) % 5)))
+                for step in range(first, first + count)
+            )
+            for rank in ranks
+        }
+        job.say(node, p.Timed(steps=steps))
+
+
+def begun(
+    policy: Policy,
+    *,
+    spares: int = 0,
+    shard: Callable[[int], int | None] = lambda rank: None,
+    **world: object,
+) -> Driver:
+    """A job of four nodes that trains. shard: of the state, that a rank has."""
+    job = Driver(nodes=4, policy=policy, spares=spares, **world)
+    for node in range(4):
+        job.hello(node, host=f"host-{node}")
+    for _ in range(spares):
+        job.hello(-1, spare=True, host="host-spare")
+    job.store_up()
+    job.spawned()
+    for rank in job.ranks:
+        job.arrive([rank], shard=shard(rank))
+    job.ready(job.ranks)
+    job.step(1)
+    return job
+
+
+def slowed(policy: Policy, factor: float = 1.5, spares: int = 1, **world: object) -> Driver:
+    """A job of four nodes, one of which has become slow."""
+    job = begun(policy, spares=spares, **world)
+    tell(job, 1, 30)
+    assert not job.recorded(Slowed)
+    tell(job, 31, 30, factor)
+    return job
+
+
+def examined(job: Driver, **sick: Health) -> None:
+    """The nodes that are being checked are found to be so; all others healthy."""
+    nodes = job.examinations[-1]
+    found = {
+        node: NodeVerdict(node=node, health=sick.get(f"node{node}", Health.HEALTHY), reason="mm")
+        for node in nodes
+    }
+    job.machine.on_examined(found, job.now)
+    job.collect()
+
+
+def stand(job: Driver) -> None:
+    """All ranks stand between two steps."""
+    hold(job)
+    job.arrive(job.ranks, finished=60)
+
+
+def test_a_slow_node_is_said_to_be_so() -> None:
+    """No more is done by default."""
+    job = slowed(Policy())
+    (said,) = job.recorded(Slowed)
+    assert (said.finding.kind, said.nodes, said.hosts) == (Slow.NODE, (SLOW,), ("host-1",))
+    assert 1.3 < said.finding.factor < 1.7
+    assert not job.sent(p.Hold)
+    assert "computes 1.5 times as long" in said.in_words()
+
+
+def test_it_is_checked_beside_witnesses_and_replaced() -> None:
+    """Between two steps: no step is lost, and a spare takes its place."""
+    job = slowed(REPLACE)
+    stand(job)
+    assert job.examinations == [(SLOW, 0, 2)]
+    assert not job.told(p.Form), "training goes on before it is known how the node is"
+    examined(job, node1=Health.STRAGGLER)
+    assert strategies(job) == [Strategy.RECOVER]
+    fault = job.recorded(journal.FaultSeen)[0].fault
+    assert (fault.kind, fault.node, fault.host) == (Kind.STRAGGLER, SLOW, "host-1")
+    assert job.last(journal.Isolated).host == "host-1"
+    assert [node for _, node in job.promotions] == [SLOW]
+    assert [each.suspect for each in job.recorded(Examined)] == [False, True, False]
+    assert precision(job.history) == Precision(right=1)
+
+
+def test_a_node_that_is_healthy_stays() -> None:
+    """Training goes on with all processes; the finding was wrong."""
+    job = slowed(REPLACE)
+    stand(job)
+    examined(job)
+    assert len(job.told(p.Form)) == 4
+    assert not job.recorded(journal.Decided)
+    job.ready(job.ranks)
+    job.step(61)
+    tell(job, 61, 30, 1.5)
+    assert not job.sent(p.Hold), "it is checked again and again"
+    assert precision(job.history) == Precision(wrong=1)
+
+
+def test_a_witness_that_is_sick_is_replaced_as_well() -> None:
+    job = slowed(REPLACE, spares=2)
+    stand(job)
+    examined(job, node1=Health.STRAGGLER, node2=Health.FAULTY)
+    assert sorted(node for _, node in job.promotions) == [1, 2]
+
+
+def test_in_shadow_mode_nothing_is_done() -> None:
+    """But what would have been is in the journal."""
+    job = slowed(Policy(stragglers=Stragglers.REPLACE, stragglers_shadow=True))
+    (said,) = job.recorded(Slowed)
+    assert said.would
+    assert "in shadow mode: training is held" in said.in_words()
+    assert not job.sent(p.Hold)
+
+
+def test_isolate_waits_for_the_next_time_that_all_wait() -> None:
+    """Whatever it is that makes them."""
+    job = slowed(Policy(stragglers=Stragglers.ISOLATE))
+    assert not job.sent(p.Hold)
+    job.exits(7, signal=SIGKILL)
+    job.arrive([0, 1, 2, 3, 4, 5, 6], finished=60)
+    job.spawned()
+    assert not job.examinations
+    job.arrive([7])
+    assert job.examinations == [(SLOW, 0, 2)]
+    examined(job, node1=Health.STRAGGLER)
+    assert strategies(job) == [Strategy.RECOVER_IN_PLACE, Strategy.RECOVER]
+
+
+def test_what_passes_by_itself_is_no_reason() -> None:
+    job = slowed(Policy(stragglers=Stragglers.ISOLATE))
+    tell(job, 61, 60)
+    assert len(job.recorded(SlowOver)) == 1
+    job.exits(7, signal=SIGKILL)
+    job.arrive([0, 1, 2, 3, 4, 5, 6], finished=60)
+    job.spawned()
+    job.arrive([7])
+    assert not job.examinations
+    assert precision(job.history) == Precision(wrong=1)
+
+
+def test_uneven_work_is_never_checked() -> None:
+    """Whoever has had more to do since records began has a larger part of the model."""
+    job = begun(REPLACE)
+    tell(job, 1, 80, 1.5)
+    (said,) = job.recorded(Slowed)
+    assert (said.finding.kind, said.finding.ranks) == (Slow.UNEVEN, (2, 3))
+    assert "1.5 times the work of its peers since records began; not sick" in said.in_words()
+    assert not job.sent(p.Hold)
+    assert precision(job.history) == Precision()
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        (Policy(stragglers=Stragglers.REPLACE, strategies=(Strategy.RESTART,)), "nothing is done"),
+        (Policy(stragglers=Stragglers.REPLACE, max_recoveries=0), "nothing is done"),
+    ],
+)
+def test_training_is_not_held_where_nobody_could_be_replaced(policy: Policy, why: str) -> None:
+    job = slowed(policy, spares=0)
+    (said,) = job.recorded(Slowed)
+    assert why in said.then
+    assert not job.sent(p.Hold)
+
+
+@pytest.mark.parametrize("slow", [(0, 1), (0, 1, 2)])
+def test_half_of_all_may_be_slow(slow: tuple[int, ...]) -> None:
+    """Of more than that nobody says which are as they were."""
+    job = begun(REPLACE)
+    tell(job, 1, 30)
+    tell(job, 31, 30, 1.5, slow=slow)
+    assert bool(job.sent(p.Hold)) == (len(slow) == 2)
+
+
+def test_ranks_of_a_shard_that_all_have_more_to_do_are_uneven() -> None:
+    """They do the same work, the last stage of a pipeline: nobody is checked because of them."""
+    job = begun(REPLACE, shard=lambda rank: rank // 2)
+    tell(job, 1, 60)
+    tell(job, 61, 40, 1.3)
+    (said,) = job.recorded(Slowed)
+    assert (said.finding.kind, said.finding.ranks) == (Slow.UNEVEN, (2, 3))
+    assert "since step 61; not sick" in said.in_words()
+    assert not job.sent(p.Hold)
+
+
+@pytest.mark.parametrize("shard", [lambda rank: rank, lambda rank: rank % 2])
+def test_a_slow_node_of_shards_is_checked(shard: Callable[[int], int]) -> None:
+    """Each rank has a shard of its own, as in FSDP, or shares it with those of other nodes."""
+    job = begun(REPLACE, shard=shard, spares=1)
+    tell(job, 1, 30)
+    tell(job, 31, 30, 1.5)
+    (said,) = job.recorded(Slowed)
+    assert (said.finding.kind, said.nodes) == (Slow.NODE, (SLOW,))
+    assert job.sent(p.Hold)
+
+
+def test_a_slow_node_stays_one_when_another_is_replaced() -> None:
+    """Its ranks' own figures are kept; those of the new node begin anew."""
+    job = slowed(Policy())
+    job.lose(3)
+    job.hello(3, host="host-spare")
+    job.killed()
+    job.arrive(job.ranks, finished=60)
+    job.ready(job.ranks)
+    job.step(61)
+    tell(job, 61, 90, 1.5)
+    (said,) = job.recorded(Slowed)
+    assert (said.finding.kind, said.nodes) == (Slow.NODE, (SLOW,))
+    assert not job.recorded(SlowOver)
+
+
+def test_a_slow_node_that_is_replaced_is_another_one() -> None:
+    """What was said of the old one is not said of it, and if it becomes slow that is found."""
+    job = slowed(Policy())
+    job.lose(SLOW)
+    job.hello(SLOW, host="host-spare")
+    job.killed()
+    job.arrive(job.ranks, finished=60)
+    job.ready(job.ranks)
+    job.step(61)
+    tell(job, 61, 60)
+    tell(job, 121, 40, 1.5)
+    assert [each.hosts for each in job.recorded(Slowed)] == [("host-1",), ("host-spare",)]
+
+
+def test_a_node_that_is_lost_while_it_is_checked() -> None:
+    """Its verdict never comes; whoever takes its place trains with the others."""
+    job = slowed(REPLACE)
+    stand(job)
+    job.lose(SLOW)
+    assert strategies(job) == [Strategy.RECOVER]
+    job.machine.on_examined({0: NodeVerdict(node=0, health=Health.HEALTHY)}, job.now)
+    job.collect()
+    assert job.phase is Phase.REGROUPING
+
+
+def test_the_job_ends_meanwhile() -> None:
+    job = slowed(REPLACE)
+    stand(job)
+    job.stop()
+    examined(job, node1=Health.STRAGGLER)
+    assert not job.recorded(journal.Decided)
+
+
+def test_another_coordinator_forgets_what_was_slow() -> None:
+    """It sees the same again."""
+    job = slowed(REPLACE)
+    stand(job)
+    job.lose_coordinator()
+    assert not any(isinstance(each, Examine) for each in job.commands)

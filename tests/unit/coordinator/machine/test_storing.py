@@ -1,0 +1,170 @@
+"""The coordinator's machine and checkpoints: which are written, how often, and which are gone."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from jobs.driver import Driver
+
+from rekindle.coordinator.machine.job_state import Phase
+from rekindle.coordinator.machine.machine import Machine
+from rekindle.coordinator.machine.takeover import earlier
+from rekindle.errors import ProtocolError
+from rekindle.protocol import agent as p
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Policy
+
+POLICY = Policy(node_timeout_s=5.0)
+
+
+def trained(**spec: object) -> Driver:
+    """Two nodes of a rank each, with a shard each, in their first generation."""
+    driver = Driver(nodes=2, processes=1, policy=POLICY)
+    if spec:
+        changed = msgspec.structs.replace(driver.machine.spec, **spec)
+        driver.machine = Machine(changed, driver.machine._tables, attempt=0)
+        driver.machine.start()
+        driver.collect()
+    for node in range(2):
+        driver.hello(node)
+    driver.store_up()
+    driver.spawned()
+    for rank in driver.ranks:
+        driver.arrive([rank], shard=rank)
+    driver.ready(driver.ranks)
+    driver.step(1)
+    return driver
+
+
+def due(driver: Driver, step: int, *nodes: int) -> None:
+    for node in nodes or (0, 1):
+        part = p.PartDue(step=step, generation=1, rank=node, shard=node, shards=2)
+        driver.say(node, part)
+
+
+def write(driver: Driver, step: int) -> None:
+    """Both shards are written, and the checkpoint is committed."""
+    for shard in range(2):
+        driver.say(shard, p.PartWritten(step=step, generation=1, shard=shard, shards=2))
+    [node] = driver.told(p.Commit)
+    done = p.CheckpointWritten(step=step, generation=1, path="there", shards=2, seconds=3.0)
+    driver.say(node, msgspec.structs.replace(done, stall_s=0.01))
+
+
+def left_out(driver: Driver) -> list[int]:
+    return [event.step for event in driver.recorded(journal.CheckpointLeftOut)]
+
+
+def test_all_shards_of_one_step() -> None:
+    """They are written when all are ready; while one is under way the newest waits."""
+    driver = trained()
+    due(driver, 5, 1)
+    assert driver.told(p.WriteParts) == {}
+    due(driver, 5, 0)
+    orders = driver.told(p.WriteParts)
+    assert {node: (o.step, o.shards, o.of) for node, o in orders.items()} == {
+        0: (5, {0: 0}, 2),
+        1: (5, {1: 1}, 2),
+    }
+    for step in (10, 15):
+        due(driver, step)
+        assert driver.told(p.WriteParts) == {}
+    assert left_out(driver) == [10]
+    write(driver, 5)
+    assert {order.step for order in driver.told(p.WriteParts).values()} == {15}
+    assert driver.last(journal.CheckpointLeftOut).in_words() == (
+        "no checkpoint of step 10: the store was busy with that of step 5"
+    )
+
+
+def test_a_node_that_cannot_write_it() -> None:
+    """The checkpoint is left out, once, and the next one is written."""
+    driver = trained()
+    due(driver, 5)
+    no = p.CheckpointLeftOut(step=5, generation=1, shards=2, reason="busy")
+    driver.say(0, no)
+    driver.say(1, no)
+    assert left_out(driver) == [5]
+    due(driver, 10)
+    assert len(driver.told(p.WriteParts)) == 2
+    driver.say(0, p.PartWritten(step=10, generation=1, shard=0, shards=2, error="disk full"))
+    due(driver, 15)
+    assert len(driver.told(p.WriteParts)) == 2
+
+
+def test_the_end_waits_for_what_is_due() -> None:
+    """The last checkpoint of a job is written, however late the store was."""
+    driver = trained()
+    due(driver, 20)
+    due(driver, 24)
+    for rank in driver.ranks:
+        driver.exits(rank, code=0)
+    assert driver.outcome is None
+    write(driver, 20)
+    assert driver.outcome is None
+    write(driver, 24)
+    assert driver.outcome is True
+
+
+def test_what_a_broken_generation_had_due() -> None:
+    """It is given up, and no lost node is told to write."""
+    driver = trained()
+    due(driver, 5)
+    due(driver, 10)
+    driver.lose(1)
+    write_error = p.PartWritten(step=5, generation=1, shard=0, shards=2, error="no")
+    driver.say(0, write_error)
+    assert driver.told(p.WriteParts) == {}
+    assert driver.machine._assembly.backlog.is_empty
+
+
+def test_the_interval_is_chosen() -> None:
+    """When it is known what a checkpoint costs all are told; the next coordinator knows it."""
+    driver = trained(checkpoint_every="auto")
+    assert driver.machine._interval.steps == 10
+    for step in (2, 4):
+        driver.now += 1.0
+        driver.say(0, p.Beat(finished={0: step}))
+    due(driver, 10)
+    write(driver, 10)
+    told = driver.told(p.CheckpointEvery)
+    [steps] = {order.steps for order in told.values()}
+    assert set(told) == {0, 1}
+    chosen = driver.last(journal.CheckpointInterval)
+    assert chosen.steps == steps > 1000
+    assert "takes 3.0 s to write" in chosen.reason
+    assert earlier(driver.history).checkpoint_every == steps
+
+
+def test_nobody_restores_what_was_removed() -> None:
+    """It is forgotten of all nodes, and told."""
+    driver = trained()
+    for step in (5, 10):
+        due(driver, step)
+        write(driver, step)
+    driver.say(0, p.Pruned(removed=((5, 1),)))
+    nodes = driver.machine.roster.nodes.values()
+    assert {node.checkpoints for node in nodes} == {((10, 1),)}
+    assert driver.last(journal.CheckpointsPruned).in_words() == (
+        "checkpoints of steps 5 were removed"
+    )
+
+
+def test_a_rank_without_memory_for_snapshots() -> None:
+    """The journal names the rank and the reason; training continues."""
+    driver = trained()
+    driver.say(1, p.SnapshotRefused(rank=1, error="no memory for 3 snapshots"))
+    [told] = driver.recorded(journal.CheckpointFailed)
+    assert told.fault.message == "rank 1 keeps no snapshots: no memory for 3 snapshots"
+    assert (told.fault.kind, told.fault.node) == (Kind.STORAGE, 1)
+    assert driver.phase is Phase.TRAINING
+
+
+def test_a_message_that_is_not_for_the_coordinator() -> None:
+    """It is refused by name; an answer to a check that has ended is ignored."""
+    driver = trained()
+    driver.say(0, p.Checked(serial=1))
+    driver.say(0, p.CheckReady(port=1))
+    with pytest.raises(ProtocolError, match="node 0 sends a Welcome"):
+        driver.say(0, p.Welcome(node=0))

@@ -1,0 +1,100 @@
+"""Processes that the kernel holds: SIGKILL does not end them, and the job goes on without them."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from jobs.driver import Driver, spec_of
+from waiting import finished
+
+from rekindle import names
+from rekindle.agent.ranks import NodeRanks
+from rekindle.coordinator.machine.endings import STOP_GRACE_S
+from rekindle.coordinator.machine.job_state import Phase
+from rekindle.names import KILLED_S
+from rekindle.protocol import agent as p
+from rekindle.protocol.heartbeat_page import Doing
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Policy, Strategy
+
+
+def unkillable(policy: Policy | None = None) -> Driver:
+    """Two nodes train; the kernel holds rank 1, which hangs, and SIGKILL does not end it."""
+    driver = Driver(nodes=2, processes=1, policy=policy or Policy())
+    driver.train(finished=5)
+    driver.say(1, p.Stalled(rank=1, generation=driver.machine.generation))
+    for node, order in driver.told(p.Look).items():
+        seen = {"finished": 5, "doing": Doing.STEP, "elapsed_s": 12.0, "late": True}
+        look = p.RankLook(rank=node, waiting=node != 1, **seen)
+        driver.say(node, p.Looked(serial=order.serial, looks=(look,)))
+    return driver
+
+
+def test_a_culprit_that_the_kernel_holds_costs_its_node() -> None:
+    """SIGKILL was sent, and nothing came of it: its node is replaced like a lost one."""
+    driver = unkillable()
+    assert driver.doomed == [1]
+    driver.arrive([0], finished=5)
+    assert driver.timers["end"] == KILLED_S
+    line = driver.nodes[1]
+    driver.fire("end")
+    assert [(c.connection, c.message) for c in driver.sent(p.Bye)] == [(line, p.Bye(status=1))]
+    fault = driver.last(journal.FaultSeen).fault
+    assert (fault.kind, fault.node) == (Kind.NODE_LOST, 1)
+    assert "rank 1 has not ended within 30 s of SIGKILL" in fault.message
+    assert driver.last(journal.Decided).strategy is Strategy.RECOVER
+    assert driver.last(journal.NodeWanted).node == 1
+    driver.nodes.pop(1)
+    driver._forget(1)
+    driver.machine.on_agent_lost(line, driver.now)  # the agent obeys
+    driver.collect()
+    driver.hello(1)
+    driver.spawned()
+    driver.form(finished=5)
+    assert driver.phase is Phase.TRAINING
+
+
+def test_a_restart_does_not_wait_for_a_rank_that_the_kernel_holds() -> None:
+    """All are started anew; its node is another one then."""
+    driver = unkillable(Policy(strategies=(Strategy.HANG_RESTART,)))
+    assert driver.phase is Phase.RESTARTING
+    driver.exits(0, signal=15)
+    assert driver.timers["end"] == STOP_GRACE_S + KILLED_S
+    driver.fire("end")
+    driver.nodes.pop(1)
+    driver._forget(1)
+    assert driver.phase is Phase.GATHERING
+    assert driver.last(journal.NodeWanted).node == 1
+    driver.hello(1)
+    driver.store_up()
+    driver.spawned()
+    driver.form(finished=5)
+    assert driver.phase is Phase.TRAINING
+
+
+def test_a_stop_does_not_wait_for_a_rank_that_the_kernel_holds() -> None:
+    """Its agent stays until the end, for it may have the last words."""
+    driver = unkillable()
+    driver.stop()
+    driver.exits(0, signal=15)
+    assert driver.phase is Phase.STOPPING
+    driver.fire("end")
+    assert driver.phase is Phase.ENDED
+    assert len(driver.sent(p.Bye)) == 2
+
+
+def test_an_agent_ends_without_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After a while, and says so."""
+    nothing: Any = None
+    ranks = NodeRanks(spec_of(nodes=1, processes=1), nothing, print, {})
+    held: Any = SimpleNamespace(rank=0, signal=lambda number: None)
+    ranks._ranks[0] = held
+    monkeypatch.setattr(names, "KILLED_S", 0.01)
+    asyncio.run(finished(ranks.end()))
+    assert "ranks [0] outlive SIGKILL" in capsys.readouterr().err

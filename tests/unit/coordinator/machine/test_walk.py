@@ -1,0 +1,176 @@
+"""The machine, whatever the order of events: no deadlock, and nothing forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from jobs.pretended import World
+from jobs.settling import settle
+from jobs.trained import SIGKILL
+
+from rekindle.coordinator.machine.job_state import Phase
+from rekindle.protocol import agent as p
+from rekindle.recovery.faults.fault import ErrorRecord
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Policy, Strategy
+
+# ---- any order of events
+
+picks = st.integers(0, 10_000)
+
+
+class Walk(RuleBasedStateMachine):
+    """Faults of all kinds at any moment, and news and orders that are late.
+
+    When no more faults come, the job always ends: it succeeds, or it fails within its budgets.
+    (`Checks` of the driver holds the commands against what must never happen.)
+    """
+
+    world: World
+    left = False  # a rank ended well where the script should have gone on
+
+    @initialize(
+        nodes=st.integers(1, 3),
+        least=st.integers(0, 3),
+        processes=st.integers(1, 3),
+        max_restarts=st.integers(0, 2),
+        max_recoveries=st.integers(0, 6),
+        max_in_row=st.integers(1, 3),
+        asked=st.sets(st.sampled_from([Strategy.RECOVER_IN_PLACE, Strategy.RESTART]), max_size=1),
+    )
+    def begin(
+        self, nodes: int, least: int, processes: int, asked: set[Strategy], **limits: int
+    ) -> None:
+        """A world of some size, that may shrink or not, with some budgets."""
+        policy = Policy(approve=tuple(asked), **limits)
+        least = min(least, nodes)
+        self.world = World(nodes=nodes, least=least, processes=processes, policy=policy)
+
+    def alive(self) -> bool:
+        return self.world.outcome is None
+
+    def moves(self) -> list[Callable[[], None]]:
+        """What can go on by itself now."""
+        world = self.world
+        found: list[Callable[[], None]] = []
+        for node, agent in world.agents.items():
+            found += [lambda n=node: world.obey(n)] if agent.orders else []
+            found += [lambda n=node: world.hear(n)] if agent.news and not agent.cut else []
+            found += [lambda n=node: world.find_coordinator(n)] if agent.cut else []
+        live = [rank for rank in world.processes if world.can_go_on(rank)]
+        found += [lambda r=rank: world.go_on(r) for rank in live]
+        found += [world.take_place] if world.promotions else []
+        found += [world.spare_comes] if world.cut_spares else []
+        absent = [] if world.phase is Phase.STOPPING else world.absent_nodes()
+        return found + [lambda n=node: world.join(n) for node in absent]
+
+    @rule(choices=st.lists(picks, min_size=1, max_size=30))
+    def go_on(self, choices: list[int]) -> None:
+        """Something goes on, in any order."""
+        for pick in choices:
+            moves = self.moves()
+            if self.world.outcome is not None or not moves:
+                return
+            moves[pick % len(moves)]()
+
+    @precondition(alive)
+    @rule(pick=picks, way=st.sampled_from(["kill", "raise", "leave", "hang", "break", "restore"]))
+    def break_a_rank(self, pick: int, way: str) -> None:
+        """A rank dies, raises, ends too early, hangs, or fails in a collective or a restore."""
+        world = self.world
+        ranks = sorted(world.processes)
+        if not ranks:
+            return
+        rank = ranks[pick % len(ranks)]
+        match way:
+            case "kill":
+                world.die(rank, signal=SIGKILL)
+            case "raise":
+                error = ErrorRecord(message=f"Error {pick % 3}", at=world.now)
+                world.die(rank, code=1, error=error)
+            case "leave":
+                self.left = True
+                world.die(rank, code=0)
+            case "hang":
+                world.hang(rank)
+            case "break":
+                world.break_collective(rank)
+            case "restore":
+                world.fail_restore(rank)
+
+    @precondition(alive)
+    @rule(pick=picks)
+    def lose_a_node(self, pick: int) -> None:
+        """An agent is gone with its ranks."""
+        nodes = sorted(self.world.agents)
+        if nodes:
+            self.world.lose(nodes[pick % len(nodes)])
+
+    @precondition(alive)
+    @rule(pick=picks, comes=st.booleans())
+    def change_the_spares(self, pick: int, comes: bool) -> None:
+        """A spare comes, or one dies."""
+        world = self.world
+        if comes and len(world.spares) < 2:
+            world.spare_comes()
+        elif world.spares:
+            world.spare_dies(sorted(world.spares)[pick % len(world.spares)])
+
+    @precondition(alive)
+    @rule(pick=picks)
+    def let_a_limit_pass(self, pick: int) -> None:
+        """A time limit passes."""
+        names = sorted(self.world.timers)
+        if names:
+            self.world.fire(names[pick % len(names)])
+
+    @precondition(alive)
+    @rule(granted=st.integers(0, 9))
+    def answer(self, granted: int) -> None:
+        """A person answers what waits; seldom that it may not be."""
+        machine = self.world.machine
+        said = p.Approval(incident=machine.incidents.open, granted=granted > 0, by="ann")
+        machine.approve(said)
+        self.world.collect()
+
+    @precondition(alive)
+    @rule()
+    def lose_the_store(self) -> None:
+        """The ranks' store dies, where it runs."""
+        store = self.world.machine._store
+        if store.is_up and store.node in self.world.agents:
+            self.world.agents[store.node].news.append(p.StoreDown(serial=store.serial))
+
+    @precondition(alive)
+    @rule()
+    def lose_the_coordinator(self) -> None:
+        """The coordinator dies, and another one takes its place."""
+        self.world.lose_coordinator()
+
+    @precondition(alive)
+    @rule(at_once=st.booleans(), sure=st.integers(0, 9))
+    def stop(self, at_once: bool, sure: int) -> None:
+        """Somebody stops the job; seldom, or no walk would get far."""
+        if sure == 0:
+            self.world.stop(at_once=at_once)
+
+    def teardown(self) -> None:
+        """Without further faults the job comes to its end, and tells a consistent story."""
+        if not hasattr(self, "world"):
+            return
+        settle(self.world)
+        assert self.world.outcome is not None, f"stays {self.world.phase.value} for ever"
+        ended = self.world.last(journal.Ended)
+        assert len(self.world.recorded(journal.Ended)) == 1
+        assert self.world.outcome == (ended.outcome == "succeeded")
+        if self.world.outcome and not self.left:
+            assert ended.finished == self.world.total
+            found = journal.incidents(self.world.history)
+            assert all(incident.closed for incident in found)
+
+
+TestWalk = Walk.TestCase
+TestWalk.settings = settings(max_examples=150, stateful_step_count=30)

@@ -1,0 +1,128 @@
+"""What an engine does in the cluster beside steering."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from waiting import wait_set
+
+from rekindle.engines.kubernetes.placement import retry_queue as chores
+from rekindle.engines.kubernetes.placement.retry_queue import Chores
+from rekindle.errors import JobError, UsageError
+
+
+def refuse() -> None:
+    raise JobError("no")
+
+
+def test_nobody_waits_for_it_and_the_order_stays() -> None:
+    """In the end all is done."""
+    done: list[int] = []
+    gate = threading.Event()
+    mine = Chores()
+    with mine.open(print):
+
+        def first() -> None:
+            wait_set(gate)
+            done.append(0)
+
+        mine.do("the first", first)
+        for number in (1, 2):
+            mine.do("another", lambda number=number: done.append(number))
+        assert done == []
+        gate.set()
+    assert done == [0, 1, 2]
+
+
+def test_what_fails_is_told() -> None:
+    """What comes after it is done all the same."""
+    told: list[str] = []
+    done: list[int] = []
+    mine = Chores()
+    with mine.open(told.append):
+        mine.do("it is not done", refuse)
+        mine.do("it is", lambda: done.append(1))
+    assert (told, done) == (["it is not done: no"], [1])
+
+
+def test_what_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nothing else is to be done; that it failed is told once."""
+    monkeypatch.setattr(chores, "AGAIN_S", 0.001)
+    told: list[str] = []
+    tries: list[int] = []
+    done = threading.Event()
+
+    def fails_at_first() -> None:
+        tries.append(0)
+        if len(tries) < 3:
+            raise OSError("the disk is full")
+        done.set()
+
+    mine = Chores()
+    with mine.open(told.append):
+        mine.do("it is not done", fails_at_first)
+        wait_set(done)
+    assert (len(tries), told) == (3, ["it is not done: the disk is full"])
+
+
+def test_what_fails_until_the_end_is_tried_once_more_then() -> None:
+    tries: list[int] = []
+
+    def fails() -> None:
+        tries.append(0)
+        refuse()
+
+    mine = Chores()
+    with mine.open(print):
+        mine.do("it is not done", fails)
+    assert len(tries) == 2
+
+
+def test_what_cannot_work_is_not_tried_again() -> None:
+    told: list[str] = []
+
+    def cannot() -> None:
+        raise UsageError("never")
+
+    mine = Chores()
+    with mine.open(told.append):
+        mine.do("it is not done", cannot)
+    assert told == ["it is not done: never"]
+
+
+def test_it_is_done_at_once_while_nobody_looks() -> None:
+    """Before and after; whoever asks is told of a failure."""
+    mine = Chores()
+    with pytest.raises(JobError):
+        mine.do("it is not done", refuse)
+    with mine.open(print):
+        pass
+    with pytest.raises(JobError):
+        mine.do("it is not done", refuse)
+
+
+def test_an_end_that_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names what it has given up, which knows it, and nothing after it is done."""
+    monkeypatch.setattr(chores, "CLOSE_S", 0.1)
+    told: list[str] = []
+    seen: list[bool] = []
+    gate, begun, over = threading.Event(), threading.Event(), threading.Event()
+    mine = Chores()
+
+    def stuck() -> None:
+        seen.append(mine.is_given_up)
+        begun.set()
+        wait_set(gate)
+        seen.append(mine.is_given_up)
+        over.set()
+
+    with mine.open(told.append):
+        mine.do("node 1 is not replaced", stuck)
+        mine.do("nor is node 2", lambda: seen.append(True))
+        wait_set(begun)
+    with mine.open(told.append):  # a later one has a thread of its own
+        gate.set()
+        wait_set(over)
+    assert seen == [False, True]
+    assert told == ["given up after 0.1 s, with all that came later: node 1 is not replaced"]

@@ -1,0 +1,191 @@
+"""A job file: what it may say, what `rekindle kubernetes render` prints, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from rekindle.blocks.ascend import AscendSettings
+from rekindle.blocks.job import TrainingJob
+from rekindle.blocks.kubernetes import (
+    CoordinatorPeer,
+    CoordinatorPod,
+    KindName,
+    KubernetesPods,
+    PodVolume,
+)
+from rekindle.cli import main as cli
+from rekindle.cli.options import KINDS
+from rekindle.engines.kubernetes.manifests.ascend import Ascend
+from rekindle.engines.kubernetes.manifests.settings import Coordinator, Kind, Peer, Pods, Volume
+from rekindle.errors import UsageError
+
+JOB = """\
+name: charlm
+script: train.py
+working_directory: /app
+nodes: 2
+processes_per_node: 4
+environment:
+  API_KEY: hush
+kubernetes:
+  image: example.com/train:1
+  device: nvidia.com/gpu
+"""
+
+
+def rendered(
+    folder: Path, text: str, *options: str, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str, str]:
+    """Run the command on a job file; its status, and what it prints."""
+    path = folder / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["kubernetes", "render", str(path), *options])
+    printed = capsys.readouterr()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, printed.out, printed.err.replace(str(path), "job.yaml")
+
+
+@pytest.mark.parametrize("kind", [kind.value for kind in Kind])
+def test_all_objects_are_printed_without_secrets(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The stream has every object, keys in the usual order, and placeholders for secrets."""
+    status, out, _ = rendered(
+        tmp_path, JOB, "--kind", kind, "--job-id", "charlm-1", "--avoid", "n7", capsys=capsys
+    )
+    assert status == 0
+    found = list(yaml.safe_load_all(out))
+    assert all(list(one)[:3] == ["apiVersion", "kind", "metadata"] for one in found)
+    assert found[0]["kind"] == "ConfigMap"
+    assert found[-1]["metadata"]["name"] == "charlm-1"
+    assert "n7" in out
+    assert "hush" not in out
+    (secret,) = [one for one in found if one["kind"] == "Secret"]
+    assert secret["stringData"] == {"secret": "(hidden)", "job.json": "(hidden)"}
+    assert "data" not in secret
+    assert "&id" not in out
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("name: charlm", "name: charlm\nname: x"), "job.yaml:2: name is given twice; keep one"),
+        (("image:", "imag:"), "job.yaml:9: kubernetes.imag: Extra inputs are not permitted"),
+        (("nodes: 2", "nodes: 0"), "job.yaml:4: nodes: Input should be greater than or equal to 1"),
+        (("nvidia.com/gpu", "gpu"), "job.yaml:10: kubernetes: device is 'gpu'; give a resource"),
+        (("/app", "app"), "job.yaml:3: working_directory is 'app'; give an absolute path in"),
+        (("/app", "~/app"), "job.yaml:3: working_directory is ~/app: in an image nobody's home"),
+        (("script: train.py", "scrip: train.py"), "job.yaml:2: scrip: Extra inputs"),
+        (("kubernetes:", "other:"), "job.yaml: write what its pods are like below kubernetes:"),
+        (("nodes: 2", "nodes: [2"), "is no YAML"),
+        (
+            ("nodes: 2", "nodes: 2\ncheckpoint: {path: /ckpt, every: 5}"),
+            "job.yaml: kubernetes: checkpoints would go to /ckpt/charlm in each container",
+        ),
+        (
+            ("  device: nvidia.com/gpu", "  pod_overrides: {spec: []}"),
+            "job.yaml: kubernetes: pod_overrides: the patch has a list at spec, where a map is",
+        ),
+        (
+            ("  device: nvidia.com/gpu", "  overrides: {spec: {completions: {}}}"),
+            "job.yaml: kubernetes: overrides: the patch has a map at spec.completions",
+        ),
+    ],
+)
+def test_mistakes_are_told_with_file_line_and_field(
+    change: tuple[str, str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever is wrong, the message says where, and never shows the environment."""
+    status, out, err = rendered(tmp_path, JOB.replace(*change), capsys=capsys)
+    assert status == 2
+    assert said in err
+    assert "hush" not in err
+    assert not out
+
+
+def test_a_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that is not there, or holds no fields, is refused in one line."""
+    status, _, err = rendered(tmp_path, "- a\n", capsys=capsys)
+    assert (status, "job.yaml: write fields, as script: train.py" in err) == (2, True)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["kubernetes", "render", str(tmp_path / "none.yaml")])
+    assert ended.value.code == 2
+    assert "none.yaml cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("form", "values"),
+    [
+        (KubernetesPods, Pods),
+        (PodVolume, Volume),
+        (CoordinatorPeer, Peer),
+        (CoordinatorPod, Coordinator),
+        (AscendSettings, Ascend),
+    ],
+)
+def test_the_form_has_the_fields_that_the_engine_reads(form: Any, values: Any) -> None:
+    """Form and values have the same fields with the same defaults, in one order."""
+    assert list(form.model_fields) == list(values.__struct_fields__)
+    required = {field.name for field in msgspec.structs.fields(values) if field.required}
+    given = dict.fromkeys(required, "x")
+    if form is KubernetesPods:
+        assert form(**given).to_pods() == msgspec.convert(given, values)
+    else:
+        assert msgspec.convert(form(**given).model_dump(), values) == msgspec.convert(given, values)
+
+
+def test_one_list_of_kinds() -> None:
+    """Command line, form and engine know the same kinds."""
+    every = tuple(kind.value for kind in Kind)
+    assert get_args(KindName) == every
+    assert every == KINDS
+
+
+def test_the_form_refuses_what_the_engine_would() -> None:
+    """What no pods can be is refused in the form, before a flow runs."""
+    with pytest.raises(ValidationError, match="devices_per_node needs device"):
+        KubernetesPods(image="x", devices_per_node=2)
+
+
+def job(**changes: Any) -> TrainingJob:
+    """A job whose nodes are pods."""
+    return TrainingJob.model_validate(yaml.safe_load(JOB) | changes)
+
+
+def test_paths_are_those_of_the_image() -> None:
+    """Nothing on this machine is looked at; the job's directory is the coordinator's."""
+    spec = job(fault_tables="faults.yaml", checkpoint={"path": "ckpt"}).to_spec("charlm-1")
+    assert spec.working_directory == "/app"
+    assert spec.directory == "/var/lib/rekindle/jobs/charlm-1"
+    assert spec.log_directory == "/var/lib/rekindle/jobs/charlm-1/logs"
+    assert spec.fault_tables == "/app/faults.yaml"
+    assert spec.checkpoint_store == "/app/ckpt/charlm-1"
+    assert job().to_spec("charlm-1").checkpoint_store == f"{spec.directory}/checkpoints"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"working_directory": ""}, "working_directory is ''; give an absolute path in the image"),
+        ({"fault_tables": "~/f.yaml"}, "fault_tables is ~/f.yaml: in an image nobody's home"),
+        ({"min_nodes": 3}, "min_nodes is 3"),
+        ({"checkpoint": {"path": "s3://bucket/p?secret=x"}}, "after the .* of a location come"),
+    ],
+)
+def test_a_description_that_cannot_be(changes: dict[str, Any], said: str) -> None:
+    """What can be judged without the image is."""
+    with pytest.raises(UsageError, match=said):
+        job(**changes).to_spec("charlm-1")
+
+
+def test_a_job_of_this_machine_is_as_before(tmp_path: Path) -> None:
+    """Without pods the working directory and the script have to exist."""
+    with pytest.raises(UsageError, match="does not exist"):
+        job(kubernetes=None, working_directory=str(tmp_path / "none")).to_spec("charlm-1")

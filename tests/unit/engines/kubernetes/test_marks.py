@@ -1,0 +1,147 @@
+"""What is decided about a node's mark: pure, from its object."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import msgspec
+import pytest
+
+pytest.importorskip("kubernetes.client")
+
+from rekindle.engines.kubernetes.labels import ISOLATED
+from rekindle.engines.kubernetes.manifests.settings import Isolation
+from rekindle.engines.kubernetes.placement.quarantine import (
+    Mark,
+    holds,
+    mark_on,
+    marking,
+    unmarking,
+)
+
+Object = dict[str, Any]
+OTHERS = {"key": "example.com/keep", "effect": "NoExecute"}
+HOWS = pytest.mark.parametrize("how", [Isolation.CORDON, Isolation.TAINT])
+
+
+def node(**spec: Any) -> Object:
+    metadata = {"name": "n", "resourceVersion": "7", "annotations": {"a": "b"}}
+    return {"metadata": metadata, "spec": {"podCIDR": "x", **spec}}
+
+
+def wanted(how: Isolation, source: str = "job#1@1.0", namespace: str = "default") -> Mark:
+    return Mark(how=how, by="job", namespace=namespace, reason="XID 79", at=1.0, source=source)
+
+
+def patched(thing: Object, patch: Object | None) -> Object:
+    """As the server merges it."""
+    new = copy.deepcopy(thing)
+
+    def merge(into: Object, what: Object) -> None:
+        for key, value in what.items():
+            if value is None:
+                into.pop(key, None)
+            elif isinstance(value, dict):
+                merge(into.setdefault(key, {}), value)
+            else:
+                into[key] = value
+
+    merge(new, patch or {})
+    return new
+
+
+@HOWS
+def test_there_and_back(how: Isolation) -> None:
+    """All is as it was before; and it was told who did it, and why."""
+    before = node(taints=[OTHERS])
+    marked = patched(before, marking(before, wanted(how)))
+    mark = mark_on(marked)
+    assert mark == wanted(how)
+    assert holds(marked, mark)
+    assert marking(marked, wanted(how)) is None
+    assert OTHERS in marked["spec"]["taints"]
+    assert patched(marked, unmarking(marked, "default")) == before
+
+
+def test_a_taint_alone_leaves_no_list() -> None:
+    marked = patched(node(), marking(node(), wanted(Isolation.TAINT)))
+    (taint,) = marked["spec"]["taints"]
+    assert taint == {"key": ISOLATED, "value": "job", "effect": "NoSchedule"}
+    assert patched(marked, unmarking(marked, "default")) == node()
+
+
+def test_what_somebody_else_has_cordoned_stays_so() -> None:
+    """It is listed, and not uncordoned."""
+    before = node(unschedulable=True)
+    marked = patched(before, marking(before, wanted(Isolation.CORDON)))
+    mark = mark_on(marked)
+    assert mark is not None
+    assert not mark.ours
+    assert mark.done == "cordoned by somebody else"
+    assert patched(marked, unmarking(marked, "default")) == before
+
+
+@HOWS
+def test_what_a_person_has_undone_is_not_done_again(how: Isolation) -> None:
+    """Not because of the same event, which is told again whenever the job is adopted."""
+    marked = patched(node(), marking(node(), wanted(how)))
+    undone = copy.deepcopy(marked)
+    undone["spec"] = node()["spec"]
+    assert marking(undone, wanted(how)) is None
+    again = patched(undone, marking(undone, wanted(how, source="job#9@9.0")))
+    mark = mark_on(again)
+    assert mark is not None
+    assert holds(again, mark)
+    assert (mark.source, mark.ours) == ("job#9@9.0", True)
+    assert patched(undone, unmarking(undone, "default")) == node()
+
+
+def test_a_second_reason_changes_nothing() -> None:
+    """Nor does another way, or another namespace: it is kept from work already."""
+    marked = patched(node(), marking(node(), wanted(Isolation.CORDON)))
+    for other in (
+        wanted(Isolation.CORDON, source="job#2@2.0"),
+        wanted(Isolation.TAINT, source="job#2@2.0"),
+        wanted(Isolation.CORDON, source="x#2@2.0", namespace="other"),
+    ):
+        assert marking(marked, other) is None
+    assert unmarking(marked, "other") is None
+
+
+def test_a_node_without_a_mark_is_left_alone() -> None:
+    """Cordoned or not, also one that was made anew under the name of one that was marked."""
+    assert unmarking(node(), "default") is None
+    assert unmarking(node(unschedulable=True), "default") is None
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "true", '{"how": "shoot"}'])
+def test_an_annotation_that_cannot_be_read(text: str) -> None:
+    """Whoever has cordoned the node is not known, so it stays; a taint of ours can only be ours."""
+    cordoned = node(unschedulable=True)
+    cordoned["metadata"]["annotations"][ISOLATED] = text
+    assert patched(cordoned, unmarking(cordoned, "x")) == node(unschedulable=True)
+    ours = {"key": ISOLATED, "effect": "NoSchedule"}
+    tainted = node(taints=[OTHERS, ours])
+    tainted["metadata"]["annotations"][ISOLATED] = text
+    assert patched(tainted, unmarking(tainted, "x")) == node(taints=[OTHERS])
+
+
+def test_a_change_names_the_version_that_was_seen() -> None:
+    """So the server refuses it if the node is another one by now."""
+    assert (marking(node(), wanted(Isolation.CORDON)) or {})["metadata"]["resourceVersion"] == "7"
+
+
+def test_a_mark_is_readable() -> None:
+    """For kubectl describe."""
+    patch = marking(node(), wanted(Isolation.CORDON)) or {}
+    said = msgspec.json.decode(patch["metadata"]["annotations"][ISOLATED])
+    assert said == {
+        "how": "cordon",
+        "by": "job",
+        "namespace": "default",
+        "reason": "XID 79",
+        "at": 1.0,
+        "source": "job#1@1.0",
+        "ours": True,
+    }

@@ -1,0 +1,128 @@
+"""Which pods are nodes, and which have to be ended, by what the journal tells."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+
+from rekindle import names
+from rekindle.engines.kubernetes.client.pod_status import look_at
+from rekindle.engines.kubernetes.labels import ROLE, Role
+from rekindle.engines.kubernetes.placement.pod_membership import Gone, Members
+from rekindle.recovery.journal import journal
+
+BEGAN = 1_700_000_000.0
+LEFT = "host-1"
+
+
+def stamp(at: float) -> str:
+    return datetime.datetime.fromtimestamp(at, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def pod(name: str, ip: str, host: str, *, created: float = BEGAN, **status: Any) -> dict[str, Any]:
+    """A pod whose container has run since it was made."""
+    running = {
+        "name": "node",
+        "restartCount": 0,
+        "state": {"running": {"startedAt": stamp(created)}},
+    }
+    return {
+        "metadata": {
+            "name": name,
+            "uid": name,
+            "labels": {ROLE: Role.WORKER.value},
+            "creationTimestamp": stamp(created),
+        },
+        "spec": {"nodeName": host},
+        "status": {
+            "phase": "Running",
+            "podIP": ip,
+            "containerStatuses": [running],
+            **status,
+        },
+    }
+
+
+NODES = [pod("a", "10.0.0.1", "host-0"), pod("b", "10.0.0.2", LEFT)]
+ANEW = pod("c", "10.0.0.3", LEFT, created=BEGAN + 60)
+ELSEWHERE = pod("d", "10.0.0.4", "host-2", created=BEGAN + 60)
+
+
+def joined(node: int, address: str, at: float = BEGAN + 10) -> journal.NodeJoined:
+    return journal.NodeJoined(node=node, address=address, pid=1, host="", at=at)
+
+
+def isolated(node: int) -> journal.Isolated:
+    return journal.Isolated(incident=1, node=node, host=LEFT, reason="it is sick")
+
+
+def left(node: int) -> journal.NodeLeft:
+    return journal.NodeLeft(node=node, address="", pid=1, reason="it is sick", replaced=True)
+
+
+def told(*events: journal.AnyEvent, keeps_off: bool = True) -> Members:
+    """Two nodes, and what is told of them."""
+    members = Members(keeps_off=keeps_off)
+    for event in (joined(0, "10.0.0.1"), joined(1, "10.0.0.2"), *events):
+        members.learn(event)
+    return members
+
+
+def ending(members: Members, gone: Gone, *pods: dict[str, Any]) -> list[str]:
+    return [each["metadata"]["name"] for each in members.to_end([*NODES, *pods], gone)]
+
+
+def test_times_are_read_on_every_python() -> None:
+    assert look_at(NODES[0]).created == BEGAN
+
+
+def test_of_a_lost_node_the_pod_that_still_runs() -> None:
+    """Not the one that came in its place, though it may have the same address."""
+    members = told()
+    gone = members.take_gone(1)
+    again = pod("e", "10.0.0.2", "host-2", created=BEGAN + 60)
+    assert ending(members, gone, again) == ["b"]
+    assert ending(members, members.take_gone(1)) == []
+
+
+def test_one_that_was_sent_away_is_asked_for_once() -> None:
+    members = told(left(1))
+    assert ending(members, members.take_gone(names.SPARE)) == ["b"]
+    assert ending(members, members.take_gone(1)) == []
+
+
+@pytest.mark.parametrize("keeps_off", [True, False])
+def test_what_waits_on_a_host_that_was_left(keeps_off: bool) -> None:
+    """Where the next one would be placed there as well, it stays, and is refused as often."""
+    members = told(isolated(1), left(1), joined(1, "10.0.0.4", BEGAN + 70), keeps_off=keeps_off)
+    gone = members.take_gone(names.SPARE)
+    assert ending(members, gone, ANEW, ELSEWHERE) == (["b", "c"] if keeps_off else ["b"])
+    assert ending(members, Gone(), ANEW, ELSEWHERE) == (["b", "c"] if keeps_off else [])
+
+
+def test_a_node_that_goes_on_there_is_left_alone() -> None:
+    """The fault was another one's."""
+    members = told(isolated(0))
+    assert ending(members, Gone(), ANEW) == ["c"]
+
+
+def test_a_coordinators_pod_is_no_nodes() -> None:
+    members = told(isolated(0))
+    coordinator = pod("c", "10.0.0.9", LEFT)
+    coordinator["metadata"]["labels"][ROLE] = Role.COORDINATOR.value
+    assert ending(members, Gone(), coordinator) == []
+
+
+def test_one_that_ends_or_has_ended_is_left_alone() -> None:
+    members = told(isolated(1))
+    over = pod("c", "10.0.0.3", LEFT, phase="Failed")
+    ends = pod("d", "10.0.0.4", LEFT)
+    ends["metadata"]["deletionTimestamp"] = stamp(BEGAN)
+    assert ending(members, Gone(), over, ends) == []
+
+
+def test_another_attempt_knows_of_no_isolated_hosts() -> None:
+    again = journal.JobStarted(job_id="j", attempt=1, nodes=2, processes_per_node=1, pid=1)
+    assert told(isolated(1), again).isolated == frozenset()

@@ -1,0 +1,220 @@
+"""How MindCluster's own recovery of a job is told, and which of its words concern which node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from mindcluster import RESOURCE, rank, reset_config
+
+pytest.importorskip("kubernetes.client")
+from rekindle.engines.kubernetes.client.errors import DamagedError
+from rekindle.engines.kubernetes.manifests.ascend import reset_config as skeleton
+from rekindle.engines.kubernetes.mindcluster.recoveries import Recovery
+from rekindle.engines.kubernetes.mindcluster.relevance import (
+    Placed,
+    placed,
+    recovery_signs,
+    remarks,
+    signs,
+)
+from rekindle.engines.kubernetes.mindcluster.reports import ActiveCode, Report
+from rekindle.engines.kubernetes.mindcluster.resets import ResetInfo, progress, read_reset
+from rekindle.recovery.faults.classification import Sign, Source, verdict_of
+from rekindle.recovery.faults.tables.tables import Tables
+from rekindle.recovery.faults.tables.verdict import Origin, Severity, Urgency
+
+
+def said(before: ResetInfo, **now: Any) -> list[str]:
+    return list(progress(before, read_reset(reset_config("job", **now))))
+
+
+def test_the_skeleton_is_what_mindcluster_begins_with() -> None:
+    """What Rekindle makes can be read, and says nothing yet."""
+    assert read_reset(skeleton("job", "default")) == ResetInfo()
+    assert list(progress(ResetInfo(), ResetInfo())) == []
+
+
+def test_a_recovery_from_its_beginning_to_its_end() -> None:
+    """Each phase is told once, in the order in which it comes."""
+    phases: list[dict[str, Any]] = [
+        {"FaultFlushing": True},
+        {"RankList": [rank(5)], "RestartFaultProcess": True},
+        {"RankList": [rank(5)], "RestartFaultProcess": True, "UpdateTime": 9},
+        {"RankList": [rank(5, "unrecovered", "reset", "80E01801")], "GracefulExit": 1},
+        {"RankList": [rank(5, "recovered", "reset", "80E01801")]},
+        {"RetryTime": 2},
+    ]
+    story, before = [], ResetInfo()
+    for phase in phases:
+        story.append(said(before, **phase))
+        before = read_reset(reset_config("job", **phase))
+    assert story == [
+        ["has seen a fault, and waits a moment for others"],
+        ["lists rank 5: fault", "starts the processes at fault anew, in their place"],
+        [],
+        ["ends all processes", "lists rank 5: unrecovered, 80E01801; it resets its chip"],
+        ["lists rank 5: recovered, 80E01801; it resets its chip"],
+        ["has all processes begin anew, for the second time", "lists no rank at fault any more"],
+    ]
+
+
+def test_words_that_are_not_known() -> None:
+    """A newer status or policy is told as it is."""
+    assert said(ResetInfo(), RankList=[rank(0, "frozen", "thaw")]) == [
+        "lists rank 0: frozen; it does 'thaw'"
+    ]
+
+
+def with_data(**data: Any) -> dict[str, Any]:
+    thing = reset_config("job", RankList=[rank(1)])
+    return thing | {"data": thing["data"] | data}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *({"reset.json": text} for text in ("", "{", "[]", "null", "\ud800", "[" * 100_000)),
+        {"reset.json": None},
+        {"reset.json": '{"RankList":[{"RankId":"one"}]}'},
+        {"checkCode": "0" * 64},
+        {"checkCode": ""},  # of what says something
+        {"reset.json": '{"RankList":[],"RetryTime":7}'},
+    ],
+    ids=range(11),
+)
+def test_what_is_damaged_is_refused(data: dict[str, Any]) -> None:
+    """Torn, changed by hand or of another form: an error that names it."""
+    with pytest.raises(DamagedError, match=r"reset-config-job: reset\.json"):
+        read_reset(with_data(**data))
+
+
+def pod(**changed: Any) -> dict[str, Any]:
+    notes = {"huawei.com/AscendReal": "Ascend910-6,Ascend910-4", "hccl/rankIndex": "1"}
+    return {
+        "metadata": {
+            "name": "p",
+            "uid": "u",
+            "labels": {"rekindle.dev/role": changed.pop("role", "worker")},
+            "annotations": notes | changed.pop("annotations", {}),
+        },
+        "spec": {"nodeName": "a"},
+        "status": {"phase": "Running", "podIP": "10.0.0.1"} | changed,
+    }
+
+
+def test_pods_with_ranks() -> None:
+    """What a pod has of its host, and what MindCluster calls it; without its word nothing."""
+    assert placed(pod(), RESOURCE) == Placed("u", "a", "10.0.0.1", (4, 6), 1)
+    bare = pod(annotations={"huawei.com/AscendReal": "", "hccl/rankIndex": "x", RESOURCE: "npu-2"})
+    assert placed(bare, RESOURCE) == Placed("u", "a", "10.0.0.1", (2,), -1)
+    for other in (pod(phase="Failed"), pod(podIP=""), pod(role="coordinator")):
+        assert placed(other, RESOURCE) is None
+
+
+def told(place: Placed, *faults: ActiveCode, ranks: int = 2) -> list[tuple[str, int]]:
+    found = signs(place, [Report(faults)], 3, ranks)
+    assert {one.node for one in found} <= {3}
+    return [(one.what, one.device) for one in found]
+
+
+def test_chips_of_other_pods_are_none_of_our_business() -> None:
+    """A chip of ours is a device of the node, by its place among ours; a board's fault is all's."""
+    place = Placed("u", "a", "10.0.0.1", (4, 6))
+    chip = Origin.CHIP
+    faults = [ActiveCode("80E01801", number, chip) for number in (0, 4, 6)]
+    assert told(place, *faults) == [("80E01801", 0), ("80E01801", 1)]
+    assert told(place, ActiveCode("2C000031", -1, Origin.NODE)) == [("2C000031", -1)]
+    assert told(place, faults[2], ranks=1) == [("80E01801", -1)]  # a rank with two chips
+
+
+def test_a_pod_whose_chips_are_not_known() -> None:
+    """Nobody is told that a chip of it is broken which may be another's; people are."""
+    unknown = Placed("u", "a", "10.0.0.1")
+    faults = ActiveCode("80E01801", 0, Origin.CHIP), ActiveCode("2C000031", -1, Origin.NODE)
+    assert told(unknown, *faults) == [("2C000031", -1)]
+    (remark,) = remarks(unknown, [Report(faults)])
+    assert "host a, chip 0: has fault 80E01801" in remark
+    assert remarks(Placed("u", "a", "10.0.0.1", (0,)), [Report(faults)]) == []
+
+
+def test_codes_that_no_table_lists() -> None:
+    """They are taken as MindCluster takes them: it lets training go on, or it does not."""
+    place, tables = Placed("u", "a", "10.0.0.1", (0, 1)), Tables.load()
+    mild = ActiveCode("80999999", 0, Origin.CHIP, Severity.MINOR)
+    grave = ActiveCode("80999999", 1, Origin.CHIP)
+    found = signs(place, [Report((mild, grave))], 0, 2)
+    urgencies = [verdict_of(tables, one).urgency for one in found]
+    assert urgencies == [Urgency.NONE, Urgency.NOW]
+
+
+def test_ranks_that_mindcluster_lists() -> None:
+    """Its ranks are counted by its own index of pods, and are told to the node that the pod is."""
+    info = ResetInfo(rank_list=read_reset(with_data()).rank_list)
+    place = Placed("u", "a", "10.0.0.1", (4, 6), index=0)
+    (sign,) = recovery_signs(place, info, node=3, ranks=2)
+    expected = Sign(
+        source=Source.MINDCLUSTER, what="fault", node=3, device=1, by="mindcluster", host="a"
+    )
+    assert sign == expected
+    assert verdict_of(Tables.load(), sign).urgency is Urgency.WATCH
+    for index in (1, -1):
+        other = Placed("u", "a", "10.0.0.1", (4, 6), index=index)
+        assert recovery_signs(other, info, node=3, ranks=2) == []
+
+
+def group(result: str = "", switch: str = "on", owner: str = "job") -> dict[str, Any]:
+    return {
+        "metadata": {
+            "uid": "u",
+            "ownerReferences": [{"name": owner}],
+            "annotations": {"ProcessRecoverStatus": result} if result else None,
+            "labels": {"process-recover-enable": switch},
+        }
+    }
+
+
+def test_what_clusterd_notes_at_the_pod_group() -> None:
+    """Each strategy with what came of it; that recovery pauses; nothing of other jobs."""
+    recovery = Recovery("job")
+    story = [
+        recovery.take_group(one, there=True)
+        for one in (
+            group(),
+            group("retry-failed"),
+            group("retry-failed", "pause"),
+            group("retry-failed"),
+            group("recover-success"),
+            group("recover-success"),
+            group("dump-failed", owner="other"),
+            group("exit-completed", "off"),
+            group("odd", "new"),
+        )
+    ]
+    assert [[text.removeprefix("MindCluster ") for text in told] for told in story] == [
+        [],
+        ["has tried retry, which has not helped"],
+        ["pauses its recovery of processes, to place the job anew"],
+        ["goes on with its recovery of processes"],
+        ["has tried recover, which has helped"],
+        *([], []),
+        [
+            "has ended the processes: it had nothing left to try",
+            "recovers processes no longer",
+        ],
+        ["has tried odd, odd", "says of its recovery of processes: 'new'"],
+    ]
+    assert recovery.take_group(group("odd"), there=False) == []
+
+
+def test_damage_leaves_the_recovery_as_it_was() -> None:
+    """A torn reset-config is said, and what was listed stays listed."""
+    recovery = Recovery("job")
+    assert recovery.take_reset(with_data(), there=True)
+    assert recovery.take_reset(with_data(checkCode="x"), there=True) == []
+    assert "check code" in recovery.damage
+    assert list(recovery.reset.ranks) == [1]
+    assert recovery.take_reset(with_data(), there=False) == [
+        "MindCluster lists no rank at fault any more"
+    ]
+    assert recovery.damage == ""

@@ -1,0 +1,316 @@
+"""A job's data trace: switched by its ConfigMap, or by a ClusterD that is asked over gRPC."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from cluster.launch import Simulated, start
+from mindcluster import rank
+from mindcluster import reset_config as written_by_clusterd
+from rendered import pods, spec
+
+from rekindle.cli import main as cli
+from rekindle.cli.options import TRACES
+from rekindle.engines.kubernetes.manifests import ascend
+from rekindle.errors import JobError, UsageError
+
+pytest.importorskip("kubernetes.client")
+from rekindle.engines.kubernetes.client.api import load
+from rekindle.engines.kubernetes.client.errors import DamagedError
+from rekindle.engines.kubernetes.mindcluster.clusterd import modify_trace, request, response
+from rekindle.engines.kubernetes.mindcluster.resets import read_reset
+from rekindle.engines.kubernetes.mindcluster.trace import data_trace, read_trace
+from rekindle.engines.kubernetes.placement.hosts import Hosts
+from rekindle.engines.kubernetes.placement.placement import Placing
+from rekindle.job.spec import JobDirectory
+from rekindle.profiling.switch import FIELDS, WORDS, Switch, switch_of
+
+MAPS = "/api/v1/namespaces/default/configmaps"
+STEPS = Switch(step=True, save_checkpoint=True, forward=True, data_loader=True)
+ALL = msgspec.structs.replace(STEPS, communication=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "switch"),
+    [
+        ([], Switch()),
+        (["step"], STEPS),
+        (["data-loader", "forward"], STEPS),
+        (["communication"], ALL),
+        (["communication", "step"], ALL),
+    ],
+)
+def test_what_goes_together(words: list[str], switch: Switch) -> None:
+    """All but communication go together; with communication alone MindCluster has them on, too."""
+    assert switch_of(words) == switch
+    assert set(words) <= set(switch.words)
+    assert read_trace(data_trace("demo", "default", switch)) == switch
+
+
+def test_words() -> None:
+    """Those of the command line are all there are; others are refused with those that there are."""
+    assert TRACES == WORDS
+    with pytest.raises(UsageError, match=r"fp: no such trace; give some of communication"):
+        switch_of(["fp", "step"])
+
+
+def test_the_form_that_mindcluster_expects() -> None:
+    """Name, label, key and words are those of its guide to profiling."""
+    thing = data_trace("demo", "default", STEPS)
+    assert thing["metadata"]["name"] == "data-trace-demo"
+    assert thing["metadata"]["labels"]["reset"] == "true"
+    assert json.loads(thing["data"]["profilingSwitch"]) == {
+        "CommunicationOperator": "off",
+        "Step": "on",
+        "SaveCheckpoint": "on",
+        "FP": "on",
+        "DataLoader": "on",
+    }
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", '{"Step":1}', "null"])
+def test_a_switch_that_is_damaged(text: Any) -> None:
+    """It is said which ConfigMap it is."""
+    thing = data_trace("demo", "default", STEPS) | {"data": {"profilingSwitch": text}}
+    with pytest.raises(DamagedError, match="data-trace-demo: profilingSwitch"):
+        read_trace(thing)
+
+
+# ---- ClusterD's message
+
+
+def fields(content: bytes) -> dict[int, bytes | int]:
+    """Decode a protobuf message of short fields, as its specification has it."""
+    found: dict[int, bytes | int] = {}
+    while content:
+        number, kind, size = content[0] >> 3, content[0] & 7, content[1]
+        assert size < 128
+        found[number] = content[2 : 2 + size] if kind == 2 else size
+        content = content[2 + size :] if kind == 2 else content[2:]
+    return found
+
+
+def test_the_message() -> None:
+    """Field numbers are those of profiling.proto: jobNsName 1, profilingSwitch 2, its words 1-5."""
+    found = fields(request("default/demo", STEPS))
+    assert set(found) == {1, 2}
+    assert found[1] == b"default/demo"
+    assert isinstance(found[2], bytes)
+    assert fields(found[2]) == {1: b"off", 2: b"on", 3: b"on", 4: b"on", 5: b"on"}
+    assert FIELDS == ("CommunicationOperator", "Step", "SaveCheckpoint", "FP", "DataLoader")
+    long = "default/" + "x" * 300
+    assert long.encode() in request(long, STEPS)
+
+
+def test_the_answer() -> None:
+    """A message and a code (two bytes, for 200); fields that are not known are passed over."""
+    assert response(b"\x0a\x02ok\x10\xc8\x01") == ("ok", 200)
+    assert response(b"\x10\x94\x03\x1a\x03new\x20\x01") == ("", 404)
+    assert response(b"") == ("", 0)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x0a",
+        b"\x0a\x05ok",
+        b"\x10",
+        b"\x10\xff",
+        b"\x10" + b"\xff" * 20,
+        b"\x0d1234",
+        b"\x0a\x01\xff",
+    ],
+)
+def test_answers_that_are_none(content: bytes) -> None:
+    """Torn ones, and those of something else."""
+    with pytest.raises(JobError, match="no DataTypeRes"):
+        response(content)
+
+
+class Clusterd:
+    """A gRPC server with the one method; answers as it is told."""
+
+    def __init__(self) -> None:
+        import grpc
+
+        self.asked: list[bytes] = []
+        self.answer = b"\x10\xc8\x01"
+        self.failure = ""
+        self._server = grpc.server(ThreadPoolExecutor(1))
+        handler = grpc.unary_unary_rpc_method_handler(self._modify)
+        service = {"ModifyTrainingDataTraceSwitch": handler}
+        generic = grpc.method_handlers_generic_handler("TrainingDataTrace", service)
+        self._server.add_generic_rpc_handlers((generic,))
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def _modify(self, content: bytes, context: Any) -> bytes:
+        import grpc
+
+        self.asked.append(content)
+        if self.failure:
+            context.abort(grpc.StatusCode.UNKNOWN, self.failure)
+        return self.answer
+
+    def close(self) -> None:
+        self._server.stop(None).wait()
+
+
+@pytest.fixture
+def clusterd() -> Iterator[Clusterd]:
+    pytest.importorskip("grpc")
+    server = Clusterd()
+    yield server
+    server.close()
+
+
+def test_clusterd_is_asked(clusterd: Clusterd) -> None:
+    """It gets the message; what it refuses or fails at is told in its words."""
+    modify_trace(clusterd.address, "default/demo", ALL)
+    assert clusterd.asked == [request("default/demo", ALL)]
+    clusterd.answer = b"\x0a\x06no job\x10\x94\x03"
+    with pytest.raises(JobError, match="refuses with code 404: no job"):
+        modify_trace(clusterd.address, "default/demo", ALL)
+    clusterd.failure = "notify subscriber failed"
+    with pytest.raises(JobError, match="UNKNOWN: notify subscriber failed"):
+        modify_trace(clusterd.address, "default/demo", ALL)
+
+
+def test_clusterd_that_is_not_there() -> None:
+    pytest.importorskip("grpc")
+    with pytest.raises(JobError, match="UNAVAILABLE"):
+        modify_trace("127.0.0.1:1", "default/demo", ALL)
+
+
+def test_without_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said what to install."""
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(UsageError, match=r"rekindle\[mindcluster\]"):
+        modify_trace("127.0.0.1:1", "default/demo", ALL)
+
+
+# ---- in a cluster
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
+    with start(tmp_path_factory.mktemp("cluster"), nodes=1) as found:
+        yield found
+
+
+@pytest.fixture
+def root(cluster: Simulated) -> Iterator[dict[str, Any]]:
+    """A job's root, for as long as a test."""
+    labels = {"rekindle.dev/job": "demo"}
+    made = cluster.create(MAPS, {"metadata": {"name": "demo", "labels": labels}})
+    yield made
+    cluster.delete(f"{MAPS}/demo")
+    cluster.until(MAPS, lambda found: "data-trace-demo" not in found)
+
+
+class Command:
+    """The command line, about that job."""
+
+    def __init__(self, cluster: Simulated, capsys: pytest.CaptureFixture[str]) -> None:
+        self._cluster, self._capsys = cluster, capsys
+
+    def __call__(self, *more: str) -> tuple[int, str, str]:
+        """Exit status, output, errors."""
+        where = ["--kubeconfig", str(self._cluster.kubeconfig)]
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["kubernetes", "trace", "demo", *where, *more])
+        said = self._capsys.readouterr()
+        return int(ended.value.code or 0), said.out.strip(), said.err
+
+
+@pytest.fixture
+def trace(cluster: Simulated, root: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(cluster, capsys)
+
+
+@pytest.mark.process
+def test_the_command(cluster: Simulated, root: dict[str, Any], trace: Command) -> None:
+    """It writes what is asked for, also over what ClusterD wrote; and prints what is on."""
+    assert trace() == (0, "off", "")
+    assert trace("--on", "step") == (0, " ".join(STEPS.words), "")
+    found = cluster.get(f"{MAPS}/data-trace-demo")
+    assert [one["uid"] for one in found["metadata"]["ownerReferences"]] == [root["metadata"]["uid"]]
+    cluster.patch(f"{MAPS}/data-trace-demo", {"data": {"profilingSwitch": "{"}})
+    status, _, said = trace()
+    assert status == 1
+    assert "data-trace-demo" in said
+    assert trace("--on", "communication,step") == (0, " ".join(ALL.words), "")
+    assert trace() == (0, " ".join(ALL.words), "")
+    assert trace("--off")[:2] == (0, "off")
+    assert read_trace(cluster.get(f"{MAPS}/data-trace-demo")) == Switch()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--on", "everything"], "everything: no such trace"),
+        (["--on", ""], "no such trace"),
+        (["--on", "step", "--namespace", "kube-system"], "no job 'demo' in namespace kube-system"),
+        (["--on", "step", "--off"], "not allowed with"),
+    ],
+)
+def test_commands_that_cannot_be(options: list[str], said: str, trace: Command) -> None:
+    """Each is refused with what is wrong."""
+    status, _, error = trace(*options)
+    assert status == 2
+    assert said in error
+
+
+def test_pods_that_would_not_look(cluster: Simulated, trace: Command) -> None:
+    """A job without MindCluster's folders is told what to say of its pods."""
+    path = "/api/v1/namespaces/default/pods"
+    labels = {"rekindle.dev/job": "demo", "rekindle.dev/role": "worker"}
+    container: dict[str, Any] = {"name": "c", "image": "i", "command": ["sleep", "1000"]}
+    pod = {"metadata": {"name": "demo-0", "labels": labels}, "spec": {"containers": [container]}}
+    cluster.create(path, pod | {"spec": {"schedulerName": "nobody", "containers": [container]}})
+    status, _, said = trace("--on", "step")
+    assert status == 2
+    assert "data_trace: true" in said
+    cluster.delete(f"{path}/demo-0", gracePeriodSeconds=0)
+
+
+def test_the_command_asks_clusterd(
+    clusterd: Clusterd,
+    cluster: Simulated,
+    trace: Command,
+) -> None:
+    """Where it is named it is asked, and nothing is written beside it; its refusal is final."""
+    named = ["--clusterd", clusterd.address]
+    assert trace("--on", "step", *named)[:2] == (0, " ".join(STEPS.words))
+    assert clusterd.asked == [request("default/demo", STEPS)]
+    clusterd.answer = b"\x10\xf4\x03"
+    status, _, said = trace("--off", *named)
+    assert status == 1
+    assert "refuses with code 500" in said
+    assert cluster.call("GET", f"{MAPS}/data-trace-demo")[0] == 404
+
+
+def test_what_mindcluster_writes_is_never_put_back(cluster: Simulated, tmp_path: Path) -> None:
+    """Whoever goes on with a job leaves its reset-config as MindCluster has it."""
+    directory = JobDirectory(tmp_path / "job")
+    described = pods("ascendjob", recovery="mindcluster", device="huawei.com/Ascend910")
+    directory.create(spec(job_id="kept"), logs=False)
+    api = load(str(cluster.kubeconfig))
+    for _ in range(2):
+        Placing(directory, described, api, Hosts(api, described, tmp_path)).around(0)
+        name = f"{ascend.RESET_CONFIG}kept"
+        found = cluster.get(f"{MAPS}/{name}")
+        assert found["metadata"]["labels"]["reset"] == "true"
+        thing = written_by_clusterd("kept", RankList=[rank(1)], RetryTime=3)
+        cluster.patch(f"{MAPS}/{name}", {"data": thing["data"]})
+    Placing(directory, described, api, Hosts(api, described, tmp_path)).around(1)
+    assert read_reset(cluster.get(f"{MAPS}/{name}")).retry_time == 3
+    cluster.delete(f"{MAPS}/kept")
+    api.close()

@@ -1,0 +1,217 @@
+"""What cannot be meant is refused, with the field and what would be right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from rendered import pods, rendered, spec
+
+from rekindle.engines.kubernetes.manifests.validation import check_pods
+from rekindle.errors import UsageError
+from rekindle.recovery.policy.policy import Policy
+
+
+def volume(name: str = "data", mount_path: str = "/data", **others: Any) -> dict[str, Any]:
+    """A volume as a job file says it."""
+    return {"name": name, "mount_path": mount_path} | others
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ({"image": ""}, "image is ''; name the image that holds the training script"),
+        ({"image": "a b"}, "image is 'a b'; name the image"),
+        ({"namespace": "My"}, "namespace is 'My'; use at most 63 of a-z 0-9 -"),
+        ({"service_account": "A"}, "service_account is 'A'; use at most 253"),
+        ({"priority_class": "A"}, "priority_class is 'A'; use at most 253"),
+        ({"image_pull_secrets": [""]}, "image_pull_secrets is ''; use at most 253"),
+        ({"env_from_secrets": ["_"]}, "env_from_secrets is '_'; use at most 253"),
+        ({"queue": "Night"}, "queue is 'Night'; use at most 253"),
+        ({"image_pull_policy": "always"}, "image_pull_policy is 'always'; .* is Always meant?"),
+        ({"device": "gpu"}, "device is 'gpu'; give a resource with its domain, as nvidia.com/gpu"),
+        ({"device": "nvidia.com/"}, "device: 'nvidia.com/' is no key"),
+        ({"topology_key": "a/b/c"}, "topology_key: 'a/b/c' is no key"),
+        ({"cpu": "many"}, "cpu is 'many'; give a quantity, as 4, 500m or 64Gi"),
+        ({"memory": "64GB"}, "memory is '64GB'; give a quantity"),
+        ({"memory": "0"}, "memory is '0'; give a quantity"),
+        ({"memory": "-1Gi"}, "memory is '-1Gi'; give a quantity"),
+        ({"shared_memory": "1 Gi"}, "shared_memory is '1 Gi'; give a quantity"),
+        ({"devices_per_node": -1}, "devices_per_node is -1; give a number, or 0"),
+        ({"devices_per_node": 8}, "devices_per_node needs device: name it, as nvidia.com/gpu"),
+        ({"termination_grace_s": 30}, "termination_grace_s is 30; give at least 630, or 0"),
+        ({"labels": {"a b": "c"}}, "labels: 'a b' is no key"),
+        ({"labels": {"a": "c d"}}, "labels: a is 'c d'; give at most 63"),
+        ({"labels": {"rekindle.dev/job": "x"}}, "labels: rekindle.dev/job is set by Rekindle"),
+        ({"labels": {"prefect.io/flow-run-id": "x"}}, "would have Prefect's observer take"),
+        ({"annotations": {"x.prefect.io/a": "x"}}, "would have Prefect's observer take"),
+        ({"node_selector": {"a": "*"}}, r"node_selector: a is '\*'"),
+        ({"tolerations": [{"keys": "a"}]}, r"tolerations\[0\]: keys is not known; known are key"),
+        ({"volumes": [volume("Data")]}, "volumes: Data: name it with at most 63 of a-z 0-9 -"),
+        ({"volumes": [volume("shm")]}, "volumes: shm: this name is taken; choose another"),
+        ({"volumes": [volume(), volume(mount_path="/b")]}, "volumes: data: this name is taken"),
+        ({"volumes": [volume(), volume("b", "/data/")]}, "volumes: b: /data is mounted twice"),
+        ({"volumes": [volume("b", "data")]}, "volumes: b: mount_path is 'data'; give an absolute"),
+        ({"volumes": [volume("b", "/")]}, "volumes: b: mount_path is '/'; give an absolute path"),
+        ({"volumes": [volume("b", "/dev/shm")]}, "volumes: b: /dev/shm is mounted already"),
+        ({"volumes": [volume(claim="a", secret="b")]}, "claim and secret are given; keep one"),
+        ({"volumes": [volume(claim="A")]}, "volumes: data: claim is 'A'; use at most 253"),
+        ({"volumes": [volume(host_path="mnt")]}, "host_path is 'mnt'; give an absolute path"),
+        ({"coordinator": {"cpu": "x"}}, "coordinator.cpu is 'x'; give a quantity"),
+        ({"coordinator": {"claim": "X"}}, "coordinator.claim is 'X'; use at most 253"),
+        ({"coordinator": {"peers": [{}]}}, r"coordinator.peers\[0\]: give namespace, labels or"),
+        (
+            {"coordinator": {"peers": [{"cidr": "10.0.0.0/8", "namespace": "a"}]}},
+            r"coordinator.peers\[0\]: cidr stands alone",
+        ),
+        ({"coordinator": {"peers": [{"cidr": "ten"}]}}, "cidr is 'ten'; give addresses, as 10"),
+        ({"coordinator": {"peers": [{"namespace": "A"}]}}, r"peers\[0\].namespace is 'A'; use"),
+        ({"gang": True}, "gang: a indexed-job cannot place all pods at once"),
+        ({"recovery": "mindcluster"}, "mindcluster, which knows no indexed-job: choose ascendjob"),
+        ({"recover_strategy": ["retry"]}, "recover_strategy is MindCluster's: say recovery"),
+        (
+            {"kind": "volcano-job", "recovery": "mindcluster", "recover_strategy": ["retry"]},
+            "recovers the processes of an ascendjob alone, not of a volcano-job",
+        ),
+        (
+            {"kind": "ascendjob", "recovery": "mindcluster", "recover_strategy": ["recovr"]},
+            "recover_strategy is 'recovr'; .* is recover meant?",
+        ),
+        (
+            {"kind": "ascendjob", "recovery": "mindcluster", "recover_strategy": ["dump", "dump"]},
+            "recover_strategy names one twice; keep one",
+        ),
+        ({"ascend": {"framework": "jax"}}, "ascend.framework is 'jax'; give one of pytorch"),
+        ({"ascend": {"framework": ""}}, "ascend.framework is ''; give one of pytorch"),
+        ({"ascend": {"fault_scheduling": "forced"}}, "'forced'; .* is force meant?"),
+        ({"ascend": {"process_recover": "yes"}}, "ascend.process_recover is 'yes'; give one of on"),
+        ({"ascend": {"sub_healthy": "exit"}}, "ascend.sub_healthy is 'exit'; give one of ignore"),
+        ({"ascend": {"tor_affinity": "no"}}, "ascend.tor_affinity is 'no'; give one of large"),
+        ({"ascend": {"recover_policy_path": "x"}}, "ascend.recover_policy_path is 'x'; give one"),
+        ({"ascend": {"fault_retry_times": 101}}, "ascend.fault_retry_times is 101; give 0 to 100"),
+        ({"ascend": {"wait_reschedule_timeout_s": 5}}, "timeout_s is 5; give 30 to 270"),
+        ({"ascend": {"sp_block": 0}}, "ascend.sp_block is 0; give 1 to"),
+        ({"ascend": {"accelerator": "a b"}}, "ascend.accelerator is 'a b'; give at most 63"),
+    ],
+)
+def test_wrong_words(said: dict[str, Any], text: str) -> None:
+    """Each wrong value is refused where it stands, and the message says what to write."""
+    with pytest.raises(UsageError, match=text):
+        check_pods(pods(said.pop("kind", "indexed-job"), **said), spec())
+
+
+def test_a_grace_may_be_short_where_last_words_are() -> None:
+    """The least grace follows the policy."""
+    short = spec(policy=Policy(dump_timeout_s=5))
+    check_pods(pods(termination_grace_s=35), short)
+    with pytest.raises(UsageError, match="give at least 35, or 0"):
+        check_pods(pods(termination_grace_s=34), short)
+
+
+@pytest.mark.parametrize(
+    ("store", "said"),
+    [
+        ("/data/ckpt", {"volumes": [volume(claim="data")]}),
+        ("s3://bucket/prefix", {}),
+        ("/anywhere", {"pod_overrides": {"spec": {"volumes": []}}}),
+    ],
+)
+def test_checkpoints_that_last(store: str, said: dict[str, Any]) -> None:
+    """Checkpoints go to a mounted volume or an object store; patches are not judged."""
+    check_pods(pods(**said), spec(checkpoint_store=store, checkpoint_every=5))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{}, {"volumes": [volume(empty_dir=True)]}, {"volumes": [volume(mount_path="/da", claim="a")]}],
+)
+def test_checkpoints_that_would_be_lost(said: dict[str, Any]) -> None:
+    """Checkpoints in a container's own files are refused, unless none are written."""
+    with pytest.raises(UsageError, match="checkpoints would go to /data in each container"):
+        check_pods(pods(**said), spec(checkpoint_store="/data", checkpoint_every=5))
+    check_pods(pods(**said), spec(checkpoint_store="/data"))
+
+
+def test_an_ascendjob_has_a_largest_size() -> None:
+    """More replicas than its operator takes are refused; other kinds have no such limit."""
+    job = spec(nodes=20_000, spares=1)
+    with pytest.raises(UsageError, match="at most 20000 replicas; nodes and spares are 20001"):
+        check_pods(pods("ascendjob"), job)
+    check_pods(pods(), job)
+
+
+@pytest.mark.parametrize(
+    ("patch", "text"),
+    [
+        ({"metadata": {"labels": {"framework": "jax"}}}, "label framework is 'jax'; give one of"),
+        (
+            {"spec": {"replicaSpecs": {"Master": {"replicas": 2}}}},
+            "replicaSpecs.Master has 2 replicas; pytorch has exactly one leader",
+        ),
+        ({"spec": {"replicaSpecs": {"Master": None}}}, "replicaSpecs.Master has 0 replicas"),
+        (
+            {"metadata": {"labels": {"framework": "mindspore"}}},
+            "replicaSpecs.Master is no role of mindspore; its roles are Scheduler and Worker",
+        ),
+    ],
+)
+def test_what_the_ascend_operator_would_refuse(patch: dict[str, Any], text: str) -> None:
+    """A patch that breaks the operator's rules is refused here: it tells of it in events alone."""
+    with pytest.raises(UsageError, match=text):
+        rendered("ascendjob", overrides=patch)
+
+
+def test_the_ascend_operators_container() -> None:
+    """The container keeps the name that its operator looks for."""
+    gone = {"spec": {"containers": [{"$patch": "replace"}, {"name": "other", "image": "x"}]}}
+    with pytest.raises(UsageError, match="Master has no container named ascend with an image"):
+        rendered("ascendjob", pod_overrides=gone)
+
+
+@pytest.mark.parametrize(
+    ("patch", "text"),
+    [
+        ({"metadata": {"name": "x"}}, "overrides: metadata.name cannot be changed"),
+        ({"kind": "CronJob"}, "overrides: kind cannot be changed"),
+        ({"metadata": {"labels": None}}, "overrides: label rekindle.dev/job is set by Rekindle"),
+        (
+            {"spec": {"template": None}},
+            "overrides: the patches leave the Job without a pod template",
+        ),
+        ({"spec": {"template": []}}, "overrides: the patch has a list at spec.template"),
+    ],
+)
+def test_patches_that_would_lose_the_job(patch: dict[str, Any], text: str) -> None:
+    """What the job is found by, and its pods, stay."""
+    with pytest.raises(UsageError, match=text):
+        rendered(overrides=patch)
+
+
+def test_our_variables_are_not_patched() -> None:
+    """What the agent is told by is not for people to set."""
+    env = [{"name": "REKINDLE_POD_IP", "value": "x"}]
+    patch = {"spec": {"containers": [{"name": "training", "env": env}]}}
+    with pytest.raises(UsageError, match="pod_overrides: REKINDLE_POD_IP is set by Rekindle"):
+        rendered(pod_overrides=patch)
+
+
+@pytest.mark.parametrize(
+    ("patch", "text"),
+    [
+        ({"metadata": {"labels": {"rekindle.dev/role": "x"}}}, "label rekindle.dev/role is set by"),
+        ({"metadata": None}, "label rekindle.dev/job is set by Rekindle itself; leave it out"),
+        ({"spec": {"containers": None}}, "the patches leave the Job without a pod template"),
+        ({"spec": None}, "the patches leave the Job without a pod template"),
+    ],
+)
+def test_pods_that_nobody_would_find(patch: dict[str, Any], text: str) -> None:
+    """A patch of the pods leaves them the job's, and leaves them a container."""
+    with pytest.raises(UsageError, match=text):
+        rendered(pod_overrides=patch)
+
+
+def test_unknown_fields_are_refused() -> None:
+    """A misspelt field is no field."""
+    with pytest.raises(msgspec.ValidationError, match="imagePullPolicy"):
+        pods(imagePullPolicy="Always")

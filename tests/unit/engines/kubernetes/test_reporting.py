@@ -1,0 +1,72 @@
+"""What is told to a coordinator that is away, or does not care."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from waiting import wait_set
+
+from rekindle.engines.kubernetes.watchers import event_queue as reporting
+from rekindle.engines.kubernetes.watchers.event_queue import Reporter
+from rekindle.errors import JobError, UnansweredError
+from rekindle.recovery.faults.classification import Sign, Source
+
+
+def sign(what: str) -> Sign:
+    return Sign(source=Source.POD_REASON, what=what, node=0)
+
+
+class Coordinator:
+    """It is away for the first calls."""
+
+    def __init__(self, away: int = 0) -> None:
+        self.away = away
+        self.heard: list[str] = []
+        self.all = threading.Event()
+
+    def hear(self, said: Sign) -> None:
+        if self.away:
+            self.away -= 1
+            raise UnansweredError("nobody is there")
+        self.heard.append(said.what)
+        if said.what == "last":
+            self.all.set()
+        if said.what == "strange":
+            raise JobError("the job has no such node")
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporting, "AGAIN_S", 0.001)
+
+
+def test_what_was_not_heard_is_said_again_in_its_order() -> None:
+    """What means nothing to the job is said once."""
+    told: list[str] = []
+    there = Coordinator(away=3)
+    with Reporter(there.hear, told.append).open() as say:
+        for what in ("first", "strange", "last"):
+            say(sign(what))
+        wait_set(there.all)
+    assert (there.heard, told) == (["first", "strange", "last"], [])
+
+
+def test_what_is_late_is_left_out_and_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporting, "LATE_S", 0.0)
+    told: list[str] = []
+    there = Coordinator(away=1)
+    with Reporter(there.hear, told.append).open() as say:
+        say(sign("first"))
+        say(sign("last"))
+        wait_set(there.all)
+    assert there.heard == ["last"]
+    assert told == ["pod-reason first on node 0: the coordinator was away too long to be told"]
+
+
+def test_nobody_waits_for_one_that_stays_away() -> None:
+    """Neither who says it, nor the end."""
+    there = Coordinator(away=10**9)
+    with Reporter(there.hear, print).open() as say:
+        say(sign("first"))
+    assert there.heard == []

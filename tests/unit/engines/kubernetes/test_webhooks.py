@@ -1,0 +1,23 @@
+"""What webhooks say of objects that are tried before others are there."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("kubernetes.client")
+from rekindle.engines.kubernetes.preflight.preflight import is_premature
+
+_DENIED = 'admission webhook "validator.trainjob.trainer.kubeflow.org" denied the request: '
+
+
+@pytest.mark.parametrize(
+    ("said", "premature"),
+    [
+        ("specified trainingRuntime must be created before the TrainJob is created", True),
+        ("runtime 'demo' not found", True),
+        ("spec.trainer.numProcPerNode: Invalid value: must be auto, cpu, gpu, or int", False),
+    ],
+)
+def test_a_runtime_that_is_not_there_yet(said: str, premature: bool) -> None:
+    """It is no fault of a TrainJob's; everything else is."""
+    assert is_premature(_DENIED + said) is premature

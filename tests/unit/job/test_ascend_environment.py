@@ -1,0 +1,143 @@
+"""What ranks on NPUs need: said in its order, set where it is due, refused if it is wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from waiting import run_command
+
+from rekindle.errors import UsageError
+from rekindle.job import ascend
+from rekindle.job.ascend import ascend_environment, check_environment, count_npus, survey
+from rekindle.recovery.policy.policy import Policy, Strategy
+
+ALL = {"torch": "2.13.0+cpu", "torch-npu": "2.13.0.post1"}
+LIBRARIES = {"libhccl.so", "libascend_hal.so"}
+OUTER = Policy(strategies=(Strategy.RESTART, Strategy.RESCHEDULE_JOB))
+
+
+def lacking(
+    versions: dict[str, str] | None = None, libraries: set[str] = LIBRARIES, devices: int = 8
+) -> list[str]:
+    """Return what is missing on such a machine."""
+    installed = ALL if versions is None else versions
+    found = survey(lambda name: installed.get(name, ""), libraries.__contains__, devices)
+    assert all(each.do for each in found)
+    return [each.what for each in found if not each.is_there]
+
+
+def test_a_machine_with_all_of_it_lacks_nothing() -> None:
+    """A build of torch for CPU, and a later build of torch-npu, fit as well."""
+    assert lacking() == []
+
+
+@pytest.mark.parametrize(
+    ("versions", "first"),
+    [
+        ({}, "torch-npu"),
+        ({"torch": "2.13.0"}, "torch-npu"),
+        ({"torch-npu": "2.13.0"}, "torch of its version"),
+        ({"torch": "2.13.1", "torch-npu": "2.13.0"}, "torch of its version"),
+        ({"torch": "2.14.0", "torch-npu": "2.13.0"}, "torch of its version"),
+    ],
+)
+def test_versions_have_to_be_a_pair(versions: dict[str, str], first: str) -> None:
+    """torch-npu X.Y.Z needs torch X.Y.Z."""
+    assert lacking(versions)[0] == first
+
+
+def test_what_is_missing_is_told_in_the_order_of_need() -> None:
+    """CANN before the driver, the driver before devices."""
+    assert lacking(libraries=set(), devices=0) == ["CANN", "driver", "devices"]
+    assert lacking(libraries={"libhccl.so"}, devices=0) == ["driver", "devices"]
+    assert lacking(devices=0) == ["devices"]
+
+
+def test_npus_are_counted(tmp_path: Path) -> None:
+    """Not what the driver has for all of them, which containers without NPUs may see."""
+    for name in ("davinci_manager", "devmm_svm", "davinci0", "davinci11"):
+        (tmp_path / name).touch()
+    assert count_npus(tmp_path) == 2
+
+
+def test_hccl_leaves_repairable_ranks_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine with NPUs, and only if the policy repairs ranks; what a user says stays."""
+    assert ascend_environment({}, Policy()) == {}
+    manager = tmp_path / "davinci_manager"
+    manager.touch()
+    monkeypatch.setattr(ascend, "NPU_MANAGER", manager)
+    told = ascend_environment({}, Policy())
+    assert told["HCCL_ASYNC_ERROR_HANDLING"] == "0"
+    assert told["HCCL_CONNECT_TIMEOUT"] == "600"
+    check_environment(told, Policy())
+    assert "HCCL_ASYNC_ERROR_HANDLING" not in ascend_environment({}, OUTER)
+    own = {"HCCL_OP_RETRY_ENABLE": "L0:0, L1:0, L2:0"}
+    assert "HCCL_OP_RETRY_ENABLE" not in ascend_environment(own, Policy())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("HCCL_ASYNC_ERROR_HANDLING", "yes", "give 0, 1 or 2"),
+        ("HCCL_ASYNC_ERROR_HANDLING", "1", "would end ranks that are to be repaired"),
+        ("HCCL_OP_RETRY_ENABLE", "L0:0 L1:1", "give levels"),
+        ("HCCL_OP_RETRY_ENABLE", "L7:1", "give levels"),
+        ("HCCL_EXEC_TIMEOUT", "180s", "a whole number of seconds"),
+        ("HCCL_CONNECT_TIMEOUT", "", "a whole number of seconds"),
+        ("HCCL_CONNECT_TIMEOUT", "5", "give 120 to 7200 seconds"),
+        ("HCCL_OP_RETRY_ENABLE", "L1:0, L1:1", "give each level once"),
+    ],
+)
+def test_wrong_values_are_refused(name: str, value: str, said: str) -> None:
+    """By their name, and with what would be right."""
+    with pytest.raises(UsageError, match=f"{name} is .*{said}"):
+        check_environment({name: value}, Policy())
+
+
+def test_what_a_policy_without_repairs_allows() -> None:
+    """Then HCCL may end ranks."""
+    check_environment({"HCCL_ASYNC_ERROR_HANDLING": "2"}, OUTER)
+    check_environment({"HCCL_OP_RETRY_ENABLE": "L0:0,L1:1, L2:1"}, OUTER)
+
+
+@pytest.mark.process
+def test_ranks_load_torch_though_torch_npu_cannot(tmp_path: Path) -> None:
+    """An installed torch-npu without CANN is kept from loading: `import torch` would fail else."""
+    package = tmp_path / "torch_npu"
+    package.mkdir()
+    (package / "__init__.py").write_text('raise ImportError("libhccl.so: cannot open")\n')
+    entry = tmp_path / "torch_npu-2.13.0.dist-info"
+    entry.mkdir()
+    (entry / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-npu\nVersion: 2.13.0\n")
+    (entry / "entry_points.txt").write_text("[torch.backends]\ntorch_npu = torch_npu:_autoload\n")
+    script = textwrap.dedent(
+        """
+        import os, subprocess, sys
+        from rekindle.recovery.policy.policy import Policy
+        from rekindle.job.ascend import ascend_environment
+        told = ascend_environment(os.environ, Policy())
+        plain = subprocess.run([sys.executable, "-c", "import torch"], capture_output=True)
+        kept = subprocess.run([sys.executable, "-c", "import torch"], env=os.environ | told)
+        print(told, plain.returncode, kept.returncode)
+        """
+    )
+    path = os.pathsep.join([str(tmp_path), str(Path(ascend.__file__).parents[2])])
+    said = run_command([sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": path})
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.split("\n")[-2] == "{'TORCH_DEVICE_BACKEND_AUTOLOAD': '0'} 1 0"
+
+
+@pytest.mark.process
+def test_the_command_tells_what_is_missing() -> None:
+    """`rekindle npu-check` names the first thing to do, and its status says that there is one."""
+    command = [sys.executable, "-m", "rekindle.cli.main", "npu-check"]
+    said = run_command(command)
+    assert said.returncode == 1
+    assert "torch-npu" in said.stdout
+    assert "pip install torch-npu" in said.stdout

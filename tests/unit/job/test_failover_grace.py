@@ -1,0 +1,66 @@
+"""How long the end of the old placement may hold up a reschedule: seed 004's variable."""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+import pytest
+from jobs.driver import Driver, spec_of
+from jobs.trained import trained
+
+from rekindle import names
+from rekindle.cli.run_options import add_run_arguments, read_spec
+from rekindle.errors import UsageError
+from rekindle.job.spec import check
+from rekindle.protocol import agent as p
+from rekindle.recovery.policy.policy import ALLOWABLE, INNER, Policy
+
+OUTER_ONLY = tuple(strategy for strategy in ALLOWABLE if strategy not in INNER)
+PLACED_ANEW = Policy(strategies=OUTER_ONLY, max_reschedules=1)
+POD = Policy(strategies=OUTER_ONLY, max_pod_reschedules=1)
+RESTARTED = Policy(strategies=OUTER_ONLY, max_restarts=1)
+
+
+def graces(job: Driver) -> set[float]:
+    """How long the ranks have that are told to end."""
+    return {kill.grace_s for kill in job.told(p.Kill).values()}
+
+
+@pytest.mark.parametrize(
+    ("policy", "given", "grace_s"),
+    [
+        (PLACED_ANEW, {}, 10.0),
+        (PLACED_ANEW, {names.ENV_FAILOVER_GRACE: "-1"}, 10.0),
+        (PLACED_ANEW, {names.ENV_FAILOVER_GRACE: "3"}, 3.0),
+        (POD, {names.ENV_FAILOVER_GRACE: "3"}, 3.0),
+        (RESTARTED, {names.ENV_FAILOVER_GRACE: "3"}, 10.0),  # nothing is placed anew
+    ],
+)
+def test_a_reschedule_waits_so_long_for_the_old_ranks(
+    policy: Policy, given: dict[str, str], grace_s: float
+) -> None:
+    """Then they are killed."""
+    job = trained(5, nodes=2, policy=policy)
+    job.machine.spec = msgspec.structs.replace(job.machine.spec, environment=given)
+    if policy is POD:
+        job.lose(1)
+    else:
+        job.exits(1, code=3)
+    assert graces(job) == {grace_s}
+
+
+@pytest.mark.parametrize("text", ["0", "-2", "ten", "", "1.5", "9" * 12])
+def test_what_is_no_number_of_seconds_is_refused(text: str) -> None:
+    """Before the job begins; the message says what would do."""
+    spec = spec_of(nodes=1, processes=1, environment={names.ENV_FAILOVER_GRACE: text})
+    with pytest.raises(UsageError, match="whole number of seconds from 1 on, or -1"):
+        check(spec)
+
+
+def test_the_command_line_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator knows the job's description, not the environment it was described in."""
+    monkeypatch.setenv(names.ENV_FAILOVER_GRACE, "7")
+    parser = argparse.ArgumentParser()
+    add_run_arguments(parser)
+    assert read_spec(parser.parse_args(["train.py"])).failover_grace_s == 7.0

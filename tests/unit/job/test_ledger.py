@@ -1,0 +1,83 @@
+"""The ledger outlives a full disk and a killed writer."""
+
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rekindle.job.journal_file import Ledger, is_over
+from rekindle.recovery.journal import journal
+
+
+def stopping(number: int) -> journal.Event:
+    """An event of some length."""
+    return journal.Stopping(reason=f"{number} " + "x" * 200)
+
+
+def numbers(path: Path) -> list[int]:
+    """The sequence numbers that a reader of the file sees."""
+    return [event.seq for event in journal.read(path.read_bytes().splitlines())]
+
+
+@pytest.fixture
+def full_at() -> Iterator[Callable[[int], None]]:
+    """Make the kernel refuse to let any file grow beyond a size, until the test ends."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(size: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_events_of_a_full_disk_are_written_when_there_is_room(
+    tmp_path: Path, full_at: Callable[[int], None]
+) -> None:
+    """No event is lost or torn while the disk is full, and followers are told at once."""
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path)
+    for number in range(2):
+        ledger.append(stopping(number))
+    full_at(path.stat().st_size + 100)
+    for number in range(2, 5):
+        ledger.append(stopping(number))
+    assert [event.seq for event in ledger.events] == [1, 2, 3, 4, 5]
+    assert numbers(path) == [1, 2]
+    full_at(resource.RLIM_INFINITY)
+    ledger.append(stopping(5))
+    assert numbers(path) == [1, 2, 3, 4, 5, 6]
+    ledger.close()
+
+
+@pytest.mark.parametrize("cut", range(1, 60, 7))
+def test_a_torn_last_line_is_cut_off(tmp_path: Path, cut: int) -> None:
+    """What a killed writer left in part is gone, and the next event stands in its place."""
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path)
+    for number in range(3):
+        ledger.append(stopping(number))
+    ledger.close()
+    path.write_bytes(path.read_bytes()[:-cut])
+    again = Ledger(path)
+    again.append(stopping(3))
+    again.close()
+    assert numbers(path) == [1, 2, 3]
+
+
+def test_a_job_that_is_over(tmp_path: Path) -> None:
+    """Only the end of the newest attempt is one; where there is no ledger, nobody can tell."""
+    path = tmp_path / "ledger.jsonl"
+    assert not is_over(path)
+    ledger = Ledger(path)
+    assert not is_over(path)
+    ledger.append(stopping(1))
+    assert not is_over(path)
+    ledger.append(journal.Ended(outcome="failed", reason="x" * 100_000, finished=3))
+    assert is_over(path)
+    with path.open("ab") as torn:
+        torn.write(b'{"type":"job-sta')
+    assert not is_over(path)
+    ledger.append(stopping(2))
+    assert not is_over(path)

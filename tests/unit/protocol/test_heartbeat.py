@@ -1,0 +1,100 @@
+"""What a rank shows on its page, and how often agents tell where their ranks are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from rekindle.coordinator.connections import LOOK_S, PING_AFTER
+from rekindle.errors import SessionError
+from rekindle.protocol.heartbeat_page import RECENT, SLOWEST_BEAT_S, Doing, Page, beat_interval
+from rekindle.rank.progress import Progress, phase_of
+
+
+def test_small_worlds_beat_four_times_a_second() -> None:
+    """Nothing is spared where there is enough."""
+    assert {beat_interval(nodes) for nodes in (1, 2, 64, 1024)} == {0.25}
+
+
+def test_bigger_worlds_beat_more_slowly_but_never_below_a_limit() -> None:
+    """The coordinator gets a bounded number of beats as long as that leaves each one every 2 s."""
+    assert beat_interval(4096) == 1.0
+    assert beat_interval(16384) == beat_interval(10**6) == SLOWEST_BEAT_S == 2.0
+
+
+def test_a_beating_agent_is_not_asked_whether_it_lives() -> None:
+    """The slowest beat comes before the coordinator's ping would."""
+    assert SLOWEST_BEAT_S < PING_AFTER * LOOK_S
+
+
+@pytest.fixture
+def pages() -> Iterator[tuple[Page, Page]]:
+    """One page, as its rank and as its agent see it."""
+    fd = Page.create("test")
+    both = Page(fd), Page(fd)
+    os.close(fd)
+    yield both
+    for page in both:
+        page.close()
+
+
+def test_the_agent_sees_what_the_rank_is_at(pages: tuple[Page, Page]) -> None:
+    """From meeting the others to leaving; the first step of each generation is one of its own."""
+    rank, agent = Progress(pages[0]), pages[1]
+    seen = [agent.mark.doing]
+    for generation in range(2):
+        for act in (
+            rank.meet,
+            lambda: rank.formed(0),
+            rank.begin_step,
+            lambda: rank.end_step(1),
+            rank.begin_step,
+            rank.leave,
+        ):
+            act()
+            seen.append(agent.mark.doing)
+        assert (agent.mark.finished, agent.mark.meetings) == (1, generation + 1)
+    way = [Doing.MEETING, Doing.BETWEEN, Doing.FIRST, Doing.BETWEEN, Doing.STEP, Doing.OUTSIDE]
+    assert seen == [Doing.OUTSIDE, *way, *way]
+
+
+def test_a_phase_ends_however_it_is_left(pages: tuple[Page, Page]) -> None:
+    """What the rank was at before begins anew."""
+    rank, agent = Progress(pages[0]), pages[1]
+    rank.begin_step()
+    begun = agent.mark
+    with contextlib.suppress(ValueError), rank.at(phase_of("evaluate")):
+        assert agent.mark.doing is Doing.EVALUATE
+        raise ValueError("it found a wrong label")
+    assert agent.mark.doing is begun.doing
+    assert agent.mark.since_ns > begun.since_ns
+
+
+def test_a_phase_that_does_not_exist() -> None:
+    """The message names those that do."""
+    with pytest.raises(SessionError, match="choose of evaluate, checkpoint, compile"):
+        phase_of("lunch")
+
+
+def test_the_newest_collectives_are_remembered(pages: tuple[Page, Page]) -> None:
+    """In their order, until the process group is made anew."""
+    rank, agent = pages
+    for mark in range(RECENT + 5):
+        rank.begin_operation(mark)
+    assert agent.operations == RECENT + 5
+    assert agent.recent == tuple(range(5, RECENT + 5))
+    rank.form()
+    assert (agent.operations, agent.recent) == (0, ())
+
+
+def test_a_new_process_is_at_nothing_its_predecessor_was_at(pages: tuple[Page, Page]) -> None:
+    """How far that had come stays."""
+    rank, agent = pages
+    rank.beat(7)
+    rank.begin(Doing.STEP)
+    rank.wait(True)
+    agent.new_life()
+    assert (rank.finished, rank.mark.doing, rank.waiting_since_ns) == (7, Doing.OUTSIDE, 0)

@@ -1,0 +1,102 @@
+"""A rank's line to its agent: answers that come late, out of turn, or to nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from waiting import bound_s, join, wait_set
+
+from rekindle.protocol import agent as protocol
+from rekindle.protocol import codec as wire
+from rekindle.rank.channel import Channel
+
+
+class Line:
+    """A channel, and the agent's end of it."""
+
+    def __init__(self) -> None:
+        self.agent, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.channel = Channel(theirs.detach())
+        self.read_end, self.write_end = os.pipe()
+        self.heard = threading.Event()
+        self.channel.on_over = lambda over: self.heard.set()
+
+    def answer(self, serial: int) -> None:
+        """With one file, whose only name is the pipe's that it is an end of."""
+        message = wire.encode(protocol.SnapshotBuffers(serial=serial))
+        socket.send_fds(self.agent, [message], [self.write_end])
+
+    def all_heard(self, generation: int) -> None:
+        """Wait until the channel has heard what was sent before."""
+        self.heard.clear()
+        self.agent.send(wire.encode(protocol.Over(generation=generation, finished=0)))
+        wait_set(self.heard)
+
+
+@pytest.fixture
+def line() -> Iterator[Line]:
+    found = Line()
+    os.dup(found.agent.fileno())  # never closed: a rank whose agent is gone kills its process
+    yield found
+    found.agent.close()
+    os.close(found.read_end)
+    with contextlib.suppress(OSError):
+        os.close(found.write_end)
+
+
+def is_open_elsewhere(line: Line) -> bool:
+    """Whether anybody else has the pipe's end that was sent."""
+    os.close(line.write_end)
+    os.set_blocking(line.read_end, False)
+    try:
+        return os.read(line.read_end, 1) != b""
+    except BlockingIOError:
+        return True
+
+
+def test_an_answer_is_kept_for_whoever_asked(line: Line) -> None:
+    """A later request is answered first, and waited for by somebody else."""
+    line.answer(2)
+    line.answer(1)
+    second, first = (line.channel.buffers(n, bound_s()) for n in (2, 1))
+    assert first is not None
+    assert second is not None
+    assert (first[0].serial, second[0].serial) == (1, 2)
+    for fd in (*first[1], *second[1]):
+        os.close(fd)
+    assert not is_open_elsewhere(line)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_what_nobody_waits_for_is_closed(line: Line, late: bool) -> None:
+    """Whether it comes before it is given up or after."""
+    if late:
+        line.channel.forget(1)
+        line.answer(1)
+        line.all_heard(1)
+    else:
+        line.answer(1)
+        line.all_heard(1)
+        line.channel.forget(1)
+    assert line.channel.buffers(1, 0.0) is None
+    assert not is_open_elsewhere(line)
+
+
+def test_nobody_waits_longer_than_the_generation_goes_on(line: Line) -> None:
+    """It has ended, or ends."""
+    found: list[object] = []
+    waits = threading.Thread(
+        target=lambda: found.append(line.channel.buffers(1, None, generation=3))
+    )
+    waits.start()
+    line.all_heard(2)
+    assert waits.is_alive()
+    line.all_heard(3)
+    join(waits)
+    assert found == [None]
+    assert line.channel.buffers(1, None, generation=3) is None

@@ -1,0 +1,166 @@
+"""Ascend fault codes: their levels, their spellings, and what holds for unlisted ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.tables.loading import load
+from rekindle.recovery.faults.tables.tables import Tables
+from rekindle.recovery.faults.tables.verdict import Blame, Origin, Severity, Urgency
+
+TABLES = Tables.load()
+ROWS = load(None)
+CODES = {key: row.spelling(key) for key, row in ROWS.by_key["ascend"].items()}
+LEVELS = [name for source, name in ROWS.levels if source == "ascend"]
+
+
+def test_codes_per_level() -> None:
+    """The tables hold as many codes as MindCluster's files: chips, public, nodes and switches.
+
+    A2301001 and B4060011 stand there twice.
+    """
+    counts = Counter(row.level for row in ROWS.by_key["ascend"].values())
+    assert counts == {
+        "NotHandleFault": 132 + 5 + 7 + 12,
+        "SubHealthFault": 13 + 10 + 8,
+        "RestartRequest": 33,
+        "RestartBusiness": 26 - 2,
+        "FreeRestartNPU": 23,
+        "RestartNPU": 162,
+        "PreSeparateNPU": 200 + 2,
+        "SeparateNPU": 215 + 13,
+        "PreSeparateFault": 51,
+        "SeparateFault": 1 + 9,
+        "RestartRequestFault": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("80C98002", {"level": "RestartRequest", "user_caused": True, "self_heal": True}),
+        ("80CB8002", {"level": "RestartRequest", "user_caused": True, "at_fault": Blame.NOTHING}),
+        ("80C98008", {"level": "RestartRequest", "at_fault": Blame.DEVICE, "user_caused": False}),
+        (
+            "80E01801",
+            {"level": "RestartBusiness", "kind": Kind.DEVICE_MEMORY, "self_heal": True},
+        ),
+        ("80E18402", {"level": "SeparateNPU", "kind": Kind.DEVICE, "self_heal": False}),
+        ("A2301001", {"level": "SeparateNPU"}),  # in two lists: the worse is looked up first
+        ("B4060011", {"level": "RestartBusiness"}),
+        ("80E38008", {"level": "RestartNPU", "urgency": Urgency.NOW, "self_heal": True}),
+        ("8C084E00", {"level": "FreeRestartNPU", "urgency": Urgency.NOW, "self_heal": True}),
+        ("8F19A04E", {"level": "PreSeparateNPU", "urgency": Urgency.LATER}),
+        ("8F19A04F", {"level": "SeparateNPU", "listed": False}),  # just behind a range
+        ("80C98006", {"level": "NotHandleFault", "urgency": Urgency.NONE}),
+        ("81078603", {"level": "NotHandleFault", "kind": Kind.LINK}),
+        ("81AD8605", {"level": "SubHealthFault", "urgency": Urgency.WATCH}),
+        ("200001002", {"kind": Kind.HANG, "urgency": Urgency.NONE}),
+        ("110001010", {"kind": Kind.STRAGGLER, "at_fault": Blame.NODE}),
+        ("020001001", {"level": "SeparateNPU", "code": "020001001"}),
+        ("2C000031", {"level": "SeparateFault", "kind": Kind.NODE, "at_fault": Blame.NODE}),
+        ("0000001D", {"level": "PreSeparateFault", "urgency": Urgency.LATER}),
+        ("[0x00f1fef5,155914,npu,na]", {"level": "RestartRequestFault", "at_fault": Blame.NODE}),
+        ("[0x08520003,na,L2,na]", {"level": "NotHandleFault", "code": "[0x08520003,na,l2,na]"}),
+    ],
+)
+def test_listed_code(code: str, expected: dict[str, Any]) -> None:
+    """Codes of every level and source mean what their files say."""
+    verdict = TABLES.ascend(code)
+    assert {name: getattr(verdict, name) for name in expected} == expected
+
+
+def spellings(code: str) -> list[str]:
+    if code.startswith("["):
+        return [code.upper(), code.replace(",", ", ")]
+    without_zero = [code[1:]] if len(code) == 9 and code[0] == "0" else []
+    return [code.lower(), f" {code} ", f"0x{code}", f"0X{code.lower()}", *without_zero]
+
+
+def test_every_code_is_found_in_every_spelling() -> None:
+    """Case, 0x, spaces and leading zeros make no difference, also not to the code that is told."""
+    for code in CODES.values():
+        verdict = TABLES.ascend(code)
+        assert verdict.listed
+        assert verdict.code == code
+        assert code in verdict.explanation
+        assert {TABLES.ascend(other).explanation for other in spellings(code)} == {
+            verdict.explanation
+        }
+
+
+@given(st.sampled_from(list(CODES.values())), st.randoms())
+def test_any_mixture_of_cases(code: str, random: Any) -> None:
+    """A code is the same whatever letters of it are capitals."""
+    mixed = "".join(random.choice((str.lower, str.upper))(letter) for letter in code)
+    assert TABLES.ascend(mixed) == TABLES.ascend(code)
+
+
+@pytest.mark.parametrize(
+    ("severity", "level"),
+    [
+        (None, "SeparateNPU"),
+        (Severity.NOTICE, "NotHandleFault"),
+        (Severity.MINOR, "NotHandleFault"),
+        (Severity.MAJOR, "SeparateNPU"),
+        (Severity.CRITICAL, "SeparateNPU"),
+    ],
+)
+def test_unlisted_code_of_a_chip(severity: Severity | None, level: str) -> None:
+    """Minor and less is let be; worse, or unknown, takes the device out."""
+    verdict = TABLES.ascend("0x8abcdef0", severity)
+    assert (verdict.level, verdict.listed, verdict.code) == (level, False, "8ABCDEF0")
+    assert (verdict.urgency is Urgency.NOW) == (level == "SeparateNPU")
+    assert (verdict.at_fault is Blame.DEVICE) == (level == "SeparateNPU")
+
+
+@pytest.mark.parametrize("severity", [None, *Severity])
+def test_unlisted_code_of_a_port(severity: Severity | None) -> None:
+    """A port's unlisted code keeps new work away, whatever its severity."""
+    verdict = TABLES.ascend("8ABCDEF0", severity, Origin.NETWORK)
+    assert (verdict.level, verdict.urgency) == ("PreSeparateNPU", Urgency.LATER)
+    assert verdict.kind is Kind.LINK
+
+
+@pytest.mark.parametrize(
+    ("code", "origin"),
+    [
+        ("123456789", Origin.CHIP),  # a public fault: ClusterD drops those that it does not list
+        ("[0x00f1fef5,1,npu,na]", Origin.CHIP),
+        ("7ABCDEF0", Origin.NODE),
+        ("nonsense", Origin.CHIP),
+        ("", Origin.CHIP),
+        ("80C98002, 80CB8002", Origin.CHIP),
+    ],
+)
+def test_what_is_passed_over(code: str, origin: Origin) -> None:
+    """Unlisted public faults, switches and nodes, and what is no code at all, change nothing."""
+    verdict = TABLES.ascend(code, Severity.CRITICAL, origin)
+    assert (verdict.urgency, verdict.at_fault) == (Urgency.NONE, Blame.NOTHING)
+    assert not verdict.listed
+
+
+def test_origin_and_severity_do_not_matter_for_listed_codes() -> None:
+    """What a table says about a code holds whoever reports it."""
+    plain = TABLES.ascend("80C98002")
+    assert all(TABLES.ascend("80C98002", s, o) == plain for s in Severity for o in Origin)
+
+
+@given(st.text(max_size=30), st.sampled_from([None, *Severity]), st.sampled_from(Origin))
+def test_anything_is_judged(code: str, severity: Severity | None, origin: Origin) -> None:
+    """No text makes the lookup fail."""
+    assert TABLES.ascend(code, severity, origin).explanation
+
+
+def test_levels() -> None:
+    """All levels of MindCluster are known, and each entry's is one of them."""
+    assert {row.level for row in ROWS.by_key["ascend"].values()} | {
+        "ManuallySeparateNPU",
+        "ResetFault",  # MindCluster has the level, and no code in it
+    } == set(LEVELS)

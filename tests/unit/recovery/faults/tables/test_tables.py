@@ -1,0 +1,247 @@
+"""XIDs, ends of processes, nodes and pods; and what holds for every entry of every table."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.recovery.faults.classification import fault_of_exit
+from rekindle.recovery.faults.fault import Exit, Fault, Kind, root_cause
+from rekindle.recovery.faults.tables.loading import SHIPPED, load
+from rekindle.recovery.faults.tables.tables import Tables
+from rekindle.recovery.faults.tables.verdict import Blame, Urgency, Verdict
+
+TABLES = Tables.load()
+ROWS = load(None).by_key
+
+
+def every_verdict() -> list[tuple[str, Any, Verdict]]:
+    """(table, key, verdict) for each key of each table."""
+    judges = {
+        "ascend": lambda key: TABLES.ascend(ROWS["ascend"][key].spelling(key)),
+        "xid": TABLES.xid,
+        "kernel": lambda key: TABLES.kernel_line(example_of("kernel", key)),
+        "text": lambda key: TABLES.text(example_of("text", key)),
+        "exit": lambda key: TABLES.exit(exit_of(key)),
+        "node_condition": lambda key: TABLES.node_condition(*key),
+        "pod_reason": TABLES.pod_reason,
+    }
+    return [(table, key, judge(key)) for table, judge in judges.items() for key in ROWS[table]]
+
+
+def example_of(table: str, pattern: str) -> str:
+    return ROWS[table][pattern].examples[0]
+
+
+def exit_of(key: int | str) -> Exit:
+    return Exit(code=key) if isinstance(key, int) else Exit(signal=signal.Signals[key].value)
+
+
+VERDICTS = every_verdict()
+
+
+def holds(verdict: Verdict, expected: dict[str, Any]) -> bool:
+    return {name: getattr(verdict, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("table", sorted(ROWS.keys() - {"frequency", "duration"}))
+def test_every_entry_is_reached(table: str) -> None:
+    """What a table lists is found, and says what its entry says."""
+    for of, key, verdict in VERDICTS:
+        if of == table:
+            row = ROWS[table][key]
+            assert verdict.listed
+            assert row.says in verdict.explanation
+            assert verdict.kind is (row.kind or Kind.DEVICE)
+
+
+def test_what_a_user_caused_isolates_nothing() -> None:
+    """No entry blames a node or device for the user's own code or input."""
+    assert not [v for _, _, v in VERDICTS if v.user_caused and v.at_fault is not Blame.NOTHING]
+    assert all(v.user_caused for _, _, v in VERDICTS if v.kind is Kind.USER_CODE)
+
+
+def test_only_evictions_are_not_counted() -> None:
+    """Evictions and preemptions use up no budget; all else does."""
+    assert all(v.counts != (v.kind is Kind.EVICTION) for _, _, v in VERDICTS)
+
+
+def test_what_needs_nothing_blames_nothing() -> None:
+    """Where nothing has to be done, nothing is kept from new work and nothing is healed."""
+    idle = [v for _, _, v in VERDICTS if v.urgency is Urgency.NONE]
+    assert idle
+    assert all(v.at_fault is Blame.NOTHING and not v.self_heal for v in idle)
+    later = [v for _, _, v in VERDICTS if v.urgency is Urgency.LATER]
+    assert all(v.at_fault is not Blame.NOTHING for v in later)
+
+
+def test_explanations_are_one_sentence() -> None:
+    """An explanation is one line without a full stop, for a decision's reason to take up."""
+    for _, key, verdict in VERDICTS:
+        text = verdict.explanation
+        assert text, key
+        assert "\n" not in text
+        assert not text.endswith(".")
+
+
+def test_every_file_tells_its_source() -> None:
+    """Each table opens with where its facts are from."""
+    files = list(SHIPPED.glob("*.toml"))
+    assert len(files) == 15
+    for path in files:
+        head = path.read_text().split("\n\n")[0]
+        assert head.startswith("# ")
+        assert any(
+            word in head for word in ("github.com", "manual", "docs.nvidia.com", "documentation")
+        )
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (13, {"kind": Kind.PROCESS, "at_fault": Blame.NOTHING, "level": "RESTART_APP"}),
+        (43, {"user_caused": True, "urgency": Urgency.NOW, "level": "IGNORE"}),
+        (45, {"urgency": Urgency.NONE}),
+        (48, {"kind": Kind.DEVICE_MEMORY, "at_fault": Blame.DEVICE, "self_heal": True}),
+        (63, {"urgency": Urgency.LATER, "at_fault": Blame.DEVICE}),
+        (64, {"urgency": Urgency.NOW, "at_fault": Blame.DEVICE, "self_heal": False}),
+        (74, {"kind": Kind.LINK, "at_fault": Blame.DEVICE}),
+        (79, {"kind": Kind.DEVICE, "at_fault": Blame.NODE, "code": "79"}),
+        (92, {"urgency": Urgency.WATCH, "at_fault": Blame.NOTHING}),
+        (94, {"kind": Kind.DEVICE_MEMORY, "level": "RESTART_APP"}),
+        (95, {"kind": Kind.DEVICE_MEMORY, "level": "RESET_GPU", "self_heal": True}),
+        (119, {"level": "RESET_GPU", "urgency": Urgency.NOW}),
+        (145, {"level": "WORKFLOW_NVLINK5_ERR", "kind": Kind.LINK}),
+        (154, {"urgency": Urgency.WATCH}),
+        (158, {"level": "RESET_GPU", "at_fault": Blame.DEVICE}),
+    ],
+)
+def test_xid(number: int, expected: dict[str, Any]) -> None:
+    """XIDs mean what the catalogue says, and what was chosen for them."""
+    assert holds(TABLES.xid(number), expected)
+
+
+@given(st.integers())
+def test_unlisted_xid(number: int) -> None:
+    """An XID that no table lists is watched, and isolates nothing."""
+    verdict = TABLES.xid(number)
+    if not verdict.listed:
+        assert holds(verdict, {"urgency": Urgency.WATCH, "at_fault": Blame.NOTHING})
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (Exit(code=0), {"kind": Kind.USER_CODE}),
+        (Exit(code=1), {"kind": Kind.USER_CODE, "user_caused": True}),
+        (Exit(code=77), {"kind": Kind.USER_CODE, "listed": False}),
+        (Exit(code=14), {"kind": Kind.DEVICE, "at_fault": Blame.DEVICE}),
+        (Exit(code=201), {"kind": Kind.DEVICE, "self_heal": True}),
+        (Exit(code=247), {"kind": Kind.HOST_OOM}),
+        (Exit(code=137), {"kind": Kind.PROCESS, "counts": True}),
+        (Exit(code=134), {"kind": Kind.PROCESS}),
+        (Exit(code=255), {"kind": Kind.USER_CODE, "listed": False}),
+        (Exit(signal=9), {"kind": Kind.PROCESS}),
+        (Exit(signal=15), {"kind": Kind.PROCESS}),
+        (Exit(signal=40), {"kind": Kind.PROCESS, "listed": False}),  # a real-time signal
+    ],
+    ids=str,
+)
+def test_exit(end: Exit, expected: dict[str, Any]) -> None:
+    """A status of its own is the script's doing; a signal, or 128 and more, is not."""
+    assert holds(TABLES.exit(end), expected)
+    assert TABLES.exit(end).explanation.startswith(f"{end}: ")
+
+
+@given(st.integers(0, 255) | st.none(), st.integers(1, 64))
+def test_every_exit_is_judged(code: int | None, number: int) -> None:
+    """Each status and signal has a verdict, and a signal is the same however it is told."""
+    if code is not None:
+        assert TABLES.exit(Exit(code=code)).urgency is Urgency.NOW
+    else:
+        assert TABLES.exit(Exit(signal=number)).kind is Kind.PROCESS
+
+
+@given(st.integers(1, 128), st.integers(1, 64), st.booleans())
+def test_a_rank_and_the_table_agree(code: int, number: int, signalled: bool) -> None:
+    """What the coordinator makes of an exit is what the table says."""
+    end = Exit(signal=number) if signalled else Exit(code=code)
+    made = fault_of_exit(TABLES, end, None, rank=0, node=0, finished=0, at=0.0)
+    assert TABLES.exit(end).kind is made.kind
+
+
+@pytest.mark.parametrize(
+    ("condition", "status", "expected"),
+    [
+        ("Ready", "True", {"urgency": Urgency.NONE}),
+        ("Ready", "False", {"kind": Kind.NODE_LOST, "at_fault": Blame.NODE}),
+        ("Ready", "Unknown", {"kind": Kind.NODE_LOST, "urgency": Urgency.WATCH}),
+        ("Exists", "False", {"kind": Kind.EVICTION, "urgency": Urgency.WATCH}),
+        ("MemoryPressure", "True", {"urgency": Urgency.WATCH, "at_fault": Blame.NOTHING}),
+        ("MemoryPressure", "False", {"urgency": Urgency.NONE}),
+        ("KernelDeadlock", "True", {"kind": Kind.NODE, "at_fault": Blame.NODE}),
+        ("AcceleratedHardwareReady", "False", {"kind": Kind.DEVICE}),
+        ("MyOwnCondition", "True", {"urgency": Urgency.NONE, "listed": False}),
+    ],
+)
+def test_node_condition(condition: str, status: str, expected: dict[str, Any]) -> None:
+    """A condition is a fault in the status that its entry names."""
+    assert holds(TABLES.node_condition(condition, status), expected)
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "expected"),
+    [
+        ("Evicted", None, {"kind": Kind.EVICTION, "counts": False}),
+        ("Preempting", 143, {"kind": Kind.EVICTION, "counts": False}),
+        ("PreemptionByScheduler", None, {"counts": False, "at_fault": Blame.NOTHING}),
+        ("DeletionByTaintManager", None, {"counts": False}),
+        ("EvictionByEvictionAPI", None, {"counts": False}),
+        ("DeletionByPodGC", None, {"counts": False}),
+        ("TerminationByKubelet", None, {"counts": False}),
+        ("OOMKilled", 137, {"kind": Kind.HOST_OOM, "user_caused": True}),
+        ("Error", 137, {"kind": Kind.PROCESS, "counts": True}),
+        ("Error", 1, {"kind": Kind.USER_CODE}),
+        ("Error", None, {"kind": Kind.UNKNOWN, "listed": False}),
+        ("Completed", 0, {"urgency": Urgency.NONE}),
+        ("Unschedulable", None, {"kind": Kind.SCHEDULING, "urgency": Urgency.WATCH}),
+        ("NodeLost", None, {"kind": Kind.NODE_LOST, "at_fault": Blame.NODE}),
+        ("InvalidImageName", None, {"user_caused": True}),
+    ],
+)
+def test_pod_reason(reason: str, code: int | None, expected: dict[str, Any]) -> None:
+    """Reasons go before exit statuses, which speak for the reasons without an entry."""
+    assert holds(TABLES.pod_reason(reason, code), expected)
+
+
+def test_any_two_kinds_have_an_order() -> None:
+    """Faults of all kinds can be ordered, and what brings another about goes first."""
+    faults = {kind: Fault(kind=kind, message=kind.value) for kind in Kind}
+    assert root_cause(list(faults.values())).kind is Kind.LAUNCH
+    for cause, effect in [
+        (Kind.EVICTION, Kind.NODE_LOST),
+        (Kind.EVICTION, Kind.PROCESS),
+        (Kind.HOST_OOM, Kind.PROCESS),
+        (Kind.DEVICE_OOM, Kind.LINK),
+        (Kind.NODE_LOST, Kind.LINK),
+        (Kind.HANG, Kind.LINK),
+        (Kind.PROCESS, Kind.UNKNOWN),
+    ]:
+        assert root_cause([faults[effect], faults[cause]]).kind is cause
+
+
+@pytest.mark.process
+def test_what_runs_in_a_job_does_not_read_the_tables() -> None:
+    """The coordinator's and agents' modules load none of this."""
+    code = (
+        "import sys, rekindle.coordinator.process, rekindle.agent.process;"
+        "print([name for name in sys.modules if name.endswith(('codes.tables', 'codes.loading'))])"
+    )
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,39 @@
+"""How often it was right that a node had become slow, by what became of it."""
+
+from __future__ import annotations
+
+from rekindle.profiling.findings import Finding, Slow
+from rekindle.recovery.faults.straggler_precision import Precision, precision
+from rekindle.recovery.faults.stragglers import Examined, Slowed, SlowOver
+from rekindle.recovery.node_check.verdicts import Health, NodeVerdict
+
+
+def slow(rank: int) -> Finding:
+    return Finding(kind=Slow.RANK, ranks=(rank,), factor=1.5, since=1, found=2)
+
+
+def slowed(rank: int, host: str = "h") -> Slowed:
+    return Slowed(finding=slow(rank), nodes=(0,), hosts=(host,))
+
+
+def over(rank: int, host: str = "h") -> SlowOver:
+    return SlowOver(finding=slow(rank), hosts=(host,))
+
+
+def examined(health: Health, host: str = "h") -> Examined:
+    verdict = NodeVerdict(node=0, health=health)
+    return Examined(node=0, host=host, suspect=True, verdict=verdict)
+
+
+def test_what_passes_says_nothing_of_another_rank_of_its_host() -> None:
+    """Of two that were slow there one passes, and the check then confirms the other."""
+    told = [slowed(0), slowed(1), over(1)]
+    assert precision(told) == Precision(wrong=1, unknown=1)
+    assert precision([*told, examined(Health.STRAGGLER)]) == Precision(right=1, wrong=1)
+    assert precision([*told, examined(Health.HEALTHY)]) == Precision(wrong=2)
+
+
+def test_a_check_tells_of_all_ranks_of_its_host_alone() -> None:
+    told = [slowed(0), slowed(1), slowed(2, "other"), slowed(2, "other")]
+    assert precision([*told, examined(Health.FAULTY)]) == Precision(right=2, unknown=2)
+    assert precision([*told, over(2)]) == Precision(unknown=4)

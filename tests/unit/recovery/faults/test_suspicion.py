@@ -1,0 +1,15 @@
+"""What the journal says of states: which of them may be wrong."""
+
+import pytest
+
+from rekindle.recovery.faults.invalid_states import is_clean, suspicions
+from rekindle.recovery.journal.journal import Suspected
+
+
+@pytest.mark.parametrize(
+    ("made", "clean"), [((7, 1), True), ((8, 1), False), ((8, 2), False), ((8, 3), True)]
+)
+def test_what_a_rank_says_to_be_wrong(made: tuple[int, int], clean: bool) -> None:
+    """Of the generations up to that one; what later ones made anew is right."""
+    told = [Suspected(generation=2, clean=7, rank=1), Suspected(generation=1, clean=9, rank=0)]
+    assert is_clean(made, suspicions(told)) == clean

@@ -1,0 +1,49 @@
+"""What waits for a person is in the journal, whole: a coordinator that takes over asks the same."""
+
+from __future__ import annotations
+
+from rekindle.coordinator.machine.job_state import Incidents
+from rekindle.coordinator.machine.takeover import inheritance
+from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.journal import journal
+from rekindle.recovery.journal.journal import Decided, FaultSeen, JobStarted
+from rekindle.recovery.policy.case import Case
+from rekindle.recovery.policy.policy import Policy, Strategy
+
+
+def test_a_lighter_strategy_that_needs_approval_is_told() -> None:
+    """Nobody can answer what nobody was asked, however much more was done before."""
+    policy = Policy(max_restarts=1, approve=(Strategy.RETRY,))
+    incidents = Incidents(policy, 0)
+    wrong = Fault(kind=Kind.USER_CODE, message="rank 0 raised ValueError", rank=0, signature="x")
+    broken = Fault(kind=Kind.LINK, message="a link broke", rank=1)
+    for fault, expected in ((wrong, Strategy.RESTART), (broken, Strategy.RETRY)):
+        incidents.note(fault)
+        case = Case(fault=fault, session=True, formed=True, newest=0, incident=1)
+        decision, told = incidents.decide(case)
+        assert (decision.strategy, told.strategy) == (expected, expected)
+    assert (told.approval, told.lighter) == (True, False)
+
+
+def test_a_coordinator_that_takes_over_isolates_what_is_approved() -> None:
+    """The decision that waits comes back from the journal as it was."""
+    fault = Fault(kind=Kind.NODE, message="node 1 is sick", node=1, host="b")
+    decided = Decided(
+        incident=1,
+        strategy=Strategy.RESCHEDULE_JOB_ISOLATED,
+        reason="node 1 is sick",
+        fault=fault,
+        isolate=True,
+        approval=True,
+    )
+    events: list[journal.Event] = [
+        JobStarted(job_id="j", attempt=1, nodes=2, processes_per_node=1, pid=1),
+        FaultSeen(incident=1, fault=fault),
+        decided,
+    ]
+    found = inheritance([journal.decode(journal.encode(event)) for event in events], 1)
+    assert found is not None
+    assert found.awaiting is not None
+    waits_for, decision = found.awaiting
+    assert waits_for == fault
+    assert (decision.isolate, decision.approval) == (True, True)

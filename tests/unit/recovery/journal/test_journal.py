@@ -1,0 +1,174 @@
+"""The journal: every event survives its line, and the incidents are a fold over the events."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.errors import JobError
+from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Strategy
+
+KINDS = sorted(get_args(journal.AnyEvent), key=lambda kind: kind.__name__)
+NAMED = {
+    int: st.integers(-(2**63), 2**63 - 1),
+    float: st.floats(allow_nan=False, allow_infinity=False),
+    str: st.text(),
+}
+
+
+def any_of(kind: type) -> st.SearchStrategy[Any]:
+    """Values of a structure, every field drawn."""
+    return st.builds(kind, **{name: value(of) for name, of in get_type_hints(kind).items()})
+
+
+def value(of: Any) -> st.SearchStrategy[Any]:
+    """Values of an annotation that JSON can carry."""
+    if of in NAMED:
+        return NAMED[of]
+    if get_origin(of) is dict:
+        keys, values = get_args(of)
+        return st.dictionaries(value(keys), value(values), max_size=3)
+    if of == tuple[int, ...]:
+        return st.lists(NAMED[int], max_size=4).map(tuple)
+    if isinstance(of, type) and issubclass(of, msgspec.Struct):
+        return any_of(of)
+    return st.from_type(of)
+
+
+events = st.one_of([any_of(kind) for kind in KINDS])
+
+
+def killed(rank: int = 1, **more: Any) -> Fault:
+    return Fault(kind=Kind.PROCESS, message=f"rank {rank} was ended", rank=rank, **more)
+
+
+def story() -> list[journal.Event]:
+    """A job with one incident that was recovered, one of storage, and one that is open."""
+    raised = Fault(kind=Kind.USER_CODE, message="rank 0 raised", rank=0, at=29.0)
+    told: list[journal.Event] = [
+        journal.JobStarted(job_id="j", attempt=0, nodes=1, processes_per_node=2, pid=1),
+        journal.Formed(generation=1, world_size=2, step=0, sources={"fresh": 2}, newest=0),
+        journal.FirstStep(generation=1, step=1),
+        journal.FaultSeen(incident=1, fault=killed(at=10.0)),
+        journal.FaultSeen(incident=1, fault=killed(0, at=9.0)),
+        journal.Decided(
+            incident=1,
+            strategy=Strategy.RECOVER_IN_PLACE,
+            reason="because",
+            fault=killed(0, at=9.0),
+        ),
+        journal.Formed(
+            generation=2, world_size=2, step=7, sources={"snapshot": 2}, newest=9, incident=1
+        ),
+        journal.Restored(generation=2, incident=1),
+        journal.FirstStep(generation=2, step=8, incident=1),
+        journal.CheckpointFailed(incident=2, fault=Fault(kind=Kind.STORAGE, message="full")),
+        journal.FaultSeen(incident=3, fault=raised),
+        journal.Decided(
+            incident=3, strategy=Strategy.FAIL, reason="no strategy is left", fault=raised
+        ),
+        journal.Ended(outcome="failed", reason="no strategy is left", finished=8),
+    ]
+    return [
+        msgspec.structs.replace(event, seq=number, at=100.0 + number)
+        for number, event in enumerate(told, start=1)
+    ]
+
+
+@given(events)
+def test_an_event_survives_its_line(event: journal.Event) -> None:
+    """Encoded and decoded an event is equal to itself, and its line has no line break in it."""
+    line = journal.encode(event)
+    assert b"\n" not in line
+    assert journal.decode(line) == event
+
+
+def test_every_event_has_a_readable_type_of_its_own() -> None:
+    """Each line names its type, in words that other programs may rely on."""
+    assert set(journal.Event.__subclasses__()) == set(KINDS)
+    tags = [kind.__struct_config__.tag for kind in KINDS]
+    assert len(set(tags)) == len(tags)
+    for event in story():
+        assert json.loads(journal.encode(event))["type"] in tags
+
+
+@pytest.mark.parametrize("line", ["", "{}", "[]", '{"type":"no-such-event"}', '{"type":"ended"}'])
+def test_a_line_that_is_no_event_is_an_error(line: str) -> None:
+    """Nothing is guessed."""
+    with pytest.raises(msgspec.DecodeError):
+        journal.decode(line)
+
+
+def test_a_field_of_a_later_version_is_passed_over() -> None:
+    """A ledger that a newer Rekindle wrote stays readable."""
+    line = b'{"type":"stopping","reason":"later","why":"new"}'
+    assert journal.decode(line) == journal.Stopping(reason="later")
+
+
+@given(st.lists(events, min_size=1, max_size=4), st.data())
+def test_a_torn_last_line_is_left_out(told: list[journal.Event], data: st.DataObject) -> None:
+    """Wherever the writer was killed, all events before the last line are read."""
+    lines = [journal.encode(event) + b"\n" for event in told]
+    cut = data.draw(st.integers(0, len(lines[-1]) - 2))
+    torn = b"".join(lines[:-1]) + lines[-1][:cut]
+    assert journal.read(torn.splitlines()) == told[:-1]
+
+
+def test_a_broken_line_in_the_middle_is_an_error() -> None:
+    """Only the last line can be torn; damage elsewhere is not hidden."""
+    lines = [journal.encode(event) for event in story()]
+    with pytest.raises(JobError, match="line 4"):
+        journal.read([*lines[:3], lines[3][:10], *lines[4:]])
+
+
+def test_an_empty_ledger_has_no_events() -> None:
+    """A job that was killed before its first line has a readable journal."""
+    assert journal.read([]) == []
+    assert journal.incidents([]) == []
+
+
+def test_incidents_are_folded_from_the_events() -> None:
+    """Faults, decisions, times, steps lost and sources of each incident are in their place."""
+    first, storage, last = journal.incidents(story())
+    assert (first.number, first.closed, first.strategy) == (1, True, Strategy.RECOVER_IN_PLACE)
+    assert [fault.rank for fault in first.faults] == [1, 0]
+    assert first.cause.rank == 0
+    times = (first.detected, first.decided, first.regrouped, first.restored, first.first_step)
+    assert times == (104.0, 106.0, 107.0, 108.0, 109.0)
+    assert (first.resumed_at, first.steps_lost, first.generation) == (7, 2, 2)
+    assert first.sources == {"snapshot": 2}
+    assert (storage.closed, storage.cause.kind) == (True, Kind.STORAGE)
+    assert "training goes on" in storage.reason
+    assert (last.closed, last.strategy, last.reason) == (False, Strategy.FAIL, story()[-1].reason)
+
+
+def test_a_second_recovery_in_one_incident_replaces_the_first() -> None:
+    """A fault during recovery: the generation that went on is the one that is told."""
+    told = story()[:7]
+    again = msgspec.structs.replace(told[-1], generation=3, step=6, seq=8, at=120.0)
+    [incident] = journal.incidents([*told, again])
+    assert (incident.generation, incident.resumed_at, incident.steps_lost) == (3, 6, 3)
+    assert incident.regrouped == 120.0
+
+
+@given(st.lists(events, max_size=12))
+def test_any_journal_can_be_folded(told: list[journal.Event]) -> None:
+    """Incidents come once each, in order, whatever the events."""
+    numbers = [incident.number for incident in journal.incidents(told)]
+    assert numbers == sorted(set(numbers))
+    assert 0 not in numbers
+
+
+@given(st.lists(events, max_size=8), st.integers(0, 8))
+def test_a_fold_is_over_the_events_alone(told: list[journal.Event], cut: int) -> None:
+    """Written and read again, a journal tells the same incidents."""
+    lines = [journal.encode(event) for event in told]
+    assert journal.incidents(journal.read(lines)) == journal.incidents(told)
+    journal.incidents(told[:cut])  # a part of it can be folded as well

@@ -1,0 +1,286 @@
+"""Decisions: the rules as a table, with the words of their reasons."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from decisions import fault, judge
+
+from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.policy.case import Case
+from rekindle.recovery.policy.decide import decide
+from rekindle.recovery.policy.history import Past
+from rekindle.recovery.policy.policy import INNER, OUTER, Policy, Strategy
+
+RETRY, IN_PLACE, RECOVER, SHRINK = INNER
+HANG_RESTART, RESTART = Strategy.HANG_RESTART, Strategy.RESTART
+POD, ISOLATED, JOB = OUTER
+DUMP, FAIL = Strategy.DUMP, Strategy.FAIL
+
+USER, DEAD, LINK = fault(Kind.USER_CODE), fault(Kind.PROCESS), fault(Kind.LINK)
+MEMORY = fault(Kind.DEVICE_MEMORY)
+FREE = Policy(max_restarts=1)
+XID_13 = [
+    Fault(kind=Kind.PROCESS, message="XID 13", rank=0, node=0, device=0, code="13", at=float(at))
+    for at in range(3)
+]
+UNHEALED = Fault(kind=Kind.DEVICE, message="no use", rank=0, node=0, heal_failed=True)
+
+TABLE = {
+    # name: (policy, fault, past, what is special about the case, strategy, words of the reason)
+    "a dead process": (FREE, DEAD, [], {}, IN_PLACE, "started anew on its node"),
+    "a stuck rank": (FREE, fault(Kind.STUCK), [], {}, IN_PLACE, "all others wait"),
+    "a lost node": (FREE, fault(Kind.NODE_LOST), [], {}, RECOVER, "a new node takes its place"),
+    "a lost node, and a spare": (
+        FREE, fault(Kind.NODE_LOST), [], {"spares": 1}, RECOVER, "a spare takes its place",
+    ),
+    "a lost node, and enough are left": (
+        FREE, fault(Kind.NODE_LOST), [], {"left": 3}, SHRINK, "the world goes on with 3 nodes",
+    ),
+    "a lost node, enough are left, and a spare": (
+        FREE, fault(Kind.NODE_LOST), [], {"left": 3, "spares": 1}, RECOVER, "a spare takes",
+    ),
+    "a lost node, enough are left, shrink not allowed": (
+        Policy(strategies=(RECOVER,)), fault(Kind.NODE_LOST), [], {"left": 3},
+        RECOVER, "there is no spare: a new node takes its place",
+    ),
+    "nothing left, but a snapshot": (
+        Policy(), USER, [], {"last_words": 3}, DUMP,
+        "0 of 0 restarts are used; last words: the snapshot of step 3 is to be written",
+    ),
+    "nothing left, last words not allowed": (
+        Policy(strategies=INNER), USER, [], {"last_words": 3}, FAIL, "restart is not allowed",
+    ),
+    "something left, and a snapshot": (
+        FREE, USER, [], {"last_words": 3}, RESTART, "restart 1 of 1",
+    ),
+    "a broken link": (FREE, LINK, [], {}, RETRY, "do the step again"),
+    "damaged memory": (
+        FREE, MEMORY, [], {}, RETRY, "every process stays",
+    ),
+    "a hiccup": (FREE, fault(Kind.TRANSIENT), [], {}, RETRY, "do the step again"),
+    "damaged memory, retry not allowed": (
+        Policy(strategies=(IN_PLACE,)), MEMORY, [], {}, IN_PLACE, "retry is not allowed; the rank",
+    ),
+    "damaged memory again at once": (
+        FREE, MEMORY, [(MEMORY, RETRY)], {},
+        IN_PLACE, "retry did not last; the rank is started anew on its node",
+    ),
+    "damaged memory again, only retry allowed": (
+        Policy(strategies=(RETRY,)), MEMORY, [(MEMORY, RETRY)],
+        {}, RETRY, "its device is repaired",
+    ),
+    "damaged memory again some steps later": (
+        FREE, MEMORY, [(fault(Kind.DEVICE_MEMORY, finished=4), RETRY)], {},
+        RETRY, "its device is repaired",
+    ),
+    "damaged memory of another rank": (
+        FREE, fault(Kind.DEVICE_MEMORY, 1), [(MEMORY, RETRY)], {},
+        RETRY, "its device is repaired",
+    ),
+    "a device that cannot be repaired": (
+        FREE, fault(Kind.DEVICE), [(MEMORY, RETRY)], {}, IN_PLACE, "started anew",
+    ),
+    "a bad source": (FREE, fault(Kind.RESTORE), [], {}, RETRY, "the next source"),
+    "no session": (FREE, DEAD, [], {"session": False}, RESTART, "without a Session"),
+    "nothing formed yet": (FREE, DEAD, [], {"formed": False}, RESTART, "have not met yet"),
+    "no session, no restart": (Policy(), DEAD, [], {"session": False}, FAIL, "0 of 0 restarts"),
+    "a strategy that is not allowed": (
+        Policy(strategies=(RETRY, RESTART), max_restarts=1), DEAD, [], {}, RESTART,
+        "recover-in-place is not allowed; recover is not allowed; all ranks are started anew "
+        "(restart 1 of 1)",
+    ),
+    "cannot be chosen at all": (
+        Policy(strategies=()), LINK, [], {}, FAIL,
+        "retry is not allowed; restart is not allowed",
+    ),
+    "two that are not allowed": (
+        Policy(strategies=()), MEMORY, [], {}, FAIL,
+        "retry is not allowed; recover-in-place is not allowed; recover is not allowed; restart",
+    ),
+    "an error of the script": (FREE, USER, [], {}, RESTART, "restart 1 of 1"),
+    "an error, no restart": (Policy(), USER, [], {}, FAIL, "0 of 0 restarts are used"),
+    "restarts used up, but the job may be placed anew": (
+        Policy(max_restarts=1, max_reschedules=2), USER, [(fault(Kind.USER_CODE, 1), RESTART)], {},
+        JOB, "1 of 1 restarts are used; the whole job is placed anew",
+    ),
+    "nobody who could place the job anew": (
+        Policy(max_reschedules=2), USER, [], {"engine": ()}, FAIL, "cannot reschedule-job",
+    ),
+    "a rank may only be recovered on another node": (
+        Policy(strategies=(RECOVER,)), DEAD, [], {"spares": 1},
+        RECOVER, "recover-in-place is not allowed; a spare takes its place",
+    ),
+    "another order": (
+        Policy(strategies=(RECOVER, IN_PLACE)), DEAD, [], {"spares": 1},
+        RECOVER, "a spare takes its place",
+    ),
+    "a hang with its culprit": (FREE, fault(Kind.HANG), [], {}, IN_PLACE, "started anew on its"),
+    "the same rank hangs again at once": (
+        FREE, fault(Kind.HANG),
+        [*[(fault(Kind.HANG), IN_PLACE)] * 3, (fault(Kind.HANG), RECOVER)], {}, HANG_RESTART,
+        "on another node without a step between; all processes are stopped",
+    ),
+    "what did not last in its place": (
+        FREE, DEAD, [(DEAD, IN_PLACE)] * 3, {"spares": 1},
+        RECOVER, "recovered 3 times without a step between; a spare takes its place",
+    ),
+    "nor on another node": (
+        FREE, DEAD, [*[(DEAD, IN_PLACE)] * 3, (DEAD, RECOVER)], {"spares": 1},
+        RESTART, "on another node without a step between; all ranks are started anew",
+    ),
+    "an eviction": (FREE, fault(Kind.EVICTION), [], {}, RECOVER, "a new node takes its place"),
+    "an eviction, when all budgets are used": (
+        Policy(max_recoveries=0, max_reschedules=0), fault(Kind.EVICTION), [],
+        {"session": False}, POD, "placed anew",
+    ),
+    "restarts used up": (
+        FREE, USER, [(fault(Kind.USER_CODE, 1), RESTART)], {}, FAIL, "1 of 1 restarts are used",
+    ),
+    "the same error again": (
+        Policy(max_restarts=9), USER, [(USER, RESTART)], {}, FAIL, "the script is the likely cause",
+    ),
+    "the same error at another step": (
+        Policy(max_restarts=9), USER, [(fault(Kind.USER_CODE, finished=4), RESTART)], {},
+        RESTART, "restart 2 of 9",
+    ),
+    "another error": (
+        Policy(max_restarts=9), USER, [(fault(Kind.USER_CODE, signature="F"), RESTART)], {},
+        RESTART, "restart 2 of 9",
+    ),
+    "the same signal after a restart": (FREE, DEAD, [(DEAD, RESTART)], {}, IN_PLACE, "anew"),
+    "three times in a row": (FREE, DEAD, [(DEAD, IN_PLACE)] * 3, {}, RECOVER, "recovered 3 times"),
+    "three times in a row, and once elsewhere": (
+        FREE, DEAD, [*[(DEAD, IN_PLACE)] * 3, (DEAD, RECOVER)], {}, RESTART, "on another node",
+    ),
+    "three times with a step between": (
+        FREE, DEAD, [(fault(Kind.PROCESS, finished=4), IN_PLACE)] * 3, {}, IN_PLACE, "anew",
+    ),
+    "three times at another place": (
+        FREE, DEAD, [(fault(Kind.PROCESS, rank=1), IN_PLACE)] * 3, {}, IN_PLACE, "anew",
+    ),
+    "three sources that failed": (
+        FREE, fault(Kind.RESTORE, signature="D"),
+        [(fault(Kind.RESTORE, signature=tried), RETRY) for tried in "ABC"], {},
+        RETRY, "the next source of its state is tried",
+    ),
+    "one source that failed three times": (
+        FREE, fault(Kind.RESTORE), [(fault(Kind.RESTORE), RETRY)] * 3, {}, RESTART, "3 times",
+    ),
+    "too many recoveries": (
+        Policy(max_recoveries=2, max_restarts=1), DEAD,
+        [(fault(Kind.PROCESS, finished=1), IN_PLACE), (fault(Kind.LINK, finished=2), RETRY)], {},
+        RESTART, "2 of 2 recoveries are used; all ranks are started anew",
+    ),
+    "the same error, and an older checkpoint, but no restart is allowed": (
+        Policy(strategies=(JOB,), max_restarts=9, max_reschedules=9), USER, [(USER, JOB)],
+        {"older": True}, FAIL, "the script is the likely cause",
+    ),
+    "a lost node, and the whole job may be placed anew, no more": (
+        Policy(strategies=(JOB,), max_reschedules=2), fault(Kind.NODE_LOST), [], {}, JOB,
+        "the whole job is placed anew",
+    ),
+    "a sick node, when a job is placed anew only without it": (
+        Policy(strategies=(JOB, ISOLATED), max_reschedules=2), fault(Kind.NODE), [], {}, ISOLATED,
+        "without that node",
+    ),
+    "damaged memory again, and only another node is stronger": (
+        Policy(strategies=(RETRY, RECOVER)), MEMORY, [(MEMORY, RETRY)], {}, RECOVER,
+        "retry did not last; ",
+    ),
+    "damaged memory again, and only a restart is stronger": (
+        Policy(strategies=(RETRY, RESTART), max_restarts=1), MEMORY, [(MEMORY, RETRY)], {},
+        RESTART, "retry did not last; ",
+    ),
+    "damaged memory again, and the stronger are used up": (
+        Policy(strategies=(RETRY, RESTART), max_restarts=1), MEMORY,
+        [(fault(Kind.USER_CODE, 1), RESTART), (MEMORY, RETRY)], {}, RETRY, "device is repaired",
+    ),
+    "evicted again and again, and only inner strategies are allowed": (
+        Policy(strategies=INNER), fault(Kind.EVICTION), [(fault(Kind.EVICTION), RECOVER)] * 9, {},
+        RECOVER, "a new node takes its place",
+    ),
+    "a crash after evictions of its node": (
+        Policy(strategies=INNER), DEAD, [(fault(Kind.EVICTION), RECOVER)] * 9, {}, IN_PLACE, "anew",
+    ),
+    "an XID that a program causes, again and again": (
+        Policy(max_restarts=10), XID_13[2], [(seen, RESTART) for seen in XID_13[:2]],
+        {"session": False}, RESTART, "restart 3 of 10",
+    ),
+    "hangs and crashes in turn": (
+        Policy(max_restarts=9, strategies=(HANG_RESTART, RESTART)), fault(Kind.HANG),
+        [(fault(Kind.HANG), HANG_RESTART), (fault(Kind.USER_CODE, 1), RESTART)] * 3, {},
+        HANG_RESTART, "all processes are stopped",
+    ),
+    "a device that could not be healed, of which no code is known": (
+        Policy(max_restarts=9), UNHEALED, [], {}, RECOVER, "its device cannot be healed; ",
+    ),
+    "nothing could be started": (FREE, fault(Kind.LAUNCH), [], {}, FAIL, "launch of rank 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_rules(name: str) -> None:
+    """Each fault with its history is answered as the table says, with its reason in words."""
+    policy, what, past, special, strategy, words = TABLE[name]
+    decision = judge(what, past, policy, **special)
+    assert decision.strategy is strategy
+    assert words in decision.reason
+    assert what.message in decision.reason
+
+
+def test_the_same_error_from_the_same_checkpoint_rolls_back_once() -> None:
+    """One that an older checkpoint does not mend either is the script's."""
+    policy, past = Policy(max_restarts=9), ()
+    told = []
+    for resumed in (0, 4, 4, 3):  # from the start; twice from step 4's checkpoint; from step 3's
+        case = Case(
+            fault=USER, session=True, formed=True, newest=5, resumed=resumed, older=resumed > 0,
+            past=past,
+        )  # fmt: skip
+        decision = decide(policy, case)
+        told.append((decision.strategy, decision.roll_back))
+        past = (*past, Past(
+            fault=USER, strategy=decision.strategy, newest=5, resumed=resumed,
+            rolled_back=decision.roll_back,
+        ))  # fmt: skip
+    assert told == [(RESTART, False), (RESTART, False), (RESTART, True), (RESTART, False)]
+    last = decide(policy, Case(
+        fault=USER, session=True, formed=True, newest=5, resumed=3, older=True, past=past,
+    ))  # fmt: skip
+    assert last.strategy is FAIL
+    assert "after an older checkpoint was tried; the script is the likely cause" in last.reason
+
+
+def test_a_strategy_that_a_person_must_approve() -> None:
+    """The decision says so; what needs no approval is not held up."""
+    policy = Policy(max_restarts=1, approve=(RESTART,))
+    assert judge(USER, [], policy).approval
+    assert not judge(DEAD, [], policy).approval
+
+
+def test_a_rank_that_lags_and_dies_at_its_start_is_not_started_for_ever() -> None:
+    """Recoveries without progress are counted also when the dead rank was a step behind."""
+    lagging = fault(Kind.PROCESS, finished=4)
+    past: tuple[Past, ...] = ()
+    while (decision := decide(Policy(), lag(lagging, past))).strategy in INNER:
+        past = (*past, Past(fault=lagging, strategy=decision.strategy, newest=5))
+        assert len(past) <= Policy().max_in_row + 1  # once on another node
+    assert decision.strategy is FAIL
+
+
+def lag(what: Fault, past: tuple[Past, ...]) -> Case:
+    """A case in which the healthy ranks are at step 5."""
+    return Case(fault=what, session=True, formed=True, newest=5, past=past)
+
+
+def test_ranks_that_hang_at_the_same_time_are_one_hang() -> None:
+    """All that are stopped are started anew in their places, however many they are."""
+    hangs = [msgspec.structs.replace(fault(Kind.HANG, rank), at=7.0) for rank in range(8)]
+    past: list[tuple[Fault, Strategy]] = []
+    for what in hangs:
+        assert judge(what, past, FREE).strategy is IN_PLACE
+        past.append((what, IN_PLACE))
+    later = msgspec.structs.replace(fault(Kind.HANG, 8), at=8.0)
+    assert judge(later, past, Policy(max_in_row=2)).strategy is IN_PLACE
+    assert judge(later, past, Policy(max_in_row=1)).strategy is HANG_RESTART

@@ -1,0 +1,124 @@
+"""A policy in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rekindle.errors import UsageError
+from rekindle.recovery.policy.policy import Policy, Strategy
+from rekindle.recovery.policy.policy_file import Form, read_policy, write_policy
+
+MODELARTS = """
+kind: Job
+metadata:
+  annotations:
+    fault-tolerance/job-retry-num: "3"
+    fault-tolerance/job-unconditional-retry: "true"
+    other: "kept apart"
+"""
+MINDCLUSTER = """
+kind: AscendJob
+metadata:
+  labels: {process-recover-enable: "on", fault-scheduling: force}
+  annotations: {recover-strategy: "retry,dump"}
+spec: {runPolicy: {backoffLimit: 3}}
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "policy.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_fields_of_its_own(tmp_path: Path) -> None:
+    """What is left out is as by default; strategies keep their order."""
+    text = "strategies: [restart, retry]\nmax_restarts: 2\napprove: [restart]"
+    expected = Policy(
+        strategies=(Strategy.RESTART, Strategy.RETRY), max_restarts=2, approve=(Strategy.RESTART,)
+    )
+    assert read_policy(written(tmp_path, text)) == expected
+
+
+def test_a_job_of_modelarts(tmp_path: Path) -> None:
+    """Its annotations are read."""
+    policy = read_policy(written(tmp_path, MODELARTS))
+    assert (policy.max_reschedules, policy.unconditional) == (3, True)
+
+
+def test_a_job_of_mindcluster(tmp_path: Path) -> None:
+    """Labels, annotations and the back-off limit."""
+    policy = read_policy(written(tmp_path, MINDCLUSTER))
+    assert policy.max_reschedules == 3
+    assert {Strategy.RETRY, Strategy.DUMP} <= set(policy.strategies)
+    assert Strategy.RECOVER not in policy.strategies
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "write fields"),
+        ("- retry", "write fields"),
+        ("a: [", "is no YAML"),
+        ("max_restart: 3", "max_restart"),
+        ("max_restarts: many", r"\$.max_restarts"),
+        ("max_restarts: -1", "0 is the least"),
+        ("strategies: [hope]", "hope"),
+        ("strategies: [retry, retry]", "twice"),
+        ("metadata: 3", "metadata is 3"),
+        ("metadata: {labels: {process-recover-enable: on}}", "write it in quotes"),
+        ("{metadata: {labels: {fault-scheduling: force}}, spec: 3}", "spec is 3"),
+        (MINDCLUSTER.replace("Limit: 3", "Limit: yes"), "yaml:6: .*backoffLimit is True"),
+        (MODELARTS.replace('"3"', '"129"'), "yaml:5: .*from 1 to 128"),
+        ("retry: 1\nmax_restarts: " + "9" * 5000, "yaml:2: '9{40}' cannot be read as a value"),
+        ("max_restarts: 9999999999", "yaml:1: .*far too much; 2147483647 is the most"),
+        ("node_timeout_s: .inf", "give seconds above 0"),
+        ("kind: a\nmax_restarts: 2024-13-45", "yaml:2: '2024-13-45' cannot be read"),
+        ("[" * 3000, "nested too deeply"),
+        ("a:\n  - b: " + "[" * 3000, "nested too deeply"),
+        ("max_restarts: 1\n1: x", "yaml:2: '1' is no text"),
+        ("max_restarts: 1\nmax_in_row: 2\nmax_restarts: 3", "yaml:3: max_restarts is given twice"),
+        ("metadata: {annotations: {1: x}}", "yaml:1: '1' is no text"),
+        ("metadata:\n  annotations:\n    on: x", "yaml:3: 'on' is no text"),
+        ("{[a]: x}", "stands before the colon is no text"),
+        ("metadata:", "no label or annotation that says what may be done"),
+        ("metadata: []", r"metadata is \[\]"),
+        ("metadata: {annotations: {prefect.io/x: y}}", "no label or annotation"),
+        (MODELARTS.replace("tolerance/job-r", "tolerence/job-r"), "yaml:5: .*retry-num meant"),
+        (MINDCLUSTER.replace("recover-strategy", "recover-stratgy"), "is recover-strategy meant"),
+        (MODELARTS + "max_restarts: 3", "yaml:8: max_restarts cannot stand beside metadata"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    """The message names the file and the field."""
+    path = written(tmp_path, text)
+    with pytest.raises(UsageError, match=words) as error:
+        read_policy(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    """Or that is no text."""
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_policy(tmp_path / "none.yaml")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_policy(tmp_path / "bytes")
+
+
+@pytest.mark.parametrize("form", Form)
+@pytest.mark.parametrize("text", ["max_restarts: 2", MODELARTS, MINDCLUSTER])
+def test_what_is_written_can_be_read_again(tmp_path: Path, text: str, form: Form) -> None:
+    """And says the same, as far as the form has words for it."""
+    policy = read_policy(written(tmp_path, text))
+    if form is Form.MODELARTS and not policy.max_reschedules:
+        with pytest.raises(UsageError, match="give max_reschedules"):
+            write_policy(policy, form)
+        return
+    again = read_policy(written(tmp_path, write_policy(policy, form)))
+    if form is Form.OWN:
+        assert again == policy
+    else:
+        assert write_policy(again, form) == write_policy(policy, form)

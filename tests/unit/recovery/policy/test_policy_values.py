@@ -1,0 +1,43 @@
+"""Policies: their order, and what cannot work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rekindle.recovery.policy.policy import INNER, LADDER, Policy, Strategy
+
+RETRY, IN_PLACE, RECOVER, SHRINK = INNER
+HANG_RESTART, RESTART = Strategy.HANG_RESTART, Strategy.RESTART
+DUMP, FAIL = Strategy.DUMP, Strategy.FAIL
+
+
+def test_a_policy_keeps_its_order() -> None:
+    """What is not named keeps its place, so that the reasons name it where it would have come."""
+    assert Policy().ladder == LADDER
+    ladder = Policy(strategies=(RESTART, DUMP, RECOVER, RETRY)).ladder
+    assert ladder[:4] == (RESTART, IN_PLACE, RECOVER, SHRINK)
+    assert ladder[4:6] == (HANG_RESTART, RETRY)
+    assert sorted(ladder) == sorted(LADDER)
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"strategies": (FAIL,)}, "cannot be chosen"),
+        ({"strategies": (RETRY, RETRY)}, "names retry twice"),
+        ({"approve": (DUMP,)}, "cannot be chosen"),
+        ({"max_reschedules": -1}, "max_reschedules"),
+        ({"max_restarts": -1}, "max_restarts"),
+        ({"max_recoveries": -1}, "max_recoveries"),
+        ({"max_in_row": -1}, "max_in_row"),
+        ({"leave_timeout_s": 0.0}, "leave_timeout_s"),
+        ({"join_timeout_s": -1.0}, "join_timeout_s"),
+        ({"node_timeout_s": float("nan")}, "node_timeout_s"),
+    ],
+)
+def test_a_policy_that_cannot_work_is_refused(settings: dict[str, Any], word: str) -> None:
+    """The error names the value that is wrong."""
+    with pytest.raises(ValueError, match=word):
+        Policy(**settings)

@@ -1,0 +1,145 @@
+"""What is decided about flow and task runs as a whole, from what Prefect says of their ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.tables.tables import Tables
+from rekindle.recovery.policy.flow_runs import AGAIN, RunEnd, decide_run, fault_of
+from rekindle.recovery.policy.policy import ALLOWABLE, Policy, Strategy
+
+TABLES = Tables.load()
+
+
+def raised(text: str, at: float = 0.0) -> RunEnd:
+    """A flow that failed by an exception."""
+    return RunEnd(message=f"Flow run encountered an exception: {text}", at=at)
+
+
+def crashed(text: str, at: float = 0.0) -> RunEnd:
+    """A run whose process did not end by itself."""
+    return RunEnd(message=text, crashed=True, at=at)
+
+
+KILLED = crashed("Process exited with status code: -9. This may be due to memory.")
+TERMINATED = crashed("Execution was aborted by a termination signal.")
+WRONG = raised("ValueError: shard 7 is damaged")
+ECC = raised("RuntimeError: CUDA error: uncorrectable ECC error encountered")
+ODD = raised("mymodule.OddError: who knows")
+
+
+@pytest.mark.parametrize(
+    ("end", "kind"),
+    [
+        (KILLED, Kind.PROCESS),
+        (crashed("Flow run process exited with non-zero status code 137."), Kind.PROCESS),
+        (crashed("Process exited with status code: 77"), Kind.USER_CODE),
+        (TERMINATED, Kind.EVICTION),
+        (crashed("Process exited with status code: -15. "), Kind.EVICTION),
+        (crashed("Process exited with status code: 143"), Kind.EVICTION),
+        (crashed("Execution was cancelled by the runtime environment."), Kind.PROCESS),
+        (crashed("Request to http://127.0.0.1:4200/api failed: ReadTimeout."), Kind.TRANSIENT),
+        (crashed("Flow run could not start: [Errno 2] no such file"), Kind.SCHEDULING),
+        (crashed("Execution was aborted by Python system exit call."), Kind.USER_CODE),
+        (crashed("Flow run heartbeat timed out"), Kind.UNKNOWN),
+        (WRONG, Kind.USER_CODE),
+        (RunEnd(message="Task run encountered an exception ValueError: x"), Kind.USER_CODE),
+        (RunEnd(message="ValueError: x"), Kind.USER_CODE),
+        (ECC, Kind.DEVICE_MEMORY),
+        (raised("torch.OutOfMemoryError: CUDA out of memory. Tried to"), Kind.DEVICE_OOM),
+        (ODD, Kind.UNKNOWN),
+    ],
+)
+def test_a_message_becomes_a_fault(end: RunEnd, kind: Kind) -> None:
+    """What Prefect says of a run's end, and the tables of what was raised, tell the kind."""
+    assert fault_of(end, TABLES).kind is kind
+
+
+BOTH = Policy(max_restarts=1, max_reschedules=2)
+
+
+def decide(policy: Policy, *ends: RunEnd) -> Strategy:
+    """What is done about the last of these ends."""
+    return decide_run(policy, ends, TABLES).strategy
+
+
+def test_budgets_are_spent_in_the_order_of_the_ladder() -> None:
+    """First the restarts, then the reschedules, then the run is left as it ended."""
+    found = [decide(BOTH, *[KILLED] * count) for count in (1, 2, 3, 4)]
+    assert found == [
+        Strategy.RESTART,
+        Strategy.RESCHEDULE_JOB,
+        Strategy.RESCHEDULE_JOB,
+        Strategy.FAIL,
+    ]
+    reason = decide_run(BOTH, [KILLED] * 4, TABLES).reason
+    assert "1 of 1 restarts are used; 2 of 2 reschedules are used" in reason
+
+
+def test_without_a_budget_a_run_is_left_as_it_ended() -> None:
+    """The default policy restarts nothing."""
+    assert decide(Policy(), KILLED) is Strategy.FAIL
+
+
+def test_an_eviction_uses_up_no_budget() -> None:
+    """However often a place is taken away, the run goes on elsewhere."""
+    assert decide(Policy(), *[TERMINATED] * 50) is Strategy.RESCHEDULE_JOB
+    mixed = [KILLED, *[TERMINATED] * 50, KILLED]
+    assert decide(Policy(max_reschedules=2), *mixed) is Strategy.RESCHEDULE_JOB
+
+
+def test_the_same_error_of_the_script_twice_is_the_scripts() -> None:
+    """Another run of the same is no remedy; another error is."""
+    policy = Policy(max_restarts=5)
+    assert decide(policy, WRONG) is Strategy.RESTART
+    assert decide(policy, WRONG, raised("KeyError: 'loss'")) is Strategy.RESTART
+    again = decide_run(policy, [WRONG, WRONG], TABLES)
+    assert again.strategy is Strategy.FAIL
+    assert "the script is the likely cause" in again.reason
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (raised("rekindle.errors.JobFailedError: job a failed"), "ended by its own policy"),
+        (RunEnd(message="Validation of flow parameters failed with error: x"), "Validation"),
+        (crashed("Execution was aborted by an interrupt signal."), "a person"),
+    ],
+)
+def test_what_another_run_cannot_change_is_final(end: RunEnd, said: str) -> None:
+    """Some ends are never followed by another run, whatever the budget, and the reason is told."""
+    decision = decide_run(Policy(max_restarts=9, max_reschedules=9), [end], TABLES)
+    assert decision.strategy is Strategy.FAIL
+    assert said in decision.reason
+
+
+@pytest.mark.parametrize("error", ["UsageError: no such script", "JobError: process 1 died"])
+def test_a_job_that_cannot_be_started_or_steered_is_tried_once_more(error: str) -> None:
+    """It may have been the moment; the second time it is not, whatever process it names."""
+    policy = Policy(max_reschedules=9)
+    first, second = (raised(f"rekindle.errors.{text}") for text in (error, f"{error} again"))
+    assert decide(policy, first) is Strategy.RESCHEDULE_JOB
+    assert decide(policy, first, second) is Strategy.FAIL
+
+
+def test_a_sick_device_has_the_run_placed_anew() -> None:
+    """A restart is enough for what may pass; without one the run goes elsewhere."""
+    lost = raised("RuntimeError: GPU has fallen off the bus.")
+    assert decide(Policy(max_restarts=1), ECC) is Strategy.RESTART
+    assert decide(Policy(max_reschedules=1), lost) is Strategy.RESCHEDULE_JOB_ISOLATED
+
+
+def test_what_the_policy_does_not_allow_is_not_done() -> None:
+    """Only named strategies are used, and those to be approved are marked."""
+    only = Policy(strategies=(Strategy.RESCHEDULE_JOB,), max_restarts=9, max_reschedules=1)
+    assert decide(only, KILLED) is Strategy.RESCHEDULE_JOB
+    asks = Policy(max_restarts=1, approve=(Strategy.RESTART,))
+    assert decide_run(asks, [KILLED], TABLES).approval
+
+
+def test_a_run_that_was_run_again_counts_under_a_policy_that_has_changed() -> None:
+    """What a policy of before has allowed is a reschedule to the one of now."""
+    assert decide(Policy(max_reschedules=1), KILLED, KILLED) is Strategy.FAIL
+    narrow = Policy(strategies=tuple(s for s in ALLOWABLE if s not in AGAIN))
+    assert decide(narrow, KILLED, KILLED) is Strategy.FAIL

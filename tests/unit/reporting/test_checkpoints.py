@@ -1,0 +1,57 @@
+"""What people read of checkpoints that were left out, chosen more rarely, or removed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from rekindle.recovery.journal.journal import (
+    AnyEvent,
+    Checkpointed,
+    CheckpointInterval,
+    CheckpointLeftOut,
+    CheckpointsPruned,
+    Ended,
+    FirstStep,
+    JobStarted,
+    decode,
+    encode,
+)
+from rekindle.reporting.event_text import sentence
+from rekindle.reporting.markdown import markdown_report
+from rekindle.reporting.summary import summarize
+from rekindle.reporting.timeline import figure as timeline
+
+TOLD: list[AnyEvent] = [
+    JobStarted(job_id="job", attempt=0, nodes=1, processes_per_node=1, pid=7),
+    FirstStep(generation=1, step=1),
+    CheckpointLeftOut(step=20, reason="the store was busy with that of step 10"),
+    Checkpointed(step=10, path="there", bytes=10, seconds=9.0),
+    CheckpointInterval(steps=60, seconds=30.2, reason="one takes 9.0 s to write"),
+    CheckpointsPruned(removed=((5, 1), (4, 1)), error="the disk is read-only"),
+    Ended(outcome="succeeded", reason="all is done", finished=100),
+]
+HISTORY = [msgspec.structs.replace(e, seq=n, at=float(n)) for n, e in enumerate(TOLD, start=1)]
+
+
+def test_each_has_a_sentence() -> None:
+    """They say what, and why."""
+    assert [sentence(event) for event in HISTORY[2:6]] == [
+        "No checkpoint of step 20: the store was busy with that of step 10",
+        "Checkpoint of step 10 is at there (0.0 MB in 9.00 s)",
+        "From now on a checkpoint every 60 steps (about 30 s): one takes 9.0 s to write",
+        "Checkpoints of steps 5, 4 were removed; the disk is read-only",
+    ]
+    assert [decode(encode(event)) for event in HISTORY] == HISTORY
+
+
+def test_the_report_and_the_picture(tmp_path: Path) -> None:
+    """The report names the steps that were left out."""
+    text = markdown_report(summarize("job", HISTORY), resumed="", logs="logs")
+    assert "left out, for the store was busy: 1 (of steps 20)" in text
+    none = markdown_report(summarize("job", HISTORY[:2]), resumed="", logs="logs")
+    assert "left out" not in none
+    picture = tmp_path / "timeline.png"
+    timeline.draw(HISTORY, {}, picture)
+    assert picture.stat().st_size > 0

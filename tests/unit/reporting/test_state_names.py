@@ -1,0 +1,144 @@
+"""What a flow run's state is called, from the job's journal alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from rekindle.coordinator.machine.job_state import RESCHEDULED
+from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.journal.journal import (
+    Answered,
+    AnyEvent,
+    Decided,
+    Ended,
+    FaultSeen,
+    FirstStep,
+    Formed,
+    JobStarted,
+    LastWords,
+    Stopping,
+)
+from rekindle.recovery.policy.policy import Strategy
+from rekindle.reporting.run_state import shown
+
+
+def started(attempt: int = 1) -> AnyEvent:
+    """The beginning of an attempt."""
+    return JobStarted(job_id="j", attempt=attempt, nodes=2, processes_per_node=1, pid=1)
+
+
+def formed(generation: int = 1, left_out: tuple[int, ...] = ()) -> AnyEvent:
+    """A world that trains."""
+    return Formed(
+        generation=generation, world_size=2, step=0, sources={}, newest=0, left_out=left_out
+    )
+
+
+def broken(kind: Kind = Kind.PROCESS) -> Fault:
+    return Fault(kind=kind, message="rank 1 is broken", rank=1)
+
+
+def seen(kind: Kind = Kind.PROCESS, incident: int = 1) -> AnyEvent:
+    """A fault."""
+    return FaultSeen(incident=incident, fault=broken(kind))
+
+
+def decided(strategy: Strategy, incident: int = 1, *, approval: bool = False) -> AnyEvent:
+    """What is to be done about it."""
+    return Decided(
+        incident=incident, strategy=strategy, reason="because", fault=broken(), approval=approval
+    )
+
+
+def answered(granted: bool, incident: int = 1) -> AnyEvent:
+    """What a person said."""
+    return Answered(incident=incident, strategy=Strategy.RESTART, granted=granted, by="Ada")
+
+
+def step(generation: int = 1, incident: int = 0) -> AnyEvent:
+    """Training goes on."""
+    return FirstStep(at=1.0, generation=generation, step=1, incident=incident)
+
+
+TRAINS = [started(), formed(), step()]
+PLACED_ANEW = decided(Strategy.RESCHEDULE_JOB)
+ENDS_FOR_IT = Stopping(reason="because", outcome=RESCHEDULED)
+ENDS = Ended(outcome=RESCHEDULED, reason="node 1 is sick", finished=3)
+
+
+@pytest.mark.parametrize(
+    ("events", "name"),
+    [
+        ([], "Running"),
+        ([started()], "Running"),
+        (TRAINS, "Running"),
+        ([*TRAINS, seen()], "Running"),  # nobody has decided yet; that takes no time
+        ([*TRAINS, seen(), decided(Strategy.RETRY)], "Recovering"),
+        ([*TRAINS, seen(), decided(Strategy.RECOVER_IN_PLACE)], "Recovering"),
+        ([*TRAINS, seen(), decided(Strategy.RECOVER)], "Recovering"),
+        ([*TRAINS, seen(), decided(Strategy.SHRINK)], "Recovering"),
+        ([*TRAINS, seen(), decided(Strategy.RESTART)], "Restarting"),
+        ([*TRAINS, seen(), decided(Strategy.RETRY), decided(Strategy.RESTART)], "Restarting"),
+        ([*TRAINS, seen(Kind.HANG), decided(Strategy.HANG_RESTART)], "Hung"),
+        ([*TRAINS, seen(Kind.HANG), decided(Strategy.RECOVER_IN_PLACE)], "Hung"),
+        ([*TRAINS, seen(Kind.HANG), decided(Strategy.RESCHEDULE_JOB)], "Rescheduling"),
+        ([*TRAINS, seen(), decided(Strategy.RESCHEDULE_POD)], "Rescheduling"),
+        ([*TRAINS, seen(), decided(Strategy.RETRY), step(2, incident=1)], "Running"),
+        ([*TRAINS, formed(2, left_out=(1,)), step(2)], "Shrunk"),
+        ([*TRAINS, formed(2, left_out=(1,)), step(2), formed(3), step(3)], "Running"),
+        ([*TRAINS, Stopping(reason="enough")], "Stopping"),
+        ([*TRAINS, Stopping(reason="enough"), LastWords(node=0, step=3)], "Stopping"),
+        ([*TRAINS, seen(), decided(Strategy.RETRY), Stopping(reason="enough")], "Stopping"),
+        ([*TRAINS, seen(), decided(Strategy.FAIL)], "Stopping"),
+        ([*TRAINS, seen(), decided(Strategy.DUMP)], "Stopping"),
+        ([*TRAINS, seen(), PLACED_ANEW, ENDS_FOR_IT], "Rescheduling"),
+        ([*TRAINS, seen(), PLACED_ANEW, ENDS_FOR_IT, Stopping(reason="enough")], "Stopping"),
+    ],
+)
+def test_every_phase_has_a_name(events: list[AnyEvent], name: str) -> None:
+    """Each journal gives the name of where its job is."""
+    assert shown(events).name == name
+
+
+ASKED = [*TRAINS, seen(), decided(Strategy.RESTART, approval=True)]
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        ([], "AwaitingApproval"),
+        ([seen(Kind.NODE_LOST)], "AwaitingApproval"),  # it is kept until the answer is there
+        ([answered(True)], "Restarting"),
+        ([answered(False)], "Stopping"),
+        ([answered(True), step(2, incident=1)], "Running"),
+        ([Stopping(reason="flow run was cancelled")], "Stopping"),
+    ],
+)
+def test_what_waits_for_a_person_says_so(more: list[AnyEvent], name: str) -> None:
+    """A decision that waits is shown until it is answered, and what follows by what it is."""
+    assert shown([*ASKED, *more]).name == name
+
+
+def test_a_job_that_is_placed_anew_says_so_until_it_trains() -> None:
+    """From the decision to the first step of the next attempt it is being rescheduled."""
+    ends = [*TRAINS, seen(), PLACED_ANEW, ENDS_FOR_IT, ENDS]
+    assert shown(ends[:-1]).name == "Rescheduling"
+    assert shown(ends).name == "Rescheduling"
+    again = [*ends, started(2)]
+    assert shown(again) == ("Rescheduling", "Attempt 2 begins: node 1 is sick")
+    assert shown([*again, formed(), step()]).name == "Running"
+
+
+def test_a_retry_by_a_person_is_no_rescheduling() -> None:
+    """An attempt after one that failed begins as any first one does."""
+    failed = Ended(outcome="failed", reason="because", finished=3)
+    assert shown([*TRAINS, failed, started(2)]).name == "Running"
+
+
+def test_the_message_tells_what_is_done_and_why() -> None:
+    """People read strategy and reason, and of a smaller world which node is missing."""
+    assert shown(ASKED).message == "Incident 1: restart: because"
+    refused = shown([*ASKED, answered(False)])
+    assert refused.message == "Incident 1: restart: because; not approved by Ada"
+    without = shown([*TRAINS, formed(2, left_out=(1,)), step(2)])
+    assert without.message == "Training goes on without node 1, until one comes in its place"

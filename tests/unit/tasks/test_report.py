@@ -1,0 +1,299 @@
+"""What people read of a job: summary, report, timeline, and the records they are made of."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import msgspec
+
+from rekindle.names import SPARE
+from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.journal.journal import (
+    AnyEvent,
+    Checkpointed,
+    CheckpointFailed,
+    CheckpointSkipped,
+    Decided,
+    Ended,
+    FaultSeen,
+    FirstStep,
+    Formed,
+    JobStarted,
+    LastWords,
+    NodeJoined,
+    NodeLeft,
+    NodeWanted,
+    RanksStarted,
+    Restored,
+    SpareLost,
+    Stopping,
+    incidents,
+)
+from rekindle.recovery.policy.policy import Strategy
+from rekindle.reporting.event_text import incident_row, sentence
+from rekindle.reporting.markdown import markdown_report
+from rekindle.reporting.step_records import StepRecord, effective, read_records, sample_records
+from rekindle.reporting.summary import summarize
+from rekindle.reporting.timeline import figure as timeline
+from rekindle.reporting.timeline.rows import parts_of
+from rekindle.tasks import job_access as jobs
+from rekindle.tasks.restore import describe, resumes
+from rekindle.tasks.supervise import incident_steps
+
+
+def events(*timed: tuple[float, AnyEvent]) -> list[AnyEvent]:
+    """Number events and set their times (seconds)."""
+    return [
+        msgspec.structs.replace(event, seq=seq, at=at)
+        for seq, (at, event) in enumerate(timed, start=1)
+    ]
+
+
+def started(attempt: int = 1) -> JobStarted:
+    """The beginning of an attempt of two nodes with a rank each."""
+    return JobStarted(job_id="train-1", attempt=attempt, nodes=2, processes_per_node=1, pid=7)
+
+
+def fault(kind: Kind = Kind.PROCESS, *, at: float, traceback: str = "") -> Fault:
+    """A fault of rank 1."""
+    text = f"rank 1: {kind.value}"
+    return Fault(kind=kind, message=text, rank=1, node=1, finished=30, traceback=traceback, at=at)
+
+
+def decided(strategy: Strategy, reason: str, *, at: float) -> Decided:
+    """What is done about the fault of then."""
+    return Decided(incident=1, strategy=strategy, reason=reason, fault=fault(at=at))
+
+
+RUN = events(
+    (100.0, started()),
+    (100.5, RanksStarted(ranks=(0, 1), restart=0)),
+    (101.0, Formed(generation=1, world_size=2, step=0, sources={"fresh": 2}, newest=0)),
+    (101.5, Restored(generation=1)),
+    (102.0, FirstStep(generation=1, step=1)),
+    (112.0, FaultSeen(incident=1, fault=fault(at=111.9))),
+    (112.0, decided(Strategy.RECOVER, "rank 1: process; others wait", at=111.9)),
+    (
+        113.0,
+        Formed(
+            incident=1,
+            generation=2,
+            world_size=2,
+            step=25,
+            sources={"snapshot": 1, "peer": 1},
+            newest=30,
+        ),
+    ),
+    (113.5, Restored(incident=1, generation=2)),
+    (114.0, FirstStep(incident=1, generation=2, step=26)),
+    (124.0, Ended(outcome="succeeded", reason="all ranks ended", finished=75)),
+)
+
+
+def test_the_summary_accounts_for_all_the_time() -> None:
+    """Starting, recovering, repeating and training make up the whole time."""
+    summary = summarize("train-1", RUN)
+    assert summary.wall_s == 24.0
+    assert summary.starting_s == 2.0
+    assert summary.recovering_s == 2.0
+    assert summary.steps_lost == 5
+    assert summary.repeating_s == 20.0 * 5 / 80
+    assert summary.training_s + summary.repeating_s == 20.0
+    assert summary.goodput == summary.training_s / 24.0
+
+
+def test_time_between_attempts_is_time_to_start() -> None:
+    """What passes from one attempt's end to the next one's first step was lost to starting."""
+    again = events(
+        *((event.at, event) for event in RUN[:-1]),
+        (124.0, Ended(outcome="stopped", reason="cancelled", finished=75)),
+        (130.0, started(2)),
+        (131.0, Formed(generation=3, world_size=2, step=70, sources={"checkpoint": 2}, newest=0)),
+        (132.0, FirstStep(generation=3, step=71)),
+        (133.0, Ended(outcome="succeeded", reason="all ranks ended", finished=80)),
+    )
+    summary = summarize("train-1", again)
+    assert summary.attempts == 2
+    assert summary.starting_s == 2.0 + 8.0
+    assert summary.outcome == "succeeded"
+
+
+def test_overlapping_incidents_are_counted_once() -> None:
+    """Time in which two incidents were open is lost once, and one that never closed to the end."""
+    run = events(
+        (0.0, started()),
+        (1.0, FirstStep(generation=1, step=1)),
+        (5.0, FaultSeen(incident=1, fault=fault(at=5.0))),
+        (6.0, CheckpointFailed(incident=2, fault=fault(Kind.STORAGE, at=6.0))),
+        (7.0, decided(Strategy.FAIL, "no strategy is left", at=5.0)),
+        (9.0, Ended(outcome="failed", reason="no strategy is left", finished=30)),
+    )
+    assert summarize("train-1", run).recovering_s == 4.0
+
+
+def test_a_failure_shows_the_first_traceback() -> None:
+    """The report of a failed job shows the fault that tells where the script failed."""
+    run = events(
+        (0.0, started()),
+        (1.0, FaultSeen(incident=1, fault=fault(Kind.LINK, at=1.0))),
+        (1.1, FaultSeen(incident=1, fault=fault(Kind.USER_CODE, at=0.9, traceback="Traceback 1"))),
+        (1.2, FaultSeen(incident=1, fault=fault(Kind.USER_CODE, at=1.2, traceback="Traceback 2"))),
+        (1.3, decided(Strategy.FAIL, "0 of 0 restarts are used", at=1.2)),
+        (2.0, Ended(outcome="failed", reason="0 of 0 restarts are used", finished=0)),
+    )
+    text = markdown_report(summarize("train-1", run), resumed=describe(run), logs="logs")
+    assert "Traceback 1" in text
+    assert "Traceback 2" not in text
+    assert "0 of 0 restarts are used" in text
+    assert "no goodput to tell" in text
+
+
+def test_the_report_tells_each_incident() -> None:
+    """Strategy, times, steps lost, the source of the state and the reason are in the report."""
+    text = markdown_report(summarize("train-1", RUN), resumed=describe(RUN), logs="logs")
+    row = next(line for line in text.splitlines() if line.startswith("| 1 |"))
+    for part in ("recover", "1000 ms", "1500 ms", "2000 ms", "| 5 |", "1 x snapshot"):
+        assert part in row
+    assert "1. Rank 1: process; others wait." in text
+
+
+def test_a_job_without_its_end_is_unfinished() -> None:
+    """A ledger that breaks off tells of a dead coordinator, not of success."""
+    summary = summarize("train-1", RUN[:-1])
+    assert summary.outcome == "unfinished"
+    assert jobs.end_of(RUN[:-1]) is None
+
+
+def test_a_new_attempt_says_where_it_resumes() -> None:
+    """The step, the kind of source and the path of the checkpoint are told."""
+    again = events(
+        (1.0, started()),
+        (2.0, Checkpointed(step=20, path="saved/step-20", bytes=1, seconds=0.1)),
+        (3.0, started(2)),
+        (3.1, CheckpointSkipped(path="saved/step-30", reason="manifest missing")),
+        (4.0, Formed(generation=2, world_size=2, step=20, sources={"checkpoint": 2}, newest=0)),
+    )
+    assert resumes(jobs.newest_attempt(again))
+    assert describe(again) == "Attempt 2 resumes after step 20 (2 x checkpoint) saved/step-20"
+    assert not resumes(jobs.newest_attempt(RUN))
+
+
+def test_missing_nodes_are_those_that_never_came_or_went() -> None:
+    """A node is missing until it has joined the newest attempt, and when it was lost again."""
+    join = [(1.0, NodeJoined(node=node, address="a", pid=1)) for node in (0, 1)]
+    assert jobs.nodes_missing(events((0.0, started()))) == [0, 1]
+    assert jobs.nodes_missing(events((0.0, started()), *join)) == []
+    lost = events((0.0, started()), *join, (2.0, NodeWanted(node=1)))
+    assert jobs.nodes_missing(lost) == [1]
+    assert jobs.nodes_missing([*lost, *events((3.0, started(2)), join[0])]) == [1]
+
+
+def test_missing_spares_are_those_that_do_not_wait() -> None:
+    """One that became a node, or died, is missing; one that came again is counted once."""
+    begin = (0.0, msgspec.structs.replace(started(), spares=2))
+    wait = [(1.0, NodeJoined(node=SPARE, address="a", pid=pid)) for pid in (7, 8)]
+    nodes = [(1.0, NodeJoined(node=node, address="a", pid=node)) for node in (0, 1)]
+    assert jobs.nodes_missing(events(begin, *nodes)) == [SPARE, SPARE]
+    assert jobs.nodes_missing(events(begin, *nodes, *wait)) == []
+    became = (2.0, NodeJoined(node=1, address="a", pid=7))
+    died = (3.0, SpareLost(address="a", pid=8, left=0))
+    assert jobs.nodes_missing(events(begin, *nodes, *wait, became)) == [SPARE]
+    assert jobs.nodes_missing(events(begin, *nodes, *wait, became, died)) == [SPARE, SPARE]
+    assert jobs.nodes_missing(events(begin, *nodes, *wait, *wait)) == []
+
+
+def test_a_job_that_was_told_to_end() -> None:
+    """It is the newest attempt that counts."""
+    stopped = events((0.0, started()), (1.0, Stopping(reason="stopped by SIGTERM")))
+    assert jobs.is_stopping(stopped)
+    assert not jobs.is_stopping([*stopped, *events((2.0, started(2)))])
+
+
+def test_each_incident_step_is_told_once() -> None:
+    """One incident gives the five steps in order, and generations without one give none."""
+    told = [
+        step for end in range(1, len(RUN) + 1) for step in incident_steps(RUN[end - 1], RUN[:end])
+    ]
+    assert told == ["detected", "decided", "regrouped", "restored", "closed"]
+
+
+def test_every_event_has_a_sentence() -> None:
+    """No event of a run is without words."""
+    more = events(
+        (0.0, NodeJoined(node=SPARE, address="a", pid=7)),
+        (0.0, NodeWanted(node=SPARE)),
+        (0.0, SpareLost(address="a", pid=7, left=1)),
+        (0.0, NodeLeft(node=1, address="a", pid=7)),
+        (0.0, NodeLeft(node=1, address="a", pid=7, reason="rank 2 raised")),
+        (0.0, LastWords(node=0, step=10)),
+        (0.0, LastWords(node=0, step=10, path="there")),
+        (0.0, LastWords(node=0, step=10, error="disk full")),
+    )
+    sentences = [sentence(event) for event in (*RUN, *more)]
+    assert all(text[0].isupper() for text in sentences)
+    assert len(set(sentences[-len(more) :])) == len(more)
+
+
+def test_the_table_row_has_plain_values() -> None:
+    """A row can be stored as JSON, and times that never came are empty."""
+    row = incident_row(incidents(RUN[:6])[0])
+    assert row["total ms"] is None
+    assert row["strategy"] == "-"
+    assert msgspec.json.decode(msgspec.json.encode(row)) == row
+
+
+def record(step: int, generation: int, rank: int = 0, loss: float = 1.0) -> StepRecord:
+    """A step's record."""
+    return StepRecord(
+        step=step, generation=generation, rank=rank, at=100.0 + step, metrics={"l": loss}
+    )
+
+
+def test_the_record_of_the_last_generation_counts() -> None:
+    """A step that was done again has the record of its last time."""
+    found = effective([record(0, 1), record(1, 1), record(2, 1), record(1, 2, loss=2.0)])
+    assert {step: r.generation for step, r in found.items()} == {0: 1, 1: 2, 2: 1}
+
+
+def test_a_torn_record_is_left_out(tmp_path: Path) -> None:
+    """The line that a killed rank could not finish does not spoil the others."""
+    metrics = tmp_path / "metrics"
+    metrics.mkdir()
+    whole = [msgspec.json.encode(record(step, 1)) for step in range(2)]
+    (metrics / "rank0.jsonl").write_bytes(whole[0] + b"\n" + whole[1][:20] + b"\n" + whole[1])
+    assert [r.step for r in read_records(tmp_path)[0]] == [0, 1]
+
+
+def test_a_long_file_is_sampled_evenly(tmp_path: Path) -> None:
+    """Of a long run a picture reads some thousand records of each rank, from all its parts."""
+    metrics = tmp_path / "metrics"
+    metrics.mkdir()
+    count = 120_000
+    lines = [msgspec.json.encode(record(step, 1)) for step in range(count)]
+    (metrics / "rank0.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    (metrics / "rank40.jsonl").write_bytes(lines[0])
+    found = sample_records(tmp_path, ranks=32)
+    assert set(found) == {0}
+    steps = [r.step for r in found[0]]
+    assert 3900 < len(steps) < 4100
+    assert max(b - a for a, b in itertools.pairwise(steps)) < 60
+
+
+def test_the_parts_of_an_incident_make_up_its_time() -> None:
+    """From the fault to the first good step nothing is counted twice or left out."""
+    [incident] = incidents(RUN)
+    parts = parts_of(incident)
+    assert list(parts) == ["detect", "decide", "regroup", "restore", "first step"]
+    assert abs(sum(parts.values()) - 2100.0) < 1e-6
+
+
+def test_a_timeline_is_drawn_of_any_job(tmp_path: Path) -> None:
+    """A run with incidents, one without records and an empty one all become a picture."""
+    records = {rank: [record(step, 1 + step // 10, rank) for step in range(20)] for rank in (0, 1)}
+    marks = [timeline.Mark(105.0, "kill -9 rank 1")]
+    timeline.draw(RUN, records, tmp_path / "full.png", marks=marks)
+    timeline.draw(RUN, {}, tmp_path / "bare.png")
+    timeline.draw([], {}, tmp_path / "empty.png")
+    for path in tmp_path.glob("*.png"):
+        assert path.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,75 @@
+"""The deal of a stream's parts: whatever happens to the world, every sample comes exactly once."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.training.data.part_assignment import Deal, Item, Mark
+
+# The world's size and the steps done in it, several times.
+WORLDS = st.lists(st.tuples(st.integers(1, 7), st.integers(0, 25)), min_size=1, max_size=6)
+
+
+def read(
+    deal: Deal, marks: list[Mark], reader: int, count: int, sizes: list[int]
+) -> list[tuple[int, int]]:
+    """Read so many samples, (item, place in it), as a reader does; its mark moves."""
+    seen: list[tuple[int, int]] = []
+    for turn in itertools.count(marks[reader].turn):
+        item = deal.item(reader, turn)
+        start = marks[reader].start if turn == marks[reader].turn else item.start
+        for place in range(start, sizes[item.number % len(sizes)]):
+            seen.append((item.number, place))
+            if len(seen) == count:
+                marks[reader] = Mark(turn, place + 1)
+                return seen
+    raise AssertionError
+
+
+@given(WORLDS, st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any), st.integers(1, 5))
+def test_every_sample_comes_once(
+    worlds: list[tuple[int, int]], sizes: list[int], batch: int
+) -> None:
+    """Of all that was dealt, what was passed was read once, and the rest is still to come."""
+    # A reader of empty parts alone would search for ever: so does none here.
+    sizes = [max(1, size) for size in sizes]
+    deal, seen = Deal((), 0, worlds[0][0]), []
+    marks = deal.beginning()
+    for readers, steps in worlds:
+        deal = deal.again(marks, readers)
+        marks = deal.beginning()
+        for _ in range(steps):
+            for reader in range(readers):
+                seen += read(deal, marks, reader, batch, sizes)
+            if deal.ahead(marks) > len(sizes):
+                deal = deal.again(marks, readers)
+                marks = deal.beginning()
+                assert deal.ahead(marks) <= 0
+    assert max(Counter(seen).values(), default=0) <= 1
+    deal = deal.again(marks, 1)
+    rest = {item.number: item.start for item in deal.left}
+    for number in range(deal.fresh):
+        read_so_far = {place for item, place in seen if item == number}
+        assert read_so_far == set(range(rest.get(number, sizes[number % len(sizes)])))
+    assert all(number < deal.fresh for number, _ in seen)
+
+
+def test_the_deal_of_what_was_begun_comes_first() -> None:
+    """Who comes first takes up what was left, the oldest before the others."""
+    deal = Deal((), 0, 4).again([Mark(1, 5), Mark(0, 2), Mark(0, 0), Mark(2, 1)], 2)
+    # Of 0 to 11, readers had finished 0, 3 and 7; 4 is begun, 1 too, 11 as well.
+    assert deal.left[:5] == (Item(1, 2), Item(2, 0), Item(4, 5), Item(5, 0), Item(6, 0))
+    assert deal.left[5:] == (Item(8, 0), Item(9, 0), Item(10, 0), Item(11, 1))
+    assert deal.fresh == 12
+    assert [deal.item(1, turn) for turn in (0, 4, 5)] == [Item(2, 0), Item(12, 0), Item(14, 0)]
+
+
+def test_ahead_is_told_of_items_that_wait() -> None:
+    """A reader that is four rounds on is ahead of what the slow one has not begun."""
+    deal = Deal((), 0, 2)
+    assert deal.ahead(deal.beginning()) == -1
+    assert deal.ahead([Mark(0, 9), Mark(4, 0)]) == 7

@@ -1,0 +1,77 @@
+"""Samplers, ranks and states that StepSampler refuses, each with what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from rekindle.errors import SessionError
+from rekindle.training.data.sampler import StepSampler
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((0, 1), {}, "length must be from 1 to 1099511627776, not 0"),
+        ((2**40 + 1, 1), {}, "length must be from 1"),
+        ((2.5, 1), {}, "length must be an integer, not 2.5"),
+        ((10, 0), {}, "batch_size must be from 1"),
+        ((10, 1), {"seed": -1}, "seed must be from 0"),
+    ],
+)
+def test_impossible_samplers_are_refused(arguments, options, message: str) -> None:
+    """A sampler that could give no samples is refused with what is wrong."""
+    with pytest.raises(SessionError, match=message):
+        StepSampler(*arguments, **options)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(0, 0), (-1, 2), (2, 2)])
+def test_impossible_ranks_are_refused(rank: int, world_size: int) -> None:
+    """A rank outside its world is refused."""
+    with pytest.raises(SessionError, match="must be from"):
+        StepSampler(10, 1).bind(rank, world_size)
+
+
+def test_fewer_shares_than_ranks_are_refused() -> None:
+    """A rank that would have nothing to do is refused."""
+    with pytest.raises(SessionError, match="shares must be from 4"):
+        StepSampler(10, 1).bind(0, 4, 3)
+
+
+def test_use_before_binding_is_refused() -> None:
+    """A sampler that belongs to no rank says so, and its state may be loaded all the same."""
+    sampler = StepSampler(10, 1)
+    for use in (
+        sampler.indices,
+        sampler.advance,
+        lambda: sampler.shares,
+        lambda: next(iter(sampler)),
+    ):
+        with pytest.raises(SessionError, match="belongs to no rank yet"):
+            use()
+    sampler.load_state_dict({**sampler.state_dict(), "position": 7})
+    assert sampler.position == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"length": 11}, "length is 11 there, 10 here"),
+        ({"seed": 1, "shuffle": False}, "seed is 1 there, 0 here; shuffle is False there, True"),
+        ({"position": -1}, "position must be from 0"),
+        ({"position": None}, "position must be an integer"),
+    ],
+)
+def test_states_of_another_stream_are_refused(change, message: str) -> None:
+    """A state with which the position would mean other samples changes nothing and is refused."""
+    sampler = StepSampler(10, 1)
+    sampler.bind(0, 1)
+    sampler.advance()
+    with pytest.raises(SessionError, match=message):
+        sampler.load_state_dict({**sampler.state_dict(), **change})
+    assert sampler.position == 1
+
+
+def test_an_incomplete_state_is_refused() -> None:
+    """A state that lacks something names it."""
+    with pytest.raises(SessionError, match="lacks position, seed"):
+        StepSampler(10, 1).load_state_dict({"length": 10, "shuffle": True})

@@ -1,0 +1,107 @@
+"""When a device is stopped: not in an update, and no later than that."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from waiting import join, wait_asleep, wait_set
+
+from rekindle.training.mindio import device_stop as module
+from rekindle.training.mindio.device_stop import Brake
+
+
+class Device:
+    """Knows whether it was stopped."""
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+        self.thread: threading.Thread | None = None
+
+    def stop(self) -> None:
+        self.thread = threading.current_thread()
+        self.stopped.set()
+
+
+def thread_of_brake() -> threading.Thread:
+    """The thread that waits to stop the device."""
+    return next(thread for thread in threading.enumerate() if thread.name == "rekindle-brake")
+
+
+@pytest.fixture
+def device() -> Device:
+    """One device."""
+    return Device()
+
+
+def test_a_device_is_stopped_by_another_thread(device: Device) -> None:
+    """Once for all who ask, and waited for."""
+    brake = Brake(device.stop)
+    brake.release(3)
+    brake.pull(3)
+    brake.pull(3)
+    assert brake.wait()
+    assert device.stopped.is_set()
+    assert device.thread is not threading.current_thread()
+
+
+def test_an_update_that_has_begun_ends_first(device: Device) -> None:
+    """Nobody stops the device in it; the next may not begin, until training goes on."""
+    brake = Brake(device.stop)
+    assert brake.begin_update()
+    brake.pull(1)
+    wait_asleep(thread_of_brake())
+    assert not device.stopped.is_set()
+    assert brake.updating
+    brake.end_update(1)
+    wait_set(device.stopped)
+    assert not brake.begin_update()
+    brake.release(1)
+    assert not brake.pulled
+    assert brake.begin_update()
+
+
+def test_an_update_that_others_have_done_may_still_begin(device: Device) -> None:
+    """Its gradients are on their way: the rank would need a peer's state else."""
+    brake = Brake(device.stop)
+    brake.release(4)
+    brake.pull(5)
+    assert brake.begin_update()
+    brake.end_update(5)
+    assert brake.wait()
+    assert not brake.begin_update()
+
+
+def test_what_has_raised_is_not_waited_for(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update that broke off never ends."""
+    monkeypatch.setattr(module, "REACH_S", 1000.0)
+    monkeypatch.setattr(module, "UPDATE_S", 1000.0)
+    brake = Brake(device.stop)
+    brake.begin_update()
+    brake.break_off()
+    brake.pull(7)
+    wait_set(device.stopped)
+    assert brake.updating
+
+
+def test_an_update_that_must_not_begin_waits_for_the_stop() -> None:
+    """The thread that trains goes on when its device is stopped, and no sooner."""
+    go = threading.Event()
+    brake = Brake(lambda: wait_set(go))
+    brake.pull(0)
+    begun: list[bool] = []
+    trains = threading.Thread(target=lambda: begun.append(brake.begin_update()))
+    trains.start()
+    wait_asleep(trains)
+    assert begun == []
+    go.set()
+    join(trains)
+    assert begun == [False]
+
+
+def test_a_stop_that_fails_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    """With its traceback, to whoever waits for it."""
+    brake = Brake(lambda: 1 / 0)
+    brake.pull(0)
+    assert not brake.wait()
+    assert "ZeroDivisionError" in capfd.readouterr().err

@@ -1,0 +1,151 @@
+"""Checkers that run out of memory: what they say, and what is said of one that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from jobs.driver import spec_of
+from waiting import bound_s, turns
+
+from rekindle.agent import node_check as checkers_module
+from rekindle.agent.node_check import Checker, CheckerError, Checkers
+from rekindle.agent.oom import OomCounter
+from rekindle.protocol.node_check import Done, Work
+from rekindle.recovery.node_check.evidence import Part
+from rekindle.recovery.node_check.unmeasured import KILLED, lacks_memory
+from rekindle.training.node_check import serving
+from rekindle.training.node_check.torch_device import Bench
+
+NO_MEMORY = "OutOfMemoryError: CUDA out of memory."
+DEVICE = Bench(
+    device=torch.device("meta"),
+    backend="nccl",
+    size=8192,
+    dtype=torch.bfloat16,
+    copied=1 << 30,
+    sent=64 << 20,
+    window_s=0.2,
+    wait=lambda: None,
+)
+
+
+def counter(root: Path) -> tuple[OomCounter, Path]:
+    """The count of a cgroup of the test's own, and its file."""
+    proc, file = root / "proc", root / "cgroup/pod/memory.events"
+    proc.mkdir()
+    (proc / "cgroup").write_text("0::/pod\n")
+    file.parent.mkdir(parents=True)
+    file.write_text("oom_kill 3\n")
+    return OomCounter(root / "cgroup", proc), file
+
+
+@pytest.mark.parametrize("for_memory", [True, False])
+@pytest.mark.process
+def test_a_checker_that_the_kernel_kills_for_want_of_memory(
+    tmp_path: Path, for_memory: bool
+) -> None:
+    """It says nothing, so its agent does; any other SIGKILL means what it has meant."""
+
+    oom, file = counter(tmp_path)
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+
+    async def killed() -> str:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            one = Checker(0, process.pid, ours, oom)
+            if for_memory:
+                file.write_text("oom_kill 4\n")
+            os.kill(process.pid, signal.SIGKILL)
+            with pytest.raises(CheckerError) as said:
+                await one.ask(Work(serial=1))
+        process.returncode = -signal.SIGKILL  # the checker has reaped it
+        return str(said.value)
+
+    said = asyncio.run(killed())
+    assert "SIGKILL" in said
+    assert (KILLED in said) is lacks_memory(said) is for_memory
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.\nmore"), ""),
+        (MemoryError(), "MemoryError"),
+        (OSError(12, "Cannot allocate memory"), ""),
+        (RuntimeError("createHCCLComm\nEL0004: Failed to allocate memory."), "EL0004: Failed"),
+    ],
+)
+def test_what_a_checker_says_of_memory_is_understood(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line that says it, which need not be the first; an error without words has its name."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    monkeypatch.setattr(os, "_exit", lambda status: None)
+    with ours, theirs:
+        serving._fail(theirs, 3, error)
+        done = msgspec.msgpack.decode(ours.recv(1 << 16), type=Done)
+    assert done.serial == 3
+    assert lacks_memory(done.error)
+    assert done.error.startswith(said)
+    assert "\n" not in done.error
+
+
+class Pretended:
+    """A device's checker, which answers after some turns of the loop; None: it never answers."""
+
+    def __init__(self, device: int, answer: str | float | None, after: int = 0) -> None:
+        self.device, self._answer, self._after = device, answer, after
+
+    async def ask(self, task: Work) -> Done:
+        await (turns(self._after) if self._answer is not None else asyncio.Event().wait())
+        if isinstance(self._answer, str):
+            raise CheckerError(self.device, self._answer)
+        seconds = {Part.COMPUTE: float(self._answer or 0.0)}
+        return Done(serial=task.serial, seconds=seconds, note="a note")
+
+
+@pytest.mark.parametrize(
+    ("answers", "said", "device"),
+    [
+        (["connection reset", NO_MEMORY, None], NO_MEMORY, 1),
+        ([None, NO_MEMORY, "connection reset"], NO_MEMORY, 1),
+        ([1.0, None, "connection reset"], "connection reset", 2),
+        (["killed", "connection reset", "connection reset"], "killed", 0),
+        (["connection reset", "time-out", NO_MEMORY], NO_MEMORY, 2),
+    ],
+)
+def test_who_has_no_memory_is_heard_though_others_fail_with_it(
+    answers: list[str | float | None], said: str, device: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is first; and nobody is waited for who says nothing."""
+    monkeypatch.setattr(checkers_module, "_SOON_S", bound_s(0.2))
+    checkers = Checkers(spec_of(nodes=1, processes=3), None, None, {})
+    checkers._checkers = [Pretended(n, each, 10 * n) for n, each in enumerate(answers)]
+    with pytest.raises(CheckerError, match=said) as raised:
+        asyncio.run(checkers._ask(lambda device: Work(serial=1)))
+    assert raised.value.device == device
+
+
+def test_the_slowest_device_counts() -> None:
+    """What all of them have to say is said once."""
+    checkers = Checkers(spec_of(nodes=1, processes=3), None, None, {})
+    checkers._checkers = [Pretended(n, each) for n, each in enumerate([1.0, 3.0, 2.0])]
+    done = asyncio.run(checkers._ask(lambda device: Work(serial=1)))
+    assert done == Done(serial=1, seconds={Part.COMPUTE: 3.0}, note="a note")
+
+
+def test_beside_ranks_little_memory_is_taken() -> None:
+    """Less than 0.5 GiB of tensors for all that a device does alone; before training 2.4 GiB."""
+    least = 0.5 * (1 << 30)
+    for bench, fits in ((DEVICE, False), (DEVICE.lighter(), True)):
+        matrices, copies = 3 * 2 * bench.size**2, 2 * bench.copied
+        assert (matrices + copies < least) is fits
+    assert DEVICE.lighter().backend == DEVICE.backend

@@ -1,0 +1,157 @@
+"""Nodes without PyTorch are checked as well: by NumPy, and by what they send each other."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from waiting import bound_s, result_of
+
+from rekindle.protocol.node_check import Done, Meet, Work
+from rekindle.recovery.node_check.evidence import Part
+from rekindle.training.node_check import numpy_checker as plain_checker
+from rekindle.training.node_check import numpy_device as plain_device
+from rekindle.training.node_check.numpy_checker import PlainKit
+from rekindle.training.node_check.numpy_device import Processor, device_for
+from rekindle.training.node_check.serving import WrongResultError
+
+
+def meet(kits: list[PlainKit], serial: int) -> list[Done]:
+    """Have all of them meet at the first."""
+
+    def one(rank: int) -> Done:
+        task = Meet(
+            serial=serial,
+            part=Part.LINK,
+            host="127.0.0.1",
+            port=kits[0].port,
+            rank=rank,
+            world_size=len(kits),
+            timeout_s=bound_s(),
+        )
+        return kits[rank].meet(task)
+
+    with ThreadPoolExecutor(len(kits)) as pool:
+        return [result_of(each) for each in [pool.submit(one, r) for r in range(len(kits))]]
+
+
+def close(kits: list[PlainKit]) -> None:
+    """End their listeners and lines."""
+    for kit in kits:
+        kit.hang_up()
+        if kit._listener is not None:
+            kit._listener.close()
+
+
+def test_a_host_is_measured_alone() -> None:
+    """A product and a copy, whose results are right."""
+    kit = PlainKit(1, Processor())
+    done = kit.work(Work(serial=7))
+    assert done.serial == 7
+    assert done.seconds.keys() == {Part.COMPUTE, Part.MEMORY}
+    assert all(0 < seconds < 1 for seconds in done.seconds.values())
+    assert kit.port == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("matmul", lambda real: lambda a, b, out: real(a, b + 1, out=out)),
+        ("copyto", lambda real: lambda to, what: real(to, what + 1)),
+    ],
+)
+def test_wrong_results_are_seen(
+    name: str, spoil: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that computes or copies wrongly is faulty."""
+    monkeypatch.setattr(plain_device.np, name, spoil(getattr(np, name)))
+    with pytest.raises(WrongResultError):
+        PlainKit(1, Processor()).work(Work(serial=1))
+
+
+@pytest.fixture
+def mindspore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend one that is installed; whoever imports it fails."""
+    (tmp_path / "mindspore.py").write_text("raise AssertionError")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("mindspore")
+def test_without_an_npu_the_processor_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MindSpore is not imported then, and there is nothing to say of it."""
+    monkeypatch.setattr(plain_device, "count_npus", lambda: 0)
+    device = device_for(0)
+    assert isinstance(device, Processor)
+    assert not device.note
+
+
+def test_without_mindspore_the_processor_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever NPUs there are."""
+    monkeypatch.setattr(plain_device, "count_npus", lambda: 8)
+    monkeypatch.setattr(plain_device.importlib.util, "find_spec", lambda name: None)
+    assert isinstance(device_for(0), Processor)
+
+
+@pytest.mark.usefixtures("mindspore")
+@pytest.mark.parametrize("usable", [True, False])
+def test_an_npu_is_measured_if_mindspore_can_use_it(
+    usable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the rank; else it is said that it was not."""
+    adapter = types.ModuleType("adapter")
+    adapter.knows_ascend = lambda: usable
+    adapter.MindSporeDevice = lambda *device: device
+    name = "rekindle.training.node_check.mindspore_device"
+    monkeypatch.setitem(sys.modules, name, adapter)
+    monkeypatch.setattr(plain_device, "count_npus", lambda: 8)
+    device = device_for(3)
+    if usable:
+        assert device == ("Ascend", 3)
+    else:
+        note = PlainKit(3, device).work(Work(serial=1)).note
+        assert note == "the NPUs were not measured: MindSpore cannot use them here"
+
+
+@pytest.mark.process
+def test_nodes_meet_again_and_again() -> None:
+    """Two nodes of two devices each; the first hosts, and what was left of earlier is forgotten."""
+    kits = [
+        PlainKit(0, Processor()),
+        PlainKit(1, Processor()),
+        PlainKit(0, Processor()),
+        PlainKit(1, Processor()),
+    ]
+    try:
+        for serial in (1, 2, 5):
+            done = meet(kits, serial)
+            assert [each.serial for each in done] == [serial] * 4
+            assert all(0 < each.seconds[Part.LINK] < 5 for each in done)
+    finally:
+        close(kits)
+
+
+@pytest.mark.process
+def test_a_value_that_is_lost_on_its_way_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All know what the sum has to be."""
+    received, count = plain_checker._received, iter(range(100))
+    lock = threading.Lock()
+
+    def spoilt(line: object) -> object:
+        array = received(line).copy()
+        with lock:
+            array[-1] += next(count) == 2  # the first rank's, so that all get a wrong sum
+        return array
+
+    monkeypatch.setattr(plain_checker, "_received", spoilt)
+    kits = [PlainKit(0, Processor()), PlainKit(0, Processor())]
+    try:
+        with pytest.raises(WrongResultError, match="wrong values"):
+            meet(kits, 1)
+    finally:
+        close(kits)

@@ -1,0 +1,107 @@
+"""What an exception inside a step is taken for."""
+
+from __future__ import annotations
+
+import pytest
+import torch.distributed as dist
+
+from rekindle.errors import SessionError, StaleError
+from rekindle.recovery.faults.fault import Kind
+from rekindle.training.torch.faults.classify import kind_of
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError("[/gloo/transport/tcp/pair.cc:553] Connection closed by peer"), Kind.LINK),
+        (RuntimeError("NCCL error in: unhandled system error"), Kind.LINK),
+        (RuntimeError("HCCL OP RETRY FAILED. error code 507057"), Kind.LINK),
+        (RuntimeError("SUSPECT REMOTE ERROR"), Kind.LINK),
+        (RuntimeError("HCCS LINK ERROR"), Kind.LINK),
+        (RuntimeError("UB LINK ERROR"), Kind.LINK),
+        (RuntimeError("FORCE STOP"), Kind.LINK),
+        (dist.DistBackendError("timed out"), Kind.LINK),
+        (dist.DistBackendError("HBM MULTI BIT ECC ERROR.time is 17"), Kind.DEVICE_MEMORY),
+        (StaleError("the generation ended"), Kind.LINK),
+        (RuntimeError("UCE ERROR"), Kind.DEVICE_MEMORY),
+        (RuntimeError("HBM MULTI BIT ECC ERROR.time us= 17."), Kind.DEVICE_MEMORY),
+        (RuntimeError("SUSPECT MEM ERROR"), Kind.DEVICE_MEMORY),
+        (
+            RuntimeError("CUDA error: uncorrectable ECC error encountered"),
+            Kind.DEVICE_MEMORY,
+        ),
+        (RuntimeError("UCE ERROR while HCCL waited"), Kind.DEVICE_MEMORY),  # the cause goes first
+        (ConnectionResetError("peer"), Kind.TRANSIENT),
+        (TimeoutError("gloo"), Kind.TRANSIENT),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), None),
+        (ValueError("UCE ERROR"), None),
+        (KeyboardInterrupt(), None),
+    ],
+    ids=repr,
+)
+def test_kind_of_an_exception(error: BaseException, kind: Kind | None) -> None:
+    """Texts count in RuntimeErrors alone; the script says what else passes."""
+    assert kind_of(error, (ConnectionError, TimeoutError)) is kind
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [("gloo", Kind.LINK), ("UCE ERROR", Kind.DEVICE_MEMORY), ("?", Kind.TRANSIENT)],
+)
+def test_what_is_known_goes_before_what_the_script_says(text: str, kind: Kind) -> None:
+    """A script that calls everything transient does not hide a broken peer or damaged memory."""
+    assert kind_of(RuntimeError(text), (Exception,)) is kind
+
+
+def raised_from(origin: BaseException, *, hidden: bool = False) -> BaseException:
+    """What a script makes of an error: one of its own."""
+    try:
+        try:
+            raise origin
+        except type(origin) as error:
+            if hidden:
+                raise ValueError("no luck") from None
+            raise ValueError("no luck") from error
+    except ValueError as error:
+        return error
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize(
+    ("origin", "kind"),
+    [
+        (RuntimeError("gloo"), Kind.LINK),
+        (dist.DistBackendError("timed out"), Kind.LINK),
+        (RuntimeError("UCE ERROR"), Kind.DEVICE_MEMORY),
+        (ConnectionResetError("peer"), None),
+        (KeyError("x"), None),
+    ],
+    ids=repr,
+)
+def test_errors_that_the_script_has_wrapped(
+    origin: Exception, kind: Kind | None, hidden: bool
+) -> None:
+    """A broken link stays one; what the script calls transient and makes another of, does not."""
+    assert kind_of(raised_from(origin, hidden=hidden), (ConnectionError,)) is kind
+
+
+def test_the_graver_error_of_a_chain_counts() -> None:
+    """Damaged memory may show itself first as a collective that fails, or last."""
+    for first, last in (("gloo", "UCE ERROR"), ("UCE ERROR", "gloo")):
+        error = RuntimeError(last)
+        error.__cause__ = RuntimeError(first)
+        assert kind_of(error) is Kind.DEVICE_MEMORY
+
+
+def test_what_a_session_says_of_a_script_is_no_fault() -> None:
+    """It may come from an error of torch's that has such words: DDP that refuses a model."""
+    error = SessionError("DistributedDataParallel refuses the model")
+    error.__cause__ = RuntimeError("no ProcessGroup")
+    assert kind_of(error) is None
+
+
+def test_a_chain_that_bites_its_own_tail() -> None:
+    """It can be made by hand."""
+    error, other = ValueError("a"), ValueError("b")
+    error.__cause__, other.__cause__ = other, error
+    assert kind_of(error) is None

@@ -1,0 +1,139 @@
+"""Models cut up before there is a process group, and what a broken step leaves of them."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from rekindle.errors import SessionError, StaleError
+from rekindle.training.torch import Session, init_placeholder_group
+from rekindle.training.torch.faults.cleanup import free_frames
+from rekindle.training.torch.groups.fsdp import is_sharded, shards_of
+from rekindle.training.torch.groups.gloo_waits import Waits
+from rekindle.training.torch.state.capture import capture
+
+WORLD = 4
+
+
+@pytest.fixture
+def placeholder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A placeholder for four ranks, seen by the third."""
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", str(WORLD))
+    init_placeholder_group()
+    yield
+    dist.destroy_process_group()
+
+
+def cut_up(*sizes: int) -> nn.Module:
+    """A model along a mesh of these sizes; the last dimension is the one that cuts."""
+    model = nn.Linear(5, 7)
+    names = ("replicate", "shard")[-len(sizes) :]
+    return fully_shard(model, mesh=init_device_mesh("cpu", sizes, mesh_dim_names=names))
+
+
+@pytest.mark.usefixtures("placeholder")
+@pytest.mark.parametrize(
+    ("sizes", "shards"), [((4,), [0, 1, 2, 3]), ((2, 2), [0, 1, 0, 1]), ((4, 1), [0, 0, 0, 0])]
+)
+def test_who_holds_what_is_told_by_the_mesh(sizes: tuple[int, ...], shards: list[int]) -> None:
+    """Before any group is there, and the same on every rank."""
+    model = cut_up(*sizes)
+    assert is_sharded(model)
+    assert shards_of(model, WORLD) == shards
+
+
+@pytest.mark.usefixtures("placeholder")
+def test_this_ranks_piece_is_its_own_part_of_the_whole() -> None:
+    """Every rank builds the whole from the same seed and keeps its piece, here of uneven rows."""
+    torch.manual_seed(3)
+    whole = nn.Linear(5, 7).weight.detach().clone()
+    torch.manual_seed(3)
+    state = capture({"model": cut_up(4)})
+    assert torch.equal(state.tensors["model.weight"], whole[4:6])
+
+
+@pytest.mark.usefixtures("placeholder")
+def test_nothing_is_sent_in_a_placeholder() -> None:
+    """A collective fails; it would not have reached anybody."""
+    with pytest.raises(RuntimeError, match="No backend type"):
+        dist.all_reduce(torch.ones(1))
+
+
+@pytest.mark.usefixtures("placeholder")
+def test_a_placeholder_in_a_group() -> None:
+    """Said with what to do."""
+    with pytest.raises(SessionError, match="in place of init_process_group"):
+        init_placeholder_group()
+
+
+@pytest.mark.usefixtures("placeholder")
+def test_a_mesh_of_some_ranks() -> None:
+    """Which ranks hold the same cannot be told then."""
+    model = nn.Linear(5, 7)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))["b"]
+    fully_shard(model, mesh=mesh)
+    with pytest.raises(SessionError, match="of 2 ranks, not of all 4"):
+        shards_of(model, WORLD)
+
+
+@pytest.mark.usefixtures("placeholder")
+def test_ddp_of_a_model_that_is_cut_up() -> None:
+    """DDP needs the whole on every rank."""
+    model = cut_up(4)
+    with pytest.raises(SessionError, match="ddp needs the whole state on every rank"):
+        Session(model=model, optimizer=torch.optim.SGD(model.parameters()), ddp=True)
+
+
+@pytest.mark.usefixtures("placeholder")
+def test_an_optimizer_of_before() -> None:
+    """It has parameters that the model no longer has: nothing would be trained."""
+    model = nn.Linear(5, 7)
+    optimizer = torch.optim.SGD(model.parameters())
+    fully_shard(model, mesh=init_device_mesh("cpu", (4,), mesh_dim_names=("shard",)))
+    with pytest.raises(SessionError, match="make the optimizer after it"):
+        Session(model=model, optimizer=optimizer)
+
+
+@pytest.mark.usefixtures("placeholder")
+def test_zero_that_updates_within_the_backward_pass() -> None:
+    """Its update window cannot be seen."""
+    model = nn.Linear(5, 7)
+    optimizer = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.SGD, lr=0.1, overlap_with_ddp=True
+    )
+    with pytest.raises(SessionError, match="leave overlap_with_ddp out"):
+        Session(model=model, optimizer=optimizer, ddp=True)
+
+
+class Activation:
+    """What a step holds while it waits."""
+
+
+@pytest.mark.parametrize("release", [True, False])
+def test_a_broken_step_holds_nothing(release: bool) -> None:
+    """The error that ended a wait lives on in torch's future; what the step held must not."""
+    held: list[weakref.ref[Activation]] = []
+
+    def step(waits: Waits, future: torch.futures.Future[None]) -> None:
+        activation = Activation()
+        held.append(weakref.ref(activation))
+        waiting = waits.follow(future)
+        broken = waits.release if release else lambda: future.set_exception(RuntimeError("gloo"))
+        threading.Timer(0.01, broken).start()
+        waiting.wait()
+
+    try:
+        step(Waits(), torch.futures.Future())
+    except (RuntimeError, StaleError) as error:
+        free_frames(error)
+    assert held[0]() is None

@@ -1,0 +1,48 @@
+"""A step that is done again finds the buffers as it found them first."""
+
+import torch
+
+from rekindle.training.torch.state.module_buffers import BufferGuard
+
+
+def state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Copy what the module keeps."""
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
+    """Whether two states are equal to the bit."""
+    return all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_broken_step_leaves_no_trace_in_batch_norm() -> None:
+    """Statistics and counters are those of the finished steps alone, as often as a step breaks."""
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
+    guard = BufferGuard(module)
+    guard.look()
+    for _ in range(3):
+        guard.keep()
+        module(torch.randn(16, 4))  # a step that is finished
+        before = state(module)
+        guard.keep()
+        for _ in range(2):
+            module(torch.randn(16, 4))  # one that breaks
+            assert not same(state(module), before)
+            guard.restore()
+            assert same(state(module), before)
+
+
+def test_a_buffer_that_was_replaced_is_followed() -> None:
+    """A module that puts a new tensor in its buffer's place is kept as well."""
+    module = torch.nn.Module()
+    module.register_buffer("seen", torch.zeros(2))
+    guard = BufferGuard(module)
+    guard.look()
+    guard.keep()
+    module.seen = torch.ones(2)
+    guard.keep()
+    module.seen.add_(5)
+    module.seen = torch.full((2,), 9.0)
+    guard.restore()
+    assert module.seen.tolist() == [1.0, 1.0]

@@ -1,0 +1,217 @@
+"""Snapshots of a state that all ranks hold, where the agent is behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from rekindle.agent.snapshots.allocation import create_buffer
+from rekindle.errors import CorruptError
+from rekindle.protocol.agent import SnapshotBuffers, SnapshotRoom, SnapshotTaken
+from rekindle.protocol.snapshot_buffer import SnapshotBuffer
+from rekindle.rank.rank_place import Place
+from rekindle.rank.snapshot_writer import PATIENCE_S
+from rekindle.training.torch.state.snapshot import TorchSnapshotWriter, load_snapshot
+
+
+class Rank:
+    """A rank, and the buffers of its agent, which does nothing by itself."""
+
+    def __init__(self) -> None:
+        self.taken: list[SnapshotTaken] = []
+        self.fds = [create_buffer("test", 1 << 16) for _ in range(2)]
+        self.agent = [SnapshotBuffer(fd) for fd in self.fds]
+        self.asked: list[SnapshotRoom] = []
+        self.makes = True  # memory, as soon as it is asked for it
+        self.patience: list[float | None] = []
+        self.forgotten: list[int] = []
+        self.writer = TorchSnapshotWriter(self, Place(0, generation=1), seed=0)
+        self.model = torch.nn.Linear(2, 2)
+
+    def send(self, message: SnapshotTaken | SnapshotRoom) -> None:
+        if isinstance(message, SnapshotRoom):
+            self.asked.append(message)
+        else:
+            self.taken.append(message)
+
+    def buffers(
+        self, serial: int, timeout_s: float | None, *, generation: int | None
+    ) -> tuple[SnapshotBuffers, list[int]] | None:
+        """As of a Channel."""
+        assert serial == self.asked[-1].serial
+        self.patience.append(timeout_s)
+        if not self.makes and timeout_s is not None:
+            return None
+        return SnapshotBuffers(serial=serial), [os.dup(fd) for fd in self.fds]
+
+    def forget(self, serial: int) -> None:
+        """As of a Channel."""
+        self.forgotten.append(serial)
+
+    def take(self, step: int, *, checkpoint: bool = False, wait: bool = False) -> bool:
+        return self.writer.take(
+            {"model": self.model},
+            place=Place(0, generation=1, writes=True),
+            step=step,
+            notes={},
+            checkpoint=checkpoint,
+            wait=wait,
+        )
+
+    def seal(self, step: int) -> None:
+        """The agent comes to seal a snapshot; it has been written where it is a checkpoint."""
+        for buffer in self.agent:
+            if buffer.made == (step, 1):
+                buffer.seal()
+
+    def close(self) -> None:
+        self.writer.close()
+        for buffer, fd in zip(self.agent, self.fds, strict=True):
+            buffer.close()
+            os.close(fd)
+        self.agent, self.fds = [], []
+
+
+@pytest.fixture
+def rank() -> Iterator[Rank]:
+    found = Rank()
+    yield found
+    found.close()
+
+
+def test_a_sealed_snapshot_is_kept(rank: Rank) -> None:
+    """One that the agent has not sealed is overwritten, or the new one is left out."""
+    assert rank.take(5)
+    assert rank.take(10)  # there was room
+    assert not rank.take(15)  # neither is sealed
+    rank.seal(5)
+    assert rank.take(20)
+    assert [buffer.made for buffer in rank.agent] == [(5, 1), (20, 1)]
+    rank.seal(20)
+    assert rank.take(25)
+    assert [buffer.made for buffer in rank.agent] == [(25, 1), (20, 1)]
+
+
+def test_a_checkpoint_that_is_overwritten_before_the_agent_comes(rank: Rank) -> None:
+    """The snapshot in its place is the checkpoint, and only that one."""
+    rank.take(5)
+    rank.seal(5)
+    rank.take(10, checkpoint=True)
+    rank.take(12)
+    assert [buffer.made for buffer in rank.agent] == [(5, 1), (12, 1)]
+    assert [(t.step, t.checkpoint) for t in rank.taken] == [(5, False), (10, True), (12, True)]
+    rank.seal(12)
+    rank.take(15)
+    rank.seal(15)
+    rank.take(18)
+    assert [t.checkpoint for t in rank.taken[3:]] == [False, False]
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize("byte", [9, 400, -1])
+def test_a_damaged_snapshot_leaves_nothing_behind(byte: int, rank: Rank) -> None:
+    """Whatever of it is damaged: it is refused, unlocked, and its memory goes with the error."""
+    rank.take(1)
+    rank.seal(1)
+    held = rank.agent[0]
+    held.file[byte] ^= 0x40
+    fds = [os.dup(fd) for fd in rank.fds]
+    # As in a process that has just begun: nobody else has the memory mapped.
+    rank.close()
+    gc.collect()  # what earlier tests have left
+    before = descriptors()
+    rank.fds = fds
+    with pytest.raises(CorruptError):
+        load_snapshot(rank, 0, {"model": rank.model}, (1, 1))
+    other = [SnapshotBuffer(fd) for fd in fds]
+    assert all(buffer.lock(write=True) for buffer in other)
+    for buffer in other:
+        buffer.close()
+        buffer.close()  # twice is once
+    rank.fds = []
+    gc.collect()
+    assert descriptors() == before
+    for fd in fds:
+        os.close(fd)
+
+
+def test_a_snapshot_that_fails_is_not_in_the_way(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its buffer holds nothing, and is free; the next one is taken."""
+    rank.take(1)
+    rank.seal(1)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a device was lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "_foreach_copy_", fail)
+        with pytest.raises(RuntimeError, match="a device was lost"):
+            rank.take(2)
+    assert [buffer.made for buffer in rank.agent] == [(1, 1), None]
+    assert rank.agent[1].lock(write=True)
+    rank.agent[1].unlock()
+    assert rank.take(3)
+
+
+def test_training_goes_on_while_the_first_memory_is_made(rank: Rank) -> None:
+    """Gigabytes take their time: it is asked for once, and waited for a moment; then for no time.
+
+    The last checkpoint of all waits for it.
+    """
+    rank.makes = False
+    assert [rank.take(step) for step in (1, 2)] == [False, False]
+    assert rank.patience == [PATIENCE_S, 0.0]
+    rank.makes = True
+    assert rank.take(3)
+    assert rank.take(4)
+    assert (len(rank.asked), rank.patience) == (1, [PATIENCE_S, 0.0, 0.0])  # then it has them
+    assert [snapshot.step for snapshot in rank.taken] == [3, 4]
+
+
+def test_the_last_checkpoint_waits_for_its_memory(rank: Rank) -> None:
+    """Also if it is the first."""
+    rank.makes = False
+    assert rank.take(1, checkpoint=True, wait=True)
+    assert rank.patience == [None]
+
+
+def test_a_state_that_changes_while_memory_is_made(rank: Rank) -> None:
+    """It is asked for anew; what comes for the old shape is nobody's."""
+    rank.makes = False
+    assert not rank.take(1)
+    rank.model = torch.nn.Linear(3, 3)
+    assert not rank.take(2)
+    rank.makes = True
+    assert rank.take(3)
+    first, second = (asked.serial for asked in rank.asked)
+    assert second > first
+    assert rank.forgotten == [first]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "patience"), [(True, None), (False, PATIENCE_S)], ids=["written", "kept"]
+)
+def test_a_shard_that_is_to_be_written_waits_for_its_memory(
+    checkpoint: bool, patience: float | None, rank: Rank
+) -> None:
+    """The other shards of its step are written, too."""
+    place = Place(0, shard=0, generation=1, shards=2, writes=True)
+    rank.makes = False
+    rank.fds.append(create_buffer("test", 1 << 16))
+    writer = TorchSnapshotWriter(rank, place, seed=0)
+    taken = writer.take(
+        {"model": rank.model}, place=place, step=1, notes={}, checkpoint=checkpoint, wait=False
+    )
+    assert (taken, rank.patience) == (checkpoint, [patience])
+    writer.close()
+    os.close(rank.fds.pop())
