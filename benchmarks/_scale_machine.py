@@ -49,14 +49,14 @@ class _Run:
         self._next_line = 0
         self._lines: dict[int, int] = {}
         self._unstarted: list[p.Spawn] = []
-        self.machine.start()
+        self.machine.takeover.start()
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
         begin = time.process_time()
         yield
         self.taken[name] = round((time.process_time() - begin) * 1000, 1)
-        for command in self.machine.drain():
+        for command in self.machine.job.drain():
             if isinstance(command, Send) and isinstance(command.message, p.Spawn):
                 self._unstarted.append(command.message)
 
@@ -75,7 +75,7 @@ class _Run:
             pid=1,
             processes=1,
         )
-        self.machine.on_hello(self._next_line, hello)
+        self.machine.admission.on_hello(self._next_line, hello)
 
     # ---- stages
 
@@ -105,7 +105,7 @@ class _Run:
         """Nodes are lost, other agents take their places."""
         with self._stage(f"{name}: seen, all told"):
             for node in lost:
-                self.machine.on_agent_lost(self._lines[node], 1.0)
+                self.machine.losses.on_agent_lost(self._lines[node], 1.0)
         with self._stage(f"{name}: replaced"):
             for node in lost:
                 self._hello(node)
@@ -115,11 +115,11 @@ class _Run:
     def stop(self) -> None:
         """The job is stopped."""
         with self._stage("stopped: all told"):
-            self.machine.stop("enough")
+            self.machine.endings.stop("enough")
         with self._stage("stopped: all ended"):
             for rank in range(self.nodes):
                 self._exited(rank)
-        assert self.machine.phase is Phase.ENDED
+        assert self.machine.job.phase is Phase.ENDED
 
     # ---- parts of them
 
@@ -140,12 +140,12 @@ class _Run:
     def _regroup(self, name: str, with_state: range | list[int], finished: int | None) -> None:
         """All ranks arrive; those of `with_state` with what they have."""
         held = set(with_state)
-        generation = self.machine.generation
+        generation = self.machine.job.generation
         with self._stage(f"{name}: all arrived, planned"):
             for rank in range(self.nodes):
                 has = finished if rank in held else None
                 self._say(rank, p.Arrived(rank=rank, generation=generation, finished=has))
-        assert self.machine.generation == generation + 1
+        assert self.machine.job.generation == generation + 1
         with self._stage(f"{name}: all have their state"):
             for rank in range(self.nodes):
                 self._say(rank, p.StateReady(rank=rank, generation=generation + 1))
@@ -154,8 +154,8 @@ class _Run:
             for rank in range(self.nodes):
                 done = p.StepDone(rank=rank, generation=generation + 1, finished=self.steps)
                 self._say(rank, done)
-        assert self.machine.phase is Phase.TRAINING
-        assert not self.machine.incidents.open
+        assert self.machine.job.phase is Phase.TRAINING
+        assert not self.machine.job.incidents.open
 
 
 def _spec(nodes: int) -> JobSpec:

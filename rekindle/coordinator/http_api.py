@@ -66,7 +66,7 @@ class FrontDesk:
 
     async def _description(self, request: web.Request) -> web.Response:
         """Tell a node that joins what the job is: [JobSpec, attempt]."""
-        body = msgspec.json.encode((self._machine.spec, self._machine.attempt))
+        body = msgspec.json.encode((self._machine.job.spec, self._machine.job.attempt))
         return web.Response(body=body, content_type="application/json")
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
@@ -103,23 +103,23 @@ class FrontDesk:
 
     async def _inject(self, request: web.Request) -> web.Response:
         """Pass on a fault that a rank is to suffer."""
-        return await self._for_people(request, protocol.Inject, self._machine.inject)
+        return await self._for_people(request, protocol.Inject, self._machine.injections.inject)
 
     async def _profile(self, request: web.Request) -> web.Response:
         """Switch light profiling."""
         return await self._for_people(
-            request, Order, lambda order: self._machine.profile(order, time.time())
+            request, Order, lambda order: self._machine.switch.switch(order, time.time())
         )
 
     async def _approve(self, request: web.Request) -> web.Response:
         """Take a person's answer to a strategy that waits for it."""
-        return await self._for_people(request, protocol.Approval, self._machine.approve)
+        return await self._for_people(request, protocol.Approval, self._machine.recovery.approve)
 
     async def _stop(self, request: web.Request) -> web.Response:
         """Stop the job for a person, whoever steers it."""
 
         def stop(order: view.Stop) -> str:
-            self._machine.stop(f"stopped by {order.by}")
+            self._machine.endings.stop(f"stopped by {order.by}")
             return ""
 
         return await self._for_people(request, view.Stop, stop)
@@ -127,7 +127,7 @@ class FrontDesk:
     async def _sign(self, request: web.Request) -> web.Response:
         """Take a sign of trouble that a monitor, an engine or a person has seen."""
         return await self._for_people(
-            request, Sign, lambda sign: self._machine.on_sign(sign, time.time())
+            request, Sign, lambda sign: self._machine.health.on_sign(sign, time.time())
         )
 
     async def _for_people(

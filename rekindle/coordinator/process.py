@@ -29,9 +29,9 @@ from rekindle.coordinator.connections import Line, watch
 from rekindle.coordinator.http_api import FrontDesk
 from rekindle.coordinator.machine import job_state as state
 from rekindle.coordinator.machine.examination import Examination
+from rekindle.coordinator.machine.inheritance import earlier, inheritance
 from rekindle.coordinator.machine.machine import Machine
 from rekindle.coordinator.machine.node_check import CheckRoom, Judged
-from rekindle.coordinator.machine.takeover import earlier, inheritance
 from rekindle.errors import ProtocolError, RekindleError
 from rekindle.job import lifeline
 from rekindle.job.journal_file import Ledger
@@ -86,7 +86,7 @@ class Coordinator:
         """Carry out all that the machine asks for."""
         begun = False
         last, encoded = None, b""  # what all agents are told comes in a row, and is one object
-        for command in (*self._from_rooms(), *self.machine.drain()):
+        for command in (*self._from_rooms(), *self.machine.job.drain()):
             match command:
                 case state.Send(connection, message):
                     line = self._lines.get(connection)
@@ -102,7 +102,7 @@ class Coordinator:
                 case state.CancelTimer(name):
                     self._cancel_timer(name)
                 case state.Examine(nodes):
-                    agents = [self.machine.roster.nodes[node] for node in nodes]
+                    agents = [self.machine.job.roster.nodes[node] for node in nodes]
                     self.examination = Examination(self.spec, agents)
                     begun = True
                 case state.End(succeeded):
@@ -117,11 +117,11 @@ class Coordinator:
             yield from self.examination.drain()
             if self.examination.is_over:
                 verdicts, self.examination = self.examination.verdicts, None
-                self.machine.on_examined(verdicts, time.time())
+                self.machine.stragglers.on_examined(verdicts, time.time())
         for command in self.room.drain() if self.room else ():
             if isinstance(command, Judged):
                 connection, hello, verdict = command.connection, command.hello, command.verdict
-                self.machine.on_checked(connection, hello, verdict, time.time())
+                self.machine.admission.on_checked(connection, hello, verdict, time.time())
             else:
                 yield command
 
@@ -148,7 +148,7 @@ class Coordinator:
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
         """Stop the job."""
-        self.machine.stop(reason, at_once=at_once)
+        self.machine.endings.stop(reason, at_once=at_once)
         self.carry_out()
 
     # ---- agents
@@ -168,7 +168,7 @@ class Coordinator:
             if self.examination is not None:
                 self.examination.on_lost(connection)
             if self.room is None or not self.room.on_lost(connection):
-                self.machine.on_agent_lost(connection, time.time())
+                self.machine.losses.on_agent_lost(connection, time.time())
             self.carry_out()
         return socket
 
@@ -193,13 +193,13 @@ class Coordinator:
             self.carry_out()
 
     def _on_message(self, connection: int, message: protocol.Message) -> None:
-        if connection in self.machine.sent_home:
+        if connection in self.machine.job.sent_home:
             return  # it said so before it heard that it is to end
-        roster = self.machine.roster
+        roster = self.machine.job.roster
         room = self.room if self.room is not None and self.room.knows(connection) else None
         if isinstance(message, protocol.Traced) and (room is not None or roster.knows(connection)):
             # It is true for the whole job, also where a spare says it, or a node that is checked.
-            self.machine.on_traced(message, time.time())
+            self.machine.switch.on_traced(message, time.time())
             return
         if room is not None:
             room.on_message(connection, message)
@@ -207,10 +207,12 @@ class Coordinator:
         if self.examination is not None and self.examination.on_message(connection, message):
             return
         if isinstance(message, protocol.Hello):
-            if self.room is not None and self.machine.is_to_be_checked(connection, message):
+            if self.room is not None and self.machine.admission.is_to_be_checked(
+                connection, message
+            ):
                 self.room.on_hello(connection, message)
             else:
-                self.machine.on_hello(connection, message)
+                self.machine.admission.on_hello(connection, message)
             return
         if isinstance(message, protocol.CheckpointPassedOver) and roster.knows(connection):
             self.ledger.append(journal.CheckpointSkipped(path=message.path, reason=message.reason))
@@ -239,15 +241,15 @@ class Coordinator:
         while True:
             await asyncio.sleep(PROGRESS_S)
             mind = self.machine
-            finished = min(rank.finished for rank in mind.roster.world)
-            if last != (finished, mind.newest):
-                last = (finished, mind.newest)
+            finished = min(rank.finished for rank in mind.job.roster.world)
+            if last != (finished, mind.job.newest):
+                last = (finished, mind.job.newest)
                 self.ledger.publish(
                     journal.Progress(
                         at=time.time(),
                         finished=finished,
-                        newest=mind.newest,
-                        total=mind.total,
+                        newest=mind.job.newest,
+                        total=mind.checkpoints.total,
                         metrics=self.desk.metrics,
                     )
                 )
@@ -268,7 +270,7 @@ class Coordinator:
         await runner.setup()
         await web.SockSite(runner, listener, backlog=BACKLOG).start()
         self._announce(listener)
-        self.machine.start(self._inherited)
+        self.machine.takeover.start(self._inherited)
         self.carry_out()
         progress = asyncio.create_task(self.report_progress())
         watching = asyncio.create_task(watch(self._lines))
@@ -284,7 +286,7 @@ class Coordinator:
         if self._inherited is None:
             started = journal.JobStarted(
                 job_id=self.spec.job_id,
-                attempt=self.machine.attempt,
+                attempt=self.machine.job.attempt,
                 nodes=self.spec.nodes,
                 processes_per_node=self.spec.processes_per_node,
                 spares=self.spec.spares,
@@ -296,7 +298,7 @@ class Coordinator:
             host=names.LOOPBACK if host == "0.0.0.0" else host,
             port=port,
             pid=os.getpid(),
-            attempt=self.machine.attempt,
+            attempt=self.machine.job.attempt,
         )
         self.directory.announce(endpoint)
 

@@ -52,7 +52,7 @@ def job_view(machine: Machine, holder: str, metrics: dict[str, float]) -> JobVie
     """Describe the job as it is now."""
     ranks = [
         RankView(rank=r.rank, node=r.node, pid=r.pid, finished=r.finished, status=r.status.value)
-        for r in machine.roster.ranks
+        for r in machine.job.roster.ranks
     ]
     nodes = [
         NodeView(
@@ -61,16 +61,16 @@ def job_view(machine: Machine, holder: str, metrics: dict[str, float]) -> JobVie
             pid=n.pid,
             copies={rank: tuple(step for step, _ in kept) for rank, kept in n.copies.items()},
         )
-        for n in machine.roster.agents()
+        for n in machine.job.roster.agents()
     ]
     return JobView(
-        job_id=machine.spec.job_id,
-        state=machine.phase.value,
-        attempt=machine.attempt,
-        generation=machine.generation,
-        world_size=machine.roster.world_size,
-        finished=min(rank.finished for rank in machine.roster.world),
-        total=machine.total,
+        job_id=machine.job.spec.job_id,
+        state=machine.job.phase.value,
+        attempt=machine.job.attempt,
+        generation=machine.job.generation,
+        world_size=machine.job.roster.world_size,
+        finished=min(rank.finished for rank in machine.job.roster.world),
+        total=machine.checkpoints.total,
         ranks=ranks,
         nodes=nodes,
         holder=holder,

@@ -1,14 +1,27 @@
-"""The ninth layer of the coordinator's mind: who was checked is taken in, or sent away for good."""
+"""Agents that come: who is taken in, checked first, or refused."""
 
 from __future__ import annotations
 
-from rekindle.coordinator.machine.health_events import Watching
-from rekindle.coordinator.machine.job_state import ENDING, Send
+from rekindle.coordinator.machine.fleet import Fleet
+from rekindle.coordinator.machine.forming import Forming
+from rekindle.coordinator.machine.job_state import (
+    ENDING,
+    CancelTimer,
+    JobState,
+    Phase,
+    Send,
+    SetTimer,
+)
+from rekindle.coordinator.machine.ranks import Status
+from rekindle.coordinator.machine.recovery import Recovery
+from rekindle.coordinator.machine.roster import Node
+from rekindle.coordinator.machine.takeover import Takeover
 from rekindle.names import SPARE, WIRE_VERSION
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import Fault, Kind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.node_check.verdicts import Health, NodeVerdict
+from rekindle.recovery.policy.policy import LATE_S, Strategy
 
 # What dlrover-run says of such nodes, for those who look for it in their logs.
 _SAID = {
@@ -17,26 +30,174 @@ _SAID = {
 }
 
 
-class Admitting(Watching):
-    """A node that is sick takes no part: its host is isolated, and another is asked for."""
+class Admission:
+    """Takes agents in as nodes or spares. A node that is sick takes no part."""
+
+    def __init__(
+        self, job: JobState, fleet: Fleet, recovery: Recovery, forming: Forming, takeover: Takeover
+    ) -> None:
+        self._job = job
+        self._fleet = fleet
+        self._recovery = recovery
+        self._forming = forming
+        self._takeover = takeover
+        self._roster = job.roster
+        self._spec = job.spec
+        self._incidents = job.incidents
+        self._asked = False  # for those that had not come
+
+    def on_hello(self, connection: int, hello: p.Hello) -> None:
+        """An agent asks to be taken in."""
+        ending = self._job.phase in ENDING
+        if not ending and self._shuts_out(connection, hello):
+            return
+        seat = (
+            "the job is ending"
+            if ending
+            else self._roster.seat(connection, hello, self._job.attempt)
+        )
+        restarting = self._job.phase is Phase.RESTARTING
+        if hello.ranks and (restarting or hello.restart < self._job.restarts):
+            seat = "all ranks are started anew, and this agent has some of before"
+        if isinstance(seat, str):
+            self._job.do(Send(connection, p.Refused(reason=seat)))
+            return
+        agent = Node(
+            node=seat,
+            connection=connection,
+            address=hello.address,
+            pid=hello.pid,
+            checkpoints=hello.checkpoints,
+            snapshots=hello.snapshots,
+            copies=hello.copies,
+            depot=hello.depot,
+            host=hello.host,
+        )
+        self._job.devices = self._job.devices or hello.devices
+        for rank, shard in hello.shards.items():
+            self._roster.ranks[rank].shard = shard
+        self._roster.sit(agent)
+        self._job.isolation.came(seat)
+        self._job.do(Send(connection, p.Welcome(node=seat)))
+        agents = self._fleet.placements.setdefault(seat, set())
+        agents.add((self._job.attempt, hello.address, hello.pid))
+        self._job.record(
+            journal.NodeJoined(node=seat, address=hello.address, pid=hello.pid, host=hello.host)
+        )
+        if seat == SPARE:
+            for node, taker in self._roster.promised.items():
+                if taker == connection:  # it could not hear of it while it wanted another place
+                    self._job.do(Send(connection, p.Promote(node=node)))
+            self._fleet.promote()
+            return
+        if seat in self._roster.outside and not self._fleet.let_in(seat):
+            self._on_come_back(seat, hello)
+            return
+        self._takeover.take_over(connection, hello)
+        if self._roster.is_full:
+            self._job.do(CancelTimer("node"))
+            if self._job.phase in (Phase.GATHERING, Phase.REGROUPING):
+                self._fleet.start_missing()
+        elif self._fleet.late_passed and len(self._roster.nodes) >= self._spec.least_nodes:
+            self._go_on_without_missing()
+
+    def _shuts_out(self, connection: int, hello: p.Hello) -> bool:
+        """Refuse what comes from an isolated host; have another looked for, if that can help."""
+        if not self._job.isolation.refuses(hello):
+            return False
+        self._job.do(Send(connection, p.Refused(reason=f"host {hello.host} is isolated")))
+        unpromised = set(self._roster.missing) - self._roster.promised.keys()
+        awaited = self._job.isolation.refused(hello.host, unpromised)
+        self._job.record(journal.NodeWanted(node=min(awaited, default=SPARE)))
+        if awaited and self._job.isolation.just_in_vain(hello.host):
+            why = f"whatever comes, comes from a host that is isolated, as {hello.host}"
+            self._roster.obstacles |= dict.fromkeys(awaited, why)
+            self._job.do(SetTimer("node", 0.0))
+        return True
+
+    def _on_come_back(self, node: int, hello: p.Hello) -> None:
+        """A node comes that the world goes on without; ranks that it still has are of no use."""
+        for live in hello.ranks:
+            rank = self._roster.ranks[live.rank]
+            rank.pid, rank.status = live.pid, Status.STARTING
+        if hello.ranks:
+            self._fleet.kill(self._roster.ranks_of(node), grace_s=0.0)
+        self._fleet.start_outside([node])
+
+    def _go_on_without_missing(self) -> None:
+        """Leave out the nodes that did not come, if the world may be so small."""
+        allowed = not self._job.formed or Strategy.SHRINK in self._spec.policy.strategies
+        left_out = [node for node in self._roster.missing if node not in self._roster.promised]
+        regrouping = self._job.phase in (Phase.GATHERING, Phase.REGROUPING)
+        if not (regrouping and allowed and left_out and self._roster.may_be_left_out()):
+            return
+        for node in left_out:
+            self._roster.leave_out(node)
+            why = "it did not come in time, and the world goes on without it"
+            self._job.record(journal.NodeLeft(node=node, address="", pid=0, reason=why))
+        if self._roster.is_full:
+            self._job.do(CancelTimer("node"))
+        self._fleet.start_missing()
+        self._forming.proceed()
+
+    def on_store_up(self, node: int, message: p.StoreUp) -> None:
+        """The store that ranks meet at listens, or could not."""
+        starting = self._job.phase in (Phase.GATHERING, Phase.REGROUPING)
+        if message.serial != self._job.store.serial or not starting:
+            return
+        if message.port == 0:
+            text = f"the ranks' store could not be started: {message.error}"
+            self._recovery.report(Fault(kind=Kind.LAUNCH, message=text, node=node))
+            return
+        host = self._spec.master_addr or self._roster.nodes[node].address
+        self._job.store.came_up(node, host, message.port)
+        self._fleet.start_missing()
+        self._forming.proceed()
+
+    def on_nodes_missed(self, now: float) -> None:
+        """Go on without the nodes that did not come, or end."""
+        self._go_on_without_missing()
+        if self._roster.missing:
+            where = ", ".join(map(str, self._roster.missing))
+            text = f"no node came as node {where}"
+            if not self._job.isolation.is_in_vain:
+                text += f" within {self._spec.policy.node_timeout_s:g} s"
+            why = "; ".join(sorted(set(self._roster.obstacles.values())))
+            text += f": {why}" if why else ""
+            self._recovery.report(Fault(kind=Kind.SCHEDULING, message=text, at=now))
+
+    def on_late(self) -> None:
+        """Ask for all that did not come, and go on without them if that may be.
+
+        After a coordinator's death they are asked for first, spares too, and waited for once more.
+        """
+        self._fleet.fill_all()
+        if self._takeover.inherits and not self._asked:
+            self._asked = True
+            for _ in range(self._spec.spares - len(self._roster.spares)):
+                self._job.record(journal.NodeWanted(node=SPARE))
+            self._job.do(SetTimer("late", LATE_S))
+            return
+        self._fleet.late_passed = True
+        self._go_on_without_missing()
 
     def is_to_be_checked(self, connection: int, hello: p.Hello) -> bool:
         """Whether an agent is new, and would be taken in as things are."""
-        spec = self.spec
+        spec = self._spec
         theirs = (hello.version, hello.job_id, hello.attempt, hello.processes)
-        fits = theirs == (WIRE_VERSION, spec.job_id, self.attempt, spec.processes_per_node)
-        is_new = not (self.roster.knows(connection) or hello.ranks or hello.ended)
-        unwanted = self.phase in ENDING or self._isolation.refuses(hello)
+        fits = theirs == (WIRE_VERSION, spec.job_id, self._job.attempt, spec.processes_per_node)
+        is_new = not (self._roster.knows(connection) or hello.ranks or hello.ended)
+        unwanted = self._job.phase in ENDING or self._job.isolation.refuses(hello)
         return fits and is_new and not unwanted
 
     def on_checked(self, connection: int, hello: p.Hello, verdict: NodeVerdict, now: float) -> None:
         """It is known how an agent's node is."""
         sick = verdict.health is Health.FAULTY or (
-            verdict.health is Health.STRAGGLER and self.spec.exclude_straggler
+            verdict.health is Health.STRAGGLER and self._spec.exclude_straggler
         )
         fault = _fault(hello, verdict, now) if sick else None
-        number = self.incidents.aside() if fault else 0
-        self._record(
+        number = self._incidents.aside() if fault else 0
+        self._job.record(
             journal.NodeChecked(
                 host=hello.host,
                 address=hello.address,
@@ -46,22 +207,22 @@ class Admitting(Watching):
                 incident=number,
             )
         )
-        if fault is None or self.phase in ENDING:
+        if fault is None or self._job.phase in ENDING:
             self.on_hello(connection, hello)
             return
-        self._do(Send(connection, p.Refused(reason=fault.message)))
-        self.sent_home.add(connection)
+        self._job.do(Send(connection, p.Refused(reason=fault.message)))
+        self._job.sent_home.add(connection)
         if hello.host:
-            self._isolation.add([hello.host], [])
+            self._job.isolation.add([hello.host], [])
             isolated = journal.Isolated(
                 incident=number, node=SPARE, host=hello.host, reason=fault.message
             )
-            self._record(isolated)
-        awaited = [node for node in self.roster.missing if node not in self.roster.vacant]
+            self._job.record(isolated)
+        awaited = [node for node in self._roster.missing if node not in self._roster.vacant]
         if awaited:
-            self._fill(awaited[0])
+            self._fleet.fill(awaited[0])
         else:
-            self._record(journal.NodeWanted(node=SPARE))
+            self._job.record(journal.NodeWanted(node=SPARE))
 
 
 def _fault(hello: p.Hello, verdict: NodeVerdict, now: float) -> Fault:

@@ -1,18 +1,17 @@
-"""The third layer of the coordinator's mind: what ranks keep, and checkpoints."""
+"""What ranks keep, and the checkpoints that nodes write."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-
-from rekindle.coordinator.machine.generations import Forming
-from rekindle.coordinator.machine.job_state import ENDING, Phase, Send
+from rekindle.coordinator.machine.fleet import Fleet
+from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Send
 from rekindle.coordinator.machine.ranks import Status
+from rekindle.coordinator.machine.sharded_checkpoints import Assembly
 from rekindle.errors import ProtocolError
 from rekindle.names import OFFERS
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import Fault, Kind
 from rekindle.recovery.journal import journal
-from rekindle.recovery.policy.interval import Chosen
+from rekindle.recovery.policy.interval import Chosen, Interval
 
 StoreNews = (
     p.CheckpointWritten
@@ -24,14 +23,27 @@ StoreNews = (
 )
 
 
-class Storing(Forming):
-    """What nodes tell of their store, and what they are told to do there."""
+class Checkpoints:
+    """What nodes tell of their store, and what they are told to do there.
 
-    def on_store_news(self, node: int, message: StoreNews, now: float) -> None:
+    interval: steps between two checkpoints. committing: nodes that were told to commit one. total:
+    the steps that ranks were asked for; 0: nobody has said.
+    """
+
+    def __init__(self, job: JobState, fleet: Fleet, interval: Interval) -> None:
+        self._job = job
+        self._fleet = fleet
+        self.interval = interval
+        self._roster = job.roster
+        self._spec = job.spec
+        self._incidents = job.incidents
+        self.assembly = Assembly()
+        self.committing: set[int] = set()
+        self.total = 0
+
+    def on_news(self, node: int, message: StoreNews, now: float) -> None:
         """Something was written, or removed, or is to be."""
         match message:
-            case p.CheckpointWritten(last_words=True):
-                self._on_dumped(node, message)
             case p.CheckpointWritten():
                 self._on_checkpoint(node, message, now)
             case p.SnapshotRefused():
@@ -44,24 +56,22 @@ class Storing(Forming):
                 self._on_left_out(message)
             case p.Pruned():
                 self._on_pruned(message)
-        self._write_next()
-        self._on_stored(node, message)
 
     def _on_checkpoint(self, node: int, message: p.CheckpointWritten, now: float) -> None:
         """A checkpoint was committed, or could not be written; training goes on either way."""
         made = message.step, message.generation
-        self._assembly.backlog.done(made)
-        if self.phase is Phase.ENDED:
+        self.assembly.backlog.done(made)
+        if self._job.phase is Phase.ENDED:
             return
         if message.error:
             text = f"the checkpoint of step {message.step} was not written: {message.error}"
             fault = Fault(kind=Kind.STORAGE, message=text, node=node, finished=message.step, at=now)
-            self._record(self.incidents.note_storage(fault))
+            self._job.record(self._incidents.note_storage(fault))
             return
         everybody = message.shards > 1
-        for known in self.roster.nodes.values() if everybody else (self.roster.nodes[node],):
+        for known in self._roster.nodes.values() if everybody else (self._roster.nodes[node],):
             known.checkpoints = (made, *known.checkpoints)[:OFFERS]
-        self._record(
+        self._job.record(
             journal.Checkpointed(
                 step=message.step,
                 path=message.path,
@@ -69,117 +79,106 @@ class Storing(Forming):
                 seconds=message.seconds,
             )
         )
-        self._tell_interval(
-            self._interval.written(stall_s=message.stall_s, write_s=message.seconds)
-        )
+        self._tell_interval(self.interval.written(stall_s=message.stall_s, write_s=message.seconds))
 
     def _on_snapshot_refused(self, node: int, message: p.SnapshotRefused, now: float) -> None:
         """A rank has no memory for its snapshots; training continues."""
-        if self.phase is Phase.ENDED:
+        if self._job.phase is Phase.ENDED:
             return
-        rank = self.roster.ranks[message.rank]
+        rank = self._roster.ranks[message.rank]
         text = f"rank {rank.rank} keeps no snapshots: {message.error}"
         fault = Fault(kind=Kind.STORAGE, message=text, node=node, finished=rank.finished, at=now)
-        self._record(self.incidents.note_storage(fault))
+        self._job.record(self._incidents.note_storage(fault))
 
     def _on_part_due(self, node: int, message: p.PartDue) -> None:
         """A node is ready to write a shard of a checkpoint that is due."""
-        if message.generation != self.generation or self.phase in ENDING:
+        if message.generation != self._job.generation or self._job.phase in ENDING:
             return
-        left_out = self._assembly.backlog.add(node, message)
+        left_out = self.assembly.backlog.add(node, message)
         if left_out is not None:
-            of = self._assembly.backlog.under_way
+            of = self.assembly.backlog.under_way
             busy = f"the store was busy with that of step {of[0]}" if of else "a newer one was due"
             self._leave_out(left_out[0], busy)
 
-    def _write_next(self) -> None:
+    def write_next(self) -> None:
         """Have the newest checkpoint written that is due, if the store is free."""
-        ready = self._assembly.backlog.next()
+        ready = self.assembly.backlog.next()
         if ready is None:
             return
         step, generation = ready.made
         shards = ready.shards_by_node()
-        if not shards.keys() <= self.roster.nodes.keys():
-            self._assembly.backlog.done(ready.made)  # with a lost node its shard is gone
+        if not shards.keys() <= self._roster.nodes.keys():
+            self.assembly.backlog.done(ready.made)  # with a lost node its shard is gone
             return
         for node, own in shards.items():
             order = p.WriteParts(step=step, generation=generation, shards=own, of=len(ready.places))
-            self._do(Send(self.roster.nodes[node].connection, order))
+            self._job.do(Send(self._roster.nodes[node].connection, order))
 
     def _on_part(self, node: int, message: p.PartWritten, now: float) -> None:
         """A shard of a checkpoint was written, or could not be."""
-        if self.phase is Phase.ENDED:
+        if self._job.phase is Phase.ENDED:
             return
-        if message.error and message.last_words:
-            self._dump_failed(node, message.error)
-        elif message.error:
-            self._assembly.backlog.done((message.step, message.generation))
-            if self._assembly.fail(message):
+        if message.error:
+            self.assembly.backlog.done((message.step, message.generation))
+            if self.assembly.fail(message):
                 failed = p.CheckpointWritten(
                     step=message.step, generation=message.generation, error=message.error
                 )
                 self._on_checkpoint(node, failed, now)
-        elif order := self._assembly.add(message, self.roster.owners):
-            self._committing.add(node)
-            self._do(Send(self.roster.nodes[node].connection, order))
+        elif order := self.assembly.add(message, self._roster.owners):
+            self.committing.add(node)
+            self._job.do(Send(self._roster.nodes[node].connection, order))
 
     def _on_left_out(self, message: p.CheckpointLeftOut) -> None:
         """A node could not write what was due; of several shards, the first to say so is heard."""
-        if message.shards == 1 or self._assembly.backlog.done((message.step, message.generation)):
+        if message.shards == 1 or self.assembly.backlog.done((message.step, message.generation)):
             self._leave_out(message.step, message.reason)
 
     def _leave_out(self, step: int, reason: str) -> None:
-        if self.phase is Phase.ENDED:
+        if self._job.phase is Phase.ENDED:
             return
-        self._record(journal.CheckpointLeftOut(step=step, reason=reason))
-        self._tell_interval(self._interval.left_out())
+        self._job.record(journal.CheckpointLeftOut(step=step, reason=reason))
+        self._tell_interval(self.interval.left_out())
 
     def _tell_interval(self, chosen: Chosen | None) -> None:
         """Have all ranks write checkpoints in another interval from now on."""
         if chosen is None:
             return
-        self._record(
+        self._job.record(
             journal.CheckpointInterval(
                 steps=chosen.steps, seconds=chosen.seconds, reason=chosen.reason
             )
         )
-        self._tell_nodes(p.CheckpointEvery(steps=chosen.steps))
+        self._fleet.tell_nodes(p.CheckpointEvery(steps=chosen.steps))
 
     def _on_pruned(self, message: p.Pruned) -> None:
         """Checkpoints are gone: nobody is to restore from them."""
-        for node in self.roster.nodes.values():
+        for node in self._roster.nodes.values():
             node.checkpoints = tuple(m for m in node.checkpoints if m not in message.removed)
-        if self.phase is not Phase.ENDED:
-            self._record(journal.CheckpointsPruned(removed=message.removed, error=message.error))
+        if self._job.phase is not Phase.ENDED:
+            self._job.record(
+                journal.CheckpointsPruned(removed=message.removed, error=message.error)
+            )
 
     def on_beat(self, beat: p.Beat, now: float) -> None:
         """Where the ranks of a node are."""
         reached: list[int] = []
         for number, finished in beat.finished.items():
-            rank = self.roster.ranks[number]
+            rank = self._roster.ranks[number]
             # The page of a rank that has no state yet still shows its dead predecessor's.
             if rank.status is Status.TRAINING:
                 rank.finished = max(rank.finished, finished)
-                self.newest = max(self.newest, finished)
+                self._job.newest = max(self._job.newest, finished)
                 reached.append(rank.finished)
         if reached:
-            self._interval.at(now, max(reached))
+            self.interval.at(now, max(reached))
         self.total = max(self.total, beat.total)
 
     def on_snapshots(self, node: int, message: p.Snapshots | p.Copies) -> None:
         """A node's newest snapshots, or copies of other nodes' ones."""
         if isinstance(message, p.Snapshots):
-            self.roster.nodes[node].snapshots.update(message.kept)
+            self._roster.nodes[node].snapshots.update(message.kept)
             return
-        if not all(0 <= rank < self.spec.world_size for rank in message.kept):
+        if not all(0 <= rank < self._spec.world_size for rank in message.kept):
             raise ProtocolError(f"node {node} has copies of ranks that the job has not")
-        self.roster.nodes[node].copies.update(message.kept)
-
-    @abstractmethod
-    def _on_stored(self, node: int, message: StoreNews) -> None: ...
-
-    @abstractmethod
-    def _on_dumped(self, node: int, message: p.CheckpointWritten) -> None: ...
-
-    @abstractmethod
-    def _dump_failed(self, node: int, error: str) -> None: ...
+        self._roster.nodes[node].copies.update(message.kept)

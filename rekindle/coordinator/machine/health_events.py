@@ -1,26 +1,16 @@
-"""The eighth layer of the coordinator's mind: signs of trouble that somebody outside has seen."""
+"""Signs of trouble that somebody outside has seen."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-
 import msgspec
 
-from rekindle.coordinator.machine.hangs import Stalling
-from rekindle.coordinator.machine.job_state import ENDING, SetTimer, Told
-from rekindle.coordinator.machine.recovery import HEALED_BY, LOOK_S
-from rekindle.coordinator.machine.takeover import Inheritance
+from rekindle.coordinator.machine.fleet import Fleet
+from rekindle.coordinator.machine.incidents import Told
+from rekindle.coordinator.machine.job_state import ENDING, JobState, SetTimer
+from rekindle.coordinator.machine.recovery import HEALED_BY, LOOK_S, Recovery
 from rekindle.errors import UsageError
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.classification import (
-    CERTAIN,
-    Sign,
-    Source,
-    explained,
-    explains,
-    fault_of_sign,
-    verdict_of,
-)
+from rekindle.recovery.faults.classification import CERTAIN, Sign, Source, fault_of_sign, verdict_of
 from rekindle.recovery.faults.fault import SICK, Fault, Kind, root_cause
 from rekindle.recovery.faults.tables.verdict import Blame, Urgency, Verdict
 from rekindle.recovery.journal import journal
@@ -29,52 +19,62 @@ from rekindle.recovery.policy.history import heals
 from rekindle.recovery.policy.policy import Strategy
 
 DCMI = "DCMI"  # who has seen what agents read of their devices
+
 NEVER_RAN = (Kind.SCHEDULING, Kind.USER_CODE)  # what keeps a pod from it, as its reason tells
 
 
-class Watching(Stalling):
-    """Each sign is written down; what it asks for is done once."""
+class HealthEvents:
+    """Each sign is written down; what it asks for is done once.
 
-    def start(self, inherited: Inheritance | None = None) -> None:
-        """Go on looking at what was reported before."""
-        super().start(inherited)
-        self._signs.recall(self._tables)
-        self._signs_unmet = inherited.unmet if inherited else ()
-        self._look_again()
+    signs_unmet: signs of before a takeover that no rank has met.
+    """
 
-    def _take_over(self, connection: int, hello: p.Hello) -> None:
+    def __init__(self, job: JobState, fleet: Fleet, recovery: Recovery) -> None:
+        self._job = job
+        self._fleet = fleet
+        self._recovery = recovery
+        self._roster = job.roster
+        self._spec = job.spec
+        self._incidents = job.incidents
+        self.signs_unmet: tuple[journal.SignSeen, ...] = ()
+
+    def resume(self, unmet: tuple[journal.SignSeen, ...]) -> None:
+        """Continue to look at what was reported before; unmet: signs that no rank has met."""
+        self._job.signs.recall(self._job.tables)
+        self.signs_unmet = unmet
+        self.look_again()
+
+    def take_over(self, hello: p.Hello) -> None:
         """Ranks that live on may still meet what was reported of their devices."""
         live, others = {rank.rank for rank in hello.ranks}, []
-        for seen in self._signs_unmet:
-            verdict = verdict_of(self._tables(), seen.sign)
+        for seen in self.signs_unmet:
+            verdict = verdict_of(self._job.tables(), seen.sign)
             fault = self._fault_of(seen.sign, verdict, seen.at)
             if fault.rank not in live:
                 others.append(seen)
             elif fault.kind is Kind.DEVICE_MEMORY:  # other kinds tell of themselves
-                self._signs.unmet.append(fault)
-        self._signs_unmet = tuple(others)
-        super()._take_over(connection, hello)
-        self._look_again()
+                self._job.signs.unmet.append(fault)
+        self.signs_unmet = tuple(others)
 
     def on_sign(self, sign: Sign, now: float) -> str:
         """Take a sign; return why it cannot be taken, if it cannot."""
-        if self.phase in ENDING:
+        if self._job.phase in ENDING:
             return "the job is ending"
-        agent = self.roster.nodes.get(sign.node)
-        host = agent.host if agent else self.incidents.host_lost_with(sign.node)
-        if host is None and sign.node not in self.roster.missing:
+        agent = self._roster.nodes.get(sign.node)
+        host = agent.host if agent else self._incidents.host_lost_with(sign.node)
+        if host is None and sign.node not in self._roster.missing:
             return f"the job has no node {sign.node} now"
         if sign.host not in ("", host):
-            if sign.host != self.incidents.host_lost_with(sign.node):
+            if sign.host != self._incidents.host_lost_with(sign.node):
                 return f"node {sign.node} is not on {sign.host}"
             agent, host = None, sign.host  # what took its place is not meant
         if agent is not None and sign.address not in ("", agent.address):
-            agent, host = None, self.incidents.host_lost_with(sign.node)
-        per_node = self.spec.processes_per_node
+            agent, host = None, self._incidents.host_lost_with(sign.node)
+        per_node = self._spec.processes_per_node
         if not -1 <= sign.device < per_node:
             return f"node {sign.node} has devices 0 to {per_node - 1}; there is no {sign.device}"
         try:
-            verdict = verdict_of(self._tables(), sign)
+            verdict = verdict_of(self._job.tables(), sign)
         except UsageError as error:
             return str(error)
         if agent is None:
@@ -83,10 +83,10 @@ class Watching(Stalling):
         if not self._write_down(sign, agent.host, verdict, now):
             return ""
         worse = self._answer_worse(now)  # says more than the code itself
-        news = not sign.gone and self._signs.answer(agent.host, sign.device, verdict)
+        news = not sign.gone and self._job.signs.answer(agent.host, sign.device, verdict)
         if news and (agent.host, sign.device) not in worse:
             self._answer_sign(sign, verdict, now)
-        self._look_again()
+        self.look_again()
         return ""
 
     def on_conditions(self, node: int, message: p.Conditions, now: float) -> None:
@@ -94,11 +94,11 @@ class Watching(Stalling):
 
         While a device is healed, what is read of it says nothing.
         """
-        host, first = self.roster.nodes[node].host, node * self.spec.processes_per_node
+        host, first = self._roster.nodes[node].host, node * self._spec.processes_per_node
         for device, found in message.devices.items():
-            if first + device in self._healing:
+            if first + device in self._fleet.healing:
                 continue
-            before, codes = self._signs.codes_by(DCMI, host, device), set(found.codes)
+            before, codes = self._job.signs.codes_by(DCMI, host, device), set(found.codes)
             for code in sorted(before ^ codes):
                 sign = Sign(
                     source=Source.ASCEND,
@@ -120,71 +120,71 @@ class Watching(Stalling):
         if verdict.kind not in NEVER_RAN:
             if host is not None and self._write_down(sign, host, verdict, now):
                 self._tell(fault)
-        elif sign.node in self.roster.missing:
-            self.roster.obstacles[sign.node] = verdict.explanation
+        elif sign.node in self._roster.missing:
+            self._roster.obstacles[sign.node] = verdict.explanation
             if verdict.kind is Kind.USER_CODE:
-                self._on_fault(fault)  # no wait helps: its description cannot work
+                self._recovery.report(fault)  # no wait helps: its description cannot work
 
     def _write_down(self, sign: Sign, host: str, verdict: Verdict, now: float) -> bool:
         """Write a sign down, if it is news."""
-        news = self._signs.note(sign, host, now)
+        news = self._job.signs.note(sign, host, now)
         if news:
-            self._record(
+            self._job.record(
                 journal.SignSeen(
                     sign=sign, host=host, urgency=verdict.urgency, explanation=verdict.explanation
                 )
             )
         return news
 
-    def _on_healed(self, message: p.Spawned, now: float) -> None:
+    def on_healed(self, message: p.Spawned, now: float) -> None:
         """Ranks were started after their devices were healed: what comes of these now is news."""
-        healed = self._healing & {live.rank for live in message.ranks}
-        self._healing -= healed
+        healed = self._fleet.healing & {live.rank for live in message.ranks}
+        self._fleet.healing -= healed
         for number in sorted(healed):
-            node, device = divmod(number, self.spec.processes_per_node)
-            host = self.roster.nodes[node].host
-            for source, what in self._signs.present(host, device):
+            node, device = divmod(number, self._spec.processes_per_node)
+            host = self._roster.nodes[node].host
+            for source, what in self._job.signs.present(host, device):
                 gone = Sign(
                     source=source, what=what, node=node, device=device, gone=True, by="its healing"
                 )
-                self._write_down(gone, host, verdict_of(self._tables(), gone), now)
+                self._write_down(gone, host, verdict_of(self._job.tables(), gone), now)
 
-    def _look_at_signs(self, name: str, now: float) -> None:
+    def look_at_signs(self, name: str, now: float) -> None:
         """Answer what has become of signs since, or of faults of which none has told more."""
         if name == "doubt":
-            self._on_told_all()
+            self._recovery.on_told_all()
             return
         self._answer_worse(now)
         self._answer_unmet(now)
-        self._look_again()
+        self.look_again()
 
-    def _look_again(self) -> None:
-        if (self._signs.waits or self._signs.unmet) and self.phase not in ENDING:
-            self._do(SetTimer("signs", LOOK_S))
+    def look_again(self) -> None:
+        if (self._job.signs.waits or self._job.signs.unmet) and self._job.phase not in ENDING:
+            self._job.do(SetTimer("signs", LOOK_S))
 
     def _answer_worse(self, now: float) -> set[tuple[str, int]]:
         """Answer codes that came too often or stay too long; return their devices."""
         devices = set()
-        for host, device, verdict in self._signs.worse(self._tables(), now):
+        for host, device, verdict in self._job.signs.worse(self._job.tables(), now):
             devices.add((host, device))
-            for agent in [one for one in self.roster.members if one.host == host]:
+            for agent in [one for one in self._roster.members if one.host == host]:
                 sign = Sign(source=Source.ASCEND, what=verdict.code, node=agent.node, device=device)
                 self._answer_sign(sign, verdict, now)
         return devices
 
     def _answer_unmet(self, now: float) -> None:
         """Answer faults that no rank has met in time."""
-        unmet, self._signs.unmet = self._signs.unmet, []
+        unmet, self._job.signs.unmet = self._job.signs.unmet, []
         for fault in unmet:
             if now - fault.at < LOOK_S:
-                self._signs.unmet.append(fault)
+                self._job.signs.unmet.append(fault)
             elif fault.kind is Kind.DEVICE_MEMORY:
                 # Its rank goes on with what may be damaged: only a new process can do without.
                 self._strike(msgspec.structs.replace(fault, kind=Kind.DEVICE))
 
     def _answer_sign(self, sign: Sign, verdict: Verdict, now: float) -> None:
         if verdict.urgency is Urgency.LATER and verdict.at_fault is not Blame.NOTHING:
-            self._isolate(sign.node, f"{sign.in_words()}: {verdict.explanation}")
+            self._recovery.isolate(sign.node, f"{sign.in_words()}: {verdict.explanation}")
         if verdict.urgency is not Urgency.NOW:
             return
         fault = self._fault_of(sign, verdict, now)
@@ -193,53 +193,43 @@ class Watching(Stalling):
         if fault.kind in CERTAIN:
             self._strike(fault)
         elif fault.rank >= 0:
-            self._signs.unmet.append(fault)
-        # Else nobody knows whom it has struck, if any rank at all: that one ends, or says so.
+            self._job.signs.unmet.append(fault)
 
     def _tell(self, sign: Fault) -> bool:
         """Give what a sign knows to the fault that it explains; say whether there is one."""
-        told = self.incidents.explain(sign, LOOK_S)
+        told = self._incidents.explain(sign, LOOK_S)
         if told is None:
             return False
-        self._record(told.event)
+        self._job.record(told.event)
         self._on_told(told)
         return True
 
     def _on_told(self, told: Told) -> None:
         """Decide about a fault of which a sign has told more, unless that changes nothing."""
-        self._doubted = tuple(fault for fault in self._doubted if fault != told.before)
-        self._held_faults = [fault for fault in self._held_faults if fault != told.before]
+        self._incidents.doubted = tuple(
+            fault for fault in self._incidents.doubted if fault != told.before
+        )
+        self._incidents.held = [fault for fault in self._incidents.held if fault != told.before]
         if told.strategy is None or not self._is_answered(told, told.strategy):
-            self._on_fault(told.event.fault)
+            self._recovery.report(told.event.fault)
 
     def _is_answered(self, told: Told, strategy: Strategy) -> bool:
         """Whether what was decided before is the right answer to what is known now."""
         fault = told.event.fault
         if fault.kind not in SICK:
             return True
-        decision = decide(self.spec.policy, self._case(fault))
+        decision = decide(self._spec.policy, self._recovery.case(fault))
         healing = heals(fault) and not heals(told.before) and decision.strategy in HEALED_BY
         return decision.strategy is strategy and not decision.isolate and not healing
 
     def _strike(self, fault: Fault) -> None:
         """Answer a fault, unless a rank has told of the same before."""
-        known = [seen for seen in self.incidents.faults if seen.rank == fault.rank >= 0]
+        known = [seen for seen in self._incidents.faults if seen.rank == fault.rank >= 0]
         if not known or root_cause([*known, fault]) is fault:
-            self._on_fault(fault)
-
-    def _explained(self, fault: Fault) -> Fault:
-        """Return what a rank has met with the code of the sign that came before it."""
-        for sign in self._signs.unmet:
-            if explains(sign, fault):
-                self._signs.unmet.remove(sign)
-                return explained(fault, sign)
-        return fault
+            self._recovery.report(fault)
 
     def _fault_of(self, sign: Sign, verdict: Verdict, now: float) -> Fault:
-        first = sign.node * self.spec.processes_per_node
+        first = sign.node * self._spec.processes_per_node
         rank = first + sign.device if sign.device >= 0 else -1
-        finished = self.roster.ranks[rank if rank >= 0 else first].finished
+        finished = self._roster.ranks[rank if rank >= 0 else first].finished
         return fault_of_sign(sign, verdict, rank=rank, finished=finished, at=now)
-
-    @abstractmethod
-    def _on_fault(self, fault: Fault) -> None: ...

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rekindle.coordinator.machine.ranks import Rank
-from rekindle.protocol.agent import Inject
+from rekindle.coordinator.machine.job_state import ENDING, JobState, Send
+from rekindle.coordinator.machine.ranks import Rank, Status
+from rekindle.protocol.agent import Inject, InjectionKind
 
 
 class Injections:
     """Orders that name a step, each with the process that was told of it (0: none yet)."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: JobState) -> None:
+        self._job = job
+        self._roster = job.roster
+        self._spec = job.spec
         self._orders: list[tuple[Inject, int]] = []
 
     def add(self, order: Inject, told: int) -> None:
@@ -40,3 +44,30 @@ class Injections:
         """A node is gone, and how far its ranks had come is not known well enough."""
         pids = {rank.pid for rank in ranks if rank.pid}
         self._orders = [(order, told) for order, told in self._orders if told not in pids]
+
+    def inject(self, order: Inject) -> str:
+        """Have a rank suffer a fault; return why not, if it cannot.
+
+        One that is meant for a step waits until the rank trains, and is told to its next process
+        as well if this one does not live to that step.
+        """
+        if not self._spec.allow_injection:
+            return f"job {self._spec.job_id} does not allow it: start it with --allow-injection"
+        if not 0 <= order.rank < self._spec.world_size:
+            return f"there is no rank {order.rank} in a world of {self._spec.world_size}"
+        rank = self._roster.ranks[order.rank]
+        if not rank.inside:
+            return f"rank {order.rank} takes no part in the world now"
+        if order.step is not None and order.step < rank.finished:
+            return f"step {order.step} is past: rank {order.rank} has finished {rank.finished}"
+        if order.kind is InjectionKind.HANG_COLLECTIVE and self._roster.world_size == 1:
+            return "a world of one rank has no collective to hang in"
+        if self._job.phase in ENDING:
+            return "the job is ending"
+        if rank.status is Status.TRAINING:
+            self._job.do(Send(self._roster.nodes[rank.node].connection, order))
+        elif order.step is None:
+            return f"rank {order.rank} is not in a step, but {rank.status.value}"
+        if order.step is not None:
+            self.add(order, rank.pid if rank.status is Status.TRAINING else 0)
+        return ""

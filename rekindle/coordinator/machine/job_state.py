@@ -1,36 +1,52 @@
-"""What the coordinator's machine knows besides who is there, and what it can ask for."""
+"""What all parts of the machine share: the job's state, and the commands that they give."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable
 
 import msgspec
 
+from rekindle.coordinator.machine.incidents import Incidents
+from rekindle.coordinator.machine.inheritance import Earlier
+from rekindle.coordinator.machine.isolated_hosts import Isolation
+from rekindle.coordinator.machine.ranks import Rank
+from rekindle.coordinator.machine.roster import Roster
+from rekindle.job.spec import JobSpec
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.classification import explained, explains
-from rekindle.recovery.faults.fault import Fault
+from rekindle.recovery.faults.classification import Judge
+from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.faults.health_events import SignBook
 from rekindle.recovery.journal import journal
-from rekindle.recovery.policy.case import Case
-from rekindle.recovery.policy.decide import Decision, decide
-from rekindle.recovery.policy.history import Past, besides
-from rekindle.recovery.policy.policy import Policy, Strategy
 
 
 class Phase(str, enum.Enum):
-    """Where the job is; the machine's text draws their order."""
+    """Where the job is. The ranks of a script without Session are in REGROUPING until they end."""
 
-    GATHERING = "gathering"
-    REGROUPING = "regrouping"
-    RESTORING = "restoring"
-    TRAINING = "training"
-    RESTARTING = "restarting"
-    STOPPING = "stopping"
-    DUMPING = "dumping"
+    GATHERING = "gathering"  # agents and the ranks' store come up, ranks are started
+    REGROUPING = "regrouping"  # ranks arrive: new ones at their Session, others after their step
+    RESTORING = (
+        "restoring"  # the generation is formed; ranks take their state from the plan's source
+    )
+    TRAINING = "training"  # ranks do steps; a fault leads to REGROUPING
+    RESTARTING = "restarting"  # all ranks are being ended, to be started again
+    STOPPING = "stopping"  # all ranks are being ended, for good
+    DUMPING = "dumping"  # nodes write the newest snapshot, as last words
     ENDED = "ended"
 
 
 ENDING = (Phase.STOPPING, Phase.DUMPING, Phase.ENDED)
+_ENDS = (Phase.RESTARTING, Phase.STOPPING)
+NEXT: dict[Phase, tuple[Phase, ...]] = {
+    Phase.GATHERING: (Phase.REGROUPING, Phase.RESTORING, *_ENDS),
+    Phase.REGROUPING: (Phase.REGROUPING, Phase.RESTORING, *_ENDS, Phase.ENDED),
+    Phase.RESTORING: (Phase.REGROUPING, Phase.TRAINING, *_ENDS, Phase.ENDED),
+    Phase.TRAINING: (Phase.REGROUPING, *_ENDS, Phase.ENDED),
+    Phase.RESTARTING: (Phase.GATHERING, Phase.REGROUPING, Phase.STOPPING),
+    Phase.STOPPING: (Phase.STOPPING, Phase.DUMPING, Phase.ENDED),
+    Phase.DUMPING: (Phase.DUMPING, Phase.ENDED),
+    Phase.ENDED: (),
+}
 RESCHEDULED = "rescheduled"  # how an attempt ended that another one follows at once
 
 
@@ -120,119 +136,70 @@ class Store:
             self.drop()
 
 
-class Told(msgspec.Struct, frozen=True):
-    """What a sign has told of a fault. before: how it was known; strategy: the answer to that."""
-
-    event: journal.FaultSeen
-    before: Fault
-    strategy: Strategy | None = None  # None: nothing was decided yet
+Report = Callable[[Fault], None]  # takes a fault: `Recovery.report`
+Proceed = Callable[[], None]  # forms the next generation if all ranks wait: `Forming.proceed`
 
 
-class Incidents:
-    """The open incident and the job's history of decisions."""
+class JobState:
+    """What several parts of the machine read and change.
 
-    def __init__(self, policy: Policy, number: int, past: Iterable[Past] = ()) -> None:
-        self._policy = policy
-        self.number = number  # of the newest incident
-        self.open = 0  # number of the open one, or 0
-        self.faults: list[Fault] = []
-        self.past = list(past)
-        self._heaviest = Strategy.RETRY
-        self._answered = 0  # faults of the open incident when `answered` was called
+    generation, restarts: the newest. newest: the newest step that a rank has finished. resumed: the
+    step after which all ranks last began to train together. session: a rank of the current
+    generation has a Session. sessions_seen: one of this attempt had. formed: a generation was formed
+    since the last restart. newcomers: nodes taken in that have not done a step yet. devices: a node
+    has devices of which signs may tell. sent_home: connections of agents that were told to end.
+    tables: gives the tables of faults.
+    """
 
-    @property
-    def unanswered(self) -> list[Fault]:
-        """The open incident's faults since the newest generation or restart."""
-        return self.faults[self._answered :]
+    def __init__(
+        self, spec: JobSpec, tables: Callable[[], Judge], attempt: int, earlier: Earlier
+    ) -> None:
+        self.spec = spec
+        self.tables = tables
+        self.attempt = attempt
+        self.phase = Phase.GATHERING
+        self.generation = earlier.generation
+        self.restarts = 0
+        self.newest = 0
+        self.resumed = 0
+        self.session = self.sessions_seen = self.formed = False
+        self.devices = False
+        self.roster = Roster(spec)
+        self.incidents = Incidents(spec.policy, earlier.incident, earlier.past)
+        self.signs = SignBook(earlier.signs, earlier.at)
+        self.suspicions = list(earlier.suspicions)
+        self.isolation = Isolation(spec.keeps_off)
+        self.store = Store()
+        self.newcomers: set[int] = set()
+        self.sent_home: set[int] = set()
+        self._commands: list[Command] = []
 
-    def answered(self) -> None:
-        """A generation was formed, or all ranks are started again: what comes now is news."""
-        self._answered = len(self.faults)
+    def enter(self, phase: Phase) -> None:
+        """Change the phase, if `NEXT` allows that."""
+        assert phase in NEXT[self.phase], f"{self.phase.value} is not followed by {phase.value}"
+        self.phase = phase
 
-    def inherit(self, open_: journal.Incident) -> None:
-        """Go on where a coordinator that died left off."""
-        self.open, self.faults = open_.number, list(open_.faults)
-        self._heaviest = open_.strategy or Strategy.RETRY
+    def do(self, command: Command) -> None:
+        """Give a command."""
+        self._commands.append(command)
 
-    def note(self, fault: Fault) -> journal.FaultSeen:
-        """Add a fault to the open incident, or open one with it."""
-        if not self.open:
-            self.number += 1
-            self.open = self.number
-        self.faults.append(fault)
-        return journal.FaultSeen(incident=self.open, fault=fault)
+    def record(self, event: journal.Event) -> None:
+        """Have an event written to the journal."""
+        self._commands.append(Record(event))
 
-    def note_storage(self, fault: Fault) -> journal.Event:
-        """Make an incident of its own of a fault that does not disturb training."""
-        self.number += 1
-        return journal.CheckpointFailed(incident=self.number, fault=fault)
+    def drain(self) -> list[Command]:
+        """Return the commands since the last call."""
+        commands, self._commands = self._commands, []
+        return commands
 
-    def aside(self) -> int:
-        """Number an incident that is over as it is told: nothing was training there."""
-        self.number += 1
-        return self.number
-
-    def decide(self, case: Case) -> tuple[Decision, journal.Decided]:
-        """Decide about a fault. Each decision is told, for it counts against the budgets."""
-        decision = decide(self._policy, case)
-        self.past = besides(self.past, case.fault)
-        self.past.append(
-            Past(
-                fault=case.fault,
-                strategy=decision.strategy,
-                newest=case.newest,
-                incident=self.open,
-                resumed=case.resumed,
-                rolled_back=decision.roll_back,
-            )
+    def fault(self, kind: Kind, rank: Rank, text: str, now: float = 0.0) -> Fault:
+        """Make a fault of a rank."""
+        return Fault(
+            kind=kind,
+            message=text,
+            rank=rank.rank,
+            node=rank.node,
+            finished=rank.finished,
+            signature=kind.value,
+            at=now,
         )
-        ladder = list(Strategy)
-        # What becomes of a lost node is shown of each, and what a person has to answer.
-        shown = decision.approval or decision.strategy in (Strategy.RECOVER, Strategy.SHRINK)
-        lighter = ladder.index(decision.strategy) < ladder.index(self._heaviest) and not shown
-        if not lighter:
-            self._heaviest = decision.strategy
-        event = journal.Decided(
-            incident=self.open,
-            strategy=decision.strategy,
-            reason=decision.reason,
-            fault=case.fault,
-            lighter=lighter,
-            newest=case.newest,
-            resumed=case.resumed,
-            roll_back=decision.roll_back,
-            isolate=decision.isolate,
-            approval=decision.approval,
-        )
-        return decision, event
-
-    def explain(self, sign: Fault, within_s: float) -> Told | None:
-        """Give the code of a sign to the fault that a rank has told of before; None: to none."""
-        decided = [(past.fault, past.incident, past.strategy) for past in self.past]
-        undecided = [(f, self.open, None) for f in self.faults if f not in [d[0] for d in decided]]
-        for before, incident, strategy in reversed([*decided, *undecided]):
-            if sign.at - before.at > within_s or not explains(sign, before):
-                continue
-            fault = explained(before, sign)
-            self.past = [
-                msgspec.structs.replace(past, fault=fault) if past.fault == before else past
-                for past in self.past
-            ]
-            self.faults = [fault if seen == before else seen for seen in self.faults]
-            return Told(
-                journal.FaultSeen(incident=incident, fault=fault, known=True), before, strategy
-            )
-        return None
-
-    def host_lost_with(self, node: int) -> str | None:
-        """Return the host that this node was lost with last; None: it never was."""
-        seen = [*(past.fault for past in self.past), *self.faults]
-        lost = (f.host for f in reversed(seen) if f.node == node and f.rank < 0)
-        return next(lost, None)
-
-    def close(self) -> None:
-        """Training goes on."""
-        self.open = 0
-        self.faults = []
-        self._answered = 0
-        self._heaviest = Strategy.RETRY

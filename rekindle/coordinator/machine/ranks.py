@@ -22,6 +22,7 @@ class Status(str, enum.Enum):
     EXITED = "exited"  # ended well
 
 
+GONE = (Status.ABSENT, Status.EXITED)
 _IN_GENERATION = (Status.TRAINING, Status.RESTORING, Status.LEAVING)
 
 

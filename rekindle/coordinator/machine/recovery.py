@@ -1,16 +1,27 @@
-"""The sixth layer of the coordinator's mind: what is decided about a fault, and carrying it out."""
+"""What is decided about a fault, and carrying it out."""
 
 from __future__ import annotations
 
 import msgspec
 
-from rekindle.coordinator.machine.elasticity import Elastic
-from rekindle.coordinator.machine.endings import GONE, STOP_GRACE_S
-from rekindle.coordinator.machine.job_state import ENDING, RESCHEDULED, CancelTimer, Phase, SetTimer
-from rekindle.coordinator.machine.ranks import Status
+from rekindle.coordinator.machine.checkpoints import Checkpoints
+from rekindle.coordinator.machine.elasticity import Elasticity
+from rekindle.coordinator.machine.endings import STOP_GRACE_S, Endings
+from rekindle.coordinator.machine.fleet import Fleet
+from rekindle.coordinator.machine.generations import Generations
+from rekindle.coordinator.machine.job_state import (
+    ENDING,
+    RESCHEDULED,
+    CancelTimer,
+    JobState,
+    Phase,
+    Proceed,
+    SetTimer,
+)
+from rekindle.coordinator.machine.ranks import GONE, Status
 from rekindle.job.spec import KeepsOff
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.classification import is_vague
+from rekindle.recovery.faults.classification import explained, explains, is_vague
 from rekindle.recovery.faults.fault import Fault, Kind
 from rekindle.recovery.faults.invalid_states import is_clean
 from rekindle.recovery.journal import journal
@@ -26,89 +37,146 @@ from rekindle.recovery.policy.strategies import is_met_by_restart
 LOOK_S = 5.0
 
 HEALED_BY = (Strategy.RECOVER_IN_PLACE, Strategy.RESTART)
+
 _ENDS = (Strategy.FAIL, Strategy.DUMP, Strategy.RESCHEDULE_JOB)  # nothing told later is heard
 
 
-class Recovering(Elastic):
+class Recovery:
     """One decision at a time: while one waits for a person, nothing else is decided.
 
     Where a decision would end the attempt, and nobody knows of what a rank has died, it waits for a
     sign that may tell, if signs may come at all.
     """
 
-    def _decide(self, fault: Fault, *, told_all: bool = False) -> None:
-        if self._awaiting is not None:
-            self._held_faults.append(fault)
+    def __init__(
+        self,
+        job: JobState,
+        fleet: Fleet,
+        checkpoints: Checkpoints,
+        generations: Generations,
+        endings: Endings,
+        elasticity: Elasticity,
+        proceed: Proceed,
+    ) -> None:
+        self._job = job
+        self._fleet = fleet
+        self._checkpoints = checkpoints
+        self._generations = generations
+        self._endings = endings
+        self._elasticity = elasticity
+        self._proceed = proceed
+        self._roster = job.roster
+        self._spec = job.spec
+        self._incidents = job.incidents
+
+    def report(self, fault: Fault) -> None:
+        if self._job.phase in ENDING:
+            self._endings.go_on_ending()
             return
-        case = self._case(fault)
-        if self.phase is Phase.RESTARTING and is_met_by_restart(self.spec.policy, case):
+        if self._elasticity.is_on_trial(fault.node):
+            self._elasticity.put_out(fault.node)
+            self._elasticity.send_home(fault.node, fault.message)
+            self._elasticity.go_on_regrouping()
+            return
+        agent = self._roster.nodes.get(fault.node)
+        if agent is not None and not fault.host:
+            fault = msgspec.structs.replace(fault, host=agent.host)
+        fault = self._explained(fault)
+        if not self._incidents.open:
+            self._checkpoints.interval.fault()
+        if fault not in self._incidents.faults or not fault.code:  # else a sign has told more of it
+            self._job.record(self._incidents.note(fault))
+        self._generations.declare_over()
+        # A failed link has a cause most of the time; what it is shows itself while ranks arrive.
+        dead = fault.rank >= 0 and not self._roster.ranks[fault.rank].pid
+        if dead or fault.kind is not Kind.LINK:
+            self.decide(fault)
+        if self._job.phase is Phase.RESTARTING:
+            self._endings.go_on_ending()
+        self._endings.miss_exited()
+        self._proceed()
+
+    def _explained(self, fault: Fault) -> Fault:
+        """Return what a rank has met with the code of the sign that came before it."""
+        for sign in self._job.signs.unmet:
+            if explains(sign, fault):
+                self._job.signs.unmet.remove(sign)
+                return explained(fault, sign)
+        return fault
+
+    def decide(self, fault: Fault, *, told_all: bool = False) -> None:
+        if self._incidents.awaiting is not None:
+            self._incidents.held.append(fault)
+            return
+        case = self.case(fault)
+        if self._job.phase is Phase.RESTARTING and is_met_by_restart(self._spec.policy, case):
             return
         if not told_all and self._may_be_told_more(case):
-            self._doubted += (fault,)
-            self._do(SetTimer("doubt", LOOK_S))
+            self._incidents.doubted += (fault,)
+            self._job.do(SetTimer("doubt", LOOK_S))
             return
         if fault.of_hardware:
-            self._doubted = ()  # that is what they have died of
-        decision, event = self.incidents.decide(case)
-        self._record(event)
+            self._incidents.doubted = ()  # that is what they have died of
+        decision, event = self._incidents.decide(case)
+        self._job.record(event)
         if decision.approval:
-            self._awaiting = fault, decision
-            self._do(SetTimer("approval", self.spec.policy.approval_timeout_s))
+            self._incidents.awaiting = fault, decision
+            self._job.do(SetTimer("approval", self._spec.policy.approval_timeout_s))
         else:
             self._carry_out(fault, decision)
 
     def _may_be_told_more(self, case: Case) -> bool:
-        signs_come = self._devices or self._signs.told
+        signs_come = self._job.devices or self._job.signs.told
         nameless = is_vague(case.fault) or (case.fault.kind is Kind.LINK and not case.fault.code)
         if not (signs_come and nameless and case.dead):
             return False
-        return decide(self.spec.policy, case).strategy in _ENDS
+        return decide(self._spec.policy, case).strategy in _ENDS
 
-    def _on_told_all(self) -> None:
+    def on_told_all(self) -> None:
         """No sign has told more in time."""
-        doubted, self._doubted = self._doubted, ()
+        doubted, self._incidents.doubted = self._incidents.doubted, ()
         for fault in doubted:
-            if self.phase not in (Phase.RESTARTING, *ENDING):
-                self._decide(fault, told_all=True)
+            if self._job.phase not in (Phase.RESTARTING, *ENDING):
+                self.decide(fault, told_all=True)
 
-    def _case(self, fault: Fault) -> Case:
+    def case(self, fault: Fault) -> Case:
         return Case(
             fault=fault,
-            session=self._session,
-            formed=self._formed,
-            newest=self.newest,
-            joins=self.spec.joins,
-            resumed=self._resumed,
+            session=self._job.session,
+            formed=self._job.formed,
+            newest=self._job.newest,
+            joins=self._spec.joins,
+            resumed=self._job.resumed,
             older=self._older_checkpoint() is not None,
-            dead=fault.rank >= 0 and not self.roster.ranks[fault.rank].pid,
-            spares=len(self.roster.free_spares),
-            left=self.roster.may_be_left_out(fault.node),
-            engine=self.spec.engine,
-            comes_back=self.spec.keeps_off is KeepsOff.ANEW,
-            last_words=self._step_of_last_words(),
-            incident=self.incidents.open,
-            past=tuple(besides(self.incidents.past, fault)),
+            dead=fault.rank >= 0 and not self._roster.ranks[fault.rank].pid,
+            spares=len(self._roster.free_spares),
+            left=self._roster.may_be_left_out(fault.node),
+            engine=self._spec.engine,
+            comes_back=self._spec.keeps_off is KeepsOff.ANEW,
+            last_words=self._endings.step_of_last_words(),
+            incident=self._incidents.open,
+            past=tuple(besides(self._incidents.past, fault)),
         )
 
     def approve(self, answer: p.Approval) -> str:
         """A person has answered; return why that means nothing, if it does not."""
-        if self._awaiting is None or self.phase in ENDING:
+        if self._incidents.awaiting is None or self._job.phase in ENDING:
             return "nothing waits for approval"
-        if answer.incident != self.incidents.open:
-            return f"it is incident {self.incidents.open} that waits, not {answer.incident}"
-        if answer.about not in (0.0, self._awaiting[0].at):
+        if answer.incident != self._incidents.open:
+            return f"it is incident {self._incidents.open} that waits, not {answer.incident}"
+        if answer.about not in (0.0, self._incidents.awaiting[0].at):
             return "that was answered meanwhile, and something else waits now: look at it first"
         self._on_answer(answer.granted, answer.by)
         return ""
 
     def _on_answer(self, granted: bool, by: str) -> None:
-        assert self._awaiting is not None
-        fault, decision = self._awaiting
-        held, self._held_faults, self._awaiting = self._held_faults, [], None
-        self._do(CancelTimer("approval"))
-        self._record(
+        assert self._incidents.awaiting is not None
+        fault, decision = self._incidents.awaiting
+        held, self._incidents.held, self._incidents.awaiting = self._incidents.held, [], None
+        self._job.do(CancelTimer("approval"))
+        self._job.record(
             journal.Answered(
-                incident=self.incidents.open, strategy=decision.strategy, granted=granted, by=by
+                incident=self._incidents.open, strategy=decision.strategy, granted=granted, by=by
             )
         )
         if not granted:
@@ -116,86 +184,86 @@ class Recovering(Elastic):
             decision = Decision(strategy=Strategy.FAIL, reason=reason)
         self._carry_out(fault, decision)
         for other in held:
-            if self.phase not in ENDING:
-                self._decide(other)
-        self._try_form()
+            if self._job.phase not in ENDING:
+                self.decide(other)
+        self._proceed()
 
-    def _on_approval_late(self) -> None:
-        if self._awaiting is not None:
-            self._on_answer(False, f"anybody within {self.spec.policy.approval_timeout_s:g} s")
+    def on_approval_late(self) -> None:
+        if self._incidents.awaiting is not None:
+            self._on_answer(False, f"anybody within {self._spec.policy.approval_timeout_s:g} s")
 
     def _carry_out(self, fault: Fault, decision: Decision) -> None:
         strategy = decision.strategy
         if decision.isolate:
-            self._isolate(fault.node, fault.message, fault.host)
+            self.isolate(fault.node, fault.message, fault.host)
         if heals(fault) and strategy in HEALED_BY:
-            self._to_heal.add(fault.rank)
+            self._fleet.to_heal.add(fault.rank)
         if decision.roll_back:
             self._roll_back(fault)
         if strategy in (Strategy.DUMP, Strategy.FAIL):
-            self._outcome = "failed"
-            self._end_ranks(Phase.STOPPING, decision.reason)
+            self._endings.outcome = "failed"
+            self._endings.end_ranks(Phase.STOPPING, decision.reason)
         elif strategy in (Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB_ISOLATED):
-            self._outcome = RESCHEDULED
-            self._end_ranks(Phase.STOPPING, decision.reason, self._failover_grace_s)
+            self._endings.outcome = RESCHEDULED
+            self._endings.end_ranks(Phase.STOPPING, decision.reason, self._failover_grace_s)
         elif strategy in (*ANEW, Strategy.RESCHEDULE_POD):
             placed_anew = strategy is Strategy.RESCHEDULE_POD
             if placed_anew or fault.kind is Kind.NODE_LOST:
                 self._give_up(fault.node, decision.reason)
-            if self.phase is not Phase.RESTARTING:  # else all ranks are being ended
+            if self._job.phase is not Phase.RESTARTING:  # else all ranks are being ended
                 grace_s = self._failover_grace_s if placed_anew else STOP_GRACE_S
-                self._end_ranks(Phase.RESTARTING, decision.reason, grace_s)
+                self._endings.end_ranks(Phase.RESTARTING, decision.reason, grace_s)
         else:
             self._go_on(fault, decision)
 
     @property
     def _failover_grace_s(self) -> float:
-        return self.spec.failover_grace_s or STOP_GRACE_S
+        return self._spec.failover_grace_s or STOP_GRACE_S
 
     def _go_on(self, fault: Fault, decision: Decision) -> None:
         """Carry out an inner strategy: all healthy ranks wait meanwhile."""
         strategy = decision.strategy
         if strategy in (Strategy.RECOVER, Strategy.SHRINK):
             self._give_up(fault.node, decision.reason)
-        if self.phase is Phase.RESTARTING:
+        if self._job.phase is Phase.RESTARTING:
             return  # all ranks are being ended, and are started anew where there is a place
         if strategy is Strategy.SHRINK:
-            self.roster.leave_out(fault.node)
-        if fault.node not in self.roster.nodes:
-            self._fall_back_on_standby()
+            self._roster.leave_out(fault.node)
+        if fault.node not in self._roster.nodes:
+            self._fleet.fall_back_on_standby()
         if strategy is Strategy.RECOVER_IN_PLACE:
-            broken = self.roster.ranks[fault.rank]
+            broken = self._roster.ranks[fault.rank]
             if broken.status not in (*GONE, Status.ENDING):
-                self._kill([broken], grace_s=0.0)
-        self._start_missing()
+                self._fleet.kill([broken], grace_s=0.0)
+        self._fleet.start_missing()
 
     def _give_up(self, node: int, reason: str) -> None:
         """Let go of a node that is still there; whoever takes its place is asked for."""
-        if node not in self.roster.nodes:
+        if node not in self._roster.nodes:
             return  # it was lost, and was or will be asked for
-        self._dismiss_agent(node, reason, replaced=True)
-        self._fill(node)
-        self._do(SetTimer("node", self.spec.policy.node_timeout_s))
+        self._fleet.dismiss_agent(node, reason, replaced=True)
+        self._fleet.fill(node)
+        self._job.do(SetTimer("node", self._spec.policy.node_timeout_s))
 
-    def _isolate(self, node: int, reason: str, host: str = "") -> None:
+    def isolate(self, node: int, reason: str, host: str = "") -> None:
         """Have the engine place nothing more on a node's host."""
-        agent = self.roster.nodes.get(node)
+        agent = self._roster.nodes.get(node)
         host = host or (agent.host if agent else "")
         if host:
-            self._isolation.add([host], [node])
-            self._record(
-                journal.Isolated(incident=self.incidents.open, node=node, host=host, reason=reason)
+            self._job.isolation.add([host], [node])
+            self._job.record(
+                journal.Isolated(incident=self._incidents.open, node=node, host=host, reason=reason)
             )
-            self._dismiss_spares(host)
+            self._fleet.dismiss_spares(host)
 
     def _older_checkpoint(self) -> int | None:
         """Return the step of the newest checkpoint that is older than what was resumed from."""
-        nodes = self.roster.nodes.values()
+        nodes = self._roster.nodes.values()
         steps = (
             made[0]
             for node in nodes
             for made in node.checkpoints
-            if made[0] < self._resumed and is_clean(made, self._suspicions)
+            if made[0] < self._job.resumed and is_clean(made, self._job.suspicions)
         )
         return max(steps, default=None)
 
@@ -203,17 +271,21 @@ class Recovering(Elastic):
         """Take no state any more that is newer than the checkpoint before the last."""
         clean = self._older_checkpoint()
         assert clean is not None
-        self._suspicions.append((self.generation, clean))
-        self._record(journal.Suspected(generation=self.generation, clean=clean, rank=fault.rank))
+        self._job.suspicions.append((self._job.generation, clean))
+        self._job.record(
+            journal.Suspected(generation=self._job.generation, clean=clean, rank=fault.rank)
+        )
 
     def on_heal_failed(self, node: int, message: p.HealFailed) -> None:
         """A rank's device could not be healed: it is of no use any more where it is."""
-        rank = self.roster.ranks[message.rank]
+        rank = self._roster.ranks[message.rank]
         rank.status = Status.ABSENT
-        self._healing -= {message.rank}
+        self._fleet.healing -= {message.rank}
         text = f"the device of rank {message.rank} could not be healed: {message.error}"
-        healed = (f for f in reversed(self.incidents.faults) if f.rank == message.rank and heals(f))
-        before = next(healed, self._fault(Kind.DEVICE, rank, text))
-        self._on_fault(
+        healed = (
+            f for f in reversed(self._incidents.faults) if f.rank == message.rank and heals(f)
+        )
+        before = next(healed, self._job.fault(Kind.DEVICE, rank, text))
+        self.report(
             msgspec.structs.replace(before, message=text, self_heal=False, heal_failed=True)
         )

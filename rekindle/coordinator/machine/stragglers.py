@@ -1,4 +1,4 @@
-"""The tenth layer of the coordinator's mind: ranks that train on, and have become slow.
+"""Ranks that train on, and have become slow.
 
 Agents tell how long their ranks' steps took (`Timed`), while light profiling is on. Where more is
 to be done than to say so, nodes that may be sick are checked beside others while all ranks stand
@@ -7,13 +7,12 @@ between two steps; who is found sick is replaced, and nobody else.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 
-from rekindle.coordinator.machine.admission import Admitting
-from rekindle.coordinator.machine.job_state import ENDING, Examine, Phase
-from rekindle.coordinator.machine.takeover import Inheritance
+from rekindle.coordinator.machine.generations import Generations
+from rekindle.coordinator.machine.job_state import ENDING, Examine, JobState, Phase, Proceed
+from rekindle.coordinator.machine.recovery import Recovery
 from rekindle.profiling.finding_text import in_words, nodes_of
 from rekindle.profiling.findings import Finding, Slow
 from rekindle.profiling.online_detector import Pace
@@ -25,37 +24,43 @@ from rekindle.recovery.policy.decide import decide
 from rekindle.recovery.policy.policy import Stragglers, Strategy
 
 WITNESSES = 2  # nodes that are checked beside those that are slow: on the word of one nobody goes
+
 MOST_EXAMS = 3  # of one host: who was found healthy so often is slow for another reason
 
 
-class Slowing(Admitting):
+class StragglerCheck:
     """A node is checked before anything is done about it, and never for work that is uneven."""
 
-    _pace: Pace | None = None
-    _placed: Mapping[int, int] = {}  # the nodes that it is about, and their agents' pids
-    _suspects: Mapping[int, Finding] = {}  # nodes to be checked as soon as all ranks wait
-    _examining: Mapping[int, Finding] = {}  # being checked
-
-    def start(self, inherited: Inheritance | None = None) -> None:
-        """No host was checked yet by this coordinator."""
-        self._exams = Counter[str]()
-        super().start(inherited)
+    def __init__(
+        self, job: JobState, generations: Generations, recovery: Recovery, proceed: Proceed
+    ) -> None:
+        self._job = job
+        self._generations = generations
+        self._recovery = recovery
+        self._proceed = proceed
+        self._roster = job.roster
+        self._spec = job.spec
+        self._pace: Pace | None = None
+        self._placed: Mapping[int, int] = {}  # the nodes that it is about, and their agents' pids
+        self._suspects: Mapping[int, Finding] = {}  # nodes to be checked as soon as all ranks wait
+        self._examining: Mapping[int, Finding] = {}  # being checked
+        self._exams: Counter[str] = Counter()  # of each host, by this coordinator
 
     def on_timed(self, message: p.Timed) -> None:
         """Some ranks tell how long their steps took."""
-        if self._pace is None or self.phase in ENDING:
+        if self._pace is None or self._job.phase in ENDING:
             return
         found, over = self._pace.add(message.steps)
         for each in over:
             self._drop(each)
         for each in found:
             self._on_slow(each)
-        if self._suspects and self.spec.policy.stragglers is Stragglers.REPLACE:
-            self._hold()
+        if self._suspects and self._spec.policy.stragglers is Stragglers.REPLACE:
+            self._generations.hold()
 
     def _on_slow(self, found: Finding) -> None:
-        nodes = nodes_of(found, self.spec.processes_per_node)
-        policy, then, would = self.spec.policy, "", False
+        nodes = nodes_of(found, self._spec.processes_per_node)
+        policy, then, would = self._spec.policy, "", False
         if found.may_be_sick and policy.stragglers is not Stragglers.WARN:
             then = self._obstacle(found, nodes)
             would = policy.stragglers_shadow and not then
@@ -67,27 +72,27 @@ class Slowing(Admitting):
                 then = when[policy.stragglers]
                 if not would:
                     self._suspects = {**self._suspects, **dict.fromkeys(nodes, found)}
-        self._record(
+        self._job.record(
             Slowed(finding=found, nodes=nodes, hosts=self._hosts(found), then=then, would=would)
         )
 
     def _drop(self, over: Finding) -> None:
         """It passed by itself: nobody is to be checked because of it any more."""
-        self._record(SlowOver(finding=over, hosts=self._hosts(over)))
+        self._job.record(SlowOver(finding=over, hosts=self._hosts(over)))
         key = (over.kind, over.ranks)
         self._suspects = {
             node: each for node, each in self._suspects.items() if (each.kind, each.ranks) != key
         }
 
     def _hosts(self, found: Finding) -> tuple[str, ...]:
-        nodes = self.roster.nodes
-        slow = nodes_of(found, self.spec.processes_per_node)
+        nodes = self._roster.nodes
+        slow = nodes_of(found, self._spec.processes_per_node)
         return tuple(nodes[node].host for node in slow if node in nodes)
 
     def _obstacle(self, found: Finding, nodes: tuple[int, ...]) -> str:
         """Say why nothing can be done about slow nodes; empty: it can."""
         one_by_one = found.kind is not Slow.LINK  # of a link, any of its nodes may be sick
-        if one_by_one and 2 * len({*nodes, *self._suspects}) > len(self.roster.members):
+        if one_by_one and 2 * len({*nodes, *self._suspects}) > len(self._roster.members):
             return "nothing is done: too few other nodes are there to compare it with"
         for host in self._hosts(found):
             if self._exams[host] >= MOST_EXAMS:
@@ -100,75 +105,76 @@ class Slowing(Admitting):
 
     def _irreplaceable(self, fault: Fault) -> str:
         """Say why a node cannot be replaced while the others wait; no more is worth it."""
-        decision = decide(self.spec.policy, self._case(fault))
+        decision = decide(self._spec.policy, self._recovery.case(fault))
         return "" if decision.strategy in (Strategy.RECOVER, Strategy.SHRINK) else decision.reason
 
     # ---- while all ranks wait
 
-    def _form(self) -> None:
-        super()._form()
-        if self._planned is None or not self._formed:
+    def formed(self) -> None:
+        """A generation may have been formed: compare its ranks from now on."""
+        plan = self._generations.planned
+        if plan is None or not self._job.formed:
             return
-        placed = {node.node: node.pid for node in self.roster.members}
-        ranks = [rank.rank for rank in self.roster.world]
+        placed = {node.node: node.pid for node in self._roster.members}
+        ranks = [rank.rank for rank in self._roster.world]
         if self._pace is None:
-            per_node = self.spec.processes_per_node
+            per_node = self._spec.processes_per_node
             self._pace = Pace(ranks, per_node=per_node, peers=self._peers())
         elif placed != self._placed:  # what was usual on other nodes is not on these
             new = [node for node, pid in placed.items() if self._placed.get(node) != pid]
-            others = [rank.rank for node in new for rank in self.roster.ranks_of(node)]
+            others = [rank.rank for node in new for rank in self._roster.ranks_of(node)]
             self._pace.change(ranks, others)
         self._placed = placed
-        self._pace.go_back(self._planned.step)
+        self._pace.go_back(plan.step)
 
     def _peers(self) -> list[list[int]]:
         """Return the ranks of each shard of the state, which do the same work; empty: unknown.
 
         Where nobody has the shard of another one, as in FSDP, all are compared with each other.
         """
-        owners = list(self.roster.owners().values())
+        owners = list(self._roster.owners().values())
         return owners if len(owners) > 1 and min(map(len, owners)) > 1 else []
 
-    def _is_held_up(self) -> bool:
+    def holds_up(self) -> bool:
         if self._examining:
             return True
-        here = [node.node for node in self.roster.members]
+        here = [node.node for node in self._roster.members]
         self._examining = {n: found for n, found in self._suspects.items() if n in here}
         self._suspects = {}
         others = [node for node in here if node not in self._examining]
         if not self._examining or len(here) == 1:
             self._examining = {}
             return False
-        self._do(Examine((*self._examining, *others[:WITNESSES])))
+        self._job.do(Examine((*self._examining, *others[:WITNESSES])))
         return True
 
     def on_examined(self, verdicts: Mapping[int, NodeVerdict], now: float) -> None:
         """Nodes were checked while all ranks waited; of those that were lost nothing is told."""
         suspects, self._examining = self._examining, {}
         for node, verdict in sorted(verdicts.items()):
-            agent = self.roster.nodes.get(node)
+            agent = self._roster.nodes.get(node)
             if agent is None:
                 continue
             suspect = node in suspects
-            self._record(Examined(node=node, host=agent.host, suspect=suspect, verdict=verdict))
+            self._job.record(Examined(node=node, host=agent.host, suspect=suspect, verdict=verdict))
             self._exams[agent.host] += suspect
-            if verdict.health in SICK and self.phase is Phase.REGROUPING:
+            if verdict.health in SICK and self._job.phase is Phase.REGROUPING:
                 self._on_sick(node, suspects.get(node), verdict, now)
-        self._try_form()
+        self._proceed()
 
     def _on_sick(self, node: int, found: Finding | None, verdict: NodeVerdict, now: float) -> None:
         kind = Kind.STRAGGLER if verdict.health is Health.STRAGGLER else Kind.NODE
         fault = self._fault_at(node, found, kind, verdict.reason, now)
         if why_not := self._irreplaceable(fault):
-            self._isolate(node, f"{fault.message}; it stays for now: {why_not}")
+            self._recovery.isolate(node, f"{fault.message}; it stays for now: {why_not}")
         else:
-            self._on_fault(fault)
+            self._recovery.report(fault)
 
     def _fault_at(
         self, node: int, found: Finding | None, kind: Kind, reason: str, now: float = 0.0
     ) -> Fault:
         said = in_words(found, (node,)) if found else f"node {node}"
-        agent = self.roster.nodes.get(node)
+        agent = self._roster.nodes.get(node)
         return Fault(
             kind=kind,
             message=f"{said}; its check: {reason}",
@@ -177,6 +183,3 @@ class Slowing(Admitting):
             at=now,
             signature=kind.value,
         )
-
-    @abstractmethod
-    def _on_fault(self, fault: Fault) -> None: ...

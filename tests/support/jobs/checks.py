@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rekindle.coordinator.machine.inheritance import Earlier, Inheritance
 from rekindle.coordinator.machine.job_state import Command, End, Phase, Send
 from rekindle.coordinator.machine.machine import Machine
 from rekindle.coordinator.machine.roster import Roster
-from rekindle.coordinator.machine.takeover import Earlier, Inheritance
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import Kind
 

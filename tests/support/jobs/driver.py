@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from jobs.checks import Checks, check_counts, check_inherited
+from rekindle.coordinator.machine.inheritance import Earlier, earlier, inheritance
 from rekindle.coordinator.machine.job_state import (
     CancelTimer,
     Command,
@@ -24,7 +25,6 @@ from rekindle.coordinator.machine.job_state import (
 )
 from rekindle.coordinator.machine.machine import Machine
 from rekindle.coordinator.machine.ranks import Status
-from rekindle.coordinator.machine.takeover import Earlier, earlier, inheritance
 from rekindle.job.spec import EntryKind, Framework, JobSpec, KeepsOff
 from rekindle.names import WIRE_VERSION
 from rekindle.protocol import agent as p
@@ -103,24 +103,24 @@ class Driver:
         self.doomed: list[int] = []
         self.examinations: list[tuple[int, ...]] = []
         self.promotions: list[tuple[int, int]] = []  # spares (connections) and the node they become
-        self._checks = Checks(self.machine.generation)
+        self._checks = Checks(self.machine.job.generation)
         self._connections = 0
-        self.machine.start()
+        self.machine.takeover.start()
         self.collect()
 
     @property
     def phase(self) -> Phase:
-        return self.machine.phase
+        return self.machine.job.phase
 
     @property
     def ranks(self) -> range:
-        return range(self.machine.spec.world_size)
+        return range(self.machine.job.spec.world_size)
 
     def status(self, rank: int) -> Status:
-        return self.machine.roster.ranks[rank].status
+        return self.machine.job.roster.ranks[rank].status
 
     def node_of(self, rank: int) -> int:
-        return rank // self.machine.spec.processes_per_node
+        return rank // self.machine.job.spec.processes_per_node
 
     def lose_coordinator(self) -> None:
         """The coordinator dies; another one begins with the journal, and with no agent."""
@@ -130,15 +130,15 @@ class Driver:
         self.machine = Machine(old.spec, tables, attempt=old.attempt, earlier=before)
         self.nodes, self.timers, self.stores, self.unstarted = {}, {}, [], []
         self._checks.forget_arrivals()
-        self.machine.start(left)
+        self.machine.takeover.start(left)
         self.collect()
 
     # ---- what came out
 
     def collect(self) -> None:
         """Take the machine's commands, check them, and remember what agents have to do."""
-        self.commands = self.machine.drain()
-        check_counts(self.machine.roster)
+        self.commands = self.machine.job.drain()
+        check_counts(self.machine.job.roster)
         for command in self.commands:
             self._checks.command(command, {c: n for n, c in self.nodes.items()})
             match command:
@@ -213,10 +213,10 @@ class Driver:
 
     def hello_again(self, connection: int, node: int, **changes: object) -> None:
         """The agent on this line says hello."""
-        spec = self.machine.spec
+        spec = self.machine.job.spec
         fields: dict[str, object] = {
             "job_id": spec.job_id,
-            "attempt": self.machine.attempt,
+            "attempt": self.machine.job.attempt,
             "version": WIRE_VERSION,
             "node": node,
             "address": f"10.0.0.{max(node, 0)}",
@@ -225,7 +225,7 @@ class Driver:
             "host": f"host-{connection}",
         }
         hello = p.Hello(**fields | changes)
-        self.machine.on_hello(connection, hello)
+        self.machine.admission.on_hello(connection, hello)
         self._note_seats()
         if connection in self.nodes.values():
             own = [rank for rank in self.ranks if self.node_of(rank) == hello.node]
@@ -233,19 +233,19 @@ class Driver:
         self.collect()
 
     def _note_seats(self) -> None:
-        self.nodes = {n.node: n.connection for n in self.machine.roster.nodes.values()}
+        self.nodes = {n.node: n.connection for n in self.machine.job.roster.nodes.values()}
 
     def lose(self, node: int) -> None:
         """The line to the agent of `node` is cut."""
         connection = self.nodes.pop(node)
         self._forget(node)
         self.now += 0.001
-        self.machine.on_agent_lost(connection, self.now)
+        self.machine.losses.on_agent_lost(connection, self.now)
         self.collect()
 
     def lose_spare(self, connection: int) -> None:
         """The line to a spare is cut."""
-        self.machine.on_agent_lost(connection, self.now)
+        self.machine.losses.on_agent_lost(connection, self.now)
         self.collect()
 
     def end(self, node: int) -> None:
@@ -319,7 +319,7 @@ class Driver:
 
     def arrive(self, ranks: Iterable[int], finished: int | None = None, **more: Any) -> None:
         """Ranks wait for a generation, with the state of the last one if nothing else is said."""
-        generation = self.machine.generation
+        generation = self.machine.job.generation
         for rank in ranks:
             said = {"generation": generation, "made": generation, **more}
             arrived = p.Arrived(rank=rank, finished=finished, **said)
@@ -328,7 +328,7 @@ class Driver:
     def ready(self, ranks: Iterable[int], error: str = "") -> None:
         """Ranks have their state, or could not get it."""
         for rank in ranks:
-            ready = p.StateReady(rank=rank, generation=self.machine.generation, error=error)
+            ready = p.StateReady(rank=rank, generation=self.machine.job.generation, error=error)
             self.say(self.node_of(rank), ready)
 
     def step(self, finished: int) -> None:
@@ -338,7 +338,7 @@ class Driver:
     def step_of(self, ranks: Iterable[int], finished: int) -> None:
         """These ranks finish their first step of the generation."""
         for rank in ranks:
-            done = p.StepDone(rank=rank, generation=self.machine.generation, finished=finished)
+            done = p.StepDone(rank=rank, generation=self.machine.job.generation, finished=finished)
             self.say(self.node_of(rank), done)
 
     def fail_step(
@@ -349,7 +349,7 @@ class Driver:
         clean: int | None = None,
     ) -> None:
         """A rank's step raised; a collective, if nothing else is said."""
-        of = self.machine.generation if generation is None else generation
+        of = self.machine.job.generation if generation is None else generation
         self.say(
             self.node_of(rank),
             p.StepFailed(
@@ -357,7 +357,7 @@ class Driver:
                 generation=of,
                 kind=kind,
                 error="Connection closed by peer",
-                finished=self.machine.roster.ranks[rank].finished,
+                finished=self.machine.job.roster.ranks[rank].finished,
                 clean=clean,
             ),
         )
@@ -371,14 +371,14 @@ class Driver:
 
     def stop(self, *, at_once: bool = False) -> None:
         """The job is told to end."""
-        self.machine.stop("stopped by a test", at_once=at_once)
+        self.machine.endings.stop("stopped by a test", at_once=at_once)
         self.collect()
 
     # ---- ways to somewhere
 
     def start(self) -> None:
         """All agents come, and all ranks are started."""
-        for node in range(self.machine.spec.nodes):
+        for node in range(self.machine.job.spec.nodes):
             self.hello(node)
         self.store_up()
         self.spawned()

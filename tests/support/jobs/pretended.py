@@ -37,7 +37,7 @@ class World(Driver):
 
     def absent_nodes(self) -> list[int]:
         """Nodes that the engine was asked for, or that have not come at the start."""
-        return [node for node in range(self.machine.spec.nodes) if node not in self.agents]
+        return [node for node in range(self.machine.job.spec.nodes) if node not in self.agents]
 
     def join(self, node: int) -> None:
         """An agent comes as this node; it has what the shared store has."""
@@ -95,7 +95,7 @@ class World(Driver):
     def hear(self, node: int) -> None:
         """The coordinator reads the next news of a node, if it has not sent it home."""
         news = self.agents[node].news.popleft()
-        if node in self.machine.roster.nodes:
+        if node in self.machine.job.roster.nodes:
             self.say(node, news)
 
     def obey(self, node: int) -> None:
@@ -262,7 +262,7 @@ class World(Driver):
             done = p.StepDone(rank=rank, generation=process.generation, finished=process.finished)
             self._tell(rank, done)
         made = process.finished, process.generation
-        if process.finished % 2 == 0 and rank % self.machine.spec.processes_per_node == 0:
+        if process.finished % 2 == 0 and rank % self.machine.job.spec.processes_per_node == 0:
             self._tell(rank, p.Snapshots(kept={rank: (made,)}))
             if rank == 0:
                 written = p.CheckpointWritten(

@@ -35,7 +35,7 @@ def strategies(job: Driver) -> list[Strategy]:
 def untouched(policy: Policy, *, devices: bool = False, **world: object) -> Driver:
     """A job of a script without a Session: its ranks run, and say nothing."""
     job = Driver(policy=policy, **world)
-    for node in range(job.machine.spec.nodes):
+    for node in range(job.machine.job.spec.nodes):
         job.hello(node, devices=devices)
     job.store_up()
     job.spawned()
@@ -44,17 +44,19 @@ def untouched(policy: Policy, *, devices: bool = False, **world: object) -> Driv
 
 def report(job: Driver, source: c.Source, what: str, *, node: int = 0, **more: object) -> str:
     """Somebody reports a sign; return why it is refused."""
-    refused = job.machine.on_sign(c.Sign(source=source, what=what, node=node, **more), job.now)
+    refused = job.machine.health.on_sign(
+        c.Sign(source=source, what=what, node=node, **more), job.now
+    )
     job.collect()
     return refused
 
 
 def take_over(job: Driver, *, dead: tuple[int, ...] = (), ended: tuple[int, ...] = ()) -> None:
     """The coordinator dies; all agents come to the next one, without these ranks."""
-    generation, restart = job.machine.generation, job.machine.restarts
-    hosts = {node.node: node.host for node in job.machine.roster.nodes.values()}
+    generation, restart = job.machine.job.generation, job.machine.job.restarts
+    hosts = {node.node: node.host for node in job.machine.job.roster.nodes.values()}
     job.lose_coordinator()
-    for node in range(job.machine.spec.nodes):
+    for node in range(job.machine.job.spec.nodes):
         ranks = [r for r in job.ranks if job.node_of(r) == node and r not in (*dead, *ended)]
         live = tuple(p.LiveRank(rank=r, pid=job.pids[r], training=True) for r in ranks)
         mine = tuple(r for r in ended if job.node_of(r) == node)

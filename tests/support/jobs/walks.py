@@ -175,7 +175,7 @@ class _Walk:
 
     def _node(self) -> int | None:
         """A node whose agent is connected."""
-        nodes = sorted(self.world.machine.roster.nodes)
+        nodes = sorted(self.world.machine.job.roster.nodes)
         return self.chance.choice(nodes) if nodes else None
 
     def _break_rank(self) -> None:
@@ -242,12 +242,14 @@ class _Walk:
     def _answer(self) -> None:
         machine = self.world.machine
         granted = self.chance.random() < 0.9
-        machine.approve(p.Approval(incident=machine.incidents.open, granted=granted, by="ann"))
+        machine.recovery.approve(
+            p.Approval(incident=machine.job.incidents.open, granted=granted, by="ann")
+        )
         self.world.met("approval")
         self.world.collect()
 
     def _lose_store(self) -> None:
-        store = self.world.machine._store
+        store = self.world.machine.job.store
         if store.is_up and store.node in self.world.agents:
             self.world.agents[store.node].store = None
             self.world.agents[store.node].news.append(p.StoreDown(serial=store.serial))
@@ -264,7 +266,7 @@ class _Walk:
     def _sign(self) -> None:
         """A monitor reports a device or a pod."""
         world, chance = self.world, self.chance
-        node = chance.randrange(world.machine.spec.nodes)
+        node = chance.randrange(world.machine.job.spec.nodes)
         source, text = chance.choice(
             (
                 (Source.XID, "48"),
@@ -274,7 +276,7 @@ class _Walk:
                 (Source.NODE_CONDITION, "Ready=False"),
             )
         )
-        device = chance.randrange(-1, world.machine.spec.processes_per_node)
+        device = chance.randrange(-1, world.machine.job.spec.processes_per_node)
         sign = Sign(
             source=source,
             what=text,
@@ -284,7 +286,7 @@ class _Walk:
             by="walk",
         )
         world.met("sign")
-        world.machine.on_sign(sign, world.now)
+        world.machine.health.on_sign(sign, world.now)
         world.collect()
 
     def _switch(self) -> None:
@@ -292,13 +294,13 @@ class _Walk:
         world.met("profile")
         kinds = (self.chance.choice(WORDS),)
         order = Order(on=self.chance.random() < 0.7, kinds=kinds, by="ann")
-        world.machine.profile(order, world.now)
+        world.machine.switch.switch(order, world.now)
         world.collect()
 
     def _stall(self) -> None:
         """Agents find that a rank is late, and answer what they are asked about it."""
         world, rank = self.world, self._rank()
-        looking = world.machine._looking
+        looking = world.machine.looks.looking
         if looking is not None:
             for node in sorted(looking.wanted & set(world.nodes)):
                 world.say(node, self._looked(node, looking.serial))
@@ -336,9 +338,9 @@ class _Walk:
 
     def _any_message(self, node: int) -> p.Message:
         world, chance = self.world, self.chance
-        spec, machine = world.machine.spec, world.machine
+        spec, machine = world.machine.job.spec, world.machine
         rank = node * spec.processes_per_node + chance.randrange(spec.processes_per_node)
-        step, generation = chance.randrange(1, 7), chance.randrange(machine.generation + 1)
+        step, generation = chance.randrange(1, 7), chance.randrange(machine.job.generation + 1)
         state = (step, generation)
         other = (rank + spec.processes_per_node) % spec.world_size
         shards = chance.choice((1, 2))
@@ -361,7 +363,7 @@ class _Walk:
                 lambda: p.Traced(switch=Switch()),
                 lambda: p.Timed(steps={}),
                 lambda: p.Held(rank=rank, generation=generation, finished=step),
-                lambda: p.StoreUp(serial=machine._store.serial, port=chance.choice((0, 29500))),
+                lambda: p.StoreUp(serial=machine.job.store.serial, port=chance.choice((0, 29500))),
             )
         )()
 

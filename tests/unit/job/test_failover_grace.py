@@ -42,7 +42,7 @@ def test_a_reschedule_waits_so_long_for_the_old_ranks(
 ) -> None:
     """Then they are killed."""
     job = trained(5, nodes=2, policy=policy)
-    job.machine.spec = msgspec.structs.replace(job.machine.spec, environment=given)
+    job.machine.job.spec = msgspec.structs.replace(job.machine.job.spec, environment=given)
     if policy is POD:
         job.lose(1)
     else:

@@ -24,8 +24,8 @@ HEALTHY = NodeVerdict(node=0, health=Health.HEALTHY, seconds={Part.COMPUTE: 0.5}
 
 def checked_job(*, exclude: bool = False, **world: object) -> Driver:
     job = Driver(nodes=2, processes=1, keeps_off=KeepsOff.AT_ONCE, **world)
-    job.machine.spec = msgspec.structs.replace(
-        job.machine.spec, network_check=True, exclude_straggler=exclude
+    job.machine.job.spec = msgspec.structs.replace(
+        job.machine.job.spec, network_check=True, exclude_straggler=exclude
     )
     return job
 
@@ -33,7 +33,7 @@ def checked_job(*, exclude: bool = False, **world: object) -> Driver:
 def admit(job: Driver, connection: int, verdict: NodeVerdict, **said: object) -> p.Hello:
     hello = p.Hello(
         **{
-            "job_id": job.machine.spec.job_id,
+            "job_id": job.machine.job.spec.job_id,
             "attempt": 0,
             "version": WIRE_VERSION,
             "node": -1,
@@ -44,8 +44,8 @@ def admit(job: Driver, connection: int, verdict: NodeVerdict, **said: object) ->
         }
         | said
     )
-    assert job.machine.is_to_be_checked(connection, hello)
-    job.machine.on_checked(connection, hello, verdict, job.now)
+    assert job.machine.admission.is_to_be_checked(connection, hello)
+    job.machine.admission.on_checked(connection, hello, verdict, job.now)
     job._note_seats()
     job.collect()
     return hello
@@ -55,7 +55,7 @@ def test_healthy_nodes_are_taken_in() -> None:
     job = checked_job()
     admit(job, 100, HEALTHY)
     admit(job, 101, HEALTHY)
-    assert job.machine.roster.is_full
+    assert job.machine.job.roster.is_full
     assert [e.fault for e in job.recorded(journal.NodeChecked)] == [None, None]
     assert journal.incidents(job.history) == []
 
@@ -90,7 +90,7 @@ def test_what_is_slow_or_unknown_comes_in_unless_told_otherwise(verdict: NodeVer
     job = checked_job()
     admit(job, 100, HEALTHY)
     admit(job, 101, verdict)
-    assert job.machine.roster.is_full
+    assert job.machine.job.roster.is_full
     assert not job.recorded(journal.Isolated)
 
 
@@ -99,7 +99,7 @@ def test_a_spare_takes_the_place() -> None:
     admit(job, 100, HEALTHY)
     admit(job, 101, HEALTHY)
     admit(job, 102, HEALTHY)
-    assert len(job.machine.roster.spares) == 1
+    assert len(job.machine.job.roster.spares) == 1
     admit(job, 103, FAULTY)
     assert [e.node for e in job.recorded(journal.NodeWanted)] == [SPARE]
 
@@ -124,8 +124,8 @@ def test_an_agent_of_the_sick_host_is_refused_when_it_comes_again() -> None:
     job = checked_job()
     admit(job, 100, HEALTHY)
     hello = admit(job, 101, FAULTY)
-    assert not job.machine.is_to_be_checked(105, hello)
-    job.machine.on_hello(105, hello)
+    assert not job.machine.admission.is_to_be_checked(105, hello)
+    job.machine.admission.on_hello(105, hello)
     job.collect()
     assert [each.message.reason for each in job.sent(p.Refused)] == ["host host-101 is isolated"]
 
@@ -133,11 +133,11 @@ def test_an_agent_of_the_sick_host_is_refused_when_it_comes_again() -> None:
 def test_whoever_was_taken_in_or_brings_ranks_is_not_checked() -> None:
     job = checked_job()
     hello = admit(job, 100, HEALTHY)
-    assert not job.machine.is_to_be_checked(100, hello)
+    assert not job.machine.admission.is_to_be_checked(100, hello)
     brings = msgspec.structs.replace(hello, ranks=(p.LiveRank(rank=1, pid=7),))
-    assert not job.machine.is_to_be_checked(101, brings)
+    assert not job.machine.admission.is_to_be_checked(101, brings)
     other = msgspec.structs.replace(hello, version=WIRE_VERSION + 1)
-    assert not job.machine.is_to_be_checked(101, other)
+    assert not job.machine.admission.is_to_be_checked(101, other)
 
 
 def test_a_job_that_trains_is_not_disturbed_by_a_sick_newcomer() -> None:

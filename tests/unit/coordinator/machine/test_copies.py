@@ -125,7 +125,7 @@ def test_a_refused_copy() -> None:
             driver.arrive([rank], 10 if rank < 2 else None, shard=rank)
         assert driver.told(p.Form)[1].step == step
         assert sources(driver)[2:] == [source] * 2
-    assert driver.machine._refused == {
+    assert driver.machine.generations._refused == {
         (1, Source.NEIGHBOUR, (10, 1)),
         (1, Source.NEIGHBOUR, (5, 1)),
     }

@@ -229,7 +229,7 @@ def test_another_coordinator_knows_the_restarts_that_are_used() -> None:
     job.form()
     job.step(6)
     take_over(job)
-    assert job.machine.restarts == 1
+    assert job.machine.job.restarts == 1
     job.raises(1, "KeyError: 'another'")
     assert job.phase is Phase.STOPPING
     assert "1 of 1 restarts are used" in job.last(journal.Decided).reason

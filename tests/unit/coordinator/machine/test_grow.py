@@ -280,9 +280,9 @@ def test_a_line_that_is_used_again() -> None:
     line = driver.hello(1)
     driver.spawned()
     driver.raises(2)
-    assert driver.machine.sent_home == {line}
+    assert driver.machine.job.sent_home == {line}
     driver.lose_spare(line)
-    assert driver.machine.sent_home == set()
+    assert driver.machine.job.sent_home == set()
 
 
 def test_a_coming_rank_ends_when_the_job_does() -> None:

@@ -25,7 +25,7 @@ def training(**settings: Any) -> Driver:
 
 def stall(driver: Driver, rank: int = 0, generation: int | None = None) -> dict[int, p.Look]:
     """An agent says that a rank is late; return who is asked to look."""
-    of = driver.machine.generation if generation is None else generation
+    of = driver.machine.job.generation if generation is None else generation
     driver.say(driver.node_of(rank), p.Stalled(rank=rank, generation=of))
     return driver.told(p.Look)
 

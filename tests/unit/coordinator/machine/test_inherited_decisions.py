@@ -7,8 +7,8 @@ import pytest
 from jobs.driver import Driver
 from jobs.trained import SIGKILL, strategies, take_over, trained
 
+from rekindle.coordinator.machine.inheritance import earlier
 from rekindle.coordinator.machine.job_state import RESCHEDULED, Phase
-from rekindle.coordinator.machine.takeover import earlier
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.classification import Sign, Source
 from rekindle.recovery.faults.fault import Kind
@@ -24,14 +24,14 @@ PLACED_ANEW = Policy(
 def report(job: Driver, what: str, *, node: int = 0, device: int = 1, **more: object) -> None:
     """Somebody reports a code of a device."""
     sign = Sign(source=Source.ASCEND, what=what, node=node, device=device, **more)
-    assert job.machine.on_sign(sign, job.now) == ""
+    assert job.machine.health.on_sign(sign, job.now) == ""
     job.collect()
 
 
 def answer(job: Driver, granted: bool) -> None:
     """A person answers what waits."""
-    said = p.Approval(incident=job.machine.incidents.open, granted=granted, by="ann")
-    assert job.machine.approve(said) == ""
+    said = p.Approval(incident=job.machine.job.incidents.open, granted=granted, by="ann")
+    assert job.machine.recovery.approve(said) == ""
     job.collect()
 
 
@@ -70,7 +70,7 @@ def test_a_job_that_a_person_has_stopped_stays_so(when: str) -> None:
     asks = (Strategy.RESCHEDULE_JOB,) if waits else ()
     job = trained(5, policy=msgspec.structs.replace(PLACED_ANEW, approve=asks))
     job.exits(1, code=3)
-    assert (job.machine.phase is Phase.STOPPING) is not waits
+    assert (job.machine.job.phase is Phase.STOPPING) is not waits
     job.stop()
     assert end(job) == "stopped"
 
@@ -92,7 +92,7 @@ def test_the_second_stop_during_last_words_is_one_too() -> None:
 def sick(job: Driver, node: int) -> None:
     """A node is found to be sick."""
     sign = Sign(source=Source.POD_REASON, what="NodeLost", node=node)
-    assert job.machine.on_sign(sign, job.now) == ""
+    assert job.machine.health.on_sign(sign, job.now) == ""
     job.collect()
 
 
@@ -105,10 +105,10 @@ def test_the_fault_that_waits_for_a_person_is_the_one_that_was_asked_about() -> 
     before = job.machine
     assert [past.fault.node for past in before.incidents.past] == [1, 2]
     take_over(job, dead=(1,))
-    assert [past.fault.node for past in job.machine.incidents.past[:2]] == [1, 2]
+    assert [past.fault.node for past in job.machine.job.incidents.past[:2]] == [1, 2]
     answer(job, granted=True)
     assert 2 in {left.node for left in job.recorded(journal.NodeLeft)}
-    assert job.machine.incidents.past[-1].fault.node == 3
+    assert job.machine.job.incidents.past[-1].fault.node == 3
     assert job.last(journal.Decided).approval
 
 
@@ -120,7 +120,7 @@ def test_the_cause_that_was_decided_about_is_not_the_last_that_was_seen() -> Non
     job.arrive([1, 2], finished=5)
     job.spawned()
     job.arrive([0])
-    past = job.machine.incidents.past
+    past = job.machine.job.incidents.past
     assert [(each.strategy, each.fault.rank) for each in past] == [
         (Strategy.RECOVER_IN_PLACE, 0),
         (Strategy.RETRY, 2),
@@ -139,9 +139,9 @@ def test_a_lighter_decision_counts_and_does_not_change_what_is_shown() -> None:
     (incident,) = journal.incidents(job.history)
     assert incident.strategies == [Strategy.RECOVER_IN_PLACE]
     assert "SIGKILL" in incident.reason
-    past = job.machine.incidents.past
+    past = job.machine.job.incidents.past
     job.lose_coordinator()
-    assert job.machine.incidents.past == past
+    assert job.machine.job.incidents.past == past
     assert [each.strategy for each in past] == [Strategy.RECOVER_IN_PLACE, Strategy.RETRY]
 
 
@@ -174,7 +174,7 @@ def test_a_device_is_healed_by_whoever_takes_over(asked: bool) -> None:
     assert (spawn.ranks, spawn.heal) == ((1,), (1,))
     job.spawned()
     job.lose_coordinator()
-    assert job.machine._to_heal == set()
+    assert job.machine.fleet.to_heal == set()
 
 
 def test_a_device_that_could_not_be_healed_is_not_healed_again() -> None:
@@ -185,7 +185,7 @@ def test_a_device_that_could_not_be_healed_is_not_healed_again() -> None:
     job.unstarted.clear()
     job.say(1, p.HealFailed(rank=3, error="it does not answer"))
     job.lose_coordinator()
-    assert job.machine._to_heal == set()
+    assert job.machine.fleet.to_heal == set()
 
 
 def test_memory_that_was_damaged_just_before_the_death_is_answered() -> None:
@@ -196,7 +196,7 @@ def test_memory_that_was_damaged_just_before_the_death_is_answered() -> None:
     job.fire("signs")
     assert strategies(job)[-1] is Strategy.RECOVER_IN_PLACE
     assert job.last(journal.FaultSeen).fault.code == "80E01801"
-    assert job.machine._signs_unmet == ()  # once, however often its agent comes
+    assert job.machine.health.signs_unmet == ()  # once, however often its agent comes
 
 
 def test_memory_of_a_process_that_has_ended_is_not_missed() -> None:

@@ -18,7 +18,7 @@ def allowed() -> Driver:
 
 def inject(driver: Driver, rank: int, step: int | None = None) -> str:
     """Order a fault; return why not."""
-    refused = driver.machine.inject(Inject(rank=rank, kind=KILL, step=step))
+    refused = driver.machine.injections.inject(Inject(rank=rank, kind=KILL, step=step))
     driver.collect()
     return refused
 

@@ -25,7 +25,7 @@ MOVES_JOBS = Policy(
 def broken(keeps_off: KeepsOff, policy: Policy = RECOVERS, **world: object) -> tuple[Driver, str]:
     """A job of two nodes; a device of node 1 falls off the bus. With it: its host."""
     job = trained(5, nodes=2, keeps_off=keeps_off, policy=policy, **world)
-    host = job.machine.roster.nodes[1].host
+    host = job.machine.job.roster.nodes[1].host
     assert report(job, Source.XID, "79", node=1, device=0) == ""
     return job, host
 
@@ -57,7 +57,7 @@ def test_an_agent_of_an_isolated_host_is_refused() -> None:
     for spare in (False, True):
         job.hello(-1, host=host, spare=spare)
         assert refused(job) == [f"host {host} is isolated"]
-    assert job.machine.roster.missing == [1]
+    assert job.machine.job.roster.missing == [1]
     job.hello(-1, host="another")
     assert job.last(journal.NodeJoined).node == 1
 
@@ -124,7 +124,7 @@ def test_one_that_was_lost_for_another_reason_is_waited_for() -> None:
     """A pod that comes again and again from the host that was left is none of its business."""
     job = trained(5, nodes=2, keeps_off=KeepsOff.ANEW, policy=RECOVERS, spares=1)
     job.hello(-1, spare=True, host="another")
-    host = job.machine.roster.nodes[1].host
+    host = job.machine.job.roster.nodes[1].host
     report(job, Source.XID, "79", node=1, device=0)
     job.hello(-1, host=host)  # before the spare has come
     job.hello(-1, host=host)
@@ -134,13 +134,13 @@ def test_one_that_was_lost_for_another_reason_is_waited_for() -> None:
     for _ in range(3):
         job.hello(-1, host=host)
     assert job.timers["node"] > 0
-    assert host not in "".join(job.machine.roster.obstacles.values())
+    assert host not in "".join(job.machine.job.roster.obstacles.values())
 
 
 def test_two_hosts_that_are_left() -> None:
     """One refusal of each says nothing."""
     job = trained(5, nodes=3, keeps_off=KeepsOff.ANEW, policy=RECOVERS)
-    hosts = [job.machine.roster.nodes[node].host for node in (1, 2)]
+    hosts = [job.machine.job.roster.nodes[node].host for node in (1, 2)]
     for node in (1, 2):
         report(job, Source.XID, "79", node=node, device=0)
     for host in hosts:
@@ -164,21 +164,21 @@ def test_another_coordinator_knows_who_was_to_leave() -> None:
 def test_a_spare_that_waits_there_is_no_help() -> None:
     """It ends as the node does, and so does what it says before it hears of that."""
     job = trained(5, nodes=2, keeps_off=KeepsOff.AT_ONCE, policy=RECOVERS, spares=2)
-    host = job.machine.roster.nodes[1].host
+    host = job.machine.job.roster.nodes[1].host
     sick = job.hello(-1, spare=True, host=host)
     job.hello(-1, spare=True, host="another")
     report(job, Source.XID, "79", node=1, device=0)
     assert [each.message.status for each in job.sent(p.Bye)] == [1, 1]
-    assert sick in job.machine.sent_home
+    assert sick in job.machine.job.sent_home
     assert job.last(journal.SpareLost).left == 1
     assert [e.node for e in job.recorded(journal.NodeWanted)] == [SPARE, SPARE]
     job.hello(1, host="another")
-    assert job.machine.roster.nodes[1].host == "another"
+    assert job.machine.job.roster.nodes[1].host == "another"
 
 
 def test_spares_on_a_machine_of_ones_own_stay() -> None:
     job = trained(5, nodes=2, keeps_off=KeepsOff.NEVER, policy=RECOVERS, spares=1)
-    job.hello(-1, spare=True, host=job.machine.roster.nodes[1].host)
+    job.hello(-1, spare=True, host=job.machine.job.roster.nodes[1].host)
     report(job, Source.XID, "79", node=1, device=0)
     assert job.recorded(journal.SpareLost) == []
 
@@ -224,7 +224,7 @@ def test_the_reason_is_told() -> None:
 def test_a_lost_node_needs_no_other_host() -> None:
     """Nobody knows that the host is to blame: its pod may come there again."""
     job = trained(5, nodes=2, keeps_off=KeepsOff.ANEW, policy=MOVES_JOBS)
-    host = job.machine.roster.nodes[1].host
+    host = job.machine.job.roster.nodes[1].host
     job.lose(1)
     assert strategies(job) == [Strategy.RECOVER]
     job.hello(-1, host=host)

@@ -37,7 +37,7 @@ def test_a_job_that_is_stopped_meanwhile_is_not_placed_anew() -> None:
     """A person's stop is stronger."""
     job = untouched(msgspec.structs.replace(OUTER_ONLY, max_restarts=0))
     job.exits(1, code=3)
-    job.machine.stop("enough")
+    job.machine.endings.stop("enough")
     job.collect()
     job.killed()
     assert job.last(journal.Ended).outcome == "stopped"
@@ -82,7 +82,7 @@ def test_nothing_is_done_before_a_person_agrees() -> None:
     job.arrive([1], finished=5)
     assert job.unstarted == []
     assert job.timers["approval"] == ASKS.approval_timeout_s
-    assert job.machine.approve(p.Approval(incident=1, granted=True, by="ann")) == ""
+    assert job.machine.recovery.approve(p.Approval(incident=1, granted=True, by="ann")) == ""
     job.collect()
     assert job.spawned_now() == [0]
     assert job.last(journal.Answered).by == "ann"
@@ -100,7 +100,7 @@ def test_what_is_refused_or_not_answered_ends_the_job(late: bool) -> None:
     if late:
         job.fire("approval")
     else:
-        job.machine.approve(p.Approval(incident=1, granted=False, by="ann"))
+        job.machine.recovery.approve(p.Approval(incident=1, granted=False, by="ann"))
         job.collect()
     assert job.phase is Phase.STOPPING
     job.killed()
@@ -113,13 +113,13 @@ def test_an_answer_must_be_meant_for_what_waits() -> None:
     """One that comes too early, twice, or for another incident is refused."""
     job = trained(5, policy=ASKS)
     yes = p.Approval(incident=1, granted=True, by="ann")
-    assert "nothing waits" in job.machine.approve(yes)
+    assert "nothing waits" in job.machine.recovery.approve(yes)
     job.exits(0, signal=SIGKILL, finished=5)
     other = msgspec.structs.replace(yes, incident=7)
-    assert "incident 1 that waits, not 7" in job.machine.approve(other)
-    assert job.machine.approve(yes) == ""
+    assert "incident 1 that waits, not 7" in job.machine.recovery.approve(other)
+    assert job.machine.recovery.approve(yes) == ""
     job.collect()
-    assert "nothing waits" in job.machine.approve(yes)
+    assert "nothing waits" in job.machine.recovery.approve(yes)
 
 
 def test_a_fault_that_comes_while_a_person_is_asked_is_decided_after() -> None:
@@ -128,9 +128,9 @@ def test_a_fault_that_comes_while_a_person_is_asked_is_decided_after() -> None:
     job.exits(0, signal=SIGKILL, finished=5)
     job.exits(1, signal=SIGKILL, finished=5)
     assert job.unstarted == []
-    job.machine.approve(p.Approval(incident=1, granted=True, by="ann"))
+    job.machine.recovery.approve(p.Approval(incident=1, granted=True, by="ann"))
     job.collect()
-    assert job.machine.approve(p.Approval(incident=1, granted=True, by="ann")) == ""
+    assert job.machine.recovery.approve(p.Approval(incident=1, granted=True, by="ann")) == ""
     job.collect()
     job.spawned()
     assert set(job.pids) == {0, 1, 2}
@@ -143,10 +143,10 @@ def test_a_late_answer_is_not_taken_for_one_to_the_next_question() -> None:
     job.exits(0, signal=SIGKILL, finished=5, at=1.0)
     job.exits(1, signal=SIGKILL, finished=5, at=2.0)
     first = p.Approval(incident=1, granted=True, by="ann", about=1.0)
-    assert job.machine.approve(first) == ""
+    assert job.machine.recovery.approve(first) == ""
     job.collect()
-    assert "something else waits now" in job.machine.approve(first)
-    assert job.machine.approve(msgspec.structs.replace(first, about=2.0)) == ""
+    assert "something else waits now" in job.machine.recovery.approve(first)
+    assert job.machine.recovery.approve(msgspec.structs.replace(first, about=2.0)) == ""
 
 
 def test_another_coordinator_goes_on_waiting_for_the_person() -> None:
@@ -156,7 +156,7 @@ def test_another_coordinator_goes_on_waiting_for_the_person() -> None:
     job.lose_coordinator()
     assert "approval" in job.timers
     assert journal.waits_for_approval(job.history) is not None
-    assert job.machine.approve(p.Approval(incident=1, granted=True, by="ann")) == ""
+    assert job.machine.recovery.approve(p.Approval(incident=1, granted=True, by="ann")) == ""
 
 
 # ---- signs of trouble
@@ -185,7 +185,7 @@ def test_a_sign_that_means_nothing_is_written_down() -> None:
 def test_a_sign_that_cannot_be_read_is_refused(sign: dict[str, object], words: str) -> None:
     """The answer says what is wrong with it."""
     job = trained(5)
-    assert words in job.machine.on_sign(Sign(**{"node": 0} | sign), job.now)
+    assert words in job.machine.health.on_sign(Sign(**{"node": 0} | sign), job.now)
     job.collect()
     assert job.recorded(journal.SignSeen) == []
 
@@ -249,10 +249,10 @@ def test_a_rank_and_a_sign_tell_of_one_fault(first: str) -> None:
     if first == "rank":
         sign()
     assert strategies(job) == [Strategy.RETRY]
-    (past,) = job.machine.incidents.past
+    (past,) = job.machine.job.incidents.past
     assert (past.fault.kind, past.fault.code) == (Kind.DEVICE_MEMORY, "80E01801")
     job.lose_coordinator()
-    assert job.machine.incidents.past == [past]
+    assert job.machine.job.incidents.past == [past]
 
 
 def test_memory_that_no_rank_has_noticed_is_not_trained_with() -> None:

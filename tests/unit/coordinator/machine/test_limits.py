@@ -202,11 +202,11 @@ def test_news_of_an_earlier_generation_changes_nothing(message: p.Message) -> No
     job = trained(5)
     job.fail_step(0)
     job.arrive(job.ranks, finished=5)
-    assert job.machine.generation == 2
-    before = job.phase, job.machine.newest, [job.status(rank) for rank in job.ranks]
+    assert job.machine.job.generation == 2
+    before = job.phase, job.machine.job.newest, [job.status(rank) for rank in job.ranks]
     job.say(0, message)
     assert not job.commands
-    assert before == (job.phase, job.machine.newest, [job.status(rank) for rank in job.ranks])
+    assert before == (job.phase, job.machine.job.newest, [job.status(rank) for rank in job.ranks])
 
 
 def test_the_end_of_an_earlier_store_changes_nothing() -> None:
@@ -239,7 +239,7 @@ def test_an_agent_that_does_not_fit_is_refused(changes: dict[str, object], word:
     node = changes.pop("node", 1)
     job.hello(node, **changes)
     assert word in job.told(p.Refused)[-1].reason
-    assert list(job.machine.roster.nodes) == [0]
+    assert list(job.machine.job.roster.nodes) == [0]
 
 
 def test_agents_without_a_wish() -> None:
@@ -247,10 +247,10 @@ def test_agents_without_a_wish() -> None:
     job = Driver(nodes=2)
     job.hello()
     job.hello()
-    assert sorted(job.machine.roster.nodes) == [0, 1]
+    assert sorted(job.machine.job.roster.nodes) == [0, 1]
     job.hello()
     assert not job.told(p.Refused)
-    assert len(job.machine.roster.spares) == 1
+    assert len(job.machine.job.roster.spares) == 1
 
 
 def test_no_agent_is_taken_in_by_a_job_that_ends() -> None:

@@ -30,7 +30,7 @@ def trains(**world: object) -> Driver:
 def fails(job: Driver, rank: int, kind: Kind) -> None:
     """A rank cannot do its step."""
     told = p.StepFailed(
-        rank=rank, generation=job.machine.generation, kind=kind, error="told", finished=1
+        rank=rank, generation=job.machine.job.generation, kind=kind, error="told", finished=1
     )
     job.say(job.node_of(rank), told)
 
@@ -42,7 +42,7 @@ def test_ranks_are_told_where_all_others_are_reached() -> None:
     for rank in job.ranks:
         job.arrive([rank], port=7000 + rank)
     forms = job.told(p.Form)
-    hosts = [job.machine.roster.nodes[node].address for node in (0, 0, 1, 1)]
+    hosts = [job.machine.job.roster.nodes[node].address for node in (0, 0, 1, 1)]
     assert forms[0].peers == forms[1].peers == tuple(zip(hosts, range(7000, 7004), strict=True))
     job = Driver(processes=2)
     job.start()
@@ -68,7 +68,7 @@ def test_what_leaves_the_process_is_repaired_there(kind: Kind) -> None:
 def test_a_lost_rank_costs_all_processes() -> None:
     """Nobody can join the others' collectives: all are ended, and started with a new scheduler."""
     job = trains()
-    before = job.machine._store.serial
+    before = job.machine.job.store.serial
     job.exits(1, signal=SIGKILL, finished=1)
     assert strategies(job) == [Strategy.RESTART]
     assert "no new process can join" in job.last(journal.Decided).reason
@@ -83,7 +83,7 @@ def test_a_lost_rank_costs_all_processes() -> None:
 def test_the_next_coordinator_and_the_store(framework: Framework) -> None:
     """MindSpore's live ranks need the scheduler that they have; PyTorch's meet at a new store."""
     job = trained(framework=framework, policy=POLICY)
-    store = p.LiveStore(serial=job.machine._store.serial, port=7001)
+    store = p.LiveStore(serial=job.machine.job.store.serial, port=7001)
     job.lose_coordinator()
     alive = tuple(p.LiveRank(rank=rank, pid=job.pids[rank], training=True) for rank in job.ranks)
     job.hello(0, generation=1, ranks=alive, store=store)
@@ -110,14 +110,14 @@ def test_a_lost_node_costs_all_processes_too() -> None:
 def test_a_scheduler_that_ends_costs_all_processes() -> None:
     """MindSpore would end them because of it; with PyTorch nobody needs it while all train."""
     job = trains()
-    serial = job.machine._store.serial
+    serial = job.machine.job.store.serial
     job.say(0, p.StoreDown(serial=serial - 1))
     assert strategies(job) == []
     job.say(0, p.StoreDown(serial=serial))
     assert strategies(job) == [Strategy.RESTART]
     assert job.last(journal.FaultSeen).fault.message == "the scheduler of mindspore has ended"
     calm = trained(policy=POLICY)
-    calm.say(0, p.StoreDown(serial=calm.machine._store.serial))
+    calm.say(0, p.StoreDown(serial=calm.machine.job.store.serial))
     assert strategies(calm) == []
 
 

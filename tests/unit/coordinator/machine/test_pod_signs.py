@@ -39,7 +39,7 @@ def test_another_pod_is_lost_for_the_same_reason() -> None:
     """On the same host: of the new pod that is news."""
     job = trained(5, nodes=2)
     for round_ in (1, 2):
-        address = job.machine.roster.nodes[1].address
+        address = job.machine.job.roster.nodes[1].address
         job.lose(1)
         for _ in ("once", "twice"):
             assert report(job, Source.POD_REASON, "Evicted", node=1, address=address) == ""
@@ -50,7 +50,7 @@ def test_another_pod_is_lost_for_the_same_reason() -> None:
 def test_a_pod_is_lost_for_the_same_reason_once_more() -> None:
     """Its kubelet starts its container anew where it is; that ends as the first did."""
     job = trained(5, nodes=2)
-    address = job.machine.roster.nodes[1].address
+    address = job.machine.job.roster.nodes[1].address
     for run in (0, 1):
         job.lose(1)
         for _ in ("once", "twice"):
@@ -63,14 +63,14 @@ def test_a_pod_is_lost_for_the_same_reason_once_more() -> None:
 def test_a_late_reason_does_not_harm_the_pod_that_came() -> None:
     """It comes when another pod is the node already, on the same host: it tells of the first."""
     job = trained(5, nodes=2)
-    before = job.machine.roster.nodes[1].address
+    before = job.machine.job.roster.nodes[1].address
     job.lose(1)
     job.hello(1, address="10.9.9.9")
     decided = strategies(job)
     assert report(job, Source.POD_REASON, "Evicted", node=1, address=before) == ""
     assert seen(job)[-1].fault.kind is Kind.EVICTION
     assert strategies(job) == decided
-    assert job.machine.roster.nodes[1].address == "10.9.9.9"
+    assert job.machine.job.roster.nodes[1].address == "10.9.9.9"
 
 
 def test_a_sign_of_a_node_that_never_was() -> None:

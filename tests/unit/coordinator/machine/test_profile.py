@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from jobs.driver import Driver
 
-from rekindle.coordinator.machine.takeover import earlier
+from rekindle.coordinator.machine.inheritance import earlier
 from rekindle.profiling.switch import Order, Switch, switch_of
 from rekindle.protocol import agent as p
 from rekindle.recovery.journal import journal
@@ -15,7 +15,7 @@ FOUR = switch_of(("step",))
 
 def order(driver: Driver, *kinds: str, on: bool = True) -> str:
     """Switch; return why not."""
-    refused = driver.machine.profile(Order(on=on, kinds=kinds, by="ada"), now=7.9)
+    refused = driver.machine.switch.switch(Order(on=on, kinds=kinds, by="ada"), now=7.9)
     driver.collect()
     return refused
 

@@ -150,7 +150,7 @@ def test_a_promoted_spare_is_waited_for() -> None:
     driver.hello(0)
     driver.hello(1)
     driver.fire("late")
-    assert driver.machine.roster.outside == set()
+    assert driver.machine.job.roster.outside == set()
     driver.hello_again(spare, 2, spare=True)
     driver.store_up()
     assert driver.spawned_now() == [0, 1, 2]

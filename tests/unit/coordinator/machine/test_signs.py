@@ -141,7 +141,7 @@ def test_a_device_to_be_isolated_is_not_started_on_again() -> None:
     ascend(job, SEPARATE, node=1)
     assert strategies(job) == [IN_PLACE, RECOVER]
     assert [event.host for event in job.recorded(journal.Isolated)] == ["host-2"]
-    assert len(job.machine.incidents.past) == 1  # of one fault
+    assert len(job.machine.job.incidents.past) == 1  # of one fault
 
 
 def test_a_device_that_can_be_healed_is_healed_after_all() -> None:
@@ -164,7 +164,7 @@ def test_a_device_is_healed_by_the_restart_that_is_under_way() -> None:
     job.killed()
     job.store_up()
     assert heals(job) == [(1,)]
-    assert job.machine.restarts == 1
+    assert job.machine.job.restarts == 1
 
 
 @pytest.mark.parametrize("first", ["sign", "rank"])
@@ -252,12 +252,12 @@ def test_what_ails_the_host_that_a_node_has_left_is_not_its_own() -> None:
     """A node that was lost is on another host: nobody there has to suffer for the first one."""
     job = trained(5, nodes=2)
     deadlock = Sign(source=Source.NODE_CONDITION, what="KernelDeadlock=True", node=1, host="host-2")
-    said = job.machine.on_sign(msgspec.structs.replace(deadlock, host="host-7"), job.now)
+    said = job.machine.health.on_sign(msgspec.structs.replace(deadlock, host="host-7"), job.now)
     assert said == "node 1 is not on host-7"
     job.lose(1)
     job.hello(1, host="host-3")
     before = strategies(job)
-    assert job.machine.on_sign(deadlock, job.now + 60) == ""
+    assert job.machine.health.on_sign(deadlock, job.now + 60) == ""
     job.collect()
     assert job.last(journal.SignSeen).host == "host-2"
     assert strategies(job) == before
@@ -286,7 +286,7 @@ def test_devices_that_break_together_are_healed_together() -> None:
     job.killed()
     job.store_up()
     assert heals(job) == [(0, 1)]
-    assert job.machine.restarts == 1
+    assert job.machine.job.restarts == 1
 
 
 def test_a_device_that_cannot_heal_is_isolated_during_a_restart() -> None:
@@ -309,7 +309,7 @@ def test_a_sick_node_is_replaced_during_a_restart() -> None:
     assert strategies(job) == [RESTART, RECOVER]
     job.killed()
     assert job.phase is Phase.GATHERING
-    assert job.machine.restarts == 1
+    assert job.machine.job.restarts == 1
     job.hello(1)
     job.store_up()
     assert job.spawned_now() == [0, 1, 2, 3]
@@ -333,10 +333,10 @@ def test_a_sick_node_is_not_forgotten_when_a_person_grants_another() -> None:
     assert report(job, Source.NODE_CONDITION, "KernelDeadlock=True", node=2) == ""
     assert len(job.recorded(journal.Decided)) == 1
     yes = p.Approval(incident=1, granted=True, by="ann")
-    assert job.machine.approve(yes) == ""
+    assert job.machine.recovery.approve(yes) == ""
     job.collect()
     assert strategies(job) == [POD, POD]
-    assert job.machine.approve(yes) == ""
+    assert job.machine.recovery.approve(yes) == ""
     job.collect()
     assert [event.node for event in job.recorded(journal.Isolated)] == [1, 2]
 
@@ -388,6 +388,6 @@ def test_what_is_reported_after_a_heal_is_news() -> None:
 def test_what_a_job_may_be_told_of_is_no_more_than_its_own() -> None:
     """A sign of a node that it has not is refused, and holds nothing up."""
     job = untouched(AUTO)
-    assert job.machine.on_sign(Sign(source=Source.XID, what="92", node=4), job.now)
+    assert job.machine.health.on_sign(Sign(source=Source.XID, what="92", node=4), job.now)
     job.exits(0, code=1)
     assert strategies(job) == [Strategy.FAIL]

@@ -32,7 +32,7 @@ def tell(
     job: Driver, first: int, count: int, factor: float = 1.0, *, slow: tuple[int, ...] = (SLOW,)
 ) -> None:
     """All agents tell of so many steps; those of slow nodes take longer."""
-    for node in range(job.machine.spec.nodes):
+    for node in range(job.machine.job.spec.nodes):
         work = 0.05 * (factor if node in slow else 1.0)
         ranks = [rank for rank in job.ranks if job.node_of(rank) == node]
         # Clocks and machines are never quite even.
@@ -84,7 +84,7 @@ def examined(job: Driver, **sick: Health) -> None:
         node: NodeVerdict(node=node, health=sick.get(f"node{node}", Health.HEALTHY), reason="mm")
         for node in nodes
     }
-    job.machine.on_examined(found, job.now)
+    job.machine.stragglers.on_examined(found, job.now)
     job.collect()
 
 
@@ -267,7 +267,7 @@ def test_a_node_that_is_lost_while_it_is_checked() -> None:
     stand(job)
     job.lose(SLOW)
     assert strategies(job) == [Strategy.RECOVER]
-    job.machine.on_examined({0: NodeVerdict(node=0, health=Health.HEALTHY)}, job.now)
+    job.machine.stragglers.on_examined({0: NodeVerdict(node=0, health=Health.HEALTHY)}, job.now)
     job.collect()
     assert job.phase is Phase.REGROUPING
 

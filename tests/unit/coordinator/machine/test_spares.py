@@ -33,7 +33,7 @@ def test_spare_waits() -> None:
     assert (welcome.connection, welcome.message.node) == (spare, SPARE)
     driver.hello(0)
     assert driver.last(journal.NodeJoined).node == 0
-    assert list(driver.machine.roster.nodes) == [0]
+    assert list(driver.machine.job.roster.nodes) == [0]
 
 
 def test_spare_takes_a_lost_nodes_place() -> None:
@@ -51,7 +51,7 @@ def test_spare_takes_a_lost_nodes_place() -> None:
     driver.form(1)
     driver.step(2)
     assert [i.closed for i in journal.incidents(driver.history)] == [True]
-    assert driver.machine.roster.spares == {}
+    assert driver.machine.job.roster.spares == {}
 
 
 def test_no_spare_left() -> None:
@@ -84,7 +84,7 @@ def test_agent_without_a_place_is_a_spare() -> None:
     """An agent that asks for any place when all are taken waits for one."""
     driver, _ = trained(spares=0)
     late = driver.hello()
-    assert list(driver.machine.roster.spares) == [late]
+    assert list(driver.machine.job.roster.spares) == [late]
     driver.lose(0)
     assert promoted(driver) == {late: 0}
 
@@ -126,7 +126,7 @@ def test_idle_spare_is_lost() -> None:
 def test_spares_that_die_again_and_again_are_not_asked_for_for_ever() -> None:
     """There is a limit: something kills them."""
     driver, _ = trained(spares=0)
-    limit = driver.machine.spec.policy.max_recoveries
+    limit = driver.machine.job.spec.policy.max_recoveries
     for _ in range(limit + 3):
         driver.lose_spare(driver.hello(spare=True))
     assert len(driver.recorded(journal.NodeWanted)) == limit
@@ -146,7 +146,7 @@ def test_spare_tells_what_it_finds_when_it_is_promoted() -> None:
     driver, (spare,) = trained()
     driver.lose(0)
     driver.hello_again(spare, 0, spare=True, checkpoints=((5, 1), (3, 1)))
-    assert driver.machine.roster.nodes[0].checkpoints == ((5, 1), (3, 1))
+    assert driver.machine.job.roster.nodes[0].checkpoints == ((5, 1), (3, 1))
 
 
 def test_place_taken_and_another_one_promised() -> None:
@@ -159,7 +159,7 @@ def test_place_taken_and_another_one_promised() -> None:
     driver.hello_again(spare, 1, spare=True)
     assert promoted(driver) == {spare: 0}
     driver.hello_again(spare, 0, spare=True)
-    assert sorted(driver.machine.roster.nodes) == [0, 1]
+    assert sorted(driver.machine.job.roster.nodes) == [0, 1]
 
 
 def test_promoted_spare_finds_its_place_taken_after_a_takeover() -> None:
@@ -168,7 +168,7 @@ def test_promoted_spare_finds_its_place_taken_after_a_takeover() -> None:
     driver.lose_coordinator()
     driver.hello(1)
     late = driver.hello(1, spare=True)
-    assert list(driver.machine.roster.spares) == [late]
+    assert list(driver.machine.job.roster.spares) == [late]
     driver.hello(1)
     (refused,) = driver.sent(p.Refused)
     assert "node 1 is taken" in refused.message.reason
@@ -196,10 +196,10 @@ def test_node_lost_before_any_rank_was_started() -> None:
     driver.lose(0)
     assert promoted(driver) == {spare: 0}
     assert driver.recorded(journal.FaultSeen) == []
-    for _ in range(driver.machine.spec.policy.max_in_row - 1):
+    for _ in range(driver.machine.job.spec.policy.max_in_row - 1):
         driver.hello(1)
         driver.lose(1)
-    assert len(driver.recorded(journal.NodeLeft)) == driver.machine.spec.policy.max_in_row
+    assert len(driver.recorded(journal.NodeLeft)) == driver.machine.job.spec.policy.max_in_row
     driver.hello(1)
     driver.lose(1)
     assert driver.last(journal.Decided).strategy is Strategy.FAIL

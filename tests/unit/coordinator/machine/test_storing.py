@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from jobs.driver import Driver
 
+from rekindle.coordinator.machine.inheritance import earlier
 from rekindle.coordinator.machine.job_state import Phase
 from rekindle.coordinator.machine.machine import Machine
-from rekindle.coordinator.machine.takeover import earlier
 from rekindle.errors import ProtocolError
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import Kind
@@ -22,9 +22,9 @@ def trained(**spec: object) -> Driver:
     """Two nodes of a rank each, with a shard each, in their first generation."""
     driver = Driver(nodes=2, processes=1, policy=POLICY)
     if spec:
-        changed = msgspec.structs.replace(driver.machine.spec, **spec)
-        driver.machine = Machine(changed, driver.machine._tables, attempt=0)
-        driver.machine.start()
+        changed = msgspec.structs.replace(driver.machine.job.spec, **spec)
+        driver.machine = Machine(changed, driver.machine.job.tables, attempt=0)
+        driver.machine.takeover.start()
         driver.collect()
     for node in range(2):
         driver.hello(node)
@@ -116,13 +116,13 @@ def test_what_a_broken_generation_had_due() -> None:
     write_error = p.PartWritten(step=5, generation=1, shard=0, shards=2, error="no")
     driver.say(0, write_error)
     assert driver.told(p.WriteParts) == {}
-    assert driver.machine._assembly.backlog.is_empty
+    assert driver.machine.checkpoints.assembly.backlog.is_empty
 
 
 def test_the_interval_is_chosen() -> None:
     """When it is known what a checkpoint costs all are told; the next coordinator knows it."""
     driver = trained(checkpoint_every="auto")
-    assert driver.machine._interval.steps == 10
+    assert driver.machine.checkpoints.interval.steps == 10
     for step in (2, 4):
         driver.now += 1.0
         driver.say(0, p.Beat(finished={0: step}))
@@ -144,7 +144,7 @@ def test_nobody_restores_what_was_removed() -> None:
         due(driver, step)
         write(driver, step)
     driver.say(0, p.Pruned(removed=((5, 1),)))
-    nodes = driver.machine.roster.nodes.values()
+    nodes = driver.machine.job.roster.nodes.values()
     assert {node.checkpoints for node in nodes} == {((10, 1),)}
     assert driver.last(journal.CheckpointsPruned).in_words() == (
         "checkpoints of steps 5 were removed"

@@ -26,7 +26,7 @@ def unkillable(policy: Policy | None = None) -> Driver:
     """Two nodes train; the kernel holds rank 1, which hangs, and SIGKILL does not end it."""
     driver = Driver(nodes=2, processes=1, policy=policy or Policy())
     driver.train(finished=5)
-    driver.say(1, p.Stalled(rank=1, generation=driver.machine.generation))
+    driver.say(1, p.Stalled(rank=1, generation=driver.machine.job.generation))
     for node, order in driver.told(p.Look).items():
         seen = {"finished": 5, "doing": Doing.STEP, "elapsed_s": 12.0, "late": True}
         look = p.RankLook(rank=node, waiting=node != 1, **seen)
@@ -50,7 +50,7 @@ def test_a_culprit_that_the_kernel_holds_costs_its_node() -> None:
     assert driver.last(journal.NodeWanted).node == 1
     driver.nodes.pop(1)
     driver._forget(1)
-    driver.machine.on_agent_lost(line, driver.now)  # the agent obeys
+    driver.machine.losses.on_agent_lost(line, driver.now)  # the agent obeys
     driver.collect()
     driver.hello(1)
     driver.spawned()

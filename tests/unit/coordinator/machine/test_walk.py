@@ -132,15 +132,15 @@ class Walk(RuleBasedStateMachine):
     def answer(self, granted: int) -> None:
         """A person answers what waits; seldom that it may not be."""
         machine = self.world.machine
-        said = p.Approval(incident=machine.incidents.open, granted=granted > 0, by="ann")
-        machine.approve(said)
+        said = p.Approval(incident=machine.job.incidents.open, granted=granted > 0, by="ann")
+        machine.recovery.approve(said)
         self.world.collect()
 
     @precondition(alive)
     @rule()
     def lose_the_store(self) -> None:
         """The ranks' store dies, where it runs."""
-        store = self.world.machine._store
+        store = self.world.machine.job.store
         if store.is_up and store.node in self.world.agents:
             self.world.agents[store.node].news.append(p.StoreDown(serial=store.serial))
 

@@ -18,7 +18,9 @@ from rekindle.recovery.journal import journal
 
 def report(job: Driver, **sign: object) -> None:
     """Somebody reports an Ascend code."""
-    assert job.machine.on_sign(Sign(source=Source.ASCEND, **{"node": 1} | sign), job.now) == ""
+    assert (
+        job.machine.health.on_sign(Sign(source=Source.ASCEND, **{"node": 1} | sign), job.now) == ""
+    )
     job.collect()
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rekindle.coordinator.machine.inheritance import inheritance
 from rekindle.coordinator.machine.job_state import Incidents
-from rekindle.coordinator.machine.takeover import inheritance
 from rekindle.recovery.faults.fault import Fault, Kind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import Decided, FaultSeen, JobStarted

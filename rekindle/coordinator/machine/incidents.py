@@ -1,0 +1,145 @@
+"""The open incident, the decisions so far, and those that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from rekindle.recovery.faults.classification import explained, explains
+from rekindle.recovery.faults.fault import Fault
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.case import Case
+from rekindle.recovery.policy.decide import Decision, decide
+from rekindle.recovery.policy.history import Past, besides
+from rekindle.recovery.policy.policy import Policy, Strategy
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What a sign has told of a fault. before: how it was known; strategy: the answer to that."""
+
+    event: journal.FaultSeen
+    before: Fault
+    strategy: Strategy | None = None  # None: nothing was decided yet
+
+
+class Incidents:
+    """The open incident and the job's history of decisions.
+
+    awaiting: the decision that a person has to approve. held: faults seen meanwhile. doubted: faults
+    that are not decided yet, because a health event may tell more of them.
+    """
+
+    def __init__(self, policy: Policy, number: int, past: Iterable[Past] = ()) -> None:
+        self._policy = policy
+        self.number = number  # of the newest incident
+        self.open = 0  # number of the open one, or 0
+        self.faults: list[Fault] = []
+        self.past = list(past)
+        self.awaiting: tuple[Fault, Decision] | None = None
+        self.held: list[Fault] = []
+        self.doubted: tuple[Fault, ...] = ()
+        self._heaviest = Strategy.RETRY
+        self._answered = 0  # faults of the open incident when `answered` was called
+
+    @property
+    def undecided(self) -> bool:
+        """Whether a decision waits for a person, or for a health event."""
+        return self.awaiting is not None or bool(self.doubted)
+
+    @property
+    def unanswered(self) -> list[Fault]:
+        """The open incident's faults since the newest generation or restart."""
+        return self.faults[self._answered :]
+
+    def answered(self) -> None:
+        """A generation was formed, or all ranks are started again: what comes now is news."""
+        self._answered = len(self.faults)
+
+    def inherit(self, open_: journal.Incident) -> None:
+        """Go on where a coordinator that died left off."""
+        self.open, self.faults = open_.number, list(open_.faults)
+        self._heaviest = open_.strategy or Strategy.RETRY
+
+    def note(self, fault: Fault) -> journal.FaultSeen:
+        """Add a fault to the open incident, or open one with it."""
+        if not self.open:
+            self.number += 1
+            self.open = self.number
+        self.faults.append(fault)
+        return journal.FaultSeen(incident=self.open, fault=fault)
+
+    def note_storage(self, fault: Fault) -> journal.Event:
+        """Make an incident of its own of a fault that does not disturb training."""
+        self.number += 1
+        return journal.CheckpointFailed(incident=self.number, fault=fault)
+
+    def aside(self) -> int:
+        """Number an incident that is over as it is told: nothing was training there."""
+        self.number += 1
+        return self.number
+
+    def decide(self, case: Case) -> tuple[Decision, journal.Decided]:
+        """Decide about a fault. Each decision is told, for it counts against the budgets."""
+        decision = decide(self._policy, case)
+        self.past = besides(self.past, case.fault)
+        self.past.append(
+            Past(
+                fault=case.fault,
+                strategy=decision.strategy,
+                newest=case.newest,
+                incident=self.open,
+                resumed=case.resumed,
+                rolled_back=decision.roll_back,
+            )
+        )
+        ladder = list(Strategy)
+        # What becomes of a lost node is shown of each, and what a person has to answer.
+        shown = decision.approval or decision.strategy in (Strategy.RECOVER, Strategy.SHRINK)
+        lighter = ladder.index(decision.strategy) < ladder.index(self._heaviest) and not shown
+        if not lighter:
+            self._heaviest = decision.strategy
+        event = journal.Decided(
+            incident=self.open,
+            strategy=decision.strategy,
+            reason=decision.reason,
+            fault=case.fault,
+            lighter=lighter,
+            newest=case.newest,
+            resumed=case.resumed,
+            roll_back=decision.roll_back,
+            isolate=decision.isolate,
+            approval=decision.approval,
+        )
+        return decision, event
+
+    def explain(self, sign: Fault, within_s: float) -> Told | None:
+        """Give the code of a sign to the fault that a rank has told of before; None: to none."""
+        decided = [(past.fault, past.incident, past.strategy) for past in self.past]
+        undecided = [(f, self.open, None) for f in self.faults if f not in [d[0] for d in decided]]
+        for before, incident, strategy in reversed([*decided, *undecided]):
+            if sign.at - before.at > within_s or not explains(sign, before):
+                continue
+            fault = explained(before, sign)
+            self.past = [
+                msgspec.structs.replace(past, fault=fault) if past.fault == before else past
+                for past in self.past
+            ]
+            self.faults = [fault if seen == before else seen for seen in self.faults]
+            return Told(
+                journal.FaultSeen(incident=incident, fault=fault, known=True), before, strategy
+            )
+        return None
+
+    def host_lost_with(self, node: int) -> str | None:
+        """Return the host that this node was lost with last; None: it never was."""
+        seen = [*(past.fault for past in self.past), *self.faults]
+        lost = (f.host for f in reversed(seen) if f.node == node and f.rank < 0)
+        return next(lost, None)
+
+    def close(self) -> None:
+        """Training goes on."""
+        self.open = 0
+        self.faults = []
+        self._answered = 0
+        self._heaviest = Strategy.RETRY

@@ -1,0 +1,241 @@
+"""What a coordinator takes over from earlier ones: folds over the journal. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from rekindle.coordinator.machine import left_open
+from rekindle.coordinator.machine.job_state import RESCHEDULED
+from rekindle.job.spec import JobSpec
+from rekindle.profiling.switch import Switch
+from rekindle.protocol.rank import Profile
+from rekindle.recovery.faults.classification import explains
+from rekindle.recovery.faults.fault import Fault
+from rekindle.recovery.faults.invalid_states import Suspicion, suspicions
+from rekindle.recovery.faults.profiled import BY_TRACE, Profiled
+from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.decide import Decision
+from rekindle.recovery.policy.history import Past, besides
+from rekindle.recovery.policy.interval import Interval
+from rekindle.recovery.policy.policy import INNER
+
+Placement = tuple[int, str, int]  # an agent: attempt, address and process; numbers come again
+
+
+class Earlier(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds for all attempts of a job.
+
+    generation, incident: the newest; their numbers only ever rise. suspicions: what ranks have said
+    to be wrong. signs: what was reported of devices. past: what was decided. placements: the agents
+    of each node. at: when the last of it happened. checkpoint_every: steps, as they were chosen
+    last, 0: never. profile: what is written down; traced: what MindCluster's switch last said of
+    that. faults, seconds: how often training was broken, in how long a time.
+    """
+
+    generation: int = 0
+    incident: int = 0
+    suspicions: tuple[Suspicion, ...] = ()
+    signs: tuple[journal.SignSeen, ...] = ()
+    past: tuple[Past, ...] = ()
+    placements: dict[int, frozenset[Placement]] = {}
+    at: float = 0.0
+    checkpoint_every: int = 0
+    profile: Profile = Profile()
+    traced: Switch = Switch()
+    faults: int = 0
+    seconds: float = 0.0
+
+
+def earlier(events: Sequence[journal.Event]) -> Earlier:
+    """Fold the events of all attempts so far."""
+    formed = (event.generation for event in events if isinstance(event, journal.Formed))
+    return Earlier(
+        generation=max(formed, default=0),
+        incident=max((getattr(event, "incident", 0) for event in events), default=0),
+        suspicions=tuple(suspicions(events)),
+        signs=tuple(event for event in events if isinstance(event, journal.SignSeen)),
+        past=_past(events),
+        placements=_placements(events),
+        at=max((event.at for event in events), default=0.0),
+        checkpoint_every=next(
+            (e.steps for e in reversed(events) if isinstance(e, journal.CheckpointInterval)), 0
+        ),
+        profile=_profile(events),
+        traced=_traced(events),
+        faults=len({event.incident for event in events if isinstance(event, journal.FaultSeen)}),
+        seconds=_seconds(events),
+    )
+
+
+def _profile(events: Sequence[journal.Event]) -> Profile:
+    """Return what is written down."""
+    told = (event for event in reversed(events) if isinstance(event, Profiled))
+    return next((Profile(switch=event.switch, since=event.since) for event in told), Profile())
+
+
+def _traced(events: Sequence[journal.Event]) -> Switch:
+    """Return what MindCluster's switch last said; without one: nothing is on."""
+    told = (event for event in reversed(events) if isinstance(event, Profiled))
+    return next((event.switch for event in told if event.by == BY_TRACE), Switch())
+
+
+def interval_of(spec: JobSpec, before: Earlier) -> Interval:
+    """Return the steps between two checkpoints of a job of which there were attempts before."""
+    return Interval(
+        spec.checkpoint_every,
+        devices=spec.world_size,
+        known=before.checkpoint_every,
+        faults=before.faults,
+        seconds=before.seconds,
+    )
+
+
+def _seconds(events: Iterable[journal.Event]) -> float:
+    """Return for how long there were attempts of the job."""
+    began, last, seconds = 0.0, 0.0, 0.0
+    for event in events:
+        if isinstance(event, journal.JobStarted):
+            seconds, began = seconds + last - began, event.at
+        last = event.at
+    return seconds + last - began
+
+
+class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
+    """What the coordinator that died in this attempt had decided, and what it left open.
+
+    incident: the open one; restarts: restarts of all ranks so far.
+    resumed: the step after which all ranks last began to train together. newest: the newest step
+    that it knew to be finished; without it no decision would be known to be followed by a step.
+    awaiting: what a person has yet to approve; held: faults that nothing is decided about before.
+    to_heal: ranks whose device is healed before they start. unmet: signs that no rank has met.
+    isolated: hosts; leaving: nodes that were to leave them and have not come again.
+    left_out: nodes that the newest world went on without. stopping: how and why the attempt was
+    being ended, if it was.
+    """
+
+    restarts: int
+    incident: journal.Incident | None = None
+    resumed: int = 0
+    newest: int = 0
+    awaiting: tuple[Fault, Decision] | None = None
+    held: tuple[Fault, ...] = ()
+    to_heal: frozenset[int] = frozenset()
+    unmet: tuple[journal.SignSeen, ...] = ()
+    isolated: tuple[str, ...] = ()
+    leaving: frozenset[int] = frozenset()
+    left_out: tuple[int, ...] = ()
+    stopping: journal.Stopping | None = None
+
+
+def inheritance(events: Iterable[journal.Event], attempt: int) -> Inheritance | None:
+    """Fold the events of `attempt`; None: it has not begun, so there is nothing to take over."""
+    own: list[journal.Event] = []
+    for event in events:
+        if isinstance(event, journal.JobStarted):
+            own = []
+        own.append(event)
+    if not own or not isinstance(own[0], journal.JobStarted) or own[0].attempt != attempt:
+        return None
+    formed = [event for event in own if isinstance(event, journal.Formed)]
+    stopping = [event for event in own if isinstance(event, journal.Stopping)]
+    unfinished = [incident for incident in journal.incidents(own) if not incident.closed]
+    awaiting = _awaiting(own)
+    return Inheritance(
+        restarts=max((e.restart for e in own if isinstance(e, journal.RanksStarted)), default=0),
+        incident=unfinished[-1] if unfinished else None,
+        resumed=_resumed(own),
+        newest=_newest(own),
+        awaiting=awaiting,
+        held=left_open.held(own) if awaiting else (),
+        to_heal=left_open.to_heal(own),
+        unmet=left_open.unmet(own),
+        isolated=tuple(event.host for event in own if isinstance(event, journal.Isolated)),
+        leaving=left_open.leaving(own),
+        left_out=formed[-1].left_out if formed else (),
+        stopping=stopping[-1] if stopping else None,
+    )
+
+
+def _resumed(own: Iterable[journal.Event]) -> int:
+    """Return the step of the first generation since the last restart."""
+    step, anew = 0, True
+    for event in own:
+        if isinstance(event, journal.Decided):
+            anew = anew or event.strategy not in INNER
+        elif isinstance(event, journal.Formed) and anew:
+            step, anew = event.step, False
+    return step
+
+
+def _newest(own: Iterable[journal.Event]) -> int:
+    """Return the newest finished step that the events name since training last continued."""
+    step = 0
+    for event in own:
+        if isinstance(event, journal.FirstStep):
+            step = event.step
+        elif isinstance(event, journal.Decided):
+            step = max(step, event.newest)
+    return step
+
+
+def _awaiting(own: Sequence[journal.Event]) -> tuple[Fault, Decision] | None:
+    """Return the decision that needs an approval that nobody has given or refused."""
+    asked, past = journal.waits_for_approval(own), _past(own)
+    if asked is None or not past:
+        return None
+    decision = Decision(
+        strategy=asked.strategy,
+        reason=asked.reason,
+        isolate=asked.isolate,
+        roll_back=asked.roll_back,
+        approval=True,
+    )
+    return past[-1].fault, decision
+
+
+def _past(events: Iterable[journal.Event]) -> tuple[Past, ...]:
+    """Return all decisions that count, each with the fault that it was about.
+
+    The end of an attempt makes its decisions void, unless the next attempt follows at once: an
+    attempt that a person begins has budgets of its own.
+    """
+    past: list[Past] = []
+    for event in events:
+        match event:
+            case journal.Ended(outcome=outcome) if outcome != RESCHEDULED:
+                past = []
+            case journal.FaultSeen(known=True):
+                _explain(past, event)
+            case journal.Decided(fault=fault):
+                decided = Past(
+                    fault=fault,
+                    strategy=event.strategy,
+                    newest=event.newest,
+                    incident=event.incident,
+                    resumed=event.resumed,
+                    rolled_back=event.roll_back,
+                )
+                past = [*besides(past, fault), decided]
+    return tuple(past)
+
+
+def _explain(past: list[Past], told: journal.FaultSeen) -> None:
+    """Say of the newest that this can be about what it was."""
+    for index in reversed(range(len(past))):
+        of = past[index]
+        if of.incident == told.incident and explains(told.fault, of.fault):
+            past[index] = msgspec.structs.replace(of, fault=told.fault)
+            return
+
+
+def _placements(events: Iterable[journal.Event]) -> dict[int, frozenset[Placement]]:
+    found: dict[int, set[Placement]] = {}
+    attempt = 0
+    for event in events:
+        if isinstance(event, journal.JobStarted):
+            attempt = event.attempt
+        elif isinstance(event, journal.NodeJoined):
+            found.setdefault(event.node, set()).add((attempt, event.address, event.pid))
+    return {node: frozenset(agents) for node, agents in found.items()}

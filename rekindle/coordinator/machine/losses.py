@@ -1,0 +1,213 @@
+"""What counts as a fault: lost agents, ended ranks, failed steps, passed time limits."""
+
+from __future__ import annotations
+
+from rekindle.coordinator.machine.checkpoints import Checkpoints
+from rekindle.coordinator.machine.elasticity import Elasticity
+from rekindle.coordinator.machine.endings import Endings
+from rekindle.coordinator.machine.fleet import Fleet
+from rekindle.coordinator.machine.generations import Generations
+from rekindle.coordinator.machine.injections import Injections
+from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Send, SetTimer
+from rekindle.coordinator.machine.ranks import Status, by_node
+from rekindle.coordinator.machine.recovery import Recovery
+from rekindle.coordinator.machine.roster import Node
+from rekindle.errors import ProtocolError
+from rekindle.names import KILLED_S
+from rekindle.protocol import agent as p
+from rekindle.recovery.faults.classification import fault_of_exit
+from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.journal import journal
+
+_FAILED = {
+    Kind.LINK: "a collective of rank {rank} failed: {error}",
+    Kind.TRANSIENT: "rank {rank} met what the script says will pass: {error}",
+    Kind.DEVICE_MEMORY: "the device memory of rank {rank} is damaged: {error}",
+    Kind.DEVICE: "the device of rank {rank} could not be repaired: {error}",
+}
+
+
+class Losses:
+    """Reports what agents say of broken ranks, and what they no longer say."""
+
+    def __init__(
+        self,
+        job: JobState,
+        injections: Injections,
+        fleet: Fleet,
+        checkpoints: Checkpoints,
+        generations: Generations,
+        endings: Endings,
+        elasticity: Elasticity,
+        recovery: Recovery,
+    ) -> None:
+        self._job = job
+        self._injections = injections
+        self._fleet = fleet
+        self._checkpoints = checkpoints
+        self._generations = generations
+        self._endings = endings
+        self._elasticity = elasticity
+        self._recovery = recovery
+        self._roster = job.roster
+        self._spec = job.spec
+        self._incidents = job.incidents
+        self._left_early = 0  # nodes that were lost before any rank was started
+
+    def on_agent_lost(self, connection: int, now: float) -> None:
+        """The line to an agent is gone, and with it (as far as we can know) its node."""
+        self._job.sent_home.discard(connection)
+        lost = self._roster.by_connection(connection)
+        if lost is None:
+            self._fleet.on_spare_lost(connection)
+            return
+        text = f"node {lost.node} ({lost.address}) was lost with its agent and all its ranks"
+        self._on_node_lost(lost, text, now)
+
+    def _on_unkillable(self, now: float) -> None:
+        """Give up the nodes that have ranks which SIGKILL did not end: the kernel holds them."""
+        ending = [rank for rank in self._roster.ranks if rank.status is Status.ENDING]
+        for number, ranks in by_node(ending).items():
+            lost = self._roster.nodes.get(number)
+            if lost is None or ranks[0].status is not Status.ENDING:
+                continue  # given up because of another one
+            self._job.do(Send(lost.connection, p.Bye(status=1)))
+            self._job.sent_home.add(lost.connection)
+            text = f"rank {ranks[0].rank} has not ended within {KILLED_S:g} s of SIGKILL"
+            self._on_node_lost(lost, f"{text}; node {number} ({lost.address}) is given up", now)
+
+    def _on_node_lost(self, lost: Node, text: str, now: float) -> None:
+        self._injections.lost(self._roster.ranks_of(lost.node))
+        self._checkpoints.committing.discard(lost.node)
+        finished = self._roster.lose(lost)
+        self._job.store.node_lost(lost.node)
+        if self._elasticity.is_on_trial(lost.node):
+            self._elasticity.put_out(lost.node)
+        if lost.node in self._roster.outside:
+            self._elasticity.on_outside_lost(lost)
+            return
+        self._endings.dump_failed(lost.node, "the node is lost")
+        if self._job.phase in ENDING:
+            self._endings.go_on_ending()
+            return
+        fault = Fault(
+            kind=Kind.NODE_LOST,
+            message=text,
+            node=lost.node,
+            finished=finished,
+            at=now,
+            host=lost.host,
+        )
+        if self._nothing_to_lose():
+            self._job.record(journal.NodeLeft(node=lost.node, address=lost.address, pid=lost.pid))
+        else:
+            self._recovery.report(fault)
+        if self._job.phase not in ENDING:
+            self._fleet.fill(lost.node)
+            if self._roster.missing:
+                self._job.do(SetTimer("node", self._spec.policy.node_timeout_s))
+
+    def _nothing_to_lose(self) -> bool:
+        """Whether a node may go as it came: no rank was started yet; a few times, at most."""
+        begun = self._job.phase is not Phase.GATHERING or not self._roster.all_are(Status.ABSENT)
+        if begun or self._job.restarts or self._left_early == self._spec.policy.max_in_row:
+            return False
+        self._left_early += 1
+        return True
+
+    def on_exited(self, message: p.Exited, now: float) -> None:
+        """A rank's process ended."""
+        rank = self._roster.ranks[message.rank]
+        if message.pid != rank.pid:
+            return  # an earlier process of this rank
+        rank.finished = max(rank.finished, message.finished)
+        self._injections.died(rank)
+        was, rank.pid, rank.arrived = rank.status, 0, None
+        self._job.newest = max(self._job.newest, message.finished)
+        fault = fault_of_exit(
+            self._job.tables(),
+            message.exit,
+            message.error,
+            no_memory=message.no_memory,
+            rank=rank.rank,
+            node=rank.node,
+            finished=rank.finished,
+            at=message.at or now,
+        )
+        if not rank.inside and was is not Status.ENDING:
+            rank.status = Status.ABSENT
+            self._elasticity.send_home(rank.node, fault.message)
+        elif was is Status.ENDING:
+            rank.status = Status.ABSENT
+            if message.error and self._incidents.open:
+                # It failed by itself before our signal came; it may even be the first that did.
+                self._job.record(self._incidents.note(fault))
+            self._endings.go_on_ending()
+            if not rank.inside and rank.node in self._roster.nodes:
+                self._fleet.start_outside([rank.node])
+        elif message.exit.code == 0:
+            rank.status = Status.EXITED
+            self._endings.on_good_exit()
+        else:
+            rank.status = Status.ABSENT
+            self._recovery.report(fault)
+
+    def on_spawn_failed(self, node: int, message: p.SpawnFailed) -> None:
+        """A rank could not be started at all."""
+        text = f"rank {message.rank} could not be started: {message.error}"
+        rank = self._roster.ranks[message.rank]
+        rank.status = Status.ABSENT
+        if not rank.inside:
+            self._elasticity.send_home(node, text)
+            return
+        # At first it means that ranks cannot run here; later, that the machine is short of room.
+        kind = Kind.PROCESS if self._job.formed else Kind.LAUNCH
+        self._recovery.report(Fault(kind=kind, message=text, rank=message.rank, node=node))
+
+    def on_step_failed(self, message: p.StepFailed, now: float) -> None:
+        """A rank could not do its step, and is no worse off than that, or says how much."""
+        if message.kind not in _FAILED:
+            kind = message.kind.value
+            raise ProtocolError(f"rank {message.rank} says that its step failed by {kind}")
+        rank = self._roster.ranks[message.rank]
+        self._generations.hear(message)
+        if not rank.inside:
+            return
+        live = self._job.phase in (Phase.TRAINING, Phase.RESTORING)
+        # That a collective fails once its generation is over is no news; what else broke, is.
+        own = message.kind is not Kind.LINK and rank.status is Status.LEAVING
+        if message.generation != self._job.generation or not (live or own):
+            return
+        rank.finished = max(rank.finished, message.finished)
+        self._job.newest = max(self._job.newest, message.finished)
+        text = _FAILED[message.kind].format(rank=rank.rank, error=message.error)
+        if message.clean is not None:
+            text = f"{text}; what was made after step {message.clean} may be wrong on all ranks"
+        self._recovery.report(self._job.fault(message.kind, rank, text, now))
+
+    def on_ranks_late(self, name: str, now: float) -> None:
+        policy = self._spec.policy
+        if name == "end":
+            self._on_unkillable(now)
+        elif name == "leave":
+            did = f"leave its step within {policy.leave_timeout_s:g} s"
+            self._replace_late((Status.LEAVING,), did, now)
+        elif name == "join" and self._job.phase is Phase.RESTORING:
+            # None: a rank ended well instead, and is missed by its peers.
+            for rank in self._roster.those(Status.RESTORING)[:1]:
+                text = f"rank {rank.rank} did not take its state within {policy.join_timeout_s:g} s"
+                self._recovery.report(self._job.fault(Kind.LINK, rank, text, now))
+        elif name == "join" and self._job.session:
+            did = f"reach its Session within {policy.join_timeout_s:g} s"
+            self._replace_late((Status.STARTING, Status.SPAWNING), did, now)
+
+    def _replace_late(self, late: tuple[Status, ...], what: str, now: float) -> None:
+        for rank in self._roster.those(*late):
+            if self._job.phase is not Phase.REGROUPING:
+                return
+            if not rank.inside or rank.status not in late:
+                continue  # an earlier one took its node out of the world
+            self._fleet.kill([rank], grace_s=0.0)
+            self._recovery.report(
+                self._job.fault(Kind.STUCK, rank, f"rank {rank.rank} did not {what}", now)
+            )
