@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 
 from rekindle.agent.devices import tools as device_tools
-from rekindle.agent.devices.dcmi import Condition
 from rekindle.protocol.agent import Conditions, Message
+from rekindle.protocol.monitoring import Condition
 
 LOOK_S = 5.0
 
@@ -25,7 +25,7 @@ class ConditionWatch:
 
     async def run(self) -> None:
         """Look again and again, while there may be anything to see."""
-        goes_on = device_tools.NPU_MANAGER.exists()
+        goes_on = device_tools.has_npus()
         while goes_on:
             await asyncio.sleep(LOOK_S)
             try:

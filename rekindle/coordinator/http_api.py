@@ -21,6 +21,7 @@ import msgspec
 from aiohttp import web
 
 from rekindle import names
+from rekindle.coordinator.job_view import job_view
 from rekindle.coordinator.machine.machine import Machine
 from rekindle.job.journal_file import Ledger
 from rekindle.profiling.switch import Order
@@ -61,7 +62,7 @@ class FrontDesk:
 
     async def _job(self, request: web.Request) -> web.Response:
         """Tell where the job is."""
-        body = view.job_view(self._machine, self._holder, self.metrics)
+        body = job_view(self._machine, self._holder, self.metrics)
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
     async def _description(self, request: web.Request) -> web.Response:

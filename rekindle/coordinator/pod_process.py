@@ -33,9 +33,9 @@ from rekindle.coordinator.process import (
     knows_secret,
 )
 from rekindle.errors import JobError, RekindleError, UsageError
-from rekindle.job.journal_file import under_way
 from rekindle.job.spec import JobDirectory, JobSpec, replace_file
 from rekindle.recovery.journal import journal
+from rekindle.recovery.journal.attempts import under_way
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

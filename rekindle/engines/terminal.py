@@ -10,13 +10,13 @@ import subprocess
 from collections.abc import Callable
 from types import FrameType
 
-from rekindle.coordinator.machine.job_state import RESCHEDULED
 from rekindle.engines.base import MOST_REVIVALS
 from rekindle.engines.client import JobClient
 from rekindle.engines.local import LocalEngine
 from rekindle.errors import JobError
 from rekindle.job.spec import Endpoint, JobDirectory
 from rekindle.recovery.journal import journal
+from rekindle.recovery.journal.journal import RESCHEDULED
 
 END_S = 30.0  # how long coordinator and agents may take after the job's end
 

@@ -9,8 +9,8 @@ from prefect import flow, get_run_logger
 from prefect.exceptions import Abort
 
 from rekindle.blocks.job import TrainingJob
-from rekindle.coordinator.machine.job_state import RESCHEDULED
 from rekindle.errors import LeaseHeldError
+from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.tasks.hooks.cancellation import OF_FLOW_PROCESS, stop_job
 from rekindle.tasks.hooks.rerun import recovery_hooks
 from rekindle.tasks.job_access import job_of_this_run

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import msgspec
 
-from rekindle.agent.devices.tools import NPU_MANAGER
 from rekindle.errors import UsageError
 from rekindle.recovery.policy.policy import INNER, Policy
 
+NPU_MANAGER = Path("/dev/davinci_manager")
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _ASYNC = "HCCL_ASYNC_ERROR_HANDLING"
 _RETRY = "HCCL_OP_RETRY_ENABLE"

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -121,17 +121,6 @@ def is_over(path: Path) -> bool:
         return isinstance(journal.decode(last), journal.Ended)
     except (FileNotFoundError, msgspec.DecodeError):  # none, one being written, or a longer event
         return False
-
-
-def under_way(events: Iterable[journal.Event]) -> int | None:
-    """Return the attempt that has begun and not ended; None: there is none."""
-    found: int | None = None
-    for event in events:
-        if isinstance(event, journal.JobStarted):
-            found = event.attempt
-        elif isinstance(event, journal.Ended):
-            found = None
-    return found
 
 
 def _lock(fd: int, path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from rekindle.coordinator.machine.machine import Machine
-
 
 class RankView(msgspec.Struct, frozen=True, kw_only=True):
     """One rank; pid 0: it has no process now."""
@@ -46,33 +44,3 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A person wants the job to end; by: who it is."""
 
     by: str
-
-
-def job_view(machine: Machine, holder: str, metrics: dict[str, float]) -> JobView:
-    """Describe the job as it is now."""
-    ranks = [
-        RankView(rank=r.rank, node=r.node, pid=r.pid, finished=r.finished, status=r.status.value)
-        for r in machine.job.roster.ranks
-    ]
-    nodes = [
-        NodeView(
-            node=n.node,
-            address=n.address,
-            pid=n.pid,
-            copies={rank: tuple(step for step, _ in kept) for rank, kept in n.copies.items()},
-        )
-        for n in machine.job.roster.agents()
-    ]
-    return JobView(
-        job_id=machine.job.spec.job_id,
-        state=machine.job.phase.value,
-        attempt=machine.job.attempt,
-        generation=machine.job.generation,
-        world_size=machine.job.roster.world_size,
-        finished=min(rank.finished for rank in machine.job.roster.world),
-        total=machine.checkpoints.total,
-        ranks=ranks,
-        nodes=nodes,
-        holder=holder,
-        metrics=metrics,
-    )

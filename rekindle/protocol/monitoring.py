@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import msgspec
 
-from rekindle.agent.devices.dcmi import Condition
 from rekindle.profiling.blocked_collectives import Standing
 from rekindle.profiling.steps import StepTimes
 from rekindle.profiling.switch import Switch
 from rekindle.protocol.heartbeat_page import Doing
 from rekindle.protocol.rank import Message
+from rekindle.recovery.faults.tables.verdict import Severity
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """A device. health: of the worst of its faults. codes: faults that it has now."""
+
+    health: Severity
+    codes: tuple[str, ...]
 
 
 class Stalled(Message, frozen=True, kw_only=True, tag="stalled"):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rekindle import names
-from rekindle.agent.snapshots.checkpoint_writer import METADATA_METRICS, METADATA_POSITION
+from rekindle.checkpoints.state_files import METADATA_METRICS, METADATA_POSITION
 from rekindle.errors import CheckpointError
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rekindle.coordinator.machine.job_state import RESCHEDULED
 from rekindle.recovery.faults.fault import Kind
-from rekindle.recovery.journal import journal
+from rekindle.recovery.journal import attempts, journal
 from rekindle.recovery.journal.journal import (
+    RESCHEDULED,
     Answered,
     AnyEvent,
     FirstStep,
@@ -20,7 +20,6 @@ from rekindle.recovery.journal.journal import (
 )
 from rekindle.recovery.policy.policy import OUTER, Strategy
 from rekindle.reporting.event_text import capital
-from rekindle.tasks import job_access as jobs
 
 RUNNING = "Running"
 RECOVERING = "Recovering"  # broken ranks are replaced or repaired, all others wait with their state
@@ -49,7 +48,7 @@ class Shown(NamedTuple):
 
 def shown(history: list[AnyEvent]) -> Shown:
     """Say where the job is, by its ledger so far."""
-    attempt = jobs.newest_attempt(history)
+    attempt = attempts.newest(history)
     incident = _open(attempt)
     said = _of_incident(incident, attempt) if incident else None
     ends = [event for event in attempt if isinstance(event, Stopping)]
@@ -83,10 +82,10 @@ def _of_incident(incident: Incident, attempt: list[AnyEvent]) -> Shown:
 
 def _before_first_step(earlier: list[AnyEvent]) -> Shown:
     """An attempt that the one before has asked for is not over with before it trains."""
-    end = jobs.end_of(earlier)
+    end = attempts.end_of(earlier)
     if end is None or end.outcome != RESCHEDULED:
         return Shown(RUNNING)
-    return Shown(RESCHEDULING, f"Attempt {jobs.attempts(earlier) + 1} begins: {end.reason}")
+    return Shown(RESCHEDULING, f"Attempt {attempts.number(earlier) + 1} begins: {end.reason}")
 
 
 def _of_world(attempt: list[AnyEvent]) -> Shown:

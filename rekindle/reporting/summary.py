@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rekindle.recovery.faults.fault import Fault
+from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.journal import (
     AnyEvent,
     CheckpointLeftOut,
@@ -15,7 +16,6 @@ from rekindle.recovery.journal.journal import (
     JobStarted,
     incidents,
 )
-from rekindle.tasks import job_access as jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Summary:
 def summarize(job_id: str, history: list[AnyEvent]) -> Summary:
     """Fold the ledger of a job into its summary."""
     found = incidents(history)
-    end = jobs.end_of(history)
+    end = attempts.end_of(history)
     wall = history[-1].at - history[0].at if history else 0.0
     starting = sum(until - since for since, until in _starts(history))
     recovering = sum(until - since for since, until in _recoveries(found, history))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from uuid import UUID
 
 from prefect.client.schemas.objects import FlowRun
@@ -17,12 +16,6 @@ from rekindle.errors import JobError
 from rekindle.job.spec import Endpoint, JobDirectory, home, job_directory
 from rekindle.recovery.journal.journal import (
     AnyEvent,
-    Ended,
-    JobStarted,
-    NodeJoined,
-    NodeWanted,
-    SpareLost,
-    Stopping,
 )
 
 SUCCEEDED = "succeeded"
@@ -90,49 +83,3 @@ def history_of(job_id: str) -> list[AnyEvent]:
 def exists(job_id: str) -> bool:
     """Whether a job of this id was described on this machine."""
     return (directory_of(job_id).path / names.SPEC_FILE).exists()
-
-
-def newest_attempt(history: Iterable[AnyEvent]) -> list[AnyEvent]:
-    """Return the part of the history that belongs to the newest attempt."""
-    part: list[AnyEvent] = []
-    for event in history:
-        if isinstance(event, JobStarted):
-            part = []
-        part.append(event)
-    return part
-
-
-def attempts(history: Iterable[AnyEvent]) -> int:
-    """Return the number of the newest attempt; 0: none was started."""
-    return max((event.attempt for event in history if isinstance(event, JobStarted)), default=0)
-
-
-def end_of(history: Iterable[AnyEvent]) -> Ended | None:
-    """Return how the newest attempt ended; None: it has not, or its coordinator died."""
-    ends = [event for event in newest_attempt(history) if isinstance(event, Ended)]
-    return ends[-1] if ends else None
-
-
-def is_stopping(history: Iterable[AnyEvent]) -> bool:
-    """Whether the newest attempt was told to end."""
-    return any(isinstance(event, Stopping) for event in newest_attempt(history))
-
-
-def nodes_missing(history: Iterable[AnyEvent]) -> list[int]:
-    """Return the nodes of the newest attempt that have no agent, and SPARE for each spare."""
-    missing: set[int] = set()
-    wanted, waiting = 0, set[int]()  # spares; those that wait by their agent's process
-    for event in newest_attempt(history):
-        match event:
-            case JobStarted():
-                missing, wanted = set(range(event.nodes)), event.spares
-            case NodeJoined(node=names.SPARE):
-                waiting.add(event.pid)
-            case SpareLost():
-                waiting.discard(event.pid)
-            case NodeWanted() if event.node != names.SPARE:
-                missing.add(event.node)
-            case NodeJoined():
-                missing.discard(event.node)
-                waiting.discard(event.pid)
-    return [*sorted(missing), *[names.SPARE] * (wanted - len(waiting))]

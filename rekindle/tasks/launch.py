@@ -15,9 +15,10 @@ from prefect.cache_policies import NO_CACHE
 
 from rekindle import names
 from rekindle.blocks.job import TrainingJob
-from rekindle.coordinator.machine.job_state import RESCHEDULED
 from rekindle.errors import JobError
 from rekindle.job.spec import JobDirectory
+from rekindle.recovery.journal import attempts
+from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.tasks import job_access as jobs
 from rekindle.tasks.describing import describe
 
@@ -69,11 +70,11 @@ _TELL = {
 
 def _launch_or_adopt(job: TrainingJob, directory: JobDirectory, job_id: str) -> Launched:
     history = jobs.history_of(job_id)
-    attempt, end = jobs.attempts(history), jobs.end_of(history)
+    attempt, end = attempts.number(history), attempts.end_of(history)
     if end is not None and end.outcome == jobs.SUCCEEDED:
         return Launched(job_id, How.FINISHED, attempt)
     alive = jobs.coordinator_of(job_id)
-    if alive is not None and end is None and jobs.is_stopping(history):
+    if alive is not None and end is None and attempts.is_stopping(history):
         # It was stopped, and may still be writing its last words.
         _wait_until_gone(job_id, _EXIT_TIMEOUT_S + directory.spec().policy.dump_timeout_s)
     elif alive is not None and end is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
+from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.journal import AnyEvent, Checkpointed, CheckpointSkipped, Formed
 from rekindle.reporting.event_text import sources_in_words
 from rekindle.tasks import job_access as jobs
@@ -20,7 +21,7 @@ def resumes(attempt: list[AnyEvent]) -> bool:
 def restore(job_id: str) -> str:
     """Log from which checkpoint the newest attempt resumes, and which were passed over, and why."""
     history = jobs.history_of(job_id)
-    attempt = jobs.newest_attempt(history)
+    attempt = attempts.newest(history)
     log = get_run_logger()
     for skipped in _passed_over(attempt):
         log.warning("Checkpoint %s is passed over: %s", skipped.path, skipped.reason)
@@ -31,8 +32,8 @@ def restore(job_id: str) -> str:
 
 def describe(history: list[AnyEvent]) -> str:
     """Say where the newest attempt takes up the work."""
-    formed = _first_formed(jobs.newest_attempt(history))
-    number = jobs.attempts(history)
+    formed = _first_formed(attempts.newest(history))
+    number = attempts.number(history)
     if formed is None or formed.step == 0:
         return f"Attempt {number} begins at step 0"
     source = sources_in_words(formed.sources)

@@ -27,7 +27,7 @@ from rekindle.job.spec import Endpoint
 from rekindle.profiling.findings import Slow
 from rekindle.recovery.faults.fault import Fault
 from rekindle.recovery.faults.stragglers import Slowed
-from rekindle.recovery.journal import journal
+from rekindle.recovery.journal import attempts, journal
 from rekindle.recovery.journal.journal import (
     Answered,
     AnyEvent,
@@ -65,7 +65,7 @@ def supervise(job_id: str, *, adopted: bool) -> Ended:
     log = get_run_logger()
     history = jobs.history_of(job_id)
     endpoint = jobs.coordinator_of(job_id)
-    if endpoint is None and jobs.end_of(jobs.history_of(job_id)) is not None:
+    if endpoint is None and attempts.end_of(jobs.history_of(job_id)) is not None:
         return _end(job_id)
     engine = jobs.engine_of(job_id)
     if endpoint is None:  # it died just now
@@ -83,7 +83,7 @@ def supervise(job_id: str, *, adopted: bool) -> Ended:
                 raise
             except JobError as error:
                 log.warning("The job's events broke off: %s", error)
-                if jobs.end_of(jobs.history_of(job_id)) or revivals == MOST_REVIVALS:
+                if attempts.end_of(jobs.history_of(job_id)) or revivals == MOST_REVIVALS:
                     break
             endpoint = _next_coordinator(job_id, engine, log)
     return _end(job_id)
@@ -172,7 +172,7 @@ class Supervisor:
     def adopt(self) -> None:
         """Take the place of a flow process that was killed, once the lease is held."""
         self._notices.survivor(UUID(runtime.task_run.id))
-        self.bring(jobs.nodes_missing(self.history))  # it may not have brought all
+        self.bring(attempts.nodes_missing(self.history))  # it may not have brought all
 
     def learn_history(self) -> None:
         """Note what happened before: whoever heard it may have been killed before it was noted."""
@@ -282,13 +282,13 @@ def _follow(supervisor: Supervisor, events: EventStream, job_id: str) -> None:
         supervisor.take(event)
         if isinstance(event, Formed) and not formed:
             formed = True
-            if resumes(jobs.newest_attempt(supervisor.history)):
+            if resumes(attempts.newest(supervisor.history)):
                 restore(job_id)
 
 
 def _end(job_id: str) -> Ended:
     """Return how the job ended. Raises JobError: its ledger does not say."""
-    end = jobs.end_of(jobs.history_of(job_id))
+    end = attempts.end_of(jobs.history_of(job_id))
     if end is None:
         raise JobError(
             f"the coordinator of job {job_id} died before the job ended, and so did "

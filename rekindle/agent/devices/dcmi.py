@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 from rekindle.errors import RekindleError
+from rekindle.protocol.monitoring import Condition
 from rekindle.recovery.faults.tables.verdict import Severity
 
 PLACES = ("/usr/local/Ascend/driver/lib64/driver/libdcmi.so", "libdcmi.so")
@@ -38,13 +39,6 @@ class DcmiError(RekindleError):
 
 class NoDcmiError(DcmiError):
     """There is no DCMI here, or one that is too old."""
-
-
-class Condition(msgspec.Struct, frozen=True):
-    """A device. health: of the worst of its faults. codes: faults that it has now."""
-
-    health: Severity
-    codes: tuple[str, ...]
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from rekindle.agent.devices.dcmi import Found
+from rekindle.job.ascend import NPU_MANAGER
 
 # MindCluster's device plugin waits as long for a reset (WaitDeviceResetTime).
 RESET_TIMEOUT_S = 150.0
@@ -23,11 +24,15 @@ ASK_TIMEOUT_S = 5.0
 KILLED_S = 1.0  # how long one that was killed may take to end; in the driver it may stay for ever
 
 ASK_DCMI = (sys.executable, "-m", "rekindle.agent.devices.dcmi")
-NPU_MANAGER = Path("/dev/davinci_manager")
 GPU_MANAGER = Path("/dev/nvidiactl")
 _MAPPED = re.compile(r"^\s*(\d+)\s+(\d+)\s+(\d+)\s", re.MULTILINE)  # card, chip, logical number
 _stuck: dict[str, asyncio.subprocess.Process] = {}  # by tool: killed, and did not end in time
 _NPU_USE = re.compile(r"^\s*Aicore Usage Rate\(%\)\s*:\s*(\d+)\s*$", re.MULTILINE)
+
+
+def has_npus() -> bool:
+    """Whether this machine has Ascend NPUs."""
+    return NPU_MANAGER.exists()
 
 
 def are_there() -> bool:

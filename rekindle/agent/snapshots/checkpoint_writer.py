@@ -15,22 +15,18 @@ import msgspec
 from rekindle import __version__
 from rekindle.checkpoints.format import read_header
 from rekindle.checkpoints.manifest import Manifest, Origin
+from rekindle.checkpoints.state_files import (
+    METADATA_METRICS,
+    METADATA_ORIGIN,
+    METADATA_POSITION,
+    state_file,
+)
 from rekindle.checkpoints.store import Part, Store
 from rekindle.errors import CheckpointError
 from rekindle.job.spec import JobSpec
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
 from rekindle.recovery.policy.plan import Made
-
-# Keys of the snapshot's metadata, each a JSON object.
-METADATA_POSITION = "data_position"
-METADATA_ORIGIN = "origin"
-METADATA_METRICS = "metrics"
-
-
-def state_file(shard: int) -> str:
-    """Return the name of a checkpoint's file with this shard; of a whole state it is shard 0."""
-    return f"state-{shard:05d}.safetensors"
 
 
 class CheckpointFiles:

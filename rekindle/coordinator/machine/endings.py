@@ -6,7 +6,6 @@ from rekindle.coordinator.machine.checkpoints import Checkpoints, StoreNews
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.job_state import (
     ENDING,
-    RESCHEDULED,
     CancelTimer,
     End,
     JobState,
@@ -22,6 +21,7 @@ from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import Kind, root_cause
 from rekindle.recovery.faults.invalid_states import is_clean
 from rekindle.recovery.journal import journal
+from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.recovery.policy.policy import LATE_S, Strategy
 
 STOP_GRACE_S = 10.0  # between SIGTERM and SIGKILL

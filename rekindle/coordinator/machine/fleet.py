@@ -77,6 +77,7 @@ class Fleet:
         self._job.do(Send(self._roster.nodes[node].connection, spawn))
 
     def kill(self, ranks: list[Rank], grace_s: float) -> None:
+        """End these ranks: SIGTERM, then SIGKILL after `grace_s`; at once if that is 0."""
         nodes = self._roster.nodes
         alive = [rank for rank in ranks if rank.node in nodes and rank.status not in GONE]
         for number, doomed in by_node(alive).items():
@@ -88,6 +89,7 @@ class Fleet:
             self._job.do(SetTimer("end", grace_s + KILLED_S))
 
     def ask_for_store(self) -> None:
+        """Ask a node to host the ranks' store, if there is none."""
         if self._job.store.is_up or self._job.store.asked >= 0:
             return
         nodes = {node.node: node for node in self._roster.members}
@@ -100,8 +102,7 @@ class Fleet:
 
     def start_missing(self) -> None:
         """Start every rank that has no process, once the store is there (at first: all nodes)."""
-        undecided = self._incidents.awaiting is not None or self._incidents.doubted
-        if undecided or not self._roster.any_is(Status.ABSENT):
+        if self._incidents.undecided or not self._roster.any_is(Status.ABSENT):
             return
         self.ask_for_store()
         if not self._job.store.is_up or not (self._roster.is_full or self._job.formed):
@@ -179,6 +180,7 @@ class Fleet:
         return False
 
     def take_in(self) -> None:
+        """Take the nodes into the world whose ranks have all arrived."""
         for node in self._roster.arrived_outside:
             self._roster.take_in(node)
             self._job.newcomers.add(node)

@@ -34,7 +34,11 @@ class Forming:
         self._incidents = job.incidents
 
     def proceed(self) -> None:
-        """Form the next generation, or let the ranks go, when every rank has arrived."""
+        """Form the next generation, or let the ranks go, if every rank of the world waits.
+
+        Nothing happens while a person has to approve a decision, while the stragglers' nodes are
+        checked, or before the ranks' store listens.
+        """
         if self._job.phase in (Phase.RESTARTING, *ENDING) or not self._roster.all_are(
             Status.WAITING
         ):

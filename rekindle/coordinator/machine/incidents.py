@@ -26,8 +26,8 @@ class Told(msgspec.Struct, frozen=True):
 class Incidents:
     """The open incident and the job's history of decisions.
 
-    awaiting: the decision that a person has to approve. held: faults seen meanwhile. doubted: faults
-    that are not decided yet, because a health event may tell more of them.
+    awaiting: the decision that a person has to approve. held: faults seen meanwhile. doubted:
+    faults that are not decided yet, because a health event may tell more of them.
     """
 
     def __init__(self, policy: Policy, number: int, past: Iterable[Past] = ()) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from rekindle.coordinator.machine import left_open
-from rekindle.coordinator.machine.job_state import RESCHEDULED
 from rekindle.job.spec import JobSpec
 from rekindle.profiling.switch import Switch
 from rekindle.protocol.rank import Profile
@@ -16,6 +15,7 @@ from rekindle.recovery.faults.fault import Fault
 from rekindle.recovery.faults.invalid_states import Suspicion, suspicions
 from rekindle.recovery.faults.profiled import BY_TRACE, Profiled
 from rekindle.recovery.journal import journal
+from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.recovery.policy.decide import Decision
 from rekindle.recovery.policy.history import Past, besides
 from rekindle.recovery.policy.interval import Interval

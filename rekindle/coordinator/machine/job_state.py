@@ -25,9 +25,7 @@ class Phase(str, enum.Enum):
 
     GATHERING = "gathering"  # agents and the ranks' store come up, ranks are started
     REGROUPING = "regrouping"  # ranks arrive: new ones at their Session, others after their step
-    RESTORING = (
-        "restoring"  # the generation is formed; ranks take their state from the plan's source
-    )
+    RESTORING = "restoring"  # the generation is formed; ranks take their state
     TRAINING = "training"  # ranks do steps; a fault leads to REGROUPING
     RESTARTING = "restarting"  # all ranks are being ended, to be started again
     STOPPING = "stopping"  # all ranks are being ended, for good
@@ -47,7 +45,6 @@ NEXT: dict[Phase, tuple[Phase, ...]] = {
     Phase.DUMPING: (Phase.DUMPING, Phase.ENDED),
     Phase.ENDED: (),
 }
-RESCHEDULED = "rescheduled"  # how an attempt ended that another one follows at once
 
 
 # ---- commands
@@ -145,10 +142,10 @@ class JobState:
 
     generation, restarts: the newest. newest: the newest step that a rank has finished. resumed: the
     step after which all ranks last began to train together. session: a rank of the current
-    generation has a Session. sessions_seen: one of this attempt had. formed: a generation was formed
-    since the last restart. newcomers: nodes taken in that have not done a step yet. devices: a node
-    has devices of which signs may tell. sent_home: connections of agents that were told to end.
-    tables: gives the tables of faults.
+    generation has a Session. sessions_seen: one of this attempt had. formed: a generation was
+    formed since the last restart. newcomers: nodes taken in that have not done a step yet. devices:
+    a node has devices of which health events may tell. sent_home: connections of agents that were
+    told to end. tables: gives the tables of faults.
     """
 
     def __init__(

@@ -11,7 +11,6 @@ from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.generations import Generations
 from rekindle.coordinator.machine.job_state import (
     ENDING,
-    RESCHEDULED,
     CancelTimer,
     JobState,
     Phase,
@@ -25,6 +24,7 @@ from rekindle.recovery.faults.classification import explained, explains, is_vagu
 from rekindle.recovery.faults.fault import Fault, Kind
 from rekindle.recovery.faults.invalid_states import is_clean
 from rekindle.recovery.journal import journal
+from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.recovery.policy.case import Case
 from rekindle.recovery.policy.decide import Decision, decide
 from rekindle.recovery.policy.history import besides, heals
@@ -70,6 +70,17 @@ class Recovery:
         self._incidents = job.incidents
 
     def report(self, fault: Fault) -> None:
+        """Take a fault. The order of these steps is the protocol:
+
+        1. A job that ends continues to end.
+        2. A node that was just taken in is put out, and the world goes on without it.
+        3. The fault gets the host of its node, and the code of a health event that explains it.
+        4. The journal gets the fault, in the open incident or in a new one.
+        5. The generation ends.
+        6. The machine decides, except about a failed link: its cause shows itself meanwhile.
+        7. Ranks that have ended well are missed.
+        8. If all ranks wait already, the next generation is formed.
+        """
         if self._job.phase in ENDING:
             self._endings.go_on_ending()
             return
@@ -87,7 +98,6 @@ class Recovery:
         if fault not in self._incidents.faults or not fault.code:  # else a sign has told more of it
             self._job.record(self._incidents.note(fault))
         self._generations.declare_over()
-        # A failed link has a cause most of the time; what it is shows itself while ranks arrive.
         dead = fault.rank >= 0 and not self._roster.ranks[fault.rank].pid
         if dead or fault.kind is not Kind.LINK:
             self.decide(fault)
@@ -105,6 +115,10 @@ class Recovery:
         return fault
 
     def decide(self, fault: Fault, *, told_all: bool = False) -> None:
+        """Decide about a fault, and carry the decision out, unless something has to come first.
+
+        told_all: no health event is expected to tell more of the fault.
+        """
         if self._incidents.awaiting is not None:
             self._incidents.held.append(fault)
             return

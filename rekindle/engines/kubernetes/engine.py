@@ -33,11 +33,11 @@ from rekindle.engines.kubernetes.watchers.event_queue import Reporter
 from rekindle.engines.kubernetes.watchers.job_watcher import Eyes
 from rekindle.engines.kubernetes.watchers.log_and_node_watchers import Observers
 from rekindle.errors import JobError, LeaseHeldError
-from rekindle.job.journal_file import under_way
 from rekindle.job.spec import Endpoint, JobDirectory, KeepsOff, home
 from rekindle.recovery.faults.classification import Sign
 from rekindle.recovery.faults.fault import Kind
 from rekindle.recovery.faults.tables.tables import Tables
+from rekindle.recovery.journal.attempts import under_way
 from rekindle.recovery.journal.host_history import learned_from
 from rekindle.recovery.journal.journal import AnyEvent, Isolated
 

@@ -230,6 +230,9 @@ class Stopping(Event, frozen=True, kw_only=True, tag="stopping"):
     outcome: str = "stopped"
 
 
+RESCHEDULED = "rescheduled"  # the outcome of an attempt that another one follows at once
+
+
 class Ended(Event, frozen=True, kw_only=True, tag="ended"):
     """The attempt is over: `outcome` is succeeded, failed, stopped, or rescheduled.
 

@@ -23,6 +23,7 @@ from prefect.logging.loggers import flow_run_logger
 from rekindle.blocks.job import DEFAULT_NAME
 from rekindle.errors import JobError, RekindleError, UsageError
 from rekindle.job.spec import Endpoint
+from rekindle.recovery.journal import attempts
 from rekindle.recovery.policy.policy import Policy, Strategy
 from rekindle.tasks import job_access as jobs
 from rekindle.tasks.describing import describe_elsewhere
@@ -101,7 +102,7 @@ def _remove_from_cluster(job_id: str, log: Log) -> None:
     """Remove what a job that was stopped has left there: no flow process will."""
     limit_s = _GATHER_S + jobs.directory_of(job_id).spec().policy.dump_timeout_s
     deadline = time.monotonic() + limit_s
-    while jobs.end_of(jobs.history_of(job_id)) is None:
+    while attempts.end_of(jobs.history_of(job_id)) is None:
         if time.monotonic() > deadline:
             log.warning("Job %s has not ended within %g s; its pods are left", job_id, limit_s)
             return
@@ -122,7 +123,7 @@ def _coordinator(job_id: str) -> Endpoint | None:
     """Return who can stop the job: another coordinator, where ranks train on without one."""
     history = jobs.history_of(job_id)
     alive = jobs.coordinator_of(job_id)
-    if alive is not None or not jobs.attempts(history) or jobs.end_of(history) is not None:
+    if alive is not None or not attempts.number(history) or attempts.end_of(history) is not None:
         return alive
     endpoint = jobs.engine_of(job_id).revive()
     client, nodes = jobs.client_of(job_id, endpoint), jobs.directory_of(job_id).spec().nodes

@@ -12,10 +12,11 @@ from waiting import bound_s, finished
 from rekindle.agent import device_monitor as conditions
 from rekindle.agent.device_monitor import ConditionWatch
 from rekindle.agent.devices import tools as device_tools
-from rekindle.agent.devices.dcmi import Condition, Found
+from rekindle.agent.devices.dcmi import Found
 from rekindle.errors import ProtocolError
 from rekindle.protocol import codec as wire
 from rekindle.protocol.agent import Conditions, Message
+from rekindle.protocol.monitoring import Condition
 
 WELL, SICK = Condition(0, ()), Condition(2, ("80E01801",))
 

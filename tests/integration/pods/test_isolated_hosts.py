@@ -15,11 +15,11 @@ from training_jobs.pod_rows import Row, Story, let_go, pauses, run_rows
 from training_jobs.pods import PodJob, new_namespace, pod_job
 from training_jobs.record import Record
 
-from rekindle.coordinator.machine.job_state import RESCHEDULED
 from rekindle.engines.kubernetes.manifests.settings import Isolation
 from rekindle.engines.kubernetes.placement.quarantine import holds, mark_on
 from rekindle.recovery.faults.classification import Sign, Source
 from rekindle.recovery.journal import journal
+from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 pytestmark = pytest.mark.timeout(300)

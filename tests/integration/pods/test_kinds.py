@@ -16,12 +16,12 @@ from training_jobs.pods import PodJob, new_namespace, pod_job
 from training_jobs.record import Record
 from training_jobs.selection import soak_but
 
-from rekindle.coordinator.machine.job_state import RESCHEDULED
 from rekindle.engines.kubernetes.manifests.kinds.base import Following
 from rekindle.engines.kubernetes.manifests.render import adapter
 from rekindle.engines.kubernetes.manifests.settings import Kind
 from rekindle.recovery.faults.classification import Sign, Source
 from rekindle.recovery.journal import journal
+from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 pytestmark = pytest.mark.timeout(300)

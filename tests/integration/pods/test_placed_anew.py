@@ -15,12 +15,12 @@ from training_jobs.pods import PodJob, new_namespace, pod_job
 from training_jobs.record import Record
 from waiting import bound_s
 
-from rekindle.coordinator.machine.job_state import RESCHEDULED
 from rekindle.engines.kubernetes.manifests.render import render
 from rekindle.engines.kubernetes.preflight.permissions import needed, useful
 from rekindle.errors import JobError
 from rekindle.recovery.faults.fault import Kind
 from rekindle.recovery.journal import journal
+from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.recovery.policy.policy import Policy
 
 pytestmark = pytest.mark.timeout(300)

@@ -29,21 +29,23 @@ def check_counts(roster: Roster) -> None:
 
 def check_inherited(old: Machine, past: Earlier, left: Inheritance | None) -> None:
     """A coordinator that takes over knows what the dead one knew, by the journal alone."""
-    assert list(past.past) == old.incidents.past, "a decision is lost, or about another fault"
-    assert (past.profile, past.traced) == (old._profile, old._traced)
+    assert list(past.past) == old.job.incidents.past, "a decision is lost, or about another fault"
+    assert (past.profile, past.traced) == (old.switch.profile, old.switch.traced)
     if left is None:
         return
     if left.stopping is not None:
-        assert old.phase in (Phase.STOPPING, Phase.DUMPING)
-        assert left.stopping.outcome == old._outcome
+        assert old.job.phase in (Phase.STOPPING, Phase.DUMPING)
+        assert left.stopping.outcome == old.endings.outcome
         return
-    assert old.phase not in (Phase.STOPPING, Phase.DUMPING)
-    assert left.awaiting == old._awaiting
-    held = [fault for fault in old._held_faults if fault.kind not in (Kind.COORDINATOR, Kind.LINK)]
+    assert old.job.phase not in (Phase.STOPPING, Phase.DUMPING)
+    assert left.awaiting == old.job.incidents.awaiting
+    held = [
+        fault for fault in old.job.incidents.held if fault.kind not in (Kind.COORDINATOR, Kind.LINK)
+    ]
     assert list(left.held) == held
-    assert left.to_heal >= old._to_heal
-    assert set(left.isolated) == old._isolation._hosts
-    assert left.leaving == old._isolation._leaving
+    assert left.to_heal >= old.fleet.to_heal
+    assert set(left.isolated) == old.job.isolation._hosts
+    assert left.leaving == old.job.isolation._leaving
 
 
 class Checks:

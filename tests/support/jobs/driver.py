@@ -25,7 +25,7 @@ from rekindle.coordinator.machine.job_state import (
 )
 from rekindle.coordinator.machine.machine import Machine
 from rekindle.coordinator.machine.ranks import Status
-from rekindle.job.spec import EntryKind, Framework, JobSpec, KeepsOff
+from rekindle.job.spec import EntryKind, JobSpec
 from rekindle.names import WIRE_VERSION
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import ErrorRecord, Exit, Kind
@@ -69,21 +69,15 @@ class Driver:
         policy: Policy | None = None,
         attempt: int = 0,
         generation: int = 0,
-        spares: int = 0,
         least: int = 0,
-        allow_injection: bool = False,
-        keeps_off: KeepsOff = KeepsOff.NEVER,
-        framework: Framework = Framework.TORCH,
+        **settings: object,
     ) -> None:
         spec = spec_of(
             nodes=nodes,
             processes=processes,
             policy=policy or Policy(),
-            spares=spares,
             min_nodes=least,
-            allow_injection=allow_injection,
-            keeps_off=keeps_off,
-            framework=framework,
+            **settings,
         )
         self.machine = Machine(
             spec, tables, attempt=attempt, earlier=Earlier(generation=generation)
@@ -125,9 +119,9 @@ class Driver:
     def lose_coordinator(self) -> None:
         """The coordinator dies; another one begins with the journal, and with no agent."""
         old, events = self.machine, self.history
-        before, left = earlier(events), inheritance(events, old.attempt)
+        before, left = earlier(events), inheritance(events, old.job.attempt)
         check_inherited(old, before, left)
-        self.machine = Machine(old.spec, tables, attempt=old.attempt, earlier=before)
+        self.machine = Machine(old.job.spec, tables, attempt=old.job.attempt, earlier=before)
         self.nodes, self.timers, self.stores, self.unstarted = {}, {}, [], []
         self._checks.forget_arrivals()
         self.machine.takeover.start(left)

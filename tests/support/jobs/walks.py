@@ -23,12 +23,12 @@ import msgspec
 from jobs.pretended import World
 from jobs.settling import settle
 from jobs.trained import SIGKILL
-from rekindle.agent.devices.dcmi import Condition
 from rekindle.coordinator.machine.job_state import Command, Phase
 from rekindle.job.spec import Framework
 from rekindle.profiling.switch import WORDS, Order, Switch
 from rekindle.protocol import agent as p
 from rekindle.protocol.heartbeat_page import Doing
+from rekindle.protocol.monitoring import Condition
 from rekindle.recovery.faults.classification import Sign, Source
 from rekindle.recovery.faults.fault import ErrorRecord, Kind
 from rekindle.recovery.faults.tables.verdict import Severity

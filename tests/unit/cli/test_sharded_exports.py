@@ -12,9 +12,9 @@ import torch
 from checkpoint_commands import Checkpoints, Trained, bits
 from stores import manifest
 
-from rekindle.agent.snapshots.checkpoint_writer import state_file
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.format import plan_layout, write_header
+from rekindle.checkpoints.state_files import state_file
 from rekindle.checkpoints.store import Part
 from rekindle.rank.snapshot_writer import METADATA_SKELETON
 from rekindle.training.torch.state.capture import as_bytes, capture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.coordinator.machine.job_state import RESCHEDULED
 from rekindle.recovery.faults.fault import Fault, Kind
 from rekindle.recovery.journal.journal import (
+    RESCHEDULED,
     Answered,
     AnyEvent,
     Decided,

@@ -9,6 +9,7 @@ import msgspec
 
 from rekindle.names import SPARE
 from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.journal import (
     AnyEvent,
     Checkpointed,
@@ -37,7 +38,6 @@ from rekindle.reporting.step_records import StepRecord, effective, read_records,
 from rekindle.reporting.summary import summarize
 from rekindle.reporting.timeline import figure as timeline
 from rekindle.reporting.timeline.rows import parts_of
-from rekindle.tasks import job_access as jobs
 from rekindle.tasks.restore import describe, resumes
 from rekindle.tasks.supervise import incident_steps
 
@@ -162,7 +162,7 @@ def test_a_job_without_its_end_is_unfinished() -> None:
     """A ledger that breaks off tells of a dead coordinator, not of success."""
     summary = summarize("train-1", RUN[:-1])
     assert summary.outcome == "unfinished"
-    assert jobs.end_of(RUN[:-1]) is None
+    assert attempts.end_of(RUN[:-1]) is None
 
 
 def test_a_new_attempt_says_where_it_resumes() -> None:
@@ -174,19 +174,19 @@ def test_a_new_attempt_says_where_it_resumes() -> None:
         (3.1, CheckpointSkipped(path="saved/step-30", reason="manifest missing")),
         (4.0, Formed(generation=2, world_size=2, step=20, sources={"checkpoint": 2}, newest=0)),
     )
-    assert resumes(jobs.newest_attempt(again))
+    assert resumes(attempts.newest(again))
     assert describe(again) == "Attempt 2 resumes after step 20 (2 x checkpoint) saved/step-20"
-    assert not resumes(jobs.newest_attempt(RUN))
+    assert not resumes(attempts.newest(RUN))
 
 
 def test_missing_nodes_are_those_that_never_came_or_went() -> None:
     """A node is missing until it has joined the newest attempt, and when it was lost again."""
     join = [(1.0, NodeJoined(node=node, address="a", pid=1)) for node in (0, 1)]
-    assert jobs.nodes_missing(events((0.0, started()))) == [0, 1]
-    assert jobs.nodes_missing(events((0.0, started()), *join)) == []
+    assert attempts.nodes_missing(events((0.0, started()))) == [0, 1]
+    assert attempts.nodes_missing(events((0.0, started()), *join)) == []
     lost = events((0.0, started()), *join, (2.0, NodeWanted(node=1)))
-    assert jobs.nodes_missing(lost) == [1]
-    assert jobs.nodes_missing([*lost, *events((3.0, started(2)), join[0])]) == [1]
+    assert attempts.nodes_missing(lost) == [1]
+    assert attempts.nodes_missing([*lost, *events((3.0, started(2)), join[0])]) == [1]
 
 
 def test_missing_spares_are_those_that_do_not_wait() -> None:
@@ -194,20 +194,20 @@ def test_missing_spares_are_those_that_do_not_wait() -> None:
     begin = (0.0, msgspec.structs.replace(started(), spares=2))
     wait = [(1.0, NodeJoined(node=SPARE, address="a", pid=pid)) for pid in (7, 8)]
     nodes = [(1.0, NodeJoined(node=node, address="a", pid=node)) for node in (0, 1)]
-    assert jobs.nodes_missing(events(begin, *nodes)) == [SPARE, SPARE]
-    assert jobs.nodes_missing(events(begin, *nodes, *wait)) == []
+    assert attempts.nodes_missing(events(begin, *nodes)) == [SPARE, SPARE]
+    assert attempts.nodes_missing(events(begin, *nodes, *wait)) == []
     became = (2.0, NodeJoined(node=1, address="a", pid=7))
     died = (3.0, SpareLost(address="a", pid=8, left=0))
-    assert jobs.nodes_missing(events(begin, *nodes, *wait, became)) == [SPARE]
-    assert jobs.nodes_missing(events(begin, *nodes, *wait, became, died)) == [SPARE, SPARE]
-    assert jobs.nodes_missing(events(begin, *nodes, *wait, *wait)) == []
+    assert attempts.nodes_missing(events(begin, *nodes, *wait, became)) == [SPARE]
+    assert attempts.nodes_missing(events(begin, *nodes, *wait, became, died)) == [SPARE, SPARE]
+    assert attempts.nodes_missing(events(begin, *nodes, *wait, *wait)) == []
 
 
 def test_a_job_that_was_told_to_end() -> None:
     """It is the newest attempt that counts."""
     stopped = events((0.0, started()), (1.0, Stopping(reason="stopped by SIGTERM")))
-    assert jobs.is_stopping(stopped)
-    assert not jobs.is_stopping([*stopped, *events((2.0, started(2)))])
+    assert attempts.is_stopping(stopped)
+    assert not attempts.is_stopping([*stopped, *events((2.0, started(2)))])
 
 
 def test_each_incident_step_is_told_once() -> None:

@@ -19,9 +19,9 @@ import msgspec
 import torch
 
 from rekindle import __version__
-from rekindle.agent.snapshots.checkpoint_writer import METADATA_POSITION, state_file
 from rekindle.checkpoints.format import plan_layout, write_header
 from rekindle.checkpoints.manifest import Manifest
+from rekindle.checkpoints.state_files import METADATA_POSITION, state_file
 from rekindle.checkpoints.store import Part, Store, Written
 from rekindle.errors import CheckpointError, CorruptError, SessionError, UsageError
 from rekindle.rank.snapshot_writer import METADATA_SKELETON

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rekindle.agent.snapshots.checkpoint_writer import state_file
 from rekindle.checkpoints.format import Header
 from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.pins import reading
 from rekindle.checkpoints.range_reader import Excerpts
+from rekindle.checkpoints.state_files import state_file
 from rekindle.checkpoints.store import Checkpoint
 from rekindle.checkpoints.tensor_overlap import Box, nearest, overlap, takes, without
 from rekindle.errors import CheckpointError, CorruptError, SessionError

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from rekindle.agent.snapshots.checkpoint_writer import METADATA_ORIGIN
 from rekindle.checkpoints.format import Header
 from rekindle.checkpoints.manifest import Layout, Origin
+from rekindle.checkpoints.state_files import METADATA_ORIGIN
 from rekindle.checkpoints.tensor_overlap import Box, box_at, whole
 from rekindle.errors import CorruptError, SessionError
 from rekindle.rank.rank_place import Place

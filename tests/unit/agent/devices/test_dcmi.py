@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from rekindle.agent.devices import dcmi
-from rekindle.agent.devices.dcmi import Condition, DcmiError, Found, NoDcmiError
+from rekindle.agent.devices.dcmi import DcmiError, Found, NoDcmiError
+from rekindle.protocol.monitoring import Condition
 
 # github.com/Ascend/mind-cluster, commit 2c141d42ca7b6b89334dc8ab1876a06df3e849d6,
 # component/ascend-common/devmanager/dcmi/dcmi_interface_api.h; each returns int, 0 if all is well.

@@ -23,10 +23,8 @@ HEALTHY = NodeVerdict(node=0, health=Health.HEALTHY, seconds={Part.COMPUTE: 0.5}
 
 
 def checked_job(*, exclude: bool = False, **world: object) -> Driver:
-    job = Driver(nodes=2, processes=1, keeps_off=KeepsOff.AT_ONCE, **world)
-    job.machine.job.spec = msgspec.structs.replace(
-        job.machine.job.spec, network_check=True, exclude_straggler=exclude
-    )
+    settings = {"network_check": True, "exclude_straggler": exclude, **world}
+    job = Driver(nodes=2, processes=1, keeps_off=KeepsOff.AT_ONCE, **settings)
     return job
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from jobs.driver import Driver
 from jobs.trained import report, strategies, take_over, trained, untouched
 
-from rekindle.agent.devices.dcmi import Condition
 from rekindle.protocol import agent as p
+from rekindle.protocol.monitoring import Condition
 from rekindle.recovery.faults.classification import Source
 from rekindle.recovery.faults.tables.verdict import Severity, Urgency
 from rekindle.recovery.journal import journal

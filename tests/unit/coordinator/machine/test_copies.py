@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from jobs.driver import Driver
 
+from rekindle.coordinator.job_view import job_view
 from rekindle.coordinator.machine.job_state import Phase
 from rekindle.errors import ProtocolError
 from rekindle.protocol import agent as p
-from rekindle.protocol.http_views import job_view
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.plan import Source
 from rekindle.recovery.policy.policy import Policy

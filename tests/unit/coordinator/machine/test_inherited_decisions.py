@@ -8,11 +8,12 @@ from jobs.driver import Driver
 from jobs.trained import SIGKILL, strategies, take_over, trained
 
 from rekindle.coordinator.machine.inheritance import earlier
-from rekindle.coordinator.machine.job_state import RESCHEDULED, Phase
+from rekindle.coordinator.machine.job_state import Phase
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.classification import Sign, Source
 from rekindle.recovery.faults.fault import Kind
 from rekindle.recovery.journal import journal
+from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.recovery.policy.policy import ALLOWABLE, INNER, Policy, Strategy
 from rekindle.tasks.supervise import incident_steps
 
@@ -102,7 +103,7 @@ def test_the_fault_that_waits_for_a_person_is_the_one_that_was_asked_about() -> 
     for node in (1, 2, 3):
         sick(job, node)
     answer(job, granted=True)
-    before = job.machine
+    before = job.machine.job
     assert [past.fault.node for past in before.incidents.past] == [1, 2]
     take_over(job, dead=(1,))
     assert [past.fault.node for past in job.machine.job.incidents.past[:2]] == [1, 2]

@@ -8,7 +8,6 @@ from jobs.driver import Driver
 
 from rekindle.coordinator.machine.inheritance import earlier
 from rekindle.coordinator.machine.job_state import Phase
-from rekindle.coordinator.machine.machine import Machine
 from rekindle.errors import ProtocolError
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import Kind
@@ -20,12 +19,7 @@ POLICY = Policy(node_timeout_s=5.0)
 
 def trained(**spec: object) -> Driver:
     """Two nodes of a rank each, with a shard each, in their first generation."""
-    driver = Driver(nodes=2, processes=1, policy=POLICY)
-    if spec:
-        changed = msgspec.structs.replace(driver.machine.job.spec, **spec)
-        driver.machine = Machine(changed, driver.machine.job.tables, attempt=0)
-        driver.machine.takeover.start()
-        driver.collect()
+    driver = Driver(nodes=2, processes=1, policy=POLICY, **spec)
     for node in range(2):
         driver.hello(node)
     driver.store_up()

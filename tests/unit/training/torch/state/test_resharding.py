@@ -14,11 +14,11 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from rekindle.agent.snapshots.checkpoint_writer import state_file
 from rekindle.checkpoints import block_checksums as blocks
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.format import plan_layout, read_header, write_header
 from rekindle.checkpoints.manifest import Manifest
+from rekindle.checkpoints.state_files import state_file
 from rekindle.checkpoints.store import Part
 from rekindle.errors import CorruptError, SessionError
 from rekindle.rank.rank_place import Place

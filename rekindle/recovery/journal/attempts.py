@@ -1,0 +1,74 @@
+"""Which attempts a journal tells of, and how the newest is: folds over its events. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rekindle import names
+from rekindle.recovery.journal.journal import (
+    AnyEvent,
+    Ended,
+    Event,
+    JobStarted,
+    NodeJoined,
+    NodeWanted,
+    SpareLost,
+    Stopping,
+)
+
+
+def newest(history: Iterable[AnyEvent]) -> list[AnyEvent]:
+    """Return the part of the history that belongs to the newest attempt."""
+    part: list[AnyEvent] = []
+    for event in history:
+        if isinstance(event, JobStarted):
+            part = []
+        part.append(event)
+    return part
+
+
+def number(history: Iterable[AnyEvent]) -> int:
+    """Return the number of the newest attempt; 0: none was started."""
+    return max((event.attempt for event in history if isinstance(event, JobStarted)), default=0)
+
+
+def end_of(history: Iterable[AnyEvent]) -> Ended | None:
+    """Return how the newest attempt ended; None: it has not, or its coordinator died."""
+    ends = [event for event in newest(history) if isinstance(event, Ended)]
+    return ends[-1] if ends else None
+
+
+def is_stopping(history: Iterable[AnyEvent]) -> bool:
+    """Whether the newest attempt was told to end."""
+    return any(isinstance(event, Stopping) for event in newest(history))
+
+
+def nodes_missing(history: Iterable[AnyEvent]) -> list[int]:
+    """Return the nodes of the newest attempt that have no agent, and SPARE for each spare."""
+    missing: set[int] = set()
+    wanted, waiting = 0, set[int]()  # spares; those that wait by their agent's process
+    for event in newest(history):
+        match event:
+            case JobStarted():
+                missing, wanted = set(range(event.nodes)), event.spares
+            case NodeJoined(node=names.SPARE):
+                waiting.add(event.pid)
+            case SpareLost():
+                waiting.discard(event.pid)
+            case NodeWanted() if event.node != names.SPARE:
+                missing.add(event.node)
+            case NodeJoined():
+                missing.discard(event.node)
+                waiting.discard(event.pid)
+    return [*sorted(missing), *[names.SPARE] * (wanted - len(waiting))]
+
+
+def under_way(events: Iterable[Event]) -> int | None:
+    """Return the attempt that has begun and not ended; None: there is none."""
+    found: int | None = None
+    for event in events:
+        if isinstance(event, JobStarted):
+            found = event.attempt
+        elif isinstance(event, Ended):
+            found = None
+    return found

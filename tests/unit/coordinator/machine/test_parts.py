@@ -1,0 +1,78 @@
+"""The machine's parts: what each may call, which phases follow each other, who hears what."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import typing
+
+import pytest
+from jobs.driver import Driver
+
+from rekindle.coordinator.machine import job_state, machine
+from rekindle.coordinator.machine.job_state import NEXT, JobState, Phase
+from rekindle.protocol import agent as p
+
+# The coordinator answers these itself.
+NOT_FOR_THE_MACHINE = {p.Hello, p.CheckpointPassedOver}
+
+
+def parts() -> dict[str, type]:
+    """Return the parts in the order in which the machine builds them."""
+    built = Driver().machine
+    assigned = [
+        target.attr
+        for node in ast.walk(ast.parse(inspect.getsource(machine)))
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        for target in node.targets
+        if isinstance(target, ast.Attribute) and not target.attr.startswith("_")
+    ]
+    return {name: type(getattr(built, name)) for name in assigned}
+
+
+def hints_of(part: type) -> dict[str, object]:
+    """Return the types of a constructor's arguments."""
+    hints = typing.get_type_hints(part.__init__)
+    return {name: kind for name, kind in hints.items() if name != "return"}
+
+
+def test_a_part_takes_only_parts_before_it() -> None:
+    """A constructor takes the job's state, earlier parts, and the two calls that lead upward."""
+    found = parts()
+    assert next(iter(found)) == "job"
+    assert len(found) > 10
+    upward = {"report": job_state.Report, "proceed": job_state.Proceed}
+    for place, (name, part) in enumerate(found.items()):
+        before = [*found.values()][:place]
+        for argument, kind in hints_of(part).items() if part is not JobState else ():
+            if kind in found.values():
+                assert kind in before, f"{name} takes {argument}, which is built later"
+            elif argument in upward:
+                assert kind == upward[argument]
+            else:
+                assert not str(kind).startswith("typing.Callable"), f"{name} takes {argument}"
+
+
+def test_no_part_inherits() -> None:
+    """Each part is a class of its own."""
+    assert all(part.__bases__ == (object,) for part in parts().values())
+
+
+def test_each_message_has_a_handler() -> None:
+    """The table names every message of an agent that is for the machine."""
+    handled = set(Driver().machine._handlers)
+    assert handled == set(typing.get_args(p.FromAgent)) - NOT_FOR_THE_MACHINE
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_phases_that_follow(phase: Phase) -> None:
+    """The job enters the phases of the table, and no other."""
+    for other in Phase:
+        job = Driver().machine.job
+        job.phase = phase
+        if other in NEXT[phase]:
+            job.enter(other)
+            assert job.phase is other
+        else:
+            with pytest.raises(AssertionError, match=f"{phase.value} is not followed by"):
+                job.enter(other)
