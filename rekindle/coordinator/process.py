@@ -44,7 +44,10 @@ from rekindle.recovery.journal import journal
 FAREWELL_S = 15.0  # how long agents may take to end after Bye
 PROGRESS_S = 0.5
 TABLES_AFTER_S = 3.0  # from the start, which has more urgent things to do
-AWAITING = ("late", "node")  # timers of the machine that end its wait for agents
+AWAITING = (
+    state.Timer.LATE,
+    state.Timer.NODE,
+)  # timers of the machine that end its wait for agents
 CHECKED_AFTER_S = 1.0
 BACKLOG = 4096  # agents that knock at the same moment; one that is turned away tries again late
 GARBAGE_AFTER = 50_000  # new objects between two searches for cycles; usual are 700 or 2,000
@@ -78,7 +81,7 @@ class Coordinator:
         self.ended = asyncio.Event()
         self.succeeded = False
         self._lines: dict[int, Line] = {}
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._timers: dict[state.Timer, asyncio.TimerHandle] = {}
 
     # ---- carrying out
 
@@ -97,10 +100,10 @@ class Coordinator:
                     line.tell(encoded)
                 case state.Record(event):
                     self.ledger.append(event)
-                case state.SetTimer(name, seconds):
-                    self._set_timer(name, seconds)
-                case state.CancelTimer(name):
-                    self._cancel_timer(name)
+                case state.SetTimer(timer, seconds):
+                    self._set_timer(timer, seconds)
+                case state.CancelTimer(timer):
+                    self._cancel_timer(timer)
                 case state.Examine(nodes):
                     agents = [self.machine.job.roster.nodes[node] for node in nodes]
                     self.examination = Examination(self.spec, agents)
@@ -125,25 +128,25 @@ class Coordinator:
             else:
                 yield command
 
-    def _set_timer(self, name: str, seconds: float) -> None:
-        self._cancel_timer(name)
+    def _set_timer(self, timer: state.Timer, seconds: float) -> None:
+        self._cancel_timer(timer)
         loop = asyncio.get_running_loop()
-        self._timers[name] = loop.call_later(seconds, self._on_timer, name)
+        self._timers[timer] = loop.call_later(seconds, self._on_timer, timer)
 
-    def _cancel_timer(self, name: str) -> None:
-        timer = self._timers.pop(name, None)
-        if timer is not None:
-            timer.cancel()
+    def _cancel_timer(self, timer: state.Timer) -> None:
+        running = self._timers.pop(timer, None)
+        if running is not None:
+            running.cancel()
 
-    def _on_timer(self, name: str) -> None:
-        if self.room is not None and name in self.room.timers:
-            self.room.on_timer(name)
-        elif self.examination is not None and name in self.examination.timers:
-            self.examination.on_timer(name)
-        elif self.room is not None and self.room.is_busy and name in AWAITING:
-            self._set_timer(name, CHECKED_AFTER_S)  # whom it waits for is here, it may be
+    def _on_timer(self, timer: state.Timer) -> None:
+        if self.room is not None and timer in self.room.timers:
+            self.room.on_timer(timer)
+        elif self.examination is not None and timer in self.examination.timers:
+            self.examination.on_timer(timer)
+        elif self.room is not None and self.room.is_busy and timer in AWAITING:
+            self._set_timer(timer, CHECKED_AFTER_S)  # whom it waits for is here, it may be
         else:
-            self.machine.on_timer(name, time.time())
+            self.machine.on_timer(timer, time.time())
         self.carry_out()
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:

@@ -11,6 +11,7 @@ from rekindle.coordinator.machine.job_state import (
     Phase,
     Send,
     SetTimer,
+    Timer,
 )
 from rekindle.coordinator.machine.ranks import Status
 from rekindle.coordinator.machine.recovery import Recovery
@@ -95,7 +96,7 @@ class Admission:
             return
         self._takeover.take_over(connection, hello)
         if self._roster.is_full:
-            self._job.do(CancelTimer("node"))
+            self._job.do(CancelTimer(Timer.NODE))
             if self._job.phase in (Phase.GATHERING, Phase.REGROUPING):
                 self._fleet.start_missing()
         elif self._fleet.late_passed and len(self._roster.nodes) >= self._spec.least_nodes:
@@ -112,7 +113,7 @@ class Admission:
         if awaited and self._job.isolation.just_in_vain(hello.host):
             why = f"whatever comes, comes from a host that is isolated, as {hello.host}"
             self._roster.obstacles |= dict.fromkeys(awaited, why)
-            self._job.do(SetTimer("node", 0.0))
+            self._job.do(SetTimer(Timer.NODE, 0.0))
         return True
 
     def _on_come_back(self, node: int, hello: p.Hello) -> None:
@@ -136,7 +137,7 @@ class Admission:
             why = "it did not come in time, and the world goes on without it"
             self._job.record(journal.NodeLeft(node=node, address="", pid=0, reason=why))
         if self._roster.is_full:
-            self._job.do(CancelTimer("node"))
+            self._job.do(CancelTimer(Timer.NODE))
         self._fleet.start_missing()
         self._forming.proceed()
 
@@ -176,7 +177,7 @@ class Admission:
             self._asked = True
             for _ in range(self._spec.spares - len(self._roster.spares)):
                 self._job.record(journal.NodeWanted(node=SPARE))
-            self._job.do(SetTimer("late", LATE_S))
+            self._job.do(SetTimer(Timer.LATE, LATE_S))
             return
         self._fleet.late_passed = True
         self._go_on_without_missing()

@@ -13,6 +13,7 @@ from rekindle.coordinator.machine.job_state import (
     Report,
     Send,
     SetTimer,
+    Timer,
 )
 from rekindle.coordinator.machine.looks import Looks
 from rekindle.coordinator.machine.ranks import GONE, Status
@@ -88,8 +89,8 @@ class Endings:
             self.stop_reason = reason
             self._job.record(journal.Stopping(reason=reason, outcome=self.outcome))
         self._job.enter(phase)
-        self._job.do(CancelTimer("leave"))
-        self._job.do(CancelTimer("join"))
+        self._job.do(CancelTimer(Timer.LEAVE))
+        self._job.do(CancelTimer(Timer.JOIN))
         self._fleet.kill(self._roster.ranks, grace_s)
         self.go_on_ending()
 
@@ -117,9 +118,9 @@ class Endings:
         self._job.session = self._job.formed = False
         self._job.enter(Phase.GATHERING)
         if not self._roster.is_full:  # its time limit may have passed while ranks were ended
-            self._job.do(SetTimer("node", self._spec.policy.node_timeout_s))
+            self._job.do(SetTimer(Timer.NODE, self._spec.policy.node_timeout_s))
             self._fleet.late_passed = False
-            self._job.do(SetTimer("late", LATE_S))
+            self._job.do(SetTimer(Timer.LATE, LATE_S))
         self._fleet.start_missing()
 
     def step_of_last_words(self) -> int | None:
@@ -155,7 +156,7 @@ class Endings:
                 of=newest.shards,
             )
             self._job.do(Send(self._roster.nodes[node].connection, order))
-        self._job.do(SetTimer("dump", self._spec.policy.dump_timeout_s))
+        self._job.do(SetTimer(Timer.DUMP, self._spec.policy.dump_timeout_s))
 
     def _on_dumped(self, node: int, message: p.CheckpointWritten) -> None:
         """A node has written last words, or could not."""
@@ -164,7 +165,7 @@ class Endings:
         if message.error:
             self.dump_failed(node, message.error)
             return
-        self._job.do(CancelTimer("dump"))
+        self._job.do(CancelTimer(Timer.DUMP))
         self._job.record(journal.LastWords(node=node, step=message.step, path=message.path))
         self._job.record(
             journal.Checkpointed(
@@ -186,16 +187,22 @@ class Endings:
         self._speechless.add(node)
         self._dump()
 
-    def on_ending_timer(self, name: str) -> None:
-        """A time limit has passed while the job ends."""
-        if name == "late" and self._job.phase is Phase.STOPPING:
+    def on_late(self) -> None:
+        """No more agents come to a job that ends."""
+        if self._job.phase is Phase.STOPPING:
             self.go_on_ending()
-        elif name == "end" and self._job.phase is Phase.STOPPING:
+
+    def on_unkillable(self) -> None:
+        """Give up ranks that outlive SIGKILL; their agents can still write last words."""
+        if self._job.phase is Phase.STOPPING:
             for rank in self._roster.ranks:
-                if rank.status is Status.ENDING:  # its agent can still write last words
+                if rank.status is Status.ENDING:
                     rank.status, rank.pid = Status.ABSENT, 0
             self.go_on_ending()
-        elif name == "dump" and self._job.phase is Phase.DUMPING:
+
+    def on_dump_late(self) -> None:
+        """Ask other nodes for last words."""
+        if self._job.phase is Phase.DUMPING:
             limit_s = self._spec.policy.dump_timeout_s
             # Where there are several, which one holds the others up is not known.
             silent = min(self._dumpers)

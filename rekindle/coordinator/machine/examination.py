@@ -23,7 +23,7 @@ class Examination:
     def __init__(self, spec: JobSpec, nodes: Sequence[Node]) -> None:
         self.verdicts: dict[int, NodeVerdict] = {}
         self._nodes = {node.connection: node.node for node in nodes}
-        self._room = CheckRoom(spec, len(nodes), "examination", beside_ranks=True)
+        self._room = CheckRoom(spec, len(nodes), beside_ranks=True)
         self.timers = self._room.timers
         self.on_timer, self.on_lost = self._room.on_timer, self._room.on_lost
         for node in nodes:

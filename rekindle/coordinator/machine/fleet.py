@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from rekindle.coordinator.machine.inheritance import Placement
 from rekindle.coordinator.machine.injections import Injections
-from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Send, SetTimer
+from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Send, SetTimer, Timer
 from rekindle.coordinator.machine.ranks import GONE, Rank, Status, by_node
 from rekindle.names import KILLED_S, SPARE
 from rekindle.protocol import agent as p
@@ -86,7 +86,7 @@ class Fleet:
             for rank in doomed:
                 rank.status = Status.ENDING
         if alive:
-            self._job.do(SetTimer("end", grace_s + KILLED_S))
+            self._job.do(SetTimer(Timer.END, grace_s + KILLED_S))
 
     def ask_for_store(self) -> None:
         """Ask a node to host the ranks' store, if there is none."""
@@ -112,7 +112,7 @@ class Fleet:
         for number, ranks in by_node(absent).items():
             self._spawn(number, ranks)
         if absent:
-            self._job.do(SetTimer("join", self._spec.policy.join_timeout_s))
+            self._job.do(SetTimer(Timer.JOIN, self._spec.policy.join_timeout_s))
 
     def start_outside(self, nodes: Iterable[int]) -> None:
         """Start the ranks of nodes that came while the world goes on without them.
@@ -124,7 +124,7 @@ class Fleet:
         for node in nodes:
             if self._roster.node_is(node, Status.ABSENT):
                 self._spawn(node, self._roster.ranks_of(node))
-                self._job.do(SetTimer("come", self._spec.policy.join_timeout_s))
+                self._job.do(SetTimer(Timer.COME, self._spec.policy.join_timeout_s))
 
     def tell_nodes(self, message: p.Message) -> None:
         """Send one message to all agents of the world."""

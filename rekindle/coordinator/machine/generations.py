@@ -18,6 +18,7 @@ from rekindle.coordinator.machine.job_state import (
     Report,
     Send,
     SetTimer,
+    Timer,
 )
 from rekindle.coordinator.machine.looks import Looks
 from rekindle.coordinator.machine.profiling_switch import ProfilingSwitch
@@ -219,8 +220,8 @@ class Generations:
         self._job.session = self._job.formed = False
         self._job.newcomers = set()
         self._job.enter(Phase.REGROUPING)
-        self._job.do(CancelTimer("leave"))
-        self._job.do(CancelTimer("join"))
+        self._job.do(CancelTimer(Timer.LEAVE))
+        self._job.do(CancelTimer(Timer.JOIN))
 
     def form(self) -> None:
         world = self._roster.world
@@ -287,8 +288,8 @@ class Generations:
             self._job.resumed = plan.step
         self._job.enter(Phase.RESTORING)
         self._job.formed = True
-        self._job.do(CancelTimer("leave"))
-        self._job.do(SetTimer("join", self._spec.policy.join_timeout_s))
+        self._job.do(CancelTimer(Timer.LEAVE))
+        self._job.do(SetTimer(Timer.JOIN, self._spec.policy.join_timeout_s))
 
     def _addresses(self) -> tuple[tuple[str, int], ...]:
         """Where the ranks of the world are reached by each other, if they have told."""
@@ -352,7 +353,7 @@ class Generations:
             self._job.do(Send(self._roster.nodes[rank.node].connection, order))
         if self._roster.all_are(Status.TRAINING):
             self._job.enter(Phase.TRAINING)
-            self._job.do(CancelTimer("join"))
+            self._job.do(CancelTimer(Timer.JOIN))
             self._job.record(
                 journal.Restored(generation=self._job.generation, incident=self._incidents.open)
             )
@@ -391,4 +392,4 @@ class Generations:
         self._fleet.tell_nodes(over)
         for rank in self._roster.those(Status.TRAINING, Status.RESTORING):
             rank.status = Status.LEAVING
-        self._job.do(SetTimer("leave", self._spec.policy.leave_timeout_s))
+        self._job.do(SetTimer(Timer.LEAVE, self._spec.policy.leave_timeout_s))

@@ -13,7 +13,7 @@ import msgspec
 from rekindle.coordinator.machine.endings import Endings
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.hang_diagnosis import Verdict, judge, missed, tell
-from rekindle.coordinator.machine.job_state import JobState, Phase, SetTimer
+from rekindle.coordinator.machine.job_state import JobState, Phase, SetTimer, Timer
 from rekindle.coordinator.machine.looks import Looking, Looks
 from rekindle.coordinator.machine.ranks import Status
 from rekindle.coordinator.machine.recovery import Recovery
@@ -57,9 +57,9 @@ class Hangs:
         ):
             return
         self._looks.pause = self._looks.pause.begun(at, message.rank, now)
-        self._look()
+        self.look()
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Have all agents look at their ranks."""
         self._looks.count += 1
         members = {node.node for node in self._roster.members}
@@ -67,7 +67,7 @@ class Hangs:
             self._looks.count, (self._job.generation, self._job.restarts), members
         )
         self._fleet.tell_nodes(p.Look(serial=self._looks.count))
-        self._job.do(SetTimer("look", ANSWER_S))
+        self._job.do(SetTimer(Timer.LOOK, ANSWER_S))
 
     def on_looked(self, node: int, message: p.Looked, now: float) -> None:
         """A node has looked at its ranks."""
@@ -79,15 +79,9 @@ class Hangs:
             looking.blind.add(node)
         looking.looks += [look for look in message.looks if self._roster.ranks[look.rank].inside]
         if not looking.wanted:
-            self._judge(now)
+            self.judge(now)
 
-    def on_look_timer(self, name: str, now: float) -> None:
-        if name == "look":
-            self._judge(now)
-        else:
-            self._look()
-
-    def _judge(self, now: float) -> None:
+    def judge(self, now: float) -> None:
         """Decide with what was seen until now."""
         looking = self._looks.looking
         if looking is None:
@@ -98,7 +92,7 @@ class Hangs:
         enough = not unseen or 0 < sum(look.waiting for look in looks) < len(looks)
         if not enough and looking.wanted and not looking.patient:
             looking.patient = True
-            self._job.do(SetTimer("look", LONGEST_ANSWER_S - ANSWER_S))
+            self._job.do(SetTimer(Timer.LOOK, LONGEST_ANSWER_S - ANSWER_S))
             return
         suspect = self._looks.suspect
         self._looks.stop()
@@ -114,7 +108,7 @@ class Hangs:
         if blamed is not None and not verdict.sure and not _agree(suspect, blamed):
             if suspect is None:
                 self._looks.suspect = blamed
-                self._job.do(SetTimer("again", AGAIN_S))
+                self._job.do(SetTimer(Timer.AGAIN, AGAIN_S))
         elif all(look.waiting for look in looks) and self._roster.any_is(Status.EXITED):
             self._endings.blame_exited()
         else:

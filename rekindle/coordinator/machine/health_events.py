@@ -6,7 +6,7 @@ import msgspec
 
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.incidents import Told
-from rekindle.coordinator.machine.job_state import ENDING, JobState, SetTimer
+from rekindle.coordinator.machine.job_state import ENDING, JobState, SetTimer, Timer
 from rekindle.coordinator.machine.recovery import HEALED_BY, LOOK_S, Recovery
 from rekindle.errors import UsageError
 from rekindle.protocol import agent as p
@@ -149,18 +149,16 @@ class HealthEvents:
                 )
                 self._write_down(gone, host, verdict_of(self._job.tables(), gone), now)
 
-    def look_at_signs(self, name: str, now: float) -> None:
-        """Answer what has become of signs since, or of faults of which none has told more."""
-        if name == "doubt":
-            self._recovery.on_told_all()
-            return
+    def look_at_signs(self, now: float) -> None:
+        """Answer what has become of signs since."""
         self._answer_worse(now)
         self._answer_unmet(now)
         self.look_again()
 
     def look_again(self) -> None:
+        """Look at signs once more in a while, if any may still need an answer."""
         if (self._job.signs.waits or self._job.signs.unmet) and self._job.phase not in ENDING:
-            self._job.do(SetTimer("signs", LOOK_S))
+            self._job.do(SetTimer(Timer.SIGNS, LOOK_S))
 
     def _answer_worse(self, now: float) -> set[tuple[str, int]]:
         """Answer codes that came too often or stay too long; return their devices."""

@@ -63,17 +63,38 @@ class Record(msgspec.Struct, frozen=True):
     event: journal.Event
 
 
-class SetTimer(msgspec.Struct, frozen=True):
-    """Call `on_timer(name)` after so many seconds, instead of at any earlier time set for it."""
+class Timer(str, enum.Enum):
+    """The time limits of the machine and of the node checks in front of it."""
 
-    name: str
+    LATE = "late"  # nodes that did not come are asked for
+    NODE = "node"  # nodes that did not come are given up
+    JOIN = "join"  # ranks that do not reach their Session, or do not take their state
+    LEAVE = "leave"  # ranks that do not leave their step
+    COME = "come"  # ranks outside the world that do not reach their Session
+    END = "end"  # ranks that outlive SIGKILL
+    DUMP = "dump"  # last words that are not written
+    APPROVAL = "approval"  # a person who does not answer
+    SIGNS = "signs"  # the next look at health events
+    DOUBT = "doubt"  # health events that may tell more of a fault
+    LOOK = "look"  # agents that do not answer a look at their ranks
+    AGAIN = "again"  # the second look at a suspect
+    CHECK = "check"  # nodes that do not answer their check
+    CHECK_BEGINS = "check-begins"
+    EXAMINATION = "examination"  # the same, while ranks wait
+    EXAMINATION_BEGINS = "examination-begins"
+
+
+class SetTimer(msgspec.Struct, frozen=True):
+    """Call `on_timer(timer)` after so many seconds, instead of at any earlier time set for it."""
+
+    timer: Timer
     seconds: float
 
 
 class CancelTimer(msgspec.Struct, frozen=True):
     """Forget the timer."""
 
-    name: str
+    timer: Timer
 
 
 class End(msgspec.Struct, frozen=True):

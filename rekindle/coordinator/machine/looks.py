@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rekindle.coordinator.machine.job_state import CancelTimer, JobState
+from rekindle.coordinator.machine.job_state import CancelTimer, JobState, Timer
 from rekindle.protocol import agent as p
 
 # Between two looks that found no hang. It doubles: an agent alone says seldom that ranks are late,
@@ -68,5 +68,5 @@ class Looks:
     def stop(self) -> None:
         """What was asked about ranks is answered, or does not matter any more."""
         self.looking = self.suspect = None
-        self._job.do(CancelTimer("look"))
-        self._job.do(CancelTimer("again"))
+        self._job.do(CancelTimer(Timer.LOOK))
+        self._job.do(CancelTimer(Timer.AGAIN))

@@ -8,7 +8,7 @@ from rekindle.coordinator.machine.endings import Endings
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.generations import Generations
 from rekindle.coordinator.machine.injections import Injections
-from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Send, SetTimer
+from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Send, SetTimer, Timer
 from rekindle.coordinator.machine.ranks import Status, by_node
 from rekindle.coordinator.machine.recovery import Recovery
 from rekindle.coordinator.machine.roster import Node
@@ -64,7 +64,7 @@ class Losses:
         text = f"node {lost.node} ({lost.address}) was lost with its agent and all its ranks"
         self._on_node_lost(lost, text, now)
 
-    def _on_unkillable(self, now: float) -> None:
+    def on_unkillable(self, now: float) -> None:
         """Give up the nodes that have ranks which SIGKILL did not end: the kernel holds them."""
         ending = [rank for rank in self._roster.ranks if rank.status is Status.ENDING]
         for number, ranks in by_node(ending).items():
@@ -105,7 +105,7 @@ class Losses:
         if self._job.phase not in ENDING:
             self._fleet.fill(lost.node)
             if self._roster.missing:
-                self._job.do(SetTimer("node", self._spec.policy.node_timeout_s))
+                self._job.do(SetTimer(Timer.NODE, self._spec.policy.node_timeout_s))
 
     def _nothing_to_lose(self) -> bool:
         """Whether a node may go as it came: no rank was started yet; a few times, at most."""
@@ -185,20 +185,21 @@ class Losses:
             text = f"{text}; what was made after step {message.clean} may be wrong on all ranks"
         self._recovery.report(self._job.fault(message.kind, rank, text, now))
 
-    def on_ranks_late(self, name: str, now: float) -> None:
-        policy = self._spec.policy
-        if name == "end":
-            self._on_unkillable(now)
-        elif name == "leave":
-            did = f"leave its step within {policy.leave_timeout_s:g} s"
-            self._replace_late((Status.LEAVING,), did, now)
-        elif name == "join" and self._job.phase is Phase.RESTORING:
+    def on_leave_late(self, now: float) -> None:
+        """Replace the ranks that do not leave their step."""
+        did = f"leave its step within {self._spec.policy.leave_timeout_s:g} s"
+        self._replace_late((Status.LEAVING,), did, now)
+
+    def on_join_late(self, now: float) -> None:
+        """Replace the ranks that do not reach their Session, or end a generation without states."""
+        limit_s = self._spec.policy.join_timeout_s
+        if self._job.phase is Phase.RESTORING:
             # None: a rank ended well instead, and is missed by its peers.
             for rank in self._roster.those(Status.RESTORING)[:1]:
-                text = f"rank {rank.rank} did not take its state within {policy.join_timeout_s:g} s"
+                text = f"rank {rank.rank} did not take its state within {limit_s:g} s"
                 self._recovery.report(self._job.fault(Kind.LINK, rank, text, now))
-        elif name == "join" and self._job.session:
-            did = f"reach its Session within {policy.join_timeout_s:g} s"
+        elif self._job.session:
+            did = f"reach its Session within {limit_s:g} s"
             self._replace_late((Status.STARTING, Status.SPAWNING), did, now)
 
     def _replace_late(self, late: tuple[Status, ...], what: str, now: float) -> None:

@@ -20,7 +20,7 @@ from rekindle.coordinator.machine.hangs import Hangs
 from rekindle.coordinator.machine.health_events import HealthEvents
 from rekindle.coordinator.machine.inheritance import Earlier, interval_of
 from rekindle.coordinator.machine.injections import Injections
-from rekindle.coordinator.machine.job_state import ENDING, JobState
+from rekindle.coordinator.machine.job_state import ENDING, JobState, Timer
 from rekindle.coordinator.machine.looks import Looks
 from rekindle.coordinator.machine.losses import Losses
 from rekindle.coordinator.machine.profiling_switch import ProfilingSwitch
@@ -99,6 +99,7 @@ class Machine:
         )
         self._handlers = self._message_handlers()
         self._timers = self._timer_handlers()
+        self._ending_timers = self._ending_timer_handlers()
 
     def _report(self, fault: Fault) -> None:
         self.recovery.report(fault)
@@ -117,12 +118,11 @@ class Machine:
             raise ProtocolError(f"node {node} sends a {name}, which no agent sends here")
         handler(node, message, now)
 
-    def on_timer(self, name: str, now: float) -> None:
-        """A time limit has passed."""
-        if self.job.phase in ENDING:
-            self.endings.on_ending_timer(name)
-        else:
-            self._timers[name](now)
+    def on_timer(self, timer: Timer, now: float) -> None:
+        """A time limit has passed. While the job ends, most of them mean nothing."""
+        table = self._ending_timers if self.job.phase in ENDING else self._timers
+        if timer in table:
+            table[timer](now)
 
     def _message_handlers(self) -> dict[type[p.Message], Callable[[int, Any, float], None]]:
         generations, losses, stored = self.generations, self.losses, self.endings.on_store_news
@@ -156,19 +156,26 @@ class Machine:
             p.Traced: lambda node, message, now: self.switch.on_traced(message, now),
         }
 
-    def _timer_handlers(self) -> dict[str, Callable[[float], None]]:
+    def _timer_handlers(self) -> dict[Timer, Callable[[float], None]]:
         return {
-            "again": lambda now: self.hangs.on_look_timer("again", now),
-            "approval": lambda now: self.recovery.on_approval_late(),
-            "come": lambda now: self.elasticity.on_outside_late(),
-            "doubt": lambda now: self.health.look_at_signs("doubt", now),
-            "end": lambda now: self.losses.on_ranks_late("end", now),
-            "join": lambda now: self.losses.on_ranks_late("join", now),
-            "late": lambda now: self.admission.on_late(),
-            "leave": lambda now: self.losses.on_ranks_late("leave", now),
-            "look": lambda now: self.hangs.on_look_timer("look", now),
-            "node": self.admission.on_nodes_missed,
-            "signs": lambda now: self.health.look_at_signs("signs", now),
+            Timer.AGAIN: lambda now: self.hangs.look(),
+            Timer.APPROVAL: lambda now: self.recovery.on_approval_late(),
+            Timer.COME: lambda now: self.elasticity.on_outside_late(),
+            Timer.DOUBT: lambda now: self.recovery.on_told_all(),
+            Timer.END: self.losses.on_unkillable,
+            Timer.JOIN: self.losses.on_join_late,
+            Timer.LATE: lambda now: self.admission.on_late(),
+            Timer.LEAVE: self.losses.on_leave_late,
+            Timer.LOOK: self.hangs.judge,
+            Timer.NODE: self.admission.on_nodes_missed,
+            Timer.SIGNS: self.health.look_at_signs,
+        }
+
+    def _ending_timer_handlers(self) -> dict[Timer, Callable[[float], None]]:
+        return {
+            Timer.DUMP: lambda now: self.endings.on_dump_late(),
+            Timer.END: lambda now: self.endings.on_unkillable(),
+            Timer.LATE: lambda now: self.endings.on_late(),
         }
 
     def _on_arrived(self, node: int, message: p.Arrived, now: float) -> None:

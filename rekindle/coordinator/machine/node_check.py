@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from rekindle.coordinator.machine.job_state import CancelTimer, Send, SetTimer
+from rekindle.coordinator.machine.job_state import CancelTimer, Send, SetTimer, Timer
 from rekindle.job.spec import JobSpec
 from rekindle.names import SPARE
 from rekindle.protocol.agent import Hello, Message
@@ -67,17 +67,17 @@ class _Item(msgspec.Struct):
 class CheckRoom:
     """Checks all who have come, then those who come later, together.
 
-    awaited: how many are to come before it begins. name: of its timers. beside_ranks: those of
-    the agents that come are there, and wait.
+    awaited: how many are to come before it begins. beside_ranks: those of the agents that come are
+    there, and wait.
     """
 
-    def __init__(
-        self, spec: JobSpec, awaited: int, name: str = "check", *, beside_ranks: bool = False
-    ) -> None:
+    def __init__(self, spec: JobSpec, awaited: int, *, beside_ranks: bool = False) -> None:
         self._limits: Limits = spec.node_check
         self._beside_ranks = beside_ranks
         self._awaited = awaited
-        self._limit, self._doors = name, f"{name}-begins"
+        self._limit, self._doors = Timer.CHECK, Timer.CHECK_BEGINS
+        if beside_ranks:
+            self._limit, self._doors = Timer.EXAMINATION, Timer.EXAMINATION_BEGINS
         self._waiting: list[_Guest] = []  # not being checked yet
         self._guests: dict[int, _Guest] = {}  # being checked, by number
         self._evidence: Evidence | None = None
@@ -88,8 +88,8 @@ class CheckRoom:
         self._commands: list[RoomCommand] = []
 
     @property
-    def timers(self) -> tuple[str, str]:
-        """The names of its timers."""
+    def timers(self) -> tuple[Timer, Timer]:
+        """Its timers."""
         return self._limit, self._doors
 
     @property
@@ -133,9 +133,9 @@ class CheckRoom:
         self._go_on()
         return True
 
-    def on_timer(self, name: str) -> None:
+    def on_timer(self, timer: Timer) -> None:
         """A time limit has passed."""
-        if name == self._doors:
+        if timer is self._doors:
             if self._evidence is None and self._waiting:
                 self._begin()
             return

@@ -16,6 +16,7 @@ from rekindle.coordinator.machine.job_state import (
     Phase,
     Proceed,
     SetTimer,
+    Timer,
 )
 from rekindle.coordinator.machine.ranks import GONE, Status
 from rekindle.job.spec import KeepsOff
@@ -127,7 +128,7 @@ class Recovery:
             return
         if not told_all and self._may_be_told_more(case):
             self._incidents.doubted += (fault,)
-            self._job.do(SetTimer("doubt", LOOK_S))
+            self._job.do(SetTimer(Timer.DOUBT, LOOK_S))
             return
         if fault.of_hardware:
             self._incidents.doubted = ()  # that is what they have died of
@@ -135,7 +136,7 @@ class Recovery:
         self._job.record(event)
         if decision.approval:
             self._incidents.awaiting = fault, decision
-            self._job.do(SetTimer("approval", self._spec.policy.approval_timeout_s))
+            self._job.do(SetTimer(Timer.APPROVAL, self._spec.policy.approval_timeout_s))
         else:
             self._carry_out(fault, decision)
 
@@ -187,7 +188,7 @@ class Recovery:
         assert self._incidents.awaiting is not None
         fault, decision = self._incidents.awaiting
         held, self._incidents.held, self._incidents.awaiting = self._incidents.held, [], None
-        self._job.do(CancelTimer("approval"))
+        self._job.do(CancelTimer(Timer.APPROVAL))
         self._job.record(
             journal.Answered(
                 incident=self._incidents.open, strategy=decision.strategy, granted=granted, by=by
@@ -257,7 +258,7 @@ class Recovery:
             return  # it was lost, and was or will be asked for
         self._fleet.dismiss_agent(node, reason, replaced=True)
         self._fleet.fill(node)
-        self._job.do(SetTimer("node", self._spec.policy.node_timeout_s))
+        self._job.do(SetTimer(Timer.NODE, self._spec.policy.node_timeout_s))
 
     def isolate(self, node: int, reason: str, host: str = "") -> None:
         """Have the engine place nothing more on a node's host."""

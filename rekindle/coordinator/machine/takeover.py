@@ -7,7 +7,7 @@ from rekindle.coordinator.machine.endings import Endings
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.health_events import HealthEvents
 from rekindle.coordinator.machine.inheritance import Inheritance
-from rekindle.coordinator.machine.job_state import JobState, Phase, Send, SetTimer
+from rekindle.coordinator.machine.job_state import JobState, Phase, Send, SetTimer, Timer
 from rekindle.coordinator.machine.ranks import Status
 from rekindle.coordinator.machine.recovery import Recovery
 from rekindle.protocol import agent as p
@@ -47,7 +47,7 @@ class Takeover:
 
     def start(self, inherited: Inheritance | None = None) -> None:
         """Wait for the nodes: new ones, or those of a coordinator that died."""
-        self._job.do(SetTimer("late", TAKEN_OVER_LATE_S if inherited else LATE_S))
+        self._job.do(SetTimer(Timer.LATE, TAKEN_OVER_LATE_S if inherited else LATE_S))
         if inherited is not None:
             self.inherits = True
             self._job.restarts = inherited.restarts
@@ -61,7 +61,7 @@ class Takeover:
                 list(inherited.held),
             )
             if self._incidents.awaiting is not None:
-                self._job.do(SetTimer("approval", self._spec.policy.approval_timeout_s))
+                self._job.do(SetTimer(Timer.APPROVAL, self._spec.policy.approval_timeout_s))
             for node in inherited.left_out:
                 self._roster.leave_out(node)
             if inherited.stopping is not None:
@@ -69,7 +69,7 @@ class Takeover:
                 self._job.enter(Phase.STOPPING)
                 self._endings.stop_reason = inherited.stopping.reason
                 self._endings.outcome = inherited.stopping.outcome
-        self._job.do(SetTimer("node", self._spec.policy.node_timeout_s))
+        self._job.do(SetTimer(Timer.NODE, self._spec.policy.node_timeout_s))
         self._health.resume(inherited.unmet if inherited else ())
 
     def take_over(self, connection: int, hello: p.Hello) -> None:
@@ -99,7 +99,7 @@ class Takeover:
             # Where their generation stands nobody knows any more: all leave it and meet again.
             self._job.session = self._job.sessions_seen = self._job.formed = True
             self._job.do(Send(connection, p.Over(generation=hello.generation)))
-            self._job.do(SetTimer("leave", self._spec.policy.leave_timeout_s))
+            self._job.do(SetTimer(Timer.LEAVE, self._spec.policy.leave_timeout_s))
             if self.inherits and not self._taken_over:
                 self._taken_over = True
                 text = "the coordinator was lost; another one took its place"

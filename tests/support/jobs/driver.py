@@ -22,6 +22,7 @@ from rekindle.coordinator.machine.job_state import (
     Record,
     Send,
     SetTimer,
+    Timer,
 )
 from rekindle.coordinator.machine.machine import Machine
 from rekindle.coordinator.machine.ranks import Status
@@ -144,10 +145,10 @@ class Driver:
                 case Record(event):
                     stamp = {"seq": len(self.history) + 1, "at": self.now}
                     self.history.append(msgspec.structs.replace(event, **stamp))
-                case SetTimer(name, seconds):
-                    self.timers[name] = seconds
-                case CancelTimer(name):
-                    self.timers.pop(name, None)
+                case SetTimer(timer, seconds):
+                    self.timers[timer.value] = seconds
+                case CancelTimer(timer):
+                    self.timers.pop(timer.value, None)
                 case Examine(nodes):
                     self.examinations.append(nodes)
                 case End(succeeded):
@@ -360,7 +361,7 @@ class Driver:
         """A time limit passes."""
         del self.timers[name]
         self.now += 1000.0
-        self.machine.on_timer(name, self.now)
+        self.machine.on_timer(Timer(name), self.now)
         self.collect()
 
     def stop(self, *, at_once: bool = False) -> None:

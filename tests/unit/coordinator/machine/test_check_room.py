@@ -7,7 +7,7 @@ import pytest
 from jobs.driver import spec_of
 
 from rekindle.coordinator.machine.examination import Examination
-from rekindle.coordinator.machine.job_state import CancelTimer, Send, SetTimer
+from rekindle.coordinator.machine.job_state import CancelTimer, Send, SetTimer, Timer
 from rekindle.coordinator.machine.node_check import CheckRoom, Judged
 from rekindle.coordinator.machine.roster import Node
 from rekindle.names import WIRE_VERSION
@@ -33,7 +33,7 @@ class Visit:
         self.room = CheckRoom(
             spec_of(nodes=nodes, processes=1, spares=spares, network_check=True), nodes + spares
         )
-        self.timers: set[str] = set()
+        self.timers: set[Timer] = set()
         self.orders: list[tuple[int, CheckAlone | CheckPair]] = []
         self.stopped: list[int] = []
         self.judged: dict[int, Judged] = {}
@@ -61,10 +61,10 @@ class Visit:
     def collect(self) -> None:
         for command in self.room.drain():
             match command:
-                case SetTimer(name=name):
-                    self.timers.add(name)
-                case CancelTimer(name=name):
-                    self.timers.discard(name)
+                case SetTimer(timer=timer):
+                    self.timers.add(timer)
+                case CancelTimer(timer=timer):
+                    self.timers.discard(timer)
                 case Judged(connection=connection):
                     assert connection not in self.judged
                     self.judged[connection] = command
@@ -102,10 +102,10 @@ class Visit:
         self.room.on_message(agent, message)
         self.collect()
 
-    def time_out(self, name: str) -> None:
-        assert name in self.timers
-        self.timers.discard(name)
-        self.room.on_timer(name)
+    def time_out(self, timer: Timer) -> None:
+        assert timer in self.timers
+        self.timers.discard(timer)
+        self.room.on_timer(timer)
         self.collect()
 
     def healths(self) -> dict[int, Health]:
