@@ -61,7 +61,7 @@ class _Run:
                 self._unstarted.append(command.message)
 
     def _say(self, node: int, message: p.Message) -> None:
-        self.machine.on_message(node, message, 1.0)
+        self.machine.on_message(self._lines[node], message, 1.0)
 
     def _hello(self, node: int) -> None:
         self._next_line += 1

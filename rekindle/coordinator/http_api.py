@@ -38,7 +38,7 @@ T = TypeVar("T")
 class FrontDesk:
     """Answers requests about one attempt.
 
-    carry_out: does what the machine has decided. metrics: the newest that ranks have shown.
+    carry_out: does what the machine has decided.
     """
 
     def __init__(self, machine: Machine, ledger: Ledger, carry_out: Callable[[], None]) -> None:
@@ -46,7 +46,6 @@ class FrontDesk:
         self._ledger = ledger
         self._carry_out = carry_out
         self._holder = ""  # the process that steers the job, for as long as its line is open
-        self.metrics: dict[str, float] = {}
 
     def serve(self, router: web.UrlDispatcher) -> None:
         """Take up the work."""
@@ -62,7 +61,7 @@ class FrontDesk:
 
     async def _job(self, request: web.Request) -> web.Response:
         """Tell where the job is."""
-        body = job_view(self._machine, self._holder, self.metrics)
+        body = job_view(self._machine, self._holder)
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
     async def _description(self, request: web.Request) -> web.Response:

@@ -6,7 +6,7 @@ from rekindle.coordinator.machine.machine import Machine
 from rekindle.protocol.http_views import JobView, NodeView, RankView
 
 
-def job_view(machine: Machine, holder: str, metrics: dict[str, float]) -> JobView:
+def job_view(machine: Machine, holder: str) -> JobView:
     """Describe the job as it is now. holder: who steers it."""
     job = machine.job
     ranks = [
@@ -33,5 +33,5 @@ def job_view(machine: Machine, holder: str, metrics: dict[str, float]) -> JobVie
         ranks=ranks,
         nodes=nodes,
         holder=holder,
-        metrics=metrics,
+        metrics=machine.checkpoints.metrics,
     )

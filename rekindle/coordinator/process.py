@@ -18,7 +18,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from aiohttp import WSMsgType, web
@@ -28,15 +27,12 @@ from rekindle import names
 from rekindle.coordinator.connections import Line, watch
 from rekindle.coordinator.http_api import FrontDesk
 from rekindle.coordinator.machine import job_state as state
-from rekindle.coordinator.machine.examination import Examination
 from rekindle.coordinator.machine.inheritance import earlier, inheritance
 from rekindle.coordinator.machine.machine import Machine
-from rekindle.coordinator.machine.node_check import CheckRoom, Judged
 from rekindle.errors import ProtocolError, RekindleError
 from rekindle.job import lifeline
 from rekindle.job.journal_file import Ledger
 from rekindle.job.spec import Endpoint, JobDirectory, is_authorized
-from rekindle.protocol import agent as protocol
 from rekindle.protocol import codec as wire
 from rekindle.recovery.faults.classification import Judge
 from rekindle.recovery.journal import journal
@@ -44,11 +40,6 @@ from rekindle.recovery.journal import journal
 FAREWELL_S = 15.0  # how long agents may take to end after Bye
 PROGRESS_S = 0.5
 TABLES_AFTER_S = 3.0  # from the start, which has more urgent things to do
-AWAITING = (
-    state.Timer.LATE,
-    state.Timer.NODE,
-)  # timers of the machine that end its wait for agents
-CHECKED_AFTER_S = 1.0
 BACKLOG = 4096  # agents that knock at the same moment; one that is turned away tries again late
 GARBAGE_AFTER = 50_000  # new objects between two searches for cycles; usual are 700 or 2,000
 OTHER_FILES = 64  # open beside the lines of agents: the ledger, followers, what Python needs
@@ -74,9 +65,6 @@ class Coordinator:
         self.tables = functools.partial(_tables, self.spec.fault_tables)
         self.machine = Machine(self.spec, self.tables, attempt=attempt, earlier=earlier(past))
         self._inherited = inheritance(past, attempt)
-        awaited = self.spec.nodes + self.spec.spares
-        self.room = CheckRoom(self.spec, awaited) if self.spec.network_check else None
-        self.examination: Examination | None = None
         self.desk = FrontDesk(self.machine, self.ledger, self.carry_out)
         self.ended = asyncio.Event()
         self.succeeded = False
@@ -87,9 +75,8 @@ class Coordinator:
 
     def carry_out(self) -> None:
         """Carry out all that the machine asks for."""
-        begun = False
         last, encoded = None, b""  # what all agents are told comes in a row, and is one object
-        for command in (*self._from_rooms(), *self.machine.job.drain()):
+        for command in self.machine.job.drain():
             match command:
                 case state.Send(connection, message):
                     line = self._lines.get(connection)
@@ -104,29 +91,9 @@ class Coordinator:
                     self._set_timer(timer, seconds)
                 case state.CancelTimer(timer):
                     self._cancel_timer(timer)
-                case state.Examine(nodes):
-                    agents = [self.machine.job.roster.nodes[node] for node in nodes]
-                    self.examination = Examination(self.spec, agents)
-                    begun = True
                 case state.End(succeeded):
                     self.succeeded = succeeded
                     self.ended.set()
-        if begun:
-            self.carry_out()
-
-    def _from_rooms(self) -> Iterator[state.Command]:
-        """Let in who was checked, and tell how the slow are; what else is asked for is left."""
-        if self.examination is not None:
-            yield from self.examination.drain()
-            if self.examination.is_over:
-                verdicts, self.examination = self.examination.verdicts, None
-                self.machine.stragglers.on_examined(verdicts, time.time())
-        for command in self.room.drain() if self.room else ():
-            if isinstance(command, Judged):
-                connection, hello, verdict = command.connection, command.hello, command.verdict
-                self.machine.admission.on_checked(connection, hello, verdict, time.time())
-            else:
-                yield command
 
     def _set_timer(self, timer: state.Timer, seconds: float) -> None:
         self._cancel_timer(timer)
@@ -139,14 +106,7 @@ class Coordinator:
             running.cancel()
 
     def _on_timer(self, timer: state.Timer) -> None:
-        if self.room is not None and timer in self.room.timers:
-            self.room.on_timer(timer)
-        elif self.examination is not None and timer in self.examination.timers:
-            self.examination.on_timer(timer)
-        elif self.room is not None and self.room.is_busy and timer in AWAITING:
-            self._set_timer(timer, CHECKED_AFTER_S)  # whom it waits for is here, it may be
-        else:
-            self.machine.on_timer(timer, time.time())
+        self.machine.on_timer(timer, time.time())
         self.carry_out()
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
@@ -168,10 +128,7 @@ class Coordinator:
         finally:
             sender.cancel()
             del self._lines[connection]
-            if self.examination is not None:
-                self.examination.on_lost(connection)
-            if self.room is None or not self.room.on_lost(connection):
-                self.machine.losses.on_agent_lost(connection, time.time())
+            self.machine.losses.on_agent_lost(connection, time.time())
             self.carry_out()
         return socket
 
@@ -188,46 +145,12 @@ class Coordinator:
                 if frame.type is not WSMsgType.BINARY:
                     raise ProtocolError(f"a frame of type {frame.type.name}; agents send binary")
                 message = wire.decode_from_agent(frame.data)
-                self._on_message(connection, message)
+                self.machine.on_message(connection, message, time.time())
             except ProtocolError as error:
                 print(f"rekindle coordinator: line closed: {error}", file=sys.stderr, flush=True)
                 await socket.close(code=1008, message=str(error).encode()[:120])
                 return
             self.carry_out()
-
-    def _on_message(self, connection: int, message: protocol.Message) -> None:
-        if connection in self.machine.job.sent_home:
-            return  # it said so before it heard that it is to end
-        roster = self.machine.job.roster
-        room = self.room if self.room is not None and self.room.knows(connection) else None
-        if isinstance(message, protocol.Traced) and (room is not None or roster.knows(connection)):
-            # It is true for the whole job, also where a spare says it, or a node that is checked.
-            self.machine.switch.on_traced(message, time.time())
-            return
-        if room is not None:
-            room.on_message(connection, message)
-            return
-        if self.examination is not None and self.examination.on_message(connection, message):
-            return
-        if isinstance(message, protocol.Hello):
-            if self.room is not None and self.machine.admission.is_to_be_checked(
-                connection, message
-            ):
-                self.room.on_hello(connection, message)
-            else:
-                self.machine.admission.on_hello(connection, message)
-            return
-        if isinstance(message, protocol.CheckpointPassedOver) and roster.knows(connection):
-            self.ledger.append(journal.CheckpointSkipped(path=message.path, reason=message.reason))
-            return
-        seated = roster.by_connection(connection)
-        if seated is None:
-            raise ProtocolError("the agent is no node of the job, and may only say hello")
-        if not roster.owns(seated.node, protocol.ranks_named(message)):
-            raise ProtocolError(f"node {seated.node} speaks for ranks of other nodes")
-        if isinstance(message, protocol.Beat):
-            self.desk.metrics = message.metrics or self.desk.metrics
-        self.machine.on_message(seated.node, message, time.time())
 
     @web.middleware
     async def authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -253,7 +176,7 @@ class Coordinator:
                         finished=finished,
                         newest=mind.job.newest,
                         total=mind.checkpoints.total,
-                        metrics=self.desk.metrics,
+                        metrics=mind.checkpoints.metrics,
                     )
                 )
 

@@ -13,6 +13,7 @@ from rekindle.coordinator.machine.job_state import (
     SetTimer,
     Timer,
 )
+from rekindle.coordinator.machine.node_check import NodeCheck
 from rekindle.coordinator.machine.ranks import Status
 from rekindle.coordinator.machine.recovery import Recovery
 from rekindle.coordinator.machine.roster import Node
@@ -46,9 +47,99 @@ class Admission:
         self._spec = job.spec
         self._incidents = job.incidents
         self._asked = False  # for those that had not come
+        awaited = job.spec.nodes + job.spec.spares
+        self._check = (
+            NodeCheck(job.spec, awaited, job.do) if job.spec.network_check else None
+        )  # in front of the job
+
+    # ---- the check of new nodes
 
     def on_hello(self, connection: int, hello: p.Hello) -> None:
-        """An agent asks to be taken in."""
+        """An agent asks to be taken in. Its node is checked first, if it is new."""
+        if self._check is not None and self.is_to_be_checked(connection, hello):
+            self._check.on_hello(connection, hello)
+        else:
+            self._admit(connection, hello)
+
+    @property
+    def is_checking(self) -> bool:
+        """Whether nodes are being checked: those that the job waits for may be among them."""
+        return self._check is not None and self._check.is_busy
+
+    def checks(self, connection: int) -> bool:
+        """Whether this agent's node is being checked."""
+        return self._check is not None and self._check.knows(connection)
+
+    def on_check_news(self, connection: int, message: p.Message, now: float) -> None:
+        """An agent that is checked says something; all but its answers means nothing."""
+        assert self._check is not None
+        self._check.on_message(connection, message)
+        self._take_verdicts(now)
+
+    def on_check_timer(self, timer: Timer, now: float) -> None:
+        """Agents did not answer in time, or no more of them come."""
+        if self._check is not None:
+            self._check.on_timer(timer)
+            self._take_verdicts(now)
+
+    def on_lost(self, connection: int, now: float) -> bool:
+        """An agent is gone; return whether its node was being checked."""
+        if self._check is None or not self._check.on_lost(connection):
+            return False
+        self._take_verdicts(now)
+        return True
+
+    def _take_verdicts(self, now: float) -> None:
+        assert self._check is not None
+        for judged in self._check.take_judged():
+            self.on_checked(judged.connection, judged.hello, judged.verdict, now)
+
+    def is_to_be_checked(self, connection: int, hello: p.Hello) -> bool:
+        """Whether an agent is new, and would be taken in as things are."""
+        spec = self._spec
+        theirs = (hello.version, hello.job_id, hello.attempt, hello.processes)
+        fits = theirs == (WIRE_VERSION, spec.job_id, self._job.attempt, spec.processes_per_node)
+        is_new = not (self._roster.knows(connection) or hello.ranks or hello.ended)
+        unwanted = self._job.phase in ENDING or self._job.isolation.refuses(hello)
+        return fits and is_new and not unwanted
+
+    def on_checked(self, connection: int, hello: p.Hello, verdict: NodeVerdict, now: float) -> None:
+        """It is known how an agent's node is."""
+        sick = verdict.health is Health.FAULTY or (
+            verdict.health is Health.STRAGGLER and self._spec.exclude_straggler
+        )
+        fault = _fault(hello, verdict, now) if sick else None
+        number = self._incidents.aside() if fault else 0
+        self._job.record(
+            journal.NodeChecked(
+                host=hello.host,
+                address=hello.address,
+                pid=hello.pid,
+                verdict=verdict,
+                fault=fault,
+                incident=number,
+            )
+        )
+        if fault is None or self._job.phase in ENDING:
+            self._admit(connection, hello)
+            return
+        self._job.do(Send(connection, p.Refused(reason=fault.message)))
+        self._job.sent_home.add(connection)
+        if hello.host:
+            self._job.isolation.add([hello.host], [])
+            isolated = journal.Isolated(
+                incident=number, node=SPARE, host=hello.host, reason=fault.message
+            )
+            self._job.record(isolated)
+        awaited = [node for node in self._roster.missing if node not in self._roster.vacant]
+        if awaited:
+            self._fleet.fill(awaited[0])
+        else:
+            self._job.record(journal.NodeWanted(node=SPARE))
+
+    # ---- nodes come
+
+    def _admit(self, connection: int, hello: p.Hello) -> None:
         ending = self._job.phase in ENDING
         if not ending and self._shuts_out(connection, hello):
             return
@@ -181,49 +272,6 @@ class Admission:
             return
         self._fleet.late_passed = True
         self._go_on_without_missing()
-
-    def is_to_be_checked(self, connection: int, hello: p.Hello) -> bool:
-        """Whether an agent is new, and would be taken in as things are."""
-        spec = self._spec
-        theirs = (hello.version, hello.job_id, hello.attempt, hello.processes)
-        fits = theirs == (WIRE_VERSION, spec.job_id, self._job.attempt, spec.processes_per_node)
-        is_new = not (self._roster.knows(connection) or hello.ranks or hello.ended)
-        unwanted = self._job.phase in ENDING or self._job.isolation.refuses(hello)
-        return fits and is_new and not unwanted
-
-    def on_checked(self, connection: int, hello: p.Hello, verdict: NodeVerdict, now: float) -> None:
-        """It is known how an agent's node is."""
-        sick = verdict.health is Health.FAULTY or (
-            verdict.health is Health.STRAGGLER and self._spec.exclude_straggler
-        )
-        fault = _fault(hello, verdict, now) if sick else None
-        number = self._incidents.aside() if fault else 0
-        self._job.record(
-            journal.NodeChecked(
-                host=hello.host,
-                address=hello.address,
-                pid=hello.pid,
-                verdict=verdict,
-                fault=fault,
-                incident=number,
-            )
-        )
-        if fault is None or self._job.phase in ENDING:
-            self.on_hello(connection, hello)
-            return
-        self._job.do(Send(connection, p.Refused(reason=fault.message)))
-        self._job.sent_home.add(connection)
-        if hello.host:
-            self._job.isolation.add([hello.host], [])
-            isolated = journal.Isolated(
-                incident=number, node=SPARE, host=hello.host, reason=fault.message
-            )
-            self._job.record(isolated)
-        awaited = [node for node in self._roster.missing if node not in self._roster.vacant]
-        if awaited:
-            self._fleet.fill(awaited[0])
-        else:
-            self._job.record(journal.NodeWanted(node=SPARE))
 
 
 def _fault(hello: p.Hello, verdict: NodeVerdict, now: float) -> Fault:

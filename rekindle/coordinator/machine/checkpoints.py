@@ -27,7 +27,7 @@ class Checkpoints:
     """What nodes tell of their store, and what they are told to do there.
 
     interval: steps between two checkpoints. committing: nodes that were told to commit one. total:
-    the steps that ranks were asked for; 0: nobody has said.
+    the steps that ranks were asked for; 0: nobody has said. metrics: the newest of a rank.
     """
 
     def __init__(self, job: JobState, fleet: Fleet, interval: Interval) -> None:
@@ -40,6 +40,7 @@ class Checkpoints:
         self.assembly = Assembly()
         self.committing: set[int] = set()
         self.total = 0
+        self.metrics: dict[str, float] = {}
 
     def on_news(self, node: int, message: StoreNews, now: float) -> None:
         """Something was written, or removed, or is to be."""
@@ -173,6 +174,7 @@ class Checkpoints:
         if reached:
             self.interval.at(now, max(reached))
         self.total = max(self.total, beat.total)
+        self.metrics = beat.metrics or self.metrics
 
     def on_snapshots(self, node: int, message: p.Snapshots | p.Copies) -> None:
         """A node's newest snapshots, or copies of other nodes' ones."""

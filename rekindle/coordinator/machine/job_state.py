@@ -103,13 +103,7 @@ class End(msgspec.Struct, frozen=True):
     succeeded: bool
 
 
-class Examine(msgspec.Struct, frozen=True):
-    """Check these nodes together, while their ranks wait, and call `on_examined`."""
-
-    nodes: tuple[int, ...]
-
-
-Command = Send | Record | SetTimer | CancelTimer | Examine | End
+Command = Send | Record | SetTimer | CancelTimer | End
 
 
 class Store:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rekindle.coordinator.machine.admission import Admission
 from rekindle.coordinator.machine.checkpoints import Checkpoints
 from rekindle.coordinator.machine.elasticity import Elasticity
 from rekindle.coordinator.machine.endings import Endings
@@ -12,6 +13,7 @@ from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Send
 from rekindle.coordinator.machine.ranks import Status, by_node
 from rekindle.coordinator.machine.recovery import Recovery
 from rekindle.coordinator.machine.roster import Node
+from rekindle.coordinator.machine.stragglers import StragglerCheck
 from rekindle.errors import ProtocolError
 from rekindle.names import KILLED_S
 from rekindle.protocol import agent as p
@@ -40,6 +42,8 @@ class Losses:
         endings: Endings,
         elasticity: Elasticity,
         recovery: Recovery,
+        stragglers: StragglerCheck,
+        admission: Admission,
     ) -> None:
         self._job = job
         self._injections = injections
@@ -49,6 +53,8 @@ class Losses:
         self._endings = endings
         self._elasticity = elasticity
         self._recovery = recovery
+        self._stragglers = stragglers
+        self._admission = admission
         self._roster = job.roster
         self._spec = job.spec
         self._incidents = job.incidents
@@ -56,6 +62,12 @@ class Losses:
 
     def on_agent_lost(self, connection: int, now: float) -> None:
         """The line to an agent is gone, and with it (as far as we can know) its node."""
+        self._stragglers.on_lost(connection)
+        if not self._admission.on_lost(connection, now):
+            self._on_admitted_lost(connection, now)
+        self._stragglers.end_check(now)
+
+    def _on_admitted_lost(self, connection: int, now: float) -> None:
         self._job.sent_home.discard(connection)
         lost = self._roster.by_connection(connection)
         if lost is None:

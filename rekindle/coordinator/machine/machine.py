@@ -20,7 +20,7 @@ from rekindle.coordinator.machine.hangs import Hangs
 from rekindle.coordinator.machine.health_events import HealthEvents
 from rekindle.coordinator.machine.inheritance import Earlier, interval_of
 from rekindle.coordinator.machine.injections import Injections
-from rekindle.coordinator.machine.job_state import ENDING, JobState, Timer
+from rekindle.coordinator.machine.job_state import ENDING, JobState, SetTimer, Timer
 from rekindle.coordinator.machine.looks import Looks
 from rekindle.coordinator.machine.losses import Losses
 from rekindle.coordinator.machine.profiling_switch import ProfilingSwitch
@@ -32,7 +32,10 @@ from rekindle.job.spec import JobSpec
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.classification import Judge
 from rekindle.recovery.faults.fault import Fault
+from rekindle.recovery.journal import journal
 
+CHECKED_AFTER_S = 1.0
+_WAITS = (Timer.LATE, Timer.NODE)  # for agents to come
 _NOTHING = Earlier()
 
 
@@ -96,6 +99,8 @@ class Machine:
             self.endings,
             self.elasticity,
             self.recovery,
+            self.stragglers,
+            self.admission,
         )
         self._handlers = self._message_handlers()
         self._timers = self._timer_handlers()
@@ -107,19 +112,44 @@ class Machine:
     def _proceed(self) -> None:
         self.forming.proceed()
 
-    def on_message(self, node: int, message: p.Message, now: float) -> None:
-        """An agent that was taken in as `node` says something, for itself or for its ranks.
+    def on_message(self, connection: int, message: p.Message, now: float) -> None:
+        """An agent says something, for itself or for its ranks.
 
-        Raises ProtocolError: no agent says this to the machine.
+        Raises ProtocolError: the agent may not say this.
         """
+        roster = self.job.roster
+        if connection in self.job.sent_home:
+            return  # the agent has not read yet that it is to end
+        checked = self.admission.checks(connection)
+        if isinstance(message, p.Traced) and (checked or roster.knows(connection)):
+            self.switch.on_traced(message, now)  # it is true for the whole job, whoever says it
+        elif checked:
+            self.admission.on_check_news(connection, message, now)
+        elif isinstance(message, p.Hello):
+            self.admission.on_hello(connection, message)
+        elif isinstance(message, p.CheckpointPassedOver) and roster.knows(connection):
+            self.job.record(journal.CheckpointSkipped(path=message.path, reason=message.reason))
+        else:
+            self._on_message_of_node(connection, message, now)
+
+    def _on_message_of_node(self, connection: int, message: p.Message, now: float) -> None:
+        seated = self.job.roster.by_connection(connection)
+        if seated is None:
+            raise ProtocolError("the agent is no node of the job, and may only say hello")
+        if not self.job.roster.owns(seated.node, p.ranks_named(message)):
+            raise ProtocolError(f"node {seated.node} speaks for ranks of other nodes")
         handler = self._handlers.get(type(message))
         if handler is None:
             name = type(message).__name__
-            raise ProtocolError(f"node {node} sends a {name}, which no agent sends here")
-        handler(node, message, now)
+            raise ProtocolError(f"node {seated.node} sends a {name}, which no agent sends here")
+        handler(seated.node, message, now)
 
     def on_timer(self, timer: Timer, now: float) -> None:
         """A time limit has passed. While the job ends, most of them mean nothing."""
+        if timer in _WAITS and self.admission.is_checking:
+            # Those whom it waits for may be among the nodes that are checked.
+            self.job.do(SetTimer(timer, CHECKED_AFTER_S))
+            return
         table = self._ending_timers if self.job.phase in ENDING else self._timers
         if timer in table:
             table[timer](now)
@@ -129,8 +159,8 @@ class Machine:
         return {
             p.Arrived: self._on_arrived,
             p.Beat: lambda node, message, now: self.checkpoints.on_beat(message, now),
-            p.Checked: _too_late,
-            p.CheckReady: _too_late,
+            p.Checked: self.stragglers.on_check_news,
+            p.CheckReady: self.stragglers.on_check_news,
             p.CheckpointLeftOut: stored,
             p.CheckpointWritten: stored,
             p.Conditions: self.health.on_conditions,
@@ -157,7 +187,7 @@ class Machine:
         }
 
     def _timer_handlers(self) -> dict[Timer, Callable[[float], None]]:
-        return {
+        return self._check_timer_handlers() | {
             Timer.AGAIN: lambda now: self.hangs.look(),
             Timer.APPROVAL: lambda now: self.recovery.on_approval_late(),
             Timer.COME: lambda now: self.elasticity.on_outside_late(),
@@ -172,10 +202,19 @@ class Machine:
         }
 
     def _ending_timer_handlers(self) -> dict[Timer, Callable[[float], None]]:
-        return {
+        return self._check_timer_handlers() | {
             Timer.DUMP: lambda now: self.endings.on_dump_late(),
             Timer.END: lambda now: self.endings.on_unkillable(),
             Timer.LATE: lambda now: self.endings.on_late(),
+        }
+
+    def _check_timer_handlers(self) -> dict[Timer, Callable[[float], None]]:
+        admission, stragglers = self.admission.on_check_timer, self.stragglers.on_check_timer
+        return {
+            Timer.CHECK: lambda now: admission(Timer.CHECK, now),
+            Timer.CHECK_BEGINS: lambda now: admission(Timer.CHECK_BEGINS, now),
+            Timer.EXAMINATION: lambda now: stragglers(Timer.EXAMINATION, now),
+            Timer.EXAMINATION_BEGINS: lambda now: stragglers(Timer.EXAMINATION_BEGINS, now),
         }
 
     def _on_arrived(self, node: int, message: p.Arrived, now: float) -> None:
@@ -185,7 +224,3 @@ class Machine:
     def _on_spawned(self, node: int, message: p.Spawned, now: float) -> None:
         self.generations.on_spawned(message)
         self.health.on_healed(message, now)
-
-
-def _too_late(node: int, message: p.Message, now: float) -> None:
-    """The check of a node ended without this answer."""

@@ -1,12 +1,11 @@
-"""Where agents wait that are new, while it is checked whether their nodes are healthy.
+"""Which nodes of a group are healthy: what agents measure, alone and in pairs, and in which order.
 
-A state machine without I/O, like the coordinator's mind, in front of it: who is healthy is let in
-to that. Work on the same host is done in turn: nodes of a machine would slow each other down.
+Agents of one host work in turn, because they would slow each other down.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -35,14 +34,11 @@ _GONE = "its agent is gone"
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """An agent was checked, and waits to be let in, or sent away."""
+    """The verdict about the node of an agent."""
 
     connection: int
     hello: Hello
     verdict: NodeVerdict
-
-
-RoomCommand = Send | SetTimer | CancelTimer | Judged
 
 
 class _Guest:
@@ -64,14 +60,23 @@ class _Item(msgspec.Struct):
     answers: dict[int, Checked]  # by number
 
 
-class CheckRoom:
-    """Checks all who have come, then those who come later, together.
+class NodeCheck:
+    """Checks all agents that have come, then those that come later, together.
 
-    awaited: how many are to come before it begins. beside_ranks: those of the agents that come are
-    there, and wait.
+    awaited: how many agents have to come before the check begins. do: takes commands. beside_ranks:
+    ranks of the agents live, and wait. judged: the verdicts that nobody has taken yet.
     """
 
-    def __init__(self, spec: JobSpec, awaited: int, *, beside_ranks: bool = False) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        awaited: int,
+        do: Callable[[Send | SetTimer | CancelTimer], None],
+        *,
+        beside_ranks: bool = False,
+    ) -> None:
+        self.judged: list[Judged] = []
+        self._do = do
         self._limits: Limits = spec.node_check
         self._beside_ranks = beside_ranks
         self._awaited = awaited
@@ -85,7 +90,6 @@ class CheckRoom:
         self._items: dict[int, _Item] = {}  # under way, by serial
         self._serial = 0
         self._numbers = 0
-        self._commands: list[RoomCommand] = []
 
     @property
     def timers(self) -> tuple[Timer, Timer]:
@@ -97,10 +101,10 @@ class CheckRoom:
         """Whether anybody is here: what the job waits for may be among them."""
         return bool(self._guests or self._waiting)
 
-    def drain(self) -> list[RoomCommand]:
-        """Return the commands since the last call."""
-        commands, self._commands = self._commands, []
-        return commands
+    def take_judged(self) -> list[Judged]:
+        """Return the verdicts since the last call."""
+        judged, self.judged = self.judged, []
+        return judged
 
     # ---- who is here
 
@@ -261,12 +265,9 @@ class CheckRoom:
             guest = guests[verdict.node]
             if not guest.gone:
                 self._do(Send(guest.connection, CheckOver()))
-                self._do(Judged(guest.connection, guest.hello, verdict))
+                self.judged.append(Judged(guest.connection, guest.hello, verdict))
         if self._waiting:
             self._begin()
-
-    def _do(self, command: RoomCommand) -> None:
-        self._commands.append(command)
 
 
 def _name(guest: _Guest) -> str:

@@ -8,11 +8,15 @@ between two steps; who is found sick is replaced, and nobody else.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rekindle.coordinator.machine.generations import Generations
-from rekindle.coordinator.machine.job_state import ENDING, Examine, JobState, Phase, Proceed
+from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Proceed, Timer
+from rekindle.coordinator.machine.node_check import NodeCheck
 from rekindle.coordinator.machine.recovery import Recovery
+from rekindle.coordinator.machine.roster import Node
+from rekindle.job.spec import JobSpec
+from rekindle.names import WIRE_VERSION
 from rekindle.profiling.finding_text import in_words, nodes_of
 from rekindle.profiling.findings import Finding, Slow
 from rekindle.profiling.online_detector import Pace
@@ -44,6 +48,8 @@ class StragglerCheck:
         self._placed: Mapping[int, int] = {}  # the nodes that it is about, and their agents' pids
         self._suspects: Mapping[int, Finding] = {}  # nodes to be checked as soon as all ranks wait
         self._examining: Mapping[int, Finding] = {}  # being checked
+        self.checked: Mapping[int, int] = {}  # the nodes of the newest check, by connection
+        self.check: NodeCheck | None = None  # under way
         self._exams: Counter[str] = Counter()  # of each host, by this coordinator
 
     def on_timed(self, message: p.Timed) -> None:
@@ -145,12 +151,44 @@ class StragglerCheck:
         if not self._examining or len(here) == 1:
             self._examining = {}
             return False
-        self._job.do(Examine((*self._examining, *others[:WITNESSES])))
+        self._begin_check([*self._examining, *others[:WITNESSES]])
         return True
+
+    def _begin_check(self, nodes: Sequence[int]) -> None:
+        """Check nodes together while their ranks wait, and hold the devices' memory."""
+        agents = [self._roster.nodes[node] for node in nodes]
+        self.checked = {agent.connection: agent.node for agent in agents}
+        self.check = NodeCheck(self._spec, len(agents), self._job.do, beside_ranks=True)
+        for agent in agents:
+            self.check.on_hello(agent.connection, _hello_of(agent, self._spec))
+
+    def on_check_news(self, node: int, message: p.Checked | p.CheckReady, now: float) -> None:
+        """An agent answers. What it says after the check means nothing."""
+        connection = self._roster.nodes[node].connection
+        if self.check is not None and self.check.knows(connection):
+            self.check.on_message(connection, message)
+            self.end_check(now)
+
+    def on_check_timer(self, timer: Timer, now: float) -> None:
+        """Agents did not answer in time."""
+        if self.check is not None:
+            self.check.on_timer(timer)
+            self.end_check(now)
+
+    def on_lost(self, connection: int) -> None:
+        """An agent is gone that may be checked."""
+        if self.check is not None:
+            self.check.on_lost(connection)
+
+    def end_check(self, now: float) -> None:
+        """Take the verdicts, if there is one about each agent that is still there."""
+        if self.check is not None and not self.check.is_busy:
+            judged = self.check.take_judged()
+            self.on_examined({self.checked[e.connection]: e.verdict for e in judged}, now)
 
     def on_examined(self, verdicts: Mapping[int, NodeVerdict], now: float) -> None:
         """Nodes were checked while all ranks waited; of those that were lost nothing is told."""
-        suspects, self._examining = self._examining, {}
+        suspects, self._examining, self.check = self._examining, {}, None
         for node, verdict in sorted(verdicts.items()):
             agent = self._roster.nodes.get(node)
             if agent is None:
@@ -183,3 +221,16 @@ class StragglerCheck:
             at=now,
             signature=kind.value,
         )
+
+
+def _hello_of(agent: Node, spec: JobSpec) -> p.Hello:
+    return p.Hello(
+        job_id=spec.job_id,
+        attempt=0,
+        version=WIRE_VERSION,
+        node=agent.node,
+        address=agent.address,
+        pid=agent.pid,
+        processes=spec.processes_per_node,
+        host=agent.host,
+    )

@@ -103,6 +103,8 @@ class Checks:
                 self._arrived -= set(spawn.ranks)
             case Send(connection, p.Promote() | p.Welcome() | p.Bye()):
                 pass  # to spares, too
+            case Send(connection, message) if isinstance(message, p.CheckOrder):
+                pass  # to agents that are no nodes yet, too
             case Send(connection) if not refusal:
                 assert connection in nodes
             case End():

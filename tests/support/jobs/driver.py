@@ -17,7 +17,6 @@ from rekindle.coordinator.machine.job_state import (
     CancelTimer,
     Command,
     End,
-    Examine,
     Phase,
     Record,
     Send,
@@ -25,6 +24,7 @@ from rekindle.coordinator.machine.job_state import (
     Timer,
 )
 from rekindle.coordinator.machine.machine import Machine
+from rekindle.coordinator.machine.node_check import NodeCheck
 from rekindle.coordinator.machine.ranks import Status
 from rekindle.job.spec import EntryKind, JobSpec
 from rekindle.names import WIRE_VERSION
@@ -97,6 +97,7 @@ class Driver:
         self.unstarted: list[tuple[int, p.Spawn]] = []
         self.doomed: list[int] = []
         self.examinations: list[tuple[int, ...]] = []
+        self._check: NodeCheck | None = None  # the newest of nodes that have become slow
         self.promotions: list[tuple[int, int]] = []  # spares (connections) and the node they become
         self._checks = Checks(self.machine.job.generation)
         self._connections = 0
@@ -133,6 +134,10 @@ class Driver:
     def collect(self) -> None:
         """Take the machine's commands, check them, and remember what agents have to do."""
         self.commands = self.machine.job.drain()
+        check = self.machine.stragglers.check
+        if check not in (None, self._check):
+            self.examinations.append((*self.machine.stragglers.checked.values(),))
+        self._check = check
         check_counts(self.machine.job.roster)
         for command in self.commands:
             self._checks.command(command, {c: n for n, c in self.nodes.items()})
@@ -149,8 +154,6 @@ class Driver:
                     self.timers[timer.value] = seconds
                 case CancelTimer(timer):
                     self.timers.pop(timer.value, None)
-                case Examine(nodes):
-                    self.examinations.append(nodes)
                 case End(succeeded):
                     self.outcome = succeeded
 
@@ -197,7 +200,7 @@ class Driver:
         """The agent of `node` says something."""
         self.now += 0.001
         self._checks.message(message, self.pids)
-        self.machine.on_message(node, message, self.now)
+        self.machine.on_message(self.nodes[node], message, self.now)
         self.collect()
 
     def hello(self, node: int = -1, **changes: object) -> int:

@@ -6,10 +6,8 @@ import msgspec
 import pytest
 from jobs.driver import spec_of
 
-from rekindle.coordinator.machine.examination import Examination
 from rekindle.coordinator.machine.job_state import CancelTimer, Send, SetTimer, Timer
-from rekindle.coordinator.machine.node_check import CheckRoom, Judged
-from rekindle.coordinator.machine.roster import Node
+from rekindle.coordinator.machine.node_check import Judged, NodeCheck
 from rekindle.names import WIRE_VERSION
 from rekindle.protocol.agent import Hello
 from rekindle.protocol.node_check import (
@@ -27,12 +25,13 @@ WELL = {Part.COMPUTE: 1.0, Part.MEMORY: 1.0}
 
 
 class Visit:
-    """A room, and agents that do what they are told; their nodes are their connections."""
+    """A check, and agents that do what they are told; their nodes are their connections."""
 
-    def __init__(self, nodes: int, spares: int = 0) -> None:
-        self.room = CheckRoom(
-            spec_of(nodes=nodes, processes=1, spares=spares, network_check=True), nodes + spares
-        )
+    def __init__(self, nodes: int, spares: int = 0, *, beside_ranks: bool = False) -> None:
+        self.commands: list[Send | SetTimer | CancelTimer] = []
+        spec = spec_of(nodes=nodes, processes=1, spares=spares, network_check=True)
+        awaited, do = nodes + spares, self.commands.append
+        self.check = NodeCheck(spec, awaited, do, beside_ranks=beside_ranks)
         self.timers: set[Timer] = set()
         self.orders: list[tuple[int, CheckAlone | CheckPair]] = []
         self.stopped: list[int] = []
@@ -55,19 +54,21 @@ class Visit:
                 processes=1,
                 host=host or f"host-{agent}",
             )
-            self.room.on_hello(agent, hello)
+            self.check.on_hello(agent, hello)
             self.collect()
 
     def collect(self) -> None:
-        for command in self.room.drain():
+        commands = list(self.commands)
+        self.commands.clear()
+        for judged in self.check.take_judged():
+            assert judged.connection not in self.judged
+            self.judged[judged.connection] = judged
+        for command in commands:
             match command:
                 case SetTimer(timer=timer):
                     self.timers.add(timer)
                 case CancelTimer(timer=timer):
                     self.timers.discard(timer)
-                case Judged(connection=connection):
-                    assert connection not in self.judged
-                    self.judged[connection] = command
                 case Send(connection, CheckStop()):
                     self.stopped.append(connection)
                 case Send(connection, CheckOver()):
@@ -99,13 +100,13 @@ class Visit:
             self.say(agent, Checked(serial=order.serial, seconds={Part.LINK: 1.0}))
 
     def say(self, agent: int, message: Checked | CheckReady) -> None:
-        self.room.on_message(agent, message)
+        self.check.on_message(agent, message)
         self.collect()
 
     def time_out(self, timer: Timer) -> None:
         assert timer in self.timers
         self.timers.discard(timer)
-        self.room.on_timer(timer)
+        self.check.on_timer(timer)
         self.collect()
 
     def healths(self) -> dict[int, Health]:
@@ -124,7 +125,7 @@ def test_the_healthy_are_let_in() -> None:
     visit.work()
     assert visit.healths() == dict.fromkeys(range(4), Health.HEALTHY)
     assert sorted(visit.over) == [0, 1, 2, 3]
-    assert not visit.room.is_busy
+    assert not visit.check.is_busy
     assert not visit.timers
 
 
@@ -140,7 +141,7 @@ def test_it_begins_without_those_who_do_not_come() -> None:
     visit = Visit(4)
     visit.come(0, 1, 2)
     assert not visit.orders
-    visit.time_out(visit.room.timers[1])
+    visit.time_out(visit.check.timers[1])
     visit.work()
     assert visit.healths() == dict.fromkeys(range(3), Health.HEALTHY)
 
@@ -210,10 +211,10 @@ def test_a_slow_one_is_named() -> None:
 def test_a_silent_one_is_not_waited_for_longer_than_the_limit() -> None:
     visit = all_come(4)
     visit.silent = {0}
-    while visit.room.is_busy:
+    while visit.check.is_busy:
         visit.work()
-        if visit.room.is_busy:
-            visit.time_out(visit.room.timers[0])
+        if visit.check.is_busy:
+            visit.time_out(visit.check.timers[0])
     assert visit.healths()[0] is Health.FAULTY
     assert "did not answer within 120 s" in visit.judged[0].verdict.reason
     assert 0 in visit.stopped
@@ -229,20 +230,20 @@ def test_one_whose_agent_goes_is_forgotten(when: str) -> None:
             visit.answer(agent, order)
         visit.orders = visit.orders[3:]
     visit.silent = {1}
-    assert visit.room.on_lost(1)
+    assert visit.check.on_lost(1)
     visit.collect()
-    assert not visit.room.knows(1)
+    assert not visit.check.knows(1)
     if when == "before":
-        visit.time_out(visit.room.timers[1])
+        visit.time_out(visit.check.timers[1])
     visit.work()
-    assert not visit.room.is_busy
+    assert not visit.check.is_busy
     assert 1 not in visit.judged
     assert set(visit.judged) == {0, 2} if when != "before" else {0}
 
 
 def test_a_stranger_that_goes_is_none_of_ours() -> None:
     visit = all_come(2)
-    assert not visit.room.on_lost(77)
+    assert not visit.check.on_lost(77)
 
 
 def test_whoever_comes_meanwhile_is_checked_next() -> None:
@@ -289,16 +290,9 @@ def test_whose_partner_has_no_memory_is_not_accused() -> None:
 
 @pytest.mark.parametrize("beside_ranks", [True, False])
 def test_checkers_are_told_whether_ranks_hold_the_devices(beside_ranks: bool) -> None:
-    """In all orders: an examination is such a room, the one before training is not."""
-    visit = Visit(4)
-    if beside_ranks:
-        spec = spec_of(nodes=4, processes=1)
-        nodes = [Node(node=n, connection=n, address=f"10.0.0.{n}", pid=n) for n in range(4)]
-        examination = Examination(spec, nodes)
-        visit.room = examination._room
-        visit.collect()
-    else:
-        visit.come(*range(4))
+    """In all orders: ranks do in the check of a node that has become slow, and not before training."""
+    visit = Visit(4, beside_ranks=beside_ranks)
+    visit.come(*range(4))
     told: list[bool] = []
     while visit.orders:
         agent, order = visit.orders.pop(0)

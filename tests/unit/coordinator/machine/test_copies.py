@@ -211,7 +211,7 @@ def test_last_words_are_every_nodes_own() -> None:
 
 def test_what_people_see() -> None:
     """The view says which copies there are."""
-    view = job_view(trained().machine, "", {})
+    view = job_view(trained().machine, "")
     assert [node.copies for node in view.nodes] == [
         {2: (5, 10), 3: (5, 10)},
         {0: (5, 10), 1: (5, 10)},
@@ -223,7 +223,7 @@ def test_ranks_that_the_job_has_not(rank: int) -> None:
     """Whoever speaks of them is no agent of ours."""
     driver = trained()
     with pytest.raises(ProtocolError, match="ranks that the job has not"):
-        driver.machine.on_message(0, p.Copies(kept={rank: ((5, 1),)}), 0.0)
+        driver.machine.on_message(driver.nodes[0], p.Copies(kept={rank: ((5, 1),)}), 0.0)
     driver.lose(1)
     driver.hello(1, copies={rank: ((5, 1),)})
     [refused] = driver.sent(p.Refused)
