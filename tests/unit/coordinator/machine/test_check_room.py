@@ -290,7 +290,7 @@ def test_whose_partner_has_no_memory_is_not_accused() -> None:
 
 @pytest.mark.parametrize("beside_ranks", [True, False])
 def test_checkers_are_told_whether_ranks_hold_the_devices(beside_ranks: bool) -> None:
-    """In all orders: ranks do in the check of a node that has become slow, and not before training."""
+    """All orders say so: ranks do while they train, and do not before."""
     visit = Visit(4, beside_ranks=beside_ranks)
     visit.come(*range(4))
     told: list[bool] = []
