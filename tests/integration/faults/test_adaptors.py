@@ -138,7 +138,9 @@ def test_a_new_process_joins_the_others_in_theirs(row: Row, done: int, ended: En
         found = calls_after_clean(ended, row, rank)
         sent += found[1:-1]
         assert (found[0], found[-1]) == (rebuilt, rolled_back)
-        assert calls(ended, row, rank)[:2] == [["stop"], ["clean", False]]
+        # A process that was killed before the row may have stopped its device, too.
+        device = [call for call in calls(ended, row, rank) if call[0] in ("stop", "clean")]
+        assert device[-2:] == [["stop"], ["clean", False]]
     assert sent == [["repair", done, "RT_SEND", [1]]]
 
 

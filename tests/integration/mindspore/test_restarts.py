@@ -43,7 +43,9 @@ ROWS = [
     Row("scheduler killed", 21, act=kill_scheduler, strategy=RESTART),
     Row("rank 0 killed 4 ms later", 22, strategy=RESTART),
 ]
-KILLS = ("0:4:0", "0:7:0.002", "0:14:0.006", "1:19:0.004", "0:23:0.004")
+# At the end of an epoch the callbacks reduce a value over all ranks. A rank that waits there for a
+# dead one has a state of no step, so the kill in the last step of an epoch comes as it begins.
+KILLS = ("0:4:0", "0:7:0.002", "0:14:0.006", "1:19:0", "0:23:0.004")
 
 
 @pytest.fixture(scope="module")
