@@ -34,7 +34,7 @@ class MsrunJob(MindSporeJob):
         super().__init__(folder, ranks=RANKS)
         command = [str(PYTHON), "-m", "rekindle.cli.main", "run", "--job-id", "job"]
         command += ["--max-restarts", str(restarts), "--no-python", str(PYTHON), "-m"]
-        command += ["rekindle.training.mindspore.msrun", "--local_worker_num", str(RANKS)]
+        command += ["rekindle.training.msrun", "--local_worker_num", str(RANKS)]
         command += ["--log_dir", str(folder / "msrun"), str(program), str(folder), "--plain"]
         self._command = [*command, *script]
 
@@ -44,10 +44,7 @@ class MsrunJob(MindSporeJob):
         def found() -> psutil.Process | None:
             for told in marked_processes(self.mark):
                 pid, _, command = told.partition(": ")
-                if (
-                    "-m rekindle.training.mindspore.msrun" in command
-                    and "rekindle.cli.main" not in command
-                ):
+                if "-m rekindle.training.msrun" in command and "rekindle.cli.main" not in command:
                     with contextlib.suppress(psutil.NoSuchProcess):
                         process = psutil.Process(int(pid))
                         if len(_scripts(process)) == 1 + RANKS:

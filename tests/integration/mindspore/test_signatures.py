@@ -100,7 +100,7 @@ STOOD_IN: dict[str, Call] = {
     "mindspore.utils.utils.TftHandle.init": (1, ("config",)),
 }
 
-# As rekindle/training/mindspore/msrun.py takes msrun's workers over: the callbacks it is given, and
+# As rekindle/training/msrun.py takes msrun's workers over: the callbacks it is given, and
 # how it is called itself (tests/integration/mindspore/test_msrun.py).
 _MANAGER = "mindspore.parallel.cluster.process_entity._api._ProcessManager"
 MSRUN: dict[str, Call] = {

@@ -180,7 +180,7 @@ def test_what_a_later_version_wrote_is_not_planned_to_go(
 def test_help_needs_nothing_heavy() -> None:
     """The command line is told without torch, rich and Prefect."""
     script = (
-        "import sys; from rekindle import cli\n"
+        "import sys; from rekindle.cli import main as cli\n"
         "try: cli.main(['checkpoints', 'verify', '--help'])\n"
         "except SystemExit: pass\n"
         "print(sorted({'torch', 'rich', 'prefect', 'boto3'} & set(sys.modules)))"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-import msgspec
 import pytest
 from jobs.driver import Driver, spec_of
 from jobs.trained import trained
@@ -41,8 +40,7 @@ def test_a_reschedule_waits_so_long_for_the_old_ranks(
     policy: Policy, given: dict[str, str], grace_s: float
 ) -> None:
     """Then they are killed."""
-    job = trained(5, nodes=2, policy=policy)
-    job.machine.job.spec = msgspec.structs.replace(job.machine.job.spec, environment=given)
+    job = trained(5, nodes=2, policy=policy, environment=given)
     if policy is POD:
         job.lose(1)
     else:

@@ -19,7 +19,7 @@ FILES = {
     "tests/unit/test_names.py": 'assert name == "rekindle.high"',
     "tests/integration/test_run.py": 'start("-m", "rekindle.cli.main")',
     "tests/integration/test_jobs.py": "import jobs\nassert 'page.html'",
-    "tests/integration/test_any.py": 'start(f"rekindle.{module}.process")\nread("docs")',
+    "tests/integration/test_any.py": 'start(f"rekindle.agent.{module}")\nread("docs")',
 }
 ALL = {path for path in FILES if "/test_" in path}
 

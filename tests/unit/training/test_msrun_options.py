@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rekindle.errors import UsageError
-from rekindle.training.mindspore.msrun import Agent, options_of
+from rekindle.training.msrun import Agent, options_of
 
 
 def test_what_the_job_knows_about_nodes() -> None:

@@ -1,7 +1,7 @@
 """msrun as a rank: Rekindle's agent in the place of TaskD's.
 
     rekindle run --no-python --nnodes N \\
-        python -m rekindle.training.mindspore.msrun [options] script ...
+        python -m rekindle.training.msrun [options] script ...
 
 msrun hands its workers over to an agent that it imports by the names of MindCluster's TaskD
 (`taskd.api.taskd_agent_api`). Left alone it kills all workers at once when it has seen that one is
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.errors import RekindleError, UsageError
-from rekindle.training.mindspore import msrun_worker
+from rekindle.training import msrun_worker
 
 LOOK_S = 0.1
 GRACE_S = 8.0  # for workers that are told to end
