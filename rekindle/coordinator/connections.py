@@ -1,4 +1,4 @@
-"""The coordinator's lines to its agents: what they are told, and which have fallen silent."""
+"""The coordinator's connections to its agents: it sends messages and finds silent agents."""
 
 from __future__ import annotations
 

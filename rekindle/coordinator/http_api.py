@@ -1,4 +1,4 @@
-"""What a coordinator serves to people and flows over HTTP.
+"""The coordinator's HTTP requests, for people and flows.
 
 GET  /spec     the job's description, for nodes that join
 GET  /job      the job now, as JSON
@@ -116,7 +116,7 @@ class FrontDesk:
         return await self._for_people(request, protocol.Approval, self._machine.recovery.approve)
 
     async def _stop(self, request: web.Request) -> web.Response:
-        """Stop the job for a person, whoever steers it."""
+        """Stop the job for a person, whatever process steers it."""
 
         def stop(order: view.Stop) -> str:
             self._machine.endings.stop(f"stopped by {order.by}")
@@ -133,7 +133,7 @@ class FrontDesk:
     async def _for_people(
         self, request: web.Request, kind: type[T], do: Callable[[T], str]
     ) -> web.Response:
-        """Do what somebody asks for who knows the secret; `do` returns why it cannot be done."""
+        """Carry out a request that has the secret. `do` returns why it is impossible."""
         try:
             asked = msgspec.json.decode(await request.read(), type=kind)
         except msgspec.DecodeError as error:

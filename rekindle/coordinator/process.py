@@ -74,7 +74,7 @@ class Coordinator:
     # ---- carrying out
 
     def carry_out(self) -> None:
-        """Carry out all that the machine asks for."""
+        """Carry out all commands of the machine."""
         last, encoded = None, b""  # what all agents are told comes in a row, and is one object
         for command in self.machine.job.drain():
             match command:
@@ -154,7 +154,7 @@ class Coordinator:
 
     @web.middleware
     async def authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse whoever does not know the job's secret."""
+        """Refuse a request without the job's secret."""
         if not knows_secret(request, self.secret):
             return web.json_response(
                 {"error": f"wrong or missing secret for job {self.spec.job_id}"}, status=401
@@ -235,7 +235,7 @@ class Coordinator:
 
 
 def knows_secret(request: web.Request, secret: str) -> bool:
-    """Whether a request bears the job's secret, in either header."""
+    """Whether a request has the job's secret, in either header."""
     said = request.headers.get(names.HEADER_SECRET) or request.headers.get("Authorization")
     return is_authorized(said, secret)
 

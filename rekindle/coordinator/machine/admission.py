@@ -1,4 +1,4 @@
-"""Agents that come: who is taken in, checked first, or refused."""
+"""The coordinator takes new agents in, has their nodes checked first, or refuses them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Admission:
     # ---- the check of new nodes
 
     def on_hello(self, connection: int, hello: p.Hello) -> None:
-        """An agent asks to be taken in. Its node is checked first, if it is new."""
+        """An agent says hello. The coordinator has a new node checked first."""
         if self._check is not None and self.is_to_be_checked(connection, hello):
             self._check.on_hello(connection, hello)
         else:
@@ -95,7 +95,7 @@ class Admission:
             self.on_checked(judged.connection, judged.hello, judged.verdict, now)
 
     def is_to_be_checked(self, connection: int, hello: p.Hello) -> bool:
-        """Whether an agent is new, and would be taken in as things are."""
+        """Whether an agent is new, and the coordinator would take it in now."""
         spec = self._spec
         theirs = (hello.version, hello.job_id, hello.attempt, hello.processes)
         fits = theirs == (WIRE_VERSION, spec.job_id, self._job.attempt, spec.processes_per_node)
@@ -208,7 +208,7 @@ class Admission:
         return True
 
     def _on_come_back(self, node: int, hello: p.Hello) -> None:
-        """A node comes that the world goes on without; ranks that it still has are of no use."""
+        """A node outside the world comes back. Its ranks end, because their generation is over."""
         for live in hello.ranks:
             rank = self._roster.ranks[live.rank]
             rank.pid, rank.status = live.pid, Status.STARTING
@@ -247,7 +247,7 @@ class Admission:
         self._forming.proceed()
 
     def on_nodes_missed(self, now: float) -> None:
-        """Go on without the nodes that did not come, or end."""
+        """Leave out the nodes that did not come, or end the job."""
         self._go_on_without_missing()
         if self._roster.missing:
             where = ", ".join(map(str, self._roster.missing))
@@ -259,9 +259,9 @@ class Admission:
             self._recovery.report(Fault(kind=Kind.SCHEDULING, message=text, at=now))
 
     def on_late(self) -> None:
-        """Ask for all that did not come, and go on without them if that may be.
+        """Ask for the nodes that did not come, and leave them out if the world may shrink.
 
-        After a coordinator's death they are asked for first, spares too, and waited for once more.
+        A coordinator that takes over asks for them and for spares first, and waits once more.
         """
         self._fleet.fill_all()
         if self._takeover.inherits and not self._asked:

@@ -1,6 +1,6 @@
 """Sharded checkpoints that are due: which one all agents write next, where the store is slow. Pure.
 
-Ranks are not held up by a store. What all shards are ready for is written if nothing else is; else
+No rank waits for a store. What all shards are ready for is written if nothing else is; else
 it waits, and is left out when a newer one is due. So all shards are of one step.
 """
 
@@ -27,7 +27,7 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Backlog:
-    """What is due, and what is under way: at most one of each."""
+    """At most one checkpoint that is due, and one that is being written."""
 
     def __init__(self) -> None:
         self._due: dict[Made, dict[int, tuple[int, int]]] = {}  # not of all shards yet
@@ -36,7 +36,7 @@ class Backlog:
         self.under_way: Made | None = None
 
     def begin(self) -> None:
-        """A generation begins: nobody holds what was due in an earlier one."""
+        """A generation begins, and checkpoints of earlier ones are no longer due."""
         self._due, self._ready, self.under_way = {}, None, None
         self._newest = (-1, 0)
 

@@ -1,4 +1,4 @@
-"""What ranks keep, and the checkpoints that nodes write."""
+"""The snapshots that ranks keep, and the checkpoints that nodes write."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ StoreNews = (
 
 
 class Checkpoints:
-    """What nodes tell of their store, and what they are told to do there.
+    """Follows the checkpoints of all nodes, and orders new ones.
 
-    interval: steps between two checkpoints. committing: nodes that were told to commit one. total:
-    the steps that ranks were asked for; 0: nobody has said. metrics: the newest of a rank.
+    interval: steps between two checkpoints. committing: nodes that commit one. total: the steps
+    that the script asks for; 0: unknown. metrics: the newest of a rank.
     """
 
     def __init__(self, job: JobState, fleet: Fleet, interval: Interval) -> None:
@@ -59,7 +59,7 @@ class Checkpoints:
                 self._on_pruned(message)
 
     def _on_checkpoint(self, node: int, message: p.CheckpointWritten, now: float) -> None:
-        """A checkpoint was committed, or could not be written; training goes on either way."""
+        """A checkpoint was committed, or failed. Training continues either way."""
         made = message.step, message.generation
         self.assembly.backlog.done(made)
         if self._job.phase is Phase.ENDED:
@@ -142,7 +142,7 @@ class Checkpoints:
         self._tell_interval(self.interval.left_out())
 
     def _tell_interval(self, chosen: Chosen | None) -> None:
-        """Have all ranks write checkpoints in another interval from now on."""
+        """Change the interval of checkpoints on all ranks."""
         if chosen is None:
             return
         self._job.record(
@@ -153,7 +153,7 @@ class Checkpoints:
         self._fleet.tell_nodes(p.CheckpointEvery(steps=chosen.steps))
 
     def _on_pruned(self, message: p.Pruned) -> None:
-        """Checkpoints are gone: nobody is to restore from them."""
+        """Checkpoints were removed, so no rank may restore from them."""
         for node in self._roster.nodes.values():
             node.checkpoints = tuple(m for m in node.checkpoints if m not in message.removed)
         if self._job.phase is not Phase.ENDED:
@@ -162,7 +162,7 @@ class Checkpoints:
             )
 
     def on_beat(self, beat: p.Beat, now: float) -> None:
-        """Where the ranks of a node are."""
+        """Take the heartbeat of a node: the finished steps of its ranks."""
         reached: list[int] = []
         for number, finished in beat.finished.items():
             rank = self._roster.ranks[number]

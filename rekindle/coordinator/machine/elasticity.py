@@ -1,4 +1,4 @@
-"""Nodes that the world goes on without, or takes in."""
+"""Nodes outside the world, and nodes that join it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rekindle.recovery.journal import journal
 
 
 class Elasticity:
-    """A node outside the world disturbs nobody; one that was taken in is on trial for a step."""
+    """Nodes outside the world. A node that joins is on trial until its first step."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Elasticity:
         self._tries: Counter[int] = Counter()  # how often a node was put out again
 
     def on_outside_lost(self, lost: Node) -> None:
-        """A node is gone that the world goes on without; another one may come."""
+        """A node outside the world is lost. The engine may bring another one."""
         self._endings.dump_failed(lost.node, "the node is lost")
         if self._job.phase in (Phase.RESTARTING, *ENDING):
             self._endings.go_on_ending()
@@ -46,27 +46,30 @@ class Elasticity:
         self.go_on_regrouping()
 
     def send_home(self, node: int, reason: str) -> None:
-        """End an agent whose ranks cannot take part; it is not asked for again."""
+        """End an agent whose ranks cannot take part. The engine brings no other one."""
         if self._job.phase in (Phase.RESTARTING, *ENDING):
             self._endings.go_on_ending()
             return
         self._fleet.dismiss_agent(node, reason)
 
     def is_on_trial(self, node: int) -> bool:
-        """Whether a node was just taken in, and the world may go on without it."""
+        """Whether a node has just joined, and the world may shrink by it."""
         if node not in self._job.newcomers or self._job.phase in (Phase.RESTARTING, *ENDING):
             return False
         left = sum(member.node != node for member in self._roster.members)
         return left >= self._spec.least_nodes
 
     def put_out(self, node: int) -> None:
-        """Go on without a node that was just taken in."""
+        """Leave out a node that has just joined."""
         self._job.newcomers.discard(node)
         self._generations.declare_over()
         self._roster.leave_out(node)
 
     def put_newcomers_out(self) -> None:
-        """The links work without those who were just taken in; they are started anew, outside."""
+        """Put out the nodes that have just joined, because the links work without them.
+
+        Their ranks start again, outside the world.
+        """
         for node in sorted(filter(self.is_on_trial, self._job.newcomers)):
             self.put_out(node)
             self._tries[node] += 1
@@ -76,7 +79,7 @@ class Elasticity:
                 self._fleet.kill(self._roster.ranks_of(node), grace_s=0.0)
 
     def go_on_regrouping(self) -> None:
-        """What the ranks waited for may be missed no more."""
+        """Continue to regroup: the ranks may have waited for a node that is left out now."""
         if self._job.phase in (Phase.GATHERING, Phase.REGROUPING):
             self._fleet.start_missing()
             self._proceed()

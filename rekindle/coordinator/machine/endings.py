@@ -1,4 +1,4 @@
-"""Ending all ranks, to start anew or for good."""
+"""The end of all ranks, to restart them or to end the job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LAST_WORDS = "; last words: "  # as the policy's reason begins what is to be
 
 
 class Endings:
-    """Restarts, stops, last words, and the end of a job whose ranks have ended well.
+    """Restarts, stops, final checkpoints, and the end of a job whose ranks have succeeded.
 
     outcome, stop_reason: how and why the attempt ends.
     """
@@ -106,7 +106,7 @@ class Endings:
             self._start_anew()
 
     def _start_anew(self) -> None:
-        """Start all ranks again; with a store of their own, for the dead one's keys stay in it."""
+        """Start all ranks again, with a new store, because the old one has keys of dead ranks."""
         for rank in self._roster.ranks:
             rank.status = Status.ABSENT
         self._roster.take_in(*self._roster.outside)
@@ -159,7 +159,7 @@ class Endings:
         self._job.do(SetTimer(Timer.DUMP, self._spec.policy.dump_timeout_s))
 
     def _on_dumped(self, node: int, message: p.CheckpointWritten) -> None:
-        """A node has written last words, or could not."""
+        """A node has written the final checkpoint, or could not."""
         if self._job.phase is not Phase.DUMPING or node not in self._dumpers:
             return
         if message.error:
@@ -193,7 +193,7 @@ class Endings:
             self.go_on_ending()
 
     def on_unkillable(self) -> None:
-        """Give up ranks that outlive SIGKILL; their agents can still write last words."""
+        """Give up ranks that outlive SIGKILL. Their agents can still write a final checkpoint."""
         if self._job.phase is Phase.STOPPING:
             for rank in self._roster.ranks:
                 if rank.status is Status.ENDING:
@@ -201,7 +201,7 @@ class Endings:
             self.go_on_ending()
 
     def on_dump_late(self) -> None:
-        """Ask other nodes for last words."""
+        """Ask other nodes for the final checkpoint."""
         if self._job.phase is Phase.DUMPING:
             limit_s = self._spec.policy.dump_timeout_s
             # Where there are several, which one holds the others up is not known.
@@ -242,7 +242,7 @@ class Endings:
         self._report(self._job.fault(Kind.USER_CODE, gone, text))
 
     def _reason(self) -> str:
-        """Say why the job failed: what is known now may be more than when it was decided."""
+        """Return why the job failed. The machine may know more now than when it decided."""
         if self.outcome != "failed" or not self._incidents.faults:
             return self.stop_reason
         cause = root_cause(self._incidents.faults)

@@ -36,7 +36,7 @@ class Fleet:
         self.late_passed = False
 
     def promote(self) -> None:
-        """Ask spares to take the places that are vacant."""
+        """Ask spares to become the nodes that are vacant."""
         free = self._roster.free_spares
         places = sorted(self._roster.vacant - self._roster.promised.keys()) if free else []
         for node, spare in zip(places, free, strict=False):
@@ -115,7 +115,7 @@ class Fleet:
             self._job.do(SetTimer(Timer.JOIN, self._spec.policy.join_timeout_s))
 
     def start_outside(self, nodes: Iterable[int]) -> None:
-        """Start the ranks of nodes that came while the world goes on without them.
+        """Start the ranks of nodes outside the world while it trains.
 
         Only a Session can take them in; other scripts have to wait for a restart.
         """
@@ -132,10 +132,10 @@ class Fleet:
             self._job.do(Send(node.connection, message))
 
     def dismiss_agent(self, node: int, reason: str, *, replaced: bool = False) -> None:
-        """Tell an agent to end; its ranks end with it, and what it still says is not heard.
+        """Tell an agent to end. Its ranks end with it, and the machine ignores its later messages.
 
-        replaced: another one is to come. An agent that ends well would be taken for one whose work
-        is done, and nothing would come in the place of its pod.
+        replaced: another agent replaces it. Its exit status is then 1: Kubernetes replaces no pod
+        that ends with status 0.
         """
         agent = self._roster.nodes[node]
         left = journal.NodeLeft(
@@ -149,7 +149,7 @@ class Fleet:
         self._roster.lose(agent)
 
     def dismiss_spares(self, host: str) -> None:
-        """Tell spares to end that wait where nothing is to be; others come elsewhere."""
+        """Tell the spares on an isolated host to end. The engine brings others elsewhere."""
         for connection, spare in list(self._roster.spares.items()):
             if spare.host == host and self._job.isolation.shuts_out(host):
                 self._job.do(Send(connection, p.Bye(status=1)))
@@ -171,7 +171,7 @@ class Fleet:
             self._job.record(journal.NodeWanted(node=SPARE))
 
     def let_in(self, node: int) -> bool:
-        """Take a node in at once where that disturbs nobody; say whether it was."""
+        """Take a node into the world if no rank trains; return whether it was."""
         waits = self._job.phase is Phase.REGROUPING and bool(self._roster.missing)
         begins = self._job.phase is Phase.GATHERING and self._roster.all_are(Status.ABSENT)
         if self._roster.node_is(node, Status.ABSENT) and (waits or begins):
@@ -186,7 +186,7 @@ class Fleet:
             self._job.newcomers.add(node)
 
     def fall_back_on_standby(self) -> None:
-        """Take in nodes that are at the door when others are missed, or too few are left."""
+        """Take in waiting nodes if others are missing, or too few are left."""
         for node in self._roster.standby:
             if self._roster.missing or len(self._roster.members) < self._spec.least_nodes:
                 self._roster.take_in(node)

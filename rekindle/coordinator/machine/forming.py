@@ -1,4 +1,4 @@
-"""What follows when all ranks wait: the next generation, or the end of training."""
+"""The next generation, or the end of training, once all ranks wait."""
 
 from __future__ import annotations
 

@@ -135,9 +135,9 @@ class Generations:
         self._proceed()
 
     def hear(self, message: p.StepFailed | p.Arrived) -> None:
-        """Note what a rank says to be wrong, whatever else becomes of it.
+        """Note the states that a rank suspects, also if its message is ignored otherwise.
 
-        What has been made since of a suspect state is no better: a world that trains on goes back.
+        All later states come from the suspect one, so a world that trains rolls back.
         """
         clean, suspicions = message.clean, self._job.suspicions
         known = any(g >= message.generation and c <= (clean or 0) for g, c in suspicions)
@@ -154,7 +154,7 @@ class Generations:
             self._report(Fault(kind=Kind.LINK, message=text, finished=clean))
 
     def _grow(self) -> None:
-        """Have the world held between two steps when a node waits to be taken in.
+        """Hold the world between two steps if a node waits to join it.
 
         Not before all have done a step since the last time, nor when the first are done.
         """
@@ -182,7 +182,7 @@ class Generations:
         self.declare_over()
 
     def are_done(self) -> bool:
-        """Whether every rank has finished all the steps that it was asked for."""
+        """Whether every rank has finished all of the script's steps."""
         return all(rank.arrived is not None and rank.arrived.done for rank in self._roster.world)
 
     def live(self, rank: Rank) -> Made | None:
@@ -208,7 +208,7 @@ class Generations:
         return True
 
     def dismiss(self) -> None:
-        """All ranks have finished all steps; what follows is the script's own business."""
+        """Dismiss the ranks, because all have finished all steps."""
         finished = self._roster.world[0].finished
         if self._incidents.open:
             self._close_incident(generation=self._job.generation, step=finished)
@@ -292,7 +292,7 @@ class Generations:
         self._job.do(SetTimer(Timer.JOIN, self._spec.policy.join_timeout_s))
 
     def _addresses(self) -> tuple[tuple[str, int], ...]:
-        """Where the ranks of the world are reached by each other, if they have told."""
+        """Return where ranks reach each other; empty: not all have sent a port."""
         ports = [rank.arrived.port if rank.arrived else 0 for rank in self._roster.world]
         if not all(ports):
             return ()
@@ -372,7 +372,7 @@ class Generations:
             self._grow()
 
     def _close_incident(self, *, generation: int, step: int) -> None:
-        """Record that training goes on, and count the next fault as a new incident."""
+        """Record that training continues. The next fault opens a new incident."""
         self._job.record(
             journal.FirstStep(generation=generation, step=step, incident=self._incidents.open)
         )

@@ -35,9 +35,9 @@ _AT = {
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The ranks hang. rank: whose fault it is, -1: nobody can say; why: in words.
+    """The ranks hang. rank: the cause; -1: unknown. why: the reason as text.
 
-    sure: it does not take a second look. more: of other ranks that are to blame as much.
+    sure: no second look is needed. more: verdicts about other ranks that cause it too.
     """
 
     rank: int
@@ -75,12 +75,12 @@ def judge(looks: Sequence[RankLook]) -> Verdict | None:
 
 
 def _waited_for(looks: Sequence[RankLook]) -> bool:
-    """Whether some ranks are seen to wait for others."""
+    """Whether some ranks wait for others."""
     return any(look.waiting or look.doing is Doing.MEETING for look in looks)
 
 
 def _judge_unwaited(looks: Sequence[RankLook]) -> Verdict | None:
-    """Judge ranks of which none is seen to wait.
+    """Judge ranks none of which waits.
 
     All may miss the same; or they wait for a device, which is how they wait for others there. So
     one is to blame only if all others are late with a step, and it differs from all of them.

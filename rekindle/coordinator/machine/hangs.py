@@ -1,7 +1,7 @@
 """Ranks that live and make no progress.
 
-An agent says that a rank of its is late. Then all agents look closely at their ranks, and what they
-see together tells whether there is a hang, and whose fault it is.
+An agent says that a rank of its is late. Then all agents look closely at their ranks. From
+their answers the machine finds out whether there is a hang, and which rank causes it.
 """
 
 from __future__ import annotations

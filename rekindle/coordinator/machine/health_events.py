@@ -1,4 +1,4 @@
-"""Signs of trouble that somebody outside has seen."""
+"""Health events: trouble that a monitor, an engine or a person has seen."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEVER_RAN = (Kind.SCHEDULING, Kind.USER_CODE)  # what keeps a pod from it, as it
 
 
 class HealthEvents:
-    """Each sign is written down; what it asks for is done once.
+    """Records each health event, and answers it once.
 
     signs_unmet: signs of before a takeover that no rank has met.
     """
@@ -45,7 +45,7 @@ class HealthEvents:
         self.look_again()
 
     def take_over(self, hello: p.Hello) -> None:
-        """Ranks that live on may still meet what was reported of their devices."""
+        """Ranks that still live may meet the reported faults of their devices."""
         live, others = {rank.rank for rank in hello.ranks}, []
         for seen in self.signs_unmet:
             verdict = verdict_of(self._job.tables(), seen.sign)
@@ -92,7 +92,7 @@ class HealthEvents:
     def on_conditions(self, node: int, message: p.Conditions, now: float) -> None:
         """Take what an agent reads of its devices: codes that came are signs, or went.
 
-        While a device is healed, what is read of it says nothing.
+        Readings of a device are ignored while it is reset.
         """
         host, first = self._roster.nodes[node].host, node * self._spec.processes_per_node
         for device, found in message.devices.items():
@@ -115,7 +115,7 @@ class HealthEvents:
     def _on_sign_of_missing(
         self, sign: Sign, verdict: Verdict, host: str | None, now: float
     ) -> None:
-        """Learn why a node was lost, or why none comes in its place."""
+        """Learn why a node was lost, or why no other one comes."""
         fault = self._fault_of(sign, verdict, now)
         if verdict.kind not in NEVER_RAN:
             if host is not None and self._write_down(sign, host, verdict, now):
@@ -137,7 +137,7 @@ class HealthEvents:
         return news
 
     def on_healed(self, message: p.Spawned, now: float) -> None:
-        """Ranks were started after their devices were healed: what comes of these now is news."""
+        """Ranks started after a reset of their devices: health events of these are news again."""
         healed = self._fleet.healing & {live.rank for live in message.ranks}
         self._fleet.healing -= healed
         for number in sorted(healed):
@@ -156,7 +156,7 @@ class HealthEvents:
         self.look_again()
 
     def look_again(self) -> None:
-        """Look at signs once more in a while, if any may still need an answer."""
+        """Set the timer for the next look, if a health event may still need an answer."""
         if (self._job.signs.waits or self._job.signs.unmet) and self._job.phase not in ENDING:
             self._job.do(SetTimer(Timer.SIGNS, LOOK_S))
 
@@ -203,7 +203,7 @@ class HealthEvents:
         return True
 
     def _on_told(self, told: Told) -> None:
-        """Decide about a fault of which a sign has told more, unless that changes nothing."""
+        """Decide again about a fault that a health event explains, if the answer changes."""
         self._incidents.doubted = tuple(
             fault for fault in self._incidents.doubted if fault != told.before
         )
@@ -221,7 +221,7 @@ class HealthEvents:
         return decision.strategy is strategy and not decision.isolate and not healing
 
     def _strike(self, fault: Fault) -> None:
-        """Answer a fault, unless a rank has told of the same before."""
+        """Report a fault, unless a rank has reported the same before."""
         known = [seen for seen in self._incidents.faults if seen.rank == fault.rank >= 0]
         if not known or root_cause([*known, fault]) is fault:
             self._recovery.report(fault)

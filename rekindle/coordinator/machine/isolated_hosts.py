@@ -33,13 +33,13 @@ class Isolation:
         self._leaving.update(nodes)
 
     def shuts_out(self, host: str) -> bool:
-        """Whether nothing new is taken in from there."""
+        """Whether the coordinator takes no new agent from this host."""
         return self._keeps_off is not KeepsOff.NEVER and host in self._hosts
 
     def refuses(self, hello: Hello) -> bool:
-        """Whether an agent is not taken in because of where it is.
+        """Whether the coordinator refuses an agent because of its host.
 
-        One that was a node before goes on where it is: it was to leave, or it would have been told.
+        An agent that was a node before stays, because its order to leave reaches it.
         """
         is_new = hello.node < 0 and not hello.ranks and not hello.ended
         return is_new and self.shuts_out(hello.host)
@@ -47,7 +47,7 @@ class Isolation:
     def refused(self, host: str, waited_for: Iterable[int]) -> list[int]:
         """An agent was refused; return those of these nodes that have to come from elsewhere.
 
-        Others were lost without their host being to blame: their own pods may well come.
+        Other nodes were lost for another reason, so their own pods may come.
         """
         awaited = sorted(self._leaving.intersection(waited_for))
         if awaited:
@@ -55,7 +55,7 @@ class Isolation:
         return awaited
 
     def came(self, node: int) -> None:
-        """An agent was taken in as a node, or as a spare."""
+        """An agent became a node, or a spare."""
         self._leaving.discard(node)
         self._refused.clear()
 
@@ -65,6 +65,6 @@ class Isolation:
 
     @property
     def is_in_vain(self) -> bool:
-        """Whether waiting brings none but agents of such hosts."""
+        """Whether only agents of such hosts come."""
         enough = _ENOUGH.get(self._keeps_off)
         return enough is not None and any(each >= enough for each in self._refused.values())

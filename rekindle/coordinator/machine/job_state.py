@@ -1,4 +1,4 @@
-"""What all parts of the machine share: the job's state, and the commands that they give."""
+"""The state that all parts of the machine share, and the commands that they give."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Timer(str, enum.Enum):
 
 
 class SetTimer(msgspec.Struct, frozen=True):
-    """Call `on_timer(timer)` after so many seconds, instead of at any earlier time set for it."""
+    """Call `on_timer(timer)` after so many seconds. A time that was set before is void."""
 
     timer: Timer
     seconds: float
@@ -98,7 +98,7 @@ class CancelTimer(msgspec.Struct, frozen=True):
 
 
 class End(msgspec.Struct, frozen=True):
-    """The job is over; all agents were told."""
+    """The job is over, and all agents have the message."""
 
     succeeded: bool
 
@@ -123,7 +123,7 @@ class Store:
         return self.port > 0
 
     def ask(self, node: int) -> int:
-        """Note that `node` is asked for a new store; return its serial number."""
+        """Note that `node` starts a new store; return its serial number."""
         self.serial += 1
         self.asked = node
         return self.serial
@@ -143,7 +143,7 @@ class Store:
         self.node, self.port, self.asked = -1, 0, -1
 
     def node_lost(self, node: int) -> None:
-        """Forget what this node hosted or was asked for."""
+        """Forget the store if this node hosts it, or starts it."""
         if node in (self.node, self.asked):
             self.drop()
 
@@ -153,7 +153,7 @@ Proceed = Callable[[], None]  # forms the next generation if all ranks wait: `Fo
 
 
 class JobState:
-    """What several parts of the machine read and change.
+    """The state that several parts of the machine read and change.
 
     generation, restarts: the newest. newest: the newest step that a rank has finished. resumed: the
     step after which all ranks last began to train together. session: a rank of the current

@@ -1,4 +1,4 @@
-"""What a coordinator that died had begun and not finished: folds over its attempt. Pure."""
+"""The unfinished work of a coordinator that died: folds over its attempt. Pure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def leaving(own: Iterable[journal.Event]) -> frozenset[int]:
 
 
 def to_heal(own: Iterable[journal.Event]) -> frozenset[int]:
-    """Return the ranks whose device was to be healed, and that were not started since."""
+    """Return the ranks that wait for a reset of their device and have not started since."""
     found: set[int] = set()
     asked: set[int] = set()
     for event in own:

@@ -40,11 +40,11 @@ class Pause(msgspec.Struct, frozen=True):
     known: frozenset[int] = frozenset()
 
     def is_over(self, at: tuple[int, ...], rank: int, now: float) -> bool:
-        """Whether to look because of this rank; whoever was not late at the last look is news."""
+        """Whether to look because of this rank: it was not late before, or the pause is over."""
         return at != self.at or rank not in self.known or now >= self.since + self.seconds
 
     def begun(self, at: tuple[int, ...], rank: int, now: float) -> Pause:
-        """Return the pause behind the look that begins now; there is none behind the first."""
+        """Return the pause after the look that begins now; after the first there is none."""
         if at != self.at:
             return Pause(at, 0.0, now, frozenset({rank}))
         seconds = min(max(2 * self.seconds, SOONEST_S), SELDOM_S)
@@ -54,8 +54,8 @@ class Pause(msgspec.Struct, frozen=True):
 class Looks:
     """One look at a time.
 
-    looking: the one under way. count: looks so far. pause: behind the newest. suspect: to blame, if
-    it is found so once more.
+    looking: the one under way. count: looks so far. pause: after the newest. suspect: the rank that
+    a second look may blame.
     """
 
     def __init__(self, job: JobState) -> None:
@@ -66,7 +66,7 @@ class Looks:
         self.suspect: p.RankLook | None = None
 
     def stop(self) -> None:
-        """What was asked about ranks is answered, or does not matter any more."""
+        """Forget the look under way, and the suspect."""
         self.looking = self.suspect = None
         self._job.do(CancelTimer(Timer.LOOK))
         self._job.do(CancelTimer(Timer.AGAIN))

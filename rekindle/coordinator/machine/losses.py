@@ -1,4 +1,4 @@
-"""What counts as a fault: lost agents, ended ranks, failed steps, passed time limits."""
+"""Faults that end a generation: lost agents, ended ranks, failed steps, passed time limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FAILED = {
 
 
 class Losses:
-    """Reports what agents say of broken ranks, and what they no longer say."""
+    """Reports lost agents and broken ranks as faults."""
 
     def __init__(
         self,

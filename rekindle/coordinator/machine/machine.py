@@ -1,7 +1,7 @@
 """The coordinator's state machine: events in, commands out. No I/O, no clock but the one passed in.
 
-It is made of parts. Each part gets the parts before it, so calls lead from later parts to earlier
-ones. Two calls lead upward: `report` (a fault) and `proceed` (all ranks may wait).
+The machine has parts. Each part gets the parts before it, so later parts call earlier ones. Two
+calls lead upward: `report` (a fault) and `proceed` (all ranks may wait).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NOTHING = Earlier()
 class Machine:
     """The state of one attempt of a job. `job.drain()` gives the commands.
 
-    tables: gives the tables of faults. earlier: what earlier attempts have left.
+    tables: loads the tables of faults. earlier: the state that earlier attempts leave.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Which times ranks write down: by whom that is switched, and who is told."""
+"""The switch of light profiling, and its order to all agents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rekindle.recovery.faults.profiled import BY_TRACE, Profiled
 
 
 class ProfilingSwitch:
-    """What was asked for last holds, be it by a person or by MindCluster's switch.
+    """The last order holds, from a person or from MindCluster's switch.
 
     profile: what ranks write down. traced: what MindCluster's switch last said.
     """
@@ -23,7 +23,7 @@ class ProfilingSwitch:
         self.profile, self.traced = earlier.profile, earlier.traced
 
     def switch(self, order: Order, now: float) -> str:
-        """Have ranks write down where time goes, or no more; return why not, if that cannot be."""
+        """Switch light profiling; return why that is impossible, or nothing."""
         if self._job.phase in ENDING:
             return "the job is ending"
         try:
@@ -35,11 +35,11 @@ class ProfilingSwitch:
         return ""
 
     def on_traced(self, message: p.Traced, now: float) -> None:
-        """An agent tells what MindCluster's switch says.
+        """An agent sends the position of MindCluster's switch.
 
-        Each agent does so by itself, and whoever takes a lost one's place says again what is known
-        already: since then a person may have asked for something else. It is recorded also where it
-        changes nothing, or the next coordinator would take it for news.
+        Every agent sends it, also one that replaces a lost agent. So an old position does not undo
+        a person's later order. The journal gets each new position, also one that changes nothing:
+        the next coordinator would take it for news.
         """
         if message.switch != self.traced and self._job.phase not in ENDING:
             self.traced = message.switch

@@ -43,7 +43,7 @@ class Census:
 class Rank:
     """One rank. finished: steps; stepped: it has finished one in this generation.
 
-    shard: which piece of the training state it has; None: all, or nobody has said.
+    shard: the number of its piece of the training state; None: all of it, or unknown.
     """
 
     __slots__ = ("_census", "_status", "arrived", "finished", "node", "pid", "rank", "shard")
@@ -78,7 +78,7 @@ class Rank:
 
     @property
     def inside(self) -> bool:
-        """Whether it takes part in the world."""
+        """Whether it is in the world."""
         return self.rank not in self._census.outside
 
     @inside.setter

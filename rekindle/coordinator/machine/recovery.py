@@ -1,4 +1,4 @@
-"""What is decided about a fault, and carrying it out."""
+"""The decision about a fault, and its execution."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _ENDS = (Strategy.FAIL, Strategy.DUMP, Strategy.RESCHEDULE_JOB)  # nothing told 
 class Recovery:
     """One decision at a time: while one waits for a person, nothing else is decided.
 
-    Where a decision would end the attempt, and nobody knows of what a rank has died, it waits for a
-    sign that may tell, if signs may come at all.
+    A decision that would end the attempt waits for a health event, if the cause of a rank's death
+    is unknown and health events may come.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Recovery:
         """Take a fault. The order of these steps is the protocol:
 
         1. A job that ends continues to end.
-        2. A node that was just taken in is put out, and the world goes on without it.
+        2. A node that has just joined is left out of the world again.
         3. The fault gets the host of its node, and the code of a health event that explains it.
         4. The journal gets the fault, in the open incident or in a new one.
         5. The generation ends.
@@ -253,7 +253,7 @@ class Recovery:
         self._fleet.start_missing()
 
     def _give_up(self, node: int, reason: str) -> None:
-        """Let go of a node that is still there; whoever takes its place is asked for."""
+        """Dismiss a node that is still there, and ask for another one."""
         if node not in self._roster.nodes:
             return  # it was lost, and was or will be asked for
         self._fleet.dismiss_agent(node, reason, replaced=True)

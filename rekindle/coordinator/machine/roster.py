@@ -1,4 +1,4 @@
-"""Who is there: agents, those in reserve, and the ranks of the world."""
+"""The agents, the spares, and the ranks of the world."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rekindle.recovery.policy.plan import Made
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """A state of which agents have snapshots of all shards: on which node each, and of whom.
+    """A state of which agents have snapshots of all shards, and where they are.
 
     places: node -> shard -> rank.
     """
@@ -28,8 +28,8 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 class Node(msgspec.Struct, kw_only=True):
     """One agent; checkpoints and snapshots: what its node could restore from.
 
-    node: its node rank, or SPARE. host: the machine's name. copies: of ranks of other nodes; depot:
-    the port where they are.
+    node: its node rank, or SPARE. host: the machine's name. copies: snapshots of ranks of other
+    nodes; depot: the port that serves them.
     """
 
     node: int
@@ -44,13 +44,13 @@ class Node(msgspec.Struct, kw_only=True):
 
 
 class Roster:
-    """Who is there: the nodes that joined, those in reserve, and every rank of the full world.
+    """The nodes that joined, the spares, and every rank of the full world.
 
     The world of a generation may be smaller.
 
-    outside: nodes that take no part in it; they were lost, or did not come. spares: by connection.
-    vacant: node ranks that a spare may take, because their agent was lost or did not come in time.
-    promised: spares (connections) that were asked to take such a place.
+    outside: nodes that are not in the world. They were lost, or did not come. spares: by
+    connection. vacant: node ranks without an agent, which a spare may become. promised: the
+    connection of the spare that was asked to become a node, by node rank.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -84,12 +84,12 @@ class Roster:
 
     @property
     def arrived_outside(self) -> list[int]:
-        """Nodes at the door all of whose ranks have arrived."""
+        """Waiting nodes all of whose ranks have arrived."""
         return [node for node in self.at_the_door if self.node_is(node, Status.WAITING)]
 
     @property
     def standby(self) -> list[int]:
-        """Nodes at the door that could be of the world at once: no rank of them is under way."""
+        """Waiting nodes that could join the world now, because none of their ranks is starting."""
         still = (Status.ABSENT, Status.WAITING)
         return [n for n in self.at_the_door if any(self.node_is(n, status) for status in still)]
 
@@ -115,18 +115,18 @@ class Roster:
         return (self.spec.nodes - len(self.outside)) * self.spec.processes_per_node
 
     def place_of(self, rank: Rank) -> int:
-        """What a rank is in the world (or would be)."""
+        """Return the rank's place in the world, or the place that it would have."""
         before = sum(node < rank.node for node in self.outside)
         return rank.rank - before * self.spec.processes_per_node
 
     def leave_out(self, node: int) -> None:
-        """The world goes on without this node."""
+        """Take a node out of the world."""
         self.outside.add(node)
         for rank in self.ranks_of(node):
             rank.inside = False
 
     def take_in(self, *nodes: int) -> None:
-        """These nodes are of the world again; their ranks do not tell how far that has come."""
+        """Take nodes into the world. Their ranks get the step of the others."""
         finished = min((rank.finished for rank in self.world), default=0)
         self.outside -= set(nodes)
         for rank in (rank for node in nodes for rank in self.ranks_of(node)):
@@ -134,10 +134,10 @@ class Roster:
             rank.finished = finished
 
     def may_be_left_out(self, sick: int = SPARE) -> int:
-        """Return how many nodes the world would go on with if all missing were left out; or 0.
+        """Return how many nodes would be left without the missing ones; 0: too few, or all.
 
-        Places that a spare was asked to take are not missing, and those at the door count.
-        sick: a node that would be left out as well, though its agent is there.
+        A node that a spare becomes is not missing, and waiting nodes count. sick: a node that would
+        be left out too, though its agent is there.
         """
         left = len(self.members) + len(self.promised.keys() - self.outside) + len(self.standby)
         left -= any(member.node == sick for member in self.members)
@@ -181,7 +181,7 @@ class Roster:
         return self._by_line.get(connection)
 
     def knows(self, connection: int) -> bool:
-        """Whether an agent that was taken in is on this connection."""
+        """Whether this is the connection of a node or of a spare."""
         return connection in self._by_line or connection in self.spares
 
     def agents(self) -> list[Node]:
@@ -248,7 +248,7 @@ class Roster:
         return SPARE if hello.spare else self._free_place()
 
     def _free_place(self) -> int:
-        """Return the first node rank that is neither taken nor promised; SPARE if there is none."""
+        """Return the first free node rank; SPARE: none is free."""
         while self._taken in self.nodes:
             self._taken += 1
         places = range(self._taken, self.spec.nodes)

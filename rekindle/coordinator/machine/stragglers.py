@@ -1,8 +1,8 @@
 """Ranks that train on, and have become slow.
 
-Agents tell how long their ranks' steps took (`Timed`), while light profiling is on. Where more is
-to be done than to say so, nodes that may be sick are checked beside others while all ranks stand
-between two steps; who is found sick is replaced, and nobody else.
+Agents tell how long their ranks' steps took (`Timed`), while light profiling is on. If the
+policy does more than warn, the machine checks suspect nodes beside others while all ranks wait
+between two steps. It replaces only the nodes that the check finds sick.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class StragglerCheck:
         )
 
     def _drop(self, over: Finding) -> None:
-        """It passed by itself: nobody is to be checked because of it any more."""
+        """The slowness has passed, so its nodes need no check."""
         self._job.record(SlowOver(finding=over, hosts=self._hosts(over)))
         key = (over.kind, over.ranks)
         self._suspects = {
@@ -117,7 +117,7 @@ class StragglerCheck:
     # ---- while all ranks wait
 
     def formed(self) -> None:
-        """A generation may have been formed: compare its ranks from now on."""
+        """Compare the ranks of the new generation, if one was formed."""
         plan = self._generations.planned
         if plan is None or not self._job.formed:
             return
@@ -136,7 +136,7 @@ class StragglerCheck:
     def _peers(self) -> list[list[int]]:
         """Return the ranks of each shard of the state, which do the same work; empty: unknown.
 
-        Where nobody has the shard of another one, as in FSDP, all are compared with each other.
+        If no two ranks have the same shard, as in FSDP, all are compared with each other.
         """
         owners = list(self._roster.owners().values())
         return owners if len(owners) > 1 and min(map(len, owners)) > 1 else []
@@ -187,7 +187,7 @@ class StragglerCheck:
             self.on_examined({self.checked[e.connection]: e.verdict for e in judged}, now)
 
     def on_examined(self, verdicts: Mapping[int, NodeVerdict], now: float) -> None:
-        """Nodes were checked while all ranks waited; of those that were lost nothing is told."""
+        """Take the verdicts about nodes. A lost node has none."""
         suspects, self._examining, self.check = self._examining, {}, None
         for node, verdict in sorted(verdicts.items()):
             agent = self._roster.nodes.get(node)

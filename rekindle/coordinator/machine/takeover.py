@@ -1,4 +1,4 @@
-"""A new coordinator takes a dead one's place: what it continues, and which ranks live on."""
+"""A new coordinator continues the work of a dead one, with the ranks that still live."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Takeover:
         self._health.resume(inherited.unmet if inherited else ())
 
     def take_over(self, connection: int, hello: p.Hello) -> None:
-        """Take over what an agent did for a coordinator that died: its ranks go on living."""
+        """Take over the ranks of an agent from a coordinator that died."""
         self._health.take_over(hello)
         self._take_over_ranks(connection, hello)
         self._health.look_again()
