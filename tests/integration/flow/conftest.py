@@ -1,21 +1,14 @@
-"""One Prefect server and one served train flow for all tests of this folder."""
+"""One served train flow for all tests of this folder."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from prefect_side import Served, ending_jobs, free_port, serve, server
+from prefect_side import Served, ending_jobs, serve
 from training_jobs.baselines import baseline, baseline_of
 
 __all__ = ["baseline", "baseline_of"]
-
-
-@pytest.fixture(scope="session")
-def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a Prefect server's API."""
-    with server(tmp_path_factory.mktemp("prefect"), free_port()) as api:
-        yield api
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ import pytest
 from cluster.launch import Simulated, start
 from cluster.tidy import tidy
 from mindcluster import RESOURCE
-from prefect_side import free_port, server
 from training_jobs.baselines import baseline, baseline_of
 from training_jobs.pods import new_namespace
 
@@ -62,10 +61,3 @@ def space(lean: Simulated) -> Iterator[str]:
     """A namespace of the test's own there."""
     with new_namespace(lean) as name:
         yield name
-
-
-@pytest.fixture(scope="session")
-def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of the API of a Prefect server, which all tests of a worker share."""
-    with server(tmp_path_factory.mktemp("prefect"), free_port()) as address:
-        yield address
