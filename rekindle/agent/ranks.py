@@ -155,7 +155,7 @@ class NodeRanks:
                 for rank, pid in sorted(pids.items())
             ),
             ended=tuple(sorted(self._ended - set(pids))),
-            store=self._store.live if self._store is not None else None,
+            store=self._store.live(self._restart) if self._store is not None else None,
         )
 
     def devices(self) -> dict[int, int]:
@@ -178,6 +178,8 @@ class NodeRanks:
     async def _spawn(self, spawn: protocol.Spawn) -> None:
         live: list[protocol.LiveRank] = []
         self._restart = spawn.restart
+        if self._store is not None:
+            self._store.serves(spawn.restart)
         try:
             for number in spawn.ranks:
                 if number in spawn.heal and (error := await self._heal(number)):

@@ -61,13 +61,20 @@ class StoreProcess:
         self._pid, self._line, self._order, self._send = pid, line, order, send
         self._answered = False
         self._port = 0  # 0: it does not listen
+        self._restart: int | None = None  # the restart whose ranks were started first with it
         line.setblocking(False)
         asyncio.get_running_loop().add_reader(line, self._readable)
 
-    @property
-    def live(self) -> protocol.LiveStore | None:
-        """Where it listens, if it does."""
-        if self._port == 0:
+    def serves(self, restart: int) -> None:
+        """Ranks are started for this restart."""
+        self._restart = restart if self._restart is None else self._restart
+
+    def live(self, restart: int) -> protocol.LiveStore | None:
+        """Return where it listens, if it does and serves the ranks of this restart.
+
+        With ranks that cannot join others, each restart has a store of its own.
+        """
+        if self._port == 0 or self._restart not in (None, restart):
             return None
         return protocol.LiveStore(serial=self._order.serial, port=self._port)
 

@@ -235,7 +235,8 @@ class Admission:
     def on_store_up(self, node: int, message: p.StoreUp) -> None:
         """The store that ranks meet at listens, or could not."""
         starting = self._job.phase in (Phase.GATHERING, Phase.REGROUPING)
-        if message.serial != self._job.store.serial or not starting:
+        asked = (node, message.serial) == (self._job.store.asked, self._job.store.serial)
+        if not (asked and starting):
             return
         if message.port == 0:
             text = f"the ranks' store could not be started: {message.error}"

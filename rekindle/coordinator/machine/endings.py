@@ -221,8 +221,8 @@ class Endings:
         if self._roster.all_are(Status.EXITED) and not stored:
             return
         if self._roster.all_are(Status.EXITED):
-            self.outcome = "succeeded"
-            self._finish(f"all {self._roster.world_size} ranks ended with exit status 0")
+            why = f"all {self._roster.world_size} ranks ended with exit status 0"
+            self._finish(why, outcome="succeeded")
         else:
             self.miss_exited()
 
@@ -248,12 +248,13 @@ class Endings:
         cause = root_cause(self._incidents.faults)
         return self.stop_reason if cause.message in self.stop_reason else cause.message
 
-    def _finish(self, reason: str = "") -> None:
+    def _finish(self, reason: str = "", *, outcome: str = "") -> None:
         reason = reason or self._reason()
         if self._said or _LAST_WORDS in reason:
             said = self._said or "none, for all that had a snapshot are gone"
             reason = f"{reason.partition(_LAST_WORDS)[0]}{_LAST_WORDS}{said}"
         self._job.enter(Phase.ENDED)
+        self.outcome = outcome or self.outcome
         finished = max(rank.finished for rank in self._roster.ranks)
         self._job.record(journal.Ended(outcome=self.outcome, reason=reason, finished=finished))
         succeeded = self.outcome == "succeeded"

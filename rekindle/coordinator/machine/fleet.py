@@ -92,6 +92,8 @@ class Fleet:
         """Ask a node to host the ranks' store, if there is none."""
         if self._job.store.is_up or self._job.store.asked >= 0:
             return
+        if not self._spec.joins and self._job.formed and not self._roster.is_full:
+            return  # a node that has yet to come may host the one that the ranks have
         nodes = {node.node: node for node in self._roster.members}
         if not nodes:
             return

@@ -322,9 +322,9 @@ class Generations:
             checkpoints=tuple(m for m in node.checkpoints if counts(Source.CHECKPOINT, m)),
         )
 
-    def on_store_down(self, message: p.StoreDown) -> None:
+    def on_store_down(self, node: int, message: p.StoreDown) -> None:
         """The store is gone; it is missed when the next generation is formed."""
-        if message.serial != self._job.store.serial:
+        if (node, message.serial) != (self._job.store.node, self._job.store.serial):
             return
         if not self._spec.joins and self._job.phase in (Phase.TRAINING, Phase.RESTORING):
             # Their framework ends them because of it, sooner or later.

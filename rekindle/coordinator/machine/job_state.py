@@ -40,7 +40,7 @@ NEXT: dict[Phase, tuple[Phase, ...]] = {
     Phase.REGROUPING: (Phase.REGROUPING, Phase.RESTORING, *_ENDS, Phase.ENDED),
     Phase.RESTORING: (Phase.REGROUPING, Phase.TRAINING, *_ENDS, Phase.ENDED),
     Phase.TRAINING: (Phase.REGROUPING, *_ENDS, Phase.ENDED),
-    Phase.RESTARTING: (Phase.GATHERING, Phase.REGROUPING, Phase.STOPPING),
+    Phase.RESTARTING: (Phase.GATHERING, Phase.STOPPING, Phase.ENDED),
     Phase.STOPPING: (Phase.STOPPING, Phase.DUMPING, Phase.ENDED),
     Phase.DUMPING: (Phase.DUMPING, Phase.ENDED),
     Phase.ENDED: (),

@@ -180,7 +180,7 @@ class Machine:
             p.StateReady: lambda node, message, now: generations.on_state_ready(message),
             p.StepDone: lambda node, message, now: generations.on_step_done(message),
             p.StepFailed: lambda node, message, now: losses.on_step_failed(message, now),
-            p.StoreDown: lambda node, message, now: generations.on_store_down(message),
+            p.StoreDown: lambda node, message, now: generations.on_store_down(node, message),
             p.StoreUp: lambda node, message, now: self.admission.on_store_up(node, message),
             p.Timed: lambda node, message, now: self.stragglers.on_timed(message),
             p.Traced: lambda node, message, now: self.switch.on_traced(message, now),

@@ -79,6 +79,8 @@ class Takeover:
         self._health.look_again()
 
     def _take_over_ranks(self, connection: int, hello: p.Hello) -> None:
+        if self._job.phase is Phase.RESTARTING or hello.restart < self._job.restarts:
+            return  # ranks that have ended there start again with all others
         for number in hello.ended:
             self._roster.ranks[number].status = Status.EXITED
         for live in hello.ranks:
@@ -88,7 +90,7 @@ class Takeover:
         if not hello.ranks and not hello.ended:
             return
         self._job.enter(Phase.REGROUPING)
-        if hello.store is not None and not self._spec.joins and hello.restart >= self._job.restarts:
+        if hello.store is not None and not self._spec.joins:
             # The ranks' framework ends them when this store ends, so they need no other one.
             host = self._spec.master_addr or hello.address
             self._job.store.adopt(hello.node, host, hello.store)

@@ -8,6 +8,7 @@ from jobs.trained import SIGKILL, sources, strategies, trained
 
 from rekindle.coordinator.machine.job_state import Phase
 from rekindle.protocol import agent as p
+from rekindle.recovery.faults.fault import Fault, Kind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.plan import Source
 from rekindle.recovery.policy.policy import Policy, Strategy
@@ -383,3 +384,42 @@ def test_links_that_a_restart_has_answered_are_not_decided_about_again() -> None
     job.arrive([0, 1])
     assert strategies(job) == [Strategy.RETRY, Strategy.RESTART]
     assert job.last(journal.Formed).generation == 3
+
+
+def test_an_agent_comes_with_ended_ranks_while_all_are_restarted() -> None:
+    """Its ranks start again with all others."""
+    job = Driver(nodes=2, processes=1, policy=Policy(max_restarts=2))
+    job.start()  # a script without a Session
+    job.exits(0, code=0)
+    job.lose(0)
+    assert job.phase is Phase.RESTARTING
+    job.hello(0, ended=(0,))
+    assert job.phase is Phase.RESTARTING
+    job.killed()
+    job.store_up()
+    assert job.spawned_now() == [0, 1]
+    assert job.machine.job.restarts == 1
+
+
+def test_the_last_checkpoint_is_written_while_all_are_restarted() -> None:
+    """All ranks of the world had ended well already, so the job has succeeded."""
+    job = Driver(nodes=3, processes=1, least=2, policy=Policy(max_restarts=2))
+    for node in (0, 1):
+        job.hello(node)
+    job.fire("late")
+    job.store_up()
+    job.spawned()
+    job.arrive([0, 1])
+    job.ready([0, 1])
+    job.step_of([0, 1], 1)
+    job.hello(2)
+    job.spawned()
+    job.machine.checkpoints.committing.add(0)
+    job.exits(0, code=0)
+    job.exits(1, code=0)
+    job.machine.recovery.report(Fault(kind=Kind.PROCESS, message="a broken device", node=0))
+    job.collect()
+    assert job.phase is Phase.RESTARTING
+    job.say(0, p.CheckpointWritten(step=1, generation=1, path="there"))
+    assert job.phase is Phase.ENDED
+    assert job.outcome is True

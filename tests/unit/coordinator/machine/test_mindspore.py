@@ -100,6 +100,23 @@ def test_the_next_coordinator_and_the_store(framework: Framework) -> None:
     assert job.told(p.HostStore)[0].serial == store.serial + 1
 
 
+def test_the_host_of_the_scheduler_comes_last() -> None:
+    """The next coordinator waits for it; a scheduler that it did not ask for means nothing."""
+    job = trained(nodes=2, processes=1, framework=Framework.MINDSPORE, policy=POLICY)
+    store = p.LiveStore(serial=job.machine.job.store.serial, port=7001)
+    job.lose_coordinator()
+    for node in (1, 0):
+        alive = (p.LiveRank(rank=node, pid=job.pids[node], training=True),)
+        job.hello(node, generation=1, ranks=alive, store=None if node else store)
+    assert not job.told(p.HostStore)
+    job.say(1, p.StoreUp(serial=store.serial, port=7002))
+    job.arrive(job.ranks, 1)
+    assert {form.store_port for form in job.told(p.Form).values()} == {7001}
+    job.ready(job.ranks)
+    job.say(1, p.StoreDown(serial=store.serial))
+    assert job.phase is Phase.TRAINING
+
+
 def test_a_lost_node_costs_all_processes_too() -> None:
     """It is replaced, and all start anew."""
     job = trains(nodes=2)
