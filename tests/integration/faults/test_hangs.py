@@ -46,7 +46,7 @@ def hangs(kind: str, rank: int, step: int) -> Row:
         other = (rank + 1) % RANKS
         assert f"rank {other}: in a step" in incident.cause.traceback
         if kind != "stop":  # a stopped process does not answer
-            assert "torch/injection.py" in incident.cause.traceback
+            assert "faults/injection.py" in incident.cause.traceback
 
     cause = Kind.HANG, rank
     return Row(kind, step, (hold(step),), inject, replaced={rank}, cause=cause, check=is_named)
