@@ -35,12 +35,15 @@ _WAITS = (
     "torch/distributed/elastic/utils/store.py",
     " in _sync_params_and_buffers",
     " in _verify_param_shape_across_processes",
-    "training/torch/waits.py",
+    "training/torch/groups/gloo_waits.py",
     " in synchronize",
 )
 _DISPATCHER = "torch/_ops.py"  # calls what is in C++ for a function of torch
 _MAY_WAIT = " in _engine_run_backward"  # DDP's all-reduce is in C++, and so is what is computed
-_WRAPPERS = ("training/torch/waits.py", "torch/distributed/c10d_logger.py")  # tell nobody anything
+_WRAPPERS = (
+    "training/torch/groups/gloo_waits.py",
+    "torch/distributed/c10d_logger.py",
+)  # tell nobody anything
 # These are on the stack while torch.compile compiles, not while what it made runs.
 _COMPILES = ("torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py", "triton/compiler/")
 

@@ -35,7 +35,7 @@ from rekindle.training.torch.groups.sockets import connected_to, new_sockets, sh
 _log = logging.getLogger(__name__)
 
 # Groups that were left. ~ProcessGroupGloo joins its threads: 20 ms, and for ever where gloo has
-# forgotten an operation (see waits.py); where a DDP reducer drops the last reference, with the
+# forgotten an operation (see gloo_waits.py); where a DDP reducer drops the last reference, with the
 # GIL held, which was seen to deadlock. So a group stays here until the next one is left and nobody
 # else holds it: a wrapper does until a later generation gets so far that it is made new.
 _left: list[dist.ProcessGroup] = []  # with the others of their generations
@@ -297,7 +297,7 @@ def _bury(groups: list[dist.ProcessGroup]) -> None:
     _left.extend(groups)
     # A Python reference that is the last one frees the group without the GIL, so this thread
     # stalls nobody. Where the interpreter's end cuts the destructor short, the process aborts; but
-    # where gloo has forgotten an operation, the destructor waits for it (see waits.py).
+    # where gloo has forgotten an operation, the destructor waits for it (see gloo_waits.py).
     burial = threading.Thread(target=earlier.clear, name="rekindle-bury", daemon=True)
     burial.start()
     atexit.register(burial.join, _BURIAL_S)
