@@ -23,10 +23,10 @@ SCRIPT = SUPPORT / "mindspore_jobs" / "check.py"
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "GLOG_v": "3"}
 CHOICE = """
 import sys
-from rekindle.training.node_check import plain_device
+from rekindle.training.node_check import numpy_device
 
-plain_device.count_npus = lambda: int(sys.argv[1])
-device = plain_device.device_for(0)
+numpy_device.count_npus = lambda: int(sys.argv[1])
+device = numpy_device.device_for(0)
 print(type(device).__name__, "mindspore" in sys.modules, device.note, sep="|")
 """
 
