@@ -1,7 +1,7 @@
-"""An agent's part in light profiling: old records go, and MindCluster's switch is looked at.
+"""The agent's part in light profiling: it removes old records and reads MindCluster's switch.
 
 MindCluster mounts a job's ConfigMap `data-trace-...` as a folder of its pods, and changes the file
-in it; what it says there holds for the whole job, whichever agent sees it first.
+in it. The switch in this file holds for the whole job.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ _TICK_S = 1.0
 
 
 class RecordCare:
-    """What an agent does about records. folder: of all; own: ranks whose records are ours.
+    """Looks after the records of an agent's ranks.
 
-    read: returns what the coordinator is to be told of them; in a thread. cap_bytes: of all.
+    folder: has the records of all ranks. own: returns the agent's ranks. read: returns messages
+    about their records for the coordinator; it runs in a thread. cap_bytes: the limit for all
+    records.
     """
 
     def __init__(
@@ -63,9 +65,9 @@ class RecordCare:
                     await asyncio.to_thread(age, self._folder, tuple(self._own()), self._cap_bytes)
 
     def look(self) -> None:
-        """Tell the coordinator what the switch says, first of all and when it is new.
+        """Send the position of the switch to the coordinator, at the start and after a change.
 
-        Whether that is news to the coordinator it knows itself. Without a switch nothing is told.
+        Without a switch the agent sends nothing.
         """
         try:
             text = self._file.read_bytes()
@@ -86,10 +88,10 @@ class RecordCare:
 
     @contextlib.contextmanager
     def _outliving(self, what: str) -> Iterator[None]:
-        """Say once what goes wrong, and go on.
+        """Report an error once, and continue.
 
-        Nobody may lose a job's records, or its switch, for a file that somebody has spoilt; nor for
-        a bug of ours, of which the stack is told.
+        A damaged file must not end the care of records or the switch. A bug in Rekindle must not,
+        either; the agent prints its stack.
         """
         try:
             yield

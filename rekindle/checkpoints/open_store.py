@@ -1,4 +1,4 @@
-"""A store of checkpoints, or a pointer beside it, from the one text that says where it is."""
+"""Open a store of checkpoints, or a pointer, by its location."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rekindle.errors import UsageError
 def open_store(location: str, environment: Mapping[str, str] = os.environ) -> Store:
     """The store at this location (`rekindle.checkpoints.location`); nothing is read of it yet.
 
-    environment: where credentials of a store are looked for.
-    Raises UsageError if the text is no location, or if what it needs is not there: boto3, the
-    file of authorities, the whole of the credentials that the environment gives a part of.
+    environment: has the credentials of the store.
+    Raises UsageError: the text is no location, boto3 or the file of authorities is missing, or the
+    environment has only a part of the credentials.
     """
     where = parse(location)
     if isinstance(where, Path):
@@ -42,7 +42,7 @@ def open_pointer(location: str, name: str, environment: Mapping[str, str] = os.e
 
 
 def check_location(location: str) -> None:
-    """Raise UsageError if there can be no store, as far as a look at the text tells."""
+    """Check the text of a location. Raises UsageError: no store can be there."""
     where = parse(location)
     if isinstance(where, Path):
         there = next(each for each in (where, *where.parents) if each.exists())

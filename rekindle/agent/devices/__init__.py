@@ -1,1 +1,1 @@
-"""What an agent knows of the node's accelerators, and the reset of a device."""
+"""The accelerators of a node: their state, and the reset of a device."""

@@ -1,4 +1,4 @@
-"""A pretended host as its agent sees it: the file that it holds, and what is wrong with it."""
+"""A simulated host: the file that its agent holds, and the host's faults."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rekindle.errors import JobError
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong with a pretended host.
+    """The faults of a simulated host.
 
-    broken: everything on it fails. sick_devices: those that cannot be healed.
+    broken: everything on the host fails. sick_devices: devices that no reset repairs.
     """
 
     broken: bool = False
@@ -21,14 +21,14 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def condition_file(host: Path) -> Path:
-    """Where it is written what is wrong with the host of this file."""
+    """Return the file that lists the faults of a host. host: the file of the host."""
     return host.with_name(f"{host.name}{names.CONDITION_SUFFIX}")
 
 
 def read_condition(host: Path) -> Condition:
-    """Read what is wrong with a host; nothing, if nobody said so.
+    """Read the faults of a host. Without a file it has none.
 
-    Raises JobError: what is written there is none.
+    Raises JobError: the file is not valid.
     """
     path = condition_file(host)
     try:

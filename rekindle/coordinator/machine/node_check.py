@@ -92,11 +92,6 @@ class NodeCheck:
         self._numbers = 0
 
     @property
-    def timers(self) -> tuple[Timer, Timer]:
-        """Its timers."""
-        return self._limit, self._doors
-
-    @property
     def is_busy(self) -> bool:
         """Whether anybody is here: what the job waits for may be among them."""
         return bool(self._guests or self._waiting)

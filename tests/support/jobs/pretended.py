@@ -6,6 +6,7 @@ be tried: orders that are late, news of processes that are dead already, nodes l
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from jobs.driver import Driver
@@ -34,6 +35,20 @@ class World(Driver):
     def processes(self) -> dict[int, Process]:
         """The living processes by rank."""
         return {r: q for agent in self.agents.values() for r, q in agent.ranks.items()}
+
+    def moves(self) -> list[Callable[[], None]]:
+        """Return what can happen by itself now."""
+        found: list[Callable[[], None]] = []
+        for node, agent in self.agents.items():
+            found += [lambda n=node: self.obey(n)] if agent.orders else []
+            found += [lambda n=node: self.hear(n)] if agent.news and not agent.cut else []
+            found += [lambda n=node: self.find_coordinator(n)] if agent.cut else []
+        live = [rank for rank in self.processes if self.can_go_on(rank)]
+        found += [lambda r=rank: self.go_on(r) for rank in live]
+        found += [self.take_place] if self.promotions else []
+        found += [self.spare_comes] if self.cut_spares else []
+        absent = [] if self.phase is Phase.STOPPING else self.absent_nodes()
+        return found + [lambda n=node: self.join(n) for node in absent]
 
     def absent_nodes(self) -> list[int]:
         """Nodes that the engine was asked for, or that have not come at the start."""

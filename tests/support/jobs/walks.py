@@ -127,27 +127,12 @@ class _Walk:
         for _ in range(MOVES):
             if world.outcome is not None:
                 break
-            moves = self._moves()
+            moves = world.moves()
             if moves and chance.random() < calm:
                 chance.choice(moves)()
             else:
                 chance.choice(self.events)()
         settle(world)
-
-    def _moves(self) -> list[Callable[[], None]]:
-        """What goes on by itself."""
-        world = self.world
-        found: list[Callable[[], None]] = []
-        for node, agent in world.agents.items():
-            found += [lambda n=node: world.obey(n)] if agent.orders else []
-            found += [lambda n=node: world.hear(n)] if agent.news and not agent.cut else []
-            found += [lambda n=node: world.find_coordinator(n)] if agent.cut else []
-        live = [rank for rank in world.processes if world.can_go_on(rank)]
-        found += [lambda r=rank: world.go_on(r) for rank in live]
-        found += [world.take_place] if world.promotions else []
-        found += [world.spare_comes] if world.cut_spares else []
-        absent = [] if world.phase is Phase.STOPPING else world.absent_nodes()
-        return found + [lambda n=node: world.join(n) for node in absent]
 
     # ---- what happens besides
 

@@ -1,4 +1,4 @@
-"""What is done in the cluster beside steering: an API server that is away holds nobody up."""
+"""A queue of requests to the cluster, which a thread repeats until they succeed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class _Chore:
 
 
 class Chores:
-    """Done in their order by a thread of its own while it is open, else at once.
+    """Runs requests in their order: in a thread while the queue is open, else in the caller.
 
-    One that fails is told once, and tried again after those that came meanwhile.
+    The queue reports a failed request once, and repeats it after the requests that came later.
     """
 
     def __init__(self) -> None:
@@ -34,9 +34,9 @@ class Chores:
         self._given_up: set[threading.Thread] = set()
 
     def do(self, what: str, chore: Callable[[], None]) -> None:
-        """Have it done. what: for whoever is told that it failed, as `node 1 is not replaced`.
+        """Run a request. what: the text if it fails, such as `node 1 is not replaced`.
 
-        Raises what it raises, where nobody is open to be told so.
+        Raises the request's error while the queue is not open.
         """
         if self._is_open:
             self._queue.put(_Chore(what, chore))
@@ -50,7 +50,7 @@ class Chores:
 
     @contextmanager
     def open(self, tell: Callable[[str], None]) -> Iterator[None]:
-        """Do what comes meanwhile, and in the end what is left. tell: takes a sentence."""
+        """Run requests until the block ends, then those that are left. tell: takes a sentence."""
         self._tell = tell
         mine = self._queue = queue.SimpleQueue()
         thread = threading.Thread(

@@ -141,7 +141,7 @@ def test_it_begins_without_those_who_do_not_come() -> None:
     visit = Visit(4)
     visit.come(0, 1, 2)
     assert not visit.orders
-    visit.time_out(visit.check.timers[1])
+    visit.time_out(Timer.CHECK_BEGINS)
     visit.work()
     assert visit.healths() == dict.fromkeys(range(3), Health.HEALTHY)
 
@@ -214,7 +214,7 @@ def test_a_silent_one_is_not_waited_for_longer_than_the_limit() -> None:
     while visit.check.is_busy:
         visit.work()
         if visit.check.is_busy:
-            visit.time_out(visit.check.timers[0])
+            visit.time_out(Timer.CHECK)
     assert visit.healths()[0] is Health.FAULTY
     assert "did not answer within 120 s" in visit.judged[0].verdict.reason
     assert 0 in visit.stopped
@@ -234,7 +234,7 @@ def test_one_whose_agent_goes_is_forgotten(when: str) -> None:
     visit.collect()
     assert not visit.check.knows(1)
     if when == "before":
-        visit.time_out(visit.check.timers[1])
+        visit.time_out(Timer.CHECK_BEGINS)
     visit.work()
     assert not visit.check.is_busy
     assert 1 not in visit.judged

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -11,7 +9,6 @@ from jobs.pretended import World
 from jobs.settling import settle
 from jobs.trained import SIGKILL
 
-from rekindle.coordinator.machine.job_state import Phase
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import ErrorRecord
 from rekindle.recovery.journal import journal
@@ -52,26 +49,11 @@ class Walk(RuleBasedStateMachine):
     def alive(self) -> bool:
         return self.world.outcome is None
 
-    def moves(self) -> list[Callable[[], None]]:
-        """What can go on by itself now."""
-        world = self.world
-        found: list[Callable[[], None]] = []
-        for node, agent in world.agents.items():
-            found += [lambda n=node: world.obey(n)] if agent.orders else []
-            found += [lambda n=node: world.hear(n)] if agent.news and not agent.cut else []
-            found += [lambda n=node: world.find_coordinator(n)] if agent.cut else []
-        live = [rank for rank in world.processes if world.can_go_on(rank)]
-        found += [lambda r=rank: world.go_on(r) for rank in live]
-        found += [world.take_place] if world.promotions else []
-        found += [world.spare_comes] if world.cut_spares else []
-        absent = [] if world.phase is Phase.STOPPING else world.absent_nodes()
-        return found + [lambda n=node: world.join(n) for node in absent]
-
     @rule(choices=st.lists(picks, min_size=1, max_size=30))
     def go_on(self, choices: list[int]) -> None:
         """Something goes on, in any order."""
         for pick in choices:
-            moves = self.moves()
+            moves = self.world.moves()
             if self.world.outcome is not None or not moves:
                 return
             moves[pick % len(moves)]()
