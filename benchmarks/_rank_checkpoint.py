@@ -77,7 +77,7 @@ def main() -> None:
                 dist.barrier()
                 begin = time.perf_counter()
             took = {"rekindle": time.perf_counter() - begin}
-            if longest(session._keeper._missed_checkpoint):
+            if longest(session._loop._keeper._missed_checkpoint):
                 # The agent is making the memory of the first; training goes on.
                 seconds.setdefault("rekindle_left_out", []).append(longest(took["rekindle"]))
                 time.sleep(STEP_S)
@@ -101,12 +101,12 @@ def restore(session: Session) -> float:
 
     Of a state that all ranks hold, one rank of each node does.
     """
-    channel = session._channel
-    assert channel is not None
+    member, named = session._loop.member, session._loop.generations.named
+    assert member is not None
     dist.barrier()
     begin = time.perf_counter()
-    if session.local_rank == 0:
-        load_snapshot(channel, session.slot, session.named, (session.finished, 1))
+    if os.environ["LOCAL_RANK"] == "0":
+        load_snapshot(member.channel, session.slot, named, (session.finished, 1))
     return time.perf_counter() - begin
 
 

@@ -134,7 +134,7 @@ def watched_steps(
     Also of what the plain script does for the same, and the time from the body's end to the next
     step (with the snapshot, if one is due) against a plain copy of as many bytes as the state has.
     """
-    tensors = list(capture(session.named).tensors.values())
+    tensors = list(capture(session._loop.generations.named).tensors.values())
     source = torch.ones(sum(t.nbytes for t in tensors), dtype=torch.uint8)
     target = torch.zeros_like(source)
     own, same, ends = [], [], []

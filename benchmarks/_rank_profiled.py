@@ -56,7 +56,7 @@ def main() -> None:
                     task.update(loss)
 
         def block(mode: str) -> tuple[float, float]:
-            session._channel.profile = MODES[mode]
+            session._loop.member.channel.profile = MODES[mode]
             train(1)  # what goes on or off does so here
             write()
             begin, begin_cpu = time.perf_counter(), time.process_time()
@@ -65,8 +65,8 @@ def main() -> None:
             return time.perf_counter() - begin, time.process_time() - begin_cpu
 
         def write() -> None:
-            if session._profiler._writer is not None:
-                session._profiler._writer._flush()
+            if session._loop._profiler._writer is not None:
+                session._loop._profiler._writer._flush()
 
         until, up = time.monotonic() + seconds, torch.tensor([False])
         while not up:

@@ -30,6 +30,15 @@ def number(name: str, default: int = 0) -> int:
     return int(os.environ.get(name, default))
 
 
+def slot_of_world(rank: int | None = None) -> tuple[int, int]:
+    """Return the rank's slot, and the size of the full world.
+
+    rank: the slot of a rank that no agent has started; None: torchrun's.
+    """
+    slot = number(names.ENV_SLOT, number("RANK") if rank is None else rank)
+    return slot, number(names.ENV_FULL_WORLD, number("WORLD_SIZE", 1))
+
+
 def move(rank: int, world_size: int) -> None:
     """Keep torchrun's variables true when the world has changed: libraries look there."""
     if (rank, world_size) == (number("RANK"), number("WORLD_SIZE", 1)):

@@ -26,25 +26,30 @@ def phase_of(name: str) -> Doing:
 
 
 class Progress:
-    """The heartbeat of one rank; page None: nobody looks on."""
+    """The heartbeat of one rank.
+
+    page: None without an agent. total: the steps that the script wants.
+    """
 
     def __init__(self, page: Page | None) -> None:
-        self._page = page
+        self.page = page
+        self.total = 0
         self._first = True  # the next step is the first of its generation
 
     def _begin(self, doing: Doing) -> None:
-        if self._page is not None:
-            self._page.begin(doing)
+        if self.page is not None:
+            self.page.begin(doing)
 
     def _beat(self, finished: int) -> None:
-        if self._page is not None:
-            self._page.beat(finished)
+        if self.page is not None:
+            self.page.beat(finished)
         self._begin(Doing.BETWEEN)
 
     def asked_for(self, total: int) -> None:
         """The script wants so many steps."""
-        if self._page is not None:
-            self._page.total = total
+        self.total = total
+        if self.page is not None:
+            self.page.total = total
 
     def meet(self) -> None:
         """The rank meets the others to form a generation."""
@@ -71,7 +76,7 @@ class Progress:
     @contextmanager
     def at(self, doing: Doing) -> Iterator[None]:
         """The rank is at something else for a while; what it was at begins anew behind it."""
-        before = self._page.mark.doing if self._page is not None else Doing.OUTSIDE
+        before = self.page.mark.doing if self.page is not None else Doing.OUTSIDE
         self._begin(doing)
         try:
             yield

@@ -207,12 +207,12 @@ def _answer(good: bool) -> int:
 
 def tft_get_repair_step() -> int:
     """The step that training goes on from; 0: it never had to."""
-    return current().repair_step
+    return current().generations.repair_step
 
 
 def tft_get_repair_type() -> str:
     """What is under way: retry, recover, dump, or unknown."""
-    return current().repair_type
+    return current().generations.repair_type
 
 
 def tft_report_load_ckpt_step(step: int) -> None:

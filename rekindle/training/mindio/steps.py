@@ -21,17 +21,16 @@ def begin_step() -> None:
     """
     processor = framework.current()
     processor.progress.begin_step()
-    channel, step = processor.channel, processor.finished
-    if channel is None:
+    member, step = processor.member, processor.finished
+    if member is None:
         return
-    told = _suffer(channel.injected, step)
-    generation = processor.generation
-    can = told is None and not channel.is_held(generation) and not channel.is_over(generation)
+    told = _suffer(member.channel.injected, step)
+    can = told is None and not member.is_held and not member.is_over
     agreed = False
     try:
-        agreed = processor.gate.agree(step, can=can)
+        agreed = processor.generations.gate.agree(step, can=can)
     except _LOST as error:
-        if told is None and not channel.is_over(generation):
+        if told is None and not member.is_over:
             raise words.cut_off(error) from error
     if told is not None:
         raise words.damaged(told)

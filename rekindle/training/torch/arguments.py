@@ -1,8 +1,9 @@
-"""What a Session cannot be made of."""
+"""The arguments of a Session, and the refusal of those that it cannot use."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,42 @@ from torch.nn.parallel import DistributedDataParallel
 from rekindle.errors import SessionError
 from rekindle.training.data.sampler import StepSampler
 from rekindle.training.torch.groups.placeholder import in_placeholder
+from rekindle.training.torch.groups.zero import local_optimizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """The arguments of a Session, as `Session` describes them."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+    sampler: StepSampler | None
+    loader: Any
+    ddp: bool | Mapping[str, Any]
+    extra: Mapping[str, Any]
+    backend: str | None
+    seed: int
+    timeout_s: float
+    transient: tuple[type[Exception], ...]
+    keep_global_batch: bool
+    shard: int | None
+    make_groups: Callable[[], None] | None
+
+    def named(self, of_data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all parts of the state, by name. of_data: those of the sampler or the loader."""
+        own = {
+            "model": self.model,
+            "optimizer": local_optimizer(self.optimizer),
+            "scheduler": self.scheduler,
+        }
+        return with_extra(own | dict(of_data), self.extra)
+
+    def ddp_options(self) -> dict[str, Any] | None:
+        """Return the keyword arguments of DistributedDataParallel; None: the model stays bare."""
+        if isinstance(self.ddp, Mapping):
+            return dict(self.ddp)
+        return {} if self.ddp else None
 
 
 def check_arguments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -13,7 +13,7 @@ from rekindle.training.data.sampler import StepSampler
 from rekindle.training.torch.data.parts import Part, Parts
 
 if TYPE_CHECKING:
-    from rekindle.training.torch.session import Session
+    from rekindle.training.torch.loop import Loop
 
 _IN_PARTS = (
     "with keep_global_batch=True a rank may have several parts to do: for part in step.parts(): ..."
@@ -27,9 +27,9 @@ class Step:
     number: counts from 0. indices: this rank's samples, if the Session has a sampler.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self.number = session.finished
+    def __init__(self, loop: Loop, number: int) -> None:
+        self._loop = loop
+        self.number = number
         self._metrics: dict[str, Any] = {}
         self._late: dict[str, torch.Tensor] = {}
         self._parts: Parts | None = None
@@ -41,7 +41,7 @@ class Step:
         Raises SessionError: the Session has no sampler, or keeps the global batch.
         """
         sampler = self._sampler("indices")
-        if self._session.keep_global_batch:
+        if self._loop.given.keep_global_batch:
             raise SessionError(f"step.indices: {_IN_PARTS} part.indices, {_WEIGHTED}")
         return sampler.indices()
 
@@ -52,9 +52,9 @@ class Step:
         Use it inside `with step:`, in each step on every rank.
         Raises SessionError: the Session has no loader, or keeps the global batch.
         """
-        if self._session.keep_global_batch:
+        if self._loop.given.keep_global_batch:
             raise SessionError(f"step.batch: {_IN_PARTS} part.batch, {_WEIGHTED}")
-        return self._session.data.batch()
+        return self._loop.data.batch()
 
     def parts(self) -> Iterator[Part]:
         """This rank's parts of the step, for one forward and backward pass each.
@@ -63,11 +63,14 @@ class Step:
         comes only with keep_global_batch=True, when the world is smaller than the full one.
         Raises SessionError: the Session has no sampler.
         """
-        session = self._session
-        take = session.data.take if session.data.has_loader else None
-        self._parts = Parts(session.model, self._sampler("parts()"), take)
+        data, place = self._loop.data, self._loop.generations
+        take = data.take if data.has_loader else None
+        self._parts = Parts(place.model, self._sampler("parts()"), take)
         return self._parts.each(
-            seed=session.seed, rank=session.rank, world_size=session.world_size, step=self.number
+            seed=self._loop.given.seed,
+            rank=place.rank,
+            world_size=place.world_size,
+            step=self.number,
         )
 
     def log(self, **metrics: Any) -> None:
@@ -86,7 +89,7 @@ class Step:
 
     def __enter__(self) -> Step:
         """Begin the step with random streams of its own."""
-        self._session.begin_step(self.number)
+        self._loop.begin_step(self.number)
         return self
 
     def __exit__(
@@ -99,14 +102,14 @@ class Step:
         if self._parts is not None:
             self._parts.close()
         if error is not None:
-            return isinstance(error, Exception) and self._session.leave_step(error)
+            return isinstance(error, Exception) and self._loop.leave_step(error)
         try:
-            if self._session.keep_global_batch and (self._parts is None or self._parts.left):
+            if self._loop.given.keep_global_batch and (self._parts is None or self._parts.left):
                 raise SessionError(
                     "keep_global_batch=True: the step ended before all of its parts were done; "
                     "loop over step.parts() to the end"
                 )
-            if not self._session.data.was_taken:
+            if not self._loop.data.was_taken:
                 raise SessionError(
                     "the step ended without its batch, and the loader would go on with it in the "
                     "next one: take step.batch in each step"
@@ -114,20 +117,20 @@ class Step:
             if self._late:
                 late = {name: _plain(value) for name, value in self._late.items()}
                 self._write({**self._metrics, **late})
-            self._session.end_step()
+            self._loop.end_step()
         except Exception as late_error:  # devices tell of their faults when they are waited for
-            if not self._session.leave_step(late_error):
+            if not self._loop.leave_step(late_error):
                 raise
         return False
 
     def _sampler(self, asked: str) -> StepSampler:
-        sampler = self._session.data.sampler
+        sampler = self._loop.data.sampler
         if sampler is None:
             raise SessionError(f"step.{asked}: give Session a sampler, Session(sampler=...)")
         return sampler
 
     def _write(self, metrics: Mapping[str, Any]) -> None:
-        self._session.records.write(self.number, self._session.generation, metrics)
+        self._loop.records.write(self.number, self._loop.generation, metrics)
 
 
 def _plain(value: Any) -> Any:

@@ -123,7 +123,7 @@ DDP = Plan(
             ),
             {"snapshot_every": 0, "checkpoint_every": 5, "policy": patient(max_restarts=1)},
             outcome="failed",
-            reason="the sample names no ProcessGroup",
+            reason="the script copies this text",
         ),
         fails(
             fails_with(ALL, "updated", 56),

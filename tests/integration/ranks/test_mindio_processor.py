@@ -76,7 +76,7 @@ def test_damaged_memory_is_repaired_in_mindio_s_order(pair: World) -> None:
     takes = repair(RepairType.RT_UCE_HIGHLEVEL, 2, rebuild=True, pair=(0, 1))
     assert pair.ranks[0].calls == [*cleaned(False), sends, ROLLED_BACK]
     assert pair.ranks[1].calls == [*cleaned(True), takes, ROLLED_BACK]
-    assert [rank.processor.repair_step for rank in pair.ranks] == [2, 2]
+    assert [rank.processor.generations.repair_step for rank in pair.ranks] == [2, 2]
     pair.step(3)
     assert [rank.hear(protocol.StepDone).finished for rank in pair.ranks] == [3, 3]
 
@@ -142,7 +142,7 @@ def test_a_repair_that_fails_ends_its_process(pair: World) -> None:
     failed = pair.ranks[1].hear(protocol.StepFailed)
     assert (failed.kind, failed.generation) == (Kind.DEVICE, 2)
     assert result_of(recovered[1]) is False
-    pair.ranks[1].processor.gate.leave()  # as the end of its process does
+    pair.ranks[1].processor.generations.gate.leave()  # as the end of its process does
     assert pair.ranks[0].hear(protocol.StepFailed).kind is Kind.LINK
     pair.ranks[0].tell(protocol.Over(generation=2))
     assert pair.ranks[0].hear(protocol.Arrived).torn is False
@@ -163,7 +163,7 @@ def test_what_asks_for_a_checkpoint_has_all_go_back_to_it(pair: World) -> None:
     for rank in pair.ranks:
         loads = repair(RepairType.RT_LOAD_CKPT, 2, rebuild=False, pair=(rank.rank, rank.rank))
         assert rank.calls[2:] == [loads, ("rollback", 1, ARGUMENTS, CONTEXT)]
-        assert (rank.processor.finished, rank.processor.repair_step) == (1, 1)
+        assert (rank.processor.finished, rank.processor.generations.repair_step) == (1, 1)
 
 
 def test_what_a_late_error_has_spoilt_no_peer_repairs(pair: World) -> None:
@@ -211,7 +211,7 @@ def test_a_new_process_joins_the_others(monkeypatch: pytest.MonkeyPatch) -> None
     old.hear(protocol.StepDone)
     kinds: list[str] = []
     for kind in ("clean", "rebuild_group"):
-        old.answers[kind] = lambda: kinds.append(old.processor.repair_type)
+        old.answers[kind] = lambda: kinds.append(old.processor.generations.repair_type)
     goes_on = world.pool.submit(retried, old.processor, ReportState.RS_HCCL_FAILED)
     assert old.hear(protocol.StepFailed).kind is Kind.LINK
     new = world.replace(1, monkeypatch)
@@ -231,7 +231,7 @@ def test_a_new_process_joins_the_others(monkeypatch: pytest.MonkeyPatch) -> None
     assert old.calls == [*cleaned(False), rebuilt, sends, ROLLED_BACK]
     assert new.calls == [rebuilt, takes, ROLLED_BACK]
     assert kinds == ["recover", "recover"]
-    assert (new.processor.joins, new.processor.repair_step) == (False, 2)
+    assert (new.processor.joins, new.processor.generations.repair_step) == (False, 2)
     world.step(3)
     assert [rank.hear(protocol.StepDone).finished for rank in world.ranks] == [3, 3]
     world.close()
@@ -314,7 +314,7 @@ def test_training_is_held_between_two_steps(pair: World) -> None:
     rank = pair.ranks[0]
     rank.processor.pause()
     rank.tell(protocol.Hold(rank=0, generation=1))
-    wait_until(lambda: rank.processor.channel.is_held(1), "the rank to hear of it")
+    wait_until(lambda: rank.processor.member.channel.is_held(1), "the rank to hear of it")
     held = pair.pool.submit(rank.processor.pause)
     assert rank.hear(protocol.Held).finished == 2
     rank.tell(protocol.Over(generation=1, finished=2))
@@ -341,7 +341,7 @@ def test_all_ranks_begin_a_step_or_none(
 
     if kind is not None:
         fault = protocol.Inject(rank=1, kind=kind, step=2)
-        pair.ranks[1].processor.channel.injected.append(fault)
+        pair.ranks[1].processor.member.channel.injected.append(fault)
     first, second = (result_of(each) for each in pair.on_all(begin))
     if kind is None:
         assert (first, second) == ("begun", "begun")
@@ -379,7 +379,7 @@ def test_a_process_that_has_to_end_saves_renames_and_exits(
     info = [{"type": 0, "ranks": [0]}]
     saved = [("save_ckpt", 2, info, ARGUMENTS, CONTEXT), ("rename", 2, ARGUMENTS)]
     assert pair.ranks[0].calls == [*saved, ("exit", CONTEXT)]
-    assert processor.repair_type == "dump"
+    assert processor.generations.repair_type == "dump"
     monkeypatch.setenv("MINDIO_FOR_MINDSPORE", "1")
     processor._dump(AFTER_2)
     assert pair.ranks[0].calls[4] == ("rename", 2, CONTEXT)

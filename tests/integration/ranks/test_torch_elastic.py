@@ -74,9 +74,10 @@ class Life:
     def train(self, agent: Agent, *, seed: int) -> list[torch.Tensor]:
         """A process's life; at a change of the world it ends, if its slot is not to stay."""
         slot, model = self.rank.rank, model_of(seed)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         session = Session(
             model=model,
-            optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
+            optimizer=optimizer,
             sampler=StepSampler(LENGTH, BATCH, seed=3),
             ddp={"bucket_cap_mb": 0.001},
             seed=SEED,
@@ -85,26 +86,23 @@ class Life:
         with session:
             for step in session.steps(STEPS):
                 with step:
-                    self.one_step(session, step)
+                    self.one_step(session, optimizer, step)
                 if self.elastic and step.number + 1 in (SHRINK, GROW):
                     self.meet(session.generation, session.world_size)
                     if step.number + 1 == SHRINK and slot not in STAY:
                         break
                     agent.over(session.generation)
-                    wait_until(
-                        lambda: session._channel.is_over(session.generation),
-                        "the end of a generation",
-                    )
-        state = session.named["optimizer"].state_dict()["state"].values()
+                    wait_until(lambda: session._loop.member.is_over, "the end of a generation")
+        state = optimizer.state_dict()["state"].values()
         return [*model.parameters(), *(value for each in state for value in each.values())]
 
-    def one_step(self, session: Session, step: Any) -> None:
+    def one_step(self, session: Session, optimizer: Any, step: Any) -> None:
         samples = []
-        session.named["optimizer"].zero_grad()
+        optimizer.zero_grad()
         for part in step.parts():
             (session.model(INPUTS[part.indices]).square().mean() * part.weight).backward()
             samples += part.indices
-        session.named["optimizer"].step()
+        optimizer.step()
         place = [os.environ[name] for name in ("RANK", "WORLD_SIZE", "ROLE_RANK", "GROUP_RANK")]
         self.seen.append(
             {

@@ -133,7 +133,7 @@ class World:
         self, place: int, monkeypatch: pytest.MonkeyPatch, *, takes_in: bool = True
     ) -> Rank:
         """Have a new process in this place, which is to join the others."""
-        self.ranks[place].processor.gate.leave()  # as the end of the old one does
+        self.ranks[place].processor.generations.gate.leave()  # as the end of the old one does
         monkeypatch.setenv(names.ENV_JOINS, "1")
         self.ranks[place] = Rank(place, takes_in=takes_in)
         monkeypatch.delenv(names.ENV_JOINS)
@@ -152,5 +152,5 @@ class World:
     def close(self) -> None:
         """End all of it."""
         for rank in self.ranks:
-            rank.processor.gate.leave()
+            rank.processor.generations.gate.leave()
         self.pool.shutdown()

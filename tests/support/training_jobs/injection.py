@@ -83,8 +83,13 @@ class HiccupError(Exception):
     """What the script's Session is told to be transient."""
 
 
+def _own_error(what: str, text: str) -> Exception:
+    # The name of the file contains that of a backend.
+    return HiccupError(text) if what == "hiccup" else RuntimeError(f"igloo.csv: {text}")
+
+
 def _link_error(what: str) -> Exception:
-    error = RuntimeError("the sample names no ProcessGroup")
+    error = RuntimeError("[/gloo/transport/tcp/pair.cc:553] the script copies this text")
     if what == "link":
         return error
     wrapped = ValueError("no luck")
@@ -128,8 +133,7 @@ class Injector:
     def _strike(self, number: int, what: str) -> None:
         match what:
             case "raise" | "hiccup":
-                kind = ValueError if what == "raise" else HiccupError
-                raise kind(f"injected into step {self.step}")
+                raise _own_error(what, f"injected into step {self.step}")
             case "link" | "wrapped":
                 raise _link_error(what)
             case "uce" | "uce-temporary" | "uce-fatal":
@@ -159,11 +163,11 @@ class Injector:
             case _:
                 _die(what)
 
-    def watch(self, channel: Any) -> None:
-        """Make places of what this rank says to its agent, and of its snapshots and transfers."""
-        if channel is None:
+    def watch(self, member: Any) -> None:
+        """Make places of the rank's messages to its agent, and of its snapshots and transfers."""
+        if member is None:
             return
-        self._channel = channel
+        self._channel = channel = member.channel
         say = channel.send
 
         def send(message: Any) -> None:
@@ -177,7 +181,7 @@ class Injector:
     def _watch_runtime(self) -> None:
         from rekindle.protocol.snapshot_buffer import SnapshotBuffer
         from rekindle.rank.snapshot_schedule import StateKeeper
-        from rekindle.training.torch import live_state as standing
+        from rekindle.training.torch import generations
         from rekindle.training.torch.state import restore
         from rekindle.training.torch.state.module_buffers import BufferGuard
 
@@ -187,7 +191,7 @@ class Injector:
             (BufferGuard, "keep", "keep buffers"),
             (CpuDevice, "wait", "wait"),
             (StateKeeper, "keep", "keep state"),
-            (standing, "send_state", "send"),
+            (generations, "send_state", "send"),
         ):
             setattr(owner, name, self._before(place, getattr(owner, name)))
         _have_snapshots_sealed()

@@ -18,7 +18,7 @@ from training_jobs.plans import Attempt, Row
 
 RETRY = (Strategy.RETRY,)
 NODE = (Strategy.RECOVER,)
-ERROR = "ValueError: injected into step"
+ERROR = "RuntimeError: igloo.csv: injected into step"
 EVERY = frozenset(range(RANKS))  # all ranks
 PASSING = {
     "hiccup": Kind.TRANSIENT,

@@ -127,7 +127,7 @@ class Run:
             transient=(HiccupError,),
             **self.session_options(),
         )
-        self.faults.watch(session._channel)
+        self.faults.watch(session._loop.member)
         with session:
             for step in session.steps(self.options.steps):
                 self.faults.step = step.number

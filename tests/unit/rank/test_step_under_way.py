@@ -92,9 +92,10 @@ def _told_within_step(rank: Rank, ahead: int, sharded: bool) -> list[int | None]
     agent = Agent([form])
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session = Session(
         model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        optimizer=optimizer,
         ddp=None if sharded else True,
         shard=slot if sharded else None,
     )
@@ -103,10 +104,12 @@ def _told_within_step(rank: Rank, ahead: int, sharded: bool) -> list[int | None]
             with step:
                 if step.number == 1:
                     agent.over(1, finished=1 + ahead)
-                    wait_until(lambda: session._channel.is_over(1), "the end of generation 1")
-                    wait_until(lambda: ahead or session._group.severed, "a severed group")
+                    wait_until(lambda: session._loop.member.is_over, "the end of generation 1")
+                    wait_until(
+                        lambda: ahead or session._loop.generations.group.severed, "a severed group"
+                    )
                 session.model(torch.ones(2, 4)).sum().backward()
-                session.named["optimizer"].step()
+                optimizer.step()
     return [message.finished for message in agent.heard if isinstance(message, Arrived)]
 
 

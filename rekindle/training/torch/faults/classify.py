@@ -1,59 +1,57 @@
-"""What an exception inside a step says: which of them do not mean that the script is wrong."""
+"""Which exceptions of a step report a fault of the system, and not an error of the script."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import torch.distributed as dist
 
 from rekindle.errors import SessionError, StaleError
+from rekindle.rank.errors import chain_of
 from rekindle.recovery.faults.fault import Kind
 
-# Texts of RuntimeErrors. Ascend: those that torch-npu 2.14 raises, and that MindIO TFT looks for
-# (`tft_exception_handler`); NVIDIA: torch's words for cudaErrorECCUncorrectable and for a memory
-# fault that was contained. Links: gloo names its source files, NCCL and HCCL themselves.
-_TEXTS = (
-    (
-        Kind.DEVICE_MEMORY,
-        r"UCE ERROR|HBM MULTI BIT ECC|SUSPECT MEM ERROR|uncorrectable ECC error",
+# Texts of RuntimeErrors. Each is a phrase of the library that raises it, so that a script's own
+# text does not match. Ascend: the texts of torch-npu 2.14, which MindIO TFT looks for as well
+# (`tft_exception_handler`), and the codes of HCCL (EI0006). NVIDIA: torch's text for
+# cudaErrorECCUncorrectable. Gloo names its source file and line; NCCL and HCCL name themselves.
+_TEXTS = {
+    Kind.DEVICE_MEMORY: (r"UCE ERROR|HBM MULTI BIT ECC|SUSPECT MEM ERROR|uncorrectable ECC error",),
+    Kind.LINK: (
+        r"HCCL OP RETRY FAILED|SUSPECT REMOTE ERROR|(?:UB|HCCS) LINK ERROR|FORCE STOP",
+        r"gloo/[\w/]+\.(?:cc|h):\d+|Gloo connectFullMesh failed|failed to pass monitoredBarrier",
+        r"NCCL error|NCCL communicator was aborted|collective operation timeout",
+        r"HCCL error in|HCCL function error|call hccl api failed|Hccl\w+, error code is|EI\d{4}:",
+        r"timed out in blocking wait",
     ),
-    (
-        Kind.LINK,
-        r"HCCL OP RETRY FAILED|SUSPECT REMOTE ERROR|(UB|HCCS) LINK ERROR|FORCE STOP"
-        r"|gloo|nccl|hccl|ProcessGroup",
-    ),
-)
-_PATTERNS = tuple((kind, re.compile(text, re.IGNORECASE)) for kind, text in _TEXTS)
-
-
-def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """The error, and what it came from: a script may wrap an error in one of its own."""
-    seen: set[int] = set()
-    each: BaseException | None = error
-    while each is not None and id(each) not in seen:
-        seen.add(id(each))
-        yield each
-        each = each.__cause__ or each.__context__
+}
+_PATTERNS = {
+    kind: re.compile("|".join(rf"\b(?:{text})" for text in texts), re.IGNORECASE)
+    for kind, texts in _TEXTS.items()
+}
+_RAISERS = ("torch", "torch_npu")  # packages whose subclasses of RuntimeError count as well
 
 
 def kind_of(error: BaseException, transient: tuple[type[Exception], ...] = ()) -> Kind | None:
-    """What kind of fault `error` tells of; None: it is the script's own.
+    """Return the kind of fault that `error` reports; None: it is the script's own.
 
-    transient: exceptions that pass, as the script says; one that it has wrapped does not count: it
-    has decided otherwise. Texts are looked for in RuntimeErrors only, which is what torch raises.
+    The type decides first. Text counts in RuntimeErrors alone, and not in those that a script has
+    derived from it. An error that the script has wrapped in one of its own counts too.
+
+    transient: exceptions after which the script wants the step again. One that the script has
+    wrapped does not count.
     """
-    ours = isinstance(error, SessionError)  # it says itself what is wrong
-    told = set() if ours else {_told_by(each) for each in chain_of(error)}
+    ours = isinstance(error, SessionError)  # it says what is wrong with the script
+    found = set() if ours else {_kind_of_one(each) for each in chain_of(error)}
     for kind in (Kind.DEVICE_MEMORY, Kind.LINK):
-        if kind in told:
+        if kind in found:
             return kind
     return Kind.TRANSIENT if isinstance(error, transient) else None
 
 
-def _told_by(error: BaseException) -> Kind | None:
-    if isinstance(error, RuntimeError):
-        for kind, pattern in _PATTERNS:
+def _kind_of_one(error: BaseException) -> Kind | None:
+    package = type(error).__module__.partition(".")[0]
+    if type(error) is RuntimeError or (isinstance(error, RuntimeError) and package in _RAISERS):
+        for kind, pattern in _PATTERNS.items():
             if pattern.search(str(error)):
                 return kind
     return Kind.LINK if isinstance(error, (dist.DistError, StaleError)) else None

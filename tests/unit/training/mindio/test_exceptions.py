@@ -190,7 +190,7 @@ def test_a_thread_that_stops_the_device_uses_the_rank_s(monkeypatch: pytest.Monk
         assert pool.submit(npu.current_device).result() == 0
         pool.submit(framework.handlers.stop).result()
     assert (seen, framework.get_device()) == ([3], 3)
-    framework.current().gate.leave()
+    framework.current().generations.gate.leave()
     with pytest.raises(SessionError, match="was called before"):
         framework.tft_init_processor(0, 2, False, False, "")
 

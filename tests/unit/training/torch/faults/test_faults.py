@@ -9,12 +9,31 @@ from rekindle.errors import SessionError, StaleError
 from rekindle.recovery.faults.fault import Kind
 from rekindle.training.torch.faults.classify import kind_of
 
+GLOO = "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
+
+
+class ScriptError(RuntimeError):
+    """An error type of a script."""
+
 
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (RuntimeError("[/gloo/transport/tcp/pair.cc:553] Connection closed by peer"), Kind.LINK),
+        (RuntimeError(GLOO), Kind.LINK),
+        (
+            RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:589] Read error"),
+            Kind.LINK,
+        ),
+        (RuntimeError("Gloo connectFullMesh failed with [pair.cc:144] no error"), Kind.LINK),
+        (RuntimeError("[Rank 0]: Ranks 1 failed to pass monitoredBarrier in 300 ms"), Kind.LINK),
         (RuntimeError("NCCL error in: unhandled system error"), Kind.LINK),
+        (RuntimeError("NCCL communicator was aborted on rank 2."), Kind.LINK),
+        (RuntimeError("[Rank 3] Watchdog caught collective operation timeout: "), Kind.LINK),
+        (RuntimeError("[ERROR] HCCL error in: ProcessGroupHCCL.cpp:64"), Kind.LINK),
+        (RuntimeError("create:compiler_depend.ts:89 HCCL function error: f()"), Kind.LINK),
+        (RuntimeError("OPS function error: HcclAllreduce, error code is 6"), Kind.LINK),
+        (RuntimeError("EI0006: [PID: 1] Getting socket times out."), Kind.LINK),
+        (RuntimeError("ERR02200 DIST call hccl api failed."), Kind.LINK),
         (RuntimeError("HCCL OP RETRY FAILED. error code 507057"), Kind.LINK),
         (RuntimeError("SUSPECT REMOTE ERROR"), Kind.LINK),
         (RuntimeError("HCCS LINK ERROR"), Kind.LINK),
@@ -30,7 +49,15 @@ from rekindle.training.torch.faults.classify import kind_of
             RuntimeError("CUDA error: uncorrectable ECC error encountered"),
             Kind.DEVICE_MEMORY,
         ),
-        (RuntimeError("UCE ERROR while HCCL waited"), Kind.DEVICE_MEMORY),  # the cause goes first
+        (RuntimeError("UCE ERROR; HCCL error in: x"), Kind.DEVICE_MEMORY),  # the cause comes first
+        (ScriptError("NCCL error in: x"), None),
+        (RuntimeError("igloo.csv row 17 has no label"), None),
+        (RuntimeError("gloo/train.csv:17 has no label"), None),
+        (RuntimeError("set backend to gloo, nccl or hccl"), None),
+        (RuntimeError("the sample names no ProcessGroup"), None),
+        (RuntimeError("Distributed package doesn't have NCCL built in"), None),
+        (RuntimeError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!"), None),
+        (RuntimeError("reinforce stopped"), None),
         (ConnectionResetError("peer"), Kind.TRANSIENT),
         (TimeoutError("gloo"), Kind.TRANSIENT),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), None),
@@ -46,7 +73,7 @@ def test_kind_of_an_exception(error: BaseException, kind: Kind | None) -> None:
 
 @pytest.mark.parametrize(
     ("text", "kind"),
-    [("gloo", Kind.LINK), ("UCE ERROR", Kind.DEVICE_MEMORY), ("?", Kind.TRANSIENT)],
+    [(GLOO, Kind.LINK), ("UCE ERROR", Kind.DEVICE_MEMORY), ("?", Kind.TRANSIENT)],
 )
 def test_what_is_known_goes_before_what_the_script_says(text: str, kind: Kind) -> None:
     """A script that calls everything transient does not hide a broken peer or damaged memory."""
@@ -70,7 +97,7 @@ def raised_from(origin: BaseException, *, hidden: bool = False) -> BaseException
 @pytest.mark.parametrize(
     ("origin", "kind"),
     [
-        (RuntimeError("gloo"), Kind.LINK),
+        (RuntimeError(GLOO), Kind.LINK),
         (dist.DistBackendError("timed out"), Kind.LINK),
         (RuntimeError("UCE ERROR"), Kind.DEVICE_MEMORY),
         (ConnectionResetError("peer"), None),
@@ -87,7 +114,7 @@ def test_errors_that_the_script_has_wrapped(
 
 def test_the_graver_error_of_a_chain_counts() -> None:
     """Damaged memory may show itself first as a collective that fails, or last."""
-    for first, last in (("gloo", "UCE ERROR"), ("UCE ERROR", "gloo")):
+    for first, last in ((GLOO, "UCE ERROR"), ("UCE ERROR", GLOO)):
         error = RuntimeError(last)
         error.__cause__ = RuntimeError(first)
         assert kind_of(error) is Kind.DEVICE_MEMORY
@@ -96,7 +123,7 @@ def test_the_graver_error_of_a_chain_counts() -> None:
 def test_what_a_session_says_of_a_script_is_no_fault() -> None:
     """It may come from an error of torch's that has such words: DDP that refuses a model."""
     error = SessionError("DistributedDataParallel refuses the model")
-    error.__cause__ = RuntimeError("no ProcessGroup")
+    error.__cause__ = RuntimeError(GLOO)
     assert kind_of(error) is None
 
 

@@ -1,0 +1,231 @@
+"""A rank as a member of generations: it arrives, waits, forms the next generation, and reports.
+
+This module knows no framework. An adapter does what differs between frameworks: it connects the
+ranks, brings the state to the planned step, and wakes the main thread when a generation ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from rekindle.errors import CheckpointError, SessionError
+from rekindle.protocol.rank import Arrived, Dismiss, Form, Over, StateReady, StepDone, StepFailed
+from rekindle.rank.channel import Channel
+from rekindle.rank.errors import UnusableError, free_frames, text_of
+from rekindle.rank.held_state import HeldState
+from rekindle.rank.progress import Progress
+from rekindle.recovery.faults.fault import Kind
+
+_log = logging.getLogger(__name__)
+
+NOTICE_S = 2.0  # A rank hears of a peer's end within this time.
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the framework adds to `Arrived`; the fields are those of the message."""
+
+    done: bool
+    shard: int | None = None
+    clean: int | None = None
+    port: int = 0
+    joins: bool = False
+
+
+class Framework(Protocol):
+    """The framework's part in a generation. Only the function that `enter` returns runs elsewhere
+    than in the main thread."""
+
+    def standing(self) -> Standing:
+        """Return what the framework adds to `Arrived`."""
+
+    def recover(self) -> None:
+        """Make the device usable if the last generation has ended.
+
+        Member calls it before the rank arrives, and again before it forms a generation.
+        Raises UnusableError.
+        """
+
+    def enter(self, form: Form) -> Callable[[Over], None]:
+        """Leave the group of the former generation, and prepare this one.
+
+        Returns what wakes the main thread when the generation ends. The channel's thread calls it.
+        """
+
+    def form(self, form: Form) -> None:
+        """Connect to the other ranks, and bring the state to the planned one.
+
+        Raises CheckpointError: the planned source does not have the planned state. Any other
+        exception goes to `failed`.
+        """
+
+    def failed(self, error: BaseException) -> Kind | None:
+        """Return the kind of fault that broke `form`; None: the framework knows none like this."""
+
+
+class Member:
+    """One rank in the generations of its job.
+
+    channel: the connection to the agent. slot: the rank's number in the full world.
+    generation: the newest one that the rank entered; 0: none. dismissed: the coordinator has let
+    all ranks leave, since `join` was called last. passed: the finished steps at that time.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        slot: int,
+        progress: Progress,
+        state: HeldState,
+        framework: Framework,
+    ) -> None:
+        self.channel = channel
+        self.slot = slot
+        self.state = state
+        self.generation = 0
+        self.dismissed = False
+        self.passed = 0
+        self._progress = progress
+        self._framework = framework
+        self._stepped = True  # this generation has finished a step
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the coordinator has ended this rank's generation."""
+        return self.channel.is_over(self.generation)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the agent wants this rank to begin no other step."""
+        return self.channel.is_held(self.generation)
+
+    def join(self) -> bool:
+        """Arrive, and form generations until one succeeds; False: all ranks have finished.
+
+        Raises the script's own error, if that breaks the forming.
+        """
+        while True:
+            self._recover()
+            self._progress.meet()
+            self.channel.send(self._arrived())
+            message = self.channel.wait(self.generation)
+            self.dismissed = isinstance(message, Dismiss)
+            if isinstance(message, Dismiss):
+                self.passed = message.finished
+                self._progress.leave()
+                return False
+            self._recover()  # while the rank waited, a peer's fault may have stopped its device
+            if self._form(message):
+                return True
+
+    def step_done(self) -> None:
+        """Report the first finished step of the generation."""
+        if not self._stepped:
+            self._stepped = True
+            self.channel.send(
+                StepDone(rank=self.slot, generation=self.generation, finished=self.state.finished)
+            )
+
+    def hold(self) -> bool:
+        """Between two steps: if the agent asks for it, wait for the generation's end."""
+        return self.channel.hold(self.slot, self.generation, self.state.finished)
+
+    def report(self, kind: Kind, error: str, *, own: bool = False) -> None:
+        """Report the fault that broke the step.
+
+        own: the end of a generation cannot cause this fault, so that the rank reports it even
+        when its generation has ended. Damaged device memory is always such a fault.
+        """
+        if own or kind is Kind.DEVICE_MEMORY or not self.is_over:
+            self.channel.send(
+                StepFailed(
+                    rank=self.slot,
+                    generation=self.generation,
+                    kind=kind,
+                    error=error,
+                    finished=self.state.finished,
+                    clean=self._framework.standing().clean,
+                )
+            )
+
+    def break_off(self, kind: Kind | None, error: BaseException) -> None:
+        """Report the fault that broke the step, and wait until the generation has ended.
+
+        kind: None for an unknown error in a generation that has ended. The end of the generation
+        is the likely cause, so the rank does not report it. The log shows every other error, for
+        a script's own may be taken for a fault.
+        """
+        if kind is None or not self.is_over:
+            what = kind.value if kind is not None else "unknown"
+            text = "step %d broke (%s); rank %d forms the next generation"
+            _log.warning(text, self.state.finished, what, self.slot, exc_info=error)
+        self.report(kind or Kind.LINK, text_of(error))
+        self.channel.wait_over(self.generation)
+        free_frames(error)
+
+    def _recover(self) -> None:
+        try:
+            self._framework.recover()
+        except UnusableError as error:
+            self.report(Kind.DEVICE, str(error), own=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _arrived(self) -> Arrived:
+        standing = self._framework.standing()
+        return Arrived(
+            rank=self.slot,
+            generation=self.generation,
+            finished=self.state.known,
+            torn=self.state.torn,
+            made=self.state.made,
+            passed=self.passed,
+            done=standing.done,
+            shard=standing.shard,
+            clean=standing.clean,
+            port=standing.port,
+            joins=standing.joins,
+        )
+
+    def _form(self, form: Form) -> bool:
+        """Form this generation; False: it has ended already."""
+        stop = self._framework.enter(form)
+        self.generation = form.generation
+        self.passed = max(self.passed, form.passed)
+        self.channel.on_over = functools.partial(self._on_over, stop)
+        if self.is_over:
+            return False
+        ready = StateReady(rank=self.slot, generation=form.generation)
+        try:
+            self._framework.form(form)
+        except CheckpointError as error:
+            self.channel.send(msgspec.structs.replace(ready, error=str(error)))
+            self.channel.wait_over(form.generation)
+            return False
+        except Exception as error:
+            self._on_failed_form(error)
+            return False
+        self._stepped = False
+        self._progress.formed(self.state.finished)
+        self.channel.send(ready)
+        return True
+
+    def _on_failed_form(self, error: Exception) -> None:
+        kind = self._framework.failed(error)
+        if kind is None:
+            # A framework's own collectives can fail before this rank hears that a peer has died.
+            ours = isinstance(error, SessionError)
+            if ours or not self.channel.is_over_within(self.generation, NOTICE_S):
+                raise error
+        self.break_off(kind, error)
+
+    def _on_over(self, stop: Callable[[Over], None], over: Over) -> None:
+        if over.generation >= self.generation:
+            stop(over)

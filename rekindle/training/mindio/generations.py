@@ -1,0 +1,195 @@
+"""A MindIO rank's part in each generation: the registered handlers repair its state."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+
+import msgspec
+
+from rekindle import names
+from rekindle.errors import CheckpointError, SessionError, StaleError
+from rekindle.protocol.rank import Form, Over
+from rekindle.rank import environment as rank_environment
+from rekindle.rank.held_state import HeldState
+from rekindle.rank.member import Standing
+from rekindle.rank.progress import Progress
+from rekindle.rank.step_vote import STATE, Gate, Listener, PeerGoneError
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.policy.plan import RankPlan, Source
+from rekindle.training.mindio.device_stop import Brake
+from rekindle.training.mindio.handlers import ERROR, OK, UNHARMED, Handlers
+from rekindle.training.mindio.repairs import Said, joined, repair_of
+
+_LOST = (OSError, PeerGoneError, StaleError)
+
+
+class Generations:
+    """Repairs the state of one rank; an adapter of `rekindle.rank.member.Member`.
+
+    slot: the rank's number. joins: this process is new, and joins ranks that continue in theirs
+    (MindIO's ARF). done: all steps are done. shard: of the state; None: all ranks hold the same.
+    types: optimizers whose states are repaired alike. damaged: the device's memory is. loads: all
+    ranks have to load a checkpoint. loaded: the step of the one that a handler has loaded.
+    repair_step: the step that training continues from; 0: nothing was repaired.
+    repair_type: MindIO's name for the recovery that runs. formed: the generation stands.
+    """
+
+    def __init__(
+        self, slot: int, handlers: Handlers, state: HeldState, progress: Progress, *, joins: bool
+    ) -> None:
+        self.slot = slot
+        self.joins = joins
+        self.done = self.damaged = self.loads = self.formed = False
+        self.shard: int | None = None
+        self.types = 1
+        self.loaded: int | None = None
+        self.repair_step = 0
+        self.repair_type = "unknown"
+        self.brake = Brake(handlers.stop)
+        self.listener = Listener()
+        self.gate = Gate(self.listener, progress.page)
+        self._handlers = handlers
+        self._state = state
+        self._progress = progress
+        self._place = slot
+        self._world = 0  # ranks; 0: no generation has stood yet
+        self._peers: tuple[tuple[str, int], ...] = ()
+        self._cleaned = False
+        self._replaced = False  # a new process takes the place of one that has ended
+
+    def standing(self) -> Standing:
+        """Return what MindIO adds to `Arrived`."""
+        return Standing(
+            done=self.done and self._state.whole,
+            shard=self.shard,
+            port=self.listener.port,
+            joins=self.joins,
+        )
+
+    def recover(self) -> None:
+        """Raises SessionError: the device cannot be cleaned."""
+        if not self.clean():
+            raise SessionError("the device could not be cleaned")
+
+    def clean(self) -> bool:
+        """Clean the device if the generation's end has stopped it; False: that failed."""
+        if self._cleaned or not self.brake.pulled:
+            return True
+        self.repair_type = "recover" if self._replaced else "retry"
+        if self.brake.updating:
+            self._state.tear()
+        answer = ERROR
+        if self.brake.wait():
+            try:
+                answer = self._handlers.clean(self.damaged)
+            except Exception:
+                traceback.print_exc(file=sys.stderr)
+        if answer == UNHARMED:
+            self.damaged = False  # the damaged memory is no part of the state
+        elif self.damaged:
+            self._state.tear()
+        self._cleaned = answer in (OK, UNHARMED)
+        return self._cleaned
+
+    def enter(self, form: Form) -> Callable[[Over], None]:
+        """Leave the gate of the former generation; returns what ends the new one here."""
+        self.gate.leave()
+        self.formed = False
+        self._place, self._peers = form.ranks[self.slot], form.peers
+        self._world = self._world or form.world_size
+        if form.store_port:  # groups meet there; the host changes if the old one was lost
+            os.environ.update(MASTER_ADDR=form.store_host, MASTER_PORT=str(form.store_port))
+        self.gate = Gate(self.listener, self._progress.page)
+        return functools.partial(self._stop, self.gate)
+
+    def form(self, form: Form) -> None:
+        """Meet the other ranks, and have the handlers repair the state."""
+        plan = form.plan[self.slot]
+        self._check(plan, form.world_size)
+        self.gate.form(form.generation, self._place, form.peers)
+        step = self._repair(form, plan)
+        self._state.hold((step, form.made))
+        self.repair_step, self.repair_type = step, "unknown"
+        self.damaged = self.loads = self.joins = False
+        self._cleaned = self._replaced = False
+        self.brake.release(step)
+        self.formed = True
+
+    def failed(self, error: BaseException) -> Kind | None:
+        """Return LINK if another rank is gone."""
+        return Kind.LINK if isinstance(error, _LOST) else None
+
+    def line(self, source: int, target: int) -> socket.socket:
+        """Return a connection between two ranks, of which this is one, during a repair."""
+        if source == self._place:
+            return self.gate.accept(target, STATE)
+        return self.gate.connect(self._peers[source], STATE)
+
+    def close(self) -> None:
+        """Leave the gate, and accept no more connections."""
+        self.gate.leave()
+        self.listener.close()
+
+    def _stop(self, gate: Gate, over: Over) -> None:
+        """Break off the step that is under way, where the device can do that.
+
+        The gate of a generation that stands stays open: at it all ranks agree whether a step is
+        done.
+        """
+        if self.formed:
+            self._replaced = over.replaced
+            self.brake.pull(over.finished)
+        else:
+            gate.sever()
+
+    def _check(self, plan: RankPlan, world_size: int) -> None:
+        """Raises SessionError, CheckpointError: MindIO's handlers cannot do what the plan says."""
+        if world_size != self._world:
+            raise SessionError("another size of the world (zit) needs MindIO: give --nnodes=N")
+        if self.joins and plan.source is not Source.PEER:
+            raise SessionError("this process was to join others, and no state is left of theirs")
+        if plan.source not in (Source.SELF, Source.PEER, Source.FRESH):
+            raise CheckpointError(f"MindIO's handlers take no state from a {plan.source.value}")
+
+    def _repair(self, form: Form, plan: RankPlan) -> int:
+        """Have the handlers repair the state; returns the step that training continues from.
+
+        Raises OSError, PeerGoneError, StaleError: a peer is lost; whatever a handler raises.
+        """
+        if self._state.known is None and not self.joins:
+            return form.step  # the process has just started: its script loads the state
+        takes = ((plan.peer, self._place),) if plan.source is Source.PEER else ()
+        said = Said(takes, self.loads, self.joins)
+        told = msgspec.msgpack.encode(said) if said != Said() else b""
+        heard = [msgspec.msgpack.decode(each, type=Said) for each in self.gate.gather(told)]
+        call = repair_of(self._place, form.step, heard, rebuild=self.damaged, types=self.types)
+        self.repair_step, self.loaded = form.step, None
+        if new := joined(heard):
+            self.repair_type = "recover"
+            self._handlers.rebuild_group(new)
+        if call is not None:
+            if takes and not self._handlers.has("repair"):
+                raise SessionError("no repair handler is registered, and the state is damaged")
+            if takes:
+                self._state.tear()
+            self._handlers.repair(call)
+        if any(each.loads for each in heard):
+            self.repair_step = self._step_loaded()
+        self._handlers.rollback(self.repair_step)
+        self.gate.agree(self.repair_step, can=True)  # until all ranks are repaired
+        return self.repair_step
+
+    def _step_loaded(self) -> int:
+        if self.loaded is None:
+            raise SessionError("no checkpoint was loaded (tft_report_load_ckpt_step)")
+        return self.loaded
+
+
+def joins_others(connected: bool) -> bool:
+    """Whether this process is new and joins ranks that continue in theirs."""
+    return connected and rank_environment.number(names.ENV_JOINS) > 0

@@ -1,0 +1,102 @@
+"""A MindSpore rank's part in each generation: its gate and its state."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rekindle.errors import StaleError
+from rekindle.protocol.rank import Form, Over
+from rekindle.rank.channel import Channel
+from rekindle.rank.held_state import HeldState
+from rekindle.rank.member import Standing
+from rekindle.rank.progress import Progress
+from rekindle.rank.rank_place import Place
+from rekindle.rank.step_vote import STATE, Gate, Listener, PeerGoneError
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.policy.plan import Source
+from rekindle.training.mindspore.state import Parameters
+from rekindle.training.mindspore.transfer import fetch, send_state
+
+LOST = (OSError, PeerGoneError, StaleError)  # another rank is gone
+
+
+class Generations:
+    """Forms the generations of one rank; an adapter of `rekindle.rank.member.Member`.
+
+    place: who writes the state. position: what the snapshots keep with the state. fetched: the
+    same, of a state that came from elsewhere. stored: the store has the state.
+    """
+
+    def __init__(
+        self,
+        slot: int,
+        parameters: Parameters,
+        channel: Channel | None,
+        state: HeldState,
+        progress: Progress,
+    ) -> None:
+        self.place = Place(slot)
+        self.position: Mapping[str, Any] = {"step": 0}
+        self.fetched: Mapping[str, Any] = {}
+        self.stored = False
+        self.listener = Listener()
+        self.gate = Gate(self.listener, progress.page)
+        self._parameters = parameters
+        self._channel = channel
+        self._state = state
+        self._progress = progress
+        self._formed = False
+
+    def standing(self) -> Standing:
+        """Return what MindSpore adds to `Arrived`."""
+        done = self._state.whole and 0 < self._progress.total <= self._state.finished
+        return Standing(done, port=self.listener.port)
+
+    def recover(self) -> None:
+        """Do nothing: the end of a generation leaves the device as it is."""
+
+    def enter(self, form: Form) -> Callable[[Over], None]:
+        """Leave the gate of the former generation; returns what ends the forming of this one."""
+        self.gate.leave()
+        self._formed = False
+        self.place = self.place.moved(form)
+        self.gate = Gate(self.listener, self._progress.page)
+        return functools.partial(self._stop, self.gate)
+
+    def form(self, form: Form) -> None:
+        """Meet the other ranks, and take the state that the plan names."""
+        assert self._channel is not None
+        slot = self.place.slot
+        plan = form.plan[slot]
+        made = form.step, form.made
+        self.gate.form(form.generation, form.ranks[slot], form.peers)
+        if plan.source is not Source.SELF:
+            self._state.replace(plan.source)
+            self.stored = plan.source is Source.CHECKPOINT
+            self.position = self.fetched = fetch(
+                self._parameters, self._channel, slot, plan, made, form.peers, self.gate
+            )
+        self._state.hold(made)
+        for peer in plan.sends_to:
+            send_state(self._parameters.arrays(), self.gate.accept(peer, STATE), self.position)
+        self._formed = True
+
+    def failed(self, error: BaseException) -> Kind | None:
+        """Return LINK if another rank is gone."""
+        return Kind.LINK if isinstance(error, LOST) else None
+
+    def close(self) -> None:
+        """Leave the gate, and accept no more connections."""
+        self.gate.leave()
+        self.listener.close()
+
+    def _stop(self, gate: Gate, _: Over) -> None:
+        """End the forming.
+
+        The gate of a generation that stands stays open: at it all ranks agree whether they do the
+        next step.
+        """
+        if not self._formed:
+            gate.sever()

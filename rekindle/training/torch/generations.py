@@ -1,0 +1,181 @@
+"""A torch rank's part in each generation: its process group, its DDP wrapper, its state."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from rekindle.protocol.rank import Form, Over
+from rekindle.rank import environment as rank_environment
+from rekindle.rank.channel import Channel
+from rekindle.rank.current_step import StepUnderWay
+from rekindle.rank.held_state import HeldState
+from rekindle.rank.member import Standing
+from rekindle.rank.progress import Progress
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.policy.plan import RankPlan, Source
+from rekindle.training.torch.arguments import Arguments, check_shard
+from rekindle.training.torch.data.session_data import Data
+from rekindle.training.torch.faults.classify import kind_of
+from rekindle.training.torch.faults.repairs import Repairs
+from rekindle.training.torch.faults.update_window import Updates
+from rekindle.training.torch.groups.ddp import broadcast_module_state, wrap_ddp
+from rekindle.training.torch.groups.generation_group import Group, store_at
+from rekindle.training.torch.groups.placeholder import in_placeholder, leave_placeholder
+from rekindle.training.torch.groups.script_groups import ScriptGroups
+from rekindle.training.torch.groups.zero import is_zero
+from rekindle.training.torch.state.capture import capture
+from rekindle.training.torch.state.restore import fetch_state
+from rekindle.training.torch.state.transfer import send_state
+
+_BACKENDS = {"cuda": "nccl", "npu": "hccl"}  # by the type of the model's device; else gloo
+
+
+class Generations:
+    """Forms the generations of one rank; an adapter of `rekindle.rank.member.Member`.
+
+    model: the module, or its DDP wrapper of this generation. rank, world_size: in the world of
+    this generation. place: which shard of the state the rank holds, and who writes it.
+    """
+
+    def __init__(
+        self,
+        given: Arguments,
+        data: Data,
+        *,
+        channel: Channel | None,
+        state: HeldState,
+        progress: Progress,
+        step: StepUnderWay,
+    ) -> None:
+        self.model: torch.nn.Module = given.model
+        self.slot, self.full_world = rank_environment.slot_of_world()
+        self.rank = rank_environment.number("RANK")
+        self.world_size = rank_environment.number("WORLD_SIZE", 1)
+        self.device = next((p.device for p in given.model.parameters()), torch.device("cpu"))
+        self.groups = ScriptGroups(
+            given.model, given.optimizer, given.make_groups, timeout_s=given.timeout_s
+        )
+        self.place = self.groups.place(self.slot, self.full_world, given.shard)
+        check_shard(
+            self.place.shard,
+            ddp=bool(given.ddp) and not is_zero(given.optimizer),
+            parts=given.keep_global_batch,
+        )
+        self.named = given.named(data.named)
+        self.group = Group()
+        self.repairs = Repairs(self.device, given.model, step)
+        together = self.place.shard is not None or self.device.type == "npu"
+        self._updates = Updates(progress.page, self.repairs, self.group, together=together)
+        self._updates.watch(self.named)
+        self._given = given
+        self._ddp = given.ddp_options()
+        self._backend = given.backend or _BACKENDS.get(self.device.type, "gloo")
+        self._data = data
+        self._channel = channel
+        self._state = state
+        self._progress = progress
+        self._step = step
+
+    def standing(self) -> Standing:
+        """Return what torch adds to `Arrived`."""
+        done = self._state.whole and 0 < self._progress.total <= self._state.finished
+        return Standing(done, shard=self.place.shard, clean=self.repairs.clean)
+
+    def recover(self) -> None:
+        """Make the device usable again if the generation has ended. Raises UnusableError."""
+        channel, generation = self._channel, self.place.generation
+        if channel is None or not channel.is_over(generation):
+            return
+        channel.wait_over(generation)
+        if not self.repairs.repair(self.named, restores=not self._state.torn):
+            self._state.tear()
+
+    def enter(self, form: Form) -> Callable[[Over], None]:
+        """Leave the former process group; returns what severs the new one."""
+        self.group.leave()
+        leave_placeholder()
+        self.place = self.place.moved(form)
+        self.rank, self.world_size = form.ranks[self.slot], form.world_size
+        rank_environment.move(self.rank, self.world_size)
+        self.group = self._updates.group = Group(self._progress.page)
+        return functools.partial(self._stop, self.group)
+
+    def form(self, form: Form) -> None:
+        """Form the process group, and take the state that the plan names."""
+        self.group.form(
+            store=store_at(form.store_host, form.store_port),
+            generation=form.generation,
+            rank=self.rank,
+            world_size=self.world_size,
+            backend=self._backend,
+            timeout_s=self.groups.timeout_s,
+            device_id=self.device if self.device.type in _BACKENDS else None,
+            make_more=self.groups.make,
+        )
+        plan = form.plan[self.slot]
+        self._take(plan, form)
+        self.repairs.took_state(self._state.finished)
+        if plan.sends_to:
+            send_state(capture(self.named), plan.sends_to)
+        self._begin(wrap=True)
+
+    def form_by_hand(self) -> None:
+        """Form the group as torchrun's environment says, for a rank without an agent."""
+        together = self.world_size > 1
+        if together or in_placeholder():
+            self.groups.form_by_hand(self._backend)
+            if self._ddp is not None:
+                broadcast_module_state(self._given.model)
+        self._state.hold((0, 0))
+        self._begin(wrap=together)
+        self._progress.formed(0)
+
+    def failed(self, error: BaseException) -> Kind | None:
+        """Return what kind of fault broke the forming; None: none that torch is known to raise."""
+        kind = kind_of(error)
+        self.repairs.note(kind or Kind.LINK, error)
+        return kind
+
+    def _stop(self, group: Group, over: Over) -> None:
+        """Wake the main thread from any wait in this generation."""
+        self._step.wait_end(over.finished)
+        group.sever()
+        self.repairs.device.stop()
+
+    def _take(self, plan: RankPlan, form: Form) -> None:
+        """Raises CheckpointError, CorruptError: the source does not have the planned state."""
+        made = form.step, form.made
+        if plan.source is not Source.SELF:
+            assert self._channel is not None
+            self._state.replace(plan.source)
+            fetch_state(
+                plan,
+                made,
+                place=self.place,
+                named=self.named,
+                channel=self._channel,
+                fresh=self._given.model if self._ddp is not None else None,
+            )
+            self.groups.loaded(plan.source)
+        self._state.hold(made)
+
+    def _begin(self, *, wrap: bool) -> None:
+        """Make all that belongs to one generation. wrap: in DDP, if the script asks for it."""
+        self.repairs.buffers.look()
+        _drop_gradients(self._given.model, self.named["optimizer"])
+        if self._ddp is not None and wrap:
+            existing = self.model if isinstance(self.model, DistributedDataParallel) else None
+            self.model = wrap_ddp(self._given.model, existing=existing, **self._ddp)
+        shares = self.full_world if self._given.keep_global_batch else None
+        self._data.bind(self.rank, self.world_size, shares)
+
+
+def _drop_gradients(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Forget all gradients: those of a broken step belong to no step."""
+    of_groups = (p for group in optimizer.param_groups for p in group["params"])
+    for parameter in (*model.parameters(), *of_groups):
+        parameter.grad = None
