@@ -30,7 +30,7 @@ NOTICE_S = 2.0  # A rank hears of a peer's end within this time.
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Arrival:
     """What the framework adds to `Arrived`; the fields are those of the message."""
 
     done: bool
@@ -44,7 +44,7 @@ class Framework(Protocol):
     """The framework's part in a generation. Only the function that `enter` returns runs elsewhere
     than in the main thread."""
 
-    def standing(self) -> Standing:
+    def arrival(self) -> Arrival:
         """Return what the framework adds to `Arrived`."""
 
     def recover(self) -> None:
@@ -152,7 +152,7 @@ class Member:
                     kind=kind,
                     error=error,
                     finished=self.state.finished,
-                    clean=self._framework.standing().clean,
+                    clean=self._framework.arrival().clean,
                 )
             )
 
@@ -179,7 +179,7 @@ class Member:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _arrived(self) -> Arrived:
-        standing = self._framework.standing()
+        arrival = self._framework.arrival()
         return Arrived(
             rank=self.slot,
             generation=self.generation,
@@ -187,11 +187,11 @@ class Member:
             torn=self.state.torn,
             made=self.state.made,
             passed=self.passed,
-            done=standing.done,
-            shard=standing.shard,
-            clean=standing.clean,
-            port=standing.port,
-            joins=standing.joins,
+            done=arrival.done,
+            shard=arrival.shard,
+            clean=arrival.clean,
+            port=arrival.port,
+            joins=arrival.joins,
         )
 
     def _form(self, form: Form) -> bool:

@@ -16,7 +16,7 @@ from rekindle.errors import CheckpointError, SessionError, StaleError
 from rekindle.protocol.rank import Form, Over
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.held_state import HeldState
-from rekindle.rank.member import Standing
+from rekindle.rank.member import Arrival
 from rekindle.rank.progress import Progress
 from rekindle.rank.step_vote import STATE, Gate, Listener, PeerGoneError
 from rekindle.recovery.faults.fault import Kind
@@ -62,9 +62,9 @@ class Generations:
         self._cleaned = False
         self._replaced = False  # a new process takes the place of one that has ended
 
-    def standing(self) -> Standing:
+    def arrival(self) -> Arrival:
         """Return what MindIO adds to `Arrived`."""
-        return Standing(
+        return Arrival(
             done=self.done and self._state.whole,
             shard=self.shard,
             port=self.listener.port,

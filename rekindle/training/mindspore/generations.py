@@ -10,7 +10,7 @@ from rekindle.errors import StaleError
 from rekindle.protocol.rank import Form, Over
 from rekindle.rank.channel import Channel
 from rekindle.rank.held_state import HeldState
-from rekindle.rank.member import Standing
+from rekindle.rank.member import Arrival
 from rekindle.rank.progress import Progress
 from rekindle.rank.rank_place import Place
 from rekindle.rank.step_vote import STATE, Gate, Listener, PeerGoneError
@@ -49,10 +49,10 @@ class Generations:
         self._progress = progress
         self._formed = False
 
-    def standing(self) -> Standing:
+    def arrival(self) -> Arrival:
         """Return what MindSpore adds to `Arrived`."""
         done = self._state.whole and 0 < self._progress.total <= self._state.finished
-        return Standing(done, port=self.listener.port)
+        return Arrival(done, port=self.listener.port)
 
     def recover(self) -> None:
         """Do nothing: the end of a generation leaves the device as it is."""

@@ -13,7 +13,7 @@ from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel
 from rekindle.rank.current_step import StepUnderWay
 from rekindle.rank.held_state import HeldState
-from rekindle.rank.member import Standing
+from rekindle.rank.member import Arrival
 from rekindle.rank.progress import Progress
 from rekindle.recovery.faults.fault import Kind
 from rekindle.recovery.policy.plan import RankPlan, Source
@@ -80,10 +80,10 @@ class Generations:
         self._progress = progress
         self._step = step
 
-    def standing(self) -> Standing:
+    def arrival(self) -> Arrival:
         """Return what torch adds to `Arrived`."""
         done = self._state.whole and 0 < self._progress.total <= self._state.finished
-        return Standing(done, shard=self.place.shard, clean=self.repairs.clean)
+        return Arrival(done, shard=self.place.shard, clean=self.repairs.clean)
 
     def recover(self) -> None:
         """Make the device usable again if the generation has ended. Raises UnusableError."""

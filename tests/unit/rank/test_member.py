@@ -1,0 +1,210 @@
+"""A rank's member: what it sends, and which errors end the forming of a generation."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from ranks.agent import Agent
+from waiting import wait_until
+
+from rekindle import names
+from rekindle.errors import CheckpointError, SessionError
+from rekindle.protocol import agent as protocol
+from rekindle.rank import member as members
+from rekindle.rank.channel import Channel
+from rekindle.rank.held_state import HeldState
+from rekindle.rank.member import Arrival, Member
+from rekindle.rank.progress import Progress
+from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.policy.plan import RankPlan, Source
+
+
+def form_of(generation: int) -> protocol.Form:
+    """The generation that the coordinator forms."""
+    return protocol.Form(
+        generation=generation,
+        world_size=1,
+        store_host="",
+        store_port=0,
+        step=4,
+        made=1,
+        ranks={0: 0},
+        plan={0: RankPlan(source=Source.SELF)},
+    )
+
+
+class Framework:
+    """A framework whose forming does what the test says, a generation after the other."""
+
+    def __init__(self, state: HeldState) -> None:
+        self.state = state
+        self.forming: list[Callable[[], None]] = []
+        self.kinds: dict[type[BaseException], Kind] = {ConnectionError: Kind.LINK}
+        self.stopped: list[int] = []
+        self.recovered = 0
+
+    def arrival(self) -> Arrival:
+        return Arrival(done=False, shard=3, clean=2, port=7)
+
+    def recover(self) -> None:
+        self.recovered += 1
+
+    def enter(self, form: protocol.Form) -> Callable[[protocol.Over], None]:
+        return lambda over: self.stopped.append(over.generation)
+
+    def form(self, form: protocol.Form) -> None:
+        if self.forming:
+            self.forming.pop(0)()
+        self.state.hold((form.step, form.made))
+
+    def failed(self, error: BaseException) -> Kind | None:
+        return self.kinds.get(type(error))
+
+
+class Rank:
+    """A member, and the agent at the other end of its channel."""
+
+    def __init__(self) -> None:
+        self.agent = Agent([form_of(1), form_of(2)])
+        channel = Channel.from_environment()
+        assert channel is not None
+        self.framework = Framework(state := HeldState())
+        self.member = Member(channel, 0, Progress(None), state, self.framework)
+
+    def sent(self, kind: type[Any], count: int = 1) -> list[Any]:
+        """The messages of a kind, once the agent has received so many."""
+
+        def found() -> list[Any]:
+            return [each for each in self.agent.heard if isinstance(each, kind)]
+
+        wait_until(lambda: len(found()) >= count, f"{count} {kind.__name__}")
+        return found()
+
+    def fails(self, error: BaseException, *, ends: bool = False) -> None:
+        """The next forming raises. ends: the generation has ended before."""
+
+        def form() -> None:
+            if ends:
+                self.agent.over(1)
+                wait_until(lambda: self.member.is_over, "the end of generation 1")
+            raise error
+
+        self.framework.forming.append(form)
+
+
+@pytest.fixture
+def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
+    monkeypatch.setattr(members, "NOTICE_S", 0.0)
+    monkeypatch.setenv(names.ENV_CHANNEL_FD, "")
+    found = Rank()
+    os.dup(found.agent._mine.fileno())  # never closed: a rank without an agent kills its process
+    return found
+
+
+def test_a_rank_arrives_forms_and_reports_its_first_step(rank: Rank) -> None:
+    """Each message has the number of its generation; the first step is reported once."""
+    assert rank.member.join()
+    rank.member.step_done()
+    rank.member.step_done()
+    (arrived,) = rank.sent(protocol.Arrived)
+    assert arrived == protocol.Arrived(rank=0, generation=0, shard=3, clean=2, port=7)
+    assert rank.sent(protocol.StateReady) == [protocol.StateReady(rank=0, generation=1)]
+    assert rank.sent(protocol.StepDone) == [protocol.StepDone(rank=0, generation=1, finished=4)]
+    assert rank.framework.recovered == 2
+
+
+def test_a_source_that_lacks_the_state_is_reported(rank: Rank) -> None:
+    """The rank names what is missing, and arrives again when its generation has ended."""
+
+    def form() -> None:
+        rank.agent.over(1)
+        raise CheckpointError("no checkpoint of step 4")
+
+    rank.framework.forming.append(form)
+    assert rank.member.join()
+    first, second = rank.sent(protocol.StateReady, 2)
+    assert (first.error, second.error) == ("no checkpoint of step 4", "")
+    assert [each.generation for each in rank.sent(protocol.Arrived, 2)] == [0, 1]
+    assert rank.framework.stopped == [1]
+
+
+def test_a_fault_while_a_generation_forms(rank: Rank) -> None:
+    """One line of at most 500 characters goes to the coordinator."""
+    rank.fails(ConnectionError("peer " + "x" * 1000 + "\nsecond line"))
+    assert rank.member.join()
+    (failed,) = rank.sent(protocol.StepFailed)
+    assert (failed.kind, failed.clean, failed.generation) == (Kind.LINK, 2, 1)
+    assert failed.error == ("ConnectionError: peer " + "x" * 1000)[:500]
+
+
+@pytest.mark.parametrize("error", [ValueError("no such row"), SessionError("another model")])
+def test_the_scripts_own_error_passes_through(rank: Rank, error: Exception) -> None:
+    """The coordinator gets no message: the agent reports the end of the process."""
+    rank.fails(error)
+    with pytest.raises(type(error), match=str(error)):
+        rank.member.join()
+    assert not [each for each in rank.agent.heard if isinstance(each, protocol.StepFailed)]
+
+
+def test_an_unknown_error_of_an_ended_generation_is_in_the_log(
+    rank: Rank, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A framework's collectives fail like that when a peer dies. The traceback stays visible."""
+    rank.fails(ValueError("no such row"), ends=True)
+    with caplog.at_level(logging.WARNING):
+        assert rank.member.join()
+    assert "ValueError: no such row" in caplog.text
+    assert not [each for each in rank.agent.heard if isinstance(each, protocol.StepFailed)]
+
+
+def test_a_session_error_is_never_the_end_of_a_generation(rank: Rank) -> None:
+    """Rekindle itself has found a mistake in the script: a retry cannot help."""
+    rank.fails(SessionError("another model"), ends=True)
+    with pytest.raises(SessionError, match="another model"):
+        rank.member.join()
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "is_sent"),
+    [
+        (Kind.LINK, False, False),
+        (Kind.TRANSIENT, False, False),
+        (Kind.TRANSIENT, True, True),
+        (Kind.DEVICE_MEMORY, False, True),
+    ],
+)
+def test_a_fault_in_a_generation_that_has_ended(
+    rank: Rank, kind: Kind, own: bool, is_sent: bool
+) -> None:
+    """The end itself breaks links; it damages no memory."""
+    assert rank.member.join()
+    rank.agent.over(1)
+    wait_until(lambda: rank.member.is_over, "the end of generation 1")
+    rank.member.report(kind, "x", own=own)
+    assert rank.member.join()  # the agent has received all that was sent before
+    found = [each for each in rank.agent.heard if isinstance(each, protocol.StepFailed)]
+    assert len(found) == is_sent
+
+
+def test_the_log_has_the_traceback_of_a_fault(rank: Rank, caplog: pytest.LogCaptureFixture) -> None:
+    """A script's own error may read like a fault."""
+    assert rank.member.join()
+    with caplog.at_level(logging.WARNING):
+        rank.member.break_off(Kind.LINK, RuntimeError("NCCL error in: labels.py"))
+    assert "NCCL error in: labels.py" in caplog.text
+    (failed,) = rank.sent(protocol.StepFailed)
+    assert failed.error == "RuntimeError: NCCL error in: labels.py"
+
+
+def test_all_ranks_may_leave(rank: Rank) -> None:
+    """Until the script asks for more steps."""
+    assert rank.member.join()
+    rank.agent.over(1)
+    assert rank.member.join()
+    rank.agent.over(2)
+    assert not rank.member.join()
+    assert (rank.member.dismissed, rank.member.passed) == (True, 4)
