@@ -1,60 +1,99 @@
-"""What ranks print: to a file each, and (prefixed) to the agent's own streams."""
+"""The output of ranks: each stream goes to a file, and with a prefix to the agent's own streams."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
-import queue
-import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import NamedTuple
+
+from rekindle import names
+from rekindle.agent.threads import Worker
+from rekindle.errors import UsageError
 
 _CHUNK = 1 << 16
-_LONGEST_LINE = 1 << 20  # a longer line is shown in pieces; the file has it whole
+_LONGEST_LINE = 1 << 20  # bytes; a longer line is shown in pieces, and the file has it whole
+_MOST_WAITING = 64 << 20  # bytes; a file system that takes more time loses lines
 
 
-class Console:
-    """The agent's own standard streams, written by a thread of their own.
+class Logs(NamedTuple):
+    """The open log files of one process of a rank. directory: it also has the rank's error file."""
 
-    A terminal that is held (Ctrl-S, a pager) must not hold the agent: its heartbeats would stop
-    and the node would be taken for lost.
+    directory: Path
+    stdout: int
+    stderr: int
+
+
+def open_logs(directory: Path, metrics_file: Path) -> Logs:
+    """Make the directories of a rank's files, remove its old error file, and open its logs.
+
+    Raises UsageError: the agent cannot write to the log directory. Raises OSError: it cannot make
+    the directory of the metrics.
+    """
+    metrics_file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / names.ERROR_FILE).unlink(missing_ok=True)
+        mode = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        stdout, stderr = (
+            os.open(directory / f"{name}.log", mode, 0o644) for name in ("stdout", "stderr")
+        )
+    except OSError as error:
+        raise UsageError(f"log directory {directory}: {error.strerror}") from error
+    return Logs(directory, stdout, stderr)
+
+
+class Writer:
+    """Writes to descriptors, in a thread of its own.
+
+    A held terminal (Ctrl-S, a pager) or a hanging file system stops neither the agent nor a rank.
+    Output that finds no room in memory is lost.
     """
 
-    def __init__(self) -> None:
-        self._waiting: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._write, name="console", daemon=True)
-        self._thread.start()
+    def __init__(self, name: str) -> None:
+        self.worker = Worker(name)
+        self._put = self._written = 0  # bytes; only the loop counts the first, the thread the other
 
-    def show(self, fd: int, data: bytes) -> None:
-        """Write `data` to descriptor `fd` in its turn."""
-        self._waiting.put((fd, data))
+    def write(self, fd: int, data: bytes, lost: Callable[[str], None]) -> None:
+        """Write the data in its turn. `lost(why)` is called by any thread if that fails."""
+        if self._put - self._written > _MOST_WAITING:
+            lost("the file system takes no data")
+            return
+        self._put += len(data)
+        self.worker.do(functools.partial(self._write, fd, data, lost))
 
-    def close(self, limit_s: float) -> None:
-        """Write what waits, for at most so long."""
-        self._waiting.put(None)
-        self._thread.join(limit_s)
+    def close_file(self, fd: int) -> None:
+        """Close a descriptor when all that waits is written."""
+        self.worker.do(functools.partial(os.close, fd))
 
-    def _write(self) -> None:
-        while (item := self._waiting.get()) is not None:
-            fd, data = item
-            try:
-                while data:
-                    data = data[os.write(fd, data) :]
-            except OSError:
-                continue  # whoever watched has gone (`rekindle run | head`); the files have it all
+    def _write(self, fd: int, data: bytes, lost: Callable[[str], None]) -> None:
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[os.write(fd, left) :]
+        except OSError as error:
+            lost(str(error.strerror))
+        self._written += len(data)
 
 
 class Stream:
-    """One stream of one rank. fd: what the rank writes to."""
+    """One stream of one rank. fd: what the rank writes to.
 
-    def __init__(self, path: Path, *, console: Console, show_on: int | None, prefix: bytes) -> None:
-        self.path = path
+    log: the open file of the stream, which `files` writes. show_on: the agent's own stream.
+    """
+
+    def __init__(
+        self, log: int, *, files: Writer, console: Writer, show_on: int | None, prefix: bytes
+    ) -> None:
+        self._log = log
+        self._files = files
         self._console = console
         self._show_on = show_on
         self._prefix = prefix
         self._pending = b""
         self._told = False
-        self._file: BinaryIO = path.open("ab", buffering=0)
         self._read, self.fd = os.pipe()
         os.set_blocking(self._read, False)
         asyncio.get_running_loop().add_reader(self._read, self._readable)
@@ -79,19 +118,16 @@ class Stream:
             if not data:
                 self._finish()
                 return
-            self._keep(data)
+            self._files.write(self._log, data, self._lost)
             if self._show_on is not None:
                 self._show(data)
 
-    def _keep(self, data: bytes) -> None:
-        """Append to the log; a disk that is full costs lines, not ranks."""
-        try:
-            self._file.write(data)
-        except OSError as error:
-            if not self._told:
-                self._told = True
-                text = f"rekindle: {self.path}: {error.strerror}; lines are lost\n"
-                self._console.show(2, text.encode())
+    def _lost(self, why: str) -> None:
+        """Say once that the log lacks lines: a disk that is full costs lines, not ranks."""
+        if not self._told:
+            self._told = True
+            text = f"rekindle: log of {self._prefix.decode()} {why}; lines are lost\n"
+            self._console.write(2, text.encode(), _nothing)
 
     def _show(self, data: bytes) -> None:
         *lines, rest = (self._pending + data).split(b"\n")
@@ -103,7 +139,8 @@ class Stream:
 
     def _write(self, data: bytes) -> None:
         assert self._show_on is not None
-        self._console.show(self._show_on, data)
+        # Whoever watched may have gone (`rekindle run | head`); the file has it all.
+        self._console.write(self._show_on, data, _nothing)
 
     def _finish(self) -> None:
         asyncio.get_running_loop().remove_reader(self._read)
@@ -111,4 +148,8 @@ class Stream:
         self._read = -1
         if self._pending and self._show_on is not None:
             self._write(self._prefix + self._pending + b"\n")
-        self._file.close()
+        self._files.close_file(self._log)
+
+
+def _nothing(_: str) -> None:
+    """Ignore lost output."""

@@ -30,6 +30,7 @@ from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.devices.simulated_host import read_condition
 from rekindle.agent.environment import agent_environment
 from rekindle.agent.node_check import Checkers
+from rekindle.agent.node_state import NodeState
 from rekindle.agent.profiling_files import RecordCare
 from rekindle.agent.profiling_reader import RecordReader
 from rekindle.agent.ranks import NodeRanks
@@ -37,9 +38,9 @@ from rekindle.agent.snapshots.buffers import Snapshots
 from rekindle.agent.snapshots.replica_client import Neighbours
 from rekindle.agent.snapshots.replica_server import Depot
 from rekindle.agent.snapshots.replica_transport import Pass
+from rekindle.agent.threads import in_thread
 from rekindle.checkpoints.checkpoint_path import Key
 from rekindle.checkpoints.open_store import open_store
-from rekindle.checkpoints.store import Found
 from rekindle.errors import JobError, RekindleError
 from rekindle.job import lifeline
 from rekindle.job.journal_file import is_over
@@ -96,20 +97,21 @@ class Agent:
             spec, self._store, self.send, depot=self._depot, neighbours=Neighbours(known)
         )
         environment = agent_environment(os.environ, spec)
-        self.ranks = NodeRanks(spec, self._snapshots, self.send, environment, pretended)
+        self.state = NodeState(spec.processes_per_node, host=pretended)
         records = records_folder(environment, Path(spec.directory, names.PROFILING_DIRECTORY))
-        asked, own, size = lambda: self.ranks.profile, self._own_ranks, spec.world_size
-        formed = lambda: self.ranks.formed_at  # noqa: E731
-        reader = RecordReader(records, environment, asked, own, size, formed)
-        self.ranks.lookout.standings = reader.standings
+        reader = RecordReader(records, environment, self.state, spec.world_size)
         cap = limits_in(environment).cap_bytes
+        own = lambda: self.state.ranks  # noqa: E731
         self._care = RecordCare(records, own, self.send, reader.read, cap_bytes=cap)
+        self.ranks = NodeRanks(
+            spec,
+            self._snapshots,
+            self.send,
+            environment,
+            self.state,
+            reader.standings,
+        )
         self._checkers = Checkers(spec, self.ranks.fork, self.send, environment)
-
-    def _own_ranks(self) -> range:
-        """Numbers of this node's ranks; of a spare none that there are."""
-        count = self.spec.processes_per_node
-        return range(self.ranks.node * count, (self.ranks.node + 1) * count)
 
     def send(self, message: protocol.Message) -> None:
         """Send to the coordinator, in order.
@@ -129,7 +131,7 @@ class Agent:
             self.ranks.warm_up()
         port = self._depot.listen(self._hello.address)
         self._hello = msgspec.structs.replace(self._hello, depot=port)
-        self._learn(self._store.newest())  # while the zygote imports
+        await self._learn()  # while the fork server imports
         conditions = ConditionWatch(self.ranks.devices, self.send)
         beside = (self._beat(), self.ranks.lookout.watch(), self._care.run(), conditions.run())
         tasks = [asyncio.create_task(each) for each in beside]
@@ -189,15 +191,17 @@ class Agent:
             self.send(message)
         return [message for message in kept if isinstance(message, protocol.Exited)]
 
-    def _learn(self, found: Found) -> None:
-        """Know the checkpoints that this node could restore from."""
+    async def _learn(self) -> None:
+        """Find the checkpoints that this node could restore from."""
+        found = await in_thread(self._store.newest)
         for passed in found.passed_over:
             self.send(protocol.CheckpointPassedOver(path=passed.location, reason=passed.reason))
         if found.checkpoint is None:
             self._offer([])
             return
         newest = found.checkpoint.manifest
-        self._offer(self._store.keys(at_most=(newest.step, newest.generation)))
+        at_most = (newest.step, newest.generation)
+        self._offer(await in_thread(functools.partial(self._store.keys, at_most=at_most)))
 
     def _offer(self, checkpoints: list[Key]) -> None:
         offers = tuple(checkpoints[: names.OFFERS])
@@ -222,7 +226,7 @@ class Agent:
                     raise JobError(f"the coordinator at {url} begins no attempt") from error
                 await asyncio.sleep(0.2)
             except aiohttp.ClientError as error:
-                if is_over(self._ledger):
+                if await in_thread(is_over, self._ledger):
                     raise JobError("the job has ended") from error
                 if time.monotonic() > deadline:
                     raise JobError(f"no coordinator answers at {url}: {error}") from error
@@ -250,7 +254,7 @@ class Agent:
                     case protocol.Refused(reason=reason):
                         raise JobError(f"the coordinator refused this agent: {reason}")
                     case protocol.Welcome(node=node):
-                        self.ranks.node = node
+                        self.state.node = node
                         self._be(node)
                     case _:
                         orders.put_nowait((self._lines, message))
@@ -277,7 +281,7 @@ class Agent:
             return
         self._be(node)
         # Many were written since we came. Whether they are valid is seen when one is loaded.
-        self._offer(await asyncio.to_thread(self._store.keys))
+        self._offer(await in_thread(self._store.keys))
         self.send(self._hello)
 
     def _be(self, node: int) -> None:

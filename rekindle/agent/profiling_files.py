@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from rekindle.agent.threads import in_thread
 from rekindle.profiling.files import LOOK_S, age
 from rekindle.profiling.limits import Limits
 from rekindle.profiling.markers import UNREADABLE
@@ -56,13 +57,13 @@ class RecordCare:
             with self._outliving("the switch cannot be looked at"):
                 self.look()
             with self._outliving("records cannot be read"):
-                news = await asyncio.to_thread(self._read)
+                news = await in_thread(self._read)
                 if news is not None:
                     self._send(news)
             if time.monotonic() >= due:
                 due = time.monotonic() + LOOK_S
                 with self._outliving("records cannot be looked through for old ones"):
-                    await asyncio.to_thread(age, self._folder, tuple(self._own()), self._cap_bytes)
+                    await in_thread(age, self._folder, tuple(self._own()), self._cap_bytes)
 
     def look(self) -> None:
         """Send the position of the switch to the coordinator, at the start and after a change.

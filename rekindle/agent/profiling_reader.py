@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
+from rekindle.agent.node_state import NodeState
 from rekindle.profiling.blocked_collectives import Standing
 from rekindle.profiling.files import ENV_TASK, Follower, task_folder
 from rekindle.profiling.markers import Ranges, marks
 from rekindle.profiling.steps import Steps, StepTimes
-from rekindle.protocol.agent import Profile, Timed
+from rekindle.protocol.agent import Timed
 
 # Steps a second that all ranks together tell of: of shorter ones only each second, fourth and so on
 # is told. The coordinator reads and judges 40,000 a second (benchmarks/stragglers.py).
@@ -17,30 +18,28 @@ STEPS_PER_S = 4000
 
 
 class RecordReader:
-    """What an agent tells of its ranks' steps, while they write them down.
+    """Reads the steps of a node's ranks, while they record them.
 
-    asked: what ranks write down now. own: the node's ranks. world_size: of the full world. formed:
-    when their generation was, in nanoseconds since the epoch.
+    folder: has the records of all ranks. environment: the ranks'; it names the task. world_size:
+    ranks in the full world.
     """
 
     def __init__(
         self,
         folder: Path,
         environment: Mapping[str, str],
-        asked: Callable[[], Profile],
-        own: Callable[[], Iterable[int]],
+        state: NodeState,
         world_size: int,
-        formed: Callable[[], int] = int,
     ) -> None:
         self._folder, self._task = folder, environment.get(ENV_TASK, "")
-        self._asked, self._own, self._formed = asked, own, formed
+        self._state = state
         self._least_s = world_size / STEPS_PER_S  # between two steps that a rank tells of
         self._ranks: dict[int, _Rank] = {}
         self._where = Path()
 
     def read(self) -> Timed | None:
         """Return what is new. Raises OSError: records cannot be read."""
-        asked = self._asked()
+        asked = self._state.profile
         if not asked.switch.step:
             self._ranks.clear()
             return None
@@ -49,12 +48,12 @@ class RecordReader:
             self._where = where
             self._ranks.clear()
         steps = {}
-        for number in self._own():
+        for number in self._state.ranks:
             rank = self._ranks.get(number)
             if rank is None:  # what was written before is over
                 self._ranks[number] = _Rank(where / str(number))
                 continue
-            rank.standing.formed(self._formed())
+            rank.standing.formed(self._state.formed_ns)
             times = rank.read(self._least_s)
             if times:
                 steps[number] = times

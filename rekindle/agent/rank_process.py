@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rekindle import names
-from rekindle.errors import ProtocolError, UsageError
+from rekindle.errors import ProtocolError
 from rekindle.protocol import agent as protocol
 from rekindle.protocol import codec as wire
 from rekindle.protocol.heartbeat_page import Page
@@ -70,13 +70,15 @@ class RankProcess:
                     os.kill(self.pid, number)
 
     def error(self) -> ErrorRecord | None:
-        """Read what the rank wrote about its own end, in torchrun's format."""
+        """Read what the rank wrote about its own end, in torchrun's format; for a thread."""
         try:
             content = json.loads(self._error_file.read_text())["message"]
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError):
             return None
         if isinstance(content, str):
             return ErrorRecord(message=content)
+        if not isinstance(content, dict):
+            return ErrorRecord(message=str(content))
         extra = content.get("extraInfo", {})
         return ErrorRecord(
             message=str(content.get("message", "")),
@@ -136,15 +138,3 @@ def _number(text: object) -> float:
         return float(str(text))
     except ValueError:
         return 0.0
-
-
-def clear(logs: Path) -> None:
-    """Remove the error file of an earlier process of the rank.
-
-    Raises UsageError: the log directory cannot be written.
-    """
-    try:
-        logs.mkdir(parents=True, exist_ok=True)
-        (logs / names.ERROR_FILE).unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError(f"log directory {logs}: {error.strerror}") from error

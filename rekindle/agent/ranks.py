@@ -1,4 +1,4 @@
-"""The ranks of one node: carries out the coordinator's orders about them."""
+"""The ranks of one node: it carries out the coordinator's orders about them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -23,24 +24,28 @@ from rekindle.agent.environment import rank_environment
 from rekindle.agent.fork_server import ForkServer
 from rekindle.agent.fork_server_process import Order, RunRank
 from rekindle.agent.mindspore_scheduler import worker_environment
-from rekindle.agent.output import Console, Stream
-from rekindle.agent.rank_process import RankProcess, clear
+from rekindle.agent.node_state import NodeState
+from rekindle.agent.output import Logs, Stream, Writer, open_logs
+from rekindle.agent.rank_process import RankProcess
 from rekindle.agent.rendezvous_process import StoreProcess, start_store
 from rekindle.agent.snapshots.buffers import Snapshots
 from rekindle.agent.watchdog import Lookout
 from rekindle.errors import RekindleError
 from rekindle.job.spec import Framework, JobSpec
+from rekindle.profiling.blocked_collectives import Standing
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.heartbeat_page import Page
-from rekindle.recovery.faults.fault import Exit
+from rekindle.recovery.faults.fault import ErrorRecord, Exit
 
 CONSOLE_S = 2.0
+LOGS_S = 60.0  # A log directory that does not answer for so long cannot be used.
+ERROR_S = 5.0  # The end of a rank is reported after this time without the rank's own error.
 
 
 class NodeRanks:
-    """The node's ranks, their zygote and (on one node of the job) their store.
+    """The node's ranks, their fork server and (on one node of the job) their store.
 
-    host: the file of the pretended host that the node is on; None: it is a real one.
+    standings: returns where each rank stands in its collectives.
     """
 
     def __init__(
@@ -49,32 +54,51 @@ class NodeRanks:
         snapshots: Snapshots,
         send: Callable[[protocol.Message], None],
         environment: dict[str, str],
-        host: Path | None = None,
+        state: NodeState,
+        standings: Callable[[], Mapping[int, Standing]] = dict[int, Standing],
     ) -> None:
-        self.node = 0
-        self.profile, self.formed_at = protocol.Profile(), 0  # what ranks write down; ns, epoch
+        self._state = state
         self._spec = spec
         self._snapshots = snapshots
         self._send = send
         self._environment = environment
-        self._host = host
         self._starts: Counter[int] = Counter()  # of each rank, so far
         self._ranks: dict[int, RankProcess] = {}
-        self.lookout = Lookout(self._ranks, spec, send)
+        self._leaving: dict[int, int] = {}  # pids of ranks whose end is not reported yet
+        self.lookout = Lookout(self._ranks, spec, send, state, standings)
         self._pages: dict[int, tuple[int, Page]] = {}
         self._streams: dict[int, list[Stream]] = {}
         self._zygote: ForkServer | None = None
         self._preload: Framework | None = None
         self._store: StoreProcess | None = None
-        self._console = Console()
+        self._console = Writer("rekindle-console")
+        self._files = Writer("rekindle-logs")
         self._gone = asyncio.Event()
-        self._generation = 0  # the newest that was formed
-        self._restart = 0  # the newest that ranks were started for
         self._training: set[int] = set()  # ranks that are in a Session
         self._waiting: dict[int, protocol.Arrived] = {}
         self._shards: dict[int, int] = {}  # of ranks that do not have the whole state
         self._ended: set[int] = set()  # ranks that ended with status 0
         self._tasks: set[asyncio.Future[None]] = set()
+        self._orders: dict[type[protocol.Message], Callable[[Any], object]] = {
+            protocol.Kill: self._kill,
+            protocol.Dump: snapshots.obey,
+            protocol.WriteParts: snapshots.obey,
+            protocol.Commit: snapshots.obey,
+            protocol.Look: self._look,
+            protocol.Form: self._form,
+            protocol.CheckpointEvery: self._tell_all,
+            protocol.Profile: self._record,
+            protocol.Over: self._over,
+            protocol.Inject: self._tell_one,
+            protocol.Hold: self._tell_one,
+            protocol.Dismiss: self._dismiss,
+        }
+        self._from_ranks: dict[type[protocol.Message], Callable[[RankProcess, Any], None]] = {
+            protocol.SnapshotRoom: self._on_snapshot_room,
+            protocol.SnapshotTaken: self._on_snapshot_taken,
+            protocol.Arrived: self._on_arrived,
+            protocol.StepDone: self._on_step_done,
+        }
 
     def start_zygote(self, preload: Framework | None) -> None:
         """Start the process that ranks are forked from; its imports run while we connect."""
@@ -82,7 +106,7 @@ class NodeRanks:
         self._zygote = ForkServer(self._environment, preload=preload)
 
     def warm_up(self) -> None:
-        """Have a process ready before the first one is asked for."""
+        """Fork a process before the first order to start a rank."""
         self._in_background(self._prepare())
 
     async def obey(self, message: protocol.Message) -> None:
@@ -92,43 +116,45 @@ class NodeRanks:
                 await self._spawn(message)
             case protocol.HostStore():
                 await self._host_store(message)
-            case protocol.Kill():
-                self._kill(message)
-            case protocol.Dump() | protocol.WriteParts() | protocol.Commit():
-                self._snapshots.obey(message)
-            case protocol.Look():
-                self._in_background(self.lookout.look(message))
-            case protocol.Form():
-                self._generation = self.lookout.generation = message.generation
-                self.profile, self.formed_at = message.profile, time.time_ns()
-                self._waiting.clear()
-                self._snapshots.formed(message)
-                for rank in self._ranks.values():
-                    own = {rank.rank: message.ranks[rank.rank]}
-                    plan = {rank.rank: message.plan[rank.rank]}
-                    rank.send(msgspec.structs.replace(message, ranks=own, plan=plan, depots={}))
-            case protocol.CheckpointEvery() | protocol.Profile():
-                self._hear(message)
-            case protocol.Over():
-                self._snapshots.break_off()
-                self._tell_all(self._brought_up_to_date(message))
-            case protocol.Inject() | protocol.Hold() if message.rank in self._ranks:
-                self._ranks[message.rank].send(message)
-            case protocol.Dismiss():
-                self._training.clear()
-                self._waiting.clear()
-                self._tell_all(message)
+            case _:
+                self._orders[type(message)](message)
+
+    # ---- orders
+
+    def _look(self, order: protocol.Look) -> None:
+        self._in_background(self.lookout.look(order))
+
+    def _form(self, form: protocol.Form) -> None:
+        self._state.formed(form)
+        self._waiting.clear()
+        self._snapshots.formed(form)
+        for rank in self._ranks.values():
+            own = {rank.rank: form.ranks[rank.rank]}
+            plan = {rank.rank: form.plan[rank.rank]}
+            rank.send(msgspec.structs.replace(form, ranks=own, plan=plan, depots={}))
+
+    def _record(self, order: protocol.Profile) -> None:
+        self._state.profile = order
+        self._tell_all(order)
+
+    def _over(self, over: protocol.Over) -> None:
+        self._snapshots.break_off()
+        self._tell_all(self._brought_up_to_date(over))
+
+    def _dismiss(self, order: protocol.Dismiss) -> None:
+        self._training.clear()
+        self._waiting.clear()
+        self._tell_all(order)
+
+    def _tell_one(self, order: protocol.Inject | protocol.Hold) -> None:
+        if order.rank in self._ranks:
+            self._ranks[order.rank].send(order)
 
     def _brought_up_to_date(self, over: protocol.Over) -> protocol.Over:
-        """Name the steps that can still end by what the pages say now, also those of the dead."""
+        """Add the steps that can still end, by the newest heartbeat pages of all ranks."""
         pages = (page for _, page in self._pages.values())
         finished = max(((page.finished or 0) + page.in_update for page in pages), default=0)
         return msgspec.structs.replace(over, finished=max(over.finished, finished))
-
-    def _hear(self, message: protocol.CheckpointEvery | protocol.Profile) -> None:
-        if isinstance(message, protocol.Profile):
-            self.profile = message
-        self._tell_all(message)
 
     def _tell_all(self, message: protocol.Message) -> None:
         for rank in self._ranks.values():
@@ -137,33 +163,33 @@ class NodeRanks:
     def describe(self, hello: protocol.Hello, unsent: list[protocol.Exited]) -> protocol.Hello:
         """Tell in `hello` what a coordinator has to know that did not see these ranks start.
 
-        unsent: ends of ranks that it will be told next; to it they still live.
+        unsent: ends of ranks that the agent reports next; to the coordinator they still live.
         """
-        pids = {rank.rank: rank.pid for rank in self._ranks.values()}
+        pids = self._leaving | {rank.rank: rank.pid for rank in self._ranks.values()}
         pids |= {message.rank: message.pid for message in unsent}
         return msgspec.structs.replace(
             hello,
-            node=self.node if pids or self._ended else hello.node,
+            node=self._state.node if pids or self._ended else hello.node,
             checkpoints=(*self._snapshots.checkpoints, *hello.checkpoints)[: names.OFFERS],
             snapshots=self._snapshots.kept,
             copies=self._snapshots.copies,
             shards=self._shards,
-            generation=self._generation,
-            restart=self._restart,
+            generation=self._state.generation,
+            restart=self._state.restart,
             ranks=tuple(
                 protocol.LiveRank(rank=rank, pid=pid, training=rank in self._training)
                 for rank, pid in sorted(pids.items())
             ),
             ended=tuple(sorted(self._ended - set(pids))),
-            store=self._store.live(self._restart) if self._store is not None else None,
+            store=self._store.live(self._state.restart) if self._store is not None else None,
         )
 
     def devices(self) -> dict[int, int]:
         """Return the process on each device that this node's ranks were started on; 0: it ended.
 
-        None on a pretended host: what is known of its devices is in its file.
+        A simulated host returns none: its file has the state of its devices.
         """
-        if self._host is not None:
+        if self._state.host is not None:
             return {}
         live, count = self._ranks, self._spec.processes_per_node
         return {rank % count: live[rank].pid if rank in live else 0 for rank in self._starts}
@@ -177,7 +203,7 @@ class NodeRanks:
 
     async def _spawn(self, spawn: protocol.Spawn) -> None:
         live: list[protocol.LiveRank] = []
-        self._restart = spawn.restart
+        self._state.restart = spawn.restart
         if self._store is not None:
             self._store.serves(spawn.restart)
         try:
@@ -200,24 +226,22 @@ class NodeRanks:
 
     async def _heal(self, rank: int) -> str:
         """Heal the device of a rank that has no process; return why not, or nothing."""
-        return await heal(rank - self.node * self._spec.processes_per_node, self._host)
+        return await heal(rank - self._state.ranks.start, self._state.host)
 
     async def _start(self, rank: int, spawn: protocol.Spawn) -> RankProcess:
-        logs = Path(self._spec.log_directory, f"attempt_{spawn.restart}", str(rank))
-        clear(logs)
-        Path(self._metrics_file(rank)).parent.mkdir(parents=True, exist_ok=True)
+        logs = await self._open_logs(rank, spawn.restart)
         page_fd, page = self._page(rank)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         page.new_life()
-        process = RankProcess(rank, ours, page, logs)
-        streams = [self._stream(rank, logs, fd) for fd in (1, 2)]
+        process = RankProcess(rank, ours, page, logs.directory)
+        streams = [self._stream(rank, fd, log) for fd, log in ((1, logs.stdout), (2, logs.stderr))]
         environment = self._environment | rank_environment(
             self._spec,
             spawn,
             rank=rank,
             starts=self._starts[rank] + 1,
-            logs=logs,
-            metrics_file=self._metrics_file(rank),
+            logs=logs.directory,
+            metrics_file=str(self._metrics_file(rank)),
         )
         if self._spec.framework is Framework.MINDSPORE:
             environment |= worker_environment(self._spec, spawn, rank, environment)
@@ -231,6 +255,9 @@ class NodeRanks:
         try:
             fds = [theirs.fileno(), page_fd, *(stream.fd for stream in streams)]
             process.pid = await self.fork(request, fds)
+        except BaseException:
+            ours.close()
+            raise
         finally:
             theirs.close()
             for stream in streams:
@@ -241,7 +268,7 @@ class NodeRanks:
         return process
 
     async def fork(self, request: Order, fds: list[int]) -> int:
-        """Fork from the zygote; a dead one (the kernel short of memory, say) is started anew."""
+        """Fork from the fork server. Starts another one if the kernel has killed it."""
         assert self._zygote is not None
         if self._zygote.process.poll() is not None:
             self._zygote.close()
@@ -254,32 +281,37 @@ class NodeRanks:
         task.add_done_callback(self._tasks.discard)
 
     async def _prepare(self) -> None:
-        """Have a process ready for the next rank that dies; now, when ranks are at work again."""
+        """Fork a process for the next rank that dies, while the ranks work."""
         assert self._zygote is not None
         with contextlib.suppress(RekindleError):  # told when a rank has to be forked
             await self._zygote.keep_one_ready()
 
     def _page(self, rank: int) -> tuple[int, Page]:
-        """Return the rank's page; a rank that is started anew finds what the dead one left."""
+        """Return the rank's page. It outlives the rank's processes."""
         if rank not in self._pages:
             fd = Page.create(f"{self._spec.job_id}-heartbeat{rank}")
             self._pages[rank] = fd, Page(fd)
         return self._pages[rank]
 
-    def _stream(self, rank: int, logs: Path, fd: int) -> Stream:
-        name = "stdout" if fd == 1 else "stderr"
+    async def _open_logs(self, rank: int, restart: int) -> Logs:
+        """Raises RekindleError, OSError: the rank's files cannot be opened."""
+        directory = Path(self._spec.log_directory, f"attempt_{restart}", str(rank))
+        opens = functools.partial(open_logs, directory, self._metrics_file(rank))
+        try:
+            return await self._files.worker.result(opens, LOGS_S)
+        except asyncio.TimeoutError:
+            text = f"log directory {directory}: the file system has not answered for {LOGS_S:g} s"
+            raise RekindleError(text) from None
+
+    def _stream(self, rank: int, fd: int, log: int) -> Stream:
         # torchrun's -r sends a stream to its file only, -t to both; both is our default.
         hidden = self._spec.redirects & fd and not self._spec.tee & fd
         prefix = f"[{self._spec.role}{rank}]:".encode()
-        return Stream(
-            logs / f"{name}.log",
-            console=self._console,
-            show_on=None if hidden else fd,
-            prefix=prefix,
-        )
+        show_on = None if hidden else fd
+        return Stream(log, files=self._files, console=self._console, show_on=show_on, prefix=prefix)
 
-    def _metrics_file(self, rank: int) -> str:
-        return str(Path(self._spec.directory, names.METRICS_DIRECTORY, f"rank{rank}.jsonl"))
+    def _metrics_file(self, rank: int) -> Path:
+        return Path(self._spec.directory, names.METRICS_DIRECTORY, f"rank{rank}.jsonl")
 
     # ---- the store
 
@@ -289,27 +321,35 @@ class NodeRanks:
             self._store = None
         self._store = await start_store(self._spec, order, self.fork, self._send, self._environment)
 
-    # ---- what ranks say
+    # ---- messages of ranks
 
     def _on_message(self, rank: RankProcess, message: protocol.Message) -> None:
-        match message:
-            case protocol.SnapshotRoom() if message.copy is not None:
-                self._snapshots.fetch(message, functools.partial(self._answer, rank))
-            case protocol.SnapshotRoom():
-                self._snapshots.room(message, functools.partial(self._answer, rank))
-            case protocol.SnapshotTaken():
-                self._snapshots.taken(message)
-            case protocol.Arrived():
-                self._training.add(message.rank)
-                self._waiting[message.rank] = message
-                if message.shard is not None:
-                    self._shards[message.rank] = message.shard
-                self._send(message)
-            case protocol.StepDone():
-                self._send(message)
-                self._in_background(self._prepare())
-            case _:
-                self._send(message)
+        handle = self._from_ranks.get(type(message))
+        if handle is not None:
+            handle(rank, message)
+        else:
+            self._send(message)
+
+    def _on_snapshot_room(self, rank: RankProcess, asked: protocol.SnapshotRoom) -> None:
+        answer = functools.partial(self._answer, rank)
+        if asked.copy is not None:
+            self._snapshots.fetch(asked, answer)
+        else:
+            self._snapshots.room(asked, answer)
+
+    def _on_snapshot_taken(self, _: RankProcess, taken: protocol.SnapshotTaken) -> None:
+        self._snapshots.taken(taken)
+
+    def _on_arrived(self, _: RankProcess, arrived: protocol.Arrived) -> None:
+        self._training.add(arrived.rank)
+        self._waiting[arrived.rank] = arrived
+        if arrived.shard is not None:
+            self._shards[arrived.rank] = arrived.shard
+        self._send(arrived)
+
+    def _on_step_done(self, _: RankProcess, done: protocol.StepDone) -> None:
+        self._send(done)
+        self._in_background(self._prepare())
 
     def _answer(self, rank: RankProcess, answer: protocol.SnapshotBuffers, fds: list[int]) -> None:
         """Answer a rank that may have ended since it asked."""
@@ -323,28 +363,41 @@ class NodeRanks:
             del self._ranks[rank.rank]
         self._training.discard(rank.rank)
         self._waiting.pop(rank.rank, None)
+        self._leaving[rank.rank] = rank.pid
         exited = protocol.Exited(
             rank=rank.rank,
             pid=rank.pid,
             exit=exit_,
             finished=rank.page.finished or 0,
-            error=rank.error() if exit_.code != 0 else None,
             no_memory=exit_.signal == signal.SIGKILL
             and self.lookout.oom.killed_lately(time.monotonic()),
             at=time.time(),
         )
-        if exit_.code == 0:
-            self._in_background(self._tell_of_success(exited))
-        else:
-            self._send(exited)
+        self._in_background(self._report_end(rank, exited))
         if not self._ranks:
             self._gone.set()
 
-    async def _tell_of_success(self, exited: protocol.Exited) -> None:
-        """Tell of a rank's end when its last checkpoint is written: it may be the job's end."""
-        await self._snapshots.finish()
-        self._ended.add(exited.rank)
+    async def _report_end(self, rank: RankProcess, exited: protocol.Exited) -> None:
+        """Report the end of a rank.
+
+        With status 0 the agent first writes the rank's last checkpoint: the job may end with it.
+        """
+        if exited.exit.code == 0:
+            await self._snapshots.finish()
+            self._ended.add(exited.rank)
+        else:
+            exited = msgspec.structs.replace(exited, error=await self._error_of(rank))
+        if self._leaving.get(exited.rank) == exited.pid:
+            del self._leaving[exited.rank]
         self._send(exited)
+
+    async def _error_of(self, rank: RankProcess) -> ErrorRecord | None:
+        try:
+            return await self._files.worker.result(rank.error, ERROR_S)
+        except Exception as error:  # the end itself must be reported
+            text = f"rekindle agent: the error file of rank {rank.rank} cannot be read: {error!r}"
+            print(text, file=sys.stderr, flush=True)
+            return None
 
     def beat(self) -> protocol.Beat:
         """Read the heartbeat pages."""
@@ -372,7 +425,7 @@ class NodeRanks:
                 rank.signal(signal.SIGKILL)
 
     async def end(self) -> None:
-        """End all that is left, at once; a process that the kernel holds is left to it."""
+        """End all processes of the node, except those that outlive SIGKILL."""
         self._kill_now(list(self._ranks.values()))
         try:
             await asyncio.wait_for(self._all_gone(), names.KILLED_S)
@@ -385,7 +438,8 @@ class NodeRanks:
         for fd, page in self._pages.values():
             page.close()
             os.close(fd)
-        self._console.close(CONSOLE_S)
+        self._files.worker.close(CONSOLE_S)
+        self._console.worker.close(CONSOLE_S)
 
     async def _all_gone(self) -> None:
         while self._ranks:

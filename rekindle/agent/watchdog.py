@@ -11,9 +11,12 @@ from typing import NamedTuple
 from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.hang_limits import BUSY_S
 from rekindle.agent.lateness import LONGEST_LOOK_S, LOOK_S, Rest, Watch
+from rekindle.agent.node_state import NodeState
 from rekindle.agent.oom import OomCounter
 from rekindle.agent.process_activity import activities
 from rekindle.agent.rank_process import RankProcess
+from rekindle.agent.stack_reader import stack_of
+from rekindle.agent.threads import in_thread
 from rekindle.job.spec import JobSpec
 from rekindle.profiling.blocked_collectives import Standing
 from rekindle.protocol import agent as protocol
@@ -35,9 +38,10 @@ class _Own(NamedTuple):
 
 
 class Lookout:
-    """Watches the heartbeat pages of a node's ranks; without a Session, what their processes do.
+    """Watches the heartbeat pages of a node's ranks; without a Session, their processes.
 
-    generation: the newest one that they have formed. oom: the kernel's count of its kills.
+    oom: the kernel's count of its kills. standings: returns where each rank stands in its
+    collectives, as its records say.
     """
 
     def __init__(
@@ -45,10 +49,12 @@ class Lookout:
         ranks: Mapping[int, RankProcess],
         spec: JobSpec,
         send: Callable[[protocol.Message], None],
+        state: NodeState,
+        standings: Callable[[], Mapping[int, Standing]],
     ) -> None:
         policy = spec.policy
-        self.generation = 0
-        self.standings: Callable[[], Mapping[int, Standing]] = dict[int, Standing]
+        self._state = state
+        self._standings = standings
         self.oom = OomCounter()
         self._per_node = spec.processes_per_node
         self._ranks = ranks
@@ -91,7 +97,7 @@ class Lookout:
             self._pause_s = AGAIN_S if not self._told else min(2 * self._pause_s, SELDOM_S)
             news = next((rank for rank in late if rank not in self._told), late[0])
             self._told, self._told_at = {*self._told, *late}, now
-            self._send(protocol.Stalled(rank=news, generation=self.generation))
+            self._send(protocol.Stalled(rank=news, generation=self._state.generation))
 
     def _note_rest(self, outside: list[RankProcess], now: float) -> None:
         """Look at what ranks outside of a Session do, every now and then.
@@ -108,7 +114,7 @@ class Lookout:
     async def _see_rest(self, outside: list[RankProcess], seconds: float, now: float) -> None:
         looked = self._looked
         try:
-            found = await asyncio.to_thread(activities, [process.pid for process in outside])
+            found = await in_thread(activities, [process.pid for process in outside])
             still = self._rest.still(found, seconds)
             of = {p.rank % self._per_node: p.pid for p in outside if p.pid in still}
             use = await device_tools.utilisations(of)
@@ -135,12 +141,12 @@ class Lookout:
     async def _look(self) -> list[protocol.RankLook]:
         processes = dict(self._ranks)
         waited = {rank: process.page.waiting_since_ns for rank, process in processes.items()}
-        asked = (stacks.stack_of(p.pid, p.stack_file) for p in processes.values())
+        asked = (stack_of(p.pid, p.stack_file) for p in processes.values())
         written = await asyncio.gather(*asked)  # before: to write them is not the rank's own doing
         pids = [process.pid for process in processes.values()]
-        before, began = await asyncio.to_thread(activities, pids), time.monotonic()
+        before, began = await in_thread(activities, pids), time.monotonic()
         await asyncio.sleep(CLOSE_LOOK_S)
-        after, seconds = await asyncio.to_thread(activities, pids), time.monotonic() - began
+        after, seconds = await in_thread(activities, pids), time.monotonic() - began
         looks = []
         for (rank, process), stack in zip(processes.items(), written, strict=True):
             pid = process.pid
@@ -180,7 +186,7 @@ class Lookout:
             busy=busy,
             where=stacks.innermost(stack),
             stack="" if waits else stack[: stacks.MOST],
-            standing=self.standings().get(rank),
+            standing=self._standings().get(rank),
         )
 
 

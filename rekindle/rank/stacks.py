@@ -1,29 +1,21 @@
-"""Where a Python process is: it writes its threads' stacks when it is asked to by a signal.
+"""The stacks of a Python process: it writes them at a signal, and these functions read them.
 
-The handler is faulthandler's: it runs in C, whatever the interpreter waits for and whoever holds
-the GIL. A process that is stopped, or in a system call that nothing interrupts, does not answer;
-nor does one that is no script of ours. Those are read by py-spy, where it is installed.
+The handler is faulthandler's. It runs in C, whatever the interpreter waits for and whichever thread
+holds the GIL. A process does not answer while it is stopped, or in a system call that nothing
+interrupts.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import faulthandler
 import os
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 
-from rekindle.rank import py_spy
-
 SIGNAL = signal.SIGRTMIN + 8  # scripts and libraries use the named ones; no shell sends it
-LIMIT_S = 0.8
 MOST = 6000  # characters of a stack that are sent on; the file has it whole
-_TICK_S = 0.02
-_CALM_LOOKS = 5  # as many without growth, and it is all there; it is written line by line
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 _INNERMOST = 4
 
@@ -58,30 +50,6 @@ def answer_signals(path: Path) -> None:
     faulthandler.register(SIGNAL, file=fd, all_threads=True, chain=False)
 
 
-async def stack_of(pid: int, path: Path) -> str:
-    """Return a process's stacks; empty: it does not tell them in time, and cannot be read."""
-    return await _ask(pid, path) or await py_spy.dump(pid, LIMIT_S)
-
-
-async def _ask(pid: int, path: Path) -> str:
-    if not _listens(pid):
-        return ""
-    begin = _size(path)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, SIGNAL)
-    deadline = time.monotonic() + LIMIT_S
-    seen, calm = begin, 0
-    while calm < _CALM_LOOKS and time.monotonic() < deadline:
-        await asyncio.sleep(_TICK_S)
-        size = _size(path)
-        calm = calm + 1 if size == seen > begin else 0
-        seen = size
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        file.seek(begin)
-        return file.read().decode(errors="replace")
-    return ""
-
-
 def main_thread(stacks: str) -> str:
     """Return the stack of the main thread: the oldest, and so the last that is written."""
     return stacks.rstrip().rpartition("\n\n")[2]
@@ -109,20 +77,3 @@ def waits_for_others(stack: str, *, busy: bool) -> bool:
 def compiles(stack: str) -> bool:
     """Whether a process of this stack compiles."""
     return any(mark in stack for mark in _COMPILES)
-
-
-def _listens(pid: int) -> bool:
-    """Whether a process handles SIGNAL; it would end one that does not."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")  # its name is any bytes
-    except OSError:
-        return False
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return caught is not None and bool(int(caught[1], 16) >> (SIGNAL - 1) & 1)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

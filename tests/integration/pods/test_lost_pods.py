@@ -15,6 +15,7 @@ from training_jobs.pod_rows import Row, Story, let_go, pauses, run_rows
 from training_jobs.pods import PodJob, new_namespace, pod_job
 from training_jobs.processes import dead
 from training_jobs.record import Record
+from training_jobs.rows import ERROR
 from waiting import LIMIT_S, bound_s, wait_until
 
 from rekindle import names
@@ -209,8 +210,8 @@ def test_what_pods_put_out_is_here(story: Story) -> None:
     lost = story.of(DELETED).noted
     assert f"the output of lost node 1 is in {lost}" in story.job.told
     assert story.of(ORPHANED).noted <= set(story.outputs)
-    (text,) = [text for text in story.outputs.values() if "ValueError: injected into" in text]
-    assert text.count("[default0]:ValueError: injected into step 22") == 1
+    (text,) = [text for text in story.outputs.values() if f"{ERROR} 22" in text]
+    assert text.count(f"[default0]:{ERROR} 22") == 1
 
 
 def test_somebody_removes_the_workload_alone(story: Story) -> None:

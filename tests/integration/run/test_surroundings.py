@@ -75,6 +75,36 @@ def test_odd_output(place: Place) -> None:
     assert run.err.read_bytes() == prefix + "ä split\n".encode()
 
 
+HANGS = """
+import sys
+
+for number in range(200_000):
+    print(number, "x" * 40)
+print("all was printed", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_log_file_that_takes_no_data(place: Place, status: int) -> None:
+    """The file system hangs in a write. The rank prints on, and the node is not lost.
+
+    The agent shows all output. It reports the rank's end without the rank's own error.
+    """
+    logs = place.folder / "logs"
+    log = logs / "attempt_0/0/stdout.log"
+    log.parent.mkdir(parents=True)
+    os.mkfifo(log)
+    reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)  # nobody reads: the pipe is full soon
+    options = ("--log-dir", str(logs), "--max-restarts", "0")
+    run = place.start_quick(place.script(f"{HANGS}\nsys.exit({status})\n"), *options)
+    run.end(min(status, 1))
+    os.close(reader)
+    assert "199999 " + "x" * 40 in run.stdout
+    assert "all was printed" in run.stderr
+    assert not status or "rank 0 ended with exit status 3" in run.stderr
+    assert len(run.incidents()) == bool(status)
+
+
 # What a shell closes of the streams of a launcher.
 CLOSED = {"0": "<&-", "01": "<&- >&-", "012": "<&- >&- 2>&-"}
 

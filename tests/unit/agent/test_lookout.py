@@ -15,14 +15,15 @@ import pytest
 from jobs.driver import spec_of
 from waiting import finished, turn_until, turns
 
+from rekindle.agent import stack_reader
 from rekindle.agent import watchdog as lookout
 from rekindle.agent.hang_limits import BUSY_S
+from rekindle.agent.node_state import NodeState
 from rekindle.agent.oom import OomCounter
 from rekindle.agent.process_activity import MOVING_BYTES_PER_S, Activity, activities
 from rekindle.agent.watchdog import Lookout
 from rekindle.protocol import agent as p
 from rekindle.protocol.heartbeat_page import Doing, Page
-from rekindle.rank import py_spy, stacks
 from rekindle.recovery.policy.policy import Policy
 
 POLICY = Policy()
@@ -35,14 +36,16 @@ class Node:
         self.sent: list[Any] = []
         self.ranks: dict[int, Any] = {rank: _process(rank, 100 + rank) for rank in range(ranks)}
         spec = spec_of(nodes=1, processes=ranks, policy=POLICY)
-        self.lookout = Lookout(self.ranks, spec, self.sent.append)
+        self.standings: dict[int, Any] = {}
+        state = NodeState(processes=ranks)
+        self.lookout = Lookout(self.ranks, spec, self.sent.append, state, lambda: self.standings)
         self.now = self.lookout._rested_at
         self.does = lambda: Activity(1.0, 0, "S")
         self.fails: Exception | None = None
         self.stack = ""
         monkeypatch.setattr(lookout, "activities", self._activities)
         monkeypatch.setattr(lookout, "CLOSE_LOOK_S", 0.001)
-        monkeypatch.setattr(stacks, "stack_of", self._stack_of)
+        monkeypatch.setattr(lookout, "stack_of", self._stack_of)
 
     def _activities(self, pids: list[int]) -> dict[int, Activity]:
         if self.fails is not None:
@@ -240,7 +243,7 @@ def test_a_process_may_have_any_name(nonsense: int) -> None:
     """Others on the machine are none of our business, and ranks are known all the same."""
     assert Path(f"/proc/{nonsense}/comm").read_bytes() == b"\xff\xfe\n"
     assert set(activities([nonsense, os.getpid()])) == {nonsense, os.getpid()}
-    assert asyncio.run(stacks._ask(nonsense, Path("nowhere"))) == ""
+    assert stack_reader._ask(nonsense, Path("nowhere")) == ""
 
 
 @pytest.mark.process
@@ -251,6 +254,6 @@ def test_a_py_spy_that_cannot_be_run(
     tool = tmp_path / "py-spy"
     tool.write_text("no program")
     tool.chmod(0o755)
-    monkeypatch.setattr(py_spy.shutil, "which", lambda *_, **__: str(tool))
-    assert asyncio.run(py_spy.dump(os.getpid(), 1.0)) == ""
+    monkeypatch.setattr(stack_reader.shutil, "which", lambda *_, **__: str(tool))
+    assert asyncio.run(stack_reader.dump(os.getpid(), 1.0)) == ""
     assert "py-spy cannot be run" in capsys.readouterr().err

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rekindle.agent.node_state import NodeState
 from rekindle.agent.profiling_reader import RecordReader
 from rekindle.profiling.files import Follower
 from rekindle.profiling.markers import DEFAULT, Encoder, Range
@@ -27,8 +28,9 @@ class Node:
     """A node of two ranks of this many."""
 
     def __init__(self, folder: Path, world_size: int = 2) -> None:
-        self.folder, self.asked = folder, ON
-        self.reader = RecordReader(folder, {}, lambda: self.asked, lambda: (0, 1), world_size)
+        self.folder = folder
+        self.state = NodeState(processes=2, profile=ON)
+        self.reader = RecordReader(folder, {}, self.state, world_size)
 
     def write(self, rank: int, data: bytes, name: str = "100") -> None:
         folder = self.folder / "default_task_id_5" / str(rank)
@@ -78,10 +80,10 @@ def test_another_file_is_followed(node: Node) -> None:
 
 def test_nothing_is_told_while_it_is_off(node: Node) -> None:
     node.told()
-    node.asked = OFF
+    node.state.profile = OFF
     node.write(0, lines(0, 2))
     assert node.told() == {}
-    node.asked = ON
+    node.state.profile = ON
     assert node.told() == {}
     node.write(0, lines(2, 3))
     assert node.told() == {0: [2]}

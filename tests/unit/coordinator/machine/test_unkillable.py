@@ -11,6 +11,7 @@ from jobs.driver import Driver, spec_of
 from waiting import finished
 
 from rekindle import names
+from rekindle.agent.node_state import NodeState
 from rekindle.agent.ranks import NodeRanks
 from rekindle.coordinator.machine.endings import STOP_GRACE_S
 from rekindle.coordinator.machine.job_state import Phase
@@ -91,8 +92,8 @@ def test_an_agent_ends_without_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After a while, and says so."""
-    nothing: Any = None
-    ranks = NodeRanks(spec_of(nodes=1, processes=1), nothing, print, {})
+    nothing: Any = SimpleNamespace(obey=print)
+    ranks = NodeRanks(spec_of(nodes=1, processes=1), nothing, print, {}, NodeState(1))
     held: Any = SimpleNamespace(rank=0, signal=lambda number: None)
     ranks._ranks[0] = held
     monkeypatch.setattr(names, "KILLED_S", 0.01)

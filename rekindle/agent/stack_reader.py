@@ -1,20 +1,61 @@
-"""Stacks of processes that do not write their own: py-spy reads them, where it is installed.
+"""Reads the stacks of a rank's process: the process writes them, or py-spy reads them.
 
-It needs the right to read another process (ptrace), which containers may not give.
+py-spy reads what cannot answer, where it is installed. It needs the right to read another process
+(ptrace), which containers may not give.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import shutil
 import sys
+import time
 from pathlib import Path
 
+from rekindle.agent.threads import in_thread
+from rekindle.rank.stacks import SIGNAL
+
+LIMIT_S = 0.8
+_TICK_S = 0.02
+_CALM_LOOKS = 5  # looks without growth; the process writes line by line
 # `py-spy dump` writes a line on each thread, and its frames below: `    function (file:line)`.
 _THREAD = re.compile(r'^Thread .*?(?:: "(.*)")?$')
 _FRAME = re.compile(r"^    (.+) \((.*):(\d+)\)$")
+
+
+async def stack_of(pid: int, path: Path) -> str:
+    """Return the stacks of a process; empty: it writes none in time, and cannot be read.
+
+    path: the file that the process writes its stacks to.
+    """
+    with contextlib.suppress(asyncio.TimeoutError):
+        written = await asyncio.wait_for(in_thread(_ask, pid, path), 2 * LIMIT_S)
+        if written:
+            return written
+    return await dump(pid, LIMIT_S)
+
+
+def _ask(pid: int, path: Path) -> str:
+    """Have a process write its stacks, and return them."""
+    if not _listens(pid):
+        return ""
+    begin = _size(path)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, SIGNAL)
+    deadline = time.monotonic() + LIMIT_S
+    seen, calm = begin, 0
+    while calm < _CALM_LOOKS and time.monotonic() < deadline:
+        time.sleep(_TICK_S)
+        size = _size(path)
+        calm = calm + 1 if size == seen > begin else 0
+        seen = size
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(begin)
+        return file.read().decode(errors="replace")
+    return ""
 
 
 async def dump(pid: int, limit_s: float) -> str:
@@ -57,3 +98,20 @@ def translate(written: str) -> str:
             else:
                 others.append(stack)
     return "\n\n".join(filter(None, (*others, main)))
+
+
+def _listens(pid: int) -> bool:
+    """Whether a process handles SIGNAL; it would end one that does not."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")  # its name is any bytes
+    except OSError:
+        return False
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (SIGNAL - 1) & 1)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

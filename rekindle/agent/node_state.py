@@ -1,0 +1,38 @@
+"""The facts about a node that several parts of its agent read."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rekindle.protocol.rank import Form, Profile
+
+
+@dataclass(slots=True)
+class NodeState:
+    """node: the number of the node; a spare's is `names.SPARE`.
+
+    generation: the newest one that the node's ranks formed; 0: none. formed_ns: the time of that,
+    in nanoseconds since the epoch. restart: the newest one that the agent started ranks for.
+    profile: what the ranks record. processes: ranks of a node. host: the file of the simulated
+    host that the node is on; None: the host is real.
+    """
+
+    processes: int
+    host: Path | None = None
+    node: int = 0
+    generation: int = 0
+    formed_ns: int = 0
+    restart: int = 0
+    profile: Profile = field(default_factory=Profile)
+
+    @property
+    def ranks(self) -> range:
+        """The slots of the node's ranks."""
+        return range(self.node * self.processes, (self.node + 1) * self.processes)
+
+    def formed(self, form: Form) -> None:
+        """Record that the node's ranks form this generation."""
+        self.generation, self.profile = form.generation, form.profile
+        self.formed_ns = time.time_ns()
