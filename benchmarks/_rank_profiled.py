@@ -27,7 +27,7 @@ import torch.distributed as dist
 from _task import BATCH_SIZE, Task
 
 from rekindle.profiling.switch import Switch, switched
-from rekindle.protocol.rank import Profile
+from rekindle.protocol.rank import Profile, Settings
 from rekindle.training.torch import Session, StepSampler
 
 MODES = {
@@ -56,7 +56,7 @@ def main() -> None:
                     task.update(loss)
 
         def block(mode: str) -> tuple[float, float]:
-            session._loop.member.channel.profile = MODES[mode]
+            session._loop.member.channel.settings = Settings(profile=MODES[mode])
             train(1)  # what goes on or off does so here
             write()
             begin, begin_cpu = time.perf_counter(), time.process_time()

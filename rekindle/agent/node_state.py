@@ -34,5 +34,5 @@ class NodeState:
 
     def formed(self, form: Form) -> None:
         """Record that the node's ranks form this generation."""
-        self.generation, self.profile = form.generation, form.profile
+        self.generation, self.profile = form.generation, form.settings.profile
         self.formed_ns = time.time_ns()

@@ -55,18 +55,6 @@ PING_S = 20.0  # a coordinator whose machine is silent for this and half of it a
 CONNECT_S = 60.0  # how long an agent that was started before its coordinator waits for it
 _PR_SET_CHILD_SUBREAPER = 36
 
-# What is true for any coordinator; the rest was about a generation that ended with the old one.
-_LASTING = (
-    protocol.Exited,
-    protocol.Snapshots,
-    protocol.CheckpointWritten,
-    protocol.CheckpointLeftOut,
-    protocol.CheckpointPassedOver,
-    protocol.Pruned,
-    protocol.Traced,
-    protocol.Conditions,
-)
-
 Orders = asyncio.Queue[tuple[int, protocol.Message]]  # with the number of the line they came on
 
 
@@ -185,7 +173,7 @@ class Agent:
         kept: list[protocol.Message] = []
         while not self._outbox.empty():
             message, _ = self._outbox.get_nowait()
-            if outlives_coordinator(message):
+            if message.lasting:
                 kept.append(message)
         for message in [*kept, *self.ranks.waiting]:
             self.send(message)
@@ -248,11 +236,11 @@ class Agent:
                     break
                 message = wire.decode_to_agent(frame.data)
                 match message:
+                    case protocol.Bye(refused=reason) if reason:
+                        raise JobError(f"the coordinator refused this agent: {reason}")
                     case protocol.Bye(status=status):
                         self.status, self._hurried = status, message.at_once
                         return True
-                    case protocol.Refused(reason=reason):
-                        raise JobError(f"the coordinator refused this agent: {reason}")
                     case protocol.Welcome(node=node):
                         self.state.node = node
                         self._be(node)
@@ -319,12 +307,6 @@ class Agent:
                 child.kill()
         if self._hurried:
             os._exit(self.status)  # there is no other way to leave a thread behind that writes
-
-
-def outlives_coordinator(message: protocol.Message) -> bool:
-    """Whether another coordinator must hear what this one may not have heard."""
-    suspects = isinstance(message, protocol.StepFailed) and message.clean is not None
-    return suspects or isinstance(message, _LASTING)
 
 
 def adopt_orphans() -> None:

@@ -100,7 +100,7 @@ class RankProcess:
                 return
             try:
                 message = wire.decode_from_rank(data)
-                if protocol.ranks_named(message) != (self.rank,):
+                if message.ranks_named != (self.rank,):
                     raise ProtocolError("it speaks for another rank")
             except ProtocolError as error:
                 # A script that writes to our descriptor broke its own line: it can only be ended.

@@ -86,8 +86,7 @@ class NodeRanks:
             protocol.Commit: snapshots.obey,
             protocol.Look: self._look,
             protocol.Form: self._form,
-            protocol.CheckpointEvery: self._tell_all,
-            protocol.Profile: self._record,
+            protocol.Settings: self._set,
             protocol.Over: self._over,
             protocol.Inject: self._tell_one,
             protocol.Hold: self._tell_one,
@@ -133,8 +132,8 @@ class NodeRanks:
             plan = {rank.rank: form.plan[rank.rank]}
             rank.send(msgspec.structs.replace(form, ranks=own, plan=plan, depots={}))
 
-    def _record(self, order: protocol.Profile) -> None:
-        self._state.profile = order
+    def _set(self, order: protocol.Settings) -> None:
+        self._state.profile = order.profile
         self._tell_all(order)
 
     def _over(self, over: protocol.Over) -> None:

@@ -32,7 +32,6 @@ from rekindle.protocol.node_check import (
 )
 from rekindle.protocol.rank import (
     Arrived,
-    CheckpointEvery,
     Depot,
     Dismiss,
     Form,
@@ -44,6 +43,7 @@ from rekindle.protocol.rank import (
     Message,
     Over,
     Profile,
+    Settings,
     SnapshotBuffers,
     SnapshotRoom,
     SnapshotTaken,
@@ -63,7 +63,6 @@ __all__ = [  # what is said elsewhere too, for this is the whole protocol
     "CheckReady",
     "CheckStop",
     "Checked",
-    "CheckpointEvery",
     "CheckpointLeftOut",
     "CheckpointPassedOver",
     "CheckpointWritten",
@@ -87,6 +86,7 @@ __all__ = [  # what is said elsewhere too, for this is the whole protocol
     "Profile",
     "Pruned",
     "RankLook",
+    "Settings",
     "SnapshotBuffers",
     "SnapshotRefused",
     "SnapshotRoom",
@@ -157,12 +157,22 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     ended: tuple[int, ...] = ()
     store: LiveStore | None = None
 
+    @property
+    def ranks_named(self) -> tuple[int, ...]:
+        """The ranks that the sender speaks for."""
+        return tuple(each.rank for each in self.ranks)
+
 
 class Spawned(Message, frozen=True, kw_only=True, tag="spawned"):
     """These ranks were started; they have not run a line of the script yet."""
 
     ranks: tuple[LiveRank, ...]
     generation: int
+
+    @property
+    def ranks_named(self) -> tuple[int, ...]:
+        """The ranks that the sender speaks for."""
+        return tuple(each.rank for each in self.ranks)
 
 
 class Exited(Message, frozen=True, kw_only=True, tag="exited"):
@@ -178,6 +188,11 @@ class Exited(Message, frozen=True, kw_only=True, tag="exited"):
     error: ErrorRecord | None = None
     no_memory: bool = False
     at: float = 0.0
+
+    @property
+    def lasting(self) -> bool:
+        """A fact, whichever coordinator reads it."""
+        return True
 
 
 class SpawnFailed(Message, frozen=True, kw_only=True, tag="spawn-failed"):
@@ -209,15 +224,20 @@ class StoreDown(Message, frozen=True, kw_only=True, tag="store-down"):
 
 
 class Snapshots(Message, frozen=True, kw_only=True, tag="snapshots"):
-    """The intact snapshots of ranks of this node."""
+    """The intact snapshots on this node. copies: they are those of other nodes' ranks."""
 
     kept: dict[int, tuple[Made, ...]]
+    copies: bool = False
 
+    @property
+    def lasting(self) -> bool:
+        """Its own ranks' snapshots are; `Hello` has the copies."""
+        return not self.copies
 
-class Copies(Message, frozen=True, kw_only=True, tag="copies"):
-    """The snapshots of other nodes' ranks that this node keeps."""
-
-    kept: dict[int, tuple[Made, ...]]
+    @property
+    def ranks_named(self) -> tuple[int, ...]:
+        """The node's own ranks."""
+        return () if self.copies else tuple(self.kept)
 
 
 class Beat(Message, frozen=True, kw_only=True, tag="beat"):
@@ -226,6 +246,11 @@ class Beat(Message, frozen=True, kw_only=True, tag="beat"):
     finished: dict[int, int]
     total: int = 0
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
+
+    @property
+    def ranks_named(self) -> tuple[int, ...]:
+        """The ranks that the sender speaks for."""
+        return tuple(self.finished)
 
 
 # ---- coordinator -> agent
@@ -241,12 +266,6 @@ class Promote(Message, frozen=True, kw_only=True, tag="promote"):
     """A spare is wanted as this node: it says hello as such."""
 
     node: int
-
-
-class Refused(Message, frozen=True, kw_only=True, tag="refused"):
-    """The agent is not taken in; it stops its ranks and ends."""
-
-    reason: str
 
 
 class Spawn(Message, frozen=True, kw_only=True, tag="spawn"):
@@ -285,13 +304,15 @@ class Kill(Message, frozen=True, kw_only=True, tag="kill"):
 
 
 class Bye(Message, frozen=True, kw_only=True, tag="bye"):
-    """The job is over for this agent: end what is left, and yourself with this status.
+    """The agent ends its ranks, and itself with this status.
 
-    at_once: without waiting for what is being written.
+    at_once: it does not wait for a checkpoint that is being written. refused: the reason why the
+    coordinator does not accept the agent; empty: the job has ended for it.
     """
 
     status: int
     at_once: bool = False
+    refused: str = ""
 
 
 # ---- people -> coordinator, as JSON
@@ -319,7 +340,6 @@ FromAgent = (
     | StoreUp
     | StoreDown
     | Snapshots
-    | Copies
     | CheckpointWritten
     | PartDue
     | PartWritten
@@ -343,7 +363,6 @@ FromAgent = (
 )
 ToAgent = (
     Welcome
-    | Refused
     | Promote
     | Spawn
     | HostStore
@@ -355,8 +374,7 @@ ToAgent = (
     | Dump
     | WriteParts
     | Commit
-    | CheckpointEvery
-    | Profile
+    | Settings
     | Bye
     | Look
     | Over
@@ -368,16 +386,3 @@ ToAgent = (
 
 
 CheckOrder = (CheckAlone, CheckPair, CheckStop, CheckOver)
-
-
-def ranks_named(message: Message) -> tuple[int, ...]:
-    """Return the ranks that a message of an agent or a rank is about."""
-    match message:
-        case Spawned(ranks=live) | Hello(ranks=live):
-            return tuple(rank.rank for rank in live)
-        case Beat(finished=by_rank) | Snapshots(kept=by_rank) | Timed(steps=by_rank):
-            return tuple(by_rank)
-        case Looked(looks=looks):
-            return tuple(look.rank for look in looks)
-    rank = getattr(message, "rank", None)
-    return () if rank is None else (rank,)

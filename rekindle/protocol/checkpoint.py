@@ -29,6 +29,11 @@ class CheckpointWritten(Message, frozen=True, kw_only=True, tag="checkpoint-writ
     last_words: bool = False
     error: str = ""
 
+    @property
+    def lasting(self) -> bool:
+        """A fact, whichever coordinator reads it."""
+        return True
+
 
 class SnapshotRefused(Message, frozen=True, kw_only=True, tag="snapshot-refused"):
     """A rank keeps no snapshots, because its node has no memory for them."""
@@ -80,6 +85,11 @@ class CheckpointLeftOut(Message, frozen=True, kw_only=True, tag="checkpoint-left
     shards: int = 1
     reason: str
 
+    @property
+    def lasting(self) -> bool:
+        """A fact, whichever coordinator reads it."""
+        return True
+
 
 class Pruned(Message, frozen=True, kw_only=True, tag="pruned"):
     """Checkpoints were removed; `error`: what could not be done, or is amiss."""
@@ -87,12 +97,22 @@ class Pruned(Message, frozen=True, kw_only=True, tag="pruned"):
     removed: tuple[Made, ...] = ()
     error: str = ""
 
+    @property
+    def lasting(self) -> bool:
+        """A fact, whichever coordinator reads it."""
+        return True
+
 
 class CheckpointPassedOver(Message, frozen=True, kw_only=True, tag="checkpoint-passed-over"):
     """A checkpoint newer than the one that counts is not valid."""
 
     path: str
     reason: str
+
+    @property
+    def lasting(self) -> bool:
+        """A fact, whichever coordinator reads it."""
+        return True
 
 
 # ---- coordinator -> agent

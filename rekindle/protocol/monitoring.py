@@ -37,17 +37,32 @@ class Traced(Message, frozen=True, kw_only=True, tag="traced"):
 
     switch: Switch
 
+    @property
+    def lasting(self) -> bool:
+        """A fact, whichever coordinator reads it."""
+        return True
+
 
 class Timed(Message, frozen=True, kw_only=True, tag="timed"):
     """How long steps of the node's ranks took, by what they have written down. By rank."""
 
     steps: dict[int, tuple[StepTimes, ...]]
 
+    @property
+    def ranks_named(self) -> tuple[int, ...]:
+        """The ranks that the sender speaks for."""
+        return tuple(self.steps)
+
 
 class Conditions(Message, frozen=True, kw_only=True, tag="conditions"):
     """How devices of the node are now, by local number; of one that is left out nobody knows."""
 
     devices: dict[int, Condition]
+
+    @property
+    def lasting(self) -> bool:
+        """A fact, whichever coordinator reads it."""
+        return True
 
 
 class Look(Message, frozen=True, kw_only=True, tag="look"):
@@ -90,3 +105,8 @@ class Looked(Message, frozen=True, kw_only=True, tag="looked"):
     serial: int
     looks: tuple[RankLook, ...]
     error: str = ""
+
+    @property
+    def ranks_named(self) -> tuple[int, ...]:
+        """The ranks that the sender speaks for."""
+        return tuple(look.rank for look in self.looks)

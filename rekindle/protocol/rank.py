@@ -13,7 +13,21 @@ from rekindle.recovery.policy.plan import Made, RankPlan
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all messages."""
+    """Base of all messages.
+
+    An agent keeps a lasting message for the next coordinator if this one may not have received it.
+    """
+
+    @property
+    def lasting(self) -> bool:
+        """Whether the message is true for any coordinator."""
+        return False
+
+    @property
+    def ranks_named(self) -> tuple[int, ...]:
+        """The ranks that the sender speaks for."""
+        rank = getattr(self, "rank", None)
+        return () if rank is None else (rank,)
 
 
 # ---- rank -> agent
@@ -60,6 +74,11 @@ class StepFailed(Message, frozen=True, kw_only=True, tag="step-failed"):
     error: str
     finished: int
     clean: int | None = None
+
+    @property
+    def lasting(self) -> bool:
+        """Whether it names states that no later generation may use."""
+        return self.clean is not None
 
 
 class Held(Message, frozen=True, kw_only=True, tag="held"):
@@ -152,15 +171,26 @@ class Depot(msgspec.Struct, frozen=True, kw_only=True):
     port: int
 
 
-class Profile(Message, frozen=True, kw_only=True, tag="profile"):
-    """Write down where time goes, from the next step on; nothing, where the switch is off.
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """What ranks record of the time that their steps take.
 
-    since: when the job was told so first, in seconds since the epoch; it names the records' folder
-    where the job has no id of a task.
+    since: when the job switched recording on first, in seconds since the epoch. It names the
+    folder of the records if the job has no id of a task.
     """
 
     switch: Switch = Switch()
     since: int = 0
+
+
+class Settings(Message, frozen=True, kw_only=True, tag="settings"):
+    """Settings of all ranks, from their next step on.
+
+    checkpoint_every: steps between two checkpoints; 0: none. Ranks may receive it in different
+    steps: a checkpoint that is not due on all of them is not written.
+    """
+
+    checkpoint_every: int = 0
+    profile: Profile = Profile()
 
 
 class Form(Message, frozen=True, kw_only=True, tag="form"):
@@ -171,9 +201,8 @@ class Form(Message, frozen=True, kw_only=True, tag="form"):
     number in the full one. plan: what each of them does, with peers by their number in this
     world. An agent passes on only the rank's own of both. shards: pieces that the state is in.
     depots: where those of the nodes are that the plan names; for the agent alone.
-    checkpoint_every: steps between two checkpoints, until CheckpointEvery; 0: none. profile: what
-    is written down, until Profile. peers: where the ranks are reached (host, port), by their place
-    in this world; empty: they have told no port.
+    settings: until the next Settings. peers: the addresses (host, port) of the ranks, by their place
+    in this world; empty: they have no ports.
     """
 
     generation: int
@@ -185,21 +214,11 @@ class Form(Message, frozen=True, kw_only=True, tag="form"):
     suspicions: tuple[Suspicion, ...] = ()
     shards: int = 1
     passed: int = 0
-    checkpoint_every: int = 0
-    profile: Profile = Profile()
+    settings: Settings = Settings()
     ranks: dict[int, int]
     plan: dict[int, RankPlan]
     depots: dict[int, Depot] = msgspec.field(default_factory=dict)
     peers: tuple[tuple[str, int], ...] = ()
-
-
-class CheckpointEvery(Message, frozen=True, kw_only=True, tag="checkpoint-every"):
-    """So many steps lie between two checkpoints from now on.
-
-    Ranks may hear of it in different steps: what is not due on all of them is not written.
-    """
-
-    steps: int
 
 
 class SnapshotBuffers(Message, frozen=True, kw_only=True, tag="snapshot-buffers"):
@@ -247,4 +266,4 @@ class Inject(Message, frozen=True, kw_only=True, tag="inject"):
 
 
 FromRank = Arrived | StepFailed | Held | StateReady | StepDone | SnapshotRoom | SnapshotTaken
-ToRank = Over | Hold | Form | CheckpointEvery | Profile | SnapshotBuffers | Dismiss | Inject
+ToRank = Over | Hold | Form | Settings | SnapshotBuffers | Dismiss | Inject

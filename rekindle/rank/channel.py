@@ -14,7 +14,6 @@ from rekindle import names
 from rekindle.errors import ProtocolError
 from rekindle.protocol import codec as wire
 from rekindle.protocol.agent import (
-    CheckpointEvery,
     Dismiss,
     Form,
     Held,
@@ -22,7 +21,7 @@ from rekindle.protocol.agent import (
     Inject,
     Message,
     Over,
-    Profile,
+    Settings,
     SnapshotBuffers,
 )
 
@@ -45,8 +44,7 @@ class Channel:
         self._over = -1
         self._settled = -1  # the same, once `on_over` has done its work
         self._held = -1  # the newest generation that is to be held between two steps
-        self.checkpoint_every = 0  # steps between two checkpoints, as was said last
-        self.profile = Profile()  # what is to be written down of where time goes
+        self.settings = Settings()
         self.injected: list[Inject] = []  # faults to suffer, emptied by whoever suffers them
         self.on_over: Callable[[Over], None] = lambda over: None
         threading.Thread(target=self._listen, name="rekindle-channel", daemon=True).start()
@@ -158,17 +156,14 @@ class Channel:
             if isinstance(message, Hold):
                 self._held = message.generation
                 continue
-            if isinstance(message, CheckpointEvery):
-                self.checkpoint_every = message.steps
-                continue
-            if isinstance(message, Profile):
-                self.profile = message
+            if isinstance(message, Settings):
+                self.settings = message
                 continue
             if isinstance(message, SnapshotBuffers):
                 self._keep(message, fds)
                 continue
             if isinstance(message, Form):
-                self.checkpoint_every, self.profile = message.checkpoint_every, message.profile
+                self.settings = message.settings
             if isinstance(message, Over):
                 with self._answered:
                     self._over = max(self._over, message.generation)

@@ -58,7 +58,7 @@ class StateKeeper:
         """
         if self._writer is None or self._channel is None:
             return
-        every = self._channel.checkpoint_every
+        every = self._channel.settings.checkpoint_every
         if step < self._checkpointed:
             self._checkpointed = 0  # training has gone back: what comes is another state
         checkpoint = place.writes and (

@@ -108,7 +108,7 @@ class Depot:
         if stale:
             self._copies[rank] = [copy for copy in copies if copy not in stale]
             self._room[rank] += stale  # not closed: one of them may be on its way
-            self._tell(protocol.Copies(kept={rank: self._states(rank)}))
+            self._tell(protocol.Snapshots(kept={rank: self._states(rank)}, copies=True))
 
     @contextlib.asynccontextmanager
     async def reading(self, rank: int, made: Made) -> AsyncIterator[SnapshotBuffer]:
@@ -248,7 +248,7 @@ class Depot:
         kept = sorted([*others, copy], key=lambda each: each.made)[-KEPT:]
         self._copies[put.rank] = kept
         self._room[put.rank] += [c for c in (*before, copy) if c not in kept]
-        self._tell(protocol.Copies(kept={put.rank: self._states(put.rank)}))
+        self._tell(protocol.Snapshots(kept={put.rank: self._states(put.rank)}, copies=True))
 
     def _states(self, rank: int) -> tuple[Made, ...]:
         return tuple(copy.made for copy in self._copies[rank])

@@ -123,7 +123,7 @@ class Admission:
         if fault is None or self._job.phase in ENDING:
             self._admit(connection, hello)
             return
-        self._job.do(Send(connection, p.Refused(reason=fault.message)))
+        self._job.do(Send(connection, p.Bye(status=1, refused=fault.message)))
         self._job.sent_home.add(connection)
         if hello.host:
             self._job.isolation.add([hello.host], [])
@@ -152,7 +152,7 @@ class Admission:
         if hello.ranks and (restarting or hello.restart < self._job.restarts):
             seat = "all ranks are started anew, and this agent has some of before"
         if isinstance(seat, str):
-            self._job.do(Send(connection, p.Refused(reason=seat)))
+            self._job.do(Send(connection, p.Bye(status=1, refused=seat)))
             return
         agent = Node(
             node=seat,
@@ -197,7 +197,7 @@ class Admission:
         """Refuse what comes from an isolated host; have another looked for, if that can help."""
         if not self._job.isolation.refuses(hello):
             return False
-        self._job.do(Send(connection, p.Refused(reason=f"host {hello.host} is isolated")))
+        self._job.do(Send(connection, p.Bye(status=1, refused=f"host {hello.host} is isolated")))
         unpromised = set(self._roster.missing) - self._roster.promised.keys()
         awaited = self._job.isolation.refused(hello.host, unpromised)
         self._job.record(journal.NodeWanted(node=min(awaited, default=SPARE)))

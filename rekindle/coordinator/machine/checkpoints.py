@@ -150,7 +150,7 @@ class Checkpoints:
                 steps=chosen.steps, seconds=chosen.seconds, reason=chosen.reason
             )
         )
-        self._fleet.tell_nodes(p.CheckpointEvery(steps=chosen.steps))
+        self._fleet.change_settings(checkpoint_every=chosen.steps)
 
     def _on_pruned(self, message: p.Pruned) -> None:
         """Checkpoints were removed, so no rank may restore from them."""
@@ -176,9 +176,9 @@ class Checkpoints:
         self.total = max(self.total, beat.total)
         self.metrics = beat.metrics or self.metrics
 
-    def on_snapshots(self, node: int, message: p.Snapshots | p.Copies) -> None:
+    def on_snapshots(self, node: int, message: p.Snapshots) -> None:
         """A node's newest snapshots, or copies of other nodes' ones."""
-        if isinstance(message, p.Snapshots):
+        if not message.copies:
             self._roster.nodes[node].snapshots.update(message.kept)
             return
         if not all(0 <= rank < self._spec.world_size for rank in message.kept):

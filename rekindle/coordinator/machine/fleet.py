@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
 
 from rekindle.coordinator.machine.inheritance import Placement
 from rekindle.coordinator.machine.injections import Injections
@@ -18,11 +21,16 @@ class Fleet:
 
     placements: the agents that each node has had. to_heal: ranks whose device is healed before they
     start. healing: ranks that were told to start with a healed device. spares_lost: nodes in
-    reserve that were lost so far. late_passed: whoever is to come had the time for it.
+    reserve that were lost so far. late_passed: whoever is to come had the time for it. settings:
+    of all ranks.
     """
 
     def __init__(
-        self, job: JobState, injections: Injections, placements: Mapping[int, Iterable[Placement]]
+        self,
+        job: JobState,
+        injections: Injections,
+        placements: Mapping[int, Iterable[Placement]],
+        settings: p.Settings,
     ) -> None:
         self._job = job
         self._injections = injections
@@ -34,6 +42,7 @@ class Fleet:
         self.healing: frozenset[int] = frozenset()
         self.spares_lost = 0  # whoever kills them may not be done
         self.late_passed = False
+        self.settings = settings
 
     def promote(self) -> None:
         """Ask spares to become the nodes that are vacant."""
@@ -132,6 +141,11 @@ class Fleet:
         """Send one message to all agents of the world."""
         for node in self._roster.members:
             self._job.do(Send(node.connection, message))
+
+    def change_settings(self, **changed: Any) -> None:
+        """Change settings of all ranks."""
+        self.settings = msgspec.structs.replace(self.settings, **changed)
+        self.tell_nodes(self.settings)
 
     def dismiss_agent(self, node: int, reason: str, *, replaced: bool = False) -> None:
         """Tell an agent to end. Its ranks end with it, and the machine ignores its later messages.

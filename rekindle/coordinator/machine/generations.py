@@ -21,7 +21,6 @@ from rekindle.coordinator.machine.job_state import (
     Timer,
 )
 from rekindle.coordinator.machine.looks import Looks
-from rekindle.coordinator.machine.profiling_switch import ProfilingSwitch
 from rekindle.coordinator.machine.ranks import Rank, Status
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import Fault, Kind
@@ -45,7 +44,6 @@ class Generations:
         job: JobState,
         fleet: Fleet,
         injections: Injections,
-        switch: ProfilingSwitch,
         checkpoints: Checkpoints,
         looks: Looks,
         report: Report,
@@ -54,7 +52,6 @@ class Generations:
         self._job = job
         self._fleet = fleet
         self._injections = injections
-        self._switch = switch
         self._checkpoints = checkpoints
         self._looks = looks
         self._report = report
@@ -258,8 +255,7 @@ class Generations:
                 suspicions=tuple(self._job.suspicions),
                 shards=plan.shards,
                 passed=passed,
-                checkpoint_every=self._checkpoints.interval.steps,
-                profile=self._switch.profile,
+                settings=self._fleet.settings,
                 ranks=own,
                 plan=plans,
                 depots=self._depots(plans.values()),

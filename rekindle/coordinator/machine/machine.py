@@ -55,15 +55,16 @@ class Machine:
     ) -> None:
         self.job = job = JobState(spec, tables, attempt, earlier)
         self.injections = Injections(job)
-        self.fleet = Fleet(job, self.injections, earlier.placements)
-        self.switch = ProfilingSwitch(job, self.fleet, earlier)
-        self.checkpoints = Checkpoints(job, self.fleet, interval_of(spec, earlier))
+        interval = interval_of(spec, earlier)
+        settings = p.Settings(checkpoint_every=interval.steps, profile=earlier.profile)
+        self.fleet = Fleet(job, self.injections, earlier.placements, settings)
+        self.switch = ProfilingSwitch(job, self.fleet, earlier.traced)
+        self.checkpoints = Checkpoints(job, self.fleet, interval)
         self.looks = Looks(job)
         self.generations = Generations(
             job,
             self.fleet,
             self.injections,
-            self.switch,
             self.checkpoints,
             self.looks,
             self._report,
@@ -136,7 +137,7 @@ class Machine:
         seated = self.job.roster.by_connection(connection)
         if seated is None:
             raise ProtocolError("the agent is no node of the job, and may only say hello")
-        if not self.job.roster.owns(seated.node, p.ranks_named(message)):
+        if not self.job.roster.owns(seated.node, message.ranks_named):
             raise ProtocolError(f"node {seated.node} speaks for ranks of other nodes")
         handler = self._handlers.get(type(message))
         if handler is None:
@@ -164,7 +165,6 @@ class Machine:
             p.CheckpointLeftOut: stored,
             p.CheckpointWritten: stored,
             p.Conditions: self.health.on_conditions,
-            p.Copies: lambda node, message, now: self.checkpoints.on_snapshots(node, message),
             p.Exited: lambda node, message, now: losses.on_exited(message, now),
             p.HealFailed: lambda node, message, now: self.recovery.on_heal_failed(node, message),
             p.Held: lambda node, message, now: generations.on_held(message),

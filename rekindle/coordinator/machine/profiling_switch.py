@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rekindle.coordinator.machine.fleet import Fleet
-from rekindle.coordinator.machine.inheritance import Earlier
 from rekindle.coordinator.machine.job_state import ENDING, JobState
 from rekindle.errors import UsageError
 from rekindle.profiling.switch import Order, Switch, switched
@@ -14,13 +13,18 @@ from rekindle.recovery.faults.profiled import BY_TRACE, Profiled
 class ProfilingSwitch:
     """The last order holds, from a person or from MindCluster's switch.
 
-    profile: what ranks write down. traced: what MindCluster's switch last said.
+    traced: the last position of MindCluster's switch.
     """
 
-    def __init__(self, job: JobState, fleet: Fleet, earlier: Earlier) -> None:
+    def __init__(self, job: JobState, fleet: Fleet, traced: Switch) -> None:
         self._job = job
         self._fleet = fleet
-        self.profile, self.traced = earlier.profile, earlier.traced
+        self.traced = traced
+
+    @property
+    def profile(self) -> p.Profile:
+        """What the ranks record."""
+        return self._fleet.settings.profile
 
     def switch(self, order: Order, now: float) -> str:
         """Switch light profiling; return why that is impossible, or nothing."""
@@ -49,5 +53,4 @@ class ProfilingSwitch:
         changed, since = switch != self.profile.switch, self.profile.since or int(now)
         self._job.record(Profiled(switch=switch, since=since, by=by))
         if changed:
-            self.profile = p.Profile(switch=switch, since=since)
-            self._fleet.tell_nodes(self.profile)
+            self._fleet.change_settings(profile=p.Profile(switch=switch, since=since))

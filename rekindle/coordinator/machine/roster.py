@@ -227,7 +227,7 @@ class Roster:
         for what, theirs, ours in wanted:
             if theirs != ours:
                 return f"the agent's {what} is {theirs!r}, the job's is {ours!r}"
-        named = (*p.ranks_named(hello), *hello.ended, *hello.copies)
+        named = (*hello.ranks_named, *hello.ended, *hello.copies)
         if any(not 0 <= rank < spec.world_size for rank in named):
             return "the agent speaks of ranks that the job has not"
         seated = self.by_connection(connection)

@@ -240,13 +240,13 @@ class Session:
     def _pass_gate(self, member: Member) -> None:
         """Return when all ranks do this step. Raises Rewind: an earlier one comes first."""
         step = self.finished
-        self._profiler.begin_step(step, member.channel.profile)
+        self._profiler.begin_step(step, member.channel.settings.profile)
         while not self._may_begin(member):
             member.join()
             if self.finished != step:
                 raise Rewind
             self._progress.begin_step()
-            self._profiler.begin_step(step, member.channel.profile)
+            self._profiler.begin_step(step, member.channel.settings.profile)
 
     def _may_begin(self, member: Member) -> bool:
         """Whether all ranks do this step; False: the generation has ended, because one cannot."""

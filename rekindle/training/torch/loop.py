@@ -116,7 +116,7 @@ class Loop:
         rng.begin_step(self.given.seed, self.generations.rank, step)
         if self.member is not None:
             channel = self.member.channel
-            self._profiler.begin_step(step, channel.profile)
+            self._profiler.begin_step(step, channel.settings.profile)
             if channel.injected:
                 named = self.generations.named
                 suffer(channel.injected, step, self.given.model, named["optimizer"])

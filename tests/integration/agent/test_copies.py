@@ -158,7 +158,7 @@ def test_a_snapshot_is_settled_when_it_is_copied(tmp_path: Path) -> None:
         own.snapshots.formed(form(other.at))
         await settled(await own.take(10))
         assert other.steps == {0: (5, 10)}
-        assert other.told[-1] == p.Copies(kept={0: ((5, 1), (10, 1))})
+        assert other.told[-1] == p.Snapshots(kept={0: ((5, 1), (10, 1))}, copies=True)
 
     run(tmp_path, body)
 

@@ -136,7 +136,7 @@ DELETED = Row(14, a_pod_is_deleted)
 EVICTED = Row(17, a_pod_is_evicted)
 ORPHANED = Row(20, the_workload_is_removed_alone)
 ROWS = (KILLED, ADOPTED, RESTARTED, COORDINATOR, DELETED, EVICTED, ORPHANED)
-ERROR = Fault(0, "forward", 22, life=0, do="raise")
+RAISES = Fault(0, "forward", 22, life=0, do="raise")
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def story(cluster: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Itera
     settings = {"policy": ONE_RESTART, "checked": LENIENT}
     with (
         new_namespace(cluster) as space,
-        pod_job(folder, cluster, *pauses(ROWS), ERROR, namespace=space, **settings) as run,
+        pod_job(folder, cluster, *pauses(ROWS), RAISES, namespace=space, **settings) as run,
     ):
         yield run_rows(run, ROWS)
 

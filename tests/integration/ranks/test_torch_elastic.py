@@ -15,7 +15,15 @@ from torch import nn
 from waiting import wait_until
 
 from rekindle import names
-from rekindle.protocol.agent import Arrived, Form, SnapshotRoom, StateReady, StepDone, StepFailed
+from rekindle.protocol.agent import (
+    Arrived,
+    Form,
+    Settings,
+    SnapshotRoom,
+    StateReady,
+    StepDone,
+    StepFailed,
+)
 from rekindle.rank.profiler import Profiler
 from rekindle.rank.rank_place import Place
 from rekindle.rank.snapshot_schedule import StateKeeper
@@ -272,7 +280,7 @@ def test_whoever_writes_has_checkpoints_written(monkeypatch: pytest.MonkeyPatch)
             return free
 
     monkeypatch.setenv(names.ENV_SNAPSHOT_EVERY, "2")
-    channel = SimpleNamespace(checkpoint_every=4)
+    channel = SimpleNamespace(settings=Settings(checkpoint_every=4))
     keeper = StateKeeper(channel, Place(2), Profiler(2, 0), Writer)
     writes = {8, 9, 12, 15}
     for step in (4, 8, 9, 12, 13, 14, 15, 20):

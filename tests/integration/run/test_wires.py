@@ -146,7 +146,7 @@ async def talk(live: Live, *frames: bytes | str) -> list[object]:
             answer := await asyncio.wait_for(line.receive(), bound_s())
         ).type is WSMsgType.BINARY:
             answers.append(wire.decode_to_agent(answer.data))
-            if isinstance(answers[-1], p.Refused):
+            if isinstance(answers[-1], p.Bye):
                 return answers
         return [*answers, line.close_code]
 
@@ -191,8 +191,8 @@ def test_an_agent_that_does_not_belong_is_refused(
 ) -> None:
     """The refusal says why: an agent of an old attempt cannot take part again."""
     [answer] = asyncio.run(talk(live, wire.encode(hello(live, **changes))))
-    assert isinstance(answer, p.Refused)
-    assert words in answer.reason
+    assert isinstance(answer, p.Bye)
+    assert words in answer.refused
 
 
 def start_agent(live: Live, secret: str, *options: str) -> subprocess.CompletedProcess[str]:

@@ -89,7 +89,8 @@ class Checks:
 
     def command(self, command: Command, nodes: dict[int, int]) -> None:
         """Fail if the command must never be given now."""
-        refusal = isinstance(command, Send) and isinstance(command.message, p.Refused)
+        refusal = isinstance(command, Send) and isinstance(command.message, p.Bye)
+        refusal = refusal and bool(command.message.refused)
         assert refusal or not self._ended, f"after the end: {command}"
         match command:
             case Send(connection, p.Form() as form):

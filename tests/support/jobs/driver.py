@@ -182,6 +182,10 @@ class Driver:
         """The messages of one kind among the last commands, with their lines."""
         return [c for c in self.commands if isinstance(c, Send) and isinstance(c.message, kind)]
 
+    def refusals(self) -> list[str]:
+        """The reasons for which the last commands refuse agents."""
+        return [each.message.refused for each in self.sent(p.Bye) if each.message.refused]
+
     def spawned_now(self) -> list[int]:
         """The ranks that the last commands start."""
         return sorted(rank for spawn in self.told(p.Spawn).values() for rank in spawn.ranks)

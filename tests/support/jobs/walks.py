@@ -337,7 +337,7 @@ class _Walk:
             (
                 lambda: p.Beat(finished={rank: step}, total=world.total, metrics={"loss": 1.0}),
                 lambda: p.Snapshots(kept={rank: (state,)}),
-                lambda: p.Copies(kept={other: (state,)}),
+                lambda: p.Snapshots(kept={other: (state,)}, copies=True),
                 lambda: p.CheckpointWritten(**made, path="there", error=error),
                 lambda: p.CheckpointLeftOut(**made, reason="the store is slow"),
                 lambda: p.SnapshotRefused(rank=rank, error="no memory"),

@@ -71,7 +71,7 @@ def test_a_sick_node_is_sent_away_and_another_asked_for(
     job = checked_job(exclude=exclude)
     admit(job, 100, HEALTHY)
     admit(job, 101, verdict)
-    assert [each.message.reason for each in job.sent(p.Refused)] == [said]
+    assert job.refusals() == [said]
     assert job.last(journal.Isolated).host == "host-101"
     assert [e.node for e in job.recorded(journal.NodeWanted)] == [1]
     (incident,) = journal.incidents(job.history)
@@ -125,7 +125,7 @@ def test_an_agent_of_the_sick_host_is_refused_when_it_comes_again() -> None:
     assert not job.machine.admission.is_to_be_checked(105, hello)
     job.machine.admission.on_hello(105, hello)
     job.collect()
-    assert [each.message.reason for each in job.sent(p.Refused)] == ["host host-101 is isolated"]
+    assert job.refusals() == ["host host-101 is isolated"]
 
 
 def test_whoever_was_taken_in_or_brings_ranks_is_not_checked() -> None:

@@ -39,7 +39,7 @@ def trained(*, nodes: int = 2, shards: int = 4, steps: tuple[int, ...] = (5, 10)
         driver.say(node, p.Snapshots(kept=dict.fromkeys(form.plan, kept)))
         for rank, own in form.plan.items():
             if own.keeper >= 0:
-                driver.say(own.keeper, p.Copies(kept={rank: kept}))
+                driver.say(own.keeper, p.Snapshots(kept={rank: kept}, copies=True))
     return driver
 
 
@@ -137,8 +137,8 @@ def test_copies_that_are_forgotten() -> None:
     driver.say(1, p.Snapshots(kept={2: ((5, 1),)}))
     driver.exits(2, signal=9)
     driver.spawned()
-    driver.say(0, p.Copies(kept={2: ((5, 1),), 3: ((5, 1),)}))
-    driver.say(1, p.Copies(kept={0: ((5, 1),), 1: ((5, 1),)}))
+    driver.say(0, p.Snapshots(kept={2: ((5, 1),), 3: ((5, 1),)}, copies=True))
+    driver.say(1, p.Snapshots(kept={0: ((5, 1),), 1: ((5, 1),)}, copies=True))
     for rank in driver.ranks:
         driver.arrive([rank], None if rank == 2 else 12, shard=rank)
     assert driver.last(journal.Formed).step == 5
@@ -223,8 +223,10 @@ def test_ranks_that_the_job_has_not(rank: int) -> None:
     """Whoever speaks of them is no agent of ours."""
     driver = trained()
     with pytest.raises(ProtocolError, match="ranks that the job has not"):
-        driver.machine.on_message(driver.nodes[0], p.Copies(kept={rank: ((5, 1),)}), 0.0)
+        driver.machine.on_message(
+            driver.nodes[0], p.Snapshots(kept={rank: ((5, 1),)}, copies=True), 0.0
+        )
     driver.lose(1)
     driver.hello(1, copies={rank: ((5, 1),)})
-    [refused] = driver.sent(p.Refused)
-    assert "speaks of ranks that the job has not" in refused.message.reason
+    (refused,) = driver.refusals()
+    assert "speaks of ranks that the job has not" in refused

@@ -242,11 +242,11 @@ def test_ranks_of_before_a_restart_do_not_come_back() -> None:
     job.raises(0)
     job.lose(1)
     job.hello(1, generation=1, ranks=old)
-    assert "all ranks are started anew" in job.told(p.Refused)[-1].reason
+    assert "all ranks are started anew" in job.refusals()[-1]
     job.killed()
     assert job.phase is Phase.GATHERING
     job.hello(1, generation=1, ranks=old)
-    assert "all ranks are started anew" in job.told(p.Refused)[-1].reason
+    assert "all ranks are started anew" in job.refusals()[-1]
     job.hello(1)
     job.store_up()
     assert job.spawned_now() == [0, 1]
@@ -302,7 +302,7 @@ def test_another_coordinator_does_not_revive_a_job_that_was_ending(why: str) -> 
     take_over(job, dead=(0,))
     assert job.phase in (Phase.STOPPING, Phase.ENDED)
     assert not job.stores
-    assert job.told(p.Refused)[-1].reason == "the job is ending"
+    assert job.refusals()[-1] == "the job is ending"
     job.fire("late")
     assert job.phase is Phase.ENDED
     assert job.last(journal.Ended).outcome == why

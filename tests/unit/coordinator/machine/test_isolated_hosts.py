@@ -38,7 +38,7 @@ def left(keeps_off: KeepsOff) -> tuple[Driver, str]:
 
 
 def refused(job: Driver) -> list[str]:
-    return [each.message.reason for each in job.sent(p.Refused)]
+    return job.refusals()
 
 
 def test_it_ends_with_a_status_that_has_another_one_come() -> None:

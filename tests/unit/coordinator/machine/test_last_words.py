@@ -189,5 +189,5 @@ def test_agents_that_come_while_it_is_written() -> None:
     driver = trained(node0=5)
     broken(driver)
     driver.hello(spare=True)
-    (refused,) = driver.sent(p.Refused)
-    assert refused.message.reason == "the job is ending"
+    (refused,) = driver.refusals()
+    assert refused == "the job is ending"

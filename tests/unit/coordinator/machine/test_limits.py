@@ -238,7 +238,7 @@ def test_an_agent_that_does_not_fit_is_refused(changes: dict[str, object], word:
     job.hello(0)
     node = changes.pop("node", 1)
     job.hello(node, **changes)
-    assert word in job.told(p.Refused)[-1].reason
+    assert word in job.refusals()[-1]
     assert list(job.machine.job.roster.nodes) == [0]
 
 
@@ -249,7 +249,7 @@ def test_agents_without_a_wish() -> None:
     job.hello()
     assert sorted(job.machine.job.roster.nodes) == [0, 1]
     job.hello()
-    assert not job.told(p.Refused)
+    assert not job.refusals()
     assert len(job.machine.job.roster.spares) == 1
 
 
@@ -258,4 +258,4 @@ def test_no_agent_is_taken_in_by_a_job_that_ends() -> None:
     job = trained(5)
     job.stop()
     job.hello(0)
-    assert job.told(p.Refused)[-1].reason == "the job is ending"
+    assert job.refusals()[-1] == "the job is ending"

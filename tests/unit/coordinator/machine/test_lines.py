@@ -56,7 +56,7 @@ def gone_back() -> Driver:
 def test_a_step_done_again_is_another_state() -> None:
     """A checkpoint of the first time does not go with a snapshot of the second."""
     job = gone_back()
-    job.say(0, p.Copies(kept={1: ((6, 3),)}))
+    job.say(0, p.Snapshots(kept={1: ((6, 3),)}, copies=True))
     job.lose(1)
     job.hello(1, depot=1, checkpoints=((8, 1), (4, 1)))
     job.spawned()

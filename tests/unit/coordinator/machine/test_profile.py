@@ -25,12 +25,13 @@ def test_all_nodes_are_told_and_so_are_later_generations() -> None:
     driver.train()
     assert order(driver) == ""
     wanted = p.Profile(switch=FOUR, since=7)
-    assert driver.told(p.Profile) == {0: wanted, 1: wanted}
+    told = driver.told(p.Settings)
+    assert {node: each.profile for node, each in told.items()} == {0: wanted, 1: wanted}
     driver.exits(1, signal=9, finished=3)
     driver.spawned()
     driver.arrive([0], 3)
     driver.arrive([1])
-    assert {form.profile for form in driver.told(p.Form).values()} == {wanted}
+    assert {form.settings.profile for form in driver.told(p.Form).values()} == {wanted}
 
 
 def test_what_changes_nothing_is_not_said() -> None:
@@ -40,7 +41,7 @@ def test_what_changes_nothing_is_not_said() -> None:
     order(driver, "forward")
     driver.say(0, p.Traced(switch=Switch()))
     assert len(driver.recorded(journal.Profiled)) == 1
-    assert not driver.told(p.Profile)
+    assert not driver.told(p.Settings)
 
 
 def test_a_switch_that_an_agent_reads() -> None:
@@ -48,7 +49,7 @@ def test_a_switch_that_an_agent_reads() -> None:
     driver.train()
     driver.say(1, p.Traced(switch=FOUR))
     assert driver.last(journal.Profiled).by == "data-trace"
-    assert set(driver.told(p.Profile)) == {0, 1}
+    assert set(driver.told(p.Settings)) == {0, 1}
 
 
 @pytest.mark.parametrize("before", [Switch(), FOUR])
@@ -70,10 +71,10 @@ def test_what_the_switch_has_said_before_is_no_news(before: Switch, another: boo
             live = p.LiveRank(rank=node, pid=driver.pids[node], training=True)
             driver.hello(node, generation=1, ranks=(live,))
     driver.say(1, p.Traced(switch=FOUR))
-    assert not driver.told(p.Profile)
+    assert not driver.told(p.Settings)
     driver.say(1, p.Traced(switch=Switch()))
     driver.say(1, p.Traced(switch=FOUR))
-    assert set(driver.told(p.Profile)) == {0, 1}
+    assert set(driver.told(p.Settings)) == {0, 1}
 
 
 def test_before_ranks_are_there() -> None:
@@ -81,7 +82,7 @@ def test_before_ranks_are_there() -> None:
     driver.start()
     assert order(driver, "communication") == ""
     driver.arrive(driver.ranks)
-    assert driver.told(p.Form)[0].profile.switch.communication
+    assert driver.told(p.Form)[0].settings.profile.switch.communication
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -122,8 +122,8 @@ def test_the_interval_is_chosen() -> None:
         driver.say(0, p.Beat(finished={0: step}))
     due(driver, 10)
     write(driver, 10)
-    told = driver.told(p.CheckpointEvery)
-    [steps] = {order.steps for order in told.values()}
+    told = driver.told(p.Settings)
+    [steps] = {order.checkpoint_every for order in told.values()}
     assert set(told) == {0, 1}
     chosen = driver.last(journal.CheckpointInterval)
     assert chosen.steps == steps > 1000

@@ -10,7 +10,6 @@ from jobs import elastic
 from jobs.driver import Driver
 from jobs.trained import SIGKILL, sources, strategies, trained
 
-from rekindle.agent.process import outlives_coordinator
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import Kind
 from rekindle.recovery.journal import journal
@@ -143,7 +142,7 @@ def test_what_an_agent_tells_the_next_coordinator(clean: int | None, kept: bool)
     failed = p.StepFailed(
         rank=1, generation=1, kind=Kind.DEVICE_MEMORY, error="ECC", finished=9, clean=clean
     )
-    assert outlives_coordinator(failed) == kept
+    assert failed.lasting == kept
 
 
 def test_snapshots_that_come_behind_the_hello() -> None:
