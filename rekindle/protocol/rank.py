@@ -201,8 +201,8 @@ class Form(Message, frozen=True, kw_only=True, tag="form"):
     number in the full one. plan: what each of them does, with peers by their number in this
     world. An agent passes on only the rank's own of both. shards: pieces that the state is in.
     depots: where those of the nodes are that the plan names; for the agent alone.
-    settings: until the next Settings. peers: the addresses (host, port) of the ranks, by their place
-    in this world; empty: they have no ports.
+    settings: until the next Settings. peers: the address (host, port) of each rank, by its place in
+    this world; empty: they have no ports.
     """
 
     generation: int
