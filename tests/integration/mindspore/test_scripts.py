@@ -29,8 +29,8 @@ def test_a_killed_rank_costs_no_step_of_other_loops(tmp_path: Path, baseline: Ba
     with MindSporeJob(tmp_path, *script, "--die", "1:16:0", options=options) as job:
         assert job.end() == 0, job.story()
     assert [incident.steps_lost for incident in job.incidents()] == [0], job.story()
-    steps = [each.step for each in job.events_of(journal.Checkpointed)]
-    assert steps == [10, 20, 27], job.story()
+    first, *_, last = [each.step for each in job.events_of(journal.Checkpointed)]
+    assert (first, last) == (10, 27), job.story()  # steps of milliseconds may outrun that of 20
     assert_same(job, baseline(2, *script), unwritten={1: 1})
 
 
