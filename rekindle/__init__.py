@@ -1,6 +1,60 @@
-"""Rekindle: a training run is a Prefect flow, and a fault ends neither the run nor its progress.
+"""Rekindle keeps distributed training runs alive.
 
-Nothing is imported here: each rank of a job imports this package, and so does every command line.
+In the training script:
+
+    from rekindle.training.torch import Session        # PyTorch
+    from rekindle.training.mindspore import Session    # MindSpore
+
+A training run as a Prefect flow:
+
+    from rekindle import TrainingJob, train
+
+    train(TrainingJob(script="train.py", processes_per_node=4))
+
+A run without Prefect, with torchrun's options: `rekindle run --nproc-per-node 4 train.py`.
+
+`rekindle.testing` tests a script of your own against faults. `docs/` has a page for each task.
+
+Each name of this package is imported when it is used first: every rank imports this package.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rekindle.blocks.job import TrainingJob
+    from rekindle.checkpoints.open_store import open_store
+    from rekindle.flows.train import train
+    from rekindle.recovery.policy.policy import Policy
+    from rekindle.tasks.hooks.rerun import recovery_hooks, retry_condition
+
 __version__ = "0.1.0"
+__all__ = [
+    "Policy",
+    "TrainingJob",
+    "open_store",
+    "recovery_hooks",
+    "retry_condition",
+    "train",
+]
+
+_MODULES = {
+    "Policy": "rekindle.recovery.policy.policy",
+    "TrainingJob": "rekindle.blocks.job",
+    "open_store": "rekindle.checkpoints.open_store",
+    "recovery_hooks": "rekindle.tasks.hooks.rerun",
+    "retry_condition": "rekindle.tasks.hooks.rerun",
+    "train": "rekindle.flows.train",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -18,7 +18,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound
 
-from rekindle.blocks.job import TrainingJob
+from rekindle import TrainingJob
 
 T = TypeVar("T")
 _START_S = 120.0

@@ -2,7 +2,7 @@
 
 from prefect.flows import EntrypointType
 
-from rekindle.flows.train import train
+from rekindle import train
 
 if __name__ == "__main__":
     train.serve(

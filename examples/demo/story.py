@@ -16,7 +16,7 @@ from job_side import Target, ending_jobs, leftovers
 from prefect_side import Served, served, server, until
 from verdict import Plan, incident_entry, judge
 
-from rekindle.blocks.job import TrainingJob
+from rekindle import TrainingJob
 from rekindle.reporting.step_records import read_records
 from rekindle.reporting.timeline.figure import Mark, draw
 from rekindle.tasks.job_access import history_of, job_id_of

@@ -15,7 +15,7 @@ from place import OUTPUT, SCRIPT
 from rekindle.recovery.journal.journal import Incident
 from rekindle.reporting.event_text import milliseconds
 from rekindle.reporting.step_records import StepRecord, effective, read_records
-from rekindle.training.data.sampler import StepSampler
+from rekindle.training.torch import StepSampler
 
 
 @dataclass(frozen=True)

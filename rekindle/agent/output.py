@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from rekindle import names
 from rekindle.agent.threads import Worker
-from rekindle.errors import UsageError
+from rekindle.errors import RekindleError, UsageError
+from rekindle.job.spec import JobSpec
+from rekindle.recovery.faults.fault import ErrorRecord
 
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 20  # bytes; a longer line is shown in pieces, and the file has it whole
+LOGS_S = 60.0  # A log directory that does not answer for so long cannot be used.
+ERROR_S = 5.0  # The end of a rank is reported after this time without the rank's own error.
+END_S = 2.0
 _MOST_WAITING = 64 << 20  # bytes; a file system that takes more time loses lines
 
 
@@ -149,6 +155,59 @@ class Stream:
         if self._pending and self._show_on is not None:
             self._write(self._prefix + self._pending + b"\n")
         self._files.close_file(self._log)
+
+
+class Output:
+    """The output of a node's ranks. Files and console have a thread each."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+        self._console = Writer("rekindle-console")
+        self._files = Writer("rekindle-logs")
+
+    async def open(self, rank: int, restart: int, metrics_file: Path) -> Logs:
+        """Open the logs of a process of a rank.
+
+        Raises RekindleError, OSError: that cannot be done, or takes longer than LOGS_S.
+        """
+        directory = Path(self._spec.log_directory, f"attempt_{restart}", str(rank))
+        opens = functools.partial(open_logs, directory, metrics_file)
+        try:
+            return await self._files.worker.result(opens, LOGS_S)
+        except asyncio.TimeoutError:
+            text = f"log directory {directory}: the file system has not answered for {LOGS_S:g} s"
+            raise RekindleError(text) from None
+
+    def streams(self, rank: int, logs: Logs) -> list[Stream]:
+        """Make the pipes of a rank: standard output, then standard error."""
+        prefix = f"[{self._spec.role}{rank}]:".encode()
+        streams = []
+        for fd, log in ((1, logs.stdout), (2, logs.stderr)):
+            # torchrun's -r sends a stream to its file only, -t to both; both is our default.
+            hidden = self._spec.redirects & fd and not self._spec.tee & fd
+            show_on = None if hidden else fd
+            streams.append(
+                Stream(
+                    log, files=self._files, console=self._console, show_on=show_on, prefix=prefix
+                )
+            )
+        return streams
+
+    async def error_of(
+        self, rank: int, read: Callable[[], ErrorRecord | None]
+    ) -> ErrorRecord | None:
+        """Read what a rank wrote about its end, once its output is written; None: nothing."""
+        try:
+            return await self._files.worker.result(read, ERROR_S)
+        except Exception as error:  # the end itself must be reported
+            text = f"rekindle agent: the error file of rank {rank} cannot be read: {error!r}"
+            print(text, file=sys.stderr, flush=True)
+            return None
+
+    def close(self) -> None:
+        """Write what waits, for END_S at most."""
+        for writer in (self._files, self._console):
+            writer.worker.close(END_S)
 
 
 def _nothing(_: str) -> None:

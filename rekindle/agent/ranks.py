@@ -25,7 +25,7 @@ from rekindle.agent.fork_server import ForkServer
 from rekindle.agent.fork_server_process import Order, RunRank
 from rekindle.agent.mindspore_scheduler import worker_environment
 from rekindle.agent.node_state import NodeState
-from rekindle.agent.output import Logs, Stream, Writer, open_logs
+from rekindle.agent.output import Output, Stream
 from rekindle.agent.rank_process import RankProcess
 from rekindle.agent.rendezvous_process import StoreProcess, start_store
 from rekindle.agent.snapshots.buffers import Snapshots
@@ -35,11 +35,7 @@ from rekindle.job.spec import Framework, JobSpec
 from rekindle.profiling.blocked_collectives import Standing
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.heartbeat_page import Page
-from rekindle.recovery.faults.fault import ErrorRecord, Exit
-
-CONSOLE_S = 2.0
-LOGS_S = 60.0  # A log directory that does not answer for so long cannot be used.
-ERROR_S = 5.0  # The end of a rank is reported after this time without the rank's own error.
+from rekindle.recovery.faults.fault import Exit
 
 
 class NodeRanks:
@@ -71,8 +67,7 @@ class NodeRanks:
         self._zygote: ForkServer | None = None
         self._preload: Framework | None = None
         self._store: StoreProcess | None = None
-        self._console = Writer("rekindle-console")
-        self._files = Writer("rekindle-logs")
+        self._output = Output(spec)
         self._gone = asyncio.Event()
         self._training: set[int] = set()  # ranks that are in a Session
         self._waiting: dict[int, protocol.Arrived] = {}
@@ -228,12 +223,12 @@ class NodeRanks:
         return await heal(rank - self._state.ranks.start, self._state.host)
 
     async def _start(self, rank: int, spawn: protocol.Spawn) -> RankProcess:
-        logs = await self._open_logs(rank, spawn.restart)
+        logs = await self._output.open(rank, spawn.restart, self._metrics_file(rank))
         page_fd, page = self._page(rank)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         page.new_life()
         process = RankProcess(rank, ours, page, logs.directory)
-        streams = [self._stream(rank, fd, log) for fd, log in ((1, logs.stdout), (2, logs.stderr))]
+        streams = self._output.streams(rank, logs)
         environment = self._environment | rank_environment(
             self._spec,
             spawn,
@@ -291,23 +286,6 @@ class NodeRanks:
             fd = Page.create(f"{self._spec.job_id}-heartbeat{rank}")
             self._pages[rank] = fd, Page(fd)
         return self._pages[rank]
-
-    async def _open_logs(self, rank: int, restart: int) -> Logs:
-        """Raises RekindleError, OSError: the rank's files cannot be opened."""
-        directory = Path(self._spec.log_directory, f"attempt_{restart}", str(rank))
-        opens = functools.partial(open_logs, directory, self._metrics_file(rank))
-        try:
-            return await self._files.worker.result(opens, LOGS_S)
-        except asyncio.TimeoutError:
-            text = f"log directory {directory}: the file system has not answered for {LOGS_S:g} s"
-            raise RekindleError(text) from None
-
-    def _stream(self, rank: int, fd: int, log: int) -> Stream:
-        # torchrun's -r sends a stream to its file only, -t to both; both is our default.
-        hidden = self._spec.redirects & fd and not self._spec.tee & fd
-        prefix = f"[{self._spec.role}{rank}]:".encode()
-        show_on = None if hidden else fd
-        return Stream(log, files=self._files, console=self._console, show_on=show_on, prefix=prefix)
 
     def _metrics_file(self, rank: int) -> Path:
         return Path(self._spec.directory, names.METRICS_DIRECTORY, f"rank{rank}.jsonl")
@@ -385,18 +363,12 @@ class NodeRanks:
             await self._snapshots.finish()
             self._ended.add(exited.rank)
         else:
-            exited = msgspec.structs.replace(exited, error=await self._error_of(rank))
+            exited = msgspec.structs.replace(
+                exited, error=await self._output.error_of(rank.rank, rank.error)
+            )
         if self._leaving.get(exited.rank) == exited.pid:
             del self._leaving[exited.rank]
         self._send(exited)
-
-    async def _error_of(self, rank: RankProcess) -> ErrorRecord | None:
-        try:
-            return await self._files.worker.result(rank.error, ERROR_S)
-        except Exception as error:  # the end itself must be reported
-            text = f"rekindle agent: the error file of rank {rank.rank} cannot be read: {error!r}"
-            print(text, file=sys.stderr, flush=True)
-            return None
 
     def beat(self) -> protocol.Beat:
         """Read the heartbeat pages."""
@@ -437,8 +409,7 @@ class NodeRanks:
         for fd, page in self._pages.values():
             page.close()
             os.close(fd)
-        self._files.worker.close(CONSOLE_S)
-        self._console.worker.close(CONSOLE_S)
+        self._output.close()
 
     async def _all_gone(self) -> None:
         while self._ranks:

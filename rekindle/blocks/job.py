@@ -18,9 +18,10 @@ from pydantic import (
 
 from rekindle import names
 from rekindle.blocks.cluster import MinNodes, Nodes, ProcessesPerNode, Spares
+from rekindle.blocks.forms import setting
 from rekindle.blocks.kubernetes import KubernetesPods
 from rekindle.blocks.node_check import NodeCheck
-from rekindle.blocks.policy import RecoveryPolicy
+from rekindle.blocks.policy import USUAL, RecoveryPolicy
 from rekindle.blocks.store import CheckpointDirectory
 from rekindle.checkpoints.location import absolute, below
 from rekindle.errors import UsageError
@@ -107,9 +108,8 @@ class TrainingJob(BaseModel):
         description="File with your own entries about fault codes, exits and error texts, relative "
         "to the working directory. Empty: none.",
     )
-    policy: RecoveryPolicy = Field(
-        default=RecoveryPolicy(),
-        description="How faults are met: which strategies are used, and within which limits.",
+    policy: RecoveryPolicy = setting(
+        USUAL, "How faults are met: which strategies are used, and within which limits."
     )
     node_check: NodeCheck = Field(
         default=NodeCheck(),
@@ -203,9 +203,9 @@ class TrainingJob(BaseModel):
             else str(directory / names.CHECKPOINT_DIRECTORY),
             snapshot_every=self.snapshot_every,
             checkpoint_every=self.checkpoint.interval,
-            keep=self.checkpoint.keep.to_retention(),
+            keep=self.checkpoint.keep,
             allow_injection=self.allow_injection,
-            policy=self.policy.to_policy(),
+            policy=self.policy,
             network_check=self.node_check.enabled or self.node_check.exclude_straggler,
             exclude_straggler=self.node_check.exclude_straggler,
             node_check=self.node_check.to_limits(),

@@ -10,7 +10,8 @@ from pydantic import Field, SecretStr
 
 from rekindle import names
 from rekindle.blocks.cluster import MinNodes, Nodes, ProcessesPerNode, Spares
-from rekindle.blocks.policy import RecoveryPolicy
+from rekindle.blocks.forms import setting
+from rekindle.blocks.policy import USUAL, RecoveryPolicy
 from rekindle.blocks.store import CheckpointDirectory
 from rekindle.errors import UsageError
 
@@ -70,9 +71,8 @@ class SavedPolicy(Block):
     _block_type_name = "Rekindle Policy"
     _block_type_slug = "rekindle-policy"
 
-    policy: RecoveryPolicy = Field(
-        default=RecoveryPolicy(),
-        description="How faults are met: which strategies are used, and within which limits.",
+    policy: RecoveryPolicy = setting(
+        USUAL, "How faults are met: which strategies are used, and within which limits."
     )
 
 

@@ -2,51 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
+from rekindle.blocks.forms import Form, setting
 from rekindle.checkpoints.retention import Retention
 from rekindle.recovery.policy.interval import AUTO
 
-
-class Keep(BaseModel):
-    """Which checkpoints stay when a newer one is written: each that one of the rules keeps."""
-
-    model_config = ConfigDict(extra="forbid", title="Keep")
-
-    last: int = Field(default=0, ge=0, description="The newest ones, so many; 0: no such rule.")
-    every_steps: int = Field(
-        default=0, ge=0, description="The first one of every so many steps; 0: no such rule."
-    )
-    best: int = Field(
-        default=0,
-        ge=0,
-        description="Those with the best value of the metric, so many; 0: no such rule.",
-    )
-    metric: str = Field(
-        default="",
-        description="Name under which the training script logs that value, in the step of the "
-        "checkpoint.",
-    )
-    highest: bool = Field(
-        default=False, description="Whether its highest value is the best, not its lowest."
-    )
-    hours: float = Field(
-        default=0.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="Those that are not older than so many hours; 0: no such rule.",
-    )
-
-    @model_validator(mode="after")
-    def _rules_fit(self) -> Keep:
-        self.to_retention()
-        return self
-
-    def to_retention(self) -> Retention:
-        """Return the rules as the runtime has them. Raises ValueError: they do not fit."""
-        return Retention(**self.model_dump())
+Keep = Annotated[Retention, Form("Keep")]
 
 
 class CheckpointDirectory(BaseModel):
@@ -71,10 +35,7 @@ class CheckpointDirectory(BaseModel):
         description="Choose the steps between two checkpoints from how long one takes, and how "
         "often faults come; the number above is then of no effect.",
     )
-    keep: Keep = Field(
-        default=Keep(),
-        description="Which checkpoints are kept. Without any rule: all of them.",
-    )
+    keep: Keep = setting(Retention(), "Which checkpoints are kept. Without any rule: all of them.")
 
     @property
     def interval(self) -> int | Literal["auto"]:

@@ -2,39 +2,56 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from rekindle.checkpoints.checkpoint_path import Key
-
-_COUNTS = ("last", "every_steps", "best")
+from rekindle.settings import check_limits
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rules, each of which keeps some checkpoints; without any all are kept.
+    """Which checkpoints stay when a newer one is written: each that one of the rules keeps.
 
-    last: the newest ones, so many that are valid.
-    every_steps: of so many steps the first one (with 1000: of the steps 0 to 999, 1000 to 1999...).
-    best: so many with the lowest `metric`, or with `highest` the highest, of those that have it.
-    hours: those that are not older than this.
+    Without any rule all stay.
     """
 
-    last: int = 0
-    every_steps: int = 0
-    best: int = 0
-    metric: str = ""
-    highest: bool = False
-    hours: float = 0.0
+    last: Annotated[int, Meta(ge=0, description="The newest ones, so many; 0: no such rule.")] = 0
+    every_steps: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="The first one of every so many steps (with 1000: of the steps 0 to 999, "
+            "1000 to 1999...); 0: no such rule.",
+        ),
+    ] = 0
+    best: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Those with the best value of the metric, so many; 0: no such rule.",
+        ),
+    ] = 0
+    metric: Annotated[
+        str,
+        Meta(
+            description="Name under which the training script logs that value, in the step of the "
+            "checkpoint."
+        ),
+    ] = ""
+    highest: Annotated[
+        bool, Meta(description="Whether its highest value is the best, not its lowest.")
+    ] = False
+    hours: Annotated[
+        float,
+        Meta(ge=0, description="Those that are not older than so many hours; 0: no such rule."),
+    ] = 0.0
 
     def __post_init__(self) -> None:
         """Refuse rules that cannot be meant. Raises ValueError."""
-        for name in _COUNTS:
-            if getattr(self, name) < 0:
-                raise ValueError(f"retention: {name} is {getattr(self, name)}; 0 is for no rule")
-        if not 0 <= self.hours < math.inf:
-            raise ValueError(f"retention: hours is {self.hours}; 0 is for no rule")
+        check_limits(self, "retention")
         if bool(self.best) != bool(self.metric):
             raise ValueError("retention: best and metric go together: how many, and by what")
 

@@ -64,7 +64,7 @@ def read_job(
     except UsageError as error:
         raise UsageError(f"job {_where(path, document, str(error))}: {error}") from error
     assert job.kubernetes is not None
-    return spec, job.kubernetes.to_pods()
+    return spec, job.kubernetes
 
 
 def _wrong(path: Path, document: Document, error: ValidationError) -> str:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
 import subprocess
 from collections.abc import Callable
 from types import FrameType
 
-from rekindle.engines.base import MOST_REVIVALS
-from rekindle.engines.client import JobClient
+from rekindle.engines.follower import JobFollower
 from rekindle.engines.local import LocalEngine
-from rekindle.errors import JobError
 from rekindle.job.spec import Endpoint, JobDirectory
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import RESCHEDULED
@@ -33,13 +30,25 @@ def run(
     launched: is told where the coordinator listens.
     """
     stop = _Stop(engine)
-    seen: list[journal.Event] = []
+    seen: list[journal.AnyEvent] = []
+    known = len(read_ledger(directory)) if attempt else 0
+
+    def see(event: journal.AnyEvent) -> None:
+        seen.append(event)
+        _tell(event)
+
+    follower = JobFollower(
+        engine,
+        holder=f"rekindle run (process {os.getpid()})",
+        see=see,
+        say=lambda text: say(f"rekindle: {text}"),
+        is_over=lambda: bool(stop.signals),
+    )
     while True:
-        since = len(read_ledger(directory)) if attempt else 0
         endpoint = engine.launch(attempt=attempt)
         stop.launched()
         launched(endpoint)
-        _see_through(engine, directory, endpoint, stop, seen, since)
+        follower.follow(endpoint, lambda: seen[-1].seq if seen else known)
         _reap(engine, {event.pid for event in seen if isinstance(event, journal.NodeJoined)})
         if stop.signals:
             return 128 + stop.signals[0]
@@ -52,55 +61,6 @@ def run(
         return 0
     _explain(seen, directory)
     return 1
-
-
-def _see_through(
-    engine: LocalEngine,
-    directory: JobDirectory,
-    endpoint: Endpoint,
-    stop: _Stop,
-    seen: list[journal.Event],
-    since: int,
-) -> None:
-    """Steer one attempt to its end; a coordinator that dies is replaced by another one."""
-    for revivals in itertools.count():
-        try:
-            client = JobClient(endpoint, directory.secret())
-            _follow(client, engine, seen, since)
-            return
-        except JobError as error:
-            if stop.signals or revivals == MOST_REVIVALS:
-                return
-            say(f"rekindle: {error}; another one takes its place")
-            since = len(read_ledger(directory))
-            endpoint = engine.revive()
-
-
-def _follow(client: JobClient, engine: LocalEngine, seen: list[journal.Event], since: int) -> None:
-    """Steer the job to its end. Raises JobError: its coordinator died."""
-    with client.steer(holder=f"rekindle run (process {os.getpid()})", since=since) as events:
-        for event in events:
-            seen.append(event)
-            _tell(event)
-            _learn(engine, event)
-            if isinstance(event, journal.NodeWanted):
-                _bring(engine, event.node)
-
-
-def _learn(engine: LocalEngine, event: journal.AnyEvent) -> None:
-    """Note what it says of hosts; where that cannot be written, training goes on all the same."""
-    try:
-        engine.learn(event)
-    except JobError as error:
-        say(f"rekindle: {error}")
-
-
-def _bring(engine: LocalEngine, node: int) -> None:
-    """Bring a node; where no host is free, the job goes on without or gives up in its own time."""
-    try:
-        engine.replace(node)
-    except JobError as error:
-        say(f"rekindle: node {node} cannot be replaced: {error}")
 
 
 def read_ledger(directory: JobDirectory) -> list[journal.AnyEvent]:
@@ -166,14 +126,14 @@ def say(text: str) -> None:
         os.write(2, f"{text}\n".encode(errors="replace"))
 
 
-def _tell(event: journal.Event) -> None:
+def _tell(event: journal.AnyEvent) -> None:
     """Say on stderr what a person at the terminal wants to know."""
     text = _saying(event)
     if text:
         say(f"rekindle: {text}")
 
 
-def _saying(event: journal.Event) -> str:
+def _saying(event: journal.AnyEvent) -> str:
     match event:
         case journal.FaultSeen(incident=number, fault=fault):
             return f"incident {number}: {fault.message}"
@@ -203,7 +163,7 @@ def _saying(event: journal.Event) -> str:
             return _saying_of_checkpoints(event)
 
 
-def _saying_of_checkpoints(event: journal.Event) -> str:
+def _saying_of_checkpoints(event: journal.AnyEvent) -> str:
     match event:
         case journal.CheckpointFailed(fault=fault):
             return f"{fault.message}; training goes on"
@@ -216,7 +176,7 @@ def _saying_of_checkpoints(event: journal.Event) -> str:
     return ""
 
 
-def _explain(seen: list[journal.Event], directory: JobDirectory) -> None:
+def _explain(seen: list[journal.AnyEvent], directory: JobDirectory) -> None:
     """Show the first failing rank as torchrun does, with its traceback."""
     found = [i for i in journal.incidents(seen) if i.faults and not i.closed]
     lines = ["rekindle: the job failed"]

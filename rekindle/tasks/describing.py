@@ -18,7 +18,7 @@ def describe(job: TrainingJob, directory: JobDirectory, job_id: str) -> None:
         directory.pods.unlink(missing_ok=True)
     else:
         # First: a job that is described without its pods is one of this machine.
-        replace_file(directory.pods, msgspec.json.encode(job.kubernetes.to_pods()))
+        replace_file(directory.pods, msgspec.json.encode(job.kubernetes))
         directory.create(spec, logs=False)  # they are in the pods
 
 

@@ -7,7 +7,6 @@ The stream of the job's events is never kept waiting for Prefect: what concerns 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import socket
@@ -19,11 +18,9 @@ from prefect import get_run_logger, runtime, task
 from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
 
-from rekindle import names
-from rekindle.engines.base import MOST_REVIVALS, Engine
-from rekindle.engines.client import EventStream
-from rekindle.errors import JobError, LeaseHeldError, UsageError
-from rekindle.job.spec import Endpoint
+from rekindle.engines.base import MOST_REVIVALS
+from rekindle.engines.follower import JobFollower
+from rekindle.errors import JobError
 from rekindle.profiling.findings import Slow
 from rekindle.recovery.faults.fault import Fault
 from rekindle.recovery.faults.stragglers import Slowed
@@ -42,7 +39,6 @@ from rekindle.recovery.journal.journal import (
     Formed,
     Isolated,
     NodeChecked,
-    NodeWanted,
     Progress,
     Restored,
 )
@@ -59,61 +55,38 @@ from rekindle.tasks.restore import restore, resumes
 def supervise(job_id: str, *, adopted: bool) -> Ended:
     """Follow the job to its end under the lease, and bring the nodes that it wants.
 
-    A coordinator that dies is replaced by another one. Raises LeaseHeldError: another process
+    Another coordinator takes the place of one that dies. Raises LeaseHeldError: another process
     steers the job, which is left alone. Raises JobError: no coordinator stays alive.
     """
     log = get_run_logger()
-    history = jobs.history_of(job_id)
-    endpoint = jobs.coordinator_of(job_id)
-    if endpoint is None and attempts.end_of(jobs.history_of(job_id)) is not None:
-        return _end(job_id)
     engine = jobs.engine_of(job_id)
-    if endpoint is None:  # it died just now
-        endpoint = _next_coordinator(job_id, engine, log)
+    history = engine.history()
+    endpoint = engine.alive()
+    if endpoint is None and attempts.end_of(history := engine.history()) is not None:
+        return _end(history, job_id)
     with _notices(job_id) as notices, contextlib.ExitStack() as closing:
-        supervisor = Supervisor(job_id, history, engine=engine, notices=notices, log=log)
+        supervisor = Supervisor(job_id, history, notices=notices, log=log)
         closing.callback(supervisor.close)
-        supervisor.learn_history()
-        closing.enter_context(engine.watch(jobs.client_of(job_id, endpoint).report, log.warning))
-        for revivals in itertools.count():
-            try:
-                _steer(supervisor, endpoint, job_id, adopting=adopted and not revivals)
-                break
-            except LeaseHeldError:
-                raise
-            except JobError as error:
-                log.warning("The job's events broke off: %s", error)
-                if attempts.end_of(jobs.history_of(job_id)) or revivals == MOST_REVIVALS:
-                    break
-            endpoint = _next_coordinator(job_id, engine, log)
-    return _end(job_id)
+        follower = JobFollower(
+            engine,
+            holder=holder_name(),
+            see=supervisor.take,
+            say=log.warning,
+            is_over=lambda: attempts.end_of(engine.history()) is not None,
+        )
+        follower.learn(history)  # the process that received these may have been killed since
+        if endpoint is None:  # it died just now
+            endpoint = follower.next_coordinator()
+        closing.enter_context(engine.watch(engine.client(endpoint).report, log.warning))
 
+        def adopt() -> None:
+            if adopted:
+                notices.survivor(UUID(runtime.task_run.id))
+                follower.bring(attempts.nodes_missing(supervisor.history))
+            supervisor.name_state()
 
-def _next_coordinator(job_id: str, engine: Engine, log: Log) -> Endpoint:
-    """Put another coordinator in the place of one that died; one that was only slow goes on.
-
-    Raises JobError: it neither answers nor ends.
-    """
-    try:
-        endpoint = engine.revive()
-    except UsageError as error:  # it has its port still
-        slow = jobs.coordinator_of(job_id)
-        if slow is None:
-            raise JobError(f"the coordinator of job {job_id} does not answer: {error}") from error
-        return slow
-    log.warning("The coordinator of job %s died; another one takes its place", job_id)
-    return endpoint
-
-
-def _steer(supervisor: Supervisor, endpoint: Endpoint, job_id: str, *, adopting: bool) -> None:
-    """Hold the lease and follow the job to its end. Raises JobError: its coordinator died."""
-    client = jobs.client_of(job_id, endpoint)
-    since = supervisor.history[-1].seq if supervisor.history else 0
-    with client.steer(holder=holder_name(), since=since) as events:
-        if adopting:
-            supervisor.adopt()
-        supervisor.name_state()
-        _follow(supervisor, events, job_id)
+        follower.follow(endpoint, supervisor.newest, adopt)
+    return _end(engine.history(), job_id)
 
 
 def _notices(job_id: str) -> Notices:
@@ -143,25 +116,21 @@ class Supervisor:
     it may have been killed.
     """
 
-    def __init__(
-        self,
-        job_id: str,
-        history: list[AnyEvent],
-        *,
-        engine: Engine,
-        notices: Notices,
-        log: Log,
-    ) -> None:
+    def __init__(self, job_id: str, history: list[AnyEvent], *, notices: Notices, log: Log) -> None:
         self.history: list[AnyEvent] = []
         self._job_id = job_id
-        self._engine = engine
         self._notices = notices
         self._log = log
         self._state = RUNNING
         self._question: Question | None = None
         self._progress: Progress | None = None
+        self._formed = False  # in this process
         for event in history:
             self._remember(event)
+
+    def newest(self) -> int:
+        """Return the number of the newest event that is known; 0: none is."""
+        return self.history[-1].seq if self.history else 0
 
     def close(self) -> None:
         """Wait for no answer any more."""
@@ -169,48 +138,22 @@ class Supervisor:
             self._question.close()
             self._question = None
 
-    def adopt(self) -> None:
-        """Take the place of a flow process that was killed, once the lease is held."""
-        self._notices.survivor(UUID(runtime.task_run.id))
-        self.bring(attempts.nodes_missing(self.history))  # it may not have brought all
-
-    def learn_history(self) -> None:
-        """Note what happened before: whoever heard it may have been killed before it was noted."""
-        for event in self.history:
-            self._learn(event)
-
-    def _learn(self, event: AnyEvent) -> None:
-        """Note what it says of hosts; where that cannot be written, training goes on."""
-        try:
-            self._engine.learn(event)
-        except JobError as error:
-            self._log.error("%s", error)
-
     def take(self, event: AnyEvent) -> None:
         """Act on a new event of the job."""
         if isinstance(event, Progress):
             self._progress = event
             self._notices.progress(event)
             return
-        self._learn(event)
-        if isinstance(event, NodeWanted):
-            self.bring([event.node])
         if isinstance(event, Ended) and self._progress is not None:
             last = msgspec.structs.replace(self._progress, finished=event.finished)
             self._notices.progress(last)
         self._log.log(_level(event), "%s", sentence(event))
         self._remember(event)
         self.name_state()
-
-    def bring(self, nodes: list[int]) -> None:
-        """Start an agent for each of these nodes, or spares."""
-        for node in nodes:
-            what = "A spare" if node == names.SPARE else f"Node {node}"
-            self._log.warning("%s is missing; a new agent is started for it", what)
-            try:
-                self._engine.replace(node)
-            except JobError as error:  # the job goes on without it, or gives up in its own time
-                self._log.warning("%s cannot be replaced: %s", what, error)
+        if isinstance(event, Formed) and not self._formed:
+            self._formed = True
+            if resumes(attempts.newest(self.history)):
+                restore(self._job_id)
 
     def _remember(self, event: AnyEvent) -> None:
         self.history.append(event)
@@ -275,20 +218,9 @@ def _level(event: AnyEvent) -> int:
     return logging.WARNING if loud or amiss or slow else logging.INFO
 
 
-def _follow(supervisor: Supervisor, events: EventStream, job_id: str) -> None:
-    """Handle the job's events until it has ended. Raises JobError: its coordinator died."""
-    formed = False
-    for event in events:
-        supervisor.take(event)
-        if isinstance(event, Formed) and not formed:
-            formed = True
-            if resumes(attempts.newest(supervisor.history)):
-                restore(job_id)
-
-
-def _end(job_id: str) -> Ended:
-    """Return how the job ended. Raises JobError: its ledger does not say."""
-    end = attempts.end_of(jobs.history_of(job_id))
+def _end(history: list[AnyEvent], job_id: str) -> Ended:
+    """Return how the job ended. Raises JobError: its journal does not say."""
+    end = attempts.end_of(history)
     if end is None:
         raise JobError(
             f"the coordinator of job {job_id} died before the job ended, and so did "

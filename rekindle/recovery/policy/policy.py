@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
-import math
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
+
+from rekindle.settings import CHOICES, check_limits
 
 
 class Strategy(str, enum.Enum):
@@ -46,102 +49,155 @@ ALLOWABLE = (*LADDER, Strategy.DUMP)
 # started them. Where that may be, the job begins without them.
 LATE_S = 20.0
 
-_COUNTS = (
-    "max_restarts",
-    "max_recoveries",
-    "max_in_row",
-    "max_reschedules",
-    "max_pod_reschedules",
-    "max_hangs_in_row",
-    "max_reschedules_in_row",
-)
-_TIMEOUTS = (
-    "leave_timeout_s",
-    "join_timeout_s",
-    "node_timeout_s",
-    "coordinator_timeout_s",
-    "dump_timeout_s",
-    "approval_timeout_s",
-    "hang_timeout_s",
-    "idle_timeout_s",
-)
-
-
 MOST = 2**31 - 1  # of whatever is counted; what has no limit has this one
+
+
+def _count(text: str) -> Meta:
+    return Meta(ge=0, le=MOST, description=text)
+
+
+def _seconds(text: str) -> Meta:
+    return Meta(gt=0, description=f"Seconds {text}")
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What may be done about faults, and how often.
 
-    strategies: what may be used, in the order in which it is tried; `dump`, wherever it stands:
-        whether a job that ends without success leaves last words.
-    max_restarts: restarts of all ranks in one job, as torchrun counts them, without those that heal
-        a device or end a hang.
-    max_recoveries: inner recoveries in one job, and restarts that heal or end a hang; a job that
-        needs more is beyond repair.
-    max_in_row: recoveries of one rank or node in a row without a finished step between them; after
-        hangs, of any.
-    max_reschedules: how often the whole job may be placed anew (ModelArts: job-retry-num).
-    max_pod_reschedules: how often one node's pod may be (ModelArts: pod-retry-num).
-    unconditional: `reschedule-job` may answer what is no fault of a node or device, too.
-    max_reschedules_in_row: such answers in a row; after that the script is taken for the cause.
-    max_hangs_in_row: restarts in a row because of a hang.
-    progress_resets: steps count: one that was not done before ends such a row, as a fault of a node
-        or device does, and the same error at the same step twice is the script's. ModelArts knows
-        of no steps.
-    approve: strategies that wait for a person's approval.
-    leave_timeout_s: how long a healthy rank may take to leave its step before it is replaced; more
-        than the longest stretch of a step without a collective.
-    join_timeout_s: how long a started rank may take to reach its Session.
-    node_timeout_s: how long the job waits for a node to take the place of a lost one.
-    coordinator_timeout_s: how long ranks train on without a coordinator.
-    dump_timeout_s: how long a node may take to write last words.
-    approval_timeout_s: how long the job waits for the person.
-    hang_timeout_s: how long a rank may make no progress in a step before the job is looked at as
-        hanging, even if all steps so far were short; see rekindle.agent.hang_limits.
-    idle_timeout_s: how long all processes of a script without a Session may do nothing.
-    stragglers: what follows when light profiling shows that a node has become slow. Whatever it is,
-        a node check has to find it sick first.
-    stragglers_shadow: it is only said what would follow.
+    The default of `max_restarts` is 0 here and for `rekindle run`, as for torchrun. It is 3 in
+    forms and job files.
     """
 
-    strategies: tuple[Strategy, ...] = ALLOWABLE
-    max_restarts: int = 0
-    max_recoveries: int = 128
-    max_in_row: int = 3
-    max_reschedules: int = 0
-    max_pod_reschedules: int = 0
-    unconditional: bool = True
-    max_reschedules_in_row: int = 3
-    max_hangs_in_row: int = 3
-    progress_resets: bool = True
-    approve: tuple[Strategy, ...] = ()
-    leave_timeout_s: float = 300.0
-    join_timeout_s: float = 600.0
-    node_timeout_s: float = 600.0
-    coordinator_timeout_s: float = 600.0
-    dump_timeout_s: float = 600.0
-    approval_timeout_s: float = 86_400.0
-    hang_timeout_s: float = 10.0
-    idle_timeout_s: float = 1800.0
-    stragglers: Stragglers = Stragglers.WARN
-    stragglers_shadow: bool = False
+    strategies: Annotated[
+        tuple[Strategy, ...],
+        Meta(
+            description="What may be done, in the order in which it is tried. Inside the running "
+            "job: retry (all ranks do the step again), recover-in-place (a broken rank is started "
+            "anew on its node), recover (a new node takes the place of a lost one), shrink "
+            "(training goes on without the lost node, where min_nodes allows it). Of all ranks: "
+            "hang-restart and restart. Of places: reschedule-pod, reschedule-job-isolated and "
+            "reschedule-job, which have limits of their own below. dump, wherever it stands: a job "
+            "that ends without success has its newest snapshot written as a checkpoint.",
+            extra={CHOICES: ALLOWABLE},
+        ),
+    ] = ALLOWABLE
+    max_restarts: Annotated[
+        int,
+        _count(
+            "How often all ranks may be started anew in one job. An error of the training script "
+            "always needs one of these; 0 ends the job at the first."
+        ),
+    ] = 0
+    max_recoveries: Annotated[
+        int,
+        _count(
+            "How often the strategies inside the running job may be used, and restarts that end a "
+            "hang or heal a device; after that every fault restarts all ranks."
+        ),
+    ] = 128
+    max_in_row: Annotated[
+        int,
+        _count(
+            "How often the same rank or node may be recovered without a finished step in between."
+        ),
+    ] = 3
+    max_reschedules: Annotated[
+        int, _count("How often the whole job may be placed anew (ModelArts: job-retry-num).")
+    ] = 0
+    max_pod_reschedules: Annotated[
+        int, _count("How often one node alone may be placed anew (ModelArts: pod-retry-num).")
+    ] = 0
+    unconditional: Annotated[
+        bool,
+        Meta(
+            description="Whether the whole job may also be placed anew when no node or device is "
+            "to blame (ModelArts: job-unconditional-retry)."
+        ),
+    ] = True
+    max_reschedules_in_row: Annotated[
+        int,
+        _count("How often that may happen in a row; then the script is taken for the cause."),
+    ] = 3
+    max_hangs_in_row: Annotated[
+        int, _count("Restarts in a row because of a hang; then the job ends.")
+    ] = 3
+    progress_resets: Annotated[
+        bool,
+        Meta(description="Whether a new step ends such a row. ModelArts knows of no steps."),
+    ] = True
+    approve: Annotated[
+        tuple[Strategy, ...],
+        Meta(
+            description="What a person has to approve first: the run pauses and shows a form.",
+            extra={CHOICES: LADDER},
+        ),
+    ] = ()
+    leave_timeout_s: Annotated[
+        float,
+        _seconds(
+            "that a healthy rank may take to leave its step after a fault; then it is started "
+            "anew as well. Give more than the longest stretch of a step without a collective."
+        ),
+    ] = 300.0
+    join_timeout_s: Annotated[
+        float,
+        _seconds(
+            "that a started rank may take until it is ready to train (imports, building the "
+            "model, compiling)."
+        ),
+    ] = 600.0
+    node_timeout_s: Annotated[
+        float, _seconds("that the job waits for a new node in the place of a lost one.")
+    ] = 600.0
+    coordinator_timeout_s: Annotated[
+        float,
+        _seconds(
+            "that ranks train on without a coordinator, when it died and nobody has started "
+            "another one."
+        ),
+    ] = 600.0
+    dump_timeout_s: Annotated[
+        float, _seconds("that a node may take to write the last snapshot of a job that ends.")
+    ] = 600.0
+    approval_timeout_s: Annotated[
+        float, _seconds("that the job waits for that person; then it ends.")
+    ] = 86_400.0
+    hang_timeout_s: Annotated[
+        float,
+        _seconds(
+            "that a rank may make no progress in a step before the job is looked at as hanging, "
+            "even if all steps so far were short."
+        ),
+    ] = 10.0
+    idle_timeout_s: Annotated[
+        float,
+        _seconds(
+            "after which a script without a Session hangs when none of its processes has done "
+            "anything."
+        ),
+    ] = 1800.0
+    stragglers: Annotated[
+        Stragglers,
+        Meta(
+            description="What follows when light profiling shows that a node has become slow: "
+            "warn, no more; isolate, it is checked when all ranks wait the next time, and replaced "
+            "if the check finds it sick; replace, training is held between two steps for that "
+            "check."
+        ),
+    ] = Stragglers.WARN
+    stragglers_shadow: Annotated[
+        bool,
+        Meta(description="Only say what would follow, and how often that would have been right."),
+    ] = False
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work.
 
-        Raises ValueError: a strategy that cannot be chosen or is named twice, or a negative limit.
+        Raises ValueError: a strategy that cannot be chosen or is named twice, or a number outside
+        of its limits.
         """
         for name, choice in (("strategies", ALLOWABLE), ("approve", LADDER)):
             _check_strategies(name, getattr(self, name), choice)
-        for name in _COUNTS:
-            if getattr(self, name) < 0:
-                raise ValueError(f"policy: {name} is {getattr(self, name)}; 0 is the least")
-            if getattr(self, name) > MOST:
-                raise ValueError(f"policy: {name} is far too much; {MOST} is the most")
-        for name in _TIMEOUTS:
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"policy: {name} is {getattr(self, name)}; give seconds above 0")
+        check_limits(self, "policy")
 
     @property
     def ladder(self) -> tuple[Strategy, ...]:

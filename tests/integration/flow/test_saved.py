@@ -21,12 +21,12 @@ from rekindle.blocks.job import TrainingJob
 
 ODD = ("REKINDLE_X", "A=B")  # names of variables
 SAVE = """
-from rekindle.blocks.policy import RecoveryPolicy
+from rekindle.recovery.policy.policy import Policy, Strategy
 from rekindle.blocks.saved import SavedCluster, SavedPolicy, SavedStore
 from rekindle.blocks.store import CheckpointDirectory
 
 SavedPolicy(
-    policy=RecoveryPolicy(strategies=["restart", "retry"], max_restarts=7)
+    policy=Policy(strategies=(Strategy.RESTART, Strategy.RETRY), max_restarts=7)
 ).save("careful", overwrite=True)
 secrets = {"TRACKER_KEY": "geheim", "MODE": "all"}
 SavedCluster(nodes=3, processes_per_node=2, spares=1, environment=secrets).save("big")

@@ -13,7 +13,7 @@ import pytest
 from jobs.driver import spec_of
 from waiting import finished, turns
 
-from rekindle.agent import ranks as node_ranks
+from rekindle.agent import output
 from rekindle.agent.node_state import NodeState
 from rekindle.agent.ranks import NodeRanks
 from rekindle.errors import RekindleError
@@ -71,7 +71,7 @@ def test_the_event_loop_runs_while_a_log_is_opened(node: Node) -> None:
 
 def test_a_log_that_is_not_opened_in_time(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The coordinator gets the name of the directory."""
-    monkeypatch.setattr(node_ranks, "LOGS_S", 0.01)
+    monkeypatch.setattr(output, "LOGS_S", 0.01)
     asyncio.run(finished(node.ranks.obey(SPAWN)))
     (failed,) = node.sent
     assert isinstance(failed, p.SpawnFailed)

@@ -10,8 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from rekindle.blocks.job import TrainingJob
-from rekindle.blocks.policy import RecoveryPolicy
-from rekindle.blocks.store import CheckpointDirectory, Keep
+from rekindle.blocks.store import CheckpointDirectory
 from rekindle.checkpoints.retention import Retention
 from rekindle.errors import UsageError
 from rekindle.job.spec import EntryKind, Framework, JobSpec
@@ -117,8 +116,7 @@ def test_rules_that_do_not_fit() -> None:
     """They are refused where they are entered; the form has all rules that there are."""
     with pytest.raises(ValidationError, match="best and metric go together"):
         CheckpointDirectory.model_validate({"keep": {"best": 2}})
-    assert set(Keep.model_fields) == set(Retention.__struct_fields__)
-    assert Keep().to_retention() == Retention()
+    assert CheckpointDirectory().keep == Retention()
 
 
 def test_a_missing_script_is_named(tmp_path: Path) -> None:
@@ -134,7 +132,10 @@ def test_the_description_survives_the_api(tmp_path: Path) -> None:
     assert TrainingJob.model_validate(job.model_dump(mode="json")) == job
 
 
-def test_the_form_has_every_field_of_the_policy() -> None:
-    """None of them can be set in files alone."""
-    assert set(RecoveryPolicy.model_fields) == set(Policy.__struct_fields__)
-    assert RecoveryPolicy(max_restarts=0).to_policy() == Policy()
+def test_a_job_takes_the_policy_of_the_public_api() -> None:
+    """As it is. A form begins with three restarts of all ranks, a `Policy` with none."""
+    asked = Policy(max_recoveries=5)
+    assert TrainingJob(script="a.py", policy=asked).policy is asked
+    entered = TrainingJob.model_validate({"script": "a.py", "policy": {"max_recoveries": 5}})
+    assert entered.policy == Policy(max_recoveries=5, max_restarts=3)
+    assert TrainingJob(script="a.py").policy == Policy(max_restarts=3)

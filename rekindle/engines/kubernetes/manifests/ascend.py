@@ -6,11 +6,13 @@ documents on AscendJob and on process-level recovery.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from rekindle.recovery.policy import annotations as words
+from rekindle.settings import CHOICES
 
 Manifest = dict[str, Any]
 
@@ -32,40 +34,106 @@ _WAIT_MINDX_S = 60
 
 
 class Ascend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """MindCluster's words about a job; what is empty (or None) is not said.
+    """Labels, annotations and mounts of MindCluster; what is empty is left out."""
 
-    accelerator: value of ring-controller.atlas. schedule_policy: as chip8-node8.
-    fault_filter: seconds of silence by level of fault, as "RestartRequest:30".
-    env, ports, reset_config, data_trace, driver: whether the containers have them; None: if
-    MindCluster recovers the job.
-    """
-
-    framework: str = "pytorch"
-    accelerator: str = ""
-    schedule_policy: str = ""
-    fault_scheduling: str = ""
-    fault_retry_times: int | None = None
-    pod_rescheduling: bool = False
-    process_recover: str = ""
-    sub_healthy: str = ""
-    tor_affinity: str = ""
-    podgroup_scheduling: bool = False
-    custom_job_key: str = ""
-    custom_job_id: str = ""
-    wait_reschedule_timeout_s: int | None = None
-    sp_block: int | None = None
-    ra_block: int | None = None
-    recover_policy_path: str = ""
-    min_available: int | None = None
-    affinity_config: str = ""
-    fault_filter_codes: str = ""
-    fault_filter: str = ""
-    backoff_limit: int | None = None
-    env: bool | None = None
-    ports: bool | None = None
-    reset_config: bool | None = None
-    data_trace: bool | None = None
-    driver: bool | None = None
+    framework: Annotated[
+        str,
+        Meta(
+            extra={CHOICES: FRAMEWORKS},
+            description="Framework of an AscendJob; it names the roles of its pods.",
+        ),
+    ] = "pytorch"
+    accelerator: Annotated[
+        str, Meta(description="Label ring-controller.atlas, as ascend-910b; on the pods, too.")
+    ] = ""
+    schedule_policy: Annotated[
+        str, Meta(description="Annotation huawei.com/schedule_policy, as chip8-node8.")
+    ] = ""
+    fault_scheduling: Annotated[
+        str,
+        Meta(
+            extra={CHOICES: ("", *SCHEDULING)},
+            description="Label fault-scheduling: whether faults are met at all.",
+        ),
+    ] = ""
+    fault_retry_times: Annotated[
+        Annotated[int, Meta(ge=0, le=100)] | None,
+        Meta(
+            description="Label fault-retry-times: retries after faults without a known cause.",
+        ),
+    ] = None
+    pod_rescheduling: Annotated[
+        bool, Meta(description="Label pod-rescheduling: a faulty pod is placed anew alone.")
+    ] = False
+    process_recover: Annotated[
+        str,
+        Meta(
+            extra={CHOICES: ("", *PROCESS)},
+            description="Label process-recover-enable. Empty: on where MindCluster's strategies "
+            "are given.",
+        ),
+    ] = ""
+    sub_healthy: Annotated[
+        str,
+        Meta(extra={CHOICES: ("", *SUB_HEALTHY)}, description="Label subHealthyStrategy."),
+    ] = ""
+    tor_affinity: Annotated[
+        str,
+        Meta(extra={CHOICES: ("", *TOR_AFFINITY)}, description="Label tor-affinity."),
+    ] = ""
+    podgroup_scheduling: Annotated[bool, Meta(description="Label podgroup-sched-enable.")] = False
+    custom_job_key: Annotated[str, Meta(description="Label customJobKey.")] = ""
+    custom_job_id: Annotated[str, Meta(description="Label custom-job-id.")] = ""
+    wait_reschedule_timeout_s: Annotated[
+        Annotated[int, Meta(ge=30, le=270)] | None,
+        Meta(
+            description="Annotation wait-reschedule-timeout: seconds to wait for a new pod.",
+        ),
+    ] = None
+    sp_block: Annotated[
+        Annotated[int, Meta(ge=1, le=1_000_000)] | None, Meta(description="Annotation sp-block.")
+    ] = None
+    ra_block: Annotated[
+        Annotated[int, Meta(ge=1, le=1_000_000)] | None, Meta(description="Annotation ra-block.")
+    ] = None
+    recover_policy_path: Annotated[
+        str,
+        Meta(
+            extra={CHOICES: ("", "pod")}, description="Annotation huawei.com/recover_policy_path."
+        ),
+    ] = ""
+    min_available: Annotated[
+        Annotated[int, Meta(ge=1, le=20_000)] | None,
+        Meta(description="Annotation huawei.com/schedule_minAvailable."),
+    ] = None
+    affinity_config: Annotated[str, Meta(description="Annotation huawei.com/affinity-config.")] = ""
+    fault_filter_codes: Annotated[
+        str, Meta(description="Annotation huawei.com/schedule.filter.faultCode.")
+    ] = ""
+    fault_filter: Annotated[
+        str,
+        Meta(description="Annotation huawei.com/schedule.filter.faultLevel, as RestartRequest:30."),
+    ] = ""
+    backoff_limit: Annotated[
+        Annotated[int, Meta(ge=0, le=2**31 - 1)] | None,
+        Meta(description="An AscendJob's runPolicy.backoffLimit. Empty: none, and no limit."),
+    ] = None
+    env: Annotated[
+        bool | None,
+        Meta(
+            description="Whether containers get MindCluster's variables. Empty: if it recovers the"
+            " job; so below."
+        ),
+    ] = None
+    ports: Annotated[bool | None, Meta(description="Its ports 2222, 8000 and 9601.")] = None
+    reset_config: Annotated[
+        bool | None, Meta(description="The folder in which it tells processes to begin anew.")
+    ] = None
+    data_trace: Annotated[
+        bool | None,
+        Meta(description="The folders of its profiling: the switch and what is written."),
+    ] = None
+    driver: Annotated[bool | None, Meta(description="The node's driver.")] = None
 
 
 def job_labels(ascend: Ascend, *, process_level: bool) -> dict[str, str]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import enum
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
-from rekindle.engines.kubernetes.manifests.ascend import Ascend
+from rekindle.engines.kubernetes.manifests.ascend import STRATEGIES, Ascend
 from rekindle.job.spec import JobSpec
+from rekindle.settings import CHOICES
+
+PULL = ("", "Always", "IfNotPresent", "Never")
 
 
 class Kind(str, enum.Enum):
@@ -41,14 +45,16 @@ class Isolation(str, enum.Enum):
 class Volume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A volume and where it is mounted. Of claim to secret at most one; none: an emptyDir."""
 
-    name: str
-    mount_path: str
-    claim: str = ""
-    host_path: str = ""
-    config_map: str = ""
-    secret: str = ""
-    empty_dir: bool = False
-    read_only: bool = False
+    name: Annotated[str, Meta(description="Its name, of a-z 0-9 and -.")]
+    mount_path: Annotated[str, Meta(description="Where it is in the container; an absolute path.")]
+    claim: Annotated[str, Meta(description="A PersistentVolumeClaim.")] = ""
+    host_path: Annotated[str, Meta(description="A path of the node.")] = ""
+    config_map: Annotated[str, Meta(description="A ConfigMap.")] = ""
+    secret: Annotated[str, Meta(description="A Secret.")] = ""
+    empty_dir: Annotated[bool, Meta(description="An empty folder, which goes with the pod.")] = (
+        False
+    )
+    read_only: Annotated[bool, Meta(description="Whether it cannot be written to.")] = False
 
     @property
     def sources(self) -> list[str]:
@@ -60,75 +66,243 @@ class Volume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who else may reach a coordinator: pods of a namespace, with these labels, or addresses."""
 
-    namespace: str = ""
-    labels: dict[str, str] = {}
-    cidr: str = ""
+    namespace: Annotated[str, Meta(description="Pods of this namespace; empty: the job's own.")] = (
+        ""
+    )
+    labels: Annotated[dict[str, str], Meta(description="Pods with these labels.")] = {}
+    cidr: Annotated[str, Meta(description="Addresses, as 10.0.0.0/8; stands alone.")] = ""
 
 
 class Coordinator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The pod of the job's coordinator.
+    """The pod of the job's coordinator. Its field peers is besides the pods of flow runs."""
 
-    image: "": that of the nodes. claim: a PersistentVolumeClaim for its record; "": an emptyDir,
-    which is lost with the pod. peers: who may reach it besides the job's pods and flow runs' pods
-    of the same namespace.
-    """
-
-    image: str = ""
-    cpu: str = "100m"
-    memory: str = "256Mi"
-    claim: str = ""
-    peers: tuple[Peer, ...] = ()
+    image: Annotated[
+        str, Meta(description="An image with Rekindle installed. Empty: that of the nodes.")
+    ] = ""
+    cpu: Annotated[str, Meta(description="Processors that it asks for.")] = "100m"
+    memory: Annotated[str, Meta(description="Memory that it asks for, and its limit.")] = "256Mi"
+    claim: Annotated[
+        str,
+        Meta(
+            description="PersistentVolumeClaim for the job's record. Empty: the record is lost "
+            "when the pod is placed anew."
+        ),
+    ] = ""
+    peers: Annotated[
+        tuple[Peer, ...],
+        Meta(
+            description="Who may reach it besides the job's pods and, in its namespace, those "
+            "labelled rekindle.dev/role: flow."
+        ),
+    ] = ()
 
 
 class Pods(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a job's nodes become pods.
+    """How the nodes of a job become pods of a cluster."""
 
-    device: name of the extended resource, "": none. devices_per_node: 0: one for each rank.
-    shared_memory: size of /dev/shm, "": whatever the node's memory allows.
-    queue: Volcano's, of other kinds Kueue's.
-    anti_affinity: whether a host holds one node of the job at most; None: if a device is named,
-    or the pods use their hosts' network.
-    topology_key: label of nodes whose value the job's nodes share as far as there is room.
-    gang: whether all pods are placed at once or none; None: where the kind always can.
-    home: folder, on a volume that lasts, for what ranks record; "": it goes with the pods.
-    termination_grace_s: 0: as long as last words may take, and 30 s.
-    recover_strategy: MindCluster's, in its words.
-    overrides, pod_overrides: strategic merge patches of the workload, and of each pod template.
-    """
-
-    image: str
-    kind: Kind = Kind.INDEXED_JOB
-    namespace: str = "default"
-    device: str = ""
-    devices_per_node: int = 0
-    cpu: str = ""
-    memory: str = ""
-    shared_memory: str = ""
-    service_account: str = ""
-    image_pull_policy: str = ""
-    image_pull_secrets: tuple[str, ...] = ()
-    queue: str = ""
-    priority_class: str = ""
-    node_selector: dict[str, str] = {}
-    tolerations: tuple[dict[str, Any], ...] = ()
-    anti_affinity: bool | None = None
-    topology_key: str = ""
-    gang: bool | None = None
-    isolated_hosts: Isolation = Isolation.AVOID
-    termination_grace_s: int = 0
-    volumes: tuple[Volume, ...] = ()
-    home: str = ""
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
-    env_from_secrets: tuple[str, ...] = ()
-    host_network: bool = False
-    network_policy: bool = True
-    coordinator: Coordinator = Coordinator()
-    recovery: Recovery = Recovery.REKINDLE
-    recover_strategy: tuple[str, ...] = ()
-    ascend: Ascend = Ascend()
-    overrides: dict[str, Any] = {}
-    pod_overrides: dict[str, Any] = {}
+    image: Annotated[
+        str,
+        Meta(
+            title="Image",
+            description="Image with Rekindle and the training script; the job's paths are paths in"
+            " it.",
+        ),
+    ]
+    kind: Annotated[
+        Kind,
+        Meta(
+            title="Kind",
+            description="What the cluster calls the job: indexed-job is in every cluster, the "
+            "others need their controllers.",
+        ),
+    ] = Kind.INDEXED_JOB
+    namespace: Annotated[str, Meta(title="Namespace", description="Where it is made.")] = "default"
+    device: Annotated[
+        str,
+        Meta(
+            title="Device",
+            description="Resource name of the accelerators, as nvidia.com/gpu or "
+            "huawei.com/Ascend910. Empty: none.",
+        ),
+    ] = ""
+    devices_per_node: Annotated[
+        int,
+        Meta(
+            ge=0,
+            title="Devices per node",
+            description="How many of them a pod gets; 0: one for each of its ranks.",
+        ),
+    ] = 0
+    cpu: Annotated[
+        str, Meta(title="CPU", description="Processors that a pod asks for, as 8 or 500m.")
+    ] = ""
+    memory: Annotated[
+        str, Meta(title="Memory", description="Memory that a pod asks for, and its limit, as 64Gi.")
+    ] = ""
+    shared_memory: Annotated[
+        str,
+        Meta(
+            title="Shared memory",
+            description="Size of /dev/shm. Empty: as much as the pod's memory allows.",
+        ),
+    ] = ""
+    service_account: Annotated[
+        str,
+        Meta(
+            title="Service account",
+            description="ServiceAccount of the pods; its token is not mounted.",
+        ),
+    ] = ""
+    image_pull_policy: Annotated[
+        str,
+        Meta(
+            extra={CHOICES: PULL},
+            title="Image pull policy",
+            description="When images are pulled. Empty: as the cluster does.",
+        ),
+    ] = ""
+    image_pull_secrets: Annotated[
+        tuple[str, ...],
+        Meta(title="Image pull secrets", description="Secrets with which images are pulled."),
+    ] = ()
+    queue: Annotated[
+        str,
+        Meta(
+            title="Queue",
+            description="Queue that the job waits in: Volcano's, of other kinds Kueue's.",
+        ),
+    ] = ""
+    priority_class: Annotated[
+        str, Meta(title="Priority class", description="PriorityClass of the pods.")
+    ] = ""
+    node_selector: Annotated[
+        dict[str, str],
+        Meta(title="Node selector", description="Labels that a pod's node must have."),
+    ] = {}
+    tolerations: Annotated[
+        tuple[dict[str, Any], ...],
+        Meta(
+            title="Tolerations",
+            description="Taints that the pods tolerate, as pods have it: key, operator, value, "
+            "effect.",
+        ),
+    ] = ()
+    anti_affinity: Annotated[
+        bool | None,
+        Meta(
+            title="One node per host",
+            description="Whether a host holds one node of the job at most. Empty: if a device is "
+            "named, or the pods use their hosts' network.",
+        ),
+    ] = None
+    topology_key: Annotated[
+        str,
+        Meta(
+            title="Topology key",
+            description="Label of nodes, as that of a rack, whose value the job's nodes share as "
+            "far as there is room.",
+        ),
+    ] = ""
+    gang: Annotated[
+        bool | None,
+        Meta(
+            title="All at once",
+            description="Whether all pods are placed at once or none. Empty: if Volcano places "
+            "them.",
+        ),
+    ] = None
+    isolated_hosts: Annotated[
+        Isolation,
+        Meta(
+            title="Isolated hosts",
+            description="What becomes of a host that has broken the job: avoid (jobs of Rekindle "
+            "keep off it), or also cordon or taint, which keeps everybody off it until it is "
+            "released. Needs rights on nodes.",
+        ),
+    ] = Isolation.AVOID
+    termination_grace_s: Annotated[
+        int,
+        Meta(
+            ge=0,
+            title="Grace",
+            description="Seconds that a pod may take to end. 0: as long as last words may take, "
+            "and 30 s.",
+        ),
+    ] = 0
+    volumes: Annotated[
+        tuple[Volume, ...], Meta(title="Volumes", description="What is mounted into the pods.")
+    ] = ()
+    home: Annotated[
+        str,
+        Meta(
+            description="Folder, on a volume that lasts, for what ranks put out and record, below "
+            "it one for each job. Empty: it goes with the pods."
+        ),
+    ] = ""
+    labels: Annotated[
+        dict[str, str], Meta(title="Labels", description="Labels of the job and its pods.")
+    ] = {}
+    annotations: Annotated[
+        dict[str, str],
+        Meta(title="Annotations", description="Annotations of the job and its pods."),
+    ] = {}
+    env_from_secrets: Annotated[
+        tuple[str, ...],
+        Meta(
+            title="Environment from Secrets",
+            description="Secrets whose keys become environment variables.",
+        ),
+    ] = ()
+    host_network: Annotated[
+        bool,
+        Meta(
+            title="Host network",
+            description="Whether the pods use their hosts' network. No NetworkPolicy holds there.",
+        ),
+    ] = False
+    network_policy: Annotated[
+        bool,
+        Meta(
+            title="Network policy",
+            description="Whether others are kept from the job's pods and its coordinator.",
+        ),
+    ] = True
+    coordinator: Annotated[
+        Coordinator, Meta(title="Coordinator", description="The coordinator's pod.")
+    ] = Coordinator()
+    recovery: Annotated[
+        Recovery,
+        Meta(
+            title="Recovery",
+            description="Who mends the job. mindcluster: Rekindle, and MindCluster by what is said"
+            " under Ascend; for the kinds ascendjob and volcano-job.",
+        ),
+    ] = Recovery.REKINDLE
+    recover_strategy: Annotated[
+        tuple[str, ...],
+        Meta(
+            extra={CHOICES: STRATEGIES},
+            title="MindCluster's strategies",
+            description="How MindCluster recovers processes, in its order; for the kind ascendjob.",
+        ),
+    ] = ()
+    ascend: Annotated[
+        Ascend, Meta(title="Ascend", description="What MindCluster is told of the job.")
+    ] = Ascend()
+    overrides: Annotated[
+        dict[str, Any],
+        Meta(
+            title="Patch of the workload",
+            description="Strategic merge patch of the workload's manifest.",
+        ),
+    ] = {}
+    pod_overrides: Annotated[
+        dict[str, Any],
+        Meta(
+            title="Patch of the pods",
+            description="Strategic merge patch of each pod template: metadata and spec.",
+        ),
+    ] = {}
 
     @property
     def by_mindcluster(self) -> bool:

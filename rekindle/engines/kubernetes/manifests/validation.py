@@ -11,6 +11,7 @@ from rekindle.engines.kubernetes.manifests import ascend as words
 from rekindle.engines.kubernetes.manifests import quantities as check
 from rekindle.engines.kubernetes.manifests.ascend import Ascend
 from rekindle.engines.kubernetes.manifests.settings import (
+    PULL,
     Kind,
     Pods,
     Volume,
@@ -19,8 +20,8 @@ from rekindle.engines.kubernetes.manifests.settings import (
 )
 from rekindle.errors import UsageError
 from rekindle.job.spec import Framework, JobSpec
+from rekindle.settings import check_limits
 
-_PULL = ("", "Always", "IfNotPresent", "Never")
 _TOLERATION = ("key", "operator", "value", "effect", "tolerationSeconds")
 
 _MOST_ASCEND = 20_000
@@ -50,6 +51,11 @@ def check_pods(pods: Pods, spec: JobSpec) -> None:
 
 def check_words(pods: Pods) -> None:
     """Raise UsageError if no job's pods can be so."""
+    try:
+        check_limits(pods, "kubernetes")
+        check_limits(pods.ascend, "ascend")
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     if not pods.image.strip() or any(sign.isspace() for sign in pods.image):
         raise UsageError(f"image is {pods.image!r}; name the image that holds the training script")
     _check_names(pods)
@@ -73,8 +79,8 @@ def _check_names(pods: Pods) -> None:
             check.subdomain(where, name)
     if pods.queue:
         check.subdomain("queue", pods.queue)
-    if pods.image_pull_policy not in _PULL:
-        raise check.no_choice("image_pull_policy", pods.image_pull_policy, _PULL[1:])
+    if pods.image_pull_policy not in PULL:
+        raise check.no_choice("image_pull_policy", pods.image_pull_policy, PULL[1:])
     if pods.device:
         check.device(pods.device)
     if pods.topology_key:
@@ -84,8 +90,6 @@ def _check_names(pods: Pods) -> None:
 def _check_amounts(pods: Pods) -> None:
     for name in ("cpu", "memory", "shared_memory"):
         check.quantity(name, getattr(pods, name))
-    if pods.devices_per_node < 0:
-        raise UsageError(f"devices_per_node is {pods.devices_per_node}; give a number, or 0")
     if pods.devices_per_node and not pods.device:
         raise UsageError("devices_per_node needs device: name it, as nvidia.com/gpu")
 
@@ -242,17 +246,6 @@ def check_ascend(ascend: Ascend) -> None:
         value = getattr(ascend, name)
         if value not in choice and (value or name == "framework"):
             raise check.no_choice(f"ascend.{name}", value, choice)
-    for name, least, most in (
-        ("fault_retry_times", 0, 100),
-        ("wait_reschedule_timeout_s", 30, 270),
-        ("sp_block", 1, 1_000_000),
-        ("ra_block", 1, 1_000_000),
-        ("min_available", 1, _MOST_ASCEND),
-        ("backoff_limit", 0, 2**31 - 1),
-    ):
-        number = getattr(ascend, name)
-        if number is not None and not least <= number <= most:
-            raise UsageError(f"ascend.{name} is {number}; give {least} to {most}")
     for name in ("accelerator", "custom_job_key", "custom_job_id"):
         check.value(f"ascend.{name}", getattr(ascend, name))
 

@@ -8,6 +8,8 @@ import msgspec
 import pytest
 from rendered import pods, rendered, spec
 
+from rekindle.engines.kubernetes.manifests.ascend import Ascend
+from rekindle.engines.kubernetes.manifests.settings import Pods
 from rekindle.engines.kubernetes.manifests.validation import check_pods
 from rekindle.errors import UsageError
 from rekindle.recovery.policy.policy import Policy
@@ -38,7 +40,6 @@ def volume(name: str = "data", mount_path: str = "/data", **others: Any) -> dict
         ({"memory": "0"}, "memory is '0'; give a quantity"),
         ({"memory": "-1Gi"}, "memory is '-1Gi'; give a quantity"),
         ({"shared_memory": "1 Gi"}, "shared_memory is '1 Gi'; give a quantity"),
-        ({"devices_per_node": -1}, "devices_per_node is -1; give a number, or 0"),
         ({"devices_per_node": 8}, "devices_per_node needs device: name it, as nvidia.com/gpu"),
         ({"termination_grace_s": 30}, "termination_grace_s is 30; give at least 630, or 0"),
         ({"labels": {"a b": "c"}}, "labels: 'a b' is no key"),
@@ -89,9 +90,6 @@ def volume(name: str = "data", mount_path: str = "/data", **others: Any) -> dict
         ({"ascend": {"sub_healthy": "exit"}}, "ascend.sub_healthy is 'exit'; give one of ignore"),
         ({"ascend": {"tor_affinity": "no"}}, "ascend.tor_affinity is 'no'; give one of large"),
         ({"ascend": {"recover_policy_path": "x"}}, "ascend.recover_policy_path is 'x'; give one"),
-        ({"ascend": {"fault_retry_times": 101}}, "ascend.fault_retry_times is 101; give 0 to 100"),
-        ({"ascend": {"wait_reschedule_timeout_s": 5}}, "timeout_s is 5; give 30 to 270"),
-        ({"ascend": {"sp_block": 0}}, "ascend.sp_block is 0; give 1 to"),
         ({"ascend": {"accelerator": "a b"}}, "ascend.accelerator is 'a b'; give at most 63"),
     ],
 )
@@ -99,6 +97,24 @@ def test_wrong_words(said: dict[str, Any], text: str) -> None:
     """Each wrong value is refused where it stands, and the message says what to write."""
     with pytest.raises(UsageError, match=text):
         check_pods(pods(said.pop("kind", "indexed-job"), **said), spec())
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ({"fault_retry_times": 101}, "ascend: fault_retry_times is 101; give at most 100"),
+        ({"wait_reschedule_timeout_s": 5}, "timeout_s is 5; give at least 30"),
+        ({"sp_block": 0}, "ascend: sp_block is 0; give at least 1"),
+    ],
+)
+def test_numbers_outside_of_their_limits(said: dict[str, Any], text: str) -> None:
+    """A file that has one is refused where it is read; here Python code makes it."""
+    with pytest.raises(UsageError, match=text):
+        check_pods(Pods(image="x", ascend=Ascend(**said)), spec())
+    with pytest.raises(msgspec.ValidationError, match=next(iter(said))):
+        pods(ascend=said)
+    with pytest.raises(UsageError, match="kubernetes: devices_per_node is -1; give at least 0"):
+        check_pods(Pods(image="x", devices_per_node=-1), spec())
 
 
 def test_a_grace_may_be_short_where_last_words_are() -> None:

@@ -1,0 +1,159 @@
+"""Settings as fields of Prefect's forms: pydantic models that follow from the structs.
+
+`Annotated[Policy, Form()]` is a field whose value is a `Policy`. Pydantic validates what a person
+enters with a model of the same fields, and so Prefect shows one input for each.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, create_model
+from pydantic_core import core_schema
+
+from rekindle.errors import UsageError
+from rekindle.settings import CHOICES, declared
+
+_CONSTRAINTS = ("ge", "gt", "le", "lt", "pattern", "description", "title")
+
+
+class Form:
+    """Makes a field of a form from a struct.
+
+    title: of the form. check: refuses values that do not fit each other; raises UsageError or
+    ValueError. like: has the defaults of the form's fields; None: those of the struct.
+    """
+
+    def __init__(
+        self,
+        title: str = "",
+        check: Callable[[Any], None] | None = None,
+        like: msgspec.Struct | None = None,
+    ) -> None:
+        self._title = title
+        self._check = check
+        self._like = like
+
+    def __get_pydantic_core_schema__(
+        self, source: type[msgspec.Struct], handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        def read(value: Any, validate: Callable[[Any], BaseModel]) -> msgspec.Struct:
+            found = value if isinstance(value, source) else _struct(validate(value), source)
+            if self._check is not None:
+                try:
+                    self._check(found)
+                except UsageError as error:
+                    raise ValueError(str(error)) from error
+            return found
+
+        return core_schema.no_info_wrap_validator_function(
+            read,
+            handler.generate_schema(model_of(source, self._title or source.__name__, self._like)),
+            serialization=core_schema.plain_serializer_function_ser_schema(_plain),
+        )
+
+
+def setting(default: msgspec.Struct, description: str) -> Any:
+    """Return the default of a field whose type is a struct."""
+    # A struct is no JSON to pydantic, so the schema gets the default as such.
+    return Field(
+        default_factory=lambda: default,
+        description=description,
+        json_schema_extra={"default": _plain(default)},
+    )
+
+
+def _struct(model: BaseModel, kind: type[msgspec.Struct]) -> msgspec.Struct:
+    try:
+        return msgspec.convert(model.model_dump(), kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it."""
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+@functools.cache
+def model_of(
+    struct: type[msgspec.Struct], title: str, like: msgspec.Struct | None = None
+) -> type[BaseModel]:
+    """Return a pydantic model with the fields of a struct: types, limits, defaults, descriptions.
+
+    title: the name of the form. like: has the defaults; None: the struct's own.
+    """
+    hints = get_type_hints(struct, include_extras=True)
+    fields: dict[str, Any] = {
+        field.name: (_type(hints[field.name]), _field(hints[field.name], _default(field, like)))
+        for field in msgspec.structs.fields(struct)
+    }
+    config = ConfigDict(extra="forbid", title=title)
+    return create_model(title, __config__=config, __doc__=struct.__doc__, **fields)
+
+
+def _field(hint: Any, default: Any) -> Any:
+    said = _said(declared(hint))
+    if _is_number(hint):
+        said["allow_inf_nan"] = False
+    if default is msgspec.NODEFAULT:
+        return Field(**said)
+    if not isinstance(default, msgspec.Struct):
+        return Field(default=_plain(default), **said)
+    extra = {"default": _plain(default)}
+    return Field(default_factory=lambda: default, json_schema_extra=extra, **said)
+
+
+def _said(meta: msgspec.Meta | None) -> dict[str, Any]:
+    """Return what a declaration states, in pydantic's words."""
+    said = {name: getattr(meta, name, None) for name in _CONSTRAINTS}
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def _default(field: msgspec.structs.FieldInfo, like: msgspec.Struct | None) -> Any:
+    """Return the default of a field; NODEFAULT: a person must give it."""
+    if like is not None:
+        return getattr(like, field.name)
+    factory = field.default_factory
+    return field.default if factory is msgspec.NODEFAULT else factory()
+
+
+def _type(hint: Any) -> Any:
+    meta = declared(hint)
+    bare = get_args(hint)[0] if meta is not None else hint
+    choices = (meta.extra or {}).get(CHOICES) if meta is not None else None
+    return _of(bare, choices)
+
+
+def _of(hint: Any, choices: Any = None) -> Any:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is str and choices:
+        return Literal[tuple(choices)]
+    if origin is Annotated:  # inside of a union
+        return Annotated[_of(arguments[0]), Field(**_said(declared(hint)))]
+    if origin is tuple:
+        return list[_item(arguments[0], choices)]  # type: ignore[misc]
+    if origin in (Union, types.UnionType):
+        return Union[tuple(_of(each) for each in arguments)]  # noqa: UP007  # made at run time
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return Literal[tuple(each.value for each in hint)]
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return Annotated[hint, Form()]
+    return hint
+
+
+def _item(hint: Any, choices: Any) -> Any:
+    """Return the type of a list's item. A form lets people order texts, and not choices."""
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        pattern = "|".join(each.value for each in choices or hint)
+        return Annotated[str, Field(pattern=f"^({pattern})$")]
+    return _of(hint, choices)
+
+
+def _is_number(hint: Any) -> bool:
+    return hint is float or (get_origin(hint) is Annotated and get_args(hint)[0] is float)

@@ -1,0 +1,105 @@
+"""Follows a job to its end under the lease, and brings what it wants, for flow and command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from rekindle import names
+from rekindle.engines.base import MOST_REVIVALS, Engine
+from rekindle.errors import JobError, LeaseHeldError, UsageError
+from rekindle.job.spec import Endpoint
+from rekindle.recovery.journal.journal import AnyEvent, NodeWanted, Progress
+
+
+class JobFollower:
+    """Steers one job. It replaces a coordinator that dies, and asks the engine for missing nodes.
+
+    holder: names this process to others that want to steer the job. see: takes each event, after
+    the follower has acted on it. say: takes a warning in words. is_over: whether no coordinator is
+    to follow one that died.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        holder: str,
+        see: Callable[[AnyEvent], None],
+        say: Callable[[str], None],
+        is_over: Callable[[], bool],
+    ) -> None:
+        self._engine = engine
+        self._holder = holder
+        self._see = see
+        self._say = say
+        self._is_over = is_over
+
+    def follow(
+        self,
+        endpoint: Endpoint,
+        since: Callable[[], int],
+        adopt: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Follow the events to the job's end, or until MOST_REVIVALS coordinators have died.
+
+        since: returns the number of the newest event that is known. adopt: called once, when this
+        process holds the lease for the first time.
+        Raises LeaseHeldError: another process steers the job. Raises JobError: a coordinator
+        neither answers nor ends.
+        """
+        for revivals in range(MOST_REVIVALS + 1):
+            try:
+                self._steer(endpoint, since(), adopt if revivals == 0 else lambda: None)
+            except LeaseHeldError:
+                raise
+            except JobError as error:
+                if self._is_over() or revivals == MOST_REVIVALS:
+                    return
+                self._say(f"{error}; another one takes its place")
+            else:
+                return
+            endpoint = self.next_coordinator()
+
+    def next_coordinator(self) -> Endpoint:
+        """Start another coordinator, or find the old one, which was only slow.
+
+        Raises JobError: it neither answers nor ends.
+        """
+        try:
+            return self._engine.revive()
+        except UsageError as error:  # the old one still has its port
+            slow = self._engine.alive()
+            if slow is None:
+                raise JobError(f"the job's coordinator does not answer: {error}") from error
+            return slow
+
+    def learn(self, history: Iterable[AnyEvent]) -> None:
+        """Have the engine note what events say of hosts. Training goes on where it cannot."""
+        for event in history:
+            try:
+                self._engine.learn(event)
+            except JobError as error:
+                self._say(str(error))
+
+    def bring(self, nodes: Iterable[int]) -> None:
+        """Start an agent for each of these nodes, or spares.
+
+        Where no host is free the job goes on without the node, or gives up in its own time.
+        """
+        for node in nodes:
+            what = "a spare" if node == names.SPARE else f"node {node}"
+            try:
+                self._engine.replace(node)
+            except JobError as error:
+                self._say(f"{what} cannot be replaced: {error}")
+
+    def _steer(self, endpoint: Endpoint, since: int, adopt: Callable[[], None]) -> None:
+        client = self._engine.client(endpoint)
+        with client.steer(holder=self._holder, since=since) as events:
+            adopt()
+            for event in events:
+                if not isinstance(event, Progress):
+                    self.learn([event])
+                if isinstance(event, NodeWanted):
+                    self.bring([event.node])
+                self._see(event)

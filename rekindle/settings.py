@@ -1,0 +1,66 @@
+"""Settings that a person may change. Each is declared once, in a struct.
+
+A field is `Annotated[type, Meta(description=..., ge=..., ...)]`. From it follow what a decoder
+refuses, what a struct refuses that Python code makes, the fields of Prefect's forms
+(`rekindle.blocks.forms`), and the reference tables of the documentation.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+CHOICES = "choices"  # in Meta.extra: the values of an enum that a list may have
+
+_BOUNDS: tuple[tuple[str, Callable[[float, float], bool], str], ...] = (
+    ("ge", operator.ge, "at least"),
+    ("gt", operator.gt, "above"),
+    ("le", operator.le, "at most"),
+)
+
+
+def declared(hint: Any) -> Meta | None:
+    """Return the declaration in a type hint."""
+    if get_origin(hint) is not Annotated:
+        return None
+    return next((each for each in get_args(hint)[1:] if isinstance(each, Meta)), None)
+
+
+@functools.cache
+def _limits(settings: type[msgspec.Struct]) -> dict[str, list[Meta]]:
+    """Return the declarations of each field, with those inside of a union."""
+    hints = get_type_hints(settings, include_extras=True)
+    return {name: list(_metas(hint)) for name, hint in hints.items()}
+
+
+def _metas(hint: Any) -> Iterator[Meta]:
+    meta = declared(hint)
+    if meta is not None:
+        yield meta
+        hint = get_args(hint)[0]
+    for each in get_args(hint):
+        yield from _metas(each)
+
+
+def check_limits(settings: msgspec.Struct, what: str) -> None:
+    """Check all numbers. what: the settings, in a word.
+
+    Raises ValueError: a number is outside of its limits.
+    """
+    for name, found in _limits(type(settings)).items():
+        value = getattr(settings, name)
+        if not isinstance(value, (int, float)):
+            continue
+        if not math.isfinite(value):
+            raise ValueError(f"{what}: {name} is {value}; give a finite number")
+        for meta in found:
+            for bound, holds, words in _BOUNDS:
+                limit = getattr(meta, bound)
+                if limit is not None and not holds(value, limit):
+                    raise ValueError(f"{what}: {name} is {value}; give {words} {limit}")

@@ -1,0 +1,65 @@
+"""The names that documentation and scripts import."""
+
+from __future__ import annotations
+
+import ast
+import pydoc
+import re
+import subprocess
+import sys
+
+import pytest
+from repository import ROOT
+
+import rekindle
+from rekindle.training.torch import Session
+
+PUBLIC = ("rekindle", "rekindle.training.torch", "rekindle.training.mindspore")
+PUBLIC += ("rekindle.training", "rekindle.testing")
+
+
+@pytest.mark.parametrize("name", rekindle.__all__)
+def test_every_name_is_there(name: str) -> None:
+    """Each has a docstring."""
+    assert getattr(rekindle, name).__doc__
+    assert name in dir(rekindle)
+
+
+def test_another_name_is_refused() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Trainer'"):
+        _ = rekindle.Trainer
+
+
+@pytest.mark.process
+def test_the_package_imports_nothing_by_itself() -> None:
+    """Every rank imports it."""
+    script = "import sys, rekindle; print([n for n in sys.modules if n.startswith('rekindle.')])"
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "[]\n"
+
+
+def test_help_says_where_to_start() -> None:
+    text = pydoc.plain(pydoc.render_doc(rekindle))
+    for words in ("training script", "Prefect flow", "rekindle run", *rekindle.__all__):
+        assert words in text
+
+
+def test_help_of_a_session_shows_what_a_script_uses() -> None:
+    """Nothing of a Session is there for other parts of Rekindle."""
+    shown = {name for name in vars(Session) if not name.startswith("_")}
+    place = {"rank", "world_size", "slot", "full_world", "generation", "finished"}
+    assert shown == place | {"model", "device", "steps", "phase"}
+
+
+def test_documentation_imports_from_public_paths() -> None:
+    """All code blocks of README and docs."""
+    wrong = []
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+            for node in ast.walk(ast.parse(block)):
+                if isinstance(node, ast.ImportFrom) and node.module not in PUBLIC:
+                    if str(node.module).startswith("rekindle"):
+                        wrong.append(f"{page.name}: {node.module}")
+    assert wrong == []
