@@ -53,14 +53,14 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo 'Installing Rekindle into .venv (1 to 5 minutes the first time)'
 	@test -e $(STAMP) && test "$$(cat $(STAMP))" = "$$(pwd -P)" || "$(PYTHON)" -m venv --clear .venv
 	@rm -f $(STAMP)
-	@$(PIP) install --editable '.[torch]' --constraint constraints.txt
+	@$(PIP) install --editable '.[torch,prefect]' --constraint constraints.txt
 	@pwd -P > $(STAMP)
 
 tools: $(TOOLS_STAMP)
 
 $(TOOLS_STAMP): $(STAMP)
 	@echo 'Installing the tools for checks and tests into .venv'
-	@$(PIP) install --editable '.[torch,dev]' --constraint constraints.txt
+	@$(PIP) install --editable '.[torch,prefect,dev]' --constraint constraints.txt
 	@ls $(WHEELS)/torch_npu-*.whl >/dev/null 2>&1 || $(PIP) download $(NPU_WHEEL)
 	@touch $(TOOLS_STAMP)
 

@@ -204,10 +204,10 @@ class _Agent:
                 self.say(p.StoreUp(serial=message.serial, port=29500))
             case p.Kill():
                 self.exit(15)
+            case p.Bye(refused=reason) if reason:
+                self._fleet.tell("trouble", f"agent {self.node} was refused: {reason}")
             case p.Bye():
                 self.cut()
-            case p.Refused():
-                self._fleet.tell("trouble", f"agent {self.node} was refused: {message.reason}")
 
     def arrive(self) -> None:
         """The rank waits for a generation with what it has."""

@@ -6,7 +6,7 @@ FROM ${BASE}
 WORKDIR /opt/rekindle
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY rekindle ./rekindle
-RUN python -m pip install --no-cache-dir --constraint constraints.txt '.[kubernetes,s3,worker]'
+RUN python -m pip install --no-cache-dir --constraint constraints.txt '.[prefect,kubernetes,s3,worker]'
 
 # Deployments name flows by their path (deploy/prefect/prefect.yaml, REKINDLE_IMAGE_ROOT).
 RUN ln -s rekindle/flows flows && ln -s rekindle/tasks tasks \

@@ -55,8 +55,11 @@ def check_limits(settings: msgspec.Struct, what: str) -> None:
     """
     for name, found in _limits(type(settings)).items():
         value = getattr(settings, name)
-        if not isinstance(value, (int, float)):
+        limited = any(getattr(meta, bound) is not None for meta in found for bound, *_ in _BOUNDS)
+        if not limited or value is None:
             continue
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise ValueError(f"{what}: {name} is {value!r}; give a number")
         if not math.isfinite(value):
             raise ValueError(f"{what}: {name} is {value}; give a finite number")
         for meta in found:

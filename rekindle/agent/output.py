@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from rekindle import names
-from rekindle.agent.threads import Worker
+from rekindle.agent.threads import Worker, started
 from rekindle.errors import RekindleError, UsageError
 from rekindle.job.spec import JobSpec
 from rekindle.recovery.faults.fault import ErrorRecord
 
-_CHUNK = 1 << 16
-_LONGEST_LINE = 1 << 20  # bytes; a longer line is shown in pieces, and the file has it whole
 LOGS_S = 60.0  # A log directory that does not answer for so long cannot be used.
 ERROR_S = 5.0  # The end of a rank is reported after this time without the rank's own error.
-END_S = 2.0
-_MOST_WAITING = 64 << 20  # bytes; a file system that takes more time loses lines
+HANGS_S = 10.0  # A write that takes longer does not hold up the rank any more.
+END_S = 2.0  # The agent does not wait longer for a writer that makes no progress.
+_CHUNK = 1 << 16
+_LONGEST_LINE = 1 << 20  # bytes; a longer line is shown in pieces, and the file has it whole
+_MOST_WAITING = 4 << 20  # bytes of a stream; a rank that prints faster waits, as at any slow pipe
+_MOST_SHOWN = 64 << 20  # bytes that wait for the console
+_AGAIN_S = 0.05
 
 
 class Logs(NamedTuple):
@@ -31,6 +36,11 @@ class Logs(NamedTuple):
     stdout: int
     stderr: int
 
+    def close(self) -> None:
+        """Close both."""
+        os.close(self.stdout)
+        os.close(self.stderr)
+
 
 def open_logs(directory: Path, metrics_file: Path) -> Logs:
     """Make the directories of a rank's files, remove its old error file, and open its logs.
@@ -39,103 +49,138 @@ def open_logs(directory: Path, metrics_file: Path) -> Logs:
     the directory of the metrics.
     """
     metrics_file.parent.mkdir(parents=True, exist_ok=True)
+    opened: list[int] = []
     try:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / names.ERROR_FILE).unlink(missing_ok=True)
         mode = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        stdout, stderr = (
-            os.open(directory / f"{name}.log", mode, 0o644) for name in ("stdout", "stderr")
-        )
+        for name in ("stdout", "stderr"):
+            opened.append(os.open(directory / f"{name}.log", mode, 0o644))
     except OSError as error:
+        for fd in opened:
+            os.close(fd)
         raise UsageError(f"log directory {directory}: {error.strerror}") from error
-    return Logs(directory, stdout, stderr)
+    return Logs(directory, *opened)
 
 
-class Writer:
-    """Writes to descriptors, in a thread of its own.
+class Target:
+    """A descriptor that a writer's thread writes to. Lost data is reported once."""
 
-    A held terminal (Ctrl-S, a pager) or a hanging file system stops neither the agent nor a rank.
-    Output that finds no room in memory is lost.
-    """
+    def __init__(self, fd: int, lost: Callable[[str], None] = lambda why: None) -> None:
+        self.fd = fd
+        self._lost = lost
+        self._told = False
+        self._put = self._written = 0  # bytes; the loop counts the first, the thread the other
+        self.progress = time.monotonic()
 
-    def __init__(self, name: str) -> None:
-        self.worker = Worker(name)
-        self._put = self._written = 0  # bytes; only the loop counts the first, the thread the other
+    @property
+    def waiting(self) -> int:
+        """The bytes that wait to be written."""
+        return self._put - self._written
 
-    def write(self, fd: int, data: bytes, lost: Callable[[str], None]) -> None:
-        """Write the data in its turn. `lost(why)` is called by any thread if that fails."""
-        if self._put - self._written > _MOST_WAITING:
-            lost("the file system takes no data")
-            return
+    @property
+    def hangs(self) -> bool:
+        """Whether bytes wait, and none was written for HANGS_S."""
+        return self.waiting > 0 and time.monotonic() - self.progress > HANGS_S
+
+    def put(self, worker: Worker, data: bytes) -> None:
+        """Have the thread write the data in its turn."""
+        if self.waiting == 0:
+            self.progress = time.monotonic()
         self._put += len(data)
-        self.worker.do(functools.partial(self._write, fd, data, lost))
+        worker.do(functools.partial(self._write, data))
 
-    def close_file(self, fd: int) -> None:
-        """Close a descriptor when all that waits is written."""
-        self.worker.do(functools.partial(os.close, fd))
+    def lose(self, why: str) -> None:
+        """Report lost data; by any thread."""
+        if not self._told:
+            self._told = True
+            self._lost(why)
 
-    def _write(self, fd: int, data: bytes, lost: Callable[[str], None]) -> None:
+    def close(self) -> None:
+        """Close the descriptor; by the thread. A file system may report a failed write here."""
+        try:
+            os.close(self.fd)
+        except OSError as error:
+            self.lose(str(error.strerror))
+
+    def _write(self, data: bytes) -> None:
         left = memoryview(data)
         try:
             while left:
-                left = left[os.write(fd, left) :]
+                left = left[os.write(self.fd, left) :]
+                self.progress = time.monotonic()
         except OSError as error:
-            lost(str(error.strerror))
+            self.lose(str(error.strerror))
         self._written += len(data)
 
 
 class Stream:
-    """One stream of one rank. fd: what the rank writes to.
+    """One stream of one rank. fd: the end of a pipe that the rank writes to.
 
-    log: the open file of the stream, which `files` writes. show_on: the agent's own stream.
+    A rank that prints faster than its file takes waits, as at any pipe. A file that takes nothing
+    for HANGS_S loses lines, and holds up nobody.
     """
 
     def __init__(
-        self, log: int, *, files: Writer, console: Writer, show_on: int | None, prefix: bytes
+        self, log: int, files: Worker, console: tuple[Worker, Target] | None, prefix: bytes
     ) -> None:
-        self._log = log
+        self._log = Target(log, self._report_loss)
         self._files = files
         self._console = console
-        self._show_on = show_on
         self._prefix = prefix
         self._pending = b""
-        self._told = False
         self._read, self.fd = os.pipe()
         os.set_blocking(self._read, False)
         asyncio.get_running_loop().add_reader(self._read, self._readable)
 
     def started(self) -> None:
-        """Close our copy of the writing end, now that the rank has its own."""
+        """Close the agent's copy of the writing end, now that the rank has its own."""
         os.close(self.fd)
 
     def drain(self) -> None:
         """Take what is left of a rank that ended; helpers may still hold the writing end."""
-        if self._read >= 0:
-            self._readable()
+        while self._read >= 0 and self._take():
+            pass
         if self._read >= 0:
             self._finish()
 
     def _readable(self) -> None:
-        while True:
-            try:
-                data = os.read(self._read, _CHUNK)
-            except BlockingIOError:
+        while self._take():
+            if self._log.waiting > _MOST_WAITING and not self._log.hangs:
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(self._read)
+                loop.call_later(_AGAIN_S, self._resume)
                 return
-            if not data:
-                self._finish()
-                return
-            self._files.write(self._log, data, self._lost)
-            if self._show_on is not None:
-                self._show(data)
 
-    def _lost(self, why: str) -> None:
-        """Say once that the log lacks lines: a disk that is full costs lines, not ranks."""
-        if not self._told:
-            self._told = True
-            text = f"rekindle: log of {self._prefix.decode()} {why}; lines are lost\n"
-            self._console.write(2, text.encode(), _nothing)
+    def _resume(self) -> None:
+        """Read again after a pause, unless the rank has ended meanwhile."""
+        if self._read >= 0:
+            asyncio.get_running_loop().add_reader(self._read, self._readable)
+
+    def _take(self) -> bool:
+        """Take a piece of the pipe; False: there is none at the moment, or none will come."""
+        try:
+            data = os.read(self._read, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._finish()
+            return False
+        if self._log.waiting > _MOST_WAITING and self._log.hangs:
+            self._log.lose("the file system takes no data")
+        else:
+            self._log.put(self._files, data)
+        self._show(data)
+        return True
+
+    def _report_loss(self, why: str) -> None:
+        text = f"rekindle: log of {self._prefix.decode()} {why}; lines are lost\n"
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode())
 
     def _show(self, data: bytes) -> None:
+        if self._console is None:
+            return
         *lines, rest = (self._pending + data).split(b"\n")
         if len(rest) > _LONGEST_LINE:
             lines, rest = [*lines, rest], b""
@@ -144,26 +189,32 @@ class Stream:
             self._write(b"".join(self._prefix + line + b"\n" for line in lines))
 
     def _write(self, data: bytes) -> None:
-        assert self._show_on is not None
-        # Whoever watched may have gone (`rekindle run | head`); the file has it all.
-        self._console.write(self._show_on, data, _nothing)
+        assert self._console is not None
+        worker, target = self._console
+        # Whoever watches may hold it (Ctrl-S, a pager), or be slow. The file has it all.
+        if not target.hangs and target.waiting < _MOST_SHOWN:
+            target.put(worker, data)
 
     def _finish(self) -> None:
         asyncio.get_running_loop().remove_reader(self._read)
         os.close(self._read)
         self._read = -1
-        if self._pending and self._show_on is not None:
+        if self._pending and self._console is not None:
             self._write(self._prefix + self._pending + b"\n")
-        self._files.close_file(self._log)
+        self._files.do(self._log.close)
 
 
 class Output:
-    """The output of a node's ranks. Files and console have a thread each."""
+    """The output of a node's ranks. Files and console have a thread each.
+
+    A held terminal or a hanging file system stops neither the agent nor a rank.
+    """
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
-        self._console = Writer("rekindle-console")
-        self._files = Writer("rekindle-logs")
+        self._files = Worker("rekindle-logs")
+        self._console = Worker("rekindle-console")
+        self._shown = {fd: Target(fd) for fd in (1, 2)}
 
     async def open(self, rank: int, restart: int, metrics_file: Path) -> Logs:
         """Open the logs of a process of a rank.
@@ -171,9 +222,9 @@ class Output:
         Raises RekindleError, OSError: that cannot be done, or takes longer than LOGS_S.
         """
         directory = Path(self._spec.log_directory, f"attempt_{restart}", str(rank))
-        opens = functools.partial(open_logs, directory, metrics_file)
+        opens = started(functools.partial(open_logs, directory, metrics_file), Logs.close)
         try:
-            return await self._files.worker.result(opens, LOGS_S)
+            return await asyncio.wait_for(opens, LOGS_S)
         except asyncio.TimeoutError:
             text = f"log directory {directory}: the file system has not answered for {LOGS_S:g} s"
             raise RekindleError(text) from None
@@ -185,30 +236,22 @@ class Output:
         for fd, log in ((1, logs.stdout), (2, logs.stderr)):
             # torchrun's -r sends a stream to its file only, -t to both; both is our default.
             hidden = self._spec.redirects & fd and not self._spec.tee & fd
-            show_on = None if hidden else fd
-            streams.append(
-                Stream(
-                    log, files=self._files, console=self._console, show_on=show_on, prefix=prefix
-                )
-            )
+            console = None if hidden else (self._console, self._shown[fd])
+            streams.append(Stream(log, self._files, console, prefix))
         return streams
 
     async def error_of(
         self, rank: int, read: Callable[[], ErrorRecord | None]
     ) -> ErrorRecord | None:
-        """Read what a rank wrote about its end, once its output is written; None: nothing."""
+        """Read what a rank wrote about its end; None: nothing, or the file system hangs."""
         try:
-            return await self._files.worker.result(read, ERROR_S)
+            return await asyncio.wait_for(started(read), ERROR_S)
         except Exception as error:  # the end itself must be reported
             text = f"rekindle agent: the error file of rank {rank} cannot be read: {error!r}"
             print(text, file=sys.stderr, flush=True)
             return None
 
     def close(self) -> None:
-        """Write what waits, for END_S at most."""
-        for writer in (self._files, self._console):
-            writer.worker.close(END_S)
-
-
-def _nothing(_: str) -> None:
-    """Ignore lost output."""
+        """Write what waits, as long as that makes progress."""
+        for worker in (self._files, self._console):
+            worker.close(END_S)

@@ -224,42 +224,44 @@ class NodeRanks:
 
     async def _start(self, rank: int, spawn: protocol.Spawn) -> RankProcess:
         logs = await self._output.open(rank, spawn.restart, self._metrics_file(rank))
-        page_fd, page = self._page(rank)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        page.new_life()
-        process = RankProcess(rank, ours, page, logs.directory)
         streams = self._output.streams(rank, logs)
+        with contextlib.ExitStack() as closing:
+            for stream in streams:
+                closing.callback(stream.started)
+            page_fd, page = self._page(rank)
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            closing.callback(theirs.close)
+            page.new_life()
+            process = RankProcess(rank, ours, page, logs.directory)
+            fds = [theirs.fileno(), page_fd, *(stream.fd for stream in streams)]
+            try:
+                process.pid = await self.fork(self._request(rank, spawn, logs.directory), fds)
+            except BaseException:
+                ours.close()
+                raise
+        self._starts[rank] += 1
+        self._ranks[rank], self._streams[rank] = process, streams
+        self._ended.discard(rank)
+        return process
+
+    def _request(self, rank: int, spawn: protocol.Spawn, logs: Path) -> RunRank:
         environment = self._environment | rank_environment(
             self._spec,
             spawn,
             rank=rank,
             starts=self._starts[rank] + 1,
-            logs=logs.directory,
+            logs=logs,
             metrics_file=str(self._metrics_file(rank)),
         )
         if self._spec.framework is Framework.MINDSPORE:
             environment |= worker_environment(self._spec, spawn, rank, environment)
-        request = RunRank(
+        return RunRank(
             kind=self._spec.entry.value,
             target=self._spec.target,
             arguments=self._spec.arguments,
             environment=environment,
             working_directory=self._spec.working_directory,
         )
-        try:
-            fds = [theirs.fileno(), page_fd, *(stream.fd for stream in streams)]
-            process.pid = await self.fork(request, fds)
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-            for stream in streams:
-                stream.started()
-        self._starts[rank] += 1
-        self._ranks[rank], self._streams[rank] = process, streams
-        self._ended.discard(rank)
-        return process
 
     async def fork(self, request: Order, fds: list[int]) -> int:
         """Fork from the fork server. Starts another one if the kernel has killed it."""

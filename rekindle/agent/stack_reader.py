@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -31,20 +32,25 @@ async def stack_of(pid: int, path: Path) -> str:
 
     path: the file that the process writes its stacks to.
     """
-    with contextlib.suppress(asyncio.TimeoutError):
-        written = await asyncio.wait_for(in_thread(_ask, pid, path), 2 * LIMIT_S)
+    with contextlib.suppress(asyncio.TimeoutError, ProcessLookupError):
+        # The thread may wait for a file system while the process ends: it signals no other one.
+        process = os.pidfd_open(pid)
+        written = await asyncio.wait_for(in_thread(_ask, pid, process, path), 2 * LIMIT_S)
         if written:
             return written
     return await dump(pid, LIMIT_S)
 
 
-def _ask(pid: int, path: Path) -> str:
-    """Have a process write its stacks, and return them."""
-    if not _listens(pid):
-        return ""
+def _ask(pid: int, process: int, path: Path) -> str:
+    """Have a process write its stacks, and return them. Closes `process`, its pidfd."""
     begin = _size(path)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, SIGNAL)
+    try:
+        if not _listens(pid):
+            return ""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process, SIGNAL)
+    finally:
+        os.close(process)
     deadline = time.monotonic() + LIMIT_S
     seen, calm = begin, 0
     while calm < _CALM_LOOKS and time.monotonic() < deadline:

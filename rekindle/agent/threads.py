@@ -11,11 +11,13 @@ import asyncio
 import functools
 import queue
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 Work = Callable[[], object]
+_LOOK_S = 0.1
 
 
 async def in_thread(work: Callable[..., T], *arguments: Any) -> T:
@@ -23,49 +25,55 @@ async def in_thread(work: Callable[..., T], *arguments: Any) -> T:
 
     Raises what the work raises.
     """
-    job = _Job(functools.partial(work, *arguments))
+    return await started(functools.partial(work, *arguments))
+
+
+def started(work: Callable[[], T], discard: Callable[[T], None] | None = None) -> asyncio.Future[T]:
+    """Start work in a thread of its own; returns its result to come.
+
+    discard: takes the result if nobody waits for it any more.
+    """
+    job = _Job(work, discard)
     threading.Thread(target=job, name="rekindle-work", daemon=True).start()
-    result: T = await job.future
-    return result
+    return job.future
 
 
 class Worker:
-    """One thread that does its work in order."""
+    """One thread that does its work in order. done: the work that it has done so far."""
 
     def __init__(self, name: str) -> None:
+        self.done = 0
         self._waiting: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def do(self, work: Work) -> None:
-        """Have the thread do this, which must raise nothing."""
+        """Have the thread do this."""
         self._waiting.put(work)
 
-    async def result(self, work: Callable[[], T], limit_s: float) -> T:
-        """Have the thread do this, and return its result.
-
-        Raises TimeoutError: it has not ended within limit_s seconds; what the work raises.
-        """
-        job = _Job(work)
-        self._waiting.put(job)
-        result: T = await asyncio.wait_for(job.future, limit_s)
-        return result
-
     def close(self, limit_s: float) -> None:
-        """Wait for the end of all work, for limit_s seconds at most."""
+        """Wait for the end of all work, until the thread makes no progress for limit_s seconds."""
         self._waiting.put(None)
-        self._thread.join(limit_s)
+        looks, done = 0, -1
+        while self._thread.is_alive() and looks * _LOOK_S < limit_s:
+            looks, done = (looks + 1, done) if done == self.done else (0, self.done)
+            self._thread.join(_LOOK_S)
 
     def _run(self) -> None:
         while (work := self._waiting.get()) is not None:
-            work()
+            try:
+                work()
+            except Exception:  # the next work must not be lost with this one
+                traceback.print_exc()
+            self.done += 1
 
 
 class _Job:
     """Work whose result a coroutine waits for."""
 
-    def __init__(self, work: Callable[[], Any]) -> None:
+    def __init__(self, work: Callable[[], Any], discard: Callable[[Any], None] | None) -> None:
         self._work = work
+        self._discard = discard
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Any] = self._loop.create_future()
 
@@ -73,14 +81,19 @@ class _Job:
         try:
             result = self._work()
         except BaseException as error:
-            self._tell(functools.partial(self.future.set_exception, error))
+            self._tell(functools.partial(self._settle, error=error))
         else:
-            self._tell(functools.partial(self.future.set_result, result))
+            self._tell(functools.partial(self._settle, result))
+
+    def _settle(self, result: Any = None, error: BaseException | None = None) -> None:
+        if self.future.done():  # nobody waits any more
+            if error is None and self._discard is not None:
+                self._discard(result)
+        elif error is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
 
     def _tell(self, settle: Callable[[], None]) -> None:
-        def tell() -> None:
-            if not self.future.done():  # else nobody waits any more
-                settle()
-
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(tell)
+            self._loop.call_soon_threadsafe(settle)

@@ -43,7 +43,8 @@ class Form:
         self, source: type[msgspec.Struct], handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
         def read(value: Any, validate: Callable[[Any], BaseModel]) -> msgspec.Struct:
-            found = value if isinstance(value, source) else _struct(validate(value), source)
+            made = isinstance(value, source)  # by Python code, which checks no types
+            found = _struct(value if made else validate(value).model_dump(), source)
             if self._check is not None:
                 try:
                     self._check(found)
@@ -68,9 +69,9 @@ def setting(default: msgspec.Struct, description: str) -> Any:
     )
 
 
-def _struct(model: BaseModel, kind: type[msgspec.Struct]) -> msgspec.Struct:
+def _struct(value: Any, kind: type[msgspec.Struct]) -> msgspec.Struct:
     try:
-        return msgspec.convert(model.model_dump(), kind)
+        return msgspec.convert(msgspec.to_builtins(value), kind)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from error
 

@@ -17,6 +17,7 @@ from rekindle.cli.options import (
 )
 from rekindle.cli.simulate_options import add_arguments as add_simulate_arguments
 from rekindle.errors import RekindleError, UsageError
+from rekindle.extras import extra_of
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -25,7 +26,10 @@ def main(argv: list[str] | None = None) -> None:
     parser = _parser()
     options = parser.parse_args(argv)
     try:
-        status = options.command(options)
+        try:
+            status = options.command(options)
+        except ModuleNotFoundError as error:
+            raise extra_of(error) from error
     except UsageError as error:
         print(f"rekindle: {error}", file=sys.stderr)
         status = 2

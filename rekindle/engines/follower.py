@@ -33,23 +33,26 @@ class JobFollower:
         self._see = see
         self._say = say
         self._is_over = is_over
+        self._held = False
+        self._newest = 0  # the number of the newest event; Progress has none
 
     def follow(
         self,
         endpoint: Endpoint,
-        since: Callable[[], int],
-        adopt: Callable[[], None] = lambda: None,
+        since: int = 0,
+        held: Callable[[bool], None] = lambda first: None,
     ) -> None:
         """Follow the events to the job's end, or until MOST_REVIVALS coordinators have died.
 
-        since: returns the number of the newest event that is known. adopt: called once, when this
-        process holds the lease for the first time.
+        since: the number of the newest event that is known before. held: called each time when
+        this process holds the lease, with True the first time.
         Raises LeaseHeldError: another process steers the job. Raises JobError: a coordinator
         neither answers nor ends.
         """
+        self._newest = max(self._newest, since)
         for revivals in range(MOST_REVIVALS + 1):
             try:
-                self._steer(endpoint, since(), adopt if revivals == 0 else lambda: None)
+                self._steer(endpoint, held)
             except LeaseHeldError:
                 raise
             except JobError as error:
@@ -93,11 +96,13 @@ class JobFollower:
             except JobError as error:
                 self._say(f"{what} cannot be replaced: {error}")
 
-    def _steer(self, endpoint: Endpoint, since: int, adopt: Callable[[], None]) -> None:
+    def _steer(self, endpoint: Endpoint, held: Callable[[bool], None]) -> None:
         client = self._engine.client(endpoint)
-        with client.steer(holder=self._holder, since=since) as events:
-            adopt()
+        with client.steer(holder=self._holder, since=self._newest) as events:
+            first, self._held = not self._held, True
+            held(first)
             for event in events:
+                self._newest = max(self._newest, event.seq)
                 if not isinstance(event, Progress):
                     self.learn([event])
                 if isinstance(event, NodeWanted):

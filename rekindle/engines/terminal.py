@@ -34,8 +34,9 @@ def run(
     known = len(read_ledger(directory)) if attempt else 0
 
     def see(event: journal.AnyEvent) -> None:
-        seen.append(event)
-        _tell(event)
+        if not isinstance(event, journal.Progress):  # it has no number, and is in no journal
+            seen.append(event)
+            _tell(event)
 
     follower = JobFollower(
         engine,
@@ -48,7 +49,7 @@ def run(
         endpoint = engine.launch(attempt=attempt)
         stop.launched()
         launched(endpoint)
-        follower.follow(endpoint, lambda: seen[-1].seq if seen else known)
+        follower.follow(endpoint, known)
         _reap(engine, {event.pid for event in seen if isinstance(event, journal.NodeJoined)})
         if stop.signals:
             return 128 + stop.signals[0]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Iterator
 
 _LONGEST_TEXT = 500  # characters
+_CANN = re.compile(r"\bE[A-Z]\d{4}\b|\bERR\d{5}\b")
 
 
 class UnusableError(Exception):
@@ -23,9 +25,13 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the type and the first line of an error, in at most 500 characters."""
-    first = (str(error).splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first}".removesuffix(": ")[:_LONGEST_TEXT]
+    """Return the type and the first line of an error, and its lines with codes of CANN.
+
+    In at most 500 characters.
+    """
+    first, *rest = str(error).splitlines() or [""]
+    lines = [first, *(line.strip() for line in rest if _CANN.search(line))]
+    return f"{type(error).__name__}: {' / '.join(lines)}".removesuffix(": ")[:_LONGEST_TEXT]
 
 
 def free_frames(error: BaseException) -> None:

@@ -163,11 +163,12 @@ class Member:
         is the likely cause, so the rank does not report it. The log shows every other error, for
         a script's own may be taken for a fault.
         """
-        if kind is None or not self.is_over:
+        explained = kind is not None and self.is_over
+        self.report(kind or Kind.LINK, text_of(error))
+        if not explained:
             what = kind.value if kind is not None else "unknown"
             text = "step %d broke (%s); rank %d forms the next generation"
             _log.warning(text, self.state.finished, what, self.slot, exc_info=error)
-        self.report(kind or Kind.LINK, text_of(error))
         self.channel.wait_over(self.generation)
         free_frames(error)
 

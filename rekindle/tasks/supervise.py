@@ -79,13 +79,13 @@ def supervise(job_id: str, *, adopted: bool) -> Ended:
             endpoint = follower.next_coordinator()
         closing.enter_context(engine.watch(engine.client(endpoint).report, log.warning))
 
-        def adopt() -> None:
-            if adopted:
+        def held(first: bool) -> None:
+            if first and adopted:
                 notices.survivor(UUID(runtime.task_run.id))
                 follower.bring(attempts.nodes_missing(supervisor.history))
             supervisor.name_state()
 
-        follower.follow(endpoint, supervisor.newest, adopt)
+        follower.follow(endpoint, history[-1].seq if history else 0, held)
     return _end(engine.history(), job_id)
 
 
@@ -127,10 +127,6 @@ class Supervisor:
         self._formed = False  # in this process
         for event in history:
             self._remember(event)
-
-    def newest(self) -> int:
-        """Return the number of the newest event that is known; 0: none is."""
-        return self.history[-1].seq if self.history else 0
 
     def close(self) -> None:
         """Wait for no answer any more."""

@@ -10,6 +10,7 @@ from rekindle import names
 from rekindle.checkpoints.location import S3Location
 from rekindle.checkpoints.s3.client import THREADS, Bucket
 from rekindle.errors import UsageError
+from rekindle.extras import extra_of
 
 CONNECT_TIMEOUT_S = 10.0  # also for each 256 KiB to be taken
 READ_TIMEOUT_S = 30.0  # between two bytes of an answer
@@ -25,10 +26,8 @@ def connect(location: S3Location, environment: Mapping[str, str]) -> Bucket:
         import botocore.config
         import botocore.exceptions
         import urllib3
-    except ImportError as error:
-        raise UsageError(
-            "a store of checkpoints in S3 needs boto3: pip install 'rekindle[s3]'"
-        ) from error
+    except ModuleNotFoundError as error:
+        raise extra_of(error) from error
     if isinstance(location.verify, str) and not Path(location.verify).is_file():
         raise UsageError(f"there is no file of authorities {location.verify} (verify=)")
     config = botocore.config.Config(

@@ -72,7 +72,14 @@ class Generations:
         )
 
     def recover(self) -> None:
-        """Raises SessionError: the device cannot be cleaned."""
+        """Clean the device, unless all steps are done: then it may be of no use any more.
+
+        Raises SessionError: that failed.
+        """
+        if not self.done:
+            self._must_clean()
+
+    def _must_clean(self) -> None:
         if not self.clean():
             raise SessionError("the device could not be cleaned")
 
@@ -98,6 +105,7 @@ class Generations:
 
     def enter(self, form: Form) -> Callable[[Over], None]:
         """Leave the gate of the former generation; returns what ends the new one here."""
+        self._must_clean()
         self.gate.leave()
         self.formed = False
         self._place, self._peers = form.ranks[self.slot], form.peers

@@ -13,7 +13,7 @@ from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel
 from rekindle.rank.current_step import StepUnderWay
 from rekindle.rank.held_state import HeldState
-from rekindle.rank.member import Member
+from rekindle.rank.member import NOTICE_S, Member
 from rekindle.rank.progress import Progress
 from rekindle.rank.snapshot_schedule import StateKeeper
 from rekindle.rank.step_records import Records
@@ -148,13 +148,22 @@ class Loop:
         if member is None:
             return False
         kind = kind_of(error, self.given.transient)
-        if kind is None and not member.is_over:
+        if kind is None and not member.is_over and not self._ends_soon(member, error):
             return False
         if self.progress.page is not None and self.progress.page.in_update:
             self.state.tear()
         self._repairs.note(kind or Kind.LINK, error)
         member.break_off(kind, error)
         return True
+
+    def _ends_soon(self, member: Member, error: BaseException) -> bool:
+        """Whether an unknown error of an accelerator is the first sign of the generation's end.
+
+        Drivers change their texts. A survivor must not die because a peer's death reads new.
+        """
+        if self.generations.device.type == "cpu" or not isinstance(error, RuntimeError):
+            return False
+        return member.channel.is_over_within(member.generation, NOTICE_S)
 
     def _keep_buffers(self) -> bool:
         """Keep what the step's forward pass will change; False: a fault appeared instead."""

@@ -34,7 +34,7 @@ _LOOK_S = 0.05  # between two looks at all processes of the machine, which cost 
 class Run(JobHandle):
     """One `rekindle` command. `out`, `err`: files that hold what it printed so far.
 
-    program: what runs the command; by default it runs as it is.
+    program: what runs the command; by default it runs as it is. interpreter: Python.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Run(JobHandle):
         arguments: Sequence[str],
         job_id: str,
         program: Sequence[str] = (),
+        interpreter: str = sys.executable,
         **popen: Any,
     ) -> None:
         super().__init__(job_directory(job_id, at=place.home), limit_s=bound_s())
@@ -53,7 +54,7 @@ class Run(JobHandle):
         with self.out.open("wb") as out, self.err.open("wb") as err:
             settings = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err} | popen
             self.process = subprocess.Popen(
-                [*program, sys.executable, "-m", "rekindle.cli.main", "run", *arguments],
+                [*program, interpreter, "-m", "rekindle.cli.main", "run", *arguments],
                 **{"cwd": place.folder, "env": place.environment()} | settings,
             )
         place.runs.append(self)

@@ -243,7 +243,7 @@ def test_a_process_may_have_any_name(nonsense: int) -> None:
     """Others on the machine are none of our business, and ranks are known all the same."""
     assert Path(f"/proc/{nonsense}/comm").read_bytes() == b"\xff\xfe\n"
     assert set(activities([nonsense, os.getpid()])) == {nonsense, os.getpid()}
-    assert stack_reader._ask(nonsense, Path("nowhere")) == ""
+    assert stack_reader._ask(nonsense, os.pidfd_open(nonsense), Path("nowhere")) == ""
 
 
 @pytest.mark.process

@@ -135,7 +135,13 @@ def test_the_description_survives_the_api(tmp_path: Path) -> None:
 def test_a_job_takes_the_policy_of_the_public_api() -> None:
     """As it is. A form begins with three restarts of all ranks, a `Policy` with none."""
     asked = Policy(max_recoveries=5)
-    assert TrainingJob(script="a.py", policy=asked).policy is asked
+    assert TrainingJob(script="a.py", policy=asked).policy == asked
+    words: Any = ["dump"]
+    (kept,) = TrainingJob(script="a.py", policy=Policy(strategies=words)).policy.strategies
+    assert kept is Strategy.DUMP
+    number: Any = "5"
+    with pytest.raises(ValueError, match="max_restarts is '5'; give a number"):
+        Policy(max_restarts=number)
     entered = TrainingJob.model_validate({"script": "a.py", "policy": {"max_recoveries": 5}})
     assert entered.policy == Policy(max_recoveries=5, max_restarts=3)
     assert TrainingJob(script="a.py").policy == Policy(max_restarts=3)

@@ -95,7 +95,7 @@ def test_a_store_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(UsageError, match="boto3 cannot be set up for s3://bucket/a"):
         open_store("s3://bucket/a")
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(UsageError, match="needs boto3: pip install"):
+    with pytest.raises(UsageError, match=r"boto3 is not installed: pip install .rekindle\[s3\]"):
         open_store("s3://bucket/a")
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rekindle.errors import JobError, UsageError
+from rekindle.errors import JobError
+from rekindle.extras import extra_of
 from rekindle.profiling.switch import Switch, values
 
 ADDRESS = "clusterd-grpc-svc.mindx-dl.svc.cluster.local:8899"
@@ -28,10 +29,8 @@ def modify_trace(address: str, job: str, switch: Switch) -> None:
     """
     try:
         import grpc
-    except ImportError as error:
-        raise UsageError(
-            "ClusterD is asked over gRPC: install grpcio (pip install 'rekindle[mindcluster]')"
-        ) from error
+    except ModuleNotFoundError as error:
+        raise extra_of(error) from error
     with grpc.insecure_channel(address) as channel:
         try:
             answer = channel.unary_unary(METHOD)(request(job, switch), timeout=ANSWER_S)

@@ -18,9 +18,13 @@ _TEXTS = {
     Kind.DEVICE_MEMORY: (r"UCE ERROR|HBM MULTI BIT ECC|SUSPECT MEM ERROR|uncorrectable ECC error",),
     Kind.LINK: (
         r"HCCL OP RETRY FAILED|SUSPECT REMOTE ERROR|(?:UB|HCCS) LINK ERROR|FORCE STOP",
-        r"gloo/[\w/]+\.(?:cc|h):\d+|Gloo connectFullMesh failed|failed to pass monitoredBarrier",
+        # Without what a script causes: sizes that differ, an interface that is not there.
+        r"gloo/[\w/]+\.(?:cc|h):\d+\](?! op\.preamble| ifa != )",
+        r"Gloo connectFullMesh failed|failed to pass monitoredBarrier",
         r"NCCL error|NCCL communicator was aborted|collective operation timeout",
-        r"HCCL error in|HCCL function error|call hccl api failed|Hccl\w+, error code is|EI\d{4}:",
+        r"HCCL error in|HCCL function error|call hccl api failed|Hccl\w+, error code is",
+        # CANN: notify wait, socket, and RDMA time-outs; its other codes are about arguments.
+        r"EI00(?:02|06|12|13)\b|operator name is Hccl\w+",
         r"timed out in blocking wait",
     ),
 }

@@ -1,0 +1,133 @@
+"""The follower of a job: which events it asks for, and what it does when a coordinator dies."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rekindle.engines.follower import JobFollower
+from rekindle.errors import JobError, LeaseHeldError, UsageError
+from rekindle.job.spec import Endpoint
+from rekindle.recovery.journal.journal import Ended, NodeWanted, Progress
+
+HERE = Endpoint(host="127.0.0.1", port=1, pid=1, attempt=0)
+END = Ended(seq=9, outcome="succeeded", reason="", finished=3)
+
+
+class Pretended:
+    """An engine whose coordinators each send some events, and then raise an error."""
+
+    def __init__(self, *lives: list[Any]) -> None:
+        self.lives = list(lives)
+        self.asked: list[int] = []
+        self.brought: list[int] = []
+        self.learned: list[int] = []
+        self.busy = False
+
+    def client(self, _: Endpoint) -> Any:
+        return SimpleNamespace(steer=self._steer)
+
+    @contextlib.contextmanager
+    def _steer(self, *, holder: str, since: int) -> Iterator[Iterator[Any]]:
+        assert holder == "the test"
+        self.asked.append(since)
+        life = self.lives.pop(0)
+        if life and isinstance(life[0], Exception):
+            raise life[0]
+        yield self._events(life)
+
+    def _events(self, life: list[Any]) -> Iterator[Any]:
+        for event in life:
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+    def revive(self) -> Endpoint:
+        if self.busy:
+            raise UsageError("the port is in use")
+        return HERE
+
+    def alive(self) -> Endpoint | None:
+        return HERE if self.busy else None
+
+    def learn(self, event: Any) -> None:
+        self.learned.append(event.seq)
+
+    def replace(self, node: int) -> None:
+        self.brought.append(node)
+        if node == 7:
+            raise JobError("no host is free")
+
+
+class Followed:
+    """What became of a job that was followed."""
+
+    def __init__(self, *lives: list[Any], over: bool = False) -> None:
+        self.engine = Pretended(*lives)
+        self.seen: list[Any] = []
+        self.said: list[str] = []
+        self.held: list[bool] = []
+        self.follower = JobFollower(
+            self.engine,  # type: ignore[arg-type]
+            holder="the test",
+            see=self.seen.append,
+            say=self.said.append,
+            is_over=lambda: over,
+        )
+
+    def follow(self, since: int = 0) -> Followed:
+        self.follower.follow(HERE, since, self.held.append)
+        return self
+
+
+def wanted(seq: int, node: int = 1) -> NodeWanted:
+    return NodeWanted(seq=seq, node=node)
+
+
+def test_the_next_coordinator_sends_what_is_not_known_yet() -> None:
+    """A Progress has no number, and is nearly always the last event before a coordinator dies."""
+    died = [wanted(4), Progress(finished=3, newest=3), JobError("it died")]
+    job = Followed(died, [END]).follow(since=2)
+    assert job.engine.asked == [2, 4]
+    assert job.engine.brought == [1]
+    assert job.engine.learned == [4, 9]
+    assert [each.seq for each in job.seen] == [4, 0, 9]
+    assert job.said == ["it died; another one takes its place"]
+
+
+def test_the_lease_is_held_first_once() -> None:
+    """Also if the first coordinator dies before this process has the lease."""
+    job = Followed([JobError("it died")], [wanted(1), JobError("it died")], [END]).follow()
+    assert job.held == [True, False]
+
+
+def test_another_process_steers_the_job() -> None:
+    with pytest.raises(LeaseHeldError):
+        Followed([LeaseHeldError("another")], [END]).follow()
+
+
+def test_a_job_that_is_over_gets_no_other_coordinator() -> None:
+    job = Followed([JobError("it died")], [END], over=True).follow()
+    assert len(job.engine.lives) == 1
+
+
+def test_coordinators_that_die_one_after_the_other() -> None:
+    """They have a cause that stays."""
+    job = Followed(*[[JobError("it died")]] * 20).follow()
+    assert len(job.engine.asked) == 11
+
+
+def test_a_coordinator_that_was_only_slow_is_found_again() -> None:
+    job = Followed([JobError("it is slow")], [END])
+    job.engine.busy = True
+    assert job.follow().seen == [END]
+
+
+def test_a_node_that_cannot_be_brought() -> None:
+    job = Followed([wanted(1, node=7), wanted(2, node=-1), END]).follow()
+    assert job.engine.brought == [7, -1]
+    assert job.said == ["node 7 cannot be replaced: no host is free"]
