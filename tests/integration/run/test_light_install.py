@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jobs import Place, Run
+from jobs import Place
 from packaging.requirements import Requirement
 from repository import ROOT
 
@@ -72,8 +72,8 @@ def test_what_is_there(python: str) -> None:
 def test_a_killed_rank(place: Place, python: str) -> None:
     """The agent and the coordinator run, and restart the ranks."""
     script = place.script(SCRIPT)
-    arguments = ["--nproc-per-node", "2", "--max-restarts", "1", "--no-python", python, script]
-    run = Run(place, arguments, "job", interpreter=python)
+    options = ("--nproc-per-node", "2", "--max-restarts", "1", "--no-python", python, script)
+    run = place.start(*options, interpreter=python)
     for rank in (0, 1):
         run.wait_for_output(rank, "begins")
     run.kill(1)

@@ -90,7 +90,7 @@ def wanted(seq: int, node: int = 1) -> NodeWanted:
 
 def test_the_next_coordinator_sends_what_is_not_known_yet() -> None:
     """A Progress has no number, and is nearly always the last event before a coordinator dies."""
-    died = [wanted(4), Progress(finished=3, newest=3, total=9), JobError("it died")]
+    died = [wanted(4), Progress(finished=3, newest=3, total=9, metrics={}), JobError("it died")]
     job = Followed(died, [END]).follow(since=2)
     assert job.engine.asked == [2, 4]
     assert job.engine.brought == [1]
