@@ -32,8 +32,8 @@ class Fault:
     """What happens to `rank` at a place of the script.
 
     step: only in this step. life: only in the n-th process of the rank; 0: in any; -1: in none.
-    do: kill, segv, abrt, stop, raise, hang, exit; link, an error that reads like a broken link;
-        wrapped, one of the script's own that came from such an error;
+    do: kill, segv, abrt, stop, raise, hang, exit; raise together, when all ranks that do so have
+        come; link, an error that reads like a broken link; wrapped, one of the script's own that came from such an error;
         hiccup, one that the script calls transient; uce, uce-temporary, uce-fatal, an error of the
         device's memory that damaged the state, nothing that lasts, or the device for good; flip,
         after which what the rank computes is wrong; ecc, the error that tells of it late; pause,
@@ -108,6 +108,7 @@ class Injector:
         self._channel: Any = None
         self._folder = folder
         faults = [Fault(**each) for each in json.loads((folder / _FILE).read_text())]
+        self._all = faults
         earlier = len(list((folder / "processes").glob(f"{rank}-*")))
         self.life = earlier + 1
         (folder / "processes" / f"{rank}-{self.life}").write_text(str(os.getpid()))
@@ -132,7 +133,8 @@ class Injector:
 
     def _strike(self, number: int, what: str) -> None:
         match what:
-            case "raise" | "hiccup":
+            case "raise" | "raise together" | "hiccup":
+                self._meet(what)
                 raise _own_error(what, f"injected into step {self.step}")
             case "link" | "wrapped":
                 raise _link_error(what)
@@ -162,6 +164,17 @@ class Injector:
                 _wait(told[what], f"the rank was not told: {what}")
             case _:
                 _die(what)
+
+    def _meet(self, what: str) -> None:
+        """Wait for the other ranks that raise together: the first to fail ends the job."""
+        if what != "raise together":
+            return
+        marks = [
+            reached(self._folder, number)
+            for number, fault in enumerate(self._all)
+            if (fault.do, fault.step) == (what, self.step)
+        ]
+        _wait(lambda: all(mark.exists() for mark in marks), "not all ranks came")
 
     def watch(self, member: Any) -> None:
         """Make places of the rank's messages to its agent, and of its snapshots and transfers."""

@@ -208,8 +208,9 @@ def fails_with(
 
     # All of them wait for the same fault.
     waits = [after and after + number for number in range(len(ranks))]
+    raises = "raise" if len(ranks) == 1 else "raise together"
     faults = [
-        Fault(rank, place, step, do="raise", life=0, after=wait)
+        Fault(rank, place, step, do=raises, life=0, after=wait)
         for rank, wait in zip(ranks, waits, strict=True)
     ]
     of = f"rank {ranks[0]}" if len(ranks) == 1 else "all ranks"
