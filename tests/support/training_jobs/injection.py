@@ -33,7 +33,8 @@ class Fault:
 
     step: only in this step. life: only in the n-th process of the rank; 0: in any; -1: in none.
     do: kill, segv, abrt, stop, raise, hang, exit; raise together, when all ranks that do so have
-        come; link, an error that reads like a broken link; wrapped, one of the script's own that came from such an error;
+        come; link, an error that reads like a broken link; wrapped, one of the script's own that
+        came from such an error;
         hiccup, one that the script calls transient; uce, uce-temporary, uce-fatal, an error of the
         device's memory that damaged the state, nothing that lasts, or the device for good; flip,
         after which what the rank computes is wrong; ecc, the error that tells of it late; pause,
