@@ -22,8 +22,8 @@ from rekindle.engines.kubernetes.client.api import load
 from rekindle.engines.kubernetes.client.pod_status import PodSeen
 from rekindle.engines.kubernetes.labels import selector
 from rekindle.engines.kubernetes.manifests.settings import Pods
-from rekindle.engines.kubernetes.placement.hosts import Hosts
 from rekindle.engines.kubernetes.placement.placement import Placing
+from rekindle.engines.kubernetes.placement.quarantine import Hosts
 from rekindle.engines.kubernetes.watchers.job_watcher import Eyes
 from rekindle.job.spec import JobDirectory
 from rekindle.recovery.faults.classification import Sign, Source

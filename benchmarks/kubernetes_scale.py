@@ -24,8 +24,8 @@ from coordinator_scale import Coordinator, Crowd, Run
 from rekindle.engines.client import JobClient
 from rekindle.engines.kubernetes.client.api import load
 from rekindle.engines.kubernetes.manifests.settings import Pods
-from rekindle.engines.kubernetes.placement.hosts import Hosts
 from rekindle.engines.kubernetes.placement.placement import Placing
+from rekindle.engines.kubernetes.placement.quarantine import Hosts
 from rekindle.protocol.heartbeat_page import beat_interval
 from rekindle.recovery.faults.fault import Kind
 from rekindle.recovery.journal.journal import AnyEvent, Decided, FaultSeen

@@ -1,4 +1,4 @@
-"""How much memory this process may still take: of its machine, and of the cgroups it is in."""
+"""How much memory this process may still take, and whether the kernel killed for want of it."""
 
 from __future__ import annotations
 
@@ -67,3 +67,46 @@ def _cached(cgroup: Path) -> int:
     # In v1 those with "total" include the cgroups below, as the usage does.
     kinds = ("active_file", "inactive_file", "slab_reclaimable")
     return sum(int(stat.get(f"total_{kind}", stat.get(kind, 0))) for kind in kinds)
+
+
+_FILES = "memory.events", "memory.oom_control"  # of cgroup v2, and of v1
+_COUNT = "oom_kill"  # of a line, in both files; kills by any out-of-memory killer are counted
+
+NEAR_S = 2.0  # between a kill and the end of the process, which gives its memory back first
+
+
+class OomCounter:
+    """Counts kills in the cgroup of this process; ranks are in the same one, unless they move.
+
+    root: where the file systems of cgroups are mounted.
+    """
+
+    def __init__(
+        self, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc/self")
+    ) -> None:
+        own = memory_cgroups(root, proc)[:1]  # those above count strangers, too
+        files = (folder / name for folder in own for name in _FILES)
+        self._file = next((file for file in files if file.exists()), None)
+        self._seen = self._read()
+        self._risen_at = -NEAR_S
+
+    def look(self, now: float) -> None:
+        """Note whether the kernel has killed since the last time; to be called often."""
+        before, self._seen = self._seen, self._read()
+        if self._seen > before:
+            self._risen_at = now
+
+    def killed_lately(self, now: float) -> bool:
+        """Whether whoever dies now of SIGKILL may have been killed for want of memory."""
+        self.look(now)
+        return now - self._risen_at < NEAR_S
+
+    def _read(self) -> int:
+        if self._file is None:
+            return 0
+        try:
+            lines = self._file.read_text().splitlines()
+        except OSError:  # a kernel without the controller; then nobody can tell
+            return 0
+        counts = (line.split() for line in lines)
+        return next((int(words[1]) for words in counts if words[:1] == [_COUNT]), 0)

@@ -16,7 +16,7 @@ import msgspec
 
 from rekindle import names
 from rekindle.agent.fork_server_process import RunRank
-from rekindle.agent.oom import OomCounter
+from rekindle.agent.memory_limits import OomCounter
 from rekindle.errors import RekindleError
 from rekindle.job.spec import Framework, JobSpec
 from rekindle.protocol.node_check import (
@@ -36,8 +36,7 @@ from rekindle.protocol.node_check import (
 from rekindle.protocol.rank import Message
 from rekindle.rank.channel import MAX_MESSAGE
 from rekindle.recovery.faults.fault import Exit
-from rekindle.recovery.node_check.evidence import Part
-from rekindle.recovery.node_check.unmeasured import KILLED, lacks_memory
+from rekindle.recovery.node_check.evidence import KILLED, Part, lacks_memory
 
 _SOON_S = 0.5  # between the errors of a collective's devices
 _MODULES = {

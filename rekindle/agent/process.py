@@ -25,14 +25,13 @@ import msgspec
 import psutil
 
 from rekindle import names
-from rekindle.agent.device_monitor import ConditionWatch
 from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.devices.simulated_host import read_condition
+from rekindle.agent.devices.tools import ConditionWatch
 from rekindle.agent.environment import agent_environment
 from rekindle.agent.node_check import Checkers
 from rekindle.agent.node_state import NodeState
-from rekindle.agent.profiling_files import RecordCare
-from rekindle.agent.profiling_reader import RecordReader
+from rekindle.agent.profiling_files import RecordCare, RecordReader
 from rekindle.agent.ranks import NodeRanks
 from rekindle.agent.snapshots.buffers import Snapshots
 from rekindle.agent.snapshots.replica_client import Neighbours
@@ -46,7 +45,7 @@ from rekindle.job import lifeline
 from rekindle.job.journal_file import is_over
 from rekindle.job.spec import EntryKind, JobDirectory, bearer
 from rekindle.profiling.files import records_folder
-from rekindle.profiling.limits import limits_in
+from rekindle.profiling.switch import limits_in
 from rekindle.protocol import agent as protocol
 from rekindle.protocol import codec as wire
 from rekindle.protocol.heartbeat_page import beat_interval

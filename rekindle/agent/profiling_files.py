@@ -1,4 +1,4 @@
-"""The agent's part in light profiling: it removes old records and reads MindCluster's switch.
+"""Light profiling in the agent: it reads and removes records, and reads the switch.
 
 MindCluster mounts a job's ConfigMap `data-trace-...` as a folder of its pods, and changes the file
 in it. The switch in this file holds for the whole job.
@@ -11,17 +11,97 @@ import contextlib
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
+from rekindle.agent.node_state import NodeState
 from rekindle.agent.threads import in_thread
-from rekindle.profiling.files import LOOK_S, age
-from rekindle.profiling.limits import Limits
-from rekindle.profiling.markers import UNREADABLE
-from rekindle.profiling.switch import Switch, read_switch, switch_of
-from rekindle.protocol.agent import Message, Traced
+from rekindle.profiling.blocked_collectives import Standing
+from rekindle.profiling.files import ENV_TASK, LOOK_S, Follower, age, task_folder
+from rekindle.profiling.markers import UNREADABLE, Ranges, marks
+from rekindle.profiling.steps import Steps, StepTimes
+from rekindle.profiling.switch import Limits, Switch, read_switch, switch_of
+from rekindle.protocol.agent import Message, Timed, Traced
+
+# Steps a second that all ranks together tell of: of shorter ones only each second, fourth and so on
+# is told. The coordinator reads and judges 40,000 a second (benchmarks/stragglers.py).
+STEPS_PER_S = 4000
+
+
+class RecordReader:
+    """Reads the steps of a node's ranks, while they record them.
+
+    folder: has the records of all ranks. environment: the ranks'; it names the task. world_size:
+    ranks in the full world.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        state: NodeState,
+        world_size: int,
+    ) -> None:
+        self._folder, self._task = folder, environment.get(ENV_TASK, "")
+        self._state = state
+        self._least_s = world_size / STEPS_PER_S  # between two steps that a rank tells of
+        self._ranks: dict[int, _Rank] = {}
+        self._where = Path()
+
+    def read(self) -> Timed | None:
+        """Return what is new. Raises OSError: records cannot be read."""
+        asked = self._state.profile
+        if not asked.switch.step:
+            self._ranks.clear()
+            return None
+        where = task_folder(self._folder, self._task, asked.since)
+        if where != self._where:
+            self._where = where
+            self._ranks.clear()
+        steps = {}
+        for number in self._state.ranks:
+            rank = self._ranks.get(number)
+            if rank is None:  # what was written before is over
+                self._ranks[number] = _Rank(where / str(number))
+                continue
+            rank.standing.formed(self._state.formed_ns)
+            times = rank.read(self._least_s)
+            if times:
+                steps[number] = times
+        return Timed(steps=steps) if steps else None
+
+    def standings(self) -> dict[int, Standing]:
+        """Return where each rank stands that has ever told of a collective."""
+        return {n: rank.standing for n, rank in self._ranks.items() if rank.standing.groups}
+
+
+class _Rank:
+    """One rank's records."""
+
+    def __init__(self, folder: Path) -> None:
+        self.standing = Standing()
+        self._follower = Follower(folder)
+        self._ranges, self._steps = Ranges(), Steps()
+
+    def read(self, least_s: float) -> tuple[StepTimes, ...]:
+        """Return the steps since the last call; of too many only some, the same of all ranks.
+
+        Ranks differ a little in how long a step takes, but not by much: of two that choose each
+        second and each fourth step, all have each fourth.
+        """
+        read = list(marks(self._follower.lines()))
+        self.standing.read(read)
+        new = list(self._steps.read(self._ranges.read(read)))
+        if not new:
+            return ()
+        usual_s = sum(each.seconds for each in new) / len(new)
+        every = 1
+        while every * usual_s < least_s and every < 2**20:
+            every *= 2
+        return tuple(each for each in new if each.step % every == 0)
+
 
 SWITCH = Path("/user/cluster-info/datatrace-config/profilingSwitch")
 _TICK_S = 1.0

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from rekindle import names
-from rekindle.agent.devices.reset import heal
+from rekindle.agent.devices.simulated_host import heal
 from rekindle.agent.environment import rank_environment
 from rekindle.agent.fork_server import ForkServer
 from rekindle.agent.fork_server_process import Order, RunRank

@@ -17,12 +17,18 @@ from pydantic import (
 )
 
 from rekindle import names
-from rekindle.blocks.cluster import MinNodes, Nodes, ProcessesPerNode, Spares
 from rekindle.blocks.forms import setting
-from rekindle.blocks.kubernetes import KubernetesPods
-from rekindle.blocks.node_check import NodeCheck
-from rekindle.blocks.policy import USUAL, RecoveryPolicy
-from rekindle.blocks.store import CheckpointDirectory
+from rekindle.blocks.job_fields import (
+    USUAL,
+    CheckpointDirectory,
+    KubernetesPods,
+    MinNodes,
+    NodeCheck,
+    Nodes,
+    ProcessesPerNode,
+    RecoveryPolicy,
+    Spares,
+)
 from rekindle.checkpoints.location import absolute, below
 from rekindle.errors import UsageError
 from rekindle.job.spec import EntryKind, Framework, JobSpec, check, check_elsewhere, job_directory

@@ -9,10 +9,16 @@ from prefect.types import SecretDict
 from pydantic import Field, SecretStr
 
 from rekindle import names
-from rekindle.blocks.cluster import MinNodes, Nodes, ProcessesPerNode, Spares
 from rekindle.blocks.forms import setting
-from rekindle.blocks.policy import USUAL, RecoveryPolicy
-from rekindle.blocks.store import CheckpointDirectory
+from rekindle.blocks.job_fields import (
+    USUAL,
+    CheckpointDirectory,
+    MinNodes,
+    Nodes,
+    ProcessesPerNode,
+    RecoveryPolicy,
+    Spares,
+)
 from rekindle.errors import UsageError
 
 

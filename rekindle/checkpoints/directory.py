@@ -25,7 +25,7 @@ import msgspec
 
 from rekindle.checkpoints import manifest as manifests
 from rekindle.checkpoints import multi_writer as shared
-from rekindle.checkpoints import pin_files
+from rekindle.checkpoints import pins
 from rekindle.checkpoints.block_checksums import check_range
 from rekindle.checkpoints.checkpoint_path import (
     Key,
@@ -55,8 +55,7 @@ from rekindle.checkpoints.files import (
 from rekindle.checkpoints.format import Bytes
 from rekindle.checkpoints.manifest import MANIFEST_FILE, FileEntry, Manifest
 from rekindle.checkpoints.pins import Pin
-from rekindle.checkpoints.pruning import may_go
-from rekindle.checkpoints.retention import Retention
+from rekindle.checkpoints.retention import Retention, may_go
 from rekindle.checkpoints.store import (
     Found,
     Part,
@@ -249,11 +248,11 @@ class DirectoryStore:
                     retention,
                     is_valid=lambda key: self._is_valid(self._place(key)),
                     manifest_of=lambda key: read_manifest(self._place(key)),
-                    pins=pin_files.listed(self.root),
+                    pins=pins.listed(self.root),
                     now=time.time(),
                 )
                 removed = tuple(key for key in old if self._remove(key))
-                pin_files.sweep(self.root, self._finished(), time.time())
+                pins.sweep(self.root, self._finished(), time.time())
                 return removed
 
     def pin(self, pin: Pin) -> bool:
@@ -263,17 +262,17 @@ class DirectoryStore:
         file system has no locks. Raises CheckpointError: the directory cannot be written.
         """
         with explained("pin a checkpoint in", self.root):
-            return pin_files.add(self.root, self._place(pin.key), pin)
+            return pins.add(self.root, self._place(pin.key), pin)
 
     def unpin(self, pin: Pin) -> None:
         """Remove a pin; one that is not there is no error. Raises CheckpointError."""
         with explained("remove a pin from", self.root):
-            pin_files.remove(self.root, pin)
+            pins.remove(self.root, pin)
 
     def pins(self) -> list[Pin]:
         """All pins, also those that have expired. Raises CheckpointError: it cannot be read."""
         with explained("read the pins of", self.root):
-            return pin_files.listed(self.root)
+            return pins.listed(self.root)
 
     def _place(self, key: Key) -> Path:
         return self.root / name_of(*key)
@@ -340,7 +339,7 @@ class DirectoryStore:
     def _remove(self, key: Key) -> bool:
         """Remove a checkpoint; False: it was pinned in the last moment, or is not ours."""
         path = self._place(key)
-        if is_newer(path) or not pin_files.revoke(self.root, path, key, time.time()):
+        if is_newer(path) or not pins.revoke(self.root, path, key, time.time()):
             return False
         shutil.rmtree(path)
         self._proven.pop(path, None)

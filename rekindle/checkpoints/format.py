@@ -1,4 +1,4 @@
-"""The safetensors layout, in a buffer of constant size: a snapshot in memory *is* the file.
+"""The safetensors layout in a buffer of constant size, and the names of a checkpoint's files.
 
 A buffer is an 8-byte length, a JSON header padded with spaces to a constant length, and the bytes
 of the tensors without a gap. The `safetensors` library reads the same bytes from a file.
@@ -14,6 +14,17 @@ import msgspec
 import xxhash
 
 from rekindle.errors import CheckpointError, CorruptError
+
+# Keys of the snapshot's metadata, each a JSON object.
+METADATA_POSITION = "data_position"
+METADATA_ORIGIN = "origin"
+METADATA_METRICS = "metrics"
+
+
+def state_file(shard: int) -> str:
+    """Return the name of a checkpoint's file with this shard; of a whole state it is shard 0."""
+    return f"state-{shard:05d}.safetensors"
+
 
 # Bits of one element, by the codes that safetensors knows.
 DTYPE_BITS: Mapping[str, int] = {

@@ -1,4 +1,4 @@
-"""Pins: what keeps a checkpoint from being pruned, for all who share its store.
+"""Pins: a pinned checkpoint stays, for all who share its store; as files of a directory.
 
 A pin is an empty file (or object) in the place `pins` beside the checkpoints, so that one listing
 tells them all:
@@ -21,11 +21,14 @@ import socket
 import threading
 import time
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from rekindle.checkpoints.checkpoint_path import Key, key_of, name_of
+from rekindle.checkpoints.checkpoint_path import Key, is_unfinished, key_of, name_of
+from rekindle.checkpoints.files import locked, make_directories, sync_directory
+from rekindle.checkpoints.manifest import MANIFEST_FILE
 from rekindle.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -125,3 +128,47 @@ def reading(store: Store, key: Key, *, lease_s: float = LEASE_S) -> Iterator[Non
 
 def _end(lease_s: float) -> int:
     return math.ceil(time.time() + lease_s)
+
+
+def listed(root: Path) -> list[Pin]:
+    """All pins below this root, also those that have expired."""
+    try:
+        names = [path.name for path in (root / PINS).iterdir()]
+    except FileNotFoundError:
+        return []
+    return [pin for name in sorted(names) if (pin := pin_of(name))]
+
+
+def add(root: Path, path: Path, pin: Pin) -> bool:
+    """Pin the checkpoint in `path`; False: it is not there."""
+    if is_unfinished(path):
+        return False
+    make_directories(root / PINS)
+    with locked(root / PINS):
+        if is_unfinished(path):
+            return False
+        (root / PINS / pin.marker).touch()
+        sync_directory(root / PINS)
+    return True
+
+
+def remove(root: Path, pin: Pin) -> None:
+    """Remove a pin, if it is there."""
+    (root / PINS / pin.marker).unlink(missing_ok=True)
+
+
+def revoke(root: Path, path: Path, key: Key, now: float) -> bool:
+    """Make a checkpoint count no more, unless it is pinned; nobody can pin it meanwhile."""
+    make_directories(root / PINS)  # for its lock: the first pin of all may come just now
+    with locked(root / PINS):
+        if key in in_use(listed(root), now):
+            return False
+        # The manifest first: a checkpoint that is half removed must not count.
+        (path / MANIFEST_FILE).unlink(missing_ok=True)
+    return True
+
+
+def sweep(root: Path, finished: Collection[Key], now: float) -> None:
+    """Remove the pins that nobody needs."""
+    for pin in expired(listed(root), finished, now):
+        remove(root, pin)

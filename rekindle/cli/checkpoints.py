@@ -1,41 +1,140 @@
-"""`rekindle checkpoints`: what is in a store, whether it is intact, and copies of it."""
+"""`rekindle checkpoints`: list, verify, copy, pin, export and import."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from rekindle.checkpoints.checkpoint_path import Key
-from rekindle.checkpoints.copying import copy
-from rekindle.checkpoints.pins import reading
-from rekindle.checkpoints.pruning import may_go
-from rekindle.checkpoints.retention import Retention
+from rekindle.checkpoints.pins import Pin, check_name, reading
+from rekindle.checkpoints.retention import Retention, may_go
 from rekindle.checkpoints.store import Checkpoint, Seen, Store, bytes_of
-from rekindle.checkpoints.verifying import Damage, verify
-from rekindle.cli.checkpoint_pins import pin, pins_of, unpin
+from rekindle.checkpoints.verifying import Damage, copy, verify
 from rekindle.cli.open_store import chosen, of_steps, open_at
-from rekindle.cli.progress_bar import progress
-from rekindle.cli.table import clock, size, table
+from rekindle.cli.terminal_output import clock, progress, size, table
 from rekindle.errors import CheckpointError, UsageError
+from rekindle.job.spec import check_job_id
+
+MOST_HOURS = 24 * 3660  # ten years; for longer there is a pin without an end
+
+
+def pin(options: argparse.Namespace) -> int:
+    """Keep the newest complete checkpoint of a step from being pruned."""
+    check_name(options.name)
+    if options.hours is not None and not 0 < options.hours <= MOST_HOURS:
+        raise UsageError(f"--hours {options.hours}: give a number above 0, {MOST_HOURS} at most")
+    store = open_at(options.store, exists=True)
+    seen = of_steps(store.survey(), [options.step], store)
+    for each in seen:
+        if not each.reason and not each.unfinished:
+            until = None
+            if options.hours is not None:
+                until = math.ceil(time.time() + options.hours * 3600)
+            key = (each.step, each.generation)
+            new = Pin(key, options.name, until)
+            if store.pin(new):
+                for old in store.pins():
+                    if (old.key, old.name) == (key, options.name) and old != new:
+                        store.unpin(old)
+                end = "until it is unpinned" if until is None else f"until {clock(until)}"
+                print(f"{each.location}: pinned {end} ({options.name})")
+                return 0
+    reason = seen[0].reason or "it was pruned meanwhile"
+    raise CheckpointError(f"{seen[0].location} cannot be pinned: {reason}")
+
+
+def unpin(options: argparse.Namespace) -> int:
+    """Remove the pins of this name from a step."""
+    store = open_at(options.store, exists=True)
+    found = [
+        each for each in store.pins() if (each.key[0], each.name) == (options.step, options.name)
+    ]
+    if not found:
+        raise UsageError(
+            f"{store.location}: step {options.step} has no pin of the name {options.name!r}"
+        )
+    for each in found:
+        store.unpin(each)
+    print(f"step {options.step}: no longer pinned ({options.name})")
+    return 0
+
+
+def pins_of(seen: Seen, pins: list[Pin], now: float) -> list[str]:
+    """The names of the pins that keep a checkpoint."""
+    key: Key = (seen.step, seen.generation)
+    return sorted({each.name for each in pins if each.key == key and each.holds(now)})
+
+
+def export_state(options: argparse.Namespace) -> int:
+    """Write a checkpoint's state for torch."""
+    from rekindle.training.torch.convert import whole
+
+    out = Path(options.out).absolute()
+    whole.check_out(out)
+    with chosen(options.store, options.step) as checkpoint:
+        step = checkpoint.manifest.step
+        states, skeleton = whole.read_states(checkpoint, options.only or ())
+    if options.format == "torch":
+        whole.save_torch(states, step, out)
+    else:
+        whole.save_dcp(states, step, skeleton, out)
+    print(f"step {step}: {', '.join(states)}: {out}")
+    return 0
+
+
+def import_state(options: argparse.Namespace) -> int:
+    """Make a checkpoint of what torch has written."""
+    from rekindle.training.torch.convert import importing
+
+    check_job_id(options.job_id)
+    source = Path(options.source).absolute()
+    if not source.exists():
+        raise UsageError(f"there is no file or folder {source}")
+    store = open_at(options.store, exists=False)
+    take = dict(_pair("--take", each) for each in options.take)
+    add = {name: _json(name, text) for name, text in (_pair("--add", e) for e in options.add)}
+    imported = importing.read_source(source, take=take, add=add, device=options.device)
+    step = imported.step if options.step is None else options.step
+    if step is None or step < 0:
+        raise UsageError(f"{source} does not tell how many steps are finished: say --step N")
+    written = importing.write(imported, store, job_id=options.job_id, step=step)
+    if imported.left_out:
+        print(f"rekindle: left out: {', '.join(imported.left_out)}", file=sys.stderr)
+    verb = "was there already" if written.existed else "imported"
+    names = ", ".join(imported.tree)
+    print(f"step {step}, {size(written.bytes)}: {verb}: {names}: {written.location}")
+    return 0
+
+
+def _pair(option: str, text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals or not value:
+        raise UsageError(f"{option} {text!r}: give NAME=..., such as model=net")
+    return name, value
+
+
+def _json(name: str, text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"--add {name}={text}: that is no JSON: {error}") from error
+
 
 _INTERRUPTED = 130  # what a shell makes of Ctrl-C
 
 
 def run(options: argparse.Namespace) -> int:
     """Carry out one of the sub-commands; its exit status."""
-    if options.action in ("export", "import"):
-        from rekindle.cli import checkpoint_exchange as exchange  # torch takes a second to import
-
-        act = exchange.export_state if options.action == "export" else exchange.import_state
-    else:
-        act = _ACTIONS[options.action]
     try:
-        return act(options)
+        return _ACTIONS[options.action](options)
     except KeyboardInterrupt:
         print("\nrekindle: interrupted; nothing was left half valid", file=sys.stderr)
         return _INTERRUPTED
@@ -210,4 +309,6 @@ _ACTIONS = {
     "prune": _prune,
     "pin": pin,
     "unpin": unpin,
+    "export": export_state,
+    "import": import_state,
 }

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from rekindle.cli.table import clock, table
+from rekindle.cli.terminal_output import clock, table
 from rekindle.engines.kubernetes.client.api import Api, Object, load
 from rekindle.engines.kubernetes.client.errors import ApiError
 from rekindle.engines.kubernetes.placement.host_log import ClusterHostLog

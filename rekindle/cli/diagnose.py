@@ -12,17 +12,23 @@ from pathlib import Path
 import msgspec
 
 from rekindle import names
-from rekindle.cli.table import clock, table
+from rekindle.cli.terminal_output import clock, table
 from rekindle.errors import UsageError
 from rekindle.job.journal_file import is_over
 from rekindle.job.spec import JobDirectory, job_directory
-from rekindle.profiling.breakdown import HEADS, WHAT, breakdown
-from rekindle.profiling.chrome import chrome_trace
-from rekindle.profiling.coverage import remarks, seen, slower_forward
-from rekindle.profiling.finding_text import in_words, nodes_of
-from rekindle.profiling.findings import Finding
-from rekindle.profiling.limits import limits_in
-from rekindle.profiling.reading import Task, diagnose, ranges_of, read_task, stuck_in
+from rekindle.profiling.breakdown import HEADS, WHAT, breakdown, chrome_trace
+from rekindle.profiling.findings import Finding, in_words, nodes_of
+from rekindle.profiling.reading import (
+    Task,
+    diagnose,
+    ranges_of,
+    read_task,
+    remarks,
+    seen,
+    slower_forward,
+    stuck_in,
+)
+from rekindle.profiling.switch import limits_in
 from rekindle.recovery.faults.straggler_precision import precision
 from rekindle.recovery.faults.stragglers import StragglerEvent
 from rekindle.recovery.journal import journal

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rekindle.cli.table import clock, table
+from rekindle.cli.terminal_output import clock, table
 from rekindle.engines.client import JobClient
 from rekindle.engines.host_log import HostLog
 from rekindle.engines.terminal import read_ledger

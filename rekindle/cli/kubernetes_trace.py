@@ -8,7 +8,7 @@ import sys
 from rekindle.engines.kubernetes.client.api import Api, load
 from rekindle.engines.kubernetes.labels import Names
 from rekindle.engines.kubernetes.mindcluster import clusterd
-from rekindle.engines.kubernetes.mindcluster.trace import switch_trace, traced
+from rekindle.engines.kubernetes.mindcluster.clusterd import switch_trace, traced
 from rekindle.errors import RekindleError
 from rekindle.profiling.switch import Switch, switch_of
 

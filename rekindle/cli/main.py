@@ -175,7 +175,7 @@ def _kubernetes(options: argparse.Namespace) -> int:
 
         return trace.run(options)
     if options.action == "check":
-        from rekindle.cli import kubernetes_check as preflight
+        from rekindle.cli import kubernetes as preflight
 
         return preflight.check(options)
     from rekindle.cli import kubernetes

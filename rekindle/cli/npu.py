@@ -7,7 +7,7 @@ import os
 
 import msgspec
 
-from rekindle.cli.table import table
+from rekindle.cli.terminal_output import table
 from rekindle.job.ascend import ascend_environment, check_environment, survey_here
 from rekindle.recovery.policy.policy import Policy
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rekindle.checkpoints.checkpoint_path import key_of
-from rekindle.checkpoints.copying import check_intact
 from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.pins import reading
 from rekindle.checkpoints.publishing import is_reference, resolve
 from rekindle.checkpoints.store import Checkpoint, Seen, Store, bytes_of
-from rekindle.cli.progress_bar import progress
+from rekindle.checkpoints.verifying import check_intact
+from rekindle.cli.terminal_output import progress
 from rekindle.errors import CheckpointError, CorruptError, UsageError
 from rekindle.job.spec import JobDirectory, job_directory
 

@@ -1,4 +1,4 @@
-"""The coordinator's HTTP requests, for people and flows.
+"""The coordinator's HTTP API, for people and flows.
 
 GET  /spec     the job's description, for nodes that join
 GET  /job      the job now, as JSON
@@ -21,14 +21,46 @@ import msgspec
 from aiohttp import web
 
 from rekindle import names
-from rekindle.coordinator.job_view import job_view
 from rekindle.coordinator.machine.machine import Machine
 from rekindle.job.journal_file import Ledger
 from rekindle.profiling.switch import Order
 from rekindle.protocol import agent as protocol
 from rekindle.protocol import http_views as view
+from rekindle.protocol.http_views import JobView, NodeView, RankView
 from rekindle.recovery.faults.classification import Sign
 from rekindle.recovery.journal import journal
+
+
+def job_view(machine: Machine, holder: str) -> JobView:
+    """Describe the job as it is now. holder: who steers it."""
+    job = machine.job
+    ranks = [
+        RankView(rank=r.rank, node=r.node, pid=r.pid, finished=r.finished, status=r.status.value)
+        for r in job.roster.ranks
+    ]
+    nodes = [
+        NodeView(
+            node=n.node,
+            address=n.address,
+            pid=n.pid,
+            copies={rank: tuple(step for step, _ in kept) for rank, kept in n.copies.items()},
+        )
+        for n in job.roster.agents()
+    ]
+    return JobView(
+        job_id=job.spec.job_id,
+        state=job.phase.value,
+        attempt=job.attempt,
+        generation=job.generation,
+        world_size=job.roster.world_size,
+        finished=min(rank.finished for rank in job.roster.world),
+        total=machine.checkpoints.total,
+        ranks=ranks,
+        nodes=nodes,
+        holder=holder,
+        metrics=machine.checkpoints.metrics,
+    )
+
 
 KEEPALIVE_S = 1.0
 

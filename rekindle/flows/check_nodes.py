@@ -6,16 +6,14 @@ from typing import Any
 
 from prefect import flow
 
-from rekindle.blocks.cluster import Nodes, ProcessesPerNode
 from rekindle.blocks.job import TrainingJob
-from rekindle.blocks.kubernetes import KubernetesPods
-from rekindle.blocks.node_check import NodeCheck
+from rekindle.blocks.job_fields import KubernetesPods, NodeCheck, Nodes, ProcessesPerNode
 from rekindle.errors import JobFailedError
 from rekindle.flows.train import train_to_the_end
 from rekindle.tasks.hooks.cancellation import OF_FLOW_PROCESS, stop_job
 from rekindle.tasks.hooks.rerun import recovery_hooks
 from rekindle.tasks.job_access import job_of_this_run
-from rekindle.tasks.node_check import report_nodes
+from rekindle.tasks.report import report_nodes
 
 NAME = "check-nodes"
 

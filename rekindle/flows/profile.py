@@ -11,8 +11,8 @@ from prefect.client.orchestration import get_client
 from rekindle.errors import JobError
 from rekindle.profiling.switch import Order
 from rekindle.tasks import job_access as jobs
-from rekindle.tasks.describing import describe_elsewhere
 from rekindle.tasks.hooks.cancellation import job_of
+from rekindle.tasks.launch import describe_elsewhere
 from rekindle.tasks.profile import report_profile
 
 Kind = Literal["communication", "step", "save-checkpoint", "forward", "data-loader"]

@@ -14,8 +14,7 @@ from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.tasks.hooks.cancellation import OF_FLOW_PROCESS, stop_job
 from rekindle.tasks.hooks.rerun import recovery_hooks
 from rekindle.tasks.job_access import job_of_this_run
-from rekindle.tasks.launch import How, launch
-from rekindle.tasks.release import release
+from rekindle.tasks.launch import How, launch, release
 from rekindle.tasks.report import raise_if_failed, report
 from rekindle.tasks.supervise import supervise
 

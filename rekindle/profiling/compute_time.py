@@ -8,8 +8,20 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 
 from rekindle.profiling.findings import Finding, Slow
-from rekindle.profiling.noise import Noise, own_noise, usual_noise
-from rekindle.profiling.series import APART, BASELINE, FEW, MANY, MOST, Level, Series, Shift, settle
+from rekindle.profiling.series import (
+    APART,
+    BASELINE,
+    FEW,
+    MANY,
+    MOST,
+    Level,
+    Noise,
+    Series,
+    Shift,
+    own_noise,
+    settle,
+    usual_noise,
+)
 
 LEAST = math.log(1.06)  # of what it was: below that nobody is slow
 SURE = 2.2  # standard errors, and more of them the more ranks there are to be wrong about

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from rekindle.profiling.limits import Limits
+from rekindle.profiling.switch import Limits
 
 FOLDER = "/user/cluster-info/profiling"
 ENV_TASK = "MINDX_TASK_ID"

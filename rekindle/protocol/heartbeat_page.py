@@ -31,7 +31,7 @@ _NONE = -1
 
 
 class Doing(enum.IntEnum):
-    """What a rank is at; how long that may take differs (see rekindle.agent.hang_limits)."""
+    """What a rank is at; how long that may take differs (see rekindle.agent.lateness)."""
 
     OUTSIDE = 0  # of a Session: in an untouched script, before it or behind it
     MEETING = 1  # forms a generation and takes its state; the coordinator has limits for that

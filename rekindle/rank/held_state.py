@@ -1,8 +1,85 @@
-"""Which step's training state a rank's process holds."""
+"""The training state that a rank's process holds: step and shard, and the step under way."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from rekindle.protocol.agent import Form
 from rekindle.recovery.policy.plan import Made, Source
+
+LIMIT_S = 0.1  # the rest may also be lost with the node that was to send it
+
+
+class StepUnderWay:
+    """Written by the main thread; the channel's thread waits for the step's end."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._under_way = self._broken = False
+        self._finished = 0
+
+    def begin(self) -> None:
+        """A step's body begins."""
+        self._under_way = True
+
+    def end(self, finished: int) -> None:
+        """It has ended well: so many steps are finished now."""
+        with self._changed:
+            self._under_way, self._finished = False, finished
+            self._changed.notify_all()
+
+    def break_off(self) -> None:
+        """It raised: nothing more of it is to come."""
+        with self._changed:
+            self._under_way, self._broken = False, True
+            self._changed.notify_all()
+
+    def take_broken(self) -> bool:
+        """Say whether a step broke off since this was asked the last time."""
+        broken, self._broken = self._broken, False
+        return broken
+
+    def wait_end(self, finished: int) -> None:
+        """Wait, for LIMIT_S at most, for the end of a step that others have finished.
+
+        finished: steps that they have finished.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not self._under_way or self._finished >= finished, LIMIT_S
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """slot: its number in the full world, which never changes.
+
+    shard: which piece of the state it holds; None: all ranks hold the same. shards: how many pieces
+    there are. writes: of those that hold the same, it is the one that writes checkpoints. copied:
+    another node keeps copies of its snapshots. mesh: the device mesh that tells which pieces they
+    are, sizes by the names of its dimensions; None: nothing but the script knows.
+    """
+
+    slot: int
+    shard: int | None = None
+    generation: int = 0
+    shards: int = 1
+    writes: bool = False
+    copied: bool = False
+    mesh: Mapping[str, int] | None = None
+
+    def moved(self, form: Form) -> Place:
+        """Return the place in the generation that is formed."""
+        own = form.plan[self.slot]
+        return replace(
+            self,
+            generation=form.generation,
+            shards=form.shards,
+            writes=own.writes,
+            copied=own.keeper >= 0,
+        )
 
 
 class HeldState:

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from rekindle import names
 from rekindle.profiling.files import ENV_TASK, RecordFiles, records_folder, task_folder
-from rekindle.profiling.limits import limits_in
 from rekindle.profiling.markers import (
     COMMUNICATION,
     DATA_LOADER,
@@ -30,7 +29,7 @@ from rekindle.profiling.markers import (
     Range,
     operation_name,
 )
-from rekindle.profiling.switch import Switch
+from rekindle.profiling.switch import Switch, limits_in
 from rekindle.protocol.rank import Profile
 from rekindle.rank import environment as rank_environment
 

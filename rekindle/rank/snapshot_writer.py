@@ -22,7 +22,7 @@ from rekindle.errors import CheckpointError
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import BUFFERS, BUFFERS_OF_SHARD, SnapshotBuffer
 from rekindle.rank.channel import Channel
-from rekindle.rank.rank_place import Place
+from rekindle.rank.held_state import Place
 from rekindle.recovery.policy.plan import Made
 
 STEP = "step"
@@ -84,7 +84,7 @@ class SnapshotWriter(ABC):
         """Copy the state after `step` finished steps; training goes on when this returns.
 
         notes: what a checkpoint's manifest will tell, by the keys of
-        rekindle.agent.snapshots.checkpoint_writer.
+        rekindle.agent.snapshots.checkpoint_queue.
         False: there was no buffer to write, because the agent reads one or has not sealed the
         other yet (one sealed snapshot is always kept), or because it is still making them. With
         `wait`, one is waited for; so is the memory of a shard that is to be written to the store,

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from rekindle.recovery.policy import history
-from rekindle.recovery.policy.case import Case
 from rekindle.recovery.policy.decide import Decision, decide
-from rekindle.recovery.policy.history import Past
+from rekindle.recovery.policy.history import Case, Past
 from rekindle.recovery.policy.policy import INNER, Policy, Strategy
 
 _JOBS = (Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB_ISOLATED)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from rekindle.recovery.policy.policy import Strategy
-from rekindle.simulation import formulas
+from rekindle.simulation import estimate
 from rekindle.simulation.estimate import Estimate, Question
 from rekindle.simulation.outcome import Loss
 from rekindle.simulation.report import duration
@@ -116,8 +116,8 @@ def _checkpoints(axes: Axes, named: Named) -> None:
         axes.plot(intervals, [_cost(rate, at, stall) for at in intervals], color=colour, label=name)
         marks = (
             ("D", best, "exact", 5, colour),
-            ("^", formulas.young(rate, stall), "Young", 10, "none"),
-            ("v", formulas.daly(rate, stall), "Daly", 10, "none"),
+            ("^", estimate.young(rate, stall), "Young", 10, "none"),
+            ("v", estimate.daly(rate, stall), "Daly", 10, "none"),
         )
         for marker, at, by, size, face in marks:
             axes.plot(
@@ -140,4 +140,4 @@ def _checkpoints(axes: Axes, named: Named) -> None:
 
 
 def _cost(rate: float, interval: float, stall: float) -> float:
-    return 100 * (1 - formulas.goodput(rate=rate, interval=interval, stall=stall, downtime=0.0))
+    return 100 * (1 - estimate.goodput(rate=rate, interval=interval, stall=stall, downtime=0.0))

@@ -1,19 +1,162 @@
-"""One run: a policy's real decisions about the faults of a trace, and what they cost."""
+"""One run: a policy's decisions about the faults of a trace, and their costs. Pure."""
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Sequence
 
-from rekindle.recovery.policy.case import Case
+import msgspec
+
+from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.policy.history import Case
 from rekindle.recovery.policy.policy import INNER, LATE_S, Strategy
-from rekindle.simulation.broken import ENDS, Broken
+from rekindle.simulation.costs import StrategyRow
 from rekindle.simulation.job import Job, Setting
 from rekindle.simulation.memory import Memory
 from rekindle.simulation.outcome import Loss, Outcome
 from rekindle.simulation.progress import Source
-from rekindle.simulation.repair import Repair
 from rekindle.simulation.trace import Cause, Strike
-from rekindle.simulation.upcoming import Upcoming
+
+ENDS = (Strategy.DUMP, Strategy.FAIL)
+GONE = (Kind.NODE_LOST, Kind.EVICTION)
+_OF_NODES = (*GONE, Kind.NODE)
+
+
+class Broken(msgspec.Struct, kw_only=True):
+    """A strike on one node.
+
+    finished: steps that the job had finished. moved: its node was left for another. missed: that
+    did not come in time. again: the fault comes again, for what was done left its cause alone.
+    """
+
+    strike: Strike
+    node: int
+    finished: int
+    moved: bool = False
+    missed: bool = False
+    again: bool = False
+    chance: random.Random | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its node is not there any more, and nobody was asked to take its place."""
+        return self.strike.row.kind in GONE and not self.moved
+
+    def needs_to_move(self, strategy: Strategy) -> bool:
+        """Whether a strategy that can leave its place does: a person only if that is to blame."""
+        return strategy not in ENDS or (self.strike.cause is Cause.PLACE and not self.moved)
+
+    def fault(self, *, at: float, host: str, per_node: int) -> Fault:
+        """Return it as Rekindle would see it now."""
+        row = self.strike.row
+        if self.missed:
+            text = f"no node came as node {self.node} in time"
+            return Fault(kind=Kind.SCHEDULING, message=text, finished=self.finished, at=at)
+        revealed = self.again and row.becomes is not None and self.strike.cause is Cause.PLACE
+        kind = row.becomes if revealed and row.becomes else row.kind
+        of_node = kind in _OF_NODES
+        return Fault(
+            kind=kind,
+            message=row.name,
+            rank=-1 if of_node else self.node * per_node + self.strike.device,
+            node=self.node,
+            finished=self.finished,
+            signature=row.name,
+            at=at,
+            host=host,
+            device=-1 if of_node else self.strike.device,
+            code=(row.code or row.name) if revealed else row.code,
+            user_caused=row.user_caused or kind is Kind.USER_CODE,
+            self_heal=row.self_heal and not revealed,
+        )
+
+    def answer(self, row: StrategyRow) -> None:
+        """Note whether a strategy gets over it. Chance is that of the strike, whatever is tried."""
+        if row.strategy in ENDS:  # whoever begins the job again has looked at it
+            self.again = False
+            return
+        cause = self.strike.cause
+        helps = cause is Cause.NOTHING or (cause is Cause.PLACE and self.moved)
+        if row.succeeds < 1:
+            self.chance = self.chance or random.Random(self.strike.seed + self.node)
+            helps = self.chance.random() < row.succeeds and helps
+        self.again = not helps
+
+
+class Upcoming:
+    """A place in a trace: strikes are taken in their order."""
+
+    def __init__(self, strikes: Sequence[Strike], job: Job) -> None:
+        self._strikes, self._next = strikes, 0
+        self._job = job
+        self._second: Strike | None = None
+
+    def next_at(self) -> float:
+        """Return when the next strike of the trace hits anything."""
+        while self._next < len(self._strikes):
+            if self._job.hit(self._strikes[self._next]):
+                return self._strikes[self._next].at
+            self._next += 1
+        return math.inf
+
+    def take(self) -> Strike:
+        """Take the strike of which `next_at` has told."""
+        self._next += 1
+        return self._strikes[self._next - 1]
+
+    def take_before(self, until: float) -> Strike | None:
+        """Take the next strike, if it comes before a moment, the second one of an incident too."""
+        at = self.next_at()
+        second = self._second
+        if second is not None and second.at <= at:
+            self._second = None
+            if second.at < until and self._job.hit(second):
+                return second
+        return self.take() if at < until else None
+
+    def expect(self, second: Strike | None, at: float) -> None:
+        """Have another fault strike the recovery that is under way; None: nothing more does."""
+        self._second = second and msgspec.structs.replace(second, at=at)
+
+    def pass_over(self, until: float) -> None:
+        """Let what strikes before a moment hit nothing."""
+        while self.next_at() < until:
+            self._next += 1
+
+
+class Repair(msgspec.Struct):
+    """A recovery under way.
+
+    until: when all train again, as far as is known. spent: on what, up to then. formed_at: until
+    then no generation is formed. awaited: when each node comes that was asked for, by its place.
+    back: where the state will come from. anew: all ranks are started anew. ended: a person begins
+    the job anew.
+    """
+
+    until: float
+    spent: list[tuple[Loss, float]] = []
+    formed_at: float = 0.0
+    awaited: dict[int, float] = {}
+    back: Source = Source.LIVE
+    roll_back: bool = False
+    anew: bool = False
+    ended: bool = False
+    heaviest: Strategy = Strategy.RETRY
+
+    def nodes_at(self, now: float) -> float:
+        """Return when all nodes are there."""
+        self.awaited = {place: at for place, at in self.awaited.items() if at > now}
+        return max(self.awaited.values(), default=now)
+
+    def lengthen(self, at: float, *spans: tuple[Loss, float]) -> None:
+        """Last for these spans at least, one after the other, from a moment on."""
+        for loss, seconds in spans:
+            at += seconds
+            if at > self.until:
+                self.spent.append((loss, at - self.until))
+                self.until = at
+
 
 _WEIGHT = {strategy: weight for weight, strategy in enumerate(Strategy)}
 _AGE = {source: age for age, source in enumerate(Source)}

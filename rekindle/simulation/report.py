@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rekindle.recovery.policy.policy import Strategy
-from rekindle.simulation import formulas
+from rekindle.simulation import estimate
 from rekindle.simulation.estimate import FEWEST, Estimate, Interval, Question, difference
 from rekindle.simulation.outcome import Loss
 
@@ -106,11 +106,11 @@ def _back(one: Estimate) -> str:
 
 
 def _young(one: Estimate) -> float:
-    return formulas.young(one.store_rate, one.stall_s)
+    return estimate.young(one.store_rate, one.stall_s)
 
 
 def _daly(one: Estimate) -> float:
-    return formulas.daly(one.store_rate, one.stall_s)
+    return estimate.daly(one.store_rate, one.stall_s)
 
 
 def _verdict(name: str, found: Interval) -> str:

@@ -1,4 +1,4 @@
-"""Step 1 of the train flow: start the job, or adopt the one that this flow run started before."""
+"""First and last step of the train flow: start or adopt the job, and remove what it leaves."""
 
 from __future__ import annotations
 
@@ -10,17 +10,58 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import msgspec
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import FlowRun
 
 from rekindle import names
 from rekindle.blocks.job import TrainingJob
-from rekindle.errors import JobError
-from rekindle.job.spec import JobDirectory
+from rekindle.errors import JobError, UsageError
+from rekindle.job.spec import JobDirectory, replace_file
 from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.tasks import job_access as jobs
-from rekindle.tasks.describing import describe
+
+
+@task(name="release", cache_policy=NO_CACHE)
+def release(job_id: str) -> bool:
+    """Remove what is left of an ended job; say whether all is gone.
+
+    What stays is no reason for the flow run to fail: the next one of this job removes it.
+    """
+    try:
+        jobs.engine_of(job_id).release()
+    except (JobError, UsageError) as error:
+        get_run_logger().warning("Something of job %s is left in the cluster: %s", job_id, error)
+        return False
+    return True
+
+
+def describe(job: TrainingJob, directory: JobDirectory, job_id: str) -> None:
+    """Write down what the job is to be. Raises UsageError: no job can be made of it."""
+    spec = job.to_spec(job_id)
+    if job.kubernetes is None:
+        directory.create(spec)
+        directory.pods.unlink(missing_ok=True)
+    else:
+        # First: a job that is described without its pods is one of this machine.
+        replace_file(directory.pods, msgspec.json.encode(job.kubernetes))
+        directory.create(spec, logs=False)  # they are in the pods
+
+
+def describe_elsewhere(flow_run: FlowRun, job_id: str) -> None:
+    """Describe a job that a flow process on another machine has put into a cluster.
+
+    What else is to be known of it is in the cluster. Raises ValueError, UsageError: no job can be
+    made of the flow run's parameters.
+    """
+    parameters = flow_run.parameters.get("job") or {}
+    if parameters.get("kubernetes") and not jobs.exists(job_id):
+        directory = jobs.directory_of(job_id)
+        directory.path.mkdir(parents=True, exist_ok=True)
+        describe(TrainingJob.model_validate(parameters), directory, job_id)
+
 
 # A coordinator that has ended its job exits a moment later.
 _EXIT_TIMEOUT_S = 60.0

@@ -15,9 +15,8 @@ from prefect.cache_policies import NO_CACHE
 from rekindle import names
 from rekindle.errors import UsageError
 from rekindle.profiling.breakdown import HEADS, WHAT, breakdown
-from rekindle.profiling.coverage import remarks, seen
-from rekindle.profiling.finding_text import in_words, nodes_of
-from rekindle.profiling.reading import Task, diagnose, read_task
+from rekindle.profiling.findings import in_words, nodes_of
+from rekindle.profiling.reading import Task, diagnose, read_task, remarks, seen
 from rekindle.tasks import job_access as jobs
 
 MOST_RANKS = 64  # in the table

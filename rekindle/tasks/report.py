@@ -1,4 +1,4 @@
-"""Step 3 of the train flow: what became of the job, as artifacts and as files in its directory."""
+"""Results as artifacts and files: of the job, and of checked nodes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,47 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 
 from rekindle.errors import JobFailedError
+from rekindle.recovery.journal.journal import NodeChecked
+from rekindle.recovery.node_check.evidence import Part
+from rekindle.recovery.node_check.verdicts import SICK
 from rekindle.reporting.event_text import incident_row, outcome
-from rekindle.reporting.markdown import markdown_report
 from rekindle.reporting.step_records import sample_records
-from rekindle.reporting.summary import summarize
+from rekindle.reporting.summary import markdown_report, summarize
 from rekindle.tasks import job_access as jobs
 from rekindle.tasks.prefect_api.log import Log
 from rekindle.tasks.prefect_api.notifier import find_artifact, progress_key
 from rekindle.tasks.restore import describe
+
+ARTIFACT = "checked-nodes"
+
+
+@task(name="report-nodes", cache_policy=NO_CACHE)
+def report_nodes(job_id: str) -> list[dict[str, Any]]:
+    """Show how each node is, sick ones first; return the same as plain values, times in ms."""
+    checks = [event for event in jobs.history_of(job_id) if isinstance(event, NodeChecked)]
+    checks.sort(key=lambda each: (each.verdict.health not in SICK, each.host))
+    rows = [_row(check) for check in checks]
+    if rows:
+        sick = sum(each.verdict.health in SICK for each in checks)
+        said = f"{len(rows)} nodes were checked by job {job_id}; {sick} are sick"
+        create_table_artifact(rows, key=ARTIFACT, description=said)
+        (get_run_logger().warning if sick else get_run_logger().info)(said)
+    return rows
+
+
+def _row(check: NodeChecked) -> dict[str, Any]:
+    verdict = check.verdict
+    row: dict[str, Any] = {
+        "host": check.host or check.address,
+        "verdict": verdict.health.value,
+        "why": verdict.reason,
+        "isolated": check.fault is not None,
+    }
+    for part in Part:
+        if part in verdict.seconds:
+            row[f"{part.value} (ms)"] = round(verdict.seconds[part] * 1e3, 3)
+    return row
+
 
 REPORT_FILE = "report.md"
 TIMELINE_FILE = "timeline.png"
@@ -32,8 +65,7 @@ _PAUSE_S = 1.0
 def report(job_id: str) -> dict[str, Any]:
     """Write the incident table, the report and the timeline; return the same as plain values."""
     # matplotlib takes its time, which a flow process that has to adopt a job does not have.
-    from rekindle.reporting.timeline.figure import draw
-    from rekindle.reporting.timeline.rows import MOST_RANKS
+    from rekindle.reporting.timeline.figure import MOST_RANKS, draw
 
     with get_client(sync_client=True) as client:
         _wait_for_prefect(client, get_run_logger())

@@ -1,12 +1,16 @@
-"""The steps around training: prepare, evaluate, publish, and tell those who wait for the result."""
+"""The steps around training: prepare, evaluate, publish, notify. Each runs a user's command."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import fcntl
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +20,110 @@ from prefect.cache_policies import NO_CACHE
 from prefect.deployments import run_deployment
 
 from rekindle.blocks.retraining import Retraining
-from rekindle.checkpoints.copying import copy
 from rekindle.checkpoints.directory import DirectoryCheckpoint, DirectoryStore
-from rekindle.checkpoints.latest import Latest, announce
 from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.pins import reading
-from rekindle.checkpoints.publishing import Published
+from rekindle.checkpoints.publishing import Latest, Published, announce
 from rekindle.checkpoints.publishing import publish as publish_checkpoint
 from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.store import Checkpoint
-from rekindle.errors import CheckpointError, JobError, RejectedError
+from rekindle.checkpoints.verifying import copy
+from rekindle.errors import CheckpointError, JobError, RejectedError, UsageError
 from rekindle.job.spec import JobDirectory
 from rekindle.tasks import job_access as jobs
-from rekindle.tasks.subprocesses import run_command
+
+_MARK = "REKINDLE_COMMAND_LOCK"  # in the environment of a command, and of all that it starts
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+
+
+def run_command(
+    command: Sequence[str],
+    *,
+    folder: Path,
+    environment: Mapping[str, str],
+    lock: Path,
+    log: Callable[..., None],
+) -> str:
+    """Run a command; return the last line that it printed.
+
+    Its standard output and error are logged line by line. lock: a file; one command at a time runs
+    under it, and what a command whose flow was killed has left running is ended first, for both
+    would work on the same. Raises UsageError: it cannot be started. Raises JobError: it ended with
+    another status than 0.
+    """
+    last = ""
+    with _held(lock, log) as handle:
+        _end_leftovers(lock)
+        marked = {**os.environ, **environment, _MARK: str(lock)}
+        process = _start(command, folder, marked, handle)
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                last = line.rstrip() or last
+                log("%s", line.rstrip())
+            status = process.wait()
+        except BaseException:  # Prefect raises one where the flow's process is asked to end
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        finally:
+            process.stdout.close()
+    if status:
+        raise JobError(f"{' '.join(command)} ended with status {status}: {last}")
+    return last
+
+
+def _start(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str], handle: int
+) -> subprocess.Popen[str]:
+    try:
+        return subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            pass_fds=(handle,),
+            preexec_fn=_end_with_parent,  # noqa: PLW1509  one call of the kernel, no lock
+        )
+    except OSError as error:
+        raise UsageError(f"command {command[0]!r} cannot be started: {error}") from error
+
+
+@contextlib.contextmanager
+def _held(lock: Path, log: Callable[..., None]) -> Iterator[int]:
+    """Hold the lock; the kernel frees it when flow and command are gone."""
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log("Another process of this flow run does this already (%s); waiting", lock)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _end_leftovers(lock: Path) -> None:
+    """End what a command under this lock has started; the kernel has ended that one itself."""
+    mark = f"{_MARK}={lock}".encode()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                os.kill(int(entry.name), signal.SIGKILL)
+
+
+def _end_with_parent() -> None:
+    """End the command with the flow's process, however that ends: its rerun starts it again."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
 
 ENV_CHECKPOINT = "REKINDLE_CHECKPOINT"
 BROUGHT_DIRECTORY = "brought"  # in a job's directory

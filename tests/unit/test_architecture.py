@@ -1,5 +1,7 @@
-"""What holds for the code base as a whole: who imports whom, what is named, how long files are."""
+"""Properties of the code base as a whole: imports, names, and the lengths of files."""
 
+import ast
+import graphlib
 import json
 import re
 import subprocess
@@ -56,6 +58,34 @@ def text_of(path: Path) -> str:
     """The file's text, or nothing when it is binary."""
     content = path.read_bytes()
     return "" if b"\0" in content else content.decode("utf-8", errors="replace")
+
+
+def modules() -> dict[str, Path]:
+    """All modules of the package by name; a package by its own name."""
+    found = {}
+    for path in sorted((ROOT / "rekindle").rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports_at_start(path: Path, known: dict[str, Path]) -> set[str]:
+    """The package's modules that a module imports while Python imports it."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in known else str(node.module) for name in names}
+    return found & known.keys()
+
+
+def test_no_modules_import_each_other() -> None:
+    """The imports at the start of modules have no cycle."""
+    known = modules()
+    graph = {name: imports_at_start(path, known) - {name} for name, path in known.items()}
+    assert list(graphlib.TopologicalSorter(graph).static_order())
 
 
 @pytest.mark.process

@@ -1,4 +1,4 @@
-"""A simulated host: the file that its agent holds, and the host's faults."""
+"""A simulated host: a file with its faults; and the reset of a device before a rank starts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from rekindle import names
+from rekindle.agent.devices import tools as device_tools
 from rekindle.errors import JobError
 
 
@@ -37,3 +38,14 @@ def read_condition(host: Path) -> Condition:
         return Condition()
     except msgspec.DecodeError as error:
         raise JobError(f"{path}: {error}") from error
+
+
+async def heal(device: int, pretended: Path | None) -> str:
+    """Reset a device, by its local number; return why it is not healed, or nothing.
+
+    pretended: the file of the pretended host that the device is on.
+    """
+    if pretended is not None:
+        sick = device in read_condition(pretended).sick_devices
+        return "it stays broken" if sick else ""
+    return await device_tools.reset(device)

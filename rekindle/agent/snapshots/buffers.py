@@ -13,8 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from rekindle.agent.snapshots.allocation import create_buffer
-from rekindle.agent.snapshots.checkpoint_queue import DueCheckpoints
-from rekindle.agent.snapshots.checkpoint_writer import CheckpointFiles
+from rekindle.agent.snapshots.checkpoint_queue import CheckpointFiles, DueCheckpoints
 from rekindle.agent.snapshots.replica_client import Neighbours
 from rekindle.agent.snapshots.replica_server import Depot
 from rekindle.checkpoints.store import Store

@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from rekindle.errors import ProtocolError
-from rekindle.protocol.checksum import Sealer
+from rekindle.protocol.snapshot_buffer import Sealer
 
 SILENCE_S = 10.0  # after which the other side is given up
 LONGEST = 4096  # bytes of a message

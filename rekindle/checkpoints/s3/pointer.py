@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from rekindle.checkpoints.s3.body import Body
-from rekindle.checkpoints.s3.client import Bucket
+from rekindle.checkpoints.s3.client import Body, Bucket
 from rekindle.checkpoints.s3.errors import Kind, S3Error
 
 
 class S3Pointer:
-    """As `rekindle.checkpoints.pointer.Pointer` says.
+    """As `rekindle.checkpoints.open_store.Pointer` says.
 
     On a server that knows no conditional requests, of two who replace it at the same moment the
     second wins, and neither is refused.

@@ -21,24 +21,23 @@ from rekindle.checkpoints.location import S3Location
 from rekindle.checkpoints.manifest import MANIFEST_FILE, FileEntry, Manifest
 from rekindle.checkpoints.multi_writer import check_part
 from rekindle.checkpoints.pins import Pin
-from rekindle.checkpoints.pruning import may_go
-from rekindle.checkpoints.retention import Retention
-from rekindle.checkpoints.s3 import pins as s3_pins
-from rekindle.checkpoints.s3.body import Body
+from rekindle.checkpoints.retention import Retention, may_go
+from rekindle.checkpoints.s3 import cleaning as s3_pins
 from rekindle.checkpoints.s3.cleaning import remove_checkpoint, remove_left_over
-from rekindle.checkpoints.s3.client import Bucket
+from rekindle.checkpoints.s3.client import Body, Bucket
 from rekindle.checkpoints.s3.errors import Kind, S3Error
-from rekindle.checkpoints.s3.inventory import (
+from rekindle.checkpoints.s3.place import (
     Inventory,
     Objects,
+    S3Checkpoint,
+    S3Place,
     check_sizes,
     inventory_of,
     is_finished,
+    seen_at,
     stored_name,
 )
-from rekindle.checkpoints.s3.place import S3Checkpoint, S3Place, seen_at
-from rekindle.checkpoints.s3.read import is_intact
-from rekindle.checkpoints.s3.upload import upload
+from rekindle.checkpoints.s3.transfer import is_intact, upload
 from rekindle.checkpoints.store import (
     Found,
     Part,

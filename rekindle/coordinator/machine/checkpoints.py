@@ -1,17 +1,146 @@
-"""The snapshots that ranks keep, and the checkpoints that nodes write."""
+"""The snapshots that ranks keep, and the checkpoints that nodes write, also in shards."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
 
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Send
 from rekindle.coordinator.machine.ranks import Status
-from rekindle.coordinator.machine.sharded_checkpoints import Assembly
 from rekindle.errors import ProtocolError
 from rekindle.names import OFFERS
 from rekindle.protocol import agent as p
+from rekindle.protocol.agent import Commit, PartDue, PartWritten
 from rekindle.recovery.faults.fault import Fault, Kind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.interval import Chosen, Interval
+from rekindle.recovery.policy.plan import Made
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """A state of which all shards can be written. places: of each shard its node and its rank."""
+
+    made: Made
+    places: dict[int, tuple[int, int]]
+
+    def shards_by_node(self) -> dict[int, dict[int, int]]:
+        """Return for each node the shards that it has, each with the rank whose it is."""
+        found: dict[int, dict[int, int]] = {}
+        for shard, (node, rank) in sorted(self.places.items()):
+            found.setdefault(node, {})[shard] = rank
+        return found
+
+
+class Backlog:
+    """At most one checkpoint that is due, and one that is being written."""
+
+    def __init__(self) -> None:
+        self._due: dict[Made, dict[int, tuple[int, int]]] = {}  # not of all shards yet
+        self._ready: Ready | None = None
+        self._newest: Made = (-1, 0)
+        self.under_way: Made | None = None
+
+    def begin(self) -> None:
+        """A generation begins, and checkpoints of earlier ones are no longer due."""
+        self._due, self._ready, self.under_way = {}, None, None
+        self._newest = (-1, 0)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is under way or to be."""
+        return self.under_way is None and self._ready is None
+
+    def add(self, node: int, part: PartDue) -> Made | None:
+        """Note that a node can write a shard; return what is left out because of that."""
+        made = part.step, part.generation
+        if made <= self._newest:
+            return None  # the others were ready for a newer one before
+        places = self._due.setdefault(made, {})
+        places[part.shard] = node, part.rank
+        if len(places) < part.shards:
+            return None
+        left_out = self._ready.made if self._ready else None
+        self._newest, self._ready = made, Ready(made, places)
+        self._due = {each: places for each, places in self._due.items() if each > made}
+        return left_out
+
+    def next(self) -> Ready | None:
+        """Return what is to be written now, if there is something and nothing is under way."""
+        if self.under_way is not None or self._ready is None:
+            return None
+        ready, self._ready = self._ready, None
+        self.under_way = ready.made
+        return ready
+
+    def done(self, made: Made) -> bool:
+        """The checkpoint under way is written, or will not be; False: it was another one."""
+        if self.under_way != made:
+            return False
+        self.under_way = None
+        return True
+
+
+class Assembly:
+    """Collects what agents tell of the shards that they have written.
+
+    They are given up when the next generation is formed, and when a newer checkpoint is complete.
+    backlog: what is due, and not begun.
+    """
+
+    def __init__(self) -> None:
+        self._generation = 0
+        self.backlog = Backlog()
+        # By step, generation, and whether they are last words.
+        self._parts: dict[tuple[int, int, bool], dict[int, PartWritten]] = {}
+        self._failed = (0, 0)
+
+    def begin(self, generation: int) -> None:
+        """Give up what earlier generations have not finished."""
+        self._generation, self._parts = generation, {}
+        self.backlog.begin()
+
+    def add(self, part: PartWritten, owners: Callable[[], dict[int, list[int]]]) -> Commit | None:
+        """Take note of a shard; return the order to commit when it was the last one.
+
+        owners: the ranks that have each shard.
+        """
+        if part.generation < self._generation and not part.last_words:
+            return None  # last words are of the generation that did their step
+        parts = self._parts.setdefault((part.step, part.generation, part.last_words), {})
+        parts[part.shard] = part
+        if len(parts) < part.shards:
+            return None
+        self._parts = {
+            (step, made, last_words): each
+            for (step, made, last_words), each in self._parts.items()
+            if step > part.step or (last_words and not part.last_words)
+        }
+        ranks = owners()
+        in_order = [parts[shard] for shard in sorted(parts)]
+        return Commit(
+            step=part.step,
+            generation=part.generation,
+            files=tuple(
+                msgspec.structs.replace(each.file, ranks=tuple(ranks.get(each.shard, ())))
+                for each in in_order
+                if each.file is not None
+            ),
+            position=in_order[0].position,
+            origin=in_order[0].origin,
+            metrics=in_order[0].metrics,
+            seconds=max(each.seconds for each in in_order),
+            stall_s=max(each.stall_s for each in in_order),
+            last_words=part.last_words,
+        )
+
+    def fail(self, part: PartWritten) -> bool:
+        """Give a checkpoint up, for a shard could not be written; False: that was known."""
+        failed = part.generation, part.step
+        known, self._failed = self._failed == failed, failed
+        return not known
+
 
 StoreNews = (
     p.CheckpointWritten

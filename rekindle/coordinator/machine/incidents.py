@@ -9,9 +9,8 @@ import msgspec
 from rekindle.recovery.faults.classification import explained, explains
 from rekindle.recovery.faults.fault import Fault
 from rekindle.recovery.journal import journal
-from rekindle.recovery.policy.case import Case
 from rekindle.recovery.policy.decide import Decision, decide
-from rekindle.recovery.policy.history import Past, besides
+from rekindle.recovery.policy.history import Case, Past, besides
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 

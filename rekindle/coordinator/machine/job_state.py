@@ -1,23 +1,85 @@
-"""The state that all parts of the machine share, and the commands that they give."""
+"""The state that all parts of the machine share, isolated hosts, and the commands."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from rekindle.coordinator.machine.incidents import Incidents
 from rekindle.coordinator.machine.inheritance import Earlier
-from rekindle.coordinator.machine.isolated_hosts import Isolation
 from rekindle.coordinator.machine.ranks import Rank
 from rekindle.coordinator.machine.roster import Roster
-from rekindle.job.spec import JobSpec
+from rekindle.job.spec import JobSpec, KeepsOff
 from rekindle.protocol import agent as p
+from rekindle.protocol.agent import Hello
 from rekindle.recovery.faults.classification import Judge
 from rekindle.recovery.faults.fault import Fault, Kind
 from rekindle.recovery.faults.health_events import SignBook
 from rekindle.recovery.journal import journal
+
+# How many agents of one host are refused while others are waited for, before that is in vain. The
+# first may be the old one, started again where it was; where the job has to be placed anew, the
+# second was placed there anew, and so may be all that follow. Where the host is kept off at once,
+# five mean that it is not: rights may lack, or somebody undid it.
+_ENOUGH = {KeepsOff.ANEW: 2, KeepsOff.AT_ONCE: 5}
+
+
+class Isolation:
+    """The hosts that this attempt has isolated, and the nodes that were to leave them.
+
+    A person may release one at any time; until the job is placed anew, none of it goes back there.
+    """
+
+    def __init__(self, keeps_off: KeepsOff) -> None:
+        self._keeps_off = keeps_off
+        self._hosts: set[str] = set()
+        self._leaving: set[int] = set()  # that have not come from elsewhere yet
+        self._refused: Counter[str] = Counter()  # by host, while such a node was waited for
+
+    def add(self, hosts: Iterable[str], nodes: Iterable[int]) -> None:
+        """Take these hosts as isolated, and these nodes as on their way elsewhere."""
+        self._hosts.update(hosts)
+        self._leaving.update(nodes)
+
+    def shuts_out(self, host: str) -> bool:
+        """Whether the coordinator takes no new agent from this host."""
+        return self._keeps_off is not KeepsOff.NEVER and host in self._hosts
+
+    def refuses(self, hello: Hello) -> bool:
+        """Whether the coordinator refuses an agent because of its host.
+
+        An agent that was a node before stays, because its order to leave reaches it.
+        """
+        is_new = hello.node < 0 and not hello.ranks and not hello.ended
+        return is_new and self.shuts_out(hello.host)
+
+    def refused(self, host: str, waited_for: Iterable[int]) -> list[int]:
+        """An agent was refused; return those of these nodes that have to come from elsewhere.
+
+        Other nodes were lost for another reason, so their own pods may come.
+        """
+        awaited = sorted(self._leaving.intersection(waited_for))
+        if awaited:
+            self._refused[host] += 1
+        return awaited
+
+    def came(self, node: int) -> None:
+        """An agent became a node, or a spare."""
+        self._leaving.discard(node)
+        self._refused.clear()
+
+    def just_in_vain(self, host: str) -> bool:
+        """Whether the last one that was refused there was one too many."""
+        return self._refused[host] == _ENOUGH.get(self._keeps_off)
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether only agents of such hosts come."""
+        enough = _ENOUGH.get(self._keeps_off)
+        return enough is not None and any(each >= enough for each in self._refused.values())
 
 
 class Phase(str, enum.Enum):

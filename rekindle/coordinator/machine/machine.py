@@ -23,9 +23,8 @@ from rekindle.coordinator.machine.injections import Injections
 from rekindle.coordinator.machine.job_state import ENDING, JobState, SetTimer, Timer
 from rekindle.coordinator.machine.looks import Looks
 from rekindle.coordinator.machine.losses import Losses
-from rekindle.coordinator.machine.profiling_switch import ProfilingSwitch
 from rekindle.coordinator.machine.recovery import Recovery
-from rekindle.coordinator.machine.stragglers import StragglerCheck
+from rekindle.coordinator.machine.stragglers import ProfilingSwitch, StragglerCheck
 from rekindle.coordinator.machine.takeover import Takeover
 from rekindle.errors import ProtocolError
 from rekindle.job.spec import JobSpec

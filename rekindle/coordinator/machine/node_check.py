@@ -21,10 +21,8 @@ from rekindle.protocol.node_check import (
     CheckReady,
     CheckStop,
 )
-from rekindle.recovery.node_check.blocks import Edge
-from rekindle.recovery.node_check.evidence import Alone, Evidence, Limits, Pair
+from rekindle.recovery.node_check.evidence import Alone, Edge, Evidence, Limits, Pair, lacks_memory
 from rekindle.recovery.node_check.rounds import next_round
-from rekindle.recovery.node_check.unmeasured import lacks_memory
 from rekindle.recovery.node_check.verdicts import SICK, NodeVerdict, verdicts
 
 # Who comes within this time of each other is checked together, if not all have come that are

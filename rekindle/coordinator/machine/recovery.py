@@ -26,9 +26,8 @@ from rekindle.recovery.faults.fault import Fault, Kind
 from rekindle.recovery.faults.invalid_states import is_clean
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import RESCHEDULED
-from rekindle.recovery.policy.case import Case
 from rekindle.recovery.policy.decide import Decision, decide
-from rekindle.recovery.policy.history import besides, heals
+from rekindle.recovery.policy.history import Case, besides, heals
 from rekindle.recovery.policy.policy import ANEW, Strategy
 from rekindle.recovery.policy.strategies import is_met_by_restart
 

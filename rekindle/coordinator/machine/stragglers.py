@@ -1,4 +1,4 @@
-"""Ranks that train on, and have become slow.
+"""Slow ranks, and the switch of light profiling that finds them.
 
 Agents tell how long their ranks' steps took (`Timed`), while light profiling is on. If the
 policy does more than warn, the machine checks suspect nodes beside others while all ranks wait
@@ -10,22 +10,71 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.generations import Generations
 from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Proceed, Timer
 from rekindle.coordinator.machine.node_check import NodeCheck
 from rekindle.coordinator.machine.recovery import Recovery
 from rekindle.coordinator.machine.roster import Node
+from rekindle.errors import UsageError
 from rekindle.job.spec import JobSpec
 from rekindle.names import WIRE_VERSION
-from rekindle.profiling.finding_text import in_words, nodes_of
-from rekindle.profiling.findings import Finding, Slow
-from rekindle.profiling.online_detector import Pace
+from rekindle.profiling.detector import Pace
+from rekindle.profiling.findings import Finding, Slow, in_words, nodes_of
+from rekindle.profiling.switch import Order, Switch, switched
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import Fault, Kind
-from rekindle.recovery.faults.stragglers import Examined, Slowed, SlowOver
+from rekindle.recovery.faults.stragglers import BY_TRACE, Examined, Profiled, Slowed, SlowOver
 from rekindle.recovery.node_check.verdicts import SICK, Health, NodeVerdict
 from rekindle.recovery.policy.decide import decide
 from rekindle.recovery.policy.policy import Stragglers, Strategy
+
+
+class ProfilingSwitch:
+    """The last order holds, from a person or from MindCluster's switch.
+
+    traced: the last position of MindCluster's switch.
+    """
+
+    def __init__(self, job: JobState, fleet: Fleet, traced: Switch) -> None:
+        self._job = job
+        self._fleet = fleet
+        self.traced = traced
+
+    @property
+    def profile(self) -> p.Profile:
+        """What the ranks record."""
+        return self._fleet.settings.profile
+
+    def switch(self, order: Order, now: float) -> str:
+        """Switch light profiling; return why that is impossible, or nothing."""
+        if self._job.phase in ENDING:
+            return "the job is ending"
+        try:
+            switch = switched(self.profile.switch, order.kinds, on=order.on)
+        except UsageError as error:
+            return str(error)
+        if switch != self.profile.switch:
+            self._switch(switch, order.by, now)
+        return ""
+
+    def on_traced(self, message: p.Traced, now: float) -> None:
+        """An agent sends the position of MindCluster's switch.
+
+        Every agent sends it, also one that replaces a lost agent. So an old position does not undo
+        a person's later order. The journal gets each new position, also one that changes nothing:
+        the next coordinator would take it for news.
+        """
+        if message.switch != self.traced and self._job.phase not in ENDING:
+            self.traced = message.switch
+            self._switch(message.switch, BY_TRACE, now)
+
+    def _switch(self, switch: Switch, by: str, now: float) -> None:
+        changed, since = switch != self.profile.switch, self.profile.since or int(now)
+        self._job.record(Profiled(switch=switch, since=since, by=by))
+        if changed:
+            self._fleet.change_settings(profile=p.Profile(switch=switch, since=since))
+
 
 WITNESSES = 2  # nodes that are checked beside those that are slow: on the word of one nobody goes
 

@@ -24,14 +24,12 @@ from rekindle.engines.kubernetes.labels import Role, selector
 from rekindle.engines.kubernetes.manifests.render import keeps_off
 from rekindle.engines.kubernetes.manifests.settings import Pods
 from rekindle.engines.kubernetes.mindcluster.watch import Ears, host_eyes
-from rekindle.engines.kubernetes.placement.hosts import Hosts
 from rekindle.engines.kubernetes.placement.placement import Placing
-from rekindle.engines.kubernetes.placement.pod_membership import Gone, Members
-from rekindle.engines.kubernetes.placement.retry_queue import Chores
+from rekindle.engines.kubernetes.placement.pod_membership import Chores, Gone, Members
+from rekindle.engines.kubernetes.placement.quarantine import Hosts
 from rekindle.engines.kubernetes.preflight.preflight import must_fit
-from rekindle.engines.kubernetes.watchers.event_queue import Reporter
-from rekindle.engines.kubernetes.watchers.job_watcher import Eyes
-from rekindle.engines.kubernetes.watchers.log_and_node_watchers import Observers
+from rekindle.engines.kubernetes.watchers.job_watcher import Eyes, Reporter
+from rekindle.engines.kubernetes.watchers.node_watcher import Observers
 from rekindle.errors import JobError, LeaseHeldError
 from rekindle.job.spec import Endpoint, JobDirectory, KeepsOff, home
 from rekindle.recovery.faults.classification import Sign

@@ -10,8 +10,7 @@ import msgspec
 from rekindle.profiling.findings import Finding, Slow
 from rekindle.recovery.faults.stragglers import Examined, Slowed, SlowOver
 from rekindle.recovery.journal.journal import Event, FaultSeen
-from rekindle.recovery.node_check.event import NodeChecked
-from rekindle.recovery.node_check.verdicts import SICK, Health
+from rekindle.recovery.node_check.verdicts import SICK, Health, NodeChecked
 
 
 class Precision(msgspec.Struct, frozen=True):

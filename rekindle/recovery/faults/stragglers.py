@@ -1,4 +1,4 @@
-"""Ranks that become slow while the job trains: what may follow, and what the journal tells. Pure.
+"""Events of light profiling and slow ranks in the journal. Pure.
 
 A slow rank loses nothing, it only takes all others' time; so what is done about it must cost less,
 and hit nobody who is healthy. Before anybody is replaced its node is checked beside others.
@@ -6,10 +6,25 @@ and hit nobody who is healthy. Before anybody is replaced its node is checked be
 
 from __future__ import annotations
 
-from rekindle.profiling.finding_text import in_words, who
-from rekindle.profiling.findings import Finding
+from rekindle.profiling.findings import Finding, in_words, who
+from rekindle.profiling.switch import Switch
 from rekindle.recovery.journal.checkpoint_events import Event
 from rekindle.recovery.node_check.verdicts import NodeVerdict
+
+BY_TRACE = "data-trace"  # MindCluster's switch
+
+
+class Profiled(Event, frozen=True, kw_only=True, tag="profiled"):
+    """From now on ranks write down what is on. since: when the job was told so first; by: who."""
+
+    switch: Switch
+    since: int
+    by: str = ""
+
+    def in_words(self) -> str:
+        """Say what is written down."""
+        what = f"ranks write down {', '.join(self.switch.words)}"
+        return (what if self.switch.words else "profiling is off") + f" ({self.by})" * bool(self.by)
 
 
 class Slowed(Event, frozen=True, kw_only=True, tag="slowed"):

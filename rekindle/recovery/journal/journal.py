@@ -13,8 +13,7 @@ import msgspec
 from rekindle.errors import JobError
 from rekindle.recovery.faults.classification import Sign, explains
 from rekindle.recovery.faults.fault import Fault, root_cause
-from rekindle.recovery.faults.profiled import Profiled
-from rekindle.recovery.faults.stragglers import StragglerEvent
+from rekindle.recovery.faults.stragglers import Profiled, StragglerEvent
 from rekindle.recovery.faults.tables.verdict import Urgency
 from rekindle.recovery.journal.checkpoint_events import (
     Checkpointed,
@@ -25,7 +24,7 @@ from rekindle.recovery.journal.checkpoint_events import (
     CheckpointsPruned,
     Event,
 )
-from rekindle.recovery.node_check.event import NodeChecked
+from rekindle.recovery.node_check.verdicts import NodeChecked
 from rekindle.recovery.policy.policy import Strategy
 
 __all__ = [  # what is told elsewhere too, for this is the whole journal

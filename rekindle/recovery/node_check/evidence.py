@@ -1,16 +1,94 @@
-"""What nodes have measured, alone and in pairs, and how far apart that is. Pure values."""
+"""What nodes have measured, alone, in pairs and in blocks; errors that measure nothing. Pure."""
 
 from __future__ import annotations
 
 import enum
 import math
+import re
 import statistics
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from rekindle.recovery.node_check.blocks import Edge, across
-from rekindle.recovery.node_check.unmeasured import is_held, lacks_memory
+Edge = tuple[int, int]
+
+
+def blocks(nodes: Sequence[int]) -> list[list[int]]:
+    """Cut nodes into blocks of four, the rest into threes or a pair; one alone is left out."""
+    left, found = list(nodes), []
+    while left:
+        # Five are three and two, six are three and three: a pair by itself tells the least.
+        size = 3 if len(left) in (5, 6) else min(4, len(left))
+        found.append(left[:size])
+        left = left[size:]
+    return [block for block in found if len(block) > 1]
+
+
+def within(nodes: Sequence[int]) -> list[list[Edge]]:
+    """Return three rounds of pairs in which every two nodes of a block meet."""
+    rounds: list[list[Edge]] = [[], [], []]
+    for block in blocks(nodes):
+        a, b, *rest = block
+        if not rest:
+            rounds[0].append((a, b))
+        elif len(rest) == 1:
+            for found, edge in zip(rounds, ((a, b), (b, rest[0]), (a, rest[0])), strict=True):
+                found.append(edge)
+        else:
+            c, d = rest
+            for found, edges in zip(
+                rounds, (((a, b), (c, d)), ((a, c), (b, d)), ((a, d), (b, c))), strict=True
+            ):
+                found.extend(edges)
+    return rounds
+
+
+def across(nodes: Sequence[int]) -> list[Edge]:
+    """Return one round of pairs of different blocks: each block meets the next, in a ring.
+
+    The first and the third of a block meet the second and the fourth of the next. So no node is in
+    two pairs, and wherever a line is drawn between blocks the ring crosses it.
+    """
+    ring = blocks(nodes)
+    if len(ring) < 2:
+        return []
+    pairs = zip(ring, (*ring[1:], ring[0]), strict=True)
+    return [
+        (min(edge), max(edge))
+        for block, following in pairs
+        # The smaller of two blocks has fewer nodes for that.
+        for edge in zip(block[0::2], following[1::2], strict=False)
+    ]
+
+
+# What an agent says of a checker that it has seen end so.
+KILLED = "killed for want of memory"
+
+_NO_MEMORY = re.compile(
+    r"\bout of memory\b|OutOfMemoryError\b|\bMemoryError\b|\bfor want of memory\b"
+    r"|C(?:UBLAS|UDNN)_STATUS_ALLOC_FAILED|Failed to CUDA [a-z]{0,8}alloc"
+    r"|\bEL0004\b|memory isn't enough|Memory resources are exhausted"
+    r"|alloc(?:ate)?(?: [a-z]{1,9}){0,2} memory failed"
+    r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory"
+    r"|\[Errno 12\]|Cannot allocate memory|bad_alloc"
+    r"|shared memory segment.{0,200}No space left on device",
+    re.IGNORECASE,
+)
+_HELD = re.compile(r"CUDA-capable device\(s\) is/are busy or unavailable", re.IGNORECASE)
+
+
+def lacks_memory(error: str) -> bool:
+    """Whether it could not be measured for want of memory, of the device or the host."""
+    return bool(_NO_MEMORY.search(error))
+
+
+def is_held(error: str) -> bool:
+    """Whether another process holds the device, and does not share it.
+
+    Where nobody trains that is a fault; ranks of the job that is checked may do so.
+    """
+    return bool(_HELD.search(error))
+
 
 # A node is slow from here on, in times of the healthy ones. Sources of slowness that are worth a
 # replacement begin at 1.3; healthy accelerators of one sort differ by a few percent.

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rekindle.recovery.node_check.blocks import Edge, within
-from rekindle.recovery.node_check.evidence import Evidence, Limits, Part
+from rekindle.recovery.node_check.evidence import Edge, Evidence, Limits, Part, within
 
 TRIES = 2  # alone, of a kind, before a node is taken for faulty or slow
 WITNESSES = 2  # healthy nodes that a suspect has to fail with

@@ -9,8 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from rekindle.recovery.faults.fault import Kind
-from rekindle.recovery.policy.case import Case
-from rekindle.recovery.policy.history import same_errors
+from rekindle.recovery.policy.history import Case, same_errors
 from rekindle.recovery.policy.policy import Policy, Strategy
 from rekindle.recovery.policy.strategies import RUNGS
 

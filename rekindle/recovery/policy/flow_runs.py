@@ -22,9 +22,8 @@ from rekindle.recovery.faults.fault import Exit, Fault, Kind
 from rekindle.recovery.faults.tables.defaults import unlisted
 from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.faults.tables.verdict import Verdict
-from rekindle.recovery.policy.case import Case
 from rekindle.recovery.policy.decide import Decision, decide
-from rekindle.recovery.policy.history import Past
+from rekindle.recovery.policy.history import Case, Past
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 # A run that is run again is another process, wherever that is started; nothing is isolated.

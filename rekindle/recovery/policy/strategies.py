@@ -8,7 +8,7 @@ import msgspec
 
 from rekindle.recovery.faults.fault import SICK, Kind
 from rekindle.recovery.policy import history
-from rekindle.recovery.policy.case import Case
+from rekindle.recovery.policy.history import Case
 from rekindle.recovery.policy.policy import INNER, Policy, Strategy
 
 

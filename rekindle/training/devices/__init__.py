@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from rekindle.training.devices.base import Damage, Device, Mark
-from rekindle.training.devices.cpu import CpuDevice
+from rekindle.training.devices.base import CpuDevice, Damage, Device, Mark
 
 __all__ = ["Damage", "Device", "Mark", "device_for"]
 
@@ -16,11 +15,11 @@ __all__ = ["Damage", "Device", "Mark", "device_for"]
 def device_for(device: torch.device) -> Device:
     """The adapter for the device that a model is on; others than CUDA and NPU count as the CPU."""
     if device.type == "cuda":
-        from rekindle.training.devices.cuda import CudaDevice
+        from rekindle.training.devices.base import CudaDevice
 
         return CudaDevice(device)
     if device.type == "npu":
-        from rekindle.training.devices.npu import NpuDevice
+        from rekindle.training.devices.base import NpuDevice
 
         return NpuDevice(device)
     return CpuDevice()

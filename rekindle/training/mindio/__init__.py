@@ -9,7 +9,6 @@ from rekindle.training import mindio
 mindio.install()  # before anything imports mindio_ttp
 """
 
-from rekindle.training.mindio.install import install
-from rekindle.training.mindio.steps import begin_step, line
+from rekindle.training.mindio.install import begin_step, install, line
 
 __all__ = ["begin_step", "install", "line"]

@@ -1,8 +1,27 @@
-"""MindIO's enumerations, with its numbers."""
+"""MindIO's states and actions, and the errors that make a training loop report a state."""
 
 from __future__ import annotations
 
 import enum
+
+
+def damaged(told: str) -> RuntimeError:
+    """The memory of this rank's device."""
+    return RuntimeError(f"UCEError error occurs when execute, error_code=507053: UCE ERROR {told}")
+
+
+def stopped(step: int) -> RuntimeError:
+    """This rank is well, and cannot go on because of another."""
+    return RuntimeError(
+        f"ForceStopError error occurs when execute: FORCE STOP, not all ranks can do step {step}"
+    )
+
+
+def cut_off(error: Exception) -> RuntimeError:
+    """Another rank cannot be reached."""
+    return RuntimeError(
+        f"SuspectRemoteError error occurs when execute: SUSPECT REMOTE ERROR {error}"
+    )
 
 
 class ReportState(enum.Enum):

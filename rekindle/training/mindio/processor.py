@@ -16,13 +16,12 @@ from typing import Any
 from rekindle.errors import SessionError
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel
-from rekindle.rank.errors import text_of
-from rekindle.rank.final_snapshot import LastWords, Moment
 from rekindle.rank.held_state import HeldState
-from rekindle.rank.member import Member
+from rekindle.rank.member import Member, text_of
 from rekindle.rank.progress import Progress
+from rekindle.rank.snapshot_schedule import LastWords, Moment
 from rekindle.recovery.faults.fault import Kind
-from rekindle.training.mindio import report_signals as words
+from rekindle.training.mindio import enums as words
 from rekindle.training.mindio.enums import ReportState
 from rekindle.training.mindio.generations import Generations, joins_others
 from rekindle.training.mindio.handlers import Handlers, for_mindspore

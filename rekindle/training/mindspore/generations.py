@@ -9,10 +9,9 @@ from typing import Any
 from rekindle.errors import StaleError
 from rekindle.protocol.rank import Form, Over
 from rekindle.rank.channel import Channel
-from rekindle.rank.held_state import HeldState
+from rekindle.rank.held_state import HeldState, Place
 from rekindle.rank.member import Arrival
 from rekindle.rank.progress import Progress
-from rekindle.rank.rank_place import Place
 from rekindle.rank.step_vote import STATE, Gate, Listener, PeerGoneError
 from rekindle.recovery.faults.fault import Kind
 from rekindle.recovery.policy.plan import Source

@@ -1,4 +1,4 @@
-"""Session for MindSpore: `Model.train` whose processes outlive the faults of their peers.
+"""Session for MindSpore: `Model.train` whose processes survive the faults of their peers.
 
 The loop is MindSpore's own. Before each of its steps all ranks pass a gate: one that has a fault
 says so there, and nobody enters the step's collectives. All ranks meet, the broken one takes its
@@ -8,34 +8,71 @@ are started anew, for MindSpore's collectives can take no new one in.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import mindspore
+from mindspore import nn, ops
 from mindspore.train import Callback, Model
 
 from rekindle import names
 from rekindle.errors import SessionError
 from rekindle.profiling.markers import Operation
+from rekindle.protocol.agent import Inject, InjectionKind
 from rekindle.protocol.heartbeat_page import Doing
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel
-from rekindle.rank.final_snapshot import LastWords, Moment
 from rekindle.rank.held_state import HeldState
+from rekindle.rank.injection import break_process, due
 from rekindle.rank.member import Member
 from rekindle.rank.profiler import Profiler
-from rekindle.rank.progress import Progress, phase_of
-from rekindle.rank.snapshot_schedule import StateKeeper
-from rekindle.rank.step_records import Records
+from rekindle.rank.progress import Progress, Records, phase_of
+from rekindle.rank.snapshot_schedule import LastWords, Moment, StateKeeper
 from rekindle.rank.step_vote import Run
 from rekindle.recovery.faults.fault import Kind
-from rekindle.training.mindspore.callbacks import Memory
 from rekindle.training.mindspore.generations import LOST, Generations
-from rekindle.training.mindspore.injection import suffer
 from rekindle.training.mindspore.state import Parameters, ParametersWriter
-from rekindle.training.mindspore.steps import Rewind, Settled, Steps, steps_of_epoch
+from rekindle.training.mindspore.steps import Memory, Rewind, Settled, Steps, steps_of_epoch
+
+
+class DeviceMemoryError(RuntimeError):
+    """The memory of the rank's device is damaged, and with it its state."""
+
+
+class _Alone(nn.Cell):  # type: ignore[misc]  # MindSpore is not there where types are checked
+    """A collective."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all_reduce = ops.AllReduce()
+
+    def construct(self, value: mindspore.Tensor) -> mindspore.Tensor:
+        return self.all_reduce(value)
+
+
+def suffer(faults: list[Inject], step: int, parameters: Parameters) -> DeviceMemoryError | None:
+    """Suffer those of `faults` that are due in `step`, and take them off the list.
+
+    Return what broke the state. Raises what is the script's own.
+    """
+    for fault, told in due(faults, step):
+        match fault.kind:
+            case InjectionKind.UCE | InjectionKind.TORN_UPDATE:
+                parameters.spoil()
+                return DeviceMemoryError(f"UCE ERROR {told}")
+            case InjectionKind.HANG_COLLECTIVE:
+                _Alone()(mindspore.Tensor([1.0], mindspore.float32))
+            case InjectionKind.HANG_DATA:
+                os.read(os.pipe()[0], 1)
+            case InjectionKind.OOM:
+                raise MemoryError(f"out of memory was {told}")
+            case _ if not break_process(fault):
+                raise RuntimeError(f"an exception was {told}")
+    return None
+
 
 _GATE = Operation("0", "1", "bool", "barrier", "world")
 

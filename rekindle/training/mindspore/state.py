@@ -17,11 +17,10 @@ import numpy as np
 import xxhash
 from mindspore.nn import Optimizer
 
-from rekindle.checkpoints.format import read_header
+from rekindle.checkpoints.format import METADATA_ORIGIN, read_header
 from rekindle.checkpoints.manifest import Layout, Origin
-from rekindle.checkpoints.state_files import METADATA_ORIGIN
 from rekindle.errors import CorruptError, SessionError
-from rekindle.rank.rank_place import Place
+from rekindle.rank.held_state import Place
 from rekindle.rank.snapshot_writer import Captured, SnapshotWriter
 from rekindle.training.mindspore.optimizer import BEGUN
 

@@ -12,10 +12,9 @@ import msgspec
 import xxhash
 
 from rekindle import names
-from rekindle.checkpoints.format import encode_header, plan_layout, read_header
+from rekindle.checkpoints.format import METADATA_POSITION, encode_header, plan_layout, read_header
 from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.pins import reading
-from rekindle.checkpoints.state_files import METADATA_POSITION
 from rekindle.errors import CheckpointError, CorruptError, SessionError
 from rekindle.rank.channel import Channel
 from rekindle.rank.snapshot_writer import METADATA_SKELETON, kept

@@ -19,7 +19,7 @@ import msgspec
 from rekindle import names
 from rekindle.protocol.node_check import Done, Meet, Open, Task, Work
 from rekindle.rank.channel import MAX_MESSAGE
-from rekindle.recovery.node_check.unmeasured import lacks_memory
+from rekindle.recovery.node_check.evidence import lacks_memory
 
 NAME = "rekindle-check"  # in lists of processes
 WINDOWS = 5

@@ -12,8 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rekindle.errors import SessionError
 from rekindle.training.data.sampler import StepSampler
-from rekindle.training.torch.groups.placeholder import in_placeholder
-from rekindle.training.torch.groups.zero import local_optimizer
+from rekindle.training.torch.groups.script_groups import in_placeholder, local_optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

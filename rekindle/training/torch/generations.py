@@ -3,33 +3,66 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from rekindle import names
 from rekindle.protocol.rank import Form, Over
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel
-from rekindle.rank.current_step import StepUnderWay
-from rekindle.rank.held_state import HeldState
+from rekindle.rank.held_state import HeldState, Place, StepUnderWay
 from rekindle.rank.member import Arrival
 from rekindle.rank.progress import Progress
 from rekindle.recovery.faults.fault import Kind
-from rekindle.recovery.policy.plan import RankPlan, Source
+from rekindle.recovery.policy.plan import Made, RankPlan, Source
 from rekindle.training.torch.arguments import Arguments, check_shard
 from rekindle.training.torch.data.session_data import Data
 from rekindle.training.torch.faults.classify import kind_of
-from rekindle.training.torch.faults.repairs import Repairs
-from rekindle.training.torch.faults.update_window import Updates
+from rekindle.training.torch.faults.repairs import Repairs, Updates
 from rekindle.training.torch.groups.ddp import broadcast_module_state, wrap_ddp
 from rekindle.training.torch.groups.generation_group import Group, store_at
-from rekindle.training.torch.groups.placeholder import in_placeholder, leave_placeholder
-from rekindle.training.torch.groups.script_groups import ScriptGroups
-from rekindle.training.torch.groups.zero import is_zero
+from rekindle.training.torch.groups.script_groups import (
+    ScriptGroups,
+    in_placeholder,
+    is_zero,
+    leave_placeholder,
+)
 from rekindle.training.torch.state.capture import capture
-from rekindle.training.torch.state.restore import fetch_state
-from rekindle.training.torch.state.transfer import send_state
+from rekindle.training.torch.state.checkpoint import load_checkpoint
+from rekindle.training.torch.state.snapshot import load_snapshot
+from rekindle.training.torch.state.transfer import receive_state, send_state
+
+
+def fetch_state(
+    plan: RankPlan,
+    made: Made,
+    *,
+    place: Place,
+    named: Mapping[str, Any],
+    channel: Channel,
+    fresh: torch.nn.Module | None,
+) -> None:
+    """Bring the live objects to a state.
+
+    fresh: the module that all ranks have to begin with as rank 0 has built it.
+    Raises CheckpointError or CorruptError: the source has not what the plan expects of it.
+    """
+    match plan.source:
+        case Source.PEER:
+            receive_state(named, plan.peer)
+        case Source.SNAPSHOT:
+            load_snapshot(channel, place.slot, named, made)
+        case Source.NEIGHBOUR:
+            load_snapshot(channel, place.slot, named, made, copy=True)
+        case Source.CHECKPOINT:
+            load_checkpoint(os.environ[names.ENV_CHECKPOINT_STORE], named, made, place)
+        case Source.FRESH if fresh is not None:
+            broadcast_module_state(fresh)
+
 
 _BACKENDS = {"cuda": "nccl", "npu": "hccl"}  # by the type of the model's device; else gloo
 

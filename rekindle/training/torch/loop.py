@@ -11,12 +11,10 @@ from rekindle import names
 from rekindle.protocol.heartbeat_page import Doing
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel
-from rekindle.rank.current_step import StepUnderWay
-from rekindle.rank.held_state import HeldState
+from rekindle.rank.held_state import HeldState, StepUnderWay
 from rekindle.rank.member import NOTICE_S, Member
-from rekindle.rank.progress import Progress
+from rekindle.rank.progress import Progress, Records
 from rekindle.rank.snapshot_schedule import StateKeeper
-from rekindle.rank.step_records import Records
 from rekindle.recovery.faults.fault import Kind
 from rekindle.training.torch.arguments import Arguments, check_arguments, check_parts
 from rekindle.training.torch.data import random_streams as rng

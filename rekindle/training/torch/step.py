@@ -10,7 +10,7 @@ import torch
 
 from rekindle.errors import SessionError
 from rekindle.training.data.sampler import StepSampler
-from rekindle.training.torch.data.parts import Part, Parts
+from rekindle.training.torch.data.session_data import Part, Parts
 
 if TYPE_CHECKING:
     from rekindle.training.torch.loop import Loop

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from waiting import bound_s, finished
 
-from rekindle.agent import device_monitor as conditions
-from rekindle.agent.device_monitor import ConditionWatch
+from rekindle.agent.devices import tools as conditions
 from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.devices.dcmi import Found
+from rekindle.agent.devices.tools import ConditionWatch
 from rekindle.errors import ProtocolError
 from rekindle.protocol import codec as wire
 from rekindle.protocol.agent import Conditions, Message

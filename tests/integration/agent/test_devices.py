@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from waiting import bound_s, finished
 
-from rekindle.agent.devices import reset as healing
+from rekindle.agent.devices import simulated_host as healing
 from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.devices.simulated_host import Condition
 from rekindle.engines.simulated_hosts import PretendedHosts

@@ -12,7 +12,7 @@ import pytest
 from stores import child, manifest, put, put_parts
 from waiting import wait_until
 
-from rekindle.checkpoints import pin_files
+from rekindle.checkpoints import pins
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.pins import Pin, check_name, pin_of, reading
 from rekindle.checkpoints.retention import Retention
@@ -168,7 +168,7 @@ def test_a_reader_that_may_not_write(
 
     put(store, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(pin_files, "add", refuse)
+        patch.setattr(pins, "add", refuse)
         with reading(store, (1, 1)):
             assert markers(root) == []
         with pytest.raises(CheckpointError, match="give this user the right to it"):

@@ -13,9 +13,15 @@ from stores.places import DirectoryPlace, Place
 from waiting import bound_s
 
 from rekindle.checkpoints.directory import DirectoryStore
-from rekindle.checkpoints.latest import LATEST_FILE, Latest, announce, read_latest
 from rekindle.checkpoints.location import above, below
-from rekindle.checkpoints.publishing import publish, resolve
+from rekindle.checkpoints.publishing import (
+    LATEST_FILE,
+    Latest,
+    announce,
+    publish,
+    read_latest,
+    resolve,
+)
 from rekindle.checkpoints.store import Checkpoint, Part
 from rekindle.errors import CheckpointError, CorruptError, UsageError
 
@@ -160,7 +166,7 @@ def test_a_damaged_pointer_is_told(place: Place) -> None:
 
 _PUBLISHERS = """
 import sys
-from rekindle.checkpoints.latest import Latest, announce
+from rekindle.checkpoints.publishing import Latest, announce
 location, first = sys.argv[1], int(sys.argv[2])
 sys.stdin.readline()
 for number in range(first, 20, 2):

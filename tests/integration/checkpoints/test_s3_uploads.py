@@ -21,8 +21,8 @@ from rekindle.checkpoints.location import S3Location, parse
 from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.s3 import client as s3_client
-from rekindle.checkpoints.s3 import upload as s3_upload
-from rekindle.checkpoints.s3.threads import in_parallel
+from rekindle.checkpoints.s3 import transfer as s3_upload
+from rekindle.checkpoints.s3.transfer import in_parallel
 from rekindle.checkpoints.store import Part, Store
 from rekindle.errors import CheckpointError
 

@@ -17,7 +17,7 @@ from stores import put
 import rekindle
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.files import locked
-from rekindle.cli import progress_bar as bars
+from rekindle.cli import terminal_output as bars
 
 
 def on_terminal(*arguments: object, cwd: Path, interrupt: bool = False) -> tuple[int, str, str]:

@@ -16,7 +16,7 @@ from prefect_side import ending_jobs
 from waiting import run_command
 
 from rekindle.engines.host_log import HostLog
-from rekindle.tasks.node_check import ARTIFACT
+from rekindle.tasks.report import ARTIFACT
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -15,7 +15,7 @@ from waiting import bound_s
 
 from rekindle.errors import JobError, UsageError
 from rekindle.tasks.job_access import lasting_id
-from rekindle.tasks.subprocesses import run_command
+from rekindle.tasks.retraining import run_command
 
 # Starts a child that outlives it unless somebody ends it, and tells both their numbers.
 COMMAND = """
@@ -27,7 +27,7 @@ time.sleep(600)
 FLOW = """
 import sys
 from pathlib import Path
-from rekindle.tasks.subprocesses import run_command
+from rekindle.tasks.retraining import run_command
 command = [sys.executable, "-c", sys.argv[1], sys.argv[2]]
 folder = Path(sys.argv[3])
 def stop(*_): raise KeyboardInterrupt

@@ -16,7 +16,7 @@ from prefect_side import Served, until
 from training_jobs.injection import Fault, reached, release, write_faults
 from training_jobs.processes import SCRIPT, environment
 
-from rekindle.recovery.faults.profiled import Profiled
+from rekindle.recovery.faults.stragglers import Profiled
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -27,8 +27,7 @@ from stores.servers import ENVIRONMENT, SECRET_KEY, rclone
 from waiting import bound_s
 
 from rekindle.checkpoints.directory import DirectoryStore
-from rekindle.checkpoints.latest import read_latest
-from rekindle.checkpoints.publishing import resolve
+from rekindle.checkpoints.publishing import read_latest, resolve
 from rekindle.recovery.journal.journal import Ended, FirstStep, JobStarted
 
 pytestmark = pytest.mark.timeout(900)
@@ -222,7 +221,7 @@ def test_a_night(played: acts.Played, act: str) -> None:
 _SAVE = """
 import sys
 from rekindle.blocks.saved import SavedStore
-from rekindle.blocks.store import CheckpointDirectory
+from rekindle.blocks.job_fields import CheckpointDirectory
 where = CheckpointDirectory(path=sys.argv[1], every=5)
 SavedStore(checkpoint=where, access_key_id=sys.argv[2], secret_access_key=sys.argv[3]).save("s3")
 """

@@ -23,7 +23,7 @@ ODD = ("REKINDLE_X", "A=B")  # names of variables
 SAVE = """
 from rekindle.recovery.policy.policy import Policy, Strategy
 from rekindle.blocks.saved import SavedCluster, SavedPolicy, SavedStore
-from rekindle.blocks.store import CheckpointDirectory
+from rekindle.blocks.job_fields import CheckpointDirectory
 
 SavedPolicy(
     policy=Policy(strategies=(Strategy.RESTART, Strategy.RETRY), max_restarts=7)

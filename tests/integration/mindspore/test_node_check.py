@@ -15,8 +15,7 @@ from repository import SUPPORT
 
 from rekindle.protocol.node_check import Done, Open, Said, Work
 from rekindle.rank.channel import MAX_MESSAGE
-from rekindle.recovery.node_check.evidence import Part
-from rekindle.recovery.node_check.unmeasured import lacks_memory
+from rekindle.recovery.node_check.evidence import Part, lacks_memory
 
 pytestmark = [needs_mindspore, pytest.mark.timeout(120)]
 SCRIPT = SUPPORT / "mindspore_jobs" / "check.py"

@@ -10,9 +10,8 @@ from mindspore_jobs.job import MindSporeJob, assert_same, assert_same_results, n
 
 from rekindle.protocol.agent import InjectionKind
 from rekindle.recovery.journal import journal
-from rekindle.recovery.node_check.event import NodeChecked
 from rekindle.recovery.node_check.evidence import Part
-from rekindle.recovery.node_check.verdicts import Health
+from rekindle.recovery.node_check.verdicts import Health, NodeChecked
 from rekindle.recovery.policy.policy import Strategy
 
 pytestmark = [needs_mindspore, pytest.mark.timeout(400)]

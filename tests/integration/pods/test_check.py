@@ -102,7 +102,7 @@ def test_a_server_that_is_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Neither is asked for long."""
-    monkeypatch.setattr("rekindle.cli.kubernetes_check._PATIENCE_S", 0.2)
+    monkeypatch.setattr("rekindle.cli.kubernetes._PATIENCE_S", 0.2)
     config = tmp_path / "config"
     config.write_text(lean.kubeconfig.read_text().replace(f":{lean.port}", ":1"))
     status, found = checked(capsys, "--kubeconfig", config)

@@ -17,7 +17,7 @@ from rekindle.engines.kubernetes.labels import HOSTS
 from rekindle.engines.kubernetes.manifests.settings import Pods
 from rekindle.engines.kubernetes.placement import host_log
 from rekindle.engines.kubernetes.placement.host_log import MOST_BYTES, ClusterHostLog
-from rekindle.engines.kubernetes.placement.hosts import Hosts
+from rekindle.engines.kubernetes.placement.quarantine import Hosts
 from rekindle.errors import JobError
 from rekindle.recovery.faults.fault import Kind
 from rekindle.recovery.journal.host_history import (

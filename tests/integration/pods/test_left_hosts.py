@@ -22,9 +22,8 @@ from rekindle.recovery.faults.classification import Sign, Source
 from rekindle.recovery.faults.fault import Kind
 from rekindle.recovery.faults.tables.verdict import Urgency
 from rekindle.recovery.journal import journal
-from rekindle.recovery.node_check.event import NodeChecked
 from rekindle.recovery.node_check.evidence import Limits
-from rekindle.recovery.node_check.verdicts import Health
+from rekindle.recovery.node_check.verdicts import Health, NodeChecked
 from rekindle.recovery.policy.policy import Strategy
 
 pytestmark = pytest.mark.timeout(300)

@@ -23,9 +23,8 @@ from rekindle.engines.kubernetes import engine
 from rekindle.errors import JobError
 from rekindle.recovery.faults.fault import Kind
 from rekindle.recovery.journal import journal
-from rekindle.recovery.node_check.event import NodeChecked
 from rekindle.recovery.node_check.evidence import Limits
-from rekindle.recovery.node_check.verdicts import Health
+from rekindle.recovery.node_check.verdicts import Health, NodeChecked
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 pytestmark = pytest.mark.timeout(300)

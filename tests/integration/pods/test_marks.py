@@ -18,8 +18,7 @@ from rekindle.engines.kubernetes.client.api import Api, load
 from rekindle.engines.kubernetes.client.errors import ForbiddenError
 from rekindle.engines.kubernetes.labels import HOSTS, ISOLATED
 from rekindle.engines.kubernetes.manifests.settings import Isolation, Pods
-from rekindle.engines.kubernetes.placement.hosts import Hosts
-from rekindle.engines.kubernetes.placement.quarantine import NODES, Mark, Marks, mark_on
+from rekindle.engines.kubernetes.placement.quarantine import NODES, Hosts, Mark, Marks, mark_on
 from rekindle.errors import JobError
 from rekindle.recovery.journal.host_history import HostIsolated, HostReleased
 

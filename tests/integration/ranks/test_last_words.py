@@ -15,8 +15,8 @@ import pytest
 from waiting import bound_s, join, status_of, wait_asleep, wait_until
 
 from rekindle import names
-from rekindle.rank import final_snapshot as last_words
-from rekindle.rank.final_snapshot import LastWords, Moment
+from rekindle.rank import snapshot_schedule as last_words
+from rekindle.rank.snapshot_schedule import LastWords, Moment
 
 
 class Pretended:
@@ -135,7 +135,7 @@ def test_one_rank_of_a_node_is_enough(rank: Pretended) -> None:
 
 SCRIPT = """
 import os, signal, sys, time
-from rekindle.rank.final_snapshot import LastWords
+from rekindle.rank.snapshot_schedule import LastWords
 
 class Updates:
     begun = 3

@@ -12,11 +12,11 @@ from waiting import result_of, wait_until
 
 from rekindle.errors import SessionError
 from rekindle.protocol import agent as protocol
-from rekindle.rank.final_snapshot import Moment
+from rekindle.rank.snapshot_schedule import Moment
 from rekindle.recovery.faults.fault import Kind
 from rekindle.recovery.policy.plan import RankPlan, Source
-from rekindle.training.mindio import exceptions, framework, steps
-from rekindle.training.mindio import report_signals as words
+from rekindle.training.mindio import enums as words
+from rekindle.training.mindio import exceptions, framework, install
 from rekindle.training.mindio.enums import RepairType, ReportState
 from rekindle.training.mindio.processor import Processor
 
@@ -334,7 +334,7 @@ def test_all_ranks_begin_a_step_or_none(
     def begin(processor: Any) -> str:
         mine[threading.current_thread()] = processor
         try:
-            steps.begin_step()
+            install.begin_step()
         except RuntimeError as error:
             return str(error)
         return "begun"

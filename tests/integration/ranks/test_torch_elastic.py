@@ -24,10 +24,10 @@ from rekindle.protocol.agent import (
     StepDone,
     StepFailed,
 )
+from rekindle.rank.held_state import Place
 from rekindle.rank.profiler import Profiler
-from rekindle.rank.rank_place import Place
+from rekindle.rank.progress import Records
 from rekindle.rank.snapshot_schedule import StateKeeper
-from rekindle.rank.step_records import Records
 from rekindle.recovery.policy.plan import RankPlan, Source
 from rekindle.training.torch import Session, StepSampler
 

@@ -19,7 +19,7 @@ from waiting import bound_s, run_command, wait_asleep, wait_until
 from rekindle.errors import StaleError
 from rekindle.training.torch.groups.ddp import wrap_ddp
 from rekindle.training.torch.groups.generation_group import Group
-from rekindle.training.torch.groups.sockets import socket_inodes
+from rekindle.training.torch.groups.gloo_waits import socket_inodes
 
 FOREVER_S = 1e6  # a time-out of gloo that outlasts the test
 EXPIRES_S = 0.5  # a time-out of gloo that the test waits for

@@ -15,8 +15,8 @@ from waiting import bound_s
 
 from rekindle import names
 from rekindle.training.torch import Session, StepSampler
-from rekindle.training.torch.data.parts import Part, Parts
 from rekindle.training.torch.data.random_streams import stream_seed
+from rekindle.training.torch.data.session_data import Part, Parts
 from rekindle.training.torch.groups import gloo_waits as waits
 from rekindle.training.torch.groups.ddp import wrap_ddp
 from rekindle.training.torch.groups.generation_group import Group

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rekindle.recovery.faults.fault import Fault, Kind
-from rekindle.recovery.policy.case import Case
 from rekindle.recovery.policy.decide import Decision, decide
-from rekindle.recovery.policy.history import Past
+from rekindle.recovery.policy.history import Case, Past
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 

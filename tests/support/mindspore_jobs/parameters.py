@@ -14,8 +14,8 @@ from mindspore import nn, ops, train
 
 from rekindle.errors import SessionError
 from rekindle.training.mindspore import recoverable
-from rekindle.training.mindspore.callbacks import Memory
 from rekindle.training.mindspore.state import LOOKS, LOOKS_AGAIN, SMALL_BYTES, Parameters
+from rekindle.training.mindspore.steps import Memory
 
 WIDE = SMALL_BYTES // 4
 

@@ -20,7 +20,7 @@ from typing import Any
 from waiting import bound_s
 
 from rekindle.training.devices import Damage
-from rekindle.training.devices.cpu import CpuDevice
+from rekindle.training.devices.base import CpuDevice
 
 PAUSE_LIMIT_S = 600.0  # far above the bounds of tests, which end their ranks themselves
 _FILE = "faults.json"
@@ -196,12 +196,11 @@ class Injector:
         from rekindle.protocol.snapshot_buffer import SnapshotBuffer
         from rekindle.rank.snapshot_schedule import StateKeeper
         from rekindle.training.torch import generations
-        from rekindle.training.torch.state import restore
-        from rekindle.training.torch.state.module_buffers import BufferGuard
+        from rekindle.training.torch.faults.repairs import BufferGuard
 
         for owner, name, place in (
             (SnapshotBuffer, "commit", "snapshot"),
-            (restore, "receive_state", "receive"),
+            (generations, "receive_state", "receive"),
             (BufferGuard, "keep", "keep buffers"),
             (CpuDevice, "wait", "wait"),
             (StateKeeper, "keep", "keep state"),

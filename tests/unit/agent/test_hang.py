@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rekindle.agent.hang_limits import BUSY_S, ENOUGH, FACTOR, UNKNOWN_S
-from rekindle.agent.lateness import LOOK_S, Rest, Watch
+from rekindle.agent.lateness import BUSY_S, ENOUGH, FACTOR, LOOK_S, UNKNOWN_S, Rest, Watch
 from rekindle.agent.process_activity import Activity
 from rekindle.protocol.heartbeat_page import Doing, Mark
 

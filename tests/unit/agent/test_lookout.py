@@ -15,11 +15,11 @@ import pytest
 from jobs.driver import spec_of
 from waiting import finished, turn_until, turns
 
-from rekindle.agent import stack_reader
+from rekindle.agent import watchdog
 from rekindle.agent import watchdog as lookout
-from rekindle.agent.hang_limits import BUSY_S
+from rekindle.agent.lateness import BUSY_S
+from rekindle.agent.memory_limits import OomCounter
 from rekindle.agent.node_state import NodeState
-from rekindle.agent.oom import OomCounter
 from rekindle.agent.process_activity import MOVING_BYTES_PER_S, Activity, activities
 from rekindle.agent.watchdog import Lookout
 from rekindle.protocol import agent as p
@@ -243,7 +243,7 @@ def test_a_process_may_have_any_name(nonsense: int) -> None:
     """Others on the machine are none of our business, and ranks are known all the same."""
     assert Path(f"/proc/{nonsense}/comm").read_bytes() == b"\xff\xfe\n"
     assert set(activities([nonsense, os.getpid()])) == {nonsense, os.getpid()}
-    assert stack_reader._ask(nonsense, os.pidfd_open(nonsense), Path("nowhere")) == ""
+    assert watchdog._ask(nonsense, os.pidfd_open(nonsense), Path("nowhere")) == ""
 
 
 @pytest.mark.process
@@ -254,6 +254,6 @@ def test_a_py_spy_that_cannot_be_run(
     tool = tmp_path / "py-spy"
     tool.write_text("no program")
     tool.chmod(0o755)
-    monkeypatch.setattr(stack_reader.shutil, "which", lambda *_, **__: str(tool))
-    assert asyncio.run(stack_reader.dump(os.getpid(), 1.0)) == ""
+    monkeypatch.setattr(watchdog.shutil, "which", lambda *_, **__: str(tool))
+    assert asyncio.run(watchdog.dump(os.getpid(), 1.0)) == ""
     assert "py-spy cannot be run" in capsys.readouterr().err

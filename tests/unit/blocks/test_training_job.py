@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from rekindle.blocks.job import TrainingJob
-from rekindle.blocks.store import CheckpointDirectory
+from rekindle.blocks.job_fields import CheckpointDirectory
 from rekindle.checkpoints.retention import Retention
 from rekindle.errors import UsageError
 from rekindle.job.spec import EntryKind, Framework, JobSpec

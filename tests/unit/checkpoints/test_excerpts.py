@@ -15,7 +15,7 @@ from rekindle.checkpoints.block_checksums import summed
 from rekindle.checkpoints.directory import DirectoryCheckpoint, DirectoryStore
 from rekindle.checkpoints.format import read_header
 from rekindle.checkpoints.manifest import FileEntry, decode, encode
-from rekindle.checkpoints.range_reader import Excerpts, windows
+from rekindle.checkpoints.resharding import Excerpts, windows
 from rekindle.checkpoints.store import Part
 from rekindle.errors import CheckpointError, CorruptError
 

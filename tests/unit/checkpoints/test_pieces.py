@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.checkpoints.tensor_overlap import Box, box_at, nearest, overlap, takes, whole, without
+from rekindle.checkpoints.resharding import Box, box_at, nearest, overlap, takes, whole, without
 
 shapes = st.lists(st.integers(0, 7), max_size=4).map(tuple)
 

@@ -15,9 +15,9 @@ from waiting import status_of, wait_until
 
 import rekindle
 from rekindle.checkpoints import verifying
-from rekindle.checkpoints.copying import copy
 from rekindle.checkpoints.directory import DirectoryCheckpoint, DirectoryStore
 from rekindle.checkpoints.store import Part
+from rekindle.checkpoints.verifying import copy
 from rekindle.errors import CheckpointError, CorruptError
 
 
@@ -70,7 +70,7 @@ def source_of(folder: Path) -> DirectoryCheckpoint:
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rekindle.checkpoints.copying.PIECE", 300)
+    monkeypatch.setattr("rekindle.checkpoints.verifying.PIECE", 300)
     monkeypatch.setattr(verifying, "PIECE", 300)
 
 

@@ -13,8 +13,7 @@ from checkpoint_commands import Checkpoints, Trained, bits
 from stores import manifest
 
 from rekindle.checkpoints.directory import DirectoryStore
-from rekindle.checkpoints.format import plan_layout, write_header
-from rekindle.checkpoints.state_files import state_file
+from rekindle.checkpoints.format import plan_layout, state_file, write_header
 from rekindle.checkpoints.store import Part
 from rekindle.rank.snapshot_writer import METADATA_SKELETON
 from rekindle.training.torch.state.capture import as_bytes, capture

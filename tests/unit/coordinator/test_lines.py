@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from waiting import turns
 
-from rekindle.coordinator.connections import LOOK_S, LOST_AFTER, PING_AFTER, Line, watch
+from rekindle.coordinator.process import LOOK_S, LOST_AFTER, PING_AFTER, Line, watch
 
 
 class Socket:

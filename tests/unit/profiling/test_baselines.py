@@ -9,7 +9,7 @@ from paces.watched import Work, watch
 
 from rekindle.profiling.detector import UNRECORDED, Detector
 from rekindle.profiling.findings import Finding, Slow
-from rekindle.profiling.noise import Noise, sample_of, usual_noise
+from rekindle.profiling.series import Noise, sample_of, usual_noise
 from rekindle.profiling.steps import StepTimes
 
 Named = list[tuple[Slow, tuple[int, ...]]]

@@ -10,7 +10,7 @@ import pytest
 
 from rekindle.profiling import files
 from rekindle.profiling.files import RecordFiles, age, lines_of, numbered, rank_folders, task_folder
-from rekindle.profiling.limits import Limits, limits_in
+from rekindle.profiling.switch import Limits, limits_in
 
 
 def test_folders_are_named_after_the_task(tmp_path: Path) -> None:

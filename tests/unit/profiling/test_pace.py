@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rekindle.profiling import online_detector as p
+from rekindle.profiling import detector as p
+from rekindle.profiling.detector import Pace
 from rekindle.profiling.findings import Slow
-from rekindle.profiling.online_detector import Pace
 from rekindle.profiling.steps import StepTimes
 
 RANKS = range(4)

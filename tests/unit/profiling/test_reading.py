@@ -10,7 +10,7 @@ import pytest
 
 from rekindle.cli import main as cli
 from rekindle.errors import UsageError
-from rekindle.profiling.chrome import chrome_trace
+from rekindle.profiling.breakdown import chrome_trace
 from rekindle.profiling.markers import (
     COMMUNICATION,
     DEFAULT,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.agent.node_state import NodeState
-from rekindle.agent.profiling_reader import RecordReader
+from rekindle.agent.profiling_files import RecordReader
 from rekindle.profiling.files import Follower
 from rekindle.profiling.markers import DEFAULT, Encoder, Range
 from rekindle.profiling.switch import Order, Switch, switched

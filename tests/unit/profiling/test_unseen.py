@@ -12,7 +12,6 @@ from jobs.driver import spec_of
 
 from rekindle.cli import main as cli
 from rekindle.job.spec import JobDirectory, job_directory
-from rekindle.profiling.coverage import remarks
 from rekindle.profiling.markers import (
     COMMUNICATION,
     DEFAULT,
@@ -21,7 +20,7 @@ from rekindle.profiling.markers import (
     Range,
     operation_name,
 )
-from rekindle.profiling.reading import read_task
+from rekindle.profiling.reading import read_task, remarks
 from rekindle.recovery.journal import journal
 from rekindle.tasks import profile as profile_report
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rekindle.coordinator.connections import LOOK_S, PING_AFTER
+from rekindle.coordinator.process import LOOK_S, PING_AFTER
 from rekindle.errors import SessionError
 from rekindle.protocol.heartbeat_page import RECENT, SLOWEST_BEAT_S, Doing, Page, beat_interval
 from rekindle.rank.progress import Progress, phase_of

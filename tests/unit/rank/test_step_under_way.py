@@ -15,8 +15,8 @@ from waiting import bound_s, join, wait_asleep, wait_until
 from rekindle import names
 from rekindle.protocol.agent import Arrived, Form
 from rekindle.protocol.heartbeat_page import Page
-from rekindle.rank import current_step as step_under_way
-from rekindle.rank.current_step import StepUnderWay
+from rekindle.rank import held_state as step_under_way
+from rekindle.rank.held_state import StepUnderWay
 from rekindle.recovery.policy.plan import RankPlan, Source
 from rekindle.training.torch import Session
 

@@ -19,8 +19,7 @@ from rekindle.recovery.journal.journal import (
     encode,
 )
 from rekindle.reporting.event_text import sentence
-from rekindle.reporting.markdown import markdown_report
-from rekindle.reporting.summary import summarize
+from rekindle.reporting.summary import markdown_report, summarize
 from rekindle.reporting.timeline import figure as timeline
 
 TOLD: list[AnyEvent] = [

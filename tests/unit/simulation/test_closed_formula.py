@@ -11,7 +11,7 @@ from simulated import REPAIR_S, plain_mix, prices, with_strategy
 from rekindle.recovery.faults.fault import Kind
 from rekindle.recovery.policy.interval import best_interval
 from rekindle.recovery.policy.policy import Policy, Strategy
-from rekindle.simulation import formulas
+from rekindle.simulation import estimate
 from rekindle.simulation.estimate import Question, difference, judge
 from rekindle.simulation.outcome import Loss, World
 from rekindle.simulation.progress import Source
@@ -49,7 +49,7 @@ def test_falling_back_to_checkpoints(
     """Every fault restarts all ranks from the store: the exact formula."""
     costs = prices(checkpoint_stall_s=stall)
     costs = with_strategy(costs, Strategy.RESTART, seconds=[downtime], state=Source.STORE)
-    expected = formulas.goodput(
+    expected = estimate.goodput(
         rate=faults_a_day / 86_400, interval=interval, stall=stall, downtime=downtime
     )
     asked = [
@@ -65,7 +65,7 @@ def test_recovering_from_a_live_replica(faults_a_day: float, downtime: float) ->
     costs = with_strategy(
         prices(checkpoint_stall_s=0.0), Strategy.RECOVER_IN_PLACE, seconds=[downtime]
     )
-    expected = formulas.goodput(
+    expected = estimate.goodput(
         rate=faults_a_day / 86_400, interval=10.0, stall=0.0, downtime=downtime
     )
     asked = [

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.recovery.policy.interval import best_interval
-from rekindle.simulation import formulas
+from rekindle.simulation import estimate
 
 LLAMA_16K = 0.4737 * 16.384 / 86_400  # faults per second of 16,384 devices
 
@@ -19,20 +19,20 @@ LLAMA_16K = 0.4737 * 16.384 / 86_400  # faults per second of 16,384 devices
 )
 def test_goodput_is_as_published(stall: float, downtime: float, expected: float) -> None:
     """Two values that were computed, and checked by another simulation, before this was written."""
-    interval = formulas.young(LLAMA_16K, stall)
-    found = formulas.goodput(rate=LLAMA_16K, interval=interval, stall=stall, downtime=downtime)
+    interval = estimate.young(LLAMA_16K, stall)
+    found = estimate.goodput(rate=LLAMA_16K, interval=interval, stall=stall, downtime=downtime)
     assert found == pytest.approx(expected, abs=0.0003)
 
 
 def test_without_faults_only_the_stall_costs_anything() -> None:
     """No fault: the share of the stall is lost, and no checkpoint is ever due."""
-    assert formulas.goodput(rate=0.0, interval=90.0, stall=10.0, downtime=5.0) == 0.9
+    assert estimate.goodput(rate=0.0, interval=90.0, stall=10.0, downtime=5.0) == 0.9
     assert best_interval(0.0, 10.0) == math.inf
 
 
 def test_a_job_that_reaches_no_checkpoint_makes_no_progress() -> None:
     """Where the interval is far beyond the mean gap, goodput is 0 and nothing overflows."""
-    assert formulas.goodput(rate=1.0, interval=1e6, stall=1.0, downtime=1.0) == 0.0
+    assert estimate.goodput(rate=1.0, interval=1e6, stall=1.0, downtime=1.0) == 0.0
 
 
 @given(rate=st.floats(1e-9, 1e-2), stall=st.floats(1e-2, 1e3), factor=st.floats(0.3, 3.0))
@@ -40,22 +40,22 @@ def test_no_other_interval_is_better(rate: float, stall: float, factor: float) -
     """Any other interval gives less, or the same as far as numbers can tell."""
     best = best_interval(rate, stall)
     at = {"rate": rate, "stall": stall, "downtime": 0.0}
-    other = formulas.goodput(interval=best * factor, **at)
-    assert other <= formulas.goodput(interval=best, **at) * (1 + 1e-9)
+    other = estimate.goodput(interval=best * factor, **at)
+    assert other <= estimate.goodput(interval=best, **at) * (1 + 1e-9)
 
 
 @given(rate=st.floats(1e-9, 1e-6), stall=st.floats(1.0, 60.0))
 def test_for_rare_faults_all_three_intervals_agree(rate: float, stall: float) -> None:
     """Young's and Daly's intervals are what the exact one comes to where faults are rare."""
     best = best_interval(rate, stall)
-    assert formulas.daly(rate, stall) == pytest.approx(best, rel=0.01)
-    assert formulas.young(rate, stall) == pytest.approx(best, rel=0.01)
+    assert estimate.daly(rate, stall) == pytest.approx(best, rel=0.01)
+    assert estimate.young(rate, stall) == pytest.approx(best, rel=0.01)
 
 
 def test_where_first_order_fails_daly_takes_the_mean_gap() -> None:
     """A stall of more than twice the mean gap."""
-    assert formulas.daly(1.0, 3.0) == 1.0
-    assert formulas.daly(1.0, 1.0) == pytest.approx(math.sqrt(2) - 1)
+    assert estimate.daly(1.0, 3.0) == 1.0
+    assert estimate.daly(1.0, 1.0) == pytest.approx(math.sqrt(2) - 1)
 
 
 @pytest.mark.parametrize(
@@ -63,4 +63,4 @@ def test_where_first_order_fails_daly_takes_the_mean_gap() -> None:
 )
 def test_student_is_as_in_the_tables(freedom: int, expected: float) -> None:
     """Printed values of Student's t."""
-    assert formulas.student(freedom) == pytest.approx(expected, rel=0.003)
+    assert estimate.student(freedom) == pytest.approx(expected, rel=0.003)

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle.recovery.faults.fault import Fault, Kind
-from rekindle.recovery.policy.case import Case
 from rekindle.recovery.policy.decide import Decision, decide
-from rekindle.recovery.policy.history import Past
+from rekindle.recovery.policy.history import Case, Past
 from rekindle.recovery.policy.policy import ALLOWABLE, Policy
 from rekindle.simulation.memory import Memory
 

@@ -33,11 +33,10 @@ from rekindle.recovery.journal.journal import (
 )
 from rekindle.recovery.policy.policy import Strategy
 from rekindle.reporting.event_text import incident_row, sentence
-from rekindle.reporting.markdown import markdown_report
 from rekindle.reporting.step_records import StepRecord, effective, read_records, sample_records
-from rekindle.reporting.summary import summarize
+from rekindle.reporting.summary import markdown_report, summarize
 from rekindle.reporting.timeline import figure as timeline
-from rekindle.reporting.timeline.rows import parts_of
+from rekindle.reporting.timeline.figure import parts_of
 from rekindle.tasks.restore import describe, resumes
 from rekindle.tasks.supervise import incident_steps
 

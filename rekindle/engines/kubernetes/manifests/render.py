@@ -10,10 +10,8 @@ from rekindle.engines.kubernetes import labels
 from rekindle.engines.kubernetes.manifests import ascend, coordinator
 from rekindle.engines.kubernetes.manifests.kinds.ascendjob import AscendJob
 from rekindle.engines.kubernetes.manifests.kinds.base import Adapter, Following, Rendered
-from rekindle.engines.kubernetes.manifests.kinds.indexed_job import IndexedJob
-from rekindle.engines.kubernetes.manifests.kinds.jobset import JobSet
-from rekindle.engines.kubernetes.manifests.kinds.pytorchjob import PyTorchJob
-from rekindle.engines.kubernetes.manifests.kinds.trainjob import TrainJob
+from rekindle.engines.kubernetes.manifests.kinds.batch import IndexedJob, JobSet
+from rekindle.engines.kubernetes.manifests.kinds.kubeflow import PyTorchJob, TrainJob
 from rekindle.engines.kubernetes.manifests.kinds.volcano_job import VolcanoJob
 from rekindle.engines.kubernetes.manifests.pod_template import keep_off, pod_template
 from rekindle.engines.kubernetes.manifests.settings import Isolation, Kind, Pods

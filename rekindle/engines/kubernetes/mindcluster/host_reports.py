@@ -1,12 +1,247 @@
-"""What is known of all hosts, folded from MindCluster's ConfigMaps as they change. Pure."""
+"""The state of all hosts, from MindCluster's ConfigMaps on devices, switches, nodes. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
 from rekindle.engines.kubernetes.client.api import Object
 from rekindle.engines.kubernetes.client.errors import DamagedError
-from rekindle.engines.kubernetes.mindcluster.documents import name_of
-from rekindle.engines.kubernetes.mindcluster.readers import COMPLETE, NODES, read
-from rekindle.engines.kubernetes.mindcluster.reports import Report, Told, Topic
+from rekindle.engines.kubernetes.mindcluster.reports import (
+    ActiveCode,
+    Report,
+    Told,
+    Topic,
+    check,
+    chip_number,
+    decode,
+    name_of,
+    text_of,
+)
+from rekindle.recovery.faults.tables.keys import ascend_key, shown
+from rekindle.recovery.faults.tables.verdict import Origin, Severity
+
+_OVER = 0  # a switch's event that tells of the end of a fault
+
+
+class _SwitchFault(msgspec.Struct, frozen=True, rename="pascal"):
+    assembled_fault_code: str
+    assertion: int = 1
+
+
+class SwitchInfo(msgspec.Struct, frozen=True, rename="pascal"):
+    """The faults of all switches."""
+
+    fault_code: list[Any] | None = None
+    update_time: int = 0
+
+
+def switch_info(configmap: Object) -> Report:
+    """Read the switches of a host's own ConfigMap. Raises DamagedError."""
+    what = f"{name_of(configmap)}: SwitchInfoCfg"
+    return switches(decode(text_of(configmap, "SwitchInfoCfg") or "", SwitchInfo, what), what)
+
+
+def switches(info: SwitchInfo, what: str) -> Report:
+    """Read faults of switches: objects, or the same as text, or codes alone, by version.
+
+    Raises DamagedError.
+    """
+    faults, remarks = [], []
+    for one in info.fault_code or ():
+        code = one
+        if isinstance(one, dict) or (isinstance(one, str) and one.lstrip().startswith("{")):
+            text = one if isinstance(one, str) else msgspec.json.encode(one).decode()
+            event = decode(text, _SwitchFault, what)
+            if event.assertion == _OVER:
+                continue
+            code = event.assembled_fault_code
+        if isinstance(code, str) and ascend_key(code) is not None:
+            faults.append(ActiveCode(shown(code), -1, Origin.NODE))
+        else:
+            remarks.append((-1, f"has a bus switch with a fault of unknown form: {str(code)[:80]}"))
+    return Report(tuple(dict.fromkeys(faults)), tuple(dict.fromkeys(remarks)), info.update_time)
+
+
+class _FaultDev(msgspec.Struct, frozen=True, rename="pascal"):
+    device_type: str = ""
+    device_id: int = -1
+    fault_code: list[str] | None = None
+
+
+class Board(msgspec.Struct, frozen=True, rename="pascal"):
+    """The devices of a board that have faults."""
+
+    fault_dev_list: list[_FaultDev] | None = None
+
+
+class _NodeInfo(msgspec.Struct, frozen=True, rename="pascal"):
+    node_info: msgspec.Raw
+    check_code: str = ""
+
+
+def node_info(configmap: Object) -> Report:
+    """Read the board of a host's own ConfigMap. Raises DamagedError."""
+    what = f"{name_of(configmap)}: NodeInfo"
+    cover = decode(text_of(configmap, "NodeInfo") or "", _NodeInfo, what)
+    check(bytes(cover.node_info), cover.check_code, what)
+    return board_report(decode(cover.node_info, Board, what))
+
+
+def board_report(board: Board) -> Report:
+    """Read the devices of a board that have faults."""
+    faults: list[ActiveCode] = []
+    remarks: list[tuple[int, str]] = []
+    for device in board.fault_dev_list or ():
+        for code in device.fault_code or ():
+            if ascend_key(code) is None:
+                where = f"{device.device_type} {device.device_id}"
+                remarks.append((-1, f"has a fault of unknown form in {where}: {code[:40]!r}"))
+            else:
+                faults.append(ActiveCode(shown(code), -1, Origin.NODE))
+    return Report(tuple(dict.fromkeys(faults)), tuple(dict.fromkeys(remarks)))
+
+
+# Training goes on with these: what no table lists is then no reason to end it.
+_MILD = ("NotHandleFault", "SubHealthFault", "PreSeparateNPU")
+_BY_HAND = "ManuallySeparateNPU"  # a level, and the key of a list of chips
+_SEPARATED = "is kept out of use for its many faults, until a person releases it"
+_ORIGINS = {"CardNetworkUnhealthy": Origin.NETWORK, "NodeUnhealthy": Origin.NODE}
+
+
+class DeviceList(msgspec.Struct, frozen=True, rename="pascal"):
+    """Names of chips and, as text once more, their faults, by the name of the resource."""
+
+    device_list: dict[str, str] | None = None
+    update_time: int = 0
+
+
+class _DeviceInfo(msgspec.Struct, frozen=True, rename="pascal"):
+    device_info: msgspec.Raw
+    check_code: str = ""
+
+
+class _Level(msgspec.Struct, frozen=True):
+    fault_level: str = ""
+
+
+class _CardFault(msgspec.Struct, frozen=True):
+    """Of the names of its level the first is the newest; all of them mean the same."""
+
+    fault_type: str = ""
+    npu_name: str = ""
+    fault_code: str = ""
+    fault_handling: str = ""
+    fault_level: str = ""
+    large_model_fault_level: str = ""
+    fault_time_and_level_map: dict[str, _Level] | None = None
+
+
+def device_info(configmap: Object) -> Report:
+    """Read the chips of a host's own ConfigMap. Raises DamagedError."""
+    what = f"{name_of(configmap)}: DeviceInfoCfg"
+    cover = decode(text_of(configmap, "DeviceInfoCfg") or "", _DeviceInfo, what)
+    check(bytes(cover.device_info), cover.check_code, what)
+    found = chips(decode(cover.device_info, DeviceList, what), what)
+    listed = (text_of(configmap, _BY_HAND) or "").split(",")
+    by_hand = tuple((chip_number(name), _SEPARATED) for name in listed if name.strip())
+    remarks = tuple(dict.fromkeys((*found.remarks, *by_hand)))
+    return msgspec.structs.replace(found, remarks=remarks)
+
+
+def chips(info: DeviceList, what: str) -> Report:
+    """Read the lists of chips. Raises DamagedError."""
+    faults: list[ActiveCode] = []
+    remarks: list[tuple[int, str]] = []
+    lists = info.device_list or {}
+    for key, text in lists.items():
+        if key.endswith("-Fault") and text not in ("", "null"):  # a nil list in Go
+            for card in decode(text, list[_CardFault], f"{what}, {key}"):
+                _add_card(card, faults, remarks)
+    named = {fault.chip for fault in faults} | {chip for chip, _ in remarks}
+    for key, text in lists.items():
+        if key.endswith("Unhealthy"):  # -Unhealthy and -NetworkUnhealthy
+            numbers = [chip_number(name) for name in text.split(",") if name.strip()]
+            told = f"is listed in {key}, without a code"
+            remarks += [(number, told) for number in numbers if number not in named]
+    return Report(tuple(dict.fromkeys(faults)), tuple(dict.fromkeys(remarks)), info.update_time)
+
+
+def _add_card(card: _CardFault, faults: list[ActiveCode], remarks: list[tuple[int, str]]) -> None:
+    chip = chip_number(card.npu_name)
+    level = card.fault_handling or card.fault_level or card.large_model_fault_level
+    levels = card.fault_time_and_level_map or {}
+    for code in filter(None, card.fault_code.replace(" ", "").split(",")):
+        own = levels[code].fault_level if code in levels else level
+        if ascend_key(code) is None:
+            remarks.append((chip, f"has a fault of unknown form: {code[:40]!r} ({own})"))
+        else:
+            severity = Severity.MINOR if own in _MILD else None
+            origin = _ORIGINS.get(card.fault_type, Origin.CHIP)
+            faults.append(ActiveCode(shown(code), chip, origin, severity))
+    if level == _BY_HAND:
+        remarks.append((chip, _SEPARATED))
+
+
+DEVICES = "mindx-dl-deviceinfo-"
+NODES = "mindx-dl-nodeinfo-"
+_SWITCHES = "mindx-dl-switchinfo-"  # in ClusterD's ConfigMaps alone
+_CLUSTER = "cluster-info-"
+COMPLETE = (
+    "cluster-info-node"  # tells of all boards with faults; those that it leaves out are sound
+)
+_TOPICS = {DEVICES: Topic.CHIPS, _SWITCHES: Topic.SWITCHES, NODES: Topic.BOARD}
+
+
+def read(configmap: Object) -> tuple[Told, ...]:
+    """Read one of these ConfigMaps; nothing comes of others. Raises DamagedError: none of it holds.
+
+    Of a `cluster-info-*` a damaged host leaves the others as they are.
+    """
+    name = name_of(configmap)
+    if name.startswith(DEVICES):
+        host = name.removeprefix(DEVICES)
+        told = [_told(host, Topic.CHIPS, lambda: device_info(configmap))]
+        if text_of(configmap, "SwitchInfoCfg"):
+            told.append(_told(host, Topic.SWITCHES, lambda: switch_info(configmap)))
+        return tuple(told)
+    if name.startswith(NODES):
+        host = name.removeprefix(NODES)
+        return (_told(host, Topic.BOARD, lambda: node_info(configmap)),)
+    return tuple(_all_hosts(configmap)) if name.startswith(_CLUSTER) else ()
+
+
+def _told(host: str, topic: Topic, reading: Callable[[], Report]) -> Told:
+    try:
+        return Told(host, topic, reading())
+    except DamagedError as error:
+        return Told(host, topic, damage=str(error))
+
+
+def _all_hosts(configmap: Object) -> Iterator[Told]:
+    """Read one of ClusterD's ConfigMaps, which has no check code: host by host."""
+    name = name_of(configmap)
+    text = text_of(configmap, name)
+    if not text:  # nothing to tell, or a part that is no longer needed
+        return
+    for key, raw in decode(text, dict[str, msgspec.Raw], name).items():
+        for prefix, topic in _TOPICS.items():
+            if key.startswith(prefix):
+                host = key.removeprefix(prefix)
+                yield _told(host, topic, _reader(topic, raw, f"{name}: {key}"))
+
+
+def _reader(topic: Topic, raw: msgspec.Raw, what: str) -> Callable[[], Report]:
+    match topic:
+        case Topic.CHIPS:
+            return lambda: chips(decode(raw, DeviceList, what), what)
+        case Topic.SWITCHES:
+            return lambda: switches(decode(raw, SwitchInfo, what), what)
+        case Topic.BOARD:
+            return lambda: board_report(decode(raw, Board, what))
+
 
 _Place = tuple[str, Topic]  # a host, and what of it
 

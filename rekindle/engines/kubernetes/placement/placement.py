@@ -28,7 +28,7 @@ from rekindle.engines.kubernetes.manifests.coordinator import owned
 from rekindle.engines.kubernetes.manifests.kinds.base import Following, Phase
 from rekindle.engines.kubernetes.manifests.render import Manifests, adapter, render
 from rekindle.engines.kubernetes.manifests.settings import Pods
-from rekindle.engines.kubernetes.placement.hosts import Hosts
+from rekindle.engines.kubernetes.placement.quarantine import Hosts
 from rekindle.errors import JobError, UsageError
 from rekindle.job.spec import JobDirectory, replace_file
 

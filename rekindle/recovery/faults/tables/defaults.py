@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rekindle.recovery.faults.fault import Kind
-from rekindle.recovery.faults.tables.rows import Row
-from rekindle.recovery.faults.tables.rules import LevelRow
+from rekindle.recovery.faults.tables.rows import LevelRow, Row
 from rekindle.recovery.faults.tables.verdict import Blame, Urgency, Verdict
 
 # A level that says nothing: training cannot go on, and nobody knows whose fault it is.

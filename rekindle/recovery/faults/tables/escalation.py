@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from rekindle.recovery.faults.tables.rules import DurationRow, FrequencyRow
+from rekindle.recovery.faults.tables.rows import DurationRow, FrequencyRow
 
 
 class Change(msgspec.Struct, frozen=True):

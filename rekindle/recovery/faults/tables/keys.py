@@ -1,11 +1,54 @@
-"""What entries are found by, and how a mistake in one is told."""
+"""The keys of entries, with the spellings of Ascend fault codes."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from rekindle.recovery.faults.tables.code_format import ascend_keys
+# Hexadecimal: 8 digits (chip, node) or 9 (public); or a bus switch with its fault, peer and port.
+_CODE = re.compile(r"(?:0x)?([0-9a-f]{8,9})", re.IGNORECASE)
+_SWITCH = re.compile(r"\[0x[0-9a-f]{8},(?:\d+|na),(?:cpu|npu|l2|na),(?:\d+|na)\]", re.IGNORECASE)
+
+# More codes than this in one range are a slip of the pen.
+_LONGEST_RANGE = 4096
+
+
+def ascend_key(code: str) -> int | str | None:
+    """Bring a code into the form by which codes are equal; None: it is no code.
+
+    Case, 0x, spaces and leading zeros mean nothing: the device plugin reads codes as numbers.
+    """
+    plain = code.replace(" ", "")
+    if match := _CODE.fullmatch(plain):
+        return int(match[1], 16)
+    return plain.lower() if _SWITCH.fullmatch(plain) else None
+
+
+def ascend_keys(codes: str) -> list[int | str]:
+    """Bring what an entry calls a code into keys: a code, or all from one to another (A-B).
+
+    Empty: it is neither.
+    """
+    first, _, last = codes.partition("-")
+    begin = ascend_key(first)
+    if begin is None or not last:
+        return [] if begin is None else [begin]
+    end = ascend_key(last)
+    if not isinstance(begin, int) or not isinstance(end, int):
+        return []
+    return list(range(begin, end + 1)) if 0 <= end - begin < _LONGEST_RANGE else []
+
+
+def shown(code: str) -> str:
+    """Spell the code as its makers do: capitals without 0x, but small letters for a switch."""
+    plain = code.replace(" ", "")
+    return plain.lower() if plain.startswith("[") else plain.upper().removeprefix("0X")
+
+
+def is_chip_code(code: str) -> bool:
+    """Tell whether the code has the form of a chip's (or node's): 8 digits."""
+    return ascend_key(code) is not None and len(shown(code)) == 8
 
 
 class Wrong(Exception):

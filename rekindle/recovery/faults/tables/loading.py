@@ -18,12 +18,14 @@ from rekindle.recovery.faults.tables.keys import Key, Wrong
 from rekindle.recovery.faults.tables.rows import (
     AscendRow,
     ConditionRow,
+    DurationRow,
     ExitRow,
+    FrequencyRow,
+    LevelRow,
     PatternRow,
     ReasonRow,
     XidRow,
 )
-from rekindle.recovery.faults.tables.rules import DurationRow, FrequencyRow, LevelRow
 
 _TYPES: Final[dict[str, Any]] = {
     "ascend": AscendRow,

@@ -19,15 +19,14 @@ import msgspec
 import torch
 
 from rekindle import __version__
-from rekindle.checkpoints.format import plan_layout, write_header
+from rekindle.checkpoints.format import METADATA_POSITION, plan_layout, state_file, write_header
 from rekindle.checkpoints.manifest import Manifest
-from rekindle.checkpoints.state_files import METADATA_POSITION, state_file
 from rekindle.checkpoints.store import Part, Store, Written
 from rekindle.errors import CheckpointError, CorruptError, SessionError, UsageError
 from rekindle.rank.snapshot_writer import METADATA_SKELETON
 from rekindle.rank.snapshot_writer import STEP as METADATA_STEP
 from rekindle.training.torch.convert.dcp_reader import read_dcp
-from rekindle.training.torch.convert.exporting import REKINDLE, STEP
+from rekindle.training.torch.convert.whole import REKINDLE, STEP
 from rekindle.training.torch.state.capture import view
 from rekindle.training.torch.state.skeleton import DTYPE_CODES, Node, Reader, Writer, tensor_specs
 

@@ -1,7 +1,7 @@
-"""A stream whose samples have no index, read in parts by whoever is there.
+"""Streams without an index, dealt to any world: each sample once per epoch.
 
 Each reader, a worker of a rank's DataLoader or the rank itself, has one part open at a time; which
-ones it reads in turn, `rekindle.training.data.part_assignment` says. With each sample goes the
+ones it reads in turn, `rekindle.training.torch.data.elastic_stream` says. With each sample goes the
 mark of where its reader then stands: workers run ahead of the training, and what counts is what
 was trained on.
 """
@@ -9,7 +9,7 @@ was trained on.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,9 +18,69 @@ import numpy as np
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from rekindle.errors import SessionError
-from rekindle.training.data.part_assignment import Deal, Item, Mark
 from rekindle.training.data.sampler import Order, integer
 from rekindle.training.torch.data.loader import begin
+
+
+class Item(NamedTuple):
+    """A part in one epoch, by its number in the queue; `start`: samples of it that are trained."""
+
+    number: int
+    start: int
+
+
+class Mark(NamedTuple):
+    """How far a reader has come: in the how manieth of its items, and behind how many samples."""
+
+    turn: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """Items for so many readers.
+
+    left: those that are not finished, and of which somebody knows, in ascending order.
+    fresh: from this number on nobody has had any.
+    """
+
+    left: tuple[Item, ...]
+    fresh: int
+    readers: int
+
+    def item(self, reader: int, turn: int) -> Item:
+        """The n-th item of a reader, from 0."""
+        place = reader + turn * self.readers
+        if place < len(self.left):
+            return self.left[place]
+        return Item(self.fresh + place - len(self.left), 0)
+
+    def beginning(self) -> list[Mark]:
+        """Where the readers begin."""
+        return [Mark(0, self.item(reader, 0).start) for reader in range(self.readers)]
+
+    def again(self, marks: Sequence[Mark], readers: int) -> Deal:
+        """Deal what is left behind these marks to so many readers."""
+        begun = max(reader + mark.turn * self.readers for reader, mark in enumerate(marks)) + 1
+        dealt = max(begun, len(self.left))
+        done = min(mark.turn for mark in marks) * self.readers
+        left = []
+        for place in range(done, dealt):
+            turn, reader = divmod(place, self.readers)
+            mark, item = marks[reader], self.item(reader, turn)
+            if turn == mark.turn:
+                left.append(Item(item.number, mark.start))
+            elif turn > mark.turn:
+                left.append(item)
+        return Deal(tuple(sorted(left)), self.fresh + dealt - len(self.left), readers)
+
+    def ahead(self, marks: Sequence[Mark]) -> int:
+        """How many items the foremost reader is ahead of one that nobody has begun."""
+        places = range(self.readers)
+        foremost = max(self.item(reader, marks[reader].turn).number for reader in places)
+        waiting = min(self.item(reader, marks[reader].turn + 1).number for reader in places)
+        return foremost - waiting
+
 
 _MAX_PARTS = 2**24
 _EMPTY = 1000  # parts without a sample that a reader may meet in a row, besides one of each

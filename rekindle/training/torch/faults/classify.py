@@ -7,7 +7,7 @@ import re
 import torch.distributed as dist
 
 from rekindle.errors import SessionError, StaleError
-from rekindle.rank.errors import chain_of
+from rekindle.rank.member import chain_of
 from rekindle.recovery.faults.fault import Kind
 
 # Texts of RuntimeErrors. Each is a phrase of the library that raises it, so that a script's own

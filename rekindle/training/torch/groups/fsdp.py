@@ -1,7 +1,7 @@
 """FSDP2 models that outlive their process groups; imported only where there is one.
 
 A DeviceMesh and a DTensor know their groups by name, and these stay the same (see
-rekindle.training.torch.groups.placeholder). FSDP holds some as objects, and a step that broke off
+rekindle.training.torch.groups.script_groups). FSDP holds some as objects, and a step that broke off
 leaves gathered parameters, half-done reductions and gradients behind.
 
 Private names of torch that this relies on (2.13): _resolve_process_group of torch.distributed;

@@ -30,7 +30,7 @@ from torch.distributed.constants import default_pg_timeout
 from rekindle.errors import StaleError
 from rekindle.protocol.heartbeat_page import Page
 from rekindle.training.torch.groups import gloo_waits as waits
-from rekindle.training.torch.groups.sockets import connected_to, new_sockets, shut, socket_inodes
+from rekindle.training.torch.groups.gloo_waits import connected_to, new_sockets, shut, socket_inodes
 
 _log = logging.getLogger(__name__)
 

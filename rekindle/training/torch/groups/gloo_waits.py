@@ -1,4 +1,4 @@
-"""Waits for gloo's operations that end with the generation, whatever becomes of the operation.
+"""Gloo's waits end with the generation: its operations, and the sockets below them.
 
 When a gloo connection breaks, an operation that is half on the wire is forgotten: its preamble has
 been read and its bytes not, or its bytes are still queued to be written (Pair::signalException of
@@ -9,11 +9,15 @@ waits.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import sys
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -24,6 +28,70 @@ from torch._C._distributed_c10d import GradBucket, Work  # torch.distributed's; 
 from rekindle.errors import StaleError
 from rekindle.profiling.markers import Operation
 from rekindle.protocol.heartbeat_page import Page
+
+
+def shut(sock: socket.socket, how: int = socket.SHUT_RDWR) -> None:
+    """End the connection, or one direction of it, for whoever else holds it."""
+    with contextlib.suppress(OSError):  # the peer was first
+        sock.shutdown(how)
+
+
+def socket_inodes() -> set[int]:
+    """What is open now, to be passed as `before` later."""
+    return {inode for _, inode in _list_sockets()}
+
+
+def new_sockets(before: set[int]) -> Iterator[socket.socket]:
+    """Duplicates of the TCP sockets that were not there `before`; the caller closes them."""
+    for number, inode in _list_sockets():
+        if inode in before:
+            continue
+        try:
+            sock = _duplicate(number)
+        except OSError:
+            continue  # closed since it was listed, or no socket any more
+        if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
+            yield sock
+        else:
+            sock.close()
+
+
+def _list_sockets() -> list[tuple[int, int]]:
+    """(fd, inode) of each socket of this process."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(entry.readlink())
+        except OSError:
+            continue  # closed since it was listed
+        if target.startswith("socket:["):
+            found.append((int(entry.name), int(target[8:-1])))
+    return found
+
+
+def _duplicate(number: int) -> socket.socket:
+    copy = os.dup(number)
+    # With socket.setdefaulttimeout() in force, a new socket object would switch the description it
+    # shares with the owner to non-blocking.
+    blocking = os.get_blocking(copy)
+    try:
+        sock = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+    os.set_blocking(copy, blocking)
+    return sock
+
+
+def connected_to(port: int, before: set[int]) -> Iterator[socket.socket]:
+    """As new_sockets(), only those connected to `port`."""
+    for sock in new_sockets(before):
+        with contextlib.suppress(OSError):  # not connected
+            if sock.getpeername()[1] == port:
+                yield sock
+                continue
+        sock.close()
+
 
 # Operations that gloo does end when it is severed end within milliseconds, and until then may write
 # to their tensors: those that it has forgotten are given up a while later.

@@ -14,15 +14,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rekindle.checkpoints.format import Header
+from rekindle.checkpoints.format import Header, state_file
 from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.pins import reading
-from rekindle.checkpoints.range_reader import Excerpts
-from rekindle.checkpoints.state_files import state_file
+from rekindle.checkpoints.resharding import Box, Excerpts, nearest, overlap, takes, without
 from rekindle.checkpoints.store import Checkpoint
-from rekindle.checkpoints.tensor_overlap import Box, nearest, overlap, takes, without
 from rekindle.errors import CheckpointError, CorruptError, SessionError
-from rekindle.rank.rank_place import Place
+from rekindle.rank.held_state import Place
 from rekindle.rank.snapshot_writer import METADATA_SKELETON
 from rekindle.recovery.policy.plan import Made
 from rekindle.training.torch.state.capture import DTYPE_CODES, as_bytes, finish, prepare

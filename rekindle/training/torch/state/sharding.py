@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from rekindle.checkpoints.format import Header
+from rekindle.checkpoints.format import METADATA_ORIGIN, Header
 from rekindle.checkpoints.manifest import Layout, Origin
-from rekindle.checkpoints.state_files import METADATA_ORIGIN
-from rekindle.checkpoints.tensor_overlap import Box, box_at, whole
+from rekindle.checkpoints.resharding import Box, box_at, whole
 from rekindle.errors import CorruptError, SessionError
-from rekindle.rank.rank_place import Place
+from rekindle.rank.held_state import Place
 from rekindle.training.torch.state.capture import State, Stateful
 from rekindle.training.torch.state.skeleton import Node, Reader, TensorSpec, stride_of
 

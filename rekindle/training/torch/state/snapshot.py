@@ -1,21 +1,90 @@
-"""A PyTorch rank's state into its agent's memory, and back from there."""
+"""A PyTorch rank's state into its agent's memory, and back, verified."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ctypes
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
 from rekindle.checkpoints.format import read_header
-from rekindle.protocol.snapshot_buffer import SnapshotBuffer
+from rekindle.protocol.snapshot_buffer import (
+    BLOCK_BYTES,
+    SnapshotBuffer,
+    block_of,
+    blocks_of,
+    digest,
+)
 from rekindle.rank.channel import Channel
-from rekindle.rank.rank_place import Place
+from rekindle.rank.held_state import Place
 from rekindle.rank.snapshot_writer import METADATA_SKELETON, Captured, SnapshotWriter, kept
 from rekindle.recovery.policy.plan import Made
 from rekindle.training.torch.state.capture import DTYPE_CODES, capture, finish, prepare, view
 from rekindle.training.torch.state.sharding import metadata_of
-from rekindle.training.torch.state.verified_copy import copy_verified
+
+_Copy = tuple[torch.Tensor, torch.Tensor]  # to, and from
+_Move = tuple[int, int, int]  # to and from which address, and how many bytes
+
+
+def copy_verified(buffer: SnapshotBuffer, targets: Iterable[tuple[torch.Tensor, int]]) -> None:
+    """Fill each tensor with the bytes of the buffer's file that begin there.
+
+    Raises CorruptError: the file is not what was sealed; the tensors then hold anything.
+    """
+    file = buffer.file
+    count = blocks_of(len(file))
+    pieces: list[list[_Move]] = [[] for _ in range(count)]
+    others: list[_Copy] = []
+    for target, begin in targets:
+        lazy = target.is_conj() or target.is_neg()  # its bytes are not its values
+        if target.device.type == "cpu" and target.is_contiguous() and not lazy:
+            _cut(target, file, begin, pieces)
+        else:  # to a device only the thread that trains copies: in the order of its stream
+            others.append((target, view(file, target.dtype, tuple(target.shape), begin)))
+    digests = [b""] * count
+    left = deque(range(count))
+
+    def work() -> None:
+        while left:
+            try:
+                number = left.popleft()
+            except IndexError:
+                return  # the other thread was quicker
+            digests[number] = digest(block_of(file, number))
+            for move in pieces[number]:
+                # Not a copy by torch: each of the two threads would bring its own OpenMP threads.
+                ctypes.memmove(*move)
+
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="rekindle-restore") as helper:
+        helped = helper.submit(work)
+        _copy(others)
+        work()
+        helped.result()
+    buffer.verify(digests)
+
+
+def _cut(target: torch.Tensor, file: memoryview, begin: int, pieces: list[list[_Move]]) -> None:
+    """Cut a tensor where the blocks of the file end, and add each piece to those of its block."""
+    size = target.nbytes
+    if size == 0:
+        return
+    to = target.data_ptr()
+    source = torch.frombuffer(file, dtype=torch.uint8, count=size, offset=begin).data_ptr()
+    done = 0
+    while done < size:
+        number = (begin + done) // BLOCK_BYTES
+        end = min(size, (number + 1) * BLOCK_BYTES - begin)
+        pieces[number].append((to + done, source + done, end - done))
+        done = end
+
+
+def _copy(copies: Iterable[_Copy]) -> None:
+    with torch.no_grad():
+        for target, source in copies:
+            target.copy_(source)
 
 
 class TorchSnapshotWriter(SnapshotWriter):

@@ -26,7 +26,7 @@ from rekindle.checkpoints.retention import Retention
 from rekindle.errors import CheckpointError
 from rekindle.protocol import agent as p
 from rekindle.protocol.snapshot_buffer import BUFFERS_OF_SHARD, SnapshotBuffer
-from rekindle.rank.rank_place import Place
+from rekindle.rank.held_state import Place
 from rekindle.training.torch.state.snapshot import TorchSnapshotWriter
 
 HEADER = b'{"__metadata__":{"metrics":"{\\"loss\\":0.5}"}}'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.coordinator.machine.backlog import Backlog
+from rekindle.coordinator.machine.checkpoints import Backlog
 from rekindle.protocol.agent import PartDue
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from jobs.driver import Driver
 
-from rekindle.coordinator.job_view import job_view
+from rekindle.coordinator.http_api import job_view
 from rekindle.coordinator.machine.job_state import Phase
 from rekindle.errors import ProtocolError
 from rekindle.protocol import agent as p

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rekindle.agent.hang_limits import BUSY_S
-from rekindle.coordinator.machine.hang_diagnosis import PAUSE_S, judge
+from rekindle.agent.lateness import BUSY_S
+from rekindle.coordinator.machine.hangs import PAUSE_S, judge
 from rekindle.protocol.heartbeat_page import Doing
 from rekindle.protocol.monitoring import RankLook
 

@@ -7,8 +7,8 @@ import threading
 import pytest
 from waiting import wait_set
 
-from rekindle.engines.kubernetes.placement import retry_queue as chores
-from rekindle.engines.kubernetes.placement.retry_queue import Chores
+from rekindle.engines.kubernetes.placement import pod_membership as chores
+from rekindle.engines.kubernetes.placement.pod_membership import Chores
 from rekindle.errors import JobError, UsageError
 
 

@@ -10,7 +10,7 @@ from rendered import rendered, spec
 
 from rekindle.engines.kubernetes.manifests.quantities import amount
 from rekindle.engines.kubernetes.manifests.settings import Kind
-from rekindle.engines.kubernetes.preflight.references import mentions
+from rekindle.engines.kubernetes.preflight.namespace_checks import mentions
 from rekindle.errors import UsageError
 
 pytest.importorskip("kubernetes.client")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.engines.kubernetes.watchers.log_file import PIECE, LogFile
+from rekindle.engines.kubernetes.watchers.log_stream import PIECE, LogFile
 
 
 def line(second: int, text: str, fraction: str = "", zone: str = "Z") -> bytes:
@@ -68,7 +68,7 @@ def test_another_process_goes_on(file: LogFile) -> None:
 def test_nobody_else_writes_it(file: LogFile) -> None:
     """Not even a process that steers the job on the same machine."""
     script = "import sys; from pathlib import Path\n"
-    script += "from rekindle.engines.kubernetes.watchers.log_file import LogFile\n"
+    script += "from rekindle.engines.kubernetes.watchers.log_stream import LogFile\n"
     script += "LogFile(Path(sys.argv[1]))"
     command = [sys.executable, "-c", script, str(file.path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

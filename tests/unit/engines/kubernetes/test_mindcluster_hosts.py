@@ -24,8 +24,7 @@ from mindcluster import (
 
 pytest.importorskip("kubernetes.client")
 from rekindle.engines.kubernetes.client.errors import DamagedError
-from rekindle.engines.kubernetes.mindcluster.host_reports import Known
-from rekindle.engines.kubernetes.mindcluster.readers import read
+from rekindle.engines.kubernetes.mindcluster.host_reports import Known, read
 from rekindle.engines.kubernetes.mindcluster.reports import ActiveCode, Report, Told, Topic
 from rekindle.recovery.faults.tables.verdict import Origin, Severity
 

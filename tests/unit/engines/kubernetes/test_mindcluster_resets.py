@@ -10,16 +10,15 @@ from mindcluster import RESOURCE, rank, reset_config
 pytest.importorskip("kubernetes.client")
 from rekindle.engines.kubernetes.client.errors import DamagedError
 from rekindle.engines.kubernetes.manifests.ascend import reset_config as skeleton
-from rekindle.engines.kubernetes.mindcluster.recoveries import Recovery
-from rekindle.engines.kubernetes.mindcluster.relevance import (
+from rekindle.engines.kubernetes.mindcluster.reports import ActiveCode, Report
+from rekindle.engines.kubernetes.mindcluster.resets import Recovery, ResetInfo, progress, read_reset
+from rekindle.engines.kubernetes.mindcluster.watch import (
     Placed,
     placed,
     recovery_signs,
     remarks,
     signs,
 )
-from rekindle.engines.kubernetes.mindcluster.reports import ActiveCode, Report
-from rekindle.engines.kubernetes.mindcluster.resets import ResetInfo, progress, read_reset
 from rekindle.recovery.faults.classification import Sign, Source, verdict_of
 from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.faults.tables.verdict import Origin, Severity, Urgency

@@ -24,11 +24,16 @@ from rekindle.errors import JobError, UsageError
 pytest.importorskip("kubernetes.client")
 from rekindle.engines.kubernetes.client.api import load
 from rekindle.engines.kubernetes.client.errors import DamagedError
-from rekindle.engines.kubernetes.mindcluster.clusterd import modify_trace, request, response
+from rekindle.engines.kubernetes.mindcluster.clusterd import (
+    data_trace,
+    modify_trace,
+    read_trace,
+    request,
+    response,
+)
 from rekindle.engines.kubernetes.mindcluster.resets import read_reset
-from rekindle.engines.kubernetes.mindcluster.trace import data_trace, read_trace
-from rekindle.engines.kubernetes.placement.hosts import Hosts
 from rekindle.engines.kubernetes.placement.placement import Placing
+from rekindle.engines.kubernetes.placement.quarantine import Hosts
 from rekindle.job.spec import JobDirectory
 from rekindle.profiling.switch import FIELDS, WORDS, Switch, switch_of
 

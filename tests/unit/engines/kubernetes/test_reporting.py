@@ -7,8 +7,8 @@ import threading
 import pytest
 from waiting import wait_set
 
-from rekindle.engines.kubernetes.watchers import event_queue as reporting
-from rekindle.engines.kubernetes.watchers.event_queue import Reporter
+from rekindle.engines.kubernetes.watchers import job_watcher as reporting
+from rekindle.engines.kubernetes.watchers.job_watcher import Reporter
 from rekindle.errors import JobError, UnansweredError
 from rekindle.recovery.faults.classification import Sign, Source
 

@@ -7,7 +7,7 @@ from rekindle.coordinator.machine.job_state import Incidents
 from rekindle.recovery.faults.fault import Fault, Kind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import Decided, FaultSeen, JobStarted
-from rekindle.recovery.policy.case import Case
+from rekindle.recovery.policy.history import Case
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 

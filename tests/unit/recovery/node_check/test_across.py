@@ -7,8 +7,16 @@ from collections.abc import Callable
 
 import pytest
 
-from rekindle.recovery.node_check.blocks import across, blocks, within
-from rekindle.recovery.node_check.evidence import Alone, Evidence, Limits, Pair, Part
+from rekindle.recovery.node_check.evidence import (
+    Alone,
+    Evidence,
+    Limits,
+    Pair,
+    Part,
+    across,
+    blocks,
+    within,
+)
 from rekindle.recovery.node_check.rounds import next_round
 from rekindle.recovery.node_check.verdicts import SICK, Health, NodeVerdict, verdicts
 

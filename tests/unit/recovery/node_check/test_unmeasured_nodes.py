@@ -9,9 +9,16 @@ import pytest
 
 from rekindle.recovery.faults.tables.document import read
 from rekindle.recovery.faults.tables.loading import SHIPPED
-from rekindle.recovery.node_check.evidence import Alone, Evidence, Limits, Pair, Part
+from rekindle.recovery.node_check.evidence import (
+    Alone,
+    Evidence,
+    Limits,
+    Pair,
+    Part,
+    is_held,
+    lacks_memory,
+)
 from rekindle.recovery.node_check.rounds import next_round
-from rekindle.recovery.node_check.unmeasured import is_held, lacks_memory
 from rekindle.recovery.node_check.verdicts import Health, NodeVerdict, verdicts
 
 TEXTS = [entry.values for entry in read(SHIPPED / "texts.toml")]

@@ -7,8 +7,15 @@ import random
 import pytest
 from checked.simulated import LIMITS, SIZES, Cluster, Sick, any_fault, sets
 
-from rekindle.recovery.node_check.blocks import within
-from rekindle.recovery.node_check.evidence import Alone, Evidence, Limits, Pair, Part, reference
+from rekindle.recovery.node_check.evidence import (
+    Alone,
+    Evidence,
+    Limits,
+    Pair,
+    Part,
+    reference,
+    within,
+)
 from rekindle.recovery.node_check.rounds import next_round
 from rekindle.recovery.node_check.verdicts import Health, verdicts
 

@@ -7,9 +7,8 @@ import pytest
 from decisions import fault, judge
 
 from rekindle.recovery.faults.fault import Fault, Kind
-from rekindle.recovery.policy.case import Case
 from rekindle.recovery.policy.decide import decide
-from rekindle.recovery.policy.history import Past
+from rekindle.recovery.policy.history import Case, Past
 from rekindle.recovery.policy.policy import INNER, OUTER, Policy, Strategy
 
 RETRY, IN_PLACE, RECOVER, SHRINK = INNER

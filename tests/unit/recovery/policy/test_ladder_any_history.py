@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.recovery.faults.fault import Fault, Kind
-from rekindle.recovery.policy.case import Case
 from rekindle.recovery.policy.decide import decide
-from rekindle.recovery.policy.history import Past, counts, heals, recoveries_used
+from rekindle.recovery.policy.history import Case, Past, counts, heals, recoveries_used
 from rekindle.recovery.policy.policy import ALLOWABLE, INNER, OUTER, Policy, Strategy
 
 IN_PLACE = Strategy.RECOVER_IN_PLACE

@@ -11,8 +11,8 @@ from rekindle.recovery.faults.classification import Sign, Source, fault_of_sign
 from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.faults.tables.verdict import Urgency
 from rekindle.recovery.policy import annotations as a
-from rekindle.recovery.policy.case import Case
 from rekindle.recovery.policy.decide import decide
+from rekindle.recovery.policy.history import Case
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 AUTO = a.from_modelarts({a.JOB_RETRY_NUM: "8"}, Policy(strategies=()))

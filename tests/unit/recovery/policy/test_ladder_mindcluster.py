@@ -9,9 +9,8 @@ import pytest
 from rekindle.errors import UsageError
 from rekindle.recovery.faults.fault import Fault, Kind
 from rekindle.recovery.policy import annotations as a
-from rekindle.recovery.policy.case import Case
 from rekindle.recovery.policy.decide import decide
-from rekindle.recovery.policy.history import Past
+from rekindle.recovery.policy.history import Case, Past
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 WORDS = ("retry", "recover-in-place", "recover", "dump", "exit")

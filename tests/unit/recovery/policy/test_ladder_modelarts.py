@@ -22,9 +22,8 @@ from rekindle.recovery.faults.classification import (
 from rekindle.recovery.faults.fault import ErrorRecord, Exit, Fault, Kind
 from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.policy import annotations as a
-from rekindle.recovery.policy.case import Case
 from rekindle.recovery.policy.decide import Decision, decide
-from rekindle.recovery.policy.history import Past
+from rekindle.recovery.policy.history import Case, Past
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 HOUR_S = 3600.0

@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.training.data.part_assignment import Deal, Item, Mark
+from rekindle.training.torch.data.elastic_stream import Deal, Item, Mark
 
 # The world's size and the steps done in it, several times.
 WORLDS = st.lists(st.tuples(st.integers(1, 7), st.integers(0, 25)), min_size=1, max_size=6)

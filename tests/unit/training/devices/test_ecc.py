@@ -2,7 +2,7 @@
 
 import pytest
 
-from rekindle.training.devices.ecc import UpdateTimes
+from rekindle.training.torch.faults.repairs import UpdateTimes
 
 # As torch-npu 2.14 and as MindIO TFT write it.
 TEXTS = ("HBM MULTI BIT ECC ERROR.time is {}", "HBM MULTI BIT ECC ERROR. time us= {}.")

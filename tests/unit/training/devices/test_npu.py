@@ -15,7 +15,7 @@ import torch
 
 from rekindle.recovery.faults.fault import Kind
 from rekindle.training.devices import Damage
-from rekindle.training.devices.npu import NpuDevice
+from rekindle.training.devices.base import NpuDevice
 
 # Where each function is defined, and the module that offers it.
 FUNCTIONS = {

@@ -7,8 +7,8 @@ import threading
 import pytest
 from waiting import join, wait_asleep, wait_set
 
-from rekindle.training.mindio import device_stop as module
-from rekindle.training.mindio.device_stop import Brake
+from rekindle.training.mindio import generations as module
+from rekindle.training.mindio.generations import Brake
 
 
 class Device:

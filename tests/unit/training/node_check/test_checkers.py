@@ -16,11 +16,10 @@ from jobs.driver import spec_of
 from waiting import bound_s, turns
 
 from rekindle.agent import node_check as checkers_module
+from rekindle.agent.memory_limits import OomCounter
 from rekindle.agent.node_check import Checker, CheckerError, Checkers
-from rekindle.agent.oom import OomCounter
 from rekindle.protocol.node_check import Done, Work
-from rekindle.recovery.node_check.evidence import Part
-from rekindle.recovery.node_check.unmeasured import KILLED, lacks_memory
+from rekindle.recovery.node_check.evidence import KILLED, Part, lacks_memory
 from rekindle.training.node_check import serving
 from rekindle.training.node_check.torch_device import Bench
 

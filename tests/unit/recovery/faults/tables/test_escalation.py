@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.recovery.faults.tables.escalation import Change, in_order, too_long, too_often
-from rekindle.recovery.faults.tables.rules import DurationRow, FrequencyRow
+from rekindle.recovery.faults.tables.rows import DurationRow, FrequencyRow
 from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.faults.tables.verdict import Blame, Urgency, Verdict
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rekindle.rank.current_step import StepUnderWay
+from rekindle.rank.held_state import StepUnderWay
 from rekindle.recovery.faults.fault import Kind
 from rekindle.training.torch.faults.repairs import Repairs
 

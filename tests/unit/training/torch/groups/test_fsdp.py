@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from rekindle.errors import SessionError, StaleError
-from rekindle.rank.errors import free_frames
+from rekindle.rank.member import free_frames
 from rekindle.training.torch import Session, init_placeholder_group
 from rekindle.training.torch.groups.fsdp import is_sharded, shards_of
 from rekindle.training.torch.groups.gloo_waits import Waits

@@ -2,7 +2,7 @@
 
 import torch
 
-from rekindle.training.torch.state.module_buffers import BufferGuard
+from rekindle.training.torch.faults.repairs import BufferGuard
 
 
 def state(module: torch.nn.Module) -> dict[str, torch.Tensor]:

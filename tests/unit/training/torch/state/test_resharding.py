@@ -16,12 +16,11 @@ from torch.distributed.fsdp import fully_shard
 
 from rekindle.checkpoints import block_checksums as blocks
 from rekindle.checkpoints.directory import DirectoryStore
-from rekindle.checkpoints.format import plan_layout, read_header, write_header
+from rekindle.checkpoints.format import plan_layout, read_header, state_file, write_header
 from rekindle.checkpoints.manifest import Manifest
-from rekindle.checkpoints.state_files import state_file
 from rekindle.checkpoints.store import Part
 from rekindle.errors import CorruptError, SessionError
-from rekindle.rank.rank_place import Place
+from rekindle.rank.held_state import Place
 from rekindle.rank.snapshot_writer import METADATA_SKELETON
 from rekindle.training.torch import init_placeholder_group
 from rekindle.training.torch.state import checkpoint

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from states import sealed
 
 from rekindle.errors import CorruptError
-from rekindle.protocol import checksum as seal
-from rekindle.training.torch.state import verified_copy as verified
-from rekindle.training.torch.state.verified_copy import copy_verified
+from rekindle.protocol import snapshot_buffer as seal
+from rekindle.training.torch.state import snapshot as verified
+from rekindle.training.torch.state.snapshot import copy_verified
 
 BLOCK = 64
 

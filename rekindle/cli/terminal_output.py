@@ -1,15 +1,42 @@
-"""How far a long command is: a bar on a terminal, now and then a line elsewhere."""
+"""Tables and progress bars on a terminal."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rekindle.checkpoints.verifying import Told
-from rekindle.cli.table import size
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows under a head, each column as wide as it must be."""
+    lines = [tuple(head), *(tuple(map(str, row)) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        )
+
+
+def clock(at: float) -> str:
+    """The local time of these seconds since the epoch; "?" if no calendar has it."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    except (OverflowError, ValueError, OSError):
+        return "?"
+
+
+def size(count: float) -> str:
+    """A number of bytes in three digits or so."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.0f} {unit}" if count >= 100 or unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
 
 _LINE_S = 5.0  # between two lines, where there is no terminal
 

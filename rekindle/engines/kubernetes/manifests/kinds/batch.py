@@ -1,4 +1,4 @@
-"""batch/v1 Job with indexes: what every cluster has."""
+"""batch/v1 Job with indexes, which every cluster has, and JobSet, which has such Jobs. Pure."""
 
 from __future__ import annotations
 
@@ -81,4 +81,67 @@ def job_spec(job: Rendered) -> Manifest:
         # would forbid it.
         "podReplacementPolicy": "TerminatingOrFailed",
         "template": job.template,
+    }
+
+
+NODES = "node"  # the replicated job that holds all of them
+
+_JOBSET_PHASES = (
+    ("Failed", Phase.FAILED),
+    ("Completed", Phase.SUCCEEDED),
+    ("Suspended", Phase.SUSPENDED),
+)
+
+
+class JobSet:
+    """The Job inside makes lost pods anew; the JobSet itself never restarts, as it cannot fail."""
+
+    gvk = Gvk("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
+    # Its webhook refuses any change of affinity, suspended or not.
+
+    def restart(self, pods: Pods) -> str:
+        """Return the restartPolicy of its pods."""
+        return "Never"
+
+    def render(self, job: Rendered) -> Manifest:
+        """Return the JobSet."""
+        return workload(self.gvk, job, jobset_spec(job))
+
+    def beside(self, job: Rendered) -> list[Manifest]:
+        """Return nothing: it needs nothing."""
+        return []
+
+    def check(self, workload: Manifest) -> None:
+        """Refuse nothing: its webhook does."""
+
+    def templates(self, manifest: Manifest) -> list[tuple[Manifest, str]]:
+        """Return where its replicated jobs have theirs."""
+        return [(one["template"]["spec"], "template") for one in manifest["spec"]["replicatedJobs"]]
+
+    def status(self, obj: Manifest) -> Observed:
+        """Return what its conditions and the counts of its jobs say."""
+        found = obj.get("status") or {}
+        jobs = found.get("replicatedJobsStatus") or []
+        return by_conditions(obj, _JOBSET_PHASES) or active(
+            obj, any(one.get("active") or one.get("ready") for one in jobs)
+        )
+
+    def suspend_patch(self) -> Manifest:
+        """Return the patch that ends all pods."""
+        return {"spec": {"suspend": True}}
+
+    def resume_patch(self, workload: Manifest, avoid: tuple[str, ...]) -> Manifest | None:
+        """Return the patch that lets it go on, where nodes are to be avoided none."""
+        return None if avoid else {"spec": {"suspend": False}}
+
+    def pods_selector(self, name: str) -> str:
+        """Return the selector of its pods."""
+        return f"jobset.sigs.k8s.io/jobset-name={name}"
+
+
+def jobset_spec(job: Rendered) -> Manifest:
+    """Return the spec of a JobSet; also what a TrainingRuntime has inside."""
+    return {
+        "network": {"enableDNSHostnames": False},  # the job has a headless Service of its own
+        "replicatedJobs": [{"name": NODES, "replicas": 1, "template": {"spec": job_spec(job)}}],
     }

@@ -1,0 +1,119 @@
+"""The fields of a job in forms and files: cluster, checkpoints, policy, node check, pods."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rekindle.blocks.forms import Form, setting
+from rekindle.checkpoints.retention import Retention
+from rekindle.engines.kubernetes.manifests.settings import Pods
+from rekindle.engines.kubernetes.manifests.validation import check_words
+from rekindle.recovery.node_check.evidence import FACTOR, Limits
+from rekindle.recovery.policy.interval import AUTO
+from rekindle.recovery.policy.policy import Policy
+
+
+class NodeCheck(BaseModel):
+    """What is measured of each node before it takes part in training."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    enabled: bool = Field(
+        default=False,
+        description="Whether devices and links of each node are measured before it takes part; one "
+        "that is faulty is isolated, and another one asked for.",
+    )
+    exclude_straggler: bool = Field(
+        default=False,
+        description="Whether a node that is slow is isolated, too.",
+    )
+    compute_factor: float = Field(
+        default=FACTOR,
+        gt=1,
+        le=1000,
+        description="A node is slow if its devices take this many times as long as others'.",
+    )
+    link_factor: float = Field(
+        default=FACTOR,
+        gt=1,
+        le=1000,
+        description="A node is slow if its links take this many times as long as others'.",
+    )
+    timeout_s: float = Field(
+        default=Limits().timeout_s,
+        gt=0,
+        le=86_400,
+        description="Seconds that a node may take for one task of the check before it has failed.",
+    )
+
+    def to_limits(self) -> Limits:
+        """Return what the check goes by."""
+        return Limits(
+            compute_factor=self.compute_factor,
+            link_factor=self.link_factor,
+            timeout_s=self.timeout_s,
+        )
+
+
+KubernetesPods = Annotated[Pods, Form("Kubernetes", check_words)]
+
+
+USUAL = Policy(max_restarts=3)  # of a flow's job; `rekindle run` has torchrun's default, 0
+
+RecoveryPolicy = Annotated[Policy, Form("Policy", like=USUAL)]
+
+
+Nodes = Annotated[int, Field(ge=1, description="Number of nodes.")]
+ProcessesPerNode = Annotated[
+    int, Field(ge=1, description="Ranks on each node, usually one per accelerator.")
+]
+MinNodes = Annotated[
+    int,
+    Field(
+        ge=0,
+        description="Least number of nodes that training may go on with when some are lost; 0: all "
+        "of them are needed.",
+    ),
+]
+Spares = Annotated[
+    int,
+    Field(
+        ge=0,
+        description="Nodes in reserve, each ready to take the place of a lost one at once.",
+    ),
+]
+
+
+Keep = Annotated[Retention, Form("Keep")]
+
+
+class CheckpointDirectory(BaseModel):
+    """A folder for checkpoints and how often one is written to it."""
+
+    model_config = ConfigDict(extra="forbid", title="Checkpoint")
+
+    path: str = Field(
+        default="",
+        description="Folder for checkpoints, best on storage that all nodes share, relative to the "
+        "working directory; or s3://bucket/prefix?endpoint=https://host:port. Each job has a place "
+        "of its own below it. Empty: a folder in the job's own directory.",
+    )
+    every: int = Field(
+        default=0,
+        ge=0,
+        description="Steps between two checkpoints; 0: none is written. A new attempt of the job "
+        "goes on from the newest valid one.",
+    )
+    automatic: bool = Field(
+        default=False,
+        description="Choose the steps between two checkpoints from how long one takes, and how "
+        "often faults come; the number above is then of no effect.",
+    )
+    keep: Keep = setting(Retention(), "Which checkpoints are kept. Without any rule: all of them.")
+
+    @property
+    def interval(self) -> int | Literal["auto"]:
+        """Steps between two checkpoints, as the runtime has it."""
+        return AUTO if self.automatic else self.every

@@ -1,0 +1,201 @@
+"""Transfers to and from S3: blocks and parts side by side, each verified."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+import msgspec
+
+from rekindle.checkpoints.block_checksums import BLOCK, Span, read_span, spans
+from rekindle.checkpoints.files import private_memory
+from rekindle.checkpoints.manifest import FileEntry
+from rekindle.checkpoints.s3 import client as s3_client
+from rekindle.checkpoints.s3.client import Body, Bucket, Slice, Upload
+from rekindle.checkpoints.s3.errors import Kind, S3Error
+from rekindle.errors import CheckpointError, CorruptError, MissingError
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def in_parallel(work: Callable[[A], B], items: Iterable[A]) -> list[B]:
+    """What work gives for each item, begun in their order; the first failure ends it all."""
+    with ThreadPoolExecutor(s3_client.THREADS, thread_name_prefix="rekindle-s3") as pool:
+        futures = deque(pool.submit(work, item) for item in items)
+        found = []
+        try:
+            # No name for the one that is waited for: it holds its failure, whose frames would hold
+            # it, and with it the bytes that were to be sent.
+            while futures:
+                found.append(futures.popleft().result())
+        except BaseException:
+            futures.clear()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        return found
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A file of a checkpoint, and the object that holds it."""
+
+    bucket: Bucket
+    key: str
+    entry: FileEntry
+
+
+def read_into(source: Source, begin: int, view: memoryview) -> None:
+    """Fill the view with the file's bytes from `begin` on.
+
+    Raises CorruptError unless they are what the manifest says, S3Error if unreadable.
+    """
+    wanted = spans(source.entry, begin, begin + len(view))
+    in_parallel(lambda span: _read(source, span, begin, view), wanted)
+
+
+def read_range(source: Source, begin: int, end: int) -> memoryview:
+    """The object's bytes from `begin` to `end`, fewer if it ends before; nothing is verified.
+
+    Raises MissingError, S3Error if unreadable.
+    """
+    size = source.bucket.size(source.key)
+    if size is None:
+        raise MissingError(f"{source.entry.name} is missing")
+    view = private_memory(max(0, min(end, size) - begin))
+
+    def fetch(first: int) -> None:
+        source.bucket.fetch(source.key, begin + first, view[first : first + BLOCK])
+
+    in_parallel(fetch, range(0, len(view), BLOCK))
+    return view
+
+
+def verify(sources: Iterable[Source]) -> None:
+    """Read all bytes of these files, of which few are in memory at a time.
+
+    Raises CorruptError unless they are what the manifest says, S3Error if unreadable.
+    """
+    blocks = [
+        (source, span) for source in sources for span in spans(source.entry, 0, source.entry.bytes)
+    ]
+    in_parallel(_verify, blocks)
+
+
+def is_intact(source: Source) -> bool:
+    """Whether the object is what the manifest says; S3Error if that cannot be told."""
+    try:
+        verify([source])
+    except CorruptError:
+        return False
+    return True
+
+
+def _verify(block: tuple[Source, Span]) -> None:
+    source, span = block
+    _read(source, span, span.begin, memoryview(bytearray(span.end - span.begin)))
+
+
+def _read(source: Source, span: Span, begin: int, view: memoryview) -> None:
+    def fetch(offset: int, target: memoryview) -> None:
+        source.bucket.fetch(source.key, offset, target)
+
+    try:
+        try:
+            read_span(source.entry, span, begin, view, fetch)
+        except CorruptError:
+            # Without TLS they may have been damaged on the way.
+            read_span(source.entry, span, begin, view, fetch)
+    except S3Error as error:
+        if error.kind is Kind.MISSING:
+            raise CorruptError(f"{source.entry.name} is missing") from error
+        if error.kind is Kind.RANGE:
+            raise CorruptError(f"{source.entry.name} is too short") from error
+        raise
+
+
+# Bytes. Two writers of the same bytes cut them at the same places, so that one goes on with the
+# parts of the other.
+PART = 16 << 20
+_MOST_PARTS: Final = 10_000
+_UPLOADS: Final = 3  # begun for one file, when the server drops them one after the other
+
+
+def upload(source: Source, body: Body, told: Callable[[int], None]) -> None:
+    """Make this object of these bytes, unless it is there and intact.
+
+    told: of bytes that the server has.
+
+    The key belongs to these bytes, so whoever else writes it writes the same.
+    Raises CheckpointError; what has been sent by then is not sent again by the next attempt.
+    """
+    bucket, entry = source.bucket, source.entry
+    if bucket.size(source.key) == entry.bytes and is_intact(source):
+        told(entry.bytes)
+        return
+    if body.bytes <= PART:
+        whole = body.slice(0, body.bytes)
+        proven = bucket.put(source.key, whole) == whole.md5().hex()
+        told(body.bytes)
+    else:
+        proven = _send(source, body, told)
+    # A server may give ETags that are no MD5 (with some kinds of encryption); and one that does
+    # not compare the MD5 it was told may have taken something else.
+    if not proven and not is_intact(source):
+        raise CheckpointError(
+            f"{entry.name} is not what was sent, after it was written: check the storage service"
+        )
+
+
+def _send(source: Source, body: Body, told: Callable[[int], None]) -> bool:
+    """Whether the server has proved with its ETags that it has these bytes."""
+    left = _unfinished(source)
+    for _ in range(_UPLOADS):
+        begun, left = left or source.bucket.begin_upload(source.key), None
+        try:
+            return _send_parts(source.bucket, begun, body, told)
+        except S3Error as error:
+            if error.kind is not Kind.NO_UPLOAD:
+                raise
+        # Another writer of the same bytes has completed it, or the answer to us was lost.
+        if source.bucket.size(source.key) == body.bytes:
+            return False
+    raise CheckpointError(
+        f"cannot write {source.entry.name}: the server dropped {_UPLOADS} uploads of it; "
+        "check the storage service, and its rules that abort uploads"
+    )
+
+
+def _unfinished(source: Source) -> Upload | None:
+    """The upload of these bytes that a killed writer left, or that another one has under way."""
+    try:
+        uploads = source.bucket.uploads(source.key)
+    except S3Error as error:
+        if error.kind in (Kind.UNSUPPORTED, Kind.REFUSED, Kind.MISSING):
+            return None  # a server, or credentials, for which it begins anew
+        raise
+    same = [found for found in uploads if found.key == source.key]
+    return max(same, key=lambda found: (found.begun, found.id), default=None)
+
+
+def _send_parts(bucket: Bucket, begun: Upload, body: Body, told: Callable[[int], None]) -> bool:
+    there = bucket.sent(begun)
+
+    def send(numbered: tuple[int, Slice]) -> tuple[str, bool]:
+        number, part = numbered
+        digest = part.md5().hex()
+        known = there.get(number) == (len(part), digest)
+        etag = digest if known else bucket.send(begun, number, part)
+        told(len(part))
+        return etag, etag == digest
+
+    answers = in_parallel(send, enumerate(_parts(body), start=1))
+    bucket.complete(begun, [etag for etag, _ in answers])
+    return all(proven for _, proven in answers)
+
+
+def _parts(body: Body) -> Iterator[Slice]:
+    size = max(PART, -(-body.bytes // _MOST_PARTS))
+    for begin in range(0, body.bytes, size):
+        yield body.slice(begin, min(begin + size, body.bytes))
