@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from rekindle.cli.foreground import read_ledger
 from rekindle.cli.terminal_output import clock, table
 from rekindle.engines.client import JobClient
 from rekindle.engines.host_log import HostLog
-from rekindle.engines.terminal import read_ledger
 from rekindle.errors import JobError, UsageError
 from rekindle.job.spec import Endpoint, JobDirectory, home, job_directory
 from rekindle.profiling.switch import Order

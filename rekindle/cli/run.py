@@ -21,8 +21,8 @@ import msgspec
 
 from rekindle import names
 from rekindle.checkpoints.location import absolute
+from rekindle.cli import foreground
 from rekindle.cli.run_options import entry_kind, host_and_port, read_spec
-from rekindle.engines import terminal as foreground
 from rekindle.engines.local import LocalEngine
 from rekindle.engines.simulated_hosts import PretendedHosts
 from rekindle.errors import JobError, LeaseHeldError, UsageError

@@ -2,8 +2,8 @@
 
 # Annotations stay values in this module, as in `rekindle.flows.train`.
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from prefect import flow
 
@@ -15,6 +15,22 @@ from rekindle.tasks import job_access as jobs
 from rekindle.tasks import retraining
 from rekindle.tasks.hooks.cancellation import OF_FLOW_PROCESS, stop_job
 from rekindle.tasks.hooks.rerun import recovery_hooks
+from rekindle.tasks.report import JobResult
+
+
+@dataclass(frozen=True, slots=True)
+class RetrainResult:
+    """A training run and the checkpoint that it published.
+
+    reference: the location of the published checkpoint. step: its step. metrics: what the
+    evaluation measured. downstream: the names of the flow runs that received the reference.
+    """
+
+    training: JobResult
+    reference: str
+    step: int
+    metrics: dict[str, float]
+    downstream: list[str]
 
 
 @flow(
@@ -23,7 +39,7 @@ from rekindle.tasks.hooks.rerun import recovery_hooks
     on_cancellation=[stop_job],
     **recovery_hooks(OF_FLOW_PROCESS),
 )
-def retrain(job: TrainingJob, around: Retraining = Retraining()) -> dict[str, Any]:  # noqa: B008
+def retrain(job: TrainingJob, around: Retraining = Retraining()) -> RetrainResult:  # noqa: B008
     """Prepare data, train, evaluate, publish the checkpoint, and tell those who wait for it.
 
     Run the same flow run again, and it goes on where it was: what is prepared, trained and
@@ -35,9 +51,8 @@ def retrain(job: TrainingJob, around: Retraining = Retraining()) -> dict[str, An
     result = train_to_the_end(job, job_id)
     to = absolute(around.publish_to, folder)
     directory = jobs.directory_of(job_id)
-    with retraining.newest_checkpoint(directory, step=result["finished"]) as checkpoint:
+    with retraining.newest_checkpoint(directory, step=result.finished) as checkpoint:
         metrics = retraining.evaluate(around, job_id, checkpoint.location, folder)
         published = retraining.publish(checkpoint, to, metrics, directory)
     runs = retraining.tell_downstream(around.downstream, published.reference)
-    told = {"reference": published.reference, "step": published.step, "downstream": runs}
-    return {**result, **told, "metrics": metrics}
+    return RetrainResult(result, published.reference, published.step, metrics, runs)

@@ -3,8 +3,6 @@
 # Annotations stay values in this module: Prefect validates parameters with them, and where it loads
 # a flow by its entrypoint it cannot resolve their names.
 
-from typing import Any
-
 from prefect import flow, get_run_logger
 from prefect.exceptions import Abort
 
@@ -15,7 +13,7 @@ from rekindle.tasks.hooks.cancellation import OF_FLOW_PROCESS, stop_job
 from rekindle.tasks.hooks.rerun import recovery_hooks
 from rekindle.tasks.job_access import job_of_this_run
 from rekindle.tasks.launch import How, launch, release
-from rekindle.tasks.report import raise_if_failed, report
+from rekindle.tasks.report import JobResult, report
 from rekindle.tasks.supervise import supervise
 
 
@@ -26,17 +24,17 @@ from rekindle.tasks.supervise import supervise
     on_cancellation=[stop_job],
     **recovery_hooks(OF_FLOW_PROCESS),
 )
-def train(job: TrainingJob) -> dict[str, Any]:
+def train(job: TrainingJob) -> JobResult:
     """Train on all ranks of the job, recover from faults, and report.
 
-    The job outlives this process: run the same flow run again, and it adopts the live job. A job
-    that has succeeded is not run again; one that failed or was stopped resumes from its newest
-    checkpoint.
+    The job outlives this process. Run the same flow run again, and it adopts the live job. A job
+    that failed or was stopped resumes from its newest checkpoint. A job that has succeeded does
+    not run again. Raises JobFailedError: the job has failed.
     """
     return train_to_the_end(job, job_of_this_run(job.name))
 
 
-def train_to_the_end(job: TrainingJob, job_id: str) -> dict[str, Any]:
+def train_to_the_end(job: TrainingJob, job_id: str) -> JobResult:
     """Do the work of the train flow in any flow run. Raises JobFailedError: the job has failed.
 
     Raises Abort where another process of the same flow run steers the job: the run is that one's,
@@ -56,5 +54,5 @@ def train_to_the_end(job: TrainingJob, job_id: str) -> dict[str, Any]:
     result = report(job_id)
     if job.kubernetes is not None:
         release(job_id)
-    raise_if_failed(result)
+    result.raise_if_failed()
     return result

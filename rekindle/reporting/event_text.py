@@ -1,11 +1,13 @@
-"""The job's events as sentences, and its incidents as rows: what people read. Pure."""
+"""A job's events as sentences, and its incidents as rows of a table. Pure."""
 
 from __future__ import annotations
 
+import logging
 import math
 from datetime import datetime, timezone
 
 from rekindle import names
+from rekindle.profiling.findings import Slow
 from rekindle.recovery.faults.stragglers import Examined, Slowed, SlowOver
 from rekindle.recovery.journal.journal import (
     Answered,
@@ -41,69 +43,92 @@ from rekindle.recovery.journal.journal import (
 
 
 def sentence(event: AnyEvent) -> str:
-    """Say in one line what happened."""
-    return capital(_sentence(event))
+    """Return the event in one line, with a capital at its beginning."""
+    return capital(words(event))
 
 
-def _sentence(event: AnyEvent) -> str:
+def level(event: AnyEvent) -> int:
+    """Return the logging level of an event. A terminal shows INFO and above, a flow's log all."""
+    match event:
+        case FaultSeen() | CheckpointFailed() | CheckpointSkipped() | CheckpointLeftOut():
+            return logging.WARNING
+        case CheckpointsPruned():
+            return logging.WARNING if event.error else logging.DEBUG
+        case Slowed():
+            return logging.DEBUG if event.finding.kind is Slow.UNEVEN else logging.WARNING
+        case Decided():
+            return logging.DEBUG if event.lighter else logging.INFO
+        case Formed():
+            return logging.INFO if event.incident or event.step else logging.DEBUG
+        case NodeLeft():
+            return logging.INFO if event.reason else logging.DEBUG
+        case Answered() | CheckpointInterval() | Isolated() | LastWords() | NodeChecked():
+            return logging.INFO
+        case _:
+            return logging.DEBUG
+
+
+def words(event: AnyEvent) -> str:
+    """Return the event in one line."""
     match event:
         case JobStarted():
             world = f"{event.nodes} nodes x {event.processes_per_node} ranks"
-            return f"attempt {event.attempt} begins: {world}; coordinator is process {event.pid}"
+            return f"attempt {event.attempt} begins: {world}; coordinator: process {event.pid}"
         case NodeJoined() | NodeLeft() | NodeWanted() | SpareLost():
             return _node_sentence(event)
         case RanksStarted():
-            return f"started: {ranks_in_words(event.ranks)}"
-        case Checkpointed() | CheckpointFailed() | CheckpointSkipped() | CheckpointLeftOut():
+            return f"{ranks_in_words(event.ranks)} started"
+        case Checkpointed() | CheckpointFailed() | CheckpointSkipped():
             return _checkpoint_sentence(event)
-        case CheckpointInterval():
-            return event.in_words()
-        case CheckpointsPruned():
-            return event.in_words()
         case Progress():
             return f"step {event.finished} of {event.total}"
-        case LastWords() | NodeChecked() | Profiled() | Slowed() | SlowOver() | Examined():
+        case (
+            CheckpointLeftOut()
+            | CheckpointInterval()
+            | CheckpointsPruned()
+            | LastWords()
+            | NodeChecked()
+            | Profiled()
+            | Slowed()
+            | SlowOver()
+            | Examined()
+        ):
             return event.in_words()
         case Stopping():
-            return f"the job is being stopped: {event.reason}"
+            return f"the job stops: {event.reason}"
         case Ended():
             return f"the job {outcome(event.outcome, event.finished)}: {event.reason}"
         case _:
             return _recovery_sentence(event)
 
 
-def _checkpoint_sentence(
-    event: Checkpointed | CheckpointFailed | CheckpointSkipped | CheckpointLeftOut,
-) -> str:
+def _checkpoint_sentence(event: Checkpointed | CheckpointFailed | CheckpointSkipped) -> str:
     match event:
         case Checkpointed():
             size = f"{event.bytes / 1e6:.1f} MB in {event.seconds:.2f} s"
             return f"checkpoint of step {event.step} is at {event.path} ({size})"
         case CheckpointFailed():
-            return f"incident {event.incident}: {event.fault.message}; training goes on"
+            return f"incident {event.incident}: {event.fault.message}; training continues"
         case CheckpointSkipped():
-            return f"checkpoint {event.path} is passed over: {event.reason}"
-        case CheckpointLeftOut():
-            return event.in_words()
+            return f"the restart skips checkpoint {event.path}: {event.reason}"
 
 
 def _node_sentence(event: NodeJoined | NodeLeft | NodeWanted | SpareLost) -> str:
     match event:
         case NodeLeft():
-            why = f", for {event.reason}" if event.reason else ", and the job goes on without it"
-            return f"node {event.node} ({event.address}) has left{why}"
+            reason = event.reason or "the job continues without it"
+            return f"node {event.node} ({event.address}) left: {reason}"
         case NodeJoined(node=names.SPARE):
-            return f"a spare comes from {event.address}; its agent is process {event.pid}"
+            return f"a spare node joins from {event.address}; its agent is process {event.pid}"
         case NodeJoined():
             return f"node {event.node} joins from {event.address}; its agent is process {event.pid}"
         case NodeWanted(node=names.SPARE):
-            return "a new spare is wanted"
+            return "the job needs another spare node"
         case SpareLost():
-            return (
-                f"the spare at {event.address} (process {event.pid}) is lost; {event.left} are left"
-            )
+            agent = f"the spare node at {event.address} (process {event.pid})"
+            return f"the job lost {agent}; {event.left} are left"
         case NodeWanted():
-            return f"a new agent is wanted for node {event.node}"
+            return f"the job needs a new agent for node {event.node}"
 
 
 def _recovery_sentence(
@@ -121,7 +146,7 @@ def _recovery_sentence(
         gone = " is over" if event.sign.gone else ""
         return f"{event.sign.in_words()}{gone}: {event.explanation}"
     if isinstance(event, Suspected):
-        return f"rank {event.rank} says that what was made after step {event.clean} may be wrong"
+        return f"rank {event.rank} reports that its state after step {event.clean} may be wrong"
     prefix = f"incident {event.incident}: " if event.incident else ""
     match event:
         case FaultSeen():
@@ -129,22 +154,20 @@ def _recovery_sentence(
         case Decided():
             return f"{prefix}{event.strategy.value}: {event.reason}"
         case Answered():
-            said = "approved" if event.granted else "not approved"
-            return f"{prefix}{event.strategy.value} was {said} by {event.by}"
+            verb = "approved" if event.granted else "refused"
+            return f"{prefix}{event.by} {verb} {event.strategy.value}"
         case Isolated():
-            return f"{prefix}nothing is placed on {event.host} any more"
+            return f"{prefix}the job places nothing on {event.host} from now on"
         case Formed():
-            begins = f"goes on after step {event.step}" if event.step else "begins at step 0"
-            return (
-                f"{prefix}generation {event.generation} of {event.world_size} ranks {begins}; "
-                f"state: {sources_in_words(event.sources)}"
-            )
+            verb = f"continues after step {event.step}" if event.step else "begins at step 0"
+            world = f"generation {event.generation}, world size {event.world_size}"
+            return f"{prefix}training {verb}: {sources_in_words(event.sources)} ({world})"
         case Restored():
             return f"{prefix}all ranks of generation {event.generation} have their state"
         case FirstStep(step=0):
             return f"{prefix}all ranks run again"
         case FirstStep():
-            return f"{prefix}all ranks have finished step {event.step}"
+            return f"{prefix}all ranks finished step {event.step}"
 
 
 def outcome(word: str, finished: int) -> str:
@@ -161,18 +184,28 @@ def ranks_in_words(ranks: tuple[int, ...]) -> str:
 
 
 def sources_in_words(sources: dict[str, int]) -> str:
-    """Say where the ranks' state comes from, e.g. "3 x own memory, 1 x peer"."""
-    return ", ".join(f"{n} x {_SOURCES.get(name, name)}" for name, n in sources.items() if n)
+    """Return where the ranks' state comes from.
+
+    Example: "3 ranks kept their state, 1 received it from a peer".
+    """
+    parts: list[str] = []
+    for source, count in sources.items():
+        if count:
+            verb, origin = _SOURCES.get(source, ("read", f"from {source}"))
+            ranks = ("rank" if count == 1 else "ranks") if not parts else ""
+            state = ("its state" if count == 1 else "their state") if not parts else "it"
+            parts.append(" ".join(filter(None, (str(count), ranks, verb, state, origin))))
+    return ", ".join(parts)
 
 
 _SOURCES = {
-    "self": "own memory",
-    "peer": "another rank",
-    "snapshot": "snapshot",
-    "neighbour": "a neighbour's copy",
-    "checkpoint": "checkpoint",
-    "fresh": "built anew",
-    "script": "left to the script",
+    "self": ("kept", ""),
+    "peer": ("received", "from a peer"),
+    "snapshot": ("read", "from a snapshot"),
+    "neighbour": ("read", "from a copy on another node"),
+    "checkpoint": ("read", "from a checkpoint"),
+    "fresh": ("built", ""),
+    "script": ("left", "to the script"),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -61,10 +62,40 @@ TIMELINE_FILE = "timeline.png"
 _PAUSE_S = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """The result of a job that has ended.
+
+    outcome: "succeeded", "failed" or "stopped". finished: the number of finished steps. goodput:
+    the share of the time in which the job made progress, 0 to 1; None: unknown, because the script
+    has no Session. incidents: a row of the incident table each, times in ms. report, timeline:
+    paths of files.
+    """
+
+    job_id: str
+    outcome: str
+    reason: str
+    finished: int
+    attempts: int
+    steps_lost: int
+    goodput: float | None
+    incidents: list[dict[str, str | int | float | None]]
+    report: str
+    timeline: str
+
+    def raise_if_failed(self) -> None:
+        """Raise JobFailedError unless the job has succeeded. The flow run fails with it."""
+        if self.outcome != jobs.SUCCEEDED:
+            raise JobFailedError(
+                f"job {self.job_id} {outcome(self.outcome, self.finished)}: {self.reason}; "
+                f"see its report: {self.report}"
+            )
+
+
 @task(name="report", cache_policy=NO_CACHE)
-def report(job_id: str) -> dict[str, Any]:
-    """Write the incident table, the report and the timeline; return the same as plain values."""
-    # matplotlib takes its time, which a flow process that has to adopt a job does not have.
+def report(job_id: str) -> JobResult:
+    """Write the incident table, the report and the timeline, and return the job's result."""
+    # Here, because matplotlib is slow to import and a flow process that adopts a job is in a hurry.
     from rekindle.reporting.timeline.figure import MOST_RANKS, draw
 
     with get_client(sync_client=True) as client:
@@ -89,18 +120,18 @@ def report(job_id: str) -> dict[str, Any]:
         description=f"Job {job_id} {outcome(summary.outcome, summary.finished)}",
     )
     get_run_logger().info("Report: %s, timeline: %s", directory.path / REPORT_FILE, picture)
-    return {
-        "job_id": job_id,
-        "outcome": summary.outcome,
-        "reason": summary.reason,
-        "finished": summary.finished,
-        "attempts": summary.attempts,
-        "steps_lost": summary.steps_lost,
-        "goodput": summary.goodput,
-        "incidents": rows,
-        "report": str(directory.path / REPORT_FILE),
-        "timeline": str(picture),
-    }
+    return JobResult(
+        job_id=job_id,
+        outcome=summary.outcome,
+        reason=summary.reason,
+        finished=summary.finished,
+        attempts=summary.attempts,
+        steps_lost=summary.steps_lost,
+        goodput=summary.goodput,
+        incidents=rows,
+        report=str(directory.path / REPORT_FILE),
+        timeline=str(picture),
+    )
 
 
 def _wait_for_prefect(client: SyncPrefectClient, log: Log) -> None:
@@ -127,13 +158,3 @@ def _complete_progress(client: SyncPrefectClient, job_id: str, finished: int) ->
         )
     elif artifact is not None and artifact.data != 100:
         client.update_artifact(artifact.id, ArtifactUpdate(data=100.0, description=words))
-
-
-def raise_if_failed(result: dict[str, Any]) -> None:
-    """Raise JobFailedError unless the job has succeeded; the flow run fails with it."""
-    if result["outcome"] == jobs.SUCCEEDED:
-        return
-    raise JobFailedError(
-        f"job {result['job_id']} {outcome(result['outcome'], result['finished'])}: "
-        f"{result['reason']}; see its report: {result['report']}"
-    )

@@ -1,4 +1,4 @@
-"""Says where a new attempt of a job takes up its work; the runtime does the restoring itself."""
+"""Logs from which step a new attempt of a job continues. The job restores its state itself."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from rekindle.tasks import job_access as jobs
 
 
 def resumes(attempt: list[AnyEvent]) -> bool:
-    """Whether this attempt's first generation goes on from earlier work, or failed to."""
+    """Whether this attempt's first generation continues earlier work, or could not."""
     formed = _first_formed(attempt)
-    return formed is not None and (formed.step > 0 or bool(_passed_over(attempt)))
+    return formed is not None and (formed.step > 0 or bool(_skipped(attempt)))
 
 
 @task(name="restore", cache_policy=NO_CACHE)
 def restore(job_id: str) -> str:
-    """Log from which checkpoint the newest attempt resumes, and which were passed over, and why."""
+    """Log from which checkpoint the newest attempt resumes, and which it skipped and why."""
     history = jobs.history_of(job_id)
     attempt = attempts.newest(history)
     log = get_run_logger()
-    for skipped in _passed_over(attempt):
-        log.warning("Checkpoint %s is passed over: %s", skipped.path, skipped.reason)
-    told = describe(history)
-    log.info("%s", told)
-    return told
+    for skipped in _skipped(attempt):
+        log.warning("The restart skips checkpoint %s: %s", skipped.path, skipped.reason)
+    text = describe(history)
+    log.info("%s", text)
+    return text
 
 
 def describe(history: list[AnyEvent]) -> str:
-    """Say where the newest attempt takes up the work."""
+    """Return from which step and state the newest attempt continues."""
     formed = _first_formed(attempts.newest(history))
     number = attempts.number(history)
     if formed is None or formed.step == 0:
@@ -39,12 +39,13 @@ def describe(history: list[AnyEvent]) -> str:
     source = sources_in_words(formed.sources)
     paths = (e.path for e in history if isinstance(e, Checkpointed) and e.step == formed.step)
     path = next(paths, "")
-    return f"Attempt {number} resumes after step {formed.step} ({source}) {path}".strip()
+    where = f" ({path})" if path else ""
+    return f"Attempt {number} resumes after step {formed.step}: {source}{where}"
 
 
 def _first_formed(attempt: list[AnyEvent]) -> Formed | None:
     return next((event for event in attempt if isinstance(event, Formed)), None)
 
 
-def _passed_over(attempt: list[AnyEvent]) -> list[CheckpointSkipped]:
+def _skipped(attempt: list[AnyEvent]) -> list[CheckpointSkipped]:
     return [event for event in attempt if isinstance(event, CheckpointSkipped)]

@@ -1,7 +1,7 @@
-"""Step 2 of the train flow: steer the job until it ends, and tell what happens to it.
+"""Step 2 of the train flow: follow the job until it ends, and report its events to Prefect.
 
-The stream of the job's events is never kept waiting for Prefect: what concerns Prefect goes through
-`rekindle.tasks.prefect_api.notifier`.
+The stream of the job's events never waits for Prefect. `rekindle.tasks.prefect_api.notifier` sends
+states, progress and incidents from a thread of its own, and `restore` runs as a submitted task.
 """
 
 from __future__ import annotations
@@ -10,39 +10,36 @@ import contextlib
 import logging
 import os
 import socket
-from typing import Any
 from uuid import UUID
 
 import msgspec
 from prefect import get_run_logger, runtime, task
 from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
+from prefect.futures import PrefectFuture
 
 from rekindle.engines.base import MOST_REVIVALS
 from rekindle.engines.follower import JobFollower
 from rekindle.errors import JobError
-from rekindle.profiling.findings import Slow
 from rekindle.recovery.faults.fault import Fault
-from rekindle.recovery.faults.stragglers import Slowed
 from rekindle.recovery.journal import attempts, journal
 from rekindle.recovery.journal.journal import (
     Answered,
     AnyEvent,
     CheckpointFailed,
-    CheckpointLeftOut,
-    CheckpointSkipped,
-    CheckpointsPruned,
     Decided,
     Ended,
     FaultSeen,
     FirstStep,
     Formed,
+    Incident,
+    Incidents,
     Isolated,
     NodeChecked,
     Progress,
     Restored,
 )
-from rekindle.reporting.event_text import incident_row, sentence
+from rekindle.reporting.event_text import incident_row, level, sentence
 from rekindle.reporting.run_state import AWAITING_APPROVAL, RUNNING, shown
 from rekindle.tasks import job_access as jobs
 from rekindle.tasks.prefect_api.approval_form import Question
@@ -53,16 +50,16 @@ from rekindle.tasks.restore import restore, resumes
 
 @task(name="supervise", cache_policy=NO_CACHE)
 def supervise(job_id: str, *, adopted: bool) -> Ended:
-    """Follow the job to its end under the lease, and bring the nodes that it wants.
+    """Follow the job to its end under the lease, and start the agents that it needs.
 
-    Another coordinator takes the place of one that dies. Raises LeaseHeldError: another process
-    steers the job, which is left alone. Raises JobError: no coordinator stays alive.
+    Another coordinator replaces one that dies. Raises LeaseHeldError: another process steers the
+    job, and this one changes nothing. Raises JobError: no coordinator stays alive.
     """
     log = get_run_logger()
     engine = jobs.engine_of(job_id)
-    history = engine.history()
     endpoint = engine.alive()
-    if endpoint is None and attempts.end_of(history := engine.history()) is not None:
+    history = engine.history()  # read last: it has the end of a job whose coordinator has gone
+    if endpoint is None and attempts.end_of(history) is not None:
         return _end(history, job_id)
     with _notices(job_id) as notices, contextlib.ExitStack() as closing:
         supervisor = Supervisor(job_id, history, notices=notices, log=log)
@@ -104,20 +101,21 @@ def _notices(job_id: str) -> Notices:
 
 
 def holder_name() -> str:
-    """Return how this process is named to others that would steer the job."""
+    """Return the name of this process in the lease of the job."""
     run = f"flow run {runtime.flow_run.name} ({runtime.flow_run.id})"
     return f"{run}, process {os.getpid()} on {socket.gethostname()}"
 
 
 class Supervisor:
-    """What this flow run knows of its job and does about it.
+    """What this flow run knows of its job, and what it reports to Prefect.
 
-    history: the ledger so far; all of it is told to Prefect, for the process that should have told
-    it may have been killed.
+    history: the journal so far. All of it goes to the notifier, because the process that should
+    have reported it may have been killed.
     """
 
     def __init__(self, job_id: str, history: list[AnyEvent], *, notices: Notices, log: Log) -> None:
         self.history: list[AnyEvent] = []
+        self._incidents = Incidents()
         self._job_id = job_id
         self._notices = notices
         self._log = log
@@ -125,14 +123,15 @@ class Supervisor:
         self._question: Question | None = None
         self._progress: Progress | None = None
         self._formed = False  # in this process
+        self._restore: PrefectFuture[str] | None = None
         for event in history:
             self._remember(event)
 
     def close(self) -> None:
-        """Wait for no answer any more."""
-        if self._question is not None:
-            self._question.close()
-            self._question = None
+        """Stop waiting for an answer, and wait for what was submitted."""
+        self._close_question()
+        if self._restore is not None:
+            self._restore.wait()
 
     def take(self, event: AnyEvent) -> None:
         """Act on a new event of the job."""
@@ -143,37 +142,35 @@ class Supervisor:
         if isinstance(event, Ended) and self._progress is not None:
             last = msgspec.structs.replace(self._progress, finished=event.finished)
             self._notices.progress(last)
-        self._log.log(_level(event), "%s", sentence(event))
+        self._log.log(max(level(event), logging.INFO), "%s", sentence(event))
         self._remember(event)
         self.name_state()
         if isinstance(event, Formed) and not self._formed:
             self._formed = True
             if resumes(attempts.newest(self.history)):
-                restore(self._job_id)
+                self._restore = restore.submit(self._job_id)
 
     def _remember(self, event: AnyEvent) -> None:
         self.history.append(event)
-        for step in incident_steps(event, self.history):
-            self._notices.incident(step, event, self._payload(event))
-
-    def _payload(self, event: AnyEvent) -> dict[str, Any]:
-        number = getattr(event, "incident", 0)
-        incident = next(i for i in journal.incidents(self.history) if i.number == number)
-        return {**incident_row(incident), "message": sentence(event)}
+        incident = self._incidents.add(event)
+        if incident is not None:
+            for step in incident_steps(event, incident):
+                payload = {**incident_row(incident), "message": sentence(event)}
+                self._notices.incident(step, event, payload)
 
     def name_state(self) -> None:
-        """Have Prefect show where the job is, if that is news."""
+        """Have Prefect show the job's state if it has changed."""
         name, message = shown(self.history)
         if name == self._state:
             return
         self._state = name
-        self.close()
+        self._close_question()
         if name == AWAITING_APPROVAL:
             self._question = self._ask()
         self._notices.state(name, message, self._question)
 
     def _ask(self) -> Question:
-        """Look for a person's answer from now on; the form itself is a notice like others."""
+        """Wait for a person's answer from now on. The notifier puts the form itself."""
         waiting = journal.waits_for_approval(self.history)
         assert waiting is not None
         run = UUID(runtime.flow_run.id)
@@ -181,14 +178,17 @@ class Supervisor:
         question.open()
         return question
 
+    def _close_question(self) -> None:
+        if self._question is not None:
+            self._question.close()
+            self._question = None
 
-def incident_steps(event: AnyEvent, history: list[AnyEvent]) -> tuple[str, ...]:
-    """Return the steps of an incident that this event, the last of `history`, completes."""
+
+def incident_steps(event: AnyEvent, incident: Incident) -> tuple[str, ...]:
+    """Return the steps of the incident that this event, its newest, completes."""
     match event:
         case FaultSeen():
-            before = (e for e in history[:-1] if isinstance(e, FaultSeen))
-            first = all(e.incident != event.incident for e in before)
-            return ("detected",) if first else ()
+            return ("detected",) if not event.known and len(incident.faults) == 1 else ()
         case CheckpointFailed() | NodeChecked(fault=Fault()):
             return ("detected", "closed")
         case Decided(approval=asked, lighter=False):
@@ -197,29 +197,25 @@ def incident_steps(event: AnyEvent, history: list[AnyEvent]) -> tuple[str, ...]:
             return ("answered",)
         case Isolated():
             return ("isolated",)
-        case Formed(incident=number) | Restored(incident=number) | FirstStep(incident=number):
-            return (_STEPS[type(event)],) if number else ()
+        case Formed():
+            return ("regrouped",)
+        case Restored():
+            return ("restored",)
+        case FirstStep():
+            return ("closed",)
         case _:
             return ()
 
 
 TOLD_FILE = "told"
-_STEPS = {Formed: "regrouped", Restored: "restored", FirstStep: "closed"}
-
-
-def _level(event: AnyEvent) -> int:
-    loud = isinstance(event, FaultSeen | CheckpointFailed | CheckpointSkipped | CheckpointLeftOut)
-    amiss = isinstance(event, CheckpointsPruned) and bool(event.error)
-    slow = isinstance(event, Slowed) and event.finding.kind is not Slow.UNEVEN
-    return logging.WARNING if loud or amiss or slow else logging.INFO
 
 
 def _end(history: list[AnyEvent], job_id: str) -> Ended:
-    """Return how the job ended. Raises JobError: its journal does not say."""
+    """Return how the job ended. Raises JobError: its journal has no end."""
     end = attempts.end_of(history)
     if end is None:
         raise JobError(
             f"the coordinator of job {job_id} died before the job ended, and so did "
-            f"{MOST_REVIVALS} that took its place; see coordinator.log in the job's directory"
+            f"{MOST_REVIVALS} that replaced it; see coordinator.log in the job's directory"
         )
     return end

@@ -214,12 +214,13 @@ class LastWords(Event, frozen=True, kw_only=True, tag="last-words"):
     error: str = ""
 
     def in_words(self) -> str:
-        """Say how far they are."""
+        """Return the state of the final checkpoint in one line."""
         if self.error:
-            return f"last words: node {self.node} could not write them: {self.error}"
+            return f"final checkpoint: node {self.node} could not write it: {self.error}"
         if self.path:
-            return f"last words: step {self.step} is at {self.path}"
-        return f"last words: node {self.node} writes its snapshot of step {self.step}"
+            at = f"final checkpoint: step {self.step} is at {self.path}"
+            return f"{at}; the next attempt of this job continues from it"
+        return f"final checkpoint: node {self.node} writes its snapshot of step {self.step}"
 
 
 class Stopping(Event, frozen=True, kw_only=True, tag="stopping"):
@@ -308,16 +309,29 @@ class Incident(msgspec.Struct, kw_only=True):
         return self.strategies[-1] if self.strategies else None
 
 
-def incidents(events: Iterable[Event]) -> list[Incident]:
-    """Fold the journal into its incidents, oldest first."""
-    found: dict[int, Incident] = {}
-    for event in events:
+class Incidents:
+    """The incidents of a journal by number, as its events come."""
+
+    def __init__(self) -> None:
+        self.by_number: dict[int, Incident] = {}
+
+    def add(self, event: Event) -> Incident | None:
+        """Take the next event. Return its incident; None: it belongs to none."""
         number = getattr(event, "incident", 0)
         if not number:
-            continue
-        incident = found.setdefault(number, Incident(number=number, faults=[], strategies=[]))
+            return None
+        new = Incident(number=number, faults=[], strategies=[])
+        incident = self.by_number.setdefault(number, new)
         _apply(incident, event)
-    return [found[number] for number in sorted(found)]
+        return incident
+
+
+def incidents(events: Iterable[Event]) -> list[Incident]:
+    """Return the incidents of a journal, oldest first."""
+    found = Incidents()
+    for event in events:
+        found.add(event)
+    return [found.by_number[number] for number in sorted(found.by_number)]
 
 
 def _apply(incident: Incident, event: Event) -> None:

@@ -20,6 +20,7 @@ from rekindle.recovery.journal.journal import (
     FaultSeen,
     FirstStep,
     Formed,
+    Incidents,
     JobStarted,
     LastWords,
     NodeJoined,
@@ -152,7 +153,7 @@ def test_the_report_tells_each_incident() -> None:
     """Strategy, times, steps lost, the source of the state and the reason are in the report."""
     text = markdown_report(summarize("train-1", RUN), resumed=describe(RUN), logs="logs")
     row = next(line for line in text.splitlines() if line.startswith("| 1 |"))
-    for part in ("recover", "1000 ms", "1500 ms", "2000 ms", "| 5 |", "1 x snapshot"):
+    for part in ("recover", "1000 ms", "1500 ms", "2000 ms", "| 5 |", "from a snapshot"):
         assert part in row
     assert "1. Rank 1: process; others wait." in text
 
@@ -174,7 +175,8 @@ def test_a_new_attempt_says_where_it_resumes() -> None:
         (4.0, Formed(generation=2, world_size=2, step=20, sources={"checkpoint": 2}, newest=0)),
     )
     assert resumes(attempts.newest(again))
-    assert describe(again) == "Attempt 2 resumes after step 20 (2 x checkpoint) saved/step-20"
+    source = "2 ranks read their state from a checkpoint"
+    assert describe(again) == f"Attempt 2 resumes after step 20: {source} (saved/step-20)"
     assert not resumes(attempts.newest(RUN))
 
 
@@ -211,10 +213,14 @@ def test_a_job_that_was_told_to_end() -> None:
 
 def test_each_incident_step_is_told_once() -> None:
     """One incident gives the five steps in order, and generations without one give none."""
-    told = [
-        step for end in range(1, len(RUN) + 1) for step in incident_steps(RUN[end - 1], RUN[:end])
+    found = Incidents()
+    steps = [
+        step
+        for event in RUN
+        if (incident := found.add(event)) is not None
+        for step in incident_steps(event, incident)
     ]
-    assert told == ["detected", "decided", "regrouped", "restored", "closed"]
+    assert steps == ["detected", "decided", "regrouped", "restored", "closed"]
 
 
 def test_every_event_has_a_sentence() -> None:

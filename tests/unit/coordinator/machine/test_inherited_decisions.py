@@ -136,8 +136,8 @@ def test_a_lighter_decision_counts_and_does_not_change_what_is_shown() -> None:
     job.fail_step(1, kind=Kind.TRANSIENT)
     told = job.last(journal.Decided)
     assert (told.strategy, told.lighter) == (Strategy.RETRY, True)
-    assert incident_steps(told, job.history) == ()
     (incident,) = journal.incidents(job.history)
+    assert incident_steps(told, incident) == ()
     assert incident.strategies == [Strategy.RECOVER_IN_PLACE]
     assert "SIGKILL" in incident.reason
     past = job.machine.job.incidents.past

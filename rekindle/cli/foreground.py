@@ -1,8 +1,9 @@
-"""A job in the foreground: what `rekindle run` does between its first line and its exit status."""
+"""Runs a job in the foreground of a terminal, from its start to its exit status."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from rekindle.engines.local import LocalEngine
 from rekindle.job.spec import Endpoint, JobDirectory
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import RESCHEDULED
+from rekindle.reporting.event_text import level, words
 
 END_S = 30.0  # how long coordinator and agents may take after the job's end
 
@@ -27,16 +29,18 @@ def run(
 ) -> int:
     """Run the job to its end and return the exit status: torchrun's, or 128 + signal.
 
-    launched: is told where the coordinator listens.
+    launched: receives the endpoint of each attempt's coordinator.
     """
     stop = _Stop(engine)
     seen: list[journal.AnyEvent] = []
     known = len(read_ledger(directory)) if attempt else 0
 
     def see(event: journal.AnyEvent) -> None:
-        if not isinstance(event, journal.Progress):  # it has no number, and is in no journal
-            seen.append(event)
-            _tell(event)
+        if isinstance(event, journal.Progress):  # it has no number, and is in no journal
+            return
+        seen.append(event)
+        if level(event) >= logging.INFO:
+            say(f"rekindle: {words(event)}")
 
     follower = JobFollower(
         engine,
@@ -65,7 +69,7 @@ def run(
 
 
 def read_ledger(directory: JobDirectory) -> list[journal.AnyEvent]:
-    """Read what happened to the job so far."""
+    """Read the job's events so far."""
     try:
         return journal.read(directory.ledger.read_bytes().splitlines())
     except FileNotFoundError:
@@ -73,7 +77,7 @@ def read_ledger(directory: JobDirectory) -> list[journal.AnyEvent]:
 
 
 class _Stop:
-    """Passes signals on to the coordinator: the first asks the job to end, the second ends it."""
+    """Passes signals on to the coordinator. The first signal stops the job, the second kills it."""
 
     def __init__(self, engine: LocalEngine) -> None:
         self.signals: list[int] = []
@@ -82,7 +86,7 @@ class _Stop:
             signal.signal(number, self._on_signal)
 
     def launched(self) -> None:
-        """Pass on what came before there was a coordinator."""
+        """Pass on a signal that came before the coordinator started."""
         if self.signals:
             self._pass_on()
 
@@ -99,13 +103,13 @@ class _Stop:
 
 
 def _reap(engine: LocalEngine, joined: set[int]) -> None:
-    """Wait for coordinator and agents; `joined`: agents that the coordinator says goodbye to."""
+    """Wait for the coordinator and the agents. joined: agents that the coordinator dismisses."""
     coordinator, agents = engine.coordinator, engine.agents
     # The coordinator ends after its agents; one that died is no zombie yet when its lines close.
     died = coordinator is not None and _status(coordinator) not in (0, 1)
     for agent in agents:
         if died or agent.pid not in joined:
-            agent.terminate()  # nobody is left to tell it
+            agent.terminate()  # no coordinator dismisses it
     for agent in agents:
         _status(agent)
 
@@ -119,62 +123,12 @@ def _status(process: subprocess.Popen[bytes]) -> int:
 
 
 def say(text: str) -> None:
-    """Tell the person at the terminal; one that has gone away does not end the job.
+    """Write a line to stderr. A closed terminal does not end the job.
 
-    Not by print: it could be interrupted by a signal's handler, and refuses to be entered twice.
+    print() is not safe here: a signal handler may interrupt it, and it refuses a nested call.
     """
     with contextlib.suppress(OSError):
         os.write(2, f"{text}\n".encode(errors="replace"))
-
-
-def _tell(event: journal.AnyEvent) -> None:
-    """Say on stderr what a person at the terminal wants to know."""
-    text = _saying(event)
-    if text:
-        say(f"rekindle: {text}")
-
-
-def _saying(event: journal.AnyEvent) -> str:
-    match event:
-        case journal.FaultSeen(incident=number, fault=fault):
-            return f"incident {number}: {fault.message}"
-        case journal.Decided(incident=number, strategy=strategy, reason=reason, lighter=False):
-            return f"incident {number}: {strategy.value}: {reason}"
-        case journal.Isolated(incident=number, host=host):
-            return f"incident {number}: nothing is placed on {host} any more"
-        case journal.Answered(incident=number, strategy=strategy, granted=granted, by=by):
-            said = "approved" if granted else "not approved"
-            return f"incident {number}: {strategy.value} was {said} by {by}"
-        case journal.Formed(incident=number, sources=sources) if number:
-            whence = ", ".join(f"{count} x {source}" for source, count in sources.items())
-            return (
-                f"incident {number}: generation {event.generation} goes on after step "
-                f"{event.step} ({whence})"
-            )
-        case journal.Formed() if event.step:
-            world = f"generation {event.generation} of {event.world_size} ranks"
-            return f"{world} goes on after step {event.step}"
-        case journal.NodeChecked():
-            return event.in_words()
-        case journal.NodeLeft(reason=reason) if reason:
-            return f"node {event.node} has left: {reason}"
-        case journal.LastWords(path=path):
-            return event.in_words() + ("; the same --job-id goes on from it" if path else "")
-        case _:
-            return _saying_of_checkpoints(event)
-
-
-def _saying_of_checkpoints(event: journal.AnyEvent) -> str:
-    match event:
-        case journal.CheckpointFailed(fault=fault):
-            return f"{fault.message}; training goes on"
-        case journal.CheckpointSkipped(path=path, reason=reason):
-            return f"checkpoint {path} is passed over: {reason}"
-        case journal.CheckpointLeftOut() | journal.CheckpointInterval():
-            return event.in_words()
-        case journal.CheckpointsPruned(error=error):
-            return error
-    return ""
 
 
 def _explain(seen: list[journal.AnyEvent], directory: JobDirectory) -> None:
