@@ -69,7 +69,7 @@ def wait_training(job: Job) -> None:
 
 
 def wait_spare(job: Job) -> None:
-    """Wait until a spare has imported torch: it has a process in reserve beside its zygote then."""
+    """Wait until a spare has imported torch. Then its fork server has a process in reserve."""
     handle(job).wait_until(
         lambda: any(_children(spare.pid) > 1 for spare in _agents(job, SPARE)), "a ready spare"
     )

@@ -205,7 +205,7 @@ def rekindle(
     ranks: int = RANKS,
     nodes: int = 1,
 ) -> Job:
-    """Run a script of this folder as the ranks of a Rekindle job, on pretended nodes."""
+    """Run a script of this folder as the ranks of a Rekindle job, on simulated nodes."""
     command = [*_tool("rekindle", "rekindle.cli.main"), "run", "--nnodes", str(nodes)]
     command += ["--nproc-per-node", str(ranks // nodes), "--job-id", JOB_ID]
     command += [*extra, str(HERE / script), str(folder)]

@@ -19,14 +19,14 @@ from kubernetes import client, config
 
 from rekindle.engines.client import JobClient
 from rekindle.engines.kubernetes.client.api import load
-from rekindle.engines.kubernetes.client.pod_status import PodSeen
+from rekindle.engines.kubernetes.client.pod_status import PodStatus
 from rekindle.engines.kubernetes.labels import selector
-from rekindle.engines.kubernetes.manifests.settings import Pods
-from rekindle.engines.kubernetes.placement.placement import Placing
+from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
+from rekindle.engines.kubernetes.placement.placement import Placement
 from rekindle.engines.kubernetes.placement.quarantine import Hosts
-from rekindle.engines.kubernetes.watchers.job_watcher import Eyes
+from rekindle.engines.kubernetes.watchers.job_watcher import JobWatcher
 from rekindle.job.spec import JobDirectory
-from rekindle.recovery.faults.classification import Sign, Source
+from rekindle.recovery.faults.classification import EventSource, HealthEvent
 
 POLL_S = 2.0
 
@@ -36,7 +36,7 @@ class Watched(NamedTuple):
 
     kubeconfig: str
     job: JobDirectory
-    report: Callable[[Sign], None]
+    report: Callable[[HealthEvent], None]
     nodes: dict[str, int]
     wanted: int
 
@@ -64,13 +64,13 @@ def _memory_mb() -> float:
 def _eyes(watched: Watched) -> None:
     kubeconfig, job, report, nodes, wanted = watched
 
-    def node_of(pod: PodSeen) -> int | None:
+    def node_of(pod: PodStatus) -> int | None:
         return nodes.get(pod.ip)
 
     api = load(kubeconfig)
-    pods = msgspec.json.decode(job.pods.read_bytes(), type=Pods)
-    placing = Placing(job, pods, api, Hosts(api, pods, job.path))
-    eyes = Eyes(api, placing, job.spec().job_id, node_of, report, lambda text: None)
+    pods = msgspec.json.decode(job.pods.read_bytes(), type=KubernetesSettings)
+    placing = Placement(job, pods, api, Hosts(api, pods, job.path))
+    eyes = JobWatcher(api, placing, job.spec().job_id, node_of, report, lambda text: None)
     with eyes.open(lambda pod, there: None):
         while len(eyes.pods() or ()) < wanted:
             time.sleep(0.05)
@@ -98,7 +98,7 @@ def _poll(watched: Watched) -> None:
                 told.add(pod.metadata.uid)
                 node = nodes[pod.status.pod_ip]
                 what = pod.status.reason
-                sign = Sign(source=Source.POD_REASON, what=what, node=node, by="poll")
+                sign = HealthEvent(source=EventSource.POD_REASON, what=what, node=node, by="poll")
                 report(msgspec.structs.replace(sign, address=pod.status.pod_ip))
     print(_memory_mb(), flush=True)
 

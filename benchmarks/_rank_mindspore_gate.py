@@ -22,12 +22,12 @@ from mindspore import nn
 from mindspore.communication import get_rank, init
 from mindspore.train import Callback
 
-from rekindle.rank.step_vote import Gate
+from rekindle.rank.step_vote import StepVote
 from rekindle.training.mindspore import Session, recoverable
 
 BLOCK, SKIPPED = 20, 3  # steps of a block; of which the first are left out
 WIDTH = 512
-_agree = Gate.agree
+_agree = StepVote.agree
 _inside: dict[int, float] = {}  # seconds in the gate, by step
 
 
@@ -36,7 +36,7 @@ def with_gate(step: int) -> bool:
     return (step // BLOCK) % 4 in (0, 3)
 
 
-def agree(gate: Gate, step: int, *, can: bool, **more: Any) -> bool:
+def agree(gate: StepVote, step: int, *, can: bool, **more: Any) -> bool:
     """Pass the gate, or do without."""
     if not with_gate(step):
         return can
@@ -73,7 +73,7 @@ def main() -> None:
     x = np.random.RandomState(0).randn(8 * steps, 64).astype(np.float32)
     y = np.zeros(8 * steps, np.int32)
     data = ds.NumpySlicesDataset((x, y), shuffle=False).batch(8)
-    Gate.agree = agree
+    StepVote.agree = agree
     clock = Clock()
     with Session(model) as session:
         session.train(1, data, callbacks=[clock])

@@ -26,7 +26,7 @@ from rekindle.agent.process import PING_S
 from rekindle.job.spec import bearer
 from rekindle.protocol import agent as p
 from rekindle.protocol import codec as wire
-from rekindle.recovery.faults.fault import Exit, Kind
+from rekindle.recovery.faults.fault import Exit, FaultKind
 
 HOST = "node-0"  # of all of them
 AT_ONCE = 64  # lines that one process opens at a time
@@ -185,11 +185,11 @@ class _Agent:
         """Do what the coordinator wants, as an agent and its rank would."""
         tally = self._fleet.tally
         match message:
-            case p.Over():
+            case p.GenerationEnded():
                 tally.told.append(time.monotonic())
                 if self.pid:
                     self.arrive()
-            case p.Form():
+            case p.FormGeneration():
                 tally.formed.append(time.monotonic())
                 self._generation = message.generation
                 self.finished = message.step
@@ -226,7 +226,7 @@ class _Agent:
         failed = p.StepFailed(
             rank=self.node,
             generation=self._generation,
-            kind=Kind.LINK,
+            kind=FaultKind.LINK,
             error="Connection closed by peer",
             finished=self.finished or 0,
         )
@@ -241,7 +241,7 @@ class _Agent:
         """Tell where the rank is."""
         if self.pid:
             finished = {self.node: self.finished or 0}
-            self.say(p.Beat(finished=finished, total=1_000_000, metrics={"loss": 1.0}))
+            self.say(p.Heartbeat(finished=finished, total=1_000_000, metrics={"loss": 1.0}))
 
     def ping(self) -> None:
         if self.line is not None:
@@ -275,7 +275,7 @@ class _Fleet:
 
     async def run(self) -> None:
         """Bring all agents to the coordinator, and serve the driver."""
-        asyncio.get_running_loop().add_reader(self._driver.fileno(), self._obey)
+        asyncio.get_running_loop().add_reader(self._driver.fileno(), self._handle_orders)
         await asyncio.gather(*map(self._connect, self._agents.values()))
         self.tell("connected", len(self._agents))
         beats = asyncio.create_task(self._each(self._place.beat_s, _Agent.beat))
@@ -320,7 +320,7 @@ class _Fleet:
         with contextlib.suppress(OSError):
             self._driver.send((what, value))
 
-    def _obey(self) -> None:
+    def _handle_orders(self) -> None:
         try:
             order, node = self._driver.recv()
         except EOFError:

@@ -90,7 +90,7 @@ class _Run:
         self._regroup("first", range(self.nodes), None)
         with self._stage("a beat of each agent"):
             for node in range(self.nodes):
-                self._say(node, p.Beat(finished={node: 2}, total=9, metrics={"loss": 1.0}))
+                self._say(node, p.Heartbeat(finished={node: 2}, total=9, metrics={"loss": 1.0}))
 
     def lose_ranks(self, name: str, ranks: range | list[int]) -> None:
         """These processes are killed, the others leave their step."""

@@ -26,7 +26,7 @@ from _common import summary
 from rekindle.checkpoints.manifest import Manifest
 from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.retention import Retention
-from rekindle.checkpoints.store import Part
+from rekindle.checkpoints.store import CheckpointFile
 from rekindle.names import ENV_STORE_ACCESS_KEY_ID, ENV_STORE_SECRET_ACCESS_KEY
 
 RCLONE = Path(sys.executable).parent / "rclone"
@@ -74,7 +74,10 @@ def transfers(folder: Path, megabytes: int, rounds: int) -> dict[str, dict[str, 
         for step in range(1, rounds + 1):
             there, back = f"{remote}/{step}", f"{restored}/state"
             up: list[tuple[str, Callable[[], Any]]] = [
-                ("upload", partial(store.write, _manifest(step), {FILE: Part([data], (0,))})),
+                (
+                    "upload",
+                    partial(store.write, _manifest(step), {FILE: CheckpointFile([data], (0,))}),
+                ),
                 ("upload_rclone", partial(_rclone, "copyto", str(source), there)),
             ]
             down: list[tuple[str, Callable[[], Any]]] = [

@@ -1,6 +1,6 @@
 """How much of its time a training run makes progress while faults strike it again and again.
 
-4 ranks on 2 pretended nodes with a spare train a small GPT. A fault strikes in the middle of every
+4 ranks on 2 simulated nodes with a spare train a small GPT. A fault strikes in the middle of every
 S seconds, of four kinds in turn: SIGKILL to a rank, SIGKILL to a node's agent, an error in the
 memory of a rank's device, and an exception that the script calls transient. Goodput is what the
 steps finished by all ranks would have taken without faults, over the time that passed. How long a

@@ -87,9 +87,9 @@ def _kill(job: Job, trial: int) -> _faults.Struck:
 
 
 def _parts_of_rekindle(job: Job, kill: Trial) -> Parts:
-    """Milliseconds of each stage, from the job's ledger and the lines of its ranks."""
-    ledger = next((job.folder / _jobs.HOME).glob("jobs/*/ledger.jsonl"))
-    events = [json.loads(line) for line in ledger.read_text().splitlines()]
+    """Milliseconds of each stage, from the job's journal and the lines of its ranks."""
+    journal_file = next((job.folder / _jobs.HOME).glob("jobs/*/journal.jsonl"))
+    events = [json.loads(line) for line in journal_file.read_text().splitlines()]
     seen = min(
         event["fault"]["at"]
         for event in events

@@ -23,11 +23,11 @@ from coordinator_scale import Coordinator, Crowd, Run
 
 from rekindle.engines.client import JobClient
 from rekindle.engines.kubernetes.client.api import load
-from rekindle.engines.kubernetes.manifests.settings import Pods
-from rekindle.engines.kubernetes.placement.placement import Placing
+from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
+from rekindle.engines.kubernetes.placement.placement import Placement
 from rekindle.engines.kubernetes.placement.quarantine import Hosts
 from rekindle.protocol.heartbeat_page import beat_interval
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal.journal import AnyEvent, Decided, FaultSeen
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -83,10 +83,10 @@ def main() -> None:
 
 def _place(cluster: Simulated, job: Coordinator, pods: int) -> None:
     """Have the engine place the job's workload, and its pods run."""
-    described = Pods(image="none", cpu="1m", memory="1Mi")
+    described = KubernetesSettings(image="none", cpu="1m", memory="1Mi")
     job.directory.pods.write_bytes(msgspec.json.encode(described))
     api = load(str(cluster.kubeconfig))
-    placing = Placing(job.directory, described, api, Hosts(api, described, job.directory.path))
+    placing = Placement(job.directory, described, api, Hosts(api, described, job.directory.path))
     placing.place(placing.around(0))
     api.close()
     running: set[str] = set()
@@ -192,7 +192,7 @@ class Trial:
 
 
 def _is_eviction(event: AnyEvent) -> bool:
-    return isinstance(event, FaultSeen) and event.fault.kind is Kind.EVICTION
+    return isinstance(event, FaultSeen) and event.fault.kind is FaultKind.EVICTION
 
 
 def _is_look(what: str) -> bool:

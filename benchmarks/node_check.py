@@ -1,6 +1,6 @@
 """Sick nodes among healthy ones: whether exactly they are named, and how long that takes.
 
-Nodes are pretended, their agents and checkers real processes; the sick ones' checkers are killed
+Nodes are simulated, their agents and checkers real processes; the sick ones' checkers are killed
 over and over, or a product is made to take 50 ms longer there. Since nodes of one machine take
 turns and its cores are never quiet, a node is slow here from 5 times on. Random sets of up to half
 of all nodes are simulated, with the noise that accelerators have.
@@ -110,7 +110,7 @@ def _check(
                 timeout=LIMIT_S,
                 check=False,
             )
-    events = journal.read((folder / "jobs/check/ledger.jsonl").read_bytes().splitlines())
+    events = journal.read((folder / "jobs/check/journal.jsonl").read_bytes().splitlines())
     checks = [event for event in events if isinstance(event, journal.NodeChecked)][:size]
     named = {e.host: e.verdict.health for e in checks if e.verdict.health is not Health.HEALTHY}
     return named, checks[-1].at - events[0].at

@@ -1,6 +1,6 @@
 """From a fault to the next step that all 4 ranks have completed, by strategy, and with torchrun.
 
-One Rekindle job (2 pretended nodes x 2 ranks and a spare) and one of torchrun train the same small
+One Rekindle job (2 simulated nodes x 2 ranks and a spare) and one of torchrun train the same small
 GPT with a table beside it, which makes the state as large as asked for while a step stays cheap.
 Both stay up for the whole measurement; in turn, one of them is let off the leash (the other does
 one step a second meanwhile) and has a fault:

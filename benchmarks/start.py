@@ -81,16 +81,16 @@ def _measure(name: str, job: Job, explain: Callable[[Job], Parts]) -> Parts:
 
 
 def _parts_of_rekindle(job: Job) -> Parts:
-    """Milliseconds of each stage, from the job's ledger and the lines of its ranks."""
-    ledger = next((job.folder / _jobs.HOME).glob("jobs/*/ledger.jsonl"))
-    events = [json.loads(line) for line in ledger.read_text().splitlines()]
+    """Milliseconds of each stage, from the job's journal and the lines of its ranks."""
+    journal_file = next((job.folder / _jobs.HOME).glob("jobs/*/journal.jsonl"))
+    events = [json.loads(line) for line in journal_file.read_text().splitlines()]
     at = {event["type"]: float(event["at"]) for event in reversed(events)}
     return _stages(
         job,
         {
             "command read, coordinator up": at["job-started"],
             "agent up": at["node-joined"],
-            "zygote imported torch, store up, ranks up": _last(job, "up"),
+            "fork server imported torch, store up, ranks up": _last(job, "up"),
             "script: until its Session": _last(job, "ready"),
             "all arrived": at["formed"],
             "group formed": at["restored"],

@@ -45,7 +45,7 @@ SPEC_FILE = "job.json"
 SECRET_FILE = "secret"
 PODS_FILE = "pods.json"
 CLUSTER_FILE = "cluster"
-LEDGER_FILE = "ledger.jsonl"
+JOURNAL_FILE = "journal.jsonl"
 ENDPOINT_FILE = "coordinator.json"
 LAUNCH_LOCK_FILE = "launch.lock"
 LOGS_DIRECTORY = "logs"
@@ -58,8 +58,8 @@ CHECKPOINT_DIRECTORY = "checkpoints"
 
 # Files of the home directory, which all jobs share.
 HOSTS_FILE = "hosts.jsonl"  # what happened on hosts
-HOSTS_DIRECTORY = "hosts"  # the pretended ones
-CONDITION_SUFFIX = ".condition"  # beside a pretended host's file: what is wrong with it
+HOSTS_DIRECTORY = "hosts"  # the simulated ones
+CONDITION_SUFFIX = ".condition"  # beside a simulated host's file: what is wrong with it
 
 # In the coordinator's container of a job in pods.
 POD_HOME = "/var/lib/rekindle"  # its REKINDLE_HOME
@@ -81,7 +81,7 @@ PATH_STOP = "/stop"
 PATH_SIGNS = "/signs"
 PATH_ATTEMPT = "/attempt"  # of a coordinator in a pod, between attempts
 
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 OFFERS = 32  # checkpoints, newest first, that a node offers; a restore tries no older ones
 KILLED_S = 30.0  # how long after SIGKILL a process may live; the kernel can hold one for ever
 SPARE = -1  # in the place of a node rank: an agent that waits to take a lost one's place

@@ -63,7 +63,7 @@ def rank_environment(
 
 
 def agent_environment(base: Mapping[str, str], spec: JobSpec) -> dict[str, str]:
-    """Return the environment in which the zygote imports torch and from which ranks are forked.
+    """Return the environment in which the fork server imports torch and forks ranks.
 
     Several processes on one node get one thread each, as under torchrun, unless the user says
     otherwise: torch reads the number when it is imported.

@@ -1,4 +1,4 @@
-"""The agent's side of the zygote: start it, ask it for processes."""
+"""The agent's side of the fork server: start it, ask it for processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rekindle.agent.fork_server_process import MAX_ORDER, Forked, Order
+from rekindle.agent.fork_server_process import MAX_ORDER, Forked, ForkOrder
 from rekindle.errors import RekindleError
 from rekindle.job.spec import Framework
 
@@ -22,8 +22,8 @@ PRELOAD = {
 }
 
 
-class ZygoteGoneError(RekindleError):
-    """The zygote ended; ranks cannot be forked until another is started."""
+class ForkServerGoneError(RekindleError):
+    """The fork server ended; ranks cannot be forked until another is started."""
 
 
 class _Blank(NamedTuple):
@@ -34,7 +34,7 @@ class _Blank(NamedTuple):
 
 
 class ForkServer:
-    """One zygote, the requests that wait for its answers in order, and a process in reserve.
+    """One fork server, the requests that wait for its answers in order, and a process in reserve.
 
     preload: what it imports before it forks; None: nothing.
     """
@@ -56,10 +56,10 @@ class ForkServer:
         ours.setblocking(False)
         asyncio.get_running_loop().add_reader(ours, self._on_answer)
 
-    async def start(self, order: Order, fds: list[int]) -> int:
+    async def start(self, order: ForkOrder, fds: list[int]) -> int:
         """Have a forked process carry out `order`; it is a child of this one. Return its pid.
 
-        Raises ZygoteGoneError; RekindleError: the machine has no room for another process.
+        Raises ForkServerGoneError; RekindleError: the machine has no room for another process.
         """
         data = msgspec.msgpack.encode(order)
         if len(data) > MAX_ORDER:
@@ -90,7 +90,7 @@ class ForkServer:
                 socket.send_fds(self._socket, [b"f"], [theirs.fileno()])
             except OSError as error:
                 ours.close()
-                raise ZygoteGoneError(f"the zygote is gone: {error}") from error
+                raise ForkServerGoneError(f"the fork server is gone: {error}") from error
         self._answers.append(answer)
         try:
             forked = await answer
@@ -112,7 +112,7 @@ class ForkServer:
             asyncio.get_running_loop().remove_reader(self._socket)
             for waiting in self._answers:
                 if not waiting.done():
-                    waiting.set_exception(ZygoteGoneError("the zygote ended"))
+                    waiting.set_exception(ForkServerGoneError("the fork server ended"))
             self._answers.clear()
             return
         answer = self._answers.popleft()
@@ -120,7 +120,7 @@ class ForkServer:
             answer.set_result(msgspec.msgpack.decode(data, type=Forked))
 
     def close(self) -> None:
-        """End the zygote, and the process in reserve (it sees its line close)."""
+        """End the fork server, and the process in reserve (it sees its line close)."""
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
         if self._reserve is not None:

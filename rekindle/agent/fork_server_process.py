@@ -1,8 +1,8 @@
-"""The zygote: a process that has imported torch once and forks ranks in milliseconds.
+"""The fork server: a process that has imported torch once and forks ranks in milliseconds.
 
-It starts no thread, no device context and no process group. A rank is forked twice, so that it
-becomes a child of the agent (a child subreaper): the agent sees its end directly and the zygote's
-death harms nobody.
+It starts no thread, no device context and no process group. It forks each rank twice, so that the
+rank becomes a child of the agent, which is a child subreaper. The agent sees the end of the rank
+directly, and the death of the fork server ends no rank.
 
 Each request is one file descriptor: the line of the process to be forked, on which it then waits
 for its order. So a process can be forked before it is needed: the order is all that is left to do.
@@ -56,8 +56,8 @@ class Forked(msgspec.Struct, frozen=True, kw_only=True, tag="forked"):
     error: str = ""
 
 
-Order = RunRank | RunStore | RunScheduler
-_ORDER: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
+ForkOrder = RunRank | RunStore | RunScheduler
+_ORDER: msgspec.msgpack.Decoder[ForkOrder] = msgspec.msgpack.Decoder(ForkOrder)
 
 
 def _preload(modules: Iterable[str]) -> None:
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def serve(wire: socket.socket, agent: int) -> Callable[[], None] | None:
-    """Answer requests; in a forked process return what it has to do, in the zygote None."""
+    """Answer requests; in a forked process return what it has to do, in the fork server None."""
     forked: set[int] = set()
     while True:
         data, fds = b"", list[int]()
@@ -110,7 +110,7 @@ def serve(wire: socket.socket, agent: int) -> Callable[[], None] | None:
         else:
             if child is None:
                 wire.close()
-                return lambda: obey(line)
+                return lambda: handle(line)
             forked.add(child)
             answer = Forked(pid=child)
         line.close()
@@ -118,7 +118,7 @@ def serve(wire: socket.socket, agent: int) -> Callable[[], None] | None:
             wire.send(msgspec.msgpack.encode(answer))
 
 
-def obey(line: socket.socket) -> None:
+def handle(line: socket.socket) -> None:
     """Wait for this process's order and carry it out."""
     data, fds, _, _ = socket.recv_fds(line, MAX_ORDER, 4)
     line.close()
@@ -157,7 +157,7 @@ def fork_twice(agent: int) -> int | None:
         os.setsid()  # before anybody knows the pid: who does may signal the session
         os.write(pid_write, os.getpid().to_bytes(8, "little"))
         os.close(pid_write)
-        os.read(go_read, 1)  # returns when the zygote has seen the process between end
+        os.read(go_read, 1)  # returns when the fork server has seen the process between end
         os.close(go_read)
         die_with_parent(agent)
         return None

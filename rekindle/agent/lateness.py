@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rekindle.agent.process_activity import Activity
-from rekindle.protocol.heartbeat_page import Doing, Mark
+from rekindle.protocol.heartbeat_page import PageReading, RankActivity
 
 # What the longest so far is multiplied with. A hang is to be decided within three times the longest
 # step, and to look at all ranks takes a moment of that.
@@ -24,9 +24,17 @@ UNKNOWN_S = 60.0  # for what was never seen to end, in a process that computes n
 BUSY_S = 1800.0
 
 # What has this long at the least even if it was short so far; all else has the policy's time.
-_LEAST_S = {Doing.CHECKPOINT: BUSY_S, Doing.COMPILE: BUSY_S, Doing.EVALUATE: UNKNOWN_S}
+_LEAST_S = {
+    RankActivity.CHECKPOINT: BUSY_S,
+    RankActivity.COMPILE: BUSY_S,
+    RankActivity.EVALUATE: UNKNOWN_S,
+}
 # What may take long the first time without computing here: on a device, or on a disk.
-_UNKNOWN_S = {Doing.CHECKPOINT: BUSY_S, Doing.COMPILE: BUSY_S, Doing.EVALUATE: BUSY_S}
+_UNKNOWN_S = {
+    RankActivity.CHECKPOINT: BUSY_S,
+    RankActivity.COMPILE: BUSY_S,
+    RankActivity.EVALUATE: BUSY_S,
+}
 
 
 class Learned:
@@ -42,14 +50,14 @@ class Learned:
         self.longest_s = max(self.longest_s, seconds)
 
 
-def limit_s(doing: Doing, learned: Learned, *, least_s: float, busy: bool) -> float:
+def limit_s(doing: RankActivity, learned: Learned, *, least_s: float, busy: bool) -> float:
     """Return after how many seconds at one thing a rank is late with it.
 
     least_s: the policy's `hang_timeout_s`. busy: its processes compute, or wait for a disk. In a
     step that is no excuse, for whoever is stuck in a loop computes too.
     """
     least_s = max(least_s, _LEAST_S.get(doing, 0.0))
-    if busy and doing is not Doing.STEP:
+    if busy and doing is not RankActivity.STEP:
         least_s = max(least_s, BUSY_S)
     if not learned.times:
         return max(least_s, _UNKNOWN_S.get(doing, UNKNOWN_S))
@@ -59,21 +67,23 @@ def limit_s(doing: Doing, learned: Learned, *, least_s: float, busy: bool) -> fl
 
 LOOK_S = 0.25
 LONGEST_LOOK_S = 1.0  # what one look counts at most
-_UNWATCHED = (Doing.OUTSIDE, Doing.MEETING)
-_STARTED = Mark(0, Doing.OUTSIDE, 0)
+_UNWATCHED = (RankActivity.OUTSIDE, RankActivity.MEETING)
+_STARTED = PageReading(0, RankActivity.OUTSIDE, 0)
 
 
-class Watch:
+class LatenessTracker:
     """What was seen of the ranks' heartbeat pages. least_s: see `limit_s`."""
 
     def __init__(self, least_s: float) -> None:
         self._least_s = least_s
         self._watched_s = 0.0  # time that counts, so far
         self._last: float | None = None
-        self._seen: dict[int, tuple[Mark, float]] = {}  # what each is at, and when that was new
-        self._learned = {doing: Learned() for doing in Doing}
+        self._seen: dict[
+            int, tuple[PageReading, float]
+        ] = {}  # what each is at, and when that was new
+        self._learned = {doing: Learned() for doing in RankActivity}
 
-    def look(self, marks: Mapping[int, Mark], now: float) -> list[int]:
+    def look(self, marks: Mapping[int, PageReading], now: float) -> list[int]:
         """Take in what the pages show at `now` (seconds); return the ranks that are late.
 
         Ranks that are not among the marks are forgotten.
@@ -87,22 +97,26 @@ class Watch:
             self._see(rank, mark, passed)
         return [rank for rank in marks if self.elapsed_s(rank) > self.limit_s(rank, busy=False)]
 
-    def _see(self, rank: int, mark: Mark, passed: float) -> None:
+    def _see(self, rank: int, mark: PageReading, passed: float) -> None:
         # One that was not there at the last look has been started since.
         before, since = self._seen.get(rank, (_STARTED, self._watched_s - passed))
         if mark == before and rank in self._seen:
             return
         self._seen[rank] = mark, self._watched_s
         met = mark.meetings != before.meetings
-        begun = met or before.doing is Doing.MEETING
-        if begun and mark.doing is Doing.STEP and 0.0 < passed < LONGEST_LOOK_S:
-            self._learned[Doing.FIRST].note(passed)  # it came and went between two looks
+        begun = met or before.doing is RankActivity.MEETING
+        if begun and mark.doing is RankActivity.STEP and 0.0 < passed < LONGEST_LOOK_S:
+            self._learned[RankActivity.FIRST].note(passed)  # it came and went between two looks
         if met or mark.doing in _UNWATCHED:
             return  # what was broken off tells nothing about how long it takes
         self._learned[before.doing].note(self._watched_s - since)
-        unseen = mark.finished - before.finished - (before.doing in (Doing.FIRST, Doing.STEP))
+        unseen = (
+            mark.finished
+            - before.finished
+            - (before.doing in (RankActivity.FIRST, RankActivity.STEP))
+        )
         if unseen > 0:
-            for doing in (Doing.STEP, Doing.BETWEEN):
+            for doing in (RankActivity.STEP, RankActivity.BETWEEN):
                 self._learned[doing].note(passed, unseen)
 
     def elapsed_s(self, rank: int) -> float:
@@ -113,16 +127,16 @@ class Watch:
 
     def limit_s(self, rank: int, *, busy: bool) -> float:
         """Return how long it may be; without end for what is not watched."""
-        doing = self._seen[rank][0].doing if rank in self._seen else Doing.OUTSIDE
+        doing = self._seen[rank][0].doing if rank in self._seen else RankActivity.OUTSIDE
         if doing in _UNWATCHED:
             return float("inf")
         learned = self._learned[doing]
-        if doing is Doing.STEP and not learned.times:
-            learned = self._learned[Doing.FIRST]  # it takes no less than another
+        if doing is RankActivity.STEP and not learned.times:
+            learned = self._learned[RankActivity.FIRST]  # it takes no less than another
         return limit_s(doing, learned, least_s=self._least_s, busy=busy)
 
 
-class Rest:
+class IdleTracker:
     """For how long the processes of ranks outside of a Session have done nothing.
 
     Ranks are known by their pids: a process that was started anew has not rested yet.

@@ -26,17 +26,17 @@ from rekindle.protocol.node_check import (
     CheckPair,
     CheckReady,
     CheckStop,
+    DeviceWork,
     Done,
     Meet,
     Open,
     Said,
     Task,
-    Work,
 )
 from rekindle.protocol.rank import Message
 from rekindle.rank.channel import MAX_MESSAGE
 from rekindle.recovery.faults.fault import Exit
-from rekindle.recovery.node_check.evidence import KILLED, Part, lacks_memory
+from rekindle.recovery.node_check.evidence import KILLED, Measurement, lacks_memory
 
 _SOON_S = 0.5  # between the errors of a collective's devices
 _MODULES = {
@@ -127,10 +127,10 @@ class Checker:
         self._heard.put_nowait(None)
 
 
-class Checkers:
+class NodeCheckRunner:
     """All of a node's: started when the first work comes, anew after one has failed.
 
-    fork: has a process forked from the zygote. environment: the agent's for ranks.
+    fork: has a process forked from the fork server. environment: the agent's for ranks.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Checkers:
         self._serial = 0  # of what is under way
         self._work: asyncio.Task[None] | None = None
 
-    async def obey(self, order: Message) -> None:
+    async def handle(self, order: Message) -> None:
         """Carry out an order; what takes time goes on beside whatever else the agent does."""
         match order:
             case CheckAlone() | CheckPair():
@@ -244,23 +244,23 @@ class Checkers:
         return Checker(device, pid, ours, self._oom)
 
     async def _alone(self, order: CheckAlone) -> Done:
-        work = Work(serial=order.serial, beside_ranks=order.beside_ranks)
+        work = DeviceWork(serial=order.serial, beside_ranks=order.beside_ranks)
         done = await self._ask(lambda device: work)
         if len(self._checkers) > 1:
-            meet = functools.partial(self._meet, order, Part.LOCAL_LINK, names.LOOPBACK)
+            meet = functools.partial(self._meet, order, Measurement.LOCAL_LINK, names.LOOPBACK)
             met = await self._ask(lambda device: meet(self._port, device))
             done = msgspec.structs.replace(done, seconds=done.seconds | met.seconds)
         return done
 
     async def _pair(self, order: CheckPair) -> Done:
         first = order.place * len(self._checkers)
-        meet = functools.partial(self._meet, order, Part.LINK, order.host, order.port)
+        meet = functools.partial(self._meet, order, Measurement.LINK, order.host, order.port)
         return await self._ask(lambda device: meet(first + device, nodes=2))
 
     def _meet(
         self,
         order: CheckAlone | CheckPair,
-        part: Part,
+        part: Measurement,
         host: str,
         port: int,
         rank: int,

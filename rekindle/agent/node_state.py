@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rekindle.protocol.rank import Form, Profile
+from rekindle.protocol.rank import FormGeneration, Profile
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class NodeState:
         """The slots of the node's ranks."""
         return range(self.node * self.processes, (self.node + 1) * self.processes)
 
-    def formed(self, form: Form) -> None:
+    def formed(self, form: FormGeneration) -> None:
         """Record that the node's ranks form this generation."""
         self.generation, self.profile = form.generation, form.settings.profile
         self.formed_ns = time.time_ns()

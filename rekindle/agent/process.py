@@ -27,16 +27,16 @@ import psutil
 from rekindle import names
 from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.devices.simulated_host import read_condition
-from rekindle.agent.devices.tools import ConditionWatch
+from rekindle.agent.devices.tools import DeviceMonitor
 from rekindle.agent.environment import agent_environment
-from rekindle.agent.node_check import Checkers
+from rekindle.agent.node_check import NodeCheckRunner
 from rekindle.agent.node_state import NodeState
-from rekindle.agent.profiling_files import RecordCare, RecordReader
-from rekindle.agent.ranks import NodeRanks
-from rekindle.agent.snapshots.buffers import Snapshots
-from rekindle.agent.snapshots.replica_client import Neighbours
-from rekindle.agent.snapshots.replica_server import Depot
-from rekindle.agent.snapshots.replica_transport import Pass
+from rekindle.agent.profiling_files import ProfilingFiles, ProfilingReader
+from rekindle.agent.ranks import RankSupervisor
+from rekindle.agent.snapshots.buffers import NodeSnapshots
+from rekindle.agent.snapshots.replica_client import ReplicaClient
+from rekindle.agent.snapshots.replica_server import ReplicaServer
+from rekindle.agent.snapshots.replica_transport import Credentials
 from rekindle.agent.threads import in_thread
 from rekindle.checkpoints.checkpoint_path import Key
 from rekindle.checkpoints.open_store import open_store
@@ -65,32 +65,32 @@ class Agent:
         directory: JobDirectory,
         secret: str,
         hello: protocol.Hello,
-        pretended: Path | None = None,
+        simulated_host: Path | None = None,
     ) -> None:
         self.spec = spec = directory.spec()
         self._secret = secret
-        self._ledger = directory.ledger
+        self._journal_file = directory.journal_file
         self._hello = hello
         self.status = 1
         self._hurried = False  # what is being written is not waited for
         self._line: aiohttp.ClientWebSocketResponse[bool] | None = None
         self._outbox: asyncio.Queue[tuple[protocol.Message, bytes]] = asyncio.Queue()
         self._lines = 0  # to coordinators, so far
-        self._obeying = asyncio.Lock()
+        self._handling = asyncio.Lock()
         self._store = open_store(spec.checkpoint_store, os.environ | spec.environment)
-        known = Pass(spec.job_id, hello.attempt, secret)
-        self._depot = Depot(spec, known, self.send)
-        self._snapshots = Snapshots(
-            spec, self._store, self.send, depot=self._depot, neighbours=Neighbours(known)
+        known = Credentials(spec.job_id, hello.attempt, secret)
+        self._depot = ReplicaServer(spec, known, self.send)
+        self._snapshots = NodeSnapshots(
+            spec, self._store, self.send, depot=self._depot, neighbours=ReplicaClient(known)
         )
         environment = agent_environment(os.environ, spec)
-        self.state = NodeState(spec.processes_per_node, host=pretended)
+        self.state = NodeState(spec.processes_per_node, host=simulated_host)
         records = records_folder(environment, Path(spec.directory, names.PROFILING_DIRECTORY))
-        reader = RecordReader(records, environment, self.state, spec.world_size)
+        reader = ProfilingReader(records, environment, self.state, spec.world_size)
         cap = limits_in(environment).cap_bytes
         own = lambda: self.state.ranks  # noqa: E731
-        self._care = RecordCare(records, own, self.send, reader.read, cap_bytes=cap)
-        self.ranks = NodeRanks(
+        self._care = ProfilingFiles(records, own, self.send, reader.read, cap_bytes=cap)
+        self.ranks = RankSupervisor(
             spec,
             self._snapshots,
             self.send,
@@ -98,7 +98,7 @@ class Agent:
             self.state,
             reader.standings,
         )
-        self._checkers = Checkers(spec, self.ranks.fork, self.send, environment)
+        self._checkers = NodeCheckRunner(spec, self.ranks.fork, self.send, environment)
 
     def send(self, message: protocol.Message) -> None:
         """Send to the coordinator, in order.
@@ -113,17 +113,17 @@ class Agent:
         A coordinator that dies is waited for: the ranks train on meanwhile.
         """
         of_python = self.spec.entry is not EntryKind.PROGRAM
-        self.ranks.start_zygote(self.spec.framework if of_python else None)
+        self.ranks.start_fork_server(self.spec.framework if of_python else None)
         if self._hello.spare:
             self.ranks.warm_up()
         port = self._depot.listen(self._hello.address)
         self._hello = msgspec.structs.replace(self._hello, depot=port)
         await self._learn()  # while the fork server imports
-        conditions = ConditionWatch(self.ranks.devices, self.send)
-        beside = (self._beat(), self.ranks.lookout.watch(), self._care.run(), conditions.run())
+        conditions = DeviceMonitor(self.ranks.devices, self.send)
+        beside = (self._beat(), self.ranks.watchdog.watch(), self._care.run(), conditions.run())
         tasks = [asyncio.create_task(each) for each in beside]
         orders: Orders = asyncio.Queue()
-        worker = asyncio.create_task(self._obey(orders))
+        worker = asyncio.create_task(self._handle_orders(orders))
         worker.add_done_callback(functools.partial(_end_with, asyncio.current_task()))
         limit_s = CONNECT_S
         try:
@@ -151,7 +151,7 @@ class Agent:
     ) -> bool:
         """Serve one coordinator; False: the line to it was cut."""
         self._lines += 1  # what an earlier coordinator has ordered is not begun any more
-        async with self._obeying:
+        async with self._handling:
             await self._checkers.end()
             unsent = self._sort_outbox()
             described = wire.encode(self.ranks.describe(self._hello, unsent))
@@ -182,7 +182,7 @@ class Agent:
         """Find the checkpoints that this node could restore from."""
         found = await in_thread(self._store.newest)
         for passed in found.passed_over:
-            self.send(protocol.CheckpointPassedOver(path=passed.location, reason=passed.reason))
+            self.send(protocol.CheckpointInvalid(path=passed.location, reason=passed.reason))
         if found.checkpoint is None:
             self._offer([])
             return
@@ -213,7 +213,7 @@ class Agent:
                     raise JobError(f"the coordinator at {url} begins no attempt") from error
                 await asyncio.sleep(0.2)
             except aiohttp.ClientError as error:
-                if await in_thread(is_over, self._ledger):
+                if await in_thread(is_over, self._journal_file):
                     raise JobError("the job has ended") from error
                 if time.monotonic() > deadline:
                     raise JobError(f"no coordinator answers at {url}: {error}") from error
@@ -249,18 +249,18 @@ class Agent:
             raise JobError("the coordinator takes what this agent says for no message of this job")
         return False
 
-    async def _obey(self, orders: Orders) -> None:
+    async def _handle_orders(self, orders: Orders) -> None:
         while True:
             line, message = await orders.get()
-            async with self._obeying:
+            async with self._handling:
                 if line != self._lines:
                     continue
                 if isinstance(message, protocol.Promote):
                     await self._take_place(message.node)
                 elif isinstance(message, protocol.CheckOrder):
-                    await self._checkers.obey(message)
+                    await self._checkers.handle(message)
                 else:
-                    await self.ranks.obey(message)
+                    await self.ranks.handle(message)
 
     async def _take_place(self, node: int) -> None:
         """Be this node from now on; an order that comes twice is obeyed once."""
@@ -283,7 +283,7 @@ class Agent:
                 await line.send_bytes(encoded)
 
     async def _beat(self) -> None:
-        last: protocol.Beat | None = None
+        last: protocol.Heartbeat | None = None
         interval_s = beat_interval(self.spec.nodes)
         while True:
             await asyncio.sleep(interval_s)
@@ -293,7 +293,7 @@ class Agent:
                 self.send(beat)
 
     async def _end(self) -> None:
-        """Leave nothing behind: ranks, their helpers, zygote, store, memory."""
+        """Leave nothing behind: ranks, their helpers, fork server, store, memory."""
         await self._checkers.end()
         await self.ranks.end()
         if not self._hurried:
@@ -330,9 +330,9 @@ def _host_name() -> str:
 
 async def serve(options: argparse.Namespace) -> int:
     """Run one agent until its job is over."""
-    pretended = options.pretended_host
-    if pretended is not None and read_condition(pretended).broken:
-        print(f"rekindle agent: {pretended.name} is broken", file=sys.stderr)
+    simulated_host = options.simulated_host
+    if simulated_host is not None and read_condition(simulated_host).broken:
+        print(f"rekindle agent: {simulated_host.name} is broken", file=sys.stderr)
         return 1
     directory = JobDirectory(options.directory)
     spec = directory.spec()
@@ -346,10 +346,10 @@ async def serve(options: argparse.Namespace) -> int:
         address=options.address,
         pid=os.getpid(),
         processes=spec.processes_per_node,
-        host=pretended.name if pretended else _host_name(),
+        host=simulated_host.name if simulated_host else _host_name(),
         devices=device_tools.are_there(),
     )
-    agent = Agent(directory, secret, hello, pretended)
+    agent = Agent(directory, secret, hello, simulated_host)
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()
@@ -376,7 +376,7 @@ def main() -> None:
     parser.add_argument("--node", type=int, default=-1)
     parser.add_argument("--spare", action="store_true")
     parser.add_argument("--address", default=names.LOOPBACK)
-    parser.add_argument("--pretended-host", type=Path)  # we inherit it open and locked
+    parser.add_argument("--simulated-host", type=Path)  # we inherit it open and locked
     parser.add_argument("--lifeline-fd", type=int, default=-1)
     adopt_orphans()
     sys.exit(asyncio.run(serve(parser.parse_args())))

@@ -18,19 +18,19 @@ import msgspec
 
 from rekindle.agent.node_state import NodeState
 from rekindle.agent.threads import in_thread
-from rekindle.profiling.blocked_collectives import Standing
+from rekindle.profiling.blocked_collectives import CollectivePosition
 from rekindle.profiling.files import ENV_TASK, LOOK_S, Follower, age, task_folder
 from rekindle.profiling.markers import UNREADABLE, Ranges, marks
 from rekindle.profiling.steps import Steps, StepTimes
-from rekindle.profiling.switch import Limits, Switch, read_switch, switch_of
-from rekindle.protocol.agent import Message, Timed, Traced
+from rekindle.profiling.switch import RecordLimits, Switch, read_switch, switch_of
+from rekindle.protocol.agent import Message, ProfilingSwitchRead, StepTimings
 
 # Steps a second that all ranks together tell of: of shorter ones only each second, fourth and so on
 # is told. The coordinator reads and judges 40,000 a second (benchmarks/stragglers.py).
 STEPS_PER_S = 4000
 
 
-class RecordReader:
+class ProfilingReader:
     """Reads the steps of a node's ranks, while they record them.
 
     folder: has the records of all ranks. environment: the ranks'; it names the task. world_size:
@@ -50,7 +50,7 @@ class RecordReader:
         self._ranks: dict[int, _Rank] = {}
         self._where = Path()
 
-    def read(self) -> Timed | None:
+    def read(self) -> StepTimings | None:
         """Return what is new. Raises OSError: records cannot be read."""
         asked = self._state.profile
         if not asked.switch.step:
@@ -70,9 +70,9 @@ class RecordReader:
             times = rank.read(self._least_s)
             if times:
                 steps[number] = times
-        return Timed(steps=steps) if steps else None
+        return StepTimings(steps=steps) if steps else None
 
-    def standings(self) -> dict[int, Standing]:
+    def standings(self) -> dict[int, CollectivePosition]:
         """Return where each rank stands that has ever told of a collective."""
         return {n: rank.standing for n, rank in self._ranks.items() if rank.standing.groups}
 
@@ -81,7 +81,7 @@ class _Rank:
     """One rank's records."""
 
     def __init__(self, folder: Path) -> None:
-        self.standing = Standing()
+        self.standing = CollectivePosition()
         self._follower = Follower(folder)
         self._ranges, self._steps = Ranges(), Steps()
 
@@ -107,7 +107,7 @@ SWITCH = Path("/user/cluster-info/datatrace-config/profilingSwitch")
 _TICK_S = 1.0
 
 
-class RecordCare:
+class ProfilingFiles:
     """Looks after the records of an agent's ranks.
 
     folder: has the records of all ranks. own: returns the agent's ranks. read: returns messages
@@ -122,7 +122,7 @@ class RecordCare:
         send: Callable[[Message], None],
         read: Callable[[], Message | None],
         switch: Path = SWITCH,
-        cap_bytes: int = Limits().cap_bytes,
+        cap_bytes: int = RecordLimits().cap_bytes,
     ) -> None:
         self._folder, self._own, self._send, self._file = folder, own, send, switch
         self._read, self._cap_bytes = read, cap_bytes
@@ -165,7 +165,7 @@ class RecordCare:
             return
         if said != self._said:
             self._said = said
-            self._send(Traced(switch=said))
+            self._send(ProfilingSwitchRead(switch=said))
 
     @contextlib.contextmanager
     def _outliving(self, what: str) -> Iterator[None]:

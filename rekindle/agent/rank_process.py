@@ -15,7 +15,7 @@ from rekindle import names
 from rekindle.errors import ProtocolError
 from rekindle.protocol import agent as protocol
 from rekindle.protocol import codec as wire
-from rekindle.protocol.heartbeat_page import Page
+from rekindle.protocol.heartbeat_page import HeartbeatPage
 from rekindle.rank.channel import MAX_MESSAGE
 from rekindle.recovery.faults.fault import ErrorRecord, Exit
 
@@ -28,7 +28,7 @@ class RankProcess:
     logs: where its output is, and what it writes of its end and of its stacks.
     """
 
-    def __init__(self, rank: int, line: socket.socket, page: Page, logs: Path) -> None:
+    def __init__(self, rank: int, line: socket.socket, page: HeartbeatPage, logs: Path) -> None:
         self.rank = rank
         self.pid = 0
         self.page = page

@@ -19,26 +19,26 @@ from typing import Any
 import msgspec
 
 from rekindle import names
-from rekindle.agent.devices.simulated_host import heal
+from rekindle.agent.devices.simulated_host import reset_device
 from rekindle.agent.environment import rank_environment
 from rekindle.agent.fork_server import ForkServer
-from rekindle.agent.fork_server_process import Order, RunRank
+from rekindle.agent.fork_server_process import ForkOrder, RunRank
 from rekindle.agent.mindspore_scheduler import worker_environment
 from rekindle.agent.node_state import NodeState
 from rekindle.agent.output import Output, Stream
 from rekindle.agent.rank_process import RankProcess
 from rekindle.agent.rendezvous_process import StoreProcess, start_store
-from rekindle.agent.snapshots.buffers import Snapshots
-from rekindle.agent.watchdog import Lookout
+from rekindle.agent.snapshots.buffers import NodeSnapshots
+from rekindle.agent.watchdog import Watchdog
 from rekindle.errors import RekindleError
 from rekindle.job.spec import Framework, JobSpec
-from rekindle.profiling.blocked_collectives import Standing
+from rekindle.profiling.blocked_collectives import CollectivePosition
 from rekindle.protocol import agent as protocol
-from rekindle.protocol.heartbeat_page import Page
+from rekindle.protocol.heartbeat_page import HeartbeatPage
 from rekindle.recovery.faults.fault import Exit
 
 
-class NodeRanks:
+class RankSupervisor:
     """The node's ranks, their fork server and (on one node of the job) their store.
 
     standings: returns where each rank stands in its collectives.
@@ -47,11 +47,11 @@ class NodeRanks:
     def __init__(
         self,
         spec: JobSpec,
-        snapshots: Snapshots,
+        snapshots: NodeSnapshots,
         send: Callable[[protocol.Message], None],
         environment: dict[str, str],
         state: NodeState,
-        standings: Callable[[], Mapping[int, Standing]] = dict[int, Standing],
+        standings: Callable[[], Mapping[int, CollectivePosition]] = dict[int, CollectivePosition],
     ) -> None:
         self._state = state
         self._spec = spec
@@ -61,10 +61,10 @@ class NodeRanks:
         self._starts: Counter[int] = Counter()  # of each rank, so far
         self._ranks: dict[int, RankProcess] = {}
         self._leaving: dict[int, int] = {}  # pids of ranks whose end is not reported yet
-        self.lookout = Lookout(self._ranks, spec, send, state, standings)
-        self._pages: dict[int, tuple[int, Page]] = {}
+        self.watchdog = Watchdog(self._ranks, spec, send, state, standings)
+        self._pages: dict[int, tuple[int, HeartbeatPage]] = {}
         self._streams: dict[int, list[Stream]] = {}
-        self._zygote: ForkServer | None = None
+        self._fork_server: ForkServer | None = None
         self._preload: Framework | None = None
         self._store: StoreProcess | None = None
         self._output = Output(spec)
@@ -76,34 +76,34 @@ class NodeRanks:
         self._tasks: set[asyncio.Future[None]] = set()
         self._orders: dict[type[protocol.Message], Callable[[Any], object]] = {
             protocol.Kill: self._kill,
-            protocol.Dump: snapshots.obey,
-            protocol.WriteParts: snapshots.obey,
-            protocol.Commit: snapshots.obey,
-            protocol.Look: self._look,
-            protocol.Form: self._form,
+            protocol.WriteFinalCheckpoint: snapshots.handle,
+            protocol.WriteShards: snapshots.handle,
+            protocol.Commit: snapshots.handle,
+            protocol.InspectRanks: self._look,
+            protocol.FormGeneration: self._form,
             protocol.Settings: self._set,
-            protocol.Over: self._over,
+            protocol.GenerationEnded: self._over,
             protocol.Inject: self._tell_one,
-            protocol.Hold: self._tell_one,
+            protocol.PauseRequest: self._tell_one,
             protocol.Dismiss: self._dismiss,
         }
         self._from_ranks: dict[type[protocol.Message], Callable[[RankProcess, Any], None]] = {
-            protocol.SnapshotRoom: self._on_snapshot_room,
+            protocol.BufferRequest: self._on_snapshot_room,
             protocol.SnapshotTaken: self._on_snapshot_taken,
             protocol.Arrived: self._on_arrived,
             protocol.StepDone: self._on_step_done,
         }
 
-    def start_zygote(self, preload: Framework | None) -> None:
+    def start_fork_server(self, preload: Framework | None) -> None:
         """Start the process that ranks are forked from; its imports run while we connect."""
         self._preload = preload
-        self._zygote = ForkServer(self._environment, preload=preload)
+        self._fork_server = ForkServer(self._environment, preload=preload)
 
     def warm_up(self) -> None:
         """Fork a process before the first order to start a rank."""
         self._in_background(self._prepare())
 
-    async def obey(self, message: protocol.Message) -> None:
+    async def handle(self, message: protocol.Message) -> None:
         """Carry out one order of the coordinator."""
         match message:
             case protocol.Spawn():
@@ -115,10 +115,10 @@ class NodeRanks:
 
     # ---- orders
 
-    def _look(self, order: protocol.Look) -> None:
-        self._in_background(self.lookout.look(order))
+    def _look(self, order: protocol.InspectRanks) -> None:
+        self._in_background(self.watchdog.look(order))
 
-    def _form(self, form: protocol.Form) -> None:
+    def _form(self, form: protocol.FormGeneration) -> None:
         self._state.formed(form)
         self._waiting.clear()
         self._snapshots.formed(form)
@@ -131,7 +131,7 @@ class NodeRanks:
         self._state.profile = order.profile
         self._tell_all(order)
 
-    def _over(self, over: protocol.Over) -> None:
+    def _over(self, over: protocol.GenerationEnded) -> None:
         self._snapshots.break_off()
         self._tell_all(self._brought_up_to_date(over))
 
@@ -140,11 +140,11 @@ class NodeRanks:
         self._waiting.clear()
         self._tell_all(order)
 
-    def _tell_one(self, order: protocol.Inject | protocol.Hold) -> None:
+    def _tell_one(self, order: protocol.Inject | protocol.PauseRequest) -> None:
         if order.rank in self._ranks:
             self._ranks[order.rank].send(order)
 
-    def _brought_up_to_date(self, over: protocol.Over) -> protocol.Over:
+    def _brought_up_to_date(self, over: protocol.GenerationEnded) -> protocol.GenerationEnded:
         """Add the steps that can still end, by the newest heartbeat pages of all ranks."""
         pages = (page for _, page in self._pages.values())
         finished = max(((page.finished or 0) + page.in_update for page in pages), default=0)
@@ -203,7 +203,7 @@ class NodeRanks:
         try:
             for number in spawn.ranks:
                 if number in spawn.heal and (error := await self._heal(number)):
-                    self._send(protocol.HealFailed(rank=number, error=error))
+                    self._send(protocol.DeviceResetFailed(rank=number, error=error))
                     continue
                 try:
                     process = await self._start(number, spawn)
@@ -220,7 +220,7 @@ class NodeRanks:
 
     async def _heal(self, rank: int) -> str:
         """Heal the device of a rank that has no process; return why not, or nothing."""
-        return await heal(rank - self._state.ranks.start, self._state.host)
+        return await reset_device(rank - self._state.ranks.start, self._state.host)
 
     async def _start(self, rank: int, spawn: protocol.Spawn) -> RankProcess:
         logs = await self._output.open(rank, spawn.restart, self._metrics_file(rank))
@@ -263,13 +263,13 @@ class NodeRanks:
             working_directory=self._spec.working_directory,
         )
 
-    async def fork(self, request: Order, fds: list[int]) -> int:
+    async def fork(self, request: ForkOrder, fds: list[int]) -> int:
         """Fork from the fork server. Starts another one if the kernel has killed it."""
-        assert self._zygote is not None
-        if self._zygote.process.poll() is not None:
-            self._zygote.close()
-            self.start_zygote(self._preload)
-        return await self._zygote.start(request, fds)
+        assert self._fork_server is not None
+        if self._fork_server.process.poll() is not None:
+            self._fork_server.close()
+            self.start_fork_server(self._preload)
+        return await self._fork_server.start(request, fds)
 
     def _in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -278,15 +278,15 @@ class NodeRanks:
 
     async def _prepare(self) -> None:
         """Fork a process for the next rank that dies, while the ranks work."""
-        assert self._zygote is not None
+        assert self._fork_server is not None
         with contextlib.suppress(RekindleError):  # told when a rank has to be forked
-            await self._zygote.keep_one_ready()
+            await self._fork_server.keep_one_ready()
 
-    def _page(self, rank: int) -> tuple[int, Page]:
+    def _page(self, rank: int) -> tuple[int, HeartbeatPage]:
         """Return the rank's page. It outlives the rank's processes."""
         if rank not in self._pages:
-            fd = Page.create(f"{self._spec.job_id}-heartbeat{rank}")
-            self._pages[rank] = fd, Page(fd)
+            fd = HeartbeatPage.create(f"{self._spec.job_id}-heartbeat{rank}")
+            self._pages[rank] = fd, HeartbeatPage(fd)
         return self._pages[rank]
 
     def _metrics_file(self, rank: int) -> Path:
@@ -309,7 +309,7 @@ class NodeRanks:
         else:
             self._send(message)
 
-    def _on_snapshot_room(self, rank: RankProcess, asked: protocol.SnapshotRoom) -> None:
+    def _on_snapshot_room(self, rank: RankProcess, asked: protocol.BufferRequest) -> None:
         answer = functools.partial(self._answer, rank)
         if asked.copy is not None:
             self._snapshots.fetch(asked, answer)
@@ -330,7 +330,7 @@ class NodeRanks:
         self._send(done)
         self._in_background(self._prepare())
 
-    def _answer(self, rank: RankProcess, answer: protocol.SnapshotBuffers, fds: list[int]) -> None:
+    def _answer(self, rank: RankProcess, answer: protocol.BufferGrant, fds: list[int]) -> None:
         """Answer a rank that may have ended since it asked."""
         if self._ranks.get(rank.rank) is rank:
             rank.send(answer, fds)
@@ -349,7 +349,7 @@ class NodeRanks:
             exit=exit_,
             finished=rank.page.finished or 0,
             no_memory=exit_.signal == signal.SIGKILL
-            and self.lookout.oom.killed_lately(time.monotonic()),
+            and self.watchdog.oom.killed_lately(time.monotonic()),
             at=time.time(),
         )
         self._in_background(self._report_end(rank, exited))
@@ -372,12 +372,12 @@ class NodeRanks:
             del self._leaving[exited.rank]
         self._send(exited)
 
-    def beat(self) -> protocol.Beat:
+    def beat(self) -> protocol.Heartbeat:
         """Read the heartbeat pages."""
         pages = {rank: self._pages[rank][1] for rank in sorted(self._ranks)}
         finished = {rank: page.finished or 0 for rank, page in pages.items()}
         first = next(iter(pages.values()), None)
-        return protocol.Beat(
+        return protocol.Heartbeat(
             finished=finished,
             total=first.total if first else 0,
             metrics=_numbers(first.last_record()) if first else {},
@@ -406,8 +406,8 @@ class NodeRanks:
             print(f"rekindle agent: ranks {sorted(self._ranks)} outlive SIGKILL", file=sys.stderr)
         if self._store is not None:
             self._store.end()
-        if self._zygote is not None:
-            self._zygote.close()
+        if self._fork_server is not None:
+            self._fork_server.close()
         for fd, page in self._pages.values():
             page.close()
             os.close(fd)

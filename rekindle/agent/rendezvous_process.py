@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from rekindle.agent.fork_server_process import Order, RunStore
+from rekindle.agent.fork_server_process import ForkOrder, RunStore
 from rekindle.agent.mindspore_scheduler import scheduler_order
 from rekindle.errors import RekindleError
 from rekindle.job.spec import EntryKind, Framework, JobSpec
 from rekindle.protocol import agent as protocol
 
-Fork = Callable[[Order, list[int]], Awaitable[int]]
+Fork = Callable[[ForkOrder, list[int]], Awaitable[int]]
 Send = Callable[[protocol.Message], None]
 
 
@@ -33,7 +33,7 @@ async def start_store(
         port, error = free_port(order.port)
         send(protocol.StoreUp(serial=order.serial, port=port, error=error))
         return None
-    what: Order = RunStore(port=order.port)
+    what: ForkOrder = RunStore(port=order.port)
     if spec.framework is Framework.MINDSPORE:
         what = scheduler_order(spec, order, environment)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -49,7 +49,7 @@ async def start_store(
 
 
 class StoreProcess:
-    """The process that hosts the ranks' store, or is their scheduler, forked from the zygote."""
+    """The process that hosts the ranks' store, or is their scheduler. The fork server forks it."""
 
     def __init__(
         self,

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rekindle.agent.devices import tools as device_tools
-from rekindle.agent.lateness import BUSY_S, LONGEST_LOOK_S, LOOK_S, Rest, Watch
+from rekindle.agent.lateness import BUSY_S, LONGEST_LOOK_S, LOOK_S, IdleTracker, LatenessTracker
 from rekindle.agent.memory_limits import OomCounter
 from rekindle.agent.node_state import NodeState
 from rekindle.agent.process_activity import activities
 from rekindle.agent.rank_process import RankProcess
 from rekindle.agent.threads import in_thread
 from rekindle.job.spec import JobSpec
-from rekindle.profiling.blocked_collectives import Standing
+from rekindle.profiling.blocked_collectives import CollectivePosition
 from rekindle.protocol import agent as protocol
-from rekindle.protocol.heartbeat_page import Doing
+from rekindle.protocol.heartbeat_page import RankActivity
 from rekindle.rank import stacks
 from rekindle.rank.stacks import SIGNAL
 
@@ -146,7 +146,7 @@ class _Own(NamedTuple):
     stopped: bool
 
 
-class Lookout:
+class Watchdog:
     """Watches the heartbeat pages of a node's ranks; without a Session, their processes.
 
     oom: the kernel's count of its kills. standings: returns where each rank stands in its
@@ -159,7 +159,7 @@ class Lookout:
         spec: JobSpec,
         send: Callable[[protocol.Message], None],
         state: NodeState,
-        standings: Callable[[], Mapping[int, Standing]],
+        standings: Callable[[], Mapping[int, CollectivePosition]],
     ) -> None:
         policy = spec.policy
         self._state = state
@@ -169,8 +169,8 @@ class Lookout:
         self._ranks = ranks
         self._idle_timeout_s = policy.idle_timeout_s
         self._send = send
-        self._watch = Watch(policy.hang_timeout_s)
-        self._rest = Rest()
+        self._watch = LatenessTracker(policy.hang_timeout_s)
+        self._rest = IdleTracker()
         self._rest_every_s = min(policy.idle_timeout_s / _RESTS_PER_TIMEOUT, _SLOWEST_REST_S)
         self._rested_at = time.monotonic()  # when it was last seen who rests
         self._resting: asyncio.Task[None] | None = None
@@ -196,7 +196,7 @@ class Lookout:
     def _look_around(self, now: float) -> None:
         self.oom.look(now)
         late = self._watch.look({r: p.page.mark for r, p in self._ranks.items()}, now)
-        outside = [p for p in self._ranks.values() if p.page.mark.doing is Doing.OUTSIDE]
+        outside = [p for p in self._ranks.values() if p.page.mark.doing is RankActivity.OUTSIDE]
         self._note_rest(outside, now)
         rested = self._rest.rested_s
         late += [p.rank for p in outside if rested(p.pid) >= self._idle_timeout_s]
@@ -206,7 +206,7 @@ class Lookout:
             self._pause_s = AGAIN_S if not self._told else min(2 * self._pause_s, SELDOM_S)
             news = next((rank for rank in late if rank not in self._told), late[0])
             self._told, self._told_at = {*self._told, *late}, now
-            self._send(protocol.Stalled(rank=news, generation=self._state.generation))
+            self._send(protocol.RankStalled(rank=news, generation=self._state.generation))
 
     def _note_rest(self, outside: list[RankProcess], now: float) -> None:
         """Look at what ranks outside of a Session do, every now and then.
@@ -234,20 +234,20 @@ class Lookout:
             self._rested_at = now
             self._rest.look(found, seconds, {of[device]: used for device, used in use.items()})
 
-    async def look(self, order: protocol.Look) -> None:
+    async def look(self, order: protocol.InspectRanks) -> None:
         """Look closely at all ranks, and tell what is found, or that nothing could be."""
         self._looked += 1
         self._close_looks += 1
-        looks, why = list[protocol.RankLook](), ""
+        looks, why = list[protocol.RankInspection](), ""
         try:
             looks = await self._look()
         except Exception as error:
             why = _complain("the ranks cannot be looked at", error)
         finally:
             self._close_looks -= 1
-        self._send(protocol.Looked(serial=order.serial, looks=tuple(looks), error=why))
+        self._send(protocol.RanksInspected(serial=order.serial, looks=tuple(looks), error=why))
 
-    async def _look(self) -> list[protocol.RankLook]:
+    async def _look(self) -> list[protocol.RankInspection]:
         processes = dict(self._ranks)
         waited = {rank: process.page.waiting_since_ns for rank, process in processes.items()}
         asked = (stack_of(p.pid, p.stack_file) for p in processes.values())
@@ -270,19 +270,19 @@ class Lookout:
 
     def _tell(
         self, process: RankProcess, written: str, own: _Own, *, waits: bool
-    ) -> protocol.RankLook:
+    ) -> protocol.RankInspection:
         rank, mark = process.rank, process.page.mark
         stack = stacks.main_thread(written)
         waits = waits or stacks.waits_for_others(stack, busy=own.computes)
-        busy = own.computes or (own.moves and mark.doing is not Doing.STEP)
-        if mark.doing is Doing.OUTSIDE:
+        busy = own.computes or (own.moves and mark.doing is not RankActivity.STEP)
+        if mark.doing is RankActivity.OUTSIDE:
             elapsed_s, limit_s = self._rest.rested_s(process.pid), self._idle_timeout_s
         else:
             elapsed_s = self._watch.elapsed_s(rank)
             limit_s = self._watch.limit_s(rank, busy=busy)
             if stacks.compiles(written):  # in whatever thread
                 limit_s = max(limit_s, BUSY_S)
-        return protocol.RankLook(
+        return protocol.RankInspection(
             rank=rank,
             finished=mark.finished,
             doing=mark.doing,

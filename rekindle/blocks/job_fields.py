@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rekindle.blocks.forms import Form, setting
 from rekindle.checkpoints.retention import Retention
-from rekindle.engines.kubernetes.manifests.settings import Pods
+from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
 from rekindle.engines.kubernetes.manifests.validation import check_words
-from rekindle.recovery.node_check.evidence import FACTOR, Limits
+from rekindle.recovery.node_check.evidence import FACTOR, NodeCheckLimits
 from rekindle.recovery.policy.interval import AUTO
 from rekindle.recovery.policy.policy import Policy
 
@@ -42,22 +42,22 @@ class NodeCheck(BaseModel):
         description="A node is slow if its links take this many times as long as others'.",
     )
     timeout_s: float = Field(
-        default=Limits().timeout_s,
+        default=NodeCheckLimits().timeout_s,
         gt=0,
         le=86_400,
         description="Seconds that a node may take for one task of the check before it has failed.",
     )
 
-    def to_limits(self) -> Limits:
+    def to_limits(self) -> NodeCheckLimits:
         """Return what the check goes by."""
-        return Limits(
+        return NodeCheckLimits(
             compute_factor=self.compute_factor,
             link_factor=self.link_factor,
             timeout_s=self.timeout_s,
         )
 
 
-KubernetesPods = Annotated[Pods, Form("Kubernetes", check_words)]
+KubernetesPods = Annotated[KubernetesSettings, Form("Kubernetes", check_words)]
 
 
 USUAL = Policy(max_restarts=3)  # of a flow's job; `rekindle run` has torchrun's default, 0

@@ -57,10 +57,10 @@ from rekindle.checkpoints.manifest import MANIFEST_FILE, FileEntry, Manifest
 from rekindle.checkpoints.pins import Pin
 from rekindle.checkpoints.retention import Retention, may_go
 from rekindle.checkpoints.store import (
-    Found,
-    Part,
-    PassedOver,
-    Seen,
+    CheckpointFile,
+    CheckpointInfo,
+    NewestCheckpoint,
+    SkippedCheckpoint,
     Written,
     bytes_of,
     check_writable,
@@ -122,7 +122,7 @@ class DirectoryStore:
         """The directory."""
         return str(self.root)
 
-    def write(self, manifest: Manifest, parts: Mapping[str, Part]) -> Written:
+    def write(self, manifest: Manifest, parts: Mapping[str, CheckpointFile]) -> Written:
         """Write and commit a checkpoint; manifest.files is filled in from the parts (file names).
 
         Waits while another process writes or prunes here. A valid checkpoint of the same step and
@@ -142,7 +142,7 @@ class DirectoryStore:
                     return Written(str(path), bytes_of(there), existed=False)
         return existing(str(path), there, manifest.job_id)
 
-    def write_part(self, step: int, generation: int, name: str, part: Part) -> FileEntry:
+    def write_part(self, step: int, generation: int, name: str, part: CheckpointFile) -> FileEntry:
         """Write one file of a checkpoint that counts once it is committed, with its other parts.
 
         A file of that name, whole or torn, is written over, unless a committed checkpoint holds it
@@ -182,7 +182,7 @@ class DirectoryStore:
                     return Written(str(path), bytes_of(manifest), existed=False)
         return existing(str(path), there, manifest.job_id)
 
-    def newest(self, *, at_most: int | None = None) -> Found:
+    def newest(self, *, at_most: int | None = None) -> NewestCheckpoint:
         """The newest checkpoint (highest step, then generation) that is valid in every byte.
 
         at_most: the highest step that is wanted.
@@ -218,7 +218,7 @@ class DirectoryStore:
         with explained("read", self.root):
             return self._finished(at_most)
 
-    def survey(self) -> list[Seen]:
+    def survey(self) -> list[CheckpointInfo]:
         """All that bears a checkpoint's name, newest first, whether it can be used or not.
 
         Raises CheckpointError if the directory exists but cannot be read.
@@ -295,16 +295,18 @@ class DirectoryStore:
         """The directories that bear a checkpoint's name, newest first."""
         return [self._place(key) for key in self._keys(at_most)]
 
-    def _first_valid(self, listed: Sequence[Path]) -> Found:
-        passed_over: list[PassedOver] = []
+    def _first_valid(self, listed: Sequence[Path]) -> NewestCheckpoint:
+        passed_over: list[SkippedCheckpoint] = []
         for path in listed:
             try:
-                return Found(DirectoryCheckpoint(path, self._verified(path)), tuple(passed_over))
+                return NewestCheckpoint(
+                    DirectoryCheckpoint(path, self._verified(path)), tuple(passed_over)
+                )
             except CorruptError as error:
-                passed_over.append(PassedOver(str(path), str(error)))
+                passed_over.append(SkippedCheckpoint(str(path), str(error)))
             except OSError as error:
-                passed_over.append(PassedOver(str(path), f"it cannot be read: {error}"))
-        return Found(None, tuple(passed_over))
+                passed_over.append(SkippedCheckpoint(str(path), f"it cannot be read: {error}"))
+        return NewestCheckpoint(None, tuple(passed_over))
 
     def _verified(self, path: Path) -> Manifest:
         """The manifest of this directory, all of whose files have been read and verified.
@@ -358,7 +360,9 @@ class DirectoryStore:
                 if is_outdated(key, set(keys).difference(unfinished)):
                     shutil.rmtree(self._place(key), ignore_errors=True)
 
-    def _write(self, path: Path, manifest: Manifest, parts: Mapping[str, Part]) -> Manifest:
+    def _write(
+        self, path: Path, manifest: Manifest, parts: Mapping[str, CheckpointFile]
+    ) -> Manifest:
         if path.exists():
             shutil.rmtree(path)
         with new_directory(path) as directory:
@@ -371,15 +375,17 @@ class DirectoryStore:
         return manifest
 
 
-def _told(part: Part) -> Iterator[Bytes]:
+def _told(part: CheckpointFile) -> Iterator[Bytes]:
     """The chunks of a part, each told of when the next one is asked for."""
     for chunk in part.chunks:
         yield chunk
         part.told(memoryview(chunk).nbytes)
 
 
-def _seen(path: Path, key: Key) -> Seen:
+def _seen(path: Path, key: Key) -> CheckpointInfo:
     """What a look at this directory tells."""
     manifest, reason = look_at(path)
     unfinished = bool(reason) and is_unfinished(path)
-    return Seen(str(path), *key, manifest, reason, unfinished, bool(reason) and is_newer(path))
+    return CheckpointInfo(
+        str(path), *key, manifest, reason, unfinished, bool(reason) and is_newer(path)
+    )

@@ -56,7 +56,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
     end: int
 
 
-class Layout(msgspec.Struct, frozen=True):
+class FileLayout(msgspec.Struct, frozen=True):
     """Where everything lies in the buffer: header_bytes of header, then data_bytes of tensors.
 
     specs: in the order of the data, which is that of falling element size, so that each tensor
@@ -89,7 +89,9 @@ class _Entry(msgspec.Struct, frozen=True):
     data_offsets: tuple[int, int]
 
 
-def plan_layout(tensors: Iterable[tuple[str, str, Iterable[int]]], metadata_room: int) -> Layout:
+def plan_layout(
+    tensors: Iterable[tuple[str, str, Iterable[int]]], metadata_room: int
+) -> FileLayout:
     """The layout of these (name, dtype, shape).
 
     metadata_room: bytes kept free, at least, for the JSON object of the metadata.
@@ -115,10 +117,10 @@ def plan_layout(tensors: Iterable[tuple[str, str, Iterable[int]]], metadata_room
             f"the header needs {header_bytes} bytes, safetensors allows {_MAX_JSON}: "
             "split the state into more files or shorten its names"
         )
-    return Layout(tuple(specs), header_bytes, offset)
+    return FileLayout(tuple(specs), header_bytes, offset)
 
 
-def write_header(layout: Layout, metadata: Mapping[str, str], buffer: memoryview) -> None:
+def write_header(layout: FileLayout, metadata: Mapping[str, str], buffer: memoryview) -> None:
     """Write the header for these tensors and metadata into the first header_bytes of the buffer.
 
     Raises CheckpointError if the buffer is too small or the metadata does not fit its room.
@@ -130,7 +132,7 @@ def write_header(layout: Layout, metadata: Mapping[str, str], buffer: memoryview
     buffer.cast("B")[: layout.header_bytes] = encode_header(layout, metadata)
 
 
-def encode_header(layout: Layout, metadata: Mapping[str, str]) -> bytes:
+def encode_header(layout: FileLayout, metadata: Mapping[str, str]) -> bytes:
     """The header for these tensors and metadata, of header_bytes.
 
     Raises CheckpointError if the metadata does not fit its room.

@@ -48,7 +48,7 @@ class FileEntry(
         return self.stored or self.name
 
 
-class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ShardLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the ranks have the state among them.
 
     shards: pieces that it is in, each a file. mesh: the ranks' device mesh, sizes by the names of
@@ -60,7 +60,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     mesh: dict[str, int] = {}
 
 
-class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StateOrigin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What ranks say of the state that they have.
 
     versions: of what it was made with (torch, python), by name. rng: what the random streams of
@@ -68,7 +68,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     versions: dict[str, str] = {}
-    layout: Layout = Layout()
+    layout: ShardLayout = ShardLayout()
     rng: dict[str, int | str] = {}
 
 
@@ -86,7 +86,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     generation: Count
     world_size: Annotated[int, msgspec.Meta(ge=1)]
     framework: str
-    origin: Origin = Origin()
+    origin: StateOrigin = StateOrigin()
     data_position: dict[str, Any] = {}
     metrics: dict[str, float] = {}
     files: tuple[FileEntry, ...] = ()

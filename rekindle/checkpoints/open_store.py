@@ -17,7 +17,7 @@ from rekindle.checkpoints.files import (
     write_file,
 )
 from rekindle.checkpoints.location import parse
-from rekindle.checkpoints.store import Store
+from rekindle.checkpoints.store import CheckpointStore
 from rekindle.errors import UsageError
 
 
@@ -70,7 +70,7 @@ class FilePointer:
                 return True
 
 
-def open_store(location: str, environment: Mapping[str, str] = os.environ) -> Store:
+def open_store(location: str, environment: Mapping[str, str] = os.environ) -> CheckpointStore:
     """The store at this location (`rekindle.checkpoints.location`); nothing is read of it yet.
 
     environment: has the credentials of the store.

@@ -32,7 +32,7 @@ from rekindle.checkpoints.manifest import MANIFEST_FILE
 from rekindle.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from rekindle.checkpoints.store import Store
+    from rekindle.checkpoints.store import CheckpointStore
 
 PINS: Final = "pins"
 LEASE_S: Final = 600.0  # for which a reader pins; it renews that three times as often
@@ -85,7 +85,7 @@ def expired(pins: Collection[Pin], finished: Collection[Key], now: float) -> lis
 
 
 @contextlib.contextmanager
-def reading(store: Store, key: Key, *, lease_s: float = LEASE_S) -> Iterator[None]:
+def reading(store: CheckpointStore, key: Key, *, lease_s: float = LEASE_S) -> Iterator[None]:
     """Keep a checkpoint from being pruned while it is read here.
 
     Whoever may not write to the store reads all the same, and sees if the checkpoint goes.

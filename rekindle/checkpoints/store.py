@@ -19,7 +19,7 @@ from rekindle.checkpoints.retention import Retention
 from rekindle.errors import CheckpointError
 
 
-class Part(msgspec.Struct, frozen=True):
+class CheckpointFile(msgspec.Struct, frozen=True):
     """What one file of a checkpoint is to hold, and the ranks whose state that is.
 
     The chunks may not change until the write has returned. told: of bytes as they are written, or
@@ -75,21 +75,21 @@ class Checkpoint(Protocol):
         """
 
 
-class PassedOver(msgspec.Struct, frozen=True):
+class SkippedCheckpoint(msgspec.Struct, frozen=True):
     """A checkpoint that cannot be used, and why."""
 
     location: str
     reason: str
 
 
-class Found(msgspec.Struct, frozen=True):
+class NewestCheckpoint(msgspec.Struct, frozen=True):
     """The newest valid checkpoint, if any, and the newer ones that were passed over for it."""
 
     checkpoint: Checkpoint | None
-    passed_over: tuple[PassedOver, ...]
+    passed_over: tuple[SkippedCheckpoint, ...]
 
 
-class Seen(msgspec.Struct, frozen=True):
+class CheckpointInfo(msgspec.Struct, frozen=True):
     """A checkpoint's place, by its manifest and the sizes of its files; their bytes are not read.
 
     manifest: None if there is none that can be read. reason: why it cannot be used; empty: nothing
@@ -106,7 +106,7 @@ class Seen(msgspec.Struct, frozen=True):
     newer: bool = False
 
 
-class Store(Protocol):
+class CheckpointStore(Protocol):
     """All checkpoints of one job, in one place.
 
     One process writes a checkpoint alone, with write(); or several, on any machines that reach the
@@ -118,14 +118,14 @@ class Store(Protocol):
     def location(self) -> str:
         """As people and tools name it: an absolute path, or a URL without any secret."""
 
-    def write(self, manifest: Manifest, parts: Mapping[str, Part]) -> Written:
+    def write(self, manifest: Manifest, parts: Mapping[str, CheckpointFile]) -> Written:
         """Write and commit a checkpoint; manifest.files is filled in from the parts (file names).
 
         A valid checkpoint of the same step and generation is left as it is.
         Raises CheckpointError, and no such checkpoint exists, if it cannot be written.
         """
 
-    def write_part(self, step: int, generation: int, name: str, part: Part) -> FileEntry:
+    def write_part(self, step: int, generation: int, name: str, part: CheckpointFile) -> FileEntry:
         """Write one file of a checkpoint that counts once it is committed, with its other parts.
 
         Raises CheckpointError, with the others' parts untouched, if it cannot be written.
@@ -138,7 +138,7 @@ class Store(Protocol):
         written, or if the manifest cannot be written.
         """
 
-    def newest(self, *, at_most: int | None = None) -> Found:
+    def newest(self, *, at_most: int | None = None) -> NewestCheckpoint:
         """The newest checkpoint (highest step, then generation) that is valid in every byte.
 
         at_most: the highest step that is wanted. Raises CheckpointError: the store cannot be read.
@@ -156,7 +156,7 @@ class Store(Protocol):
         at_most: the newest that is wanted. Raises CheckpointError: the store cannot be read.
         """
 
-    def survey(self) -> list[Seen]:
+    def survey(self) -> list[CheckpointInfo]:
         """All that bears a checkpoint's name, newest first, whether it can be used or not.
 
         Raises CheckpointError: the store cannot be read.
@@ -197,7 +197,7 @@ def existing(location: str, there: Manifest, job_id: str) -> Written:
     return Written(location, bytes_of(there), existed=True)
 
 
-def check_writable(manifest: Manifest, parts: Mapping[str, Part]) -> None:
+def check_writable(manifest: Manifest, parts: Mapping[str, CheckpointFile]) -> None:
     """Raise CheckpointError, before anything is written, if the manifest will be impossible."""
     nothing = checksum([])
     files = tuple(

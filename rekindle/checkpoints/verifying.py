@@ -13,7 +13,13 @@ import xxhash
 
 from rekindle.checkpoints.format import Bytes, Checksum, Header, header_bytes, read_header
 from rekindle.checkpoints.manifest import FileEntry, identity
-from rekindle.checkpoints.store import Checkpoint, Part, Store, Written, existing
+from rekindle.checkpoints.store import (
+    Checkpoint,
+    CheckpointFile,
+    CheckpointStore,
+    Written,
+    existing,
+)
 from rekindle.errors import CheckpointError, CorruptError, MissingError
 
 PIECE = 64 << 20  # bytes read at once: a store may fetch parts of them side by side
@@ -160,7 +166,7 @@ def _tensors_in(header: Header, damaged: Sequence[Range]) -> list[str]:
     ]
 
 
-def copy(checkpoint: Checkpoint, to: Store, told: Told) -> Written:
+def copy(checkpoint: Checkpoint, to: CheckpointStore, told: Told) -> Written:
     """Copy a checkpoint that was verified; told of its bytes as they are copied, or found there.
 
     Raises CorruptError: it has changed since. CheckpointError: it cannot be read or written, or
@@ -183,7 +189,7 @@ def copy(checkpoint: Checkpoint, to: Store, told: Told) -> Written:
         if _is_there(target, entry):
             told(entry.bytes)
             continue
-        part = Part(_Chunks(checkpoint, entry), entry.ranks, told)
+        part = CheckpointFile(_Chunks(checkpoint, entry), entry.ranks, told)
         files[index] = written = to.write_part(*place, entry.name, part)
         if (written.bytes, written.checksum) != (entry.bytes, entry.checksum):
             raise CorruptError(

@@ -16,7 +16,7 @@ import msgspec
 from rekindle.checkpoints.checkpoint_path import Key
 from rekindle.checkpoints.pins import Pin, check_name, reading
 from rekindle.checkpoints.retention import Retention, may_go
-from rekindle.checkpoints.store import Checkpoint, Seen, Store, bytes_of
+from rekindle.checkpoints.store import Checkpoint, CheckpointInfo, CheckpointStore, bytes_of
 from rekindle.checkpoints.verifying import Damage, copy, verify
 from rekindle.cli.open_store import chosen, of_steps, open_at
 from rekindle.cli.terminal_output import clock, progress, size, table
@@ -67,7 +67,7 @@ def unpin(options: argparse.Namespace) -> int:
     return 0
 
 
-def pins_of(seen: Seen, pins: list[Pin], now: float) -> list[str]:
+def pins_of(seen: CheckpointInfo, pins: list[Pin], now: float) -> list[str]:
     """The names of the pins that keep a checkpoint."""
     key: Key = (seen.step, seen.generation)
     return sorted({each.name for each in pins if each.key == key and each.holds(now)})
@@ -221,7 +221,9 @@ def _prune(options: argparse.Namespace) -> int:
     return 0
 
 
-def _would_go(store: Store, seen: Sequence[Seen], retention: Retention) -> tuple[Key, ...]:
+def _would_go(
+    store: CheckpointStore, seen: Sequence[CheckpointInfo], retention: Retention
+) -> tuple[Key, ...]:
     """What Store.prune() would remove of those that are finished."""
     finished = [(s.step, s.generation) for s in seen if not s.unfinished]
     manifests = {(s.step, s.generation): s.manifest for s in seen if s.manifest}
@@ -250,7 +252,7 @@ def _bytes(checkpoints: Sequence[Checkpoint]) -> int:
     return sum(bytes_of(each.manifest) for each in checkpoints)
 
 
-def _facts(seen: Seen) -> tuple[object, ...]:
+def _facts(seen: CheckpointInfo) -> tuple[object, ...]:
     """When, size, files, framework, world size, as far as they are known."""
     found = seen.manifest
     if found is None:
@@ -259,14 +261,14 @@ def _facts(seen: Seen) -> tuple[object, ...]:
     return (clock(found.created), size(bytes_of(found)), len(found.files), *about)
 
 
-def _state(seen: Seen, pins: Sequence[str]) -> str:
+def _state(seen: CheckpointInfo, pins: Sequence[str]) -> str:
     if seen.unfinished:
         return "unfinished"
     state = f"cannot be used: {seen.reason}" if seen.reason else "complete"
     return f"{state}, pinned ({', '.join(pins)})" if pins else state
 
 
-def _told(seen: Seen) -> dict[str, object]:
+def _told(seen: CheckpointInfo) -> dict[str, object]:
     """A row as JSON has it."""
     manifest: dict[str, object] = msgspec.to_builtins(seen.manifest) if seen.manifest else {}
     about = {"step": seen.step, "generation": seen.generation, "location": seen.location}
@@ -275,7 +277,7 @@ def _told(seen: Seen) -> dict[str, object]:
     return manifest | about | size_of | {"state": state, "reason": seen.reason}
 
 
-def _verdict(seen: Seen, damages: dict[str, tuple[Damage, ...]]) -> dict[str, object]:
+def _verdict(seen: CheckpointInfo, damages: dict[str, tuple[Damage, ...]]) -> dict[str, object]:
     found = damages.get(seen.location, ())
     verdict = "damaged" if _is_bad(seen, damages) else "intact"
     return {
@@ -284,11 +286,11 @@ def _verdict(seen: Seen, damages: dict[str, tuple[Damage, ...]]) -> dict[str, ob
     }
 
 
-def _is_bad(seen: Seen, damages: dict[str, tuple[Damage, ...]]) -> bool:
+def _is_bad(seen: CheckpointInfo, damages: dict[str, tuple[Damage, ...]]) -> bool:
     return bool(seen.manifest is None or damages.get(seen.location) or seen.reason)
 
 
-def _show_damages(bad: Sequence[Seen], damages: dict[str, tuple[Damage, ...]]) -> None:
+def _show_damages(bad: Sequence[CheckpointInfo], damages: dict[str, tuple[Damage, ...]]) -> None:
     if not bad:
         return
     rows: list[tuple[object, ...]] = []

@@ -14,7 +14,12 @@ from rekindle.cli.terminal_output import clock, table
 from rekindle.engines.kubernetes.client.api import Api, Object, load
 from rekindle.engines.kubernetes.client.errors import ApiError
 from rekindle.engines.kubernetes.placement.host_log import ClusterHostLog
-from rekindle.engines.kubernetes.placement.quarantine import Mark, Marks, holds, mark_on
+from rekindle.engines.kubernetes.placement.quarantine import (
+    IsolationMark,
+    Quarantine,
+    holds,
+    mark_on,
+)
 from rekindle.errors import JobError, UsageError
 from rekindle.recovery.journal.host_history import Host, HostReleased
 
@@ -26,7 +31,7 @@ class Row(msgspec.Struct, kw_only=True):
 
     host: str
     known: Host | None = None
-    mark: Mark | None = None
+    mark: IsolationMark | None = None
     there: bool | None = None  # None: we may not look
 
 
@@ -39,7 +44,7 @@ def nodes(options: argparse.Namespace) -> int:
         known = ClusterHostLog(api, namespace).hosts()
         unseen, found = "", dict[str, Object]()
         try:
-            for node in Marks(api).nodes():
+            for node in Quarantine(api).nodes():
                 name = node["metadata"]["name"]
                 if name in known or mark_on(node) is not None:
                     found[name] = node
@@ -116,7 +121,7 @@ def release_node(options: argparse.Namespace) -> int:
     """
     host = options.node
     with _cluster(options) as (api, namespace):
-        log, marks = ClusterHostLog(api, namespace), Marks(api)
+        log, marks = ClusterHostLog(api, namespace), Quarantine(api)
         is_known = host in log.hosts()
         if is_known:
             log.append(HostReleased(host=host, at=time.time(), by=getpass.getuser()))
@@ -136,7 +141,7 @@ def release_node(options: argparse.Namespace) -> int:
     return 0
 
 
-def _left(mark: Mark | None, namespace: str) -> str:
+def _left(mark: IsolationMark | None, namespace: str) -> str:
     """Say what our release leaves as it is."""
     if mark is None:
         return ""

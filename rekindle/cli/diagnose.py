@@ -86,7 +86,7 @@ def _plain(
 
 def _print_stuck(task: Task, directory: JobDirectory | None) -> None:
     """Print who waits for whom. Ranks of a job that is over wait for nobody: they were ended."""
-    if directory is not None and is_over(directory.ledger):
+    if directory is not None and is_over(directory.journal_file):
         return
     environment = directory.spec().environment if directory is not None else {}
     flush_s = limits_in(os.environ | environment).flush_s
@@ -107,7 +107,7 @@ def _print_journal(text: str) -> None:
     directory = _job(text)
     if directory is None:
         return
-    events = journal.read(directory.ledger.read_bytes().splitlines(keepends=True))
+    events = journal.read(directory.journal_file.read_bytes().splitlines(keepends=True))
     found = [event for event in events if isinstance(event, StragglerEvent)]
     if found:
         print("\nwhile it trained:")
@@ -124,7 +124,7 @@ def _same(one: object, other: object) -> bool:
 def _job(text: str) -> JobDirectory | None:
     """The job of this name, if this machine has it."""
     directory = JobDirectory(job_directory(text)) if "/" not in text else None
-    return directory if directory is not None and directory.ledger.exists() else None
+    return directory if directory is not None and directory.journal_file.exists() else None
 
 
 def _where(text: str, per_node: int | None) -> tuple[Path, int]:

@@ -33,7 +33,7 @@ def run(
     """
     stop = _Stop(engine)
     seen: list[journal.AnyEvent] = []
-    known = len(read_ledger(directory)) if attempt else 0
+    known = len(read_journal(directory)) if attempt else 0
 
     def see(event: journal.AnyEvent) -> None:
         if isinstance(event, journal.Progress):  # it has no number, and is in no journal
@@ -68,10 +68,10 @@ def run(
     return 1
 
 
-def read_ledger(directory: JobDirectory) -> list[journal.AnyEvent]:
+def read_journal(directory: JobDirectory) -> list[journal.AnyEvent]:
     """Read the job's events so far."""
     try:
-        return journal.read(directory.ledger.read_bytes().splitlines())
+        return journal.read(directory.journal_file.read_bytes().splitlines())
     except FileNotFoundError:
         return []
 

@@ -10,24 +10,24 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rekindle.cli.foreground import read_ledger
+from rekindle.cli.foreground import read_journal
 from rekindle.cli.terminal_output import clock, table
 from rekindle.engines.client import JobClient
 from rekindle.engines.host_log import HostLog
 from rekindle.errors import JobError, UsageError
 from rekindle.job.spec import Endpoint, JobDirectory, home, job_directory
-from rekindle.profiling.switch import Order
+from rekindle.profiling.switch import ProfilingOrder
 from rekindle.protocol.agent import Approval
-from rekindle.recovery.faults.classification import Sign, Source
-from rekindle.recovery.faults.tables.verdict import Origin, Severity
+from rekindle.recovery.faults.classification import EventSource, HealthEvent
+from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.host_history import HostReleased
 
 
 def status(options: argparse.Namespace) -> int:
-    """Tell where a job is: its coordinator says so, or its ledger, when it does not run."""
+    """Tell where a job is: its coordinator says so, or its journal, when it does not run."""
     directory = _directory(options.job)
-    events = read_ledger(directory)
+    events = read_journal(directory)
     endpoint = directory.endpoint()
     if endpoint is not None and not _has_ended(events):
         view = JobClient(endpoint, directory.secret()).status()
@@ -57,7 +57,7 @@ def status(options: argparse.Namespace) -> int:
 
 def incidents(options: argparse.Namespace) -> int:
     """List a job's incidents."""
-    found = journal.incidents(read_ledger(_directory(options.job)))
+    found = journal.incidents(read_journal(_directory(options.job)))
     if options.json:
         print(msgspec.json.encode(found).decode())
         return 0
@@ -117,7 +117,7 @@ def release_node(options: argparse.Namespace) -> int:
 def approve(options: argparse.Namespace) -> int:
     """Answer an incident that waits for a person. Raises JobError: none does."""
     endpoint, directory = _running(options.job)
-    waiting = journal.waits_for_approval(read_ledger(directory))
+    waiting = journal.waits_for_approval(read_journal(directory))
     number = options.incident or (waiting.incident if waiting else 0)
     if not number:
         raise JobError(f"nothing of job {options.job} waits for approval")
@@ -132,7 +132,7 @@ def profile(options: argparse.Namespace) -> int:
     """Have ranks write down where their time goes, or no more."""
     endpoint, directory = _running(options.job)
     kinds = tuple(options.kinds.split(",")) if options.kinds else ()
-    order = Order(on=options.switch == "on", kinds=kinds, by=getpass.getuser())
+    order = ProfilingOrder(on=options.switch == "on", kinds=kinds, by=getpass.getuser())
     JobClient(endpoint, directory.secret()).profile(order)
     return 0
 
@@ -140,15 +140,15 @@ def profile(options: argparse.Namespace) -> int:
 def report_fault(options: argparse.Namespace) -> int:
     """Tell a job of a fault code, XID, kernel line or condition of one of its nodes."""
     endpoint, directory = _running(options.job)
-    sign = Sign(
-        source=Source(options.source),
+    sign = HealthEvent(
+        source=EventSource(options.source),
         what=options.what,
         node=options.node,
         device=options.device,
         gone=options.gone,
         by=getpass.getuser(),
         severity=Severity[options.severity.upper()] if options.severity else None,
-        origin=Origin(options.origin) if options.origin else None,
+        origin=FaultOrigin(options.origin) if options.origin else None,
     )
     JobClient(endpoint, directory.secret()).report(sign)
     return 0
@@ -163,7 +163,7 @@ def stop(options: argparse.Namespace) -> int:
 
 def _directory(job: str) -> JobDirectory:
     directory = JobDirectory(job_directory(job))
-    if not directory.ledger.exists():
+    if not directory.journal_file.exists():
         raise UsageError(f"there is no job {job!r} in {directory.path.parent}")
     return directory
 
@@ -171,7 +171,7 @@ def _directory(job: str) -> JobDirectory:
 def _running(job: str) -> tuple[Endpoint, JobDirectory]:
     directory = _directory(job)
     endpoint = directory.endpoint()
-    if endpoint is None or _has_ended(read_ledger(directory)):
+    if endpoint is None or _has_ended(read_journal(directory)):
         raise JobError(f"job {job} does not run")
     return endpoint, directory
 

@@ -14,13 +14,18 @@ from rekindle.blocks.job import TrainingJob
 from rekindle.cli.terminal_output import table
 from rekindle.engines.kubernetes.client.api import load
 from rekindle.engines.kubernetes.manifests.render import Manifests, render
-from rekindle.engines.kubernetes.manifests.settings import Kind, Pods
+from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings, WorkloadKind
 from rekindle.engines.kubernetes.manifests.validation import check_pods
-from rekindle.engines.kubernetes.preflight.findings import Finding, State, lacking, missing
+from rekindle.engines.kubernetes.preflight.findings import (
+    FindingState,
+    PreflightFinding,
+    lacking,
+    missing,
+)
 from rekindle.engines.kubernetes.preflight.preflight import survey
 from rekindle.errors import UsageError
 from rekindle.job.spec import EntryKind, JobSpec
-from rekindle.recovery.policy.policy_file import Document, Refused
+from rekindle.recovery.policy.policy_file import Document, StrictYamlError
 
 _HIDDEN = "(hidden)"
 _FIRST = ("apiVersion", "kind", "metadata")
@@ -40,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
 
 def read_job(
     path: Path, *, kind: str | None, job_id: str | None, namespace: str | None = None
-) -> tuple[JobSpec, Pods]:
+) -> tuple[JobSpec, KubernetesSettings]:
     """Read a job file: the fields of a training job, `kubernetes` among them.
 
     kind, namespace: instead of the file's. job_id: default: the job's name. Raises UsageError: the
@@ -52,7 +57,7 @@ def read_job(
         raise UsageError(f"job {path} cannot be read: {error}") from error
     try:
         document = Document(text)
-    except Refused as error:
+    except StrictYamlError as error:
         where = f"{path}:{error.line}" if error.line else str(path)
         raise UsageError(f"job {where}: {error}") from error
     found = document.value
@@ -142,7 +147,7 @@ def check(options: argparse.Namespace) -> int:
     return 1 if lacking(found) else 0
 
 
-def _job(options: argparse.Namespace) -> tuple[Kind, Manifests]:
+def _job(options: argparse.Namespace) -> tuple[WorkloadKind, Manifests]:
     """Return the objects of the file's job, or of any of its kind."""
     if options.file is None:
         spec, pods = _any_job(options)
@@ -158,7 +163,7 @@ def _job(options: argparse.Namespace) -> tuple[Kind, Manifests]:
         raise UsageError(f"{where}{error}") from error
 
 
-def _any_job(options: argparse.Namespace) -> tuple[JobSpec, Pods]:
+def _any_job(options: argparse.Namespace) -> tuple[JobSpec, KubernetesSettings]:
     folder = "/var/lib/rekindle"
     spec = JobSpec(
         job_id=options.job_id or "rekindle-check",
@@ -169,23 +174,23 @@ def _any_job(options: argparse.Namespace) -> tuple[JobSpec, Pods]:
         log_directory=folder,
         checkpoint_store=folder,
     )
-    kind = Kind(options.kind or Kind.INDEXED_JOB.value)
-    pods = Pods(image="train", kind=kind, namespace=options.namespace or "default")
+    kind = WorkloadKind(options.kind or WorkloadKind.INDEXED_JOB.value)
+    pods = KubernetesSettings(image="train", kind=kind, namespace=options.namespace or "default")
     check_pods(pods, spec)
     return spec, pods
 
 
-def _show(found: list[Finding]) -> None:
+def _show(found: list[PreflightFinding]) -> None:
     rows = [(one.what, _state(one), one.said or "-") for one in found]
     table(("what a job needs", "state", "found"), rows)
     to_do: dict[str, list[str]] = {}
     for one in found:
-        if one.do and one.state is not State.OK:
+        if one.do and one.state is not FindingState.OK:
             do = f"{one.do} (optional)" if one.optional else one.do
             to_do.setdefault(do, []).append(one.what)
     for do, about in to_do.items():
         print(f"\n{', '.join(about)}:\n  {do}")
 
 
-def _state(one: Finding) -> str:
+def _state(one: PreflightFinding) -> str:
     return f"{one.state.value}, optional" if one.optional else one.state.value

@@ -151,9 +151,9 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _policy(options: argparse.Namespace) -> int:
-    from rekindle.recovery.policy.policy_file import Form, read_policy, write_policy
+    from rekindle.recovery.policy.policy_file import PolicyFormat, read_policy, write_policy
 
-    print(write_policy(read_policy(Path(options.file)), Form(options.to)), end="")
+    print(write_policy(read_policy(Path(options.file)), PolicyFormat(options.to)), end="")
     return 0
 
 

@@ -12,14 +12,14 @@ from rekindle.checkpoints.checkpoint_path import key_of
 from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.pins import reading
 from rekindle.checkpoints.publishing import is_reference, resolve
-from rekindle.checkpoints.store import Checkpoint, Seen, Store, bytes_of
+from rekindle.checkpoints.store import Checkpoint, CheckpointInfo, CheckpointStore, bytes_of
 from rekindle.checkpoints.verifying import check_intact
 from rekindle.cli.terminal_output import progress
 from rekindle.errors import CheckpointError, CorruptError, UsageError
 from rekindle.job.spec import JobDirectory, job_directory
 
 
-def open_at(text: str, *, exists: bool) -> Store:
+def open_at(text: str, *, exists: bool) -> CheckpointStore:
     """The store at a folder, an s3:// location, or of the job of this id.
 
     exists: the folder has to be there. Raises UsageError: there is nothing of that name.
@@ -81,7 +81,9 @@ def _check(checkpoint: Checkpoint) -> None:
         check_intact(checkpoint, told)
 
 
-def of_steps(seen: list[Seen], steps: Sequence[int], store: Store) -> list[Seen]:
+def of_steps(
+    seen: list[CheckpointInfo], steps: Sequence[int], store: CheckpointStore
+) -> list[CheckpointInfo]:
     """Those of these steps; all, if there are none. Raises UsageError: a step has none."""
     missing = sorted(set(steps) - {each.step for each in seen})
     if missing:

@@ -24,7 +24,7 @@ from rekindle.checkpoints.location import absolute
 from rekindle.cli import foreground
 from rekindle.cli.run_options import entry_kind, host_and_port, read_spec
 from rekindle.engines.local import LocalEngine
-from rekindle.engines.simulated_hosts import PretendedHosts
+from rekindle.engines.simulated_hosts import SimulatedHosts
 from rekindle.errors import JobError, LeaseHeldError, UsageError
 from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, bearer, check, home, job_directory
 from rekindle.recovery.journal import journal
@@ -56,7 +56,7 @@ def launch(options: argparse.Namespace) -> int:
             listen=host_and_port(options.listen, "--listen"),
             nodes=nodes,
             address=options.local_addr or names.LOOPBACK,
-            hosts=PretendedHosts(home()) if nodes is None else None,
+            hosts=SimulatedHosts(home()) if nodes is None else None,
         )
 
         def launched(endpoint: Endpoint) -> None:
@@ -69,8 +69,8 @@ def launch(options: argparse.Namespace) -> int:
 
 
 def next_attempt(directory: JobDirectory) -> int:
-    """Return the number of the attempt that comes now: one more than those in the ledger."""
-    started = (e for e in foreground.read_ledger(directory) if isinstance(e, journal.JobStarted))
+    """Return the number of the attempt that comes now: one more than those in the journal."""
+    started = (e for e in foreground.read_journal(directory) if isinstance(e, journal.JobStarted))
     return max((event.attempt + 1 for event in started), default=0)
 
 

@@ -1,6 +1,6 @@
 """The command line of `rekindle run`: torchrun's, and what Rekindle adds. Pure but for cpu counts.
 
-Source of torchrun's options: torch/distributed/run.py (2.13).
+EventSource of torchrun's options: torch/distributed/run.py (2.13).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from rekindle.errors import UsageError
 from rekindle.job.spec import EntryKind, Framework, JobSpec, job_directory
 from rekindle.profiling.switch import WORDS
 from rekindle.protocol.agent import Inject, InjectionKind
-from rekindle.recovery.faults.classification import Source
-from rekindle.recovery.faults.tables.verdict import Origin, Severity
-from rekindle.recovery.node_check.evidence import FACTOR, Limits
+from rekindle.recovery.faults.classification import EventSource
+from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity
+from rekindle.recovery.node_check.evidence import FACTOR, NodeCheckLimits
 from rekindle.recovery.policy.interval import AUTO
 from rekindle.recovery.policy.policy import Policy
 
@@ -60,7 +60,7 @@ def option(where: argparse._ActionsContainer, name: str, *extra: str, **settings
 
 def _world(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("world")
-    option(group, "nnodes", default="1", help="N or MIN:MAX; pretended on one machine")
+    option(group, "nnodes", default="1", help="N or MIN:MAX; simulated on one machine")
     option(group, "nproc_per_node", default="1", help="ranks per node: a number, auto, cpu or gpu")
     option(group, "spares", type=int, default=0, help="nodes in reserve for lost ones")
     option(group, "spare", action="store_true", help="join as a node in reserve")
@@ -128,12 +128,12 @@ def _node_check(parser: argparse.ArgumentParser) -> None:
     option(group, "compute_factor", type=float, default=FACTOR, metavar="N", help=said)
     said = f"or its links do; default: {FACTOR:g}"
     option(group, "link_factor", type=float, default=FACTOR, metavar="N", help=said)
-    said = f"how long it may take for one of its tasks; default: {Limits().timeout_s:g}"
+    said = f"how long it may take for one of its tasks; default: {NodeCheckLimits().timeout_s:g}"
     option(
         group,
         "node_check_timeout",
         type=float,
-        default=Limits().timeout_s,
+        default=NodeCheckLimits().timeout_s,
         metavar="SECONDS",
         help=said,
     )
@@ -199,11 +199,11 @@ def add_people_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         option(parser, "node", type=int, required=True, help="the node, by its rank in the job")
         option(parser, "device", type=int, default=-1, help="its device, by its number there")
         option(parser, "gone", action="store_true", help="it is over")
-        kinds = [source.value for source in Source]
+        kinds = [source.value for source in EventSource]
         option(parser, "source", choices=kinds, required=True, help="what kind of sign it is")
         ranks = [severity.name.lower() for severity in Severity]
         option(parser, "severity", choices=ranks, help="how Ascend's driver ranks the code")
-        origins = [origin.value for origin in Origin]
+        origins = [origin.value for origin in FaultOrigin]
         said = "what reported the Ascend code; default: the chip, or without --device the node"
         option(parser, "origin", choices=origins, help=said)
         parser.add_argument("what", help="the code, number, line of the kernel's log, or condition")
@@ -285,9 +285,9 @@ def _retention(options: argparse.Namespace) -> Retention:
         raise UsageError(f"--keep-...: {error}") from error
 
 
-def _limits(options: argparse.Namespace) -> Limits:
+def _limits(options: argparse.Namespace) -> NodeCheckLimits:
     try:
-        return Limits(
+        return NodeCheckLimits(
             compute_factor=options.compute_factor,
             link_factor=options.link_factor,
             timeout_s=options.node_check_timeout,

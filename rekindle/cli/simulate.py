@@ -11,7 +11,7 @@ from pathlib import Path
 from rekindle.errors import UsageError
 from rekindle.recovery.policy.policy_file import read_policy
 from rekindle.simulation import costs, mix
-from rekindle.simulation.estimate import Question, judge
+from rekindle.simulation.estimate import Scenario, judge
 from rekindle.simulation.outcome import World
 from rekindle.simulation.report import as_json, as_text
 from rekindle.simulation.trace import DAY_S
@@ -45,7 +45,7 @@ def simulate(options: argparse.Namespace) -> int:
     return 0
 
 
-def read_question(options: argparse.Namespace) -> Question:
+def read_question(options: argparse.Namespace) -> Scenario:
     """Make the question from parsed options. Raises UsageError: one cannot be meant so."""
     least = {"nodes": 1, "devices_per_node": 1, "spares": 0, "min_nodes": 0, "seed": 0}
     for name, fewest in (least | {"runs": _FEWEST_RUNS}).items():
@@ -58,7 +58,7 @@ def read_question(options: argparse.Namespace) -> Question:
         value = getattr(options, name)
         if value is not None and not 0 < value < math.inf:
             raise UsageError(f"--{name.replace('_', '-')} {value:g}: give a number above 0")
-    question = Question(
+    question = Scenario(
         world=World(
             nodes=options.nodes,
             per_node=options.devices_per_node,

@@ -22,12 +22,12 @@ from aiohttp import web
 
 from rekindle import names
 from rekindle.coordinator.machine.machine import Machine
-from rekindle.job.journal_file import Ledger
-from rekindle.profiling.switch import Order
+from rekindle.job.journal_file import JournalFile
+from rekindle.profiling.switch import ProfilingOrder
 from rekindle.protocol import agent as protocol
 from rekindle.protocol import http_views as view
 from rekindle.protocol.http_views import JobView, NodeView, RankView
-from rekindle.recovery.faults.classification import Sign
+from rekindle.recovery.faults.classification import HealthEvent
 from rekindle.recovery.journal import journal
 
 
@@ -67,15 +67,17 @@ KEEPALIVE_S = 1.0
 T = TypeVar("T")
 
 
-class FrontDesk:
+class HttpApi:
     """Answers requests about one attempt.
 
     carry_out: does what the machine has decided.
     """
 
-    def __init__(self, machine: Machine, ledger: Ledger, carry_out: Callable[[], None]) -> None:
+    def __init__(
+        self, machine: Machine, journal_file: JournalFile, carry_out: Callable[[], None]
+    ) -> None:
         self._machine = machine
-        self._ledger = ledger
+        self._journal_file = journal_file
         self._carry_out = carry_out
         self._holder = ""  # the process that steers the job, for as long as its line is open
 
@@ -124,12 +126,12 @@ class FrontDesk:
         if not (since.isascii() and since.isdigit()):
             return web.json_response({"error": f"since={since} is no number"}, status=400)
         if request.query.get("follow") == "0":
-            lines = journal.encode_all(self._ledger.events[int(since) :])
+            lines = journal.encode_all(self._journal_file.events[int(since) :])
             return web.Response(body=lines, content_type="application/x-ndjson")
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
         with contextlib.suppress(ConnectionResetError):
-            async for line in self._ledger.follow(int(since), KEEPALIVE_S):
+            async for line in self._journal_file.follow(int(since), KEEPALIVE_S):
                 await response.write(line + b"\n")
         return response
 
@@ -140,7 +142,7 @@ class FrontDesk:
     async def _profile(self, request: web.Request) -> web.Response:
         """Switch light profiling."""
         return await self._for_people(
-            request, Order, lambda order: self._machine.switch.switch(order, time.time())
+            request, ProfilingOrder, lambda order: self._machine.switch.switch(order, time.time())
         )
 
     async def _approve(self, request: web.Request) -> web.Response:
@@ -159,7 +161,7 @@ class FrontDesk:
     async def _sign(self, request: web.Request) -> web.Response:
         """Take a sign of trouble that a monitor, an engine or a person has seen."""
         return await self._for_people(
-            request, Sign, lambda sign: self._machine.health.on_sign(sign, time.time())
+            request, HealthEvent, lambda sign: self._machine.health.on_sign(sign, time.time())
         )
 
     async def _for_people(

@@ -1,7 +1,7 @@
 """The coordinator's process in a pod: one attempt after the other, until its pod is removed.
 
     GET  /events?follow=0  the journal, also when no attempt is under way
-    POST /attempt          begin one: {"attempt": N, "ledger": "<the journal's lines>"}
+    POST /attempt          begin one: {"attempt": N, "journal": "<the journal's lines>"}
 
 Kubernetes restarts it. With a journal whose attempt has not ended it takes up that one by itself;
 its agents wait for it. Where the journal went with the node it waits for whoever steers the job and
@@ -41,11 +41,11 @@ from rekindle.recovery.journal.attempts import under_way
 class Attempt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The order to begin an attempt.
 
-    ledger: what happened to the job so far, for a coordinator that has no journal.
+    journal: what happened to the job so far, for a coordinator that has no journal.
     """
 
     attempt: int
-    ledger: str = ""
+    journal: str = ""
 
 
 def lay_out(path: Path, described: Path) -> JobDirectory:
@@ -66,12 +66,12 @@ def lay_out(path: Path, described: Path) -> JobDirectory:
 def events_in(directory: JobDirectory) -> list[journal.AnyEvent]:
     """Read the journal as it is on disk."""
     try:
-        return journal.read(directory.ledger.read_bytes().splitlines())
+        return journal.read(directory.journal_file.read_bytes().splitlines())
     except FileNotFoundError:
         return []
 
 
-class Reception:
+class PodCoordinator:
     """Serves the journal between attempts, and takes the order to begin one."""
 
     def __init__(self, directory: JobDirectory) -> None:
@@ -116,7 +116,7 @@ class Reception:
     async def _begin(self, request: web.Request) -> web.Response:
         try:
             order = msgspec.json.decode(await request.read(), type=Attempt)
-            told = journal.read(order.ledger.encode().splitlines())
+            told = journal.read(order.journal.encode().splitlines())
         except (msgspec.DecodeError, JobError) as error:
             return web.json_response({"error": f"not an order: {error}"}, status=400)
         known = events_in(self._directory)
@@ -128,7 +128,7 @@ class Reception:
             over = f"attempt {order.attempt} is over; the next one is {newest + 1}"
             return web.json_response({"error": over}, status=409)
         if not known:
-            replace_file(self._directory.ledger, order.ledger.encode())
+            replace_file(self._directory.journal_file, order.journal.encode())
         self._ordered.set_result(order.attempt)
         return web.json_response({})
 
@@ -151,7 +151,7 @@ async def serve(options: argparse.Namespace) -> None:
     while True:
         attempt = under_way(events_in(directory))
         if attempt is None:
-            attempt = await Reception(directory).wait(_listen(options.port))
+            attempt = await PodCoordinator(directory).wait(_listen(options.port))
         await Coordinator(directory, attempt).run(_listen(options.port))
 
 

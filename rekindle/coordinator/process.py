@@ -26,13 +26,13 @@ from aiohttp import WSMsgType, web
 from aiohttp.typedefs import Handler
 
 from rekindle import names
-from rekindle.coordinator.http_api import FrontDesk
+from rekindle.coordinator.http_api import HttpApi
 from rekindle.coordinator.machine import job_state as state
 from rekindle.coordinator.machine.inheritance import earlier, inheritance
 from rekindle.coordinator.machine.machine import Machine
 from rekindle.errors import ProtocolError, RekindleError
 from rekindle.job import lifeline
-from rekindle.job.journal_file import Ledger
+from rekindle.job.journal_file import JournalFile
 from rekindle.job.spec import Endpoint, JobDirectory, is_authorized
 from rekindle.protocol import codec as wire
 from rekindle.recovery.faults.classification import Judge
@@ -45,7 +45,7 @@ LOST_AFTER = 18  # and its node is lost when it says nothing for 4.5 s
 Send = Callable[[bytes], Awaitable[None]]
 
 
-class Line:
+class AgentConnection:
     """One agent's websocket.
 
     Silence is counted in looks at the line, not in seconds. What an agent says while we are busy
@@ -90,7 +90,7 @@ class Line:
             self._transport.abort()
 
 
-async def watch(lines: Mapping[int, Line]) -> None:
+async def watch(lines: Mapping[int, AgentConnection]) -> None:
     """Look at all lines, for ever."""
     while True:
         await asyncio.sleep(LOOK_S)
@@ -103,7 +103,7 @@ PROGRESS_S = 0.5
 TABLES_AFTER_S = 3.0  # from the start, which has more urgent things to do
 BACKLOG = 4096  # agents that knock at the same moment; one that is turned away tries again late
 GARBAGE_AFTER = 50_000  # new objects between two searches for cycles; usual are 700 or 2,000
-OTHER_FILES = 64  # open beside the lines of agents: the ledger, followers, what Python needs
+OTHER_FILES = 64  # open beside the lines of agents: the journal, followers, what Python needs
 
 
 @functools.cache
@@ -121,15 +121,15 @@ class Coordinator:
         self.directory = directory
         self.spec = directory.spec()
         self.secret = directory.secret()
-        self.ledger = Ledger(directory.ledger)
-        past = self.ledger.events
+        self.journal_file = JournalFile(directory.journal_file)
+        past = self.journal_file.events
         self.tables = functools.partial(_tables, self.spec.fault_tables)
         self.machine = Machine(self.spec, self.tables, attempt=attempt, earlier=earlier(past))
         self._inherited = inheritance(past, attempt)
-        self.desk = FrontDesk(self.machine, self.ledger, self.carry_out)
+        self.desk = HttpApi(self.machine, self.journal_file, self.carry_out)
         self.ended = asyncio.Event()
         self.succeeded = False
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, AgentConnection] = {}
         self._timers: dict[state.Timer, asyncio.TimerHandle] = {}
 
     # ---- carrying out
@@ -147,7 +147,7 @@ class Coordinator:
                         last, encoded = message, wire.encode(message)
                     line.tell(encoded)
                 case state.Record(event):
-                    self.ledger.append(event)
+                    self.journal_file.append(event)
                 case state.SetTimer(timer, seconds):
                     self._set_timer(timer, seconds)
                 case state.CancelTimer(timer):
@@ -182,7 +182,7 @@ class Coordinator:
         socket = web.WebSocketResponse(autoping=False, max_msg_size=16 << 20)
         await socket.prepare(request)
         connection = id(socket)
-        line = self._lines[connection] = Line(socket, request.transport)
+        line = self._lines[connection] = AgentConnection(socket, request.transport)
         sender = asyncio.create_task(line.send_all())
         try:
             await self._listen(socket, connection)
@@ -231,7 +231,7 @@ class Coordinator:
             finished = min(rank.finished for rank in mind.job.roster.world)
             if last != (finished, mind.job.newest):
                 last = (finished, mind.job.newest)
-                self.ledger.publish(
+                self.journal_file.publish(
                     journal.Progress(
                         at=time.time(),
                         finished=finished,
@@ -265,7 +265,7 @@ class Coordinator:
         await self._see_agents_off()
         progress.cancel()
         watching.cancel()
-        self.ledger.close()
+        self.journal_file.close()
         await runner.cleanup()
         return 0 if self.succeeded else 1
 
@@ -279,7 +279,7 @@ class Coordinator:
                 spares=self.spec.spares,
                 pid=os.getpid(),
             )
-            self.ledger.append(started)
+            self.journal_file.append(started)
         host, port = listener.getsockname()[:2]
         endpoint = Endpoint(
             host=names.LOOPBACK if host == "0.0.0.0" else host,

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from rekindle.engines.client import JobClient
 from rekindle.job.spec import Endpoint
-from rekindle.recovery.faults.classification import Sign
+from rekindle.recovery.faults.classification import HealthEvent
 from rekindle.recovery.journal.journal import AnyEvent
 
 MOST_REVIVALS = 10  # coordinators that die one after the other have a cause that stays
@@ -36,7 +36,7 @@ class Engine(Protocol):
         """Return what talks to the job's coordinator."""
 
     def watch(
-        self, report: Callable[[Sign], None], tell: Callable[[str], None]
+        self, report: Callable[[HealthEvent], None], tell: Callable[[str], None]
     ) -> AbstractContextManager[None]:
         """Look, meanwhile, at what becomes of the nodes.
 

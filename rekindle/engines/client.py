@@ -17,10 +17,10 @@ import msgspec
 from rekindle import names
 from rekindle.errors import JobError, LeaseHeldError, UnansweredError
 from rekindle.job.spec import Endpoint, bearer
-from rekindle.profiling.switch import Order
+from rekindle.profiling.switch import ProfilingOrder
 from rekindle.protocol.agent import Approval, Inject
 from rekindle.protocol.http_views import JobView
-from rekindle.recovery.faults.classification import Sign
+from rekindle.recovery.faults.classification import HealthEvent
 from rekindle.recovery.journal import journal
 
 # The coordinator says something every second; one that is silent for this long is gone.
@@ -63,7 +63,7 @@ class Connection(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Transport:
     """How a coordinator is reached: straight, or through what passes requests on.
 
     connect: a new connection, not yet open. where: the coordinator in a few words.
@@ -73,9 +73,9 @@ class Way:
     where: str
 
 
-def straight(endpoint: Endpoint) -> Way:
+def straight(endpoint: Endpoint) -> Transport:
     """The way to a coordinator whose address we can reach."""
-    return Way(
+    return Transport(
         connect=lambda: http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=SILENCE_S),
         where=f"the job's coordinator (process {endpoint.pid})",
     )
@@ -84,7 +84,7 @@ def straight(endpoint: Endpoint) -> Way:
 class JobClient:
     """Requests to one coordinator. Each raises JobError when it does not answer or refuses."""
 
-    def __init__(self, endpoint: Endpoint, secret: str, way: Way | None = None) -> None:
+    def __init__(self, endpoint: Endpoint, secret: str, way: Transport | None = None) -> None:
         self._way = way or straight(endpoint)
         self._headers = {names.HEADER_SECRET: bearer(secret)}
 
@@ -101,7 +101,7 @@ class JobClient:
 
     def begin(self, attempt: int, history: Sequence[journal.AnyEvent]) -> None:
         """Have a coordinator in a pod begin an attempt of a job with this history."""
-        order = {"attempt": attempt, "ledger": journal.encode_all(history).decode()}
+        order = {"attempt": attempt, "journal": journal.encode_all(history).decode()}
         self._post(names.PATH_ATTEMPT, json.dumps(order).encode())
 
     def events(self, *, since: int = 0) -> EventStream:
@@ -119,7 +119,7 @@ class JobClient:
         """Answer an incident that waits for a person. Raises JobError: it does not wait."""
         self._post(names.PATH_APPROVE, msgspec.json.encode(answer))
 
-    def report(self, sign: Sign) -> None:
+    def report(self, sign: HealthEvent) -> None:
         """Tell the job of trouble with a node. Raises JobError: it is not understood."""
         self._post(names.PATH_SIGNS, msgspec.json.encode(sign))
 
@@ -127,7 +127,7 @@ class JobClient:
         """Stop the job for a person, whoever steers it."""
         self._post(names.PATH_STOP, json.dumps({"by": by}).encode())
 
-    def profile(self, order: Order) -> None:
+    def profile(self, order: ProfilingOrder) -> None:
         """Switch light profiling. Raises JobError: the job ends, or kinds cannot be off alone."""
         self._post(names.PATH_PROFILE, msgspec.json.encode(order))
 
@@ -191,7 +191,7 @@ class _Call:
 
     def __init__(
         self,
-        way: Way,
+        way: Transport,
         method: str,
         target: str,
         headers: dict[str, str],

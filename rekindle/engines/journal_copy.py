@@ -10,7 +10,7 @@ from pathlib import Path
 from rekindle.recovery.journal import journal
 
 
-class Mirror:
+class JournalCopy:
     """The events that are known on this machine; any number of processes add to them."""
 
     def __init__(self, path: Path) -> None:

@@ -1,6 +1,6 @@
 """The local engine: coordinator and agents as processes of this machine.
 
-Any number of nodes is pretended: each is an agent of its own with its ranks. In the foreground
+Any number of nodes is simulated: each is an agent of its own with its ranks. In the foreground
 (`rekindle run`) the processes end with their launcher; otherwise nothing but the job's end ends
 them.
 """
@@ -22,11 +22,11 @@ import msgspec
 from rekindle import names
 from rekindle.engines.client import JobClient
 from rekindle.engines.host_log import HostLog
-from rekindle.engines.journal_copy import Mirror
-from rekindle.engines.simulated_hosts import PretendedHosts
+from rekindle.engines.journal_copy import JournalCopy
+from rekindle.engines.simulated_hosts import SimulatedHosts
 from rekindle.errors import JobError, UsageError
 from rekindle.job.spec import Endpoint, JobDirectory, home
-from rekindle.recovery.faults.classification import Sign
+from rekindle.recovery.faults.classification import HealthEvent
 from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.journal.host_history import learned_from
 from rekindle.recovery.journal.journal import AnyEvent
@@ -52,7 +52,7 @@ class LocalEngine:
         listen: tuple[str, int] = (names.LOOPBACK, 0),
         nodes: Sequence[int] | None = None,
         address: str = names.LOOPBACK,
-        hosts: PretendedHosts | None = None,
+        hosts: SimulatedHosts | None = None,
     ) -> None:
         self._directory = directory
         self._listen = listen
@@ -131,15 +131,15 @@ class LocalEngine:
         return endpoint if status.job_id == self._directory.spec().job_id else None
 
     def history(self) -> list[AnyEvent]:
-        """Read the ledger, which the coordinator writes on this machine."""
-        return Mirror(self._directory.ledger).events()
+        """Read the journal, which the coordinator writes on this machine."""
+        return JournalCopy(self._directory.journal_file).events()
 
     def client(self, endpoint: Endpoint) -> JobClient:
         """Return what talks to the job's coordinator."""
         return JobClient(endpoint, self._directory.secret())
 
     def watch(
-        self, report: Callable[[Sign], None], tell: Callable[[str], None]
+        self, report: Callable[[HealthEvent], None], tell: Callable[[str], None]
     ) -> contextlib.AbstractContextManager[None]:
         """See nothing: the agents' lines and the kernel tell all that there is to tell."""
         return contextlib.nullcontext()
@@ -169,7 +169,7 @@ class LocalEngine:
             if self._hosts is not None:
                 host, handle = self._hosts.take(self._log_of_hosts.hosts())
                 kept.callback(os.close, handle)
-                arguments += ["--pretended-host", str(host)]
+                arguments += ["--simulated-host", str(host)]
                 fds = [handle]
             log = "agent-spare" if spare else f"agent-{node}"
             self.agents.append(self._start("agent", arguments, fds, log=log))

@@ -1,4 +1,4 @@
-"""Pretended hosts: what fills the nodes of jobs whose nodes are all on this machine.
+"""Simulated hosts: what fills the nodes of jobs whose nodes are all on this machine.
 
 Each is a name that one agent at a time may have, in the jobs of all flows and shells. The agent
 holds a lock on the host's file for as long as it lives, so the kernel frees the host of one that
@@ -19,15 +19,15 @@ import msgspec
 import psutil
 
 from rekindle import names
-from rekindle.agent.devices.simulated_host import Condition, condition_file, read_condition
+from rekindle.agent.devices.simulated_host import SimulatedCondition, condition_file, read_condition
 from rekindle.errors import JobError, UsageError
 from rekindle.recovery.journal.host_history import Host, in_order
 
 MOST_HOSTS = 1024  # tried before giving up; more agents than that do not run on one machine
 
 
-class PretendedHosts:
-    """The pretended hosts of this machine, `local-0`, `local-1` and so on.
+class SimulatedHosts:
+    """The simulated hosts of this machine, `local-0`, `local-1` and so on.
 
     limit: how many there are; 0: as many as are asked for.
     """
@@ -63,11 +63,11 @@ class PretendedHosts:
                 "isolated; see rekindle nodes, and rekindle release-node"
             )
 
-    def condition(self, name: str) -> Condition:
+    def condition(self, name: str) -> SimulatedCondition:
         """Return what is wrong with a host. Raises JobError: its file is damaged."""
         return read_condition(self._folder / name)
 
-    def set_condition(self, name: str, condition: Condition) -> None:
+    def set_condition(self, name: str, condition: SimulatedCondition) -> None:
         """Break or mend a host; what is on a broken one is killed at once."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path = condition_file(self._folder / name)
@@ -95,5 +95,5 @@ class PretendedHosts:
 
 
 def host_name(number: int) -> str:
-    """Name a pretended host."""
+    """Name a simulated host."""
     return f"local-{number}"

@@ -9,7 +9,7 @@ from prefect import flow, runtime
 from prefect.client.orchestration import get_client
 
 from rekindle.errors import JobError
-from rekindle.profiling.switch import Order
+from rekindle.profiling.switch import ProfilingOrder
 from rekindle.tasks import job_access as jobs
 from rekindle.tasks.hooks.cancellation import job_of
 from rekindle.tasks.launch import describe_elsewhere
@@ -36,6 +36,6 @@ def profile(
     endpoint = jobs.coordinator_of(job_id)
     if endpoint is None:
         raise JobError(f"job {job_id} of flow run {flow_run.name} does not run")
-    order = Order(on=on, kinds=tuple(kinds), by=f"flow run {runtime.flow_run.name}")
+    order = ProfilingOrder(on=on, kinds=tuple(kinds), by=f"flow run {runtime.flow_run.name}")
     jobs.client_of(job_id, endpoint).profile(order)
     return report_profile(job_id)

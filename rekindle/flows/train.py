@@ -17,7 +17,7 @@ from rekindle.tasks.report import JobResult, report
 from rekindle.tasks.supervise import supervise
 
 
-# Nothing is persisted: the ledger is the record, and Prefect would pickle.
+# Nothing is persisted: the journal is the record, and Prefect would pickle.
 @flow(
     name="train",
     persist_result=False,

@@ -25,7 +25,7 @@ _LONGEST_END = 1 << 20  # bytes, of the event that tells of a job's end
 LOCK_S = 10.0  # how long the coordinator of an earlier attempt may take to end
 
 
-class Ledger:
+class JournalFile:
     """Appends events to a file of JSON lines and hands them to whoever follows.
 
     A torn last line (the writer was killed) is cut off, so that what follows stays readable. A disk
@@ -113,7 +113,7 @@ class Ledger:
 
 
 def is_over(path: Path) -> bool:
-    """Whether the newest attempt has ended, as far as this machine's ledger (if any) tells."""
+    """Whether the newest attempt has ended, as far as this machine's journal (if any) tells."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _LONGEST_END))

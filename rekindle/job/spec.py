@@ -20,7 +20,7 @@ from rekindle.checkpoints.open_store import check_location
 from rekindle.checkpoints.retention import Retention
 from rekindle.errors import UsageError
 from rekindle.job.ascend import check_environment
-from rekindle.recovery.node_check.evidence import Limits
+from rekindle.recovery.node_check.evidence import NodeCheckLimits
 from rekindle.recovery.policy.interval import AUTO
 from rekindle.recovery.policy.policy import OUTER, Policy, Strategy
 
@@ -96,7 +96,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     policy: Policy = Policy()
     network_check: bool = False
     exclude_straggler: bool = False
-    node_check: Limits = Limits()
+    node_check: NodeCheckLimits = NodeCheckLimits()
     fault_tables: str = ""
     engine: tuple[Strategy, ...] = OUTER
     keeps_off: KeepsOff = KeepsOff.NEVER
@@ -304,9 +304,9 @@ class JobDirectory:
         return self.path / names.CLUSTER_FILE
 
     @property
-    def ledger(self) -> Path:
+    def journal_file(self) -> Path:
         """The job's journal, one JSON event a line (`rekindle.recovery.journal.journal`)."""
-        return self.path / names.LEDGER_FILE
+        return self.path / names.JOURNAL_FILE
 
 
 def replace_file(path: Path, content: bytes) -> None:

@@ -24,7 +24,7 @@ from rekindle.profiling.markers import (
 _Place = tuple[int, int]  # the last step that was finished, and collectives joined since
 
 
-class Standing(msgspec.Struct, kw_only=True):
+class CollectivePosition(msgspec.Struct, kw_only=True):
     """Where a rank stands.
 
     step: the last one that it has finished; joined: collectives since, by group; groups: all that
@@ -106,7 +106,7 @@ class Stuck(msgspec.Struct, frozen=True, kw_only=True):
         return f"{_ranks(self.waiting)} in {which}, which {_ranks(self.missing)} did not join"
 
 
-def stuck(standings: Mapping[int, Standing]) -> list[Stuck]:
+def stuck(standings: Mapping[int, CollectivePosition]) -> list[Stuck]:
     """Return each collective that some ranks of its group have joined, and others have not.
 
     Of a group whose ranks have all joined, nothing is said: their link is what is broken, or they

@@ -16,8 +16,8 @@ from rekindle.profiling.series import (
     MOST,
     Level,
     Noise,
-    Series,
     Shift,
+    StepSeries,
     own_noise,
     settle,
     usual_noise,
@@ -30,7 +30,7 @@ Peers = Sequence[Sequence[int]]
 FLOOR = 1e-4  # seconds that no clock tells apart
 
 
-class Work:
+class ComputeTime:
     """What ranks and nodes do in each step, in relation to their peers.
 
     peers: ranks that do the same work, each in one group; without any all are peers.
@@ -40,9 +40,9 @@ class Work:
     def __init__(self, peers: Peers, *, per_node: int) -> None:
         self._group_of = {rank: index for index, group in enumerate(peers) for rank in group}
         self._per_node = per_node
-        self._ranks: dict[int, Series] = defaultdict(Series)
-        self._nodes: dict[int, Series] = defaultdict(Series)
-        self._groups: dict[int, Series] = defaultdict(Series)  # beside each other
+        self._ranks: dict[int, StepSeries] = defaultdict(StepSeries)
+        self._nodes: dict[int, StepSeries] = defaultdict(StepSeries)
+        self._groups: dict[int, StepSeries] = defaultdict(StepSeries)  # beside each other
         self._faster: dict[int, Level] = defaultdict(Level)  # by group: how fast its faster half
         self._now: dict[int, float] = {}  # each rank's work in this step, in seconds
         self._in_group: dict[int, list[int]] = {}  # who is there in this step
@@ -99,7 +99,7 @@ class Work:
         """
         told = {rank for ranks in found_so for rank in ranks}
         found, certain = [], sure(len(self._now))
-        usual: list[Series] = []  # what has risen for long, and accuses nobody
+        usual: list[StepSeries] = []  # what has risen for long, and accuses nobody
         for node, ranks in self._in_node.items():
             known = told >= set(ranks)
             shift = self._shift(self._nodes, node, tuple(ranks), certain, told=known)
@@ -134,7 +134,7 @@ class Work:
 
     def _shift(
         self,
-        of: Mapping[int, Series],
+        of: Mapping[int, StepSeries],
         key: int,
         ranks: tuple[int, ...],
         certain: float,
@@ -157,7 +157,7 @@ class Work:
             usual = Noise(own.share, own.memory, usual.spread)
         return of[key].shift(LEAST, certain, usual)
 
-    def _noise(self, of: Mapping[int, Series], certain: float) -> Noise:
+    def _noise(self, of: Mapping[int, StepSeries], certain: float) -> Noise:
         """Return what all series of a kind have in common, of as long as they are as they were."""
         if id(of) not in self._usual:
             shifts = [(each, each.shift(LEAST, certain)) for each in of.values()]
@@ -189,7 +189,7 @@ class Work:
             self._moved[rank] = self._ranks[rank].lasting_move()
         return self._moved[rank]
 
-    def _fallen(self, told: Set[int], certain: float) -> Iterator[Series]:
+    def _fallen(self, told: Set[int], certain: float) -> Iterator[StepSeries]:
         """Yield what has been below its baseline for long; but not where most peers are slow, who
         are no measure."""
         slow = {
@@ -245,7 +245,9 @@ class Work:
         self._loaded = {each.ranks for each in found}
         return found
 
-    def _more_than_others(self, ranks: tuple[int, ...], series: Series, step: int) -> list[Finding]:
+    def _more_than_others(
+        self, ranks: tuple[int, ...], series: StepSeries, step: int
+    ) -> list[Finding]:
         """It is over when it is not seen any more, also where the baseline does not know that yet;
         and what is hardly there does not come and go."""
         if series.before is None or series.before <= UNEVEN:

@@ -17,9 +17,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from rekindle.profiling.compute_time import FLOOR, Peers, Work, faster, sure
+from rekindle.profiling.compute_time import FLOOR, ComputeTime, Peers, faster, sure
 from rekindle.profiling.findings import Book, Finding, Slow
-from rekindle.profiling.series import BASELINE, Level, Series, own_noise
+from rekindle.profiling.series import BASELINE, Level, StepSeries, own_noise
 from rekindle.profiling.steps import StepTimes
 
 LEAST_LINK = math.log(1.3)  # collectives vary with all that goes over the network
@@ -27,7 +27,7 @@ SHARE = 0.05  # of a step that waiting for data or saving must cost
 COST = 0.01  # of all steps that longer saves must cost: they come seldom
 
 
-def _take(series: Series, step: int, value: float) -> None:
+def _take(series: StepSeries, step: int, value: float) -> None:
     """Nobody else's figure tells about this one."""
     series.add(step, value)
     series.settle()
@@ -39,7 +39,7 @@ class Loading:
     """Ranks that wait longer for their batches."""
 
     def __init__(self) -> None:
-        self._ranks: dict[int, Series] = defaultdict(Series)
+        self._ranks: dict[int, StepSeries] = defaultdict(StepSeries)
 
     def forget(self, ranks: Collection[int]) -> None:
         """Nothing is known about these."""
@@ -134,7 +134,7 @@ class Links:
     """
 
     def __init__(self) -> None:
-        self._groups: dict[str, Series] = defaultdict(Series)
+        self._groups: dict[str, StepSeries] = defaultdict(StepSeries)
         self._members: dict[str, set[int]] = defaultdict(set)  # ranks that have been in a group
         self._load = Level()  # the work of all
 
@@ -208,7 +208,7 @@ class Detector:
     """
 
     def __init__(self, peers: Peers = (), *, per_node: int = 1) -> None:
-        self._work = Work(peers, per_node=per_node)
+        self._work = ComputeTime(peers, per_node=per_node)
         self._loading, self._saving, self._links = Loading(), Saving(), Links()
         self._recorded: bool | None = None  # whether collectives are
         self._with_some: deque[bool] = deque(maxlen=UNRECORDED)  # whether the newest steps had any
@@ -283,7 +283,7 @@ MOST_PENDING = 4096
 _Key = tuple[Slow, tuple[int, ...]]
 
 
-class Pace:
+class OnlineDetector:
     """Puts together what ranks tell, step by step, and says what is new; each finding once.
 
     ranks: all of the world; steps that one of them does not tell of are passed over. peers: groups

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from rekindle.profiling.switch import Limits
+from rekindle.profiling.switch import RecordLimits
 
 FOLDER = "/user/cluster-info/profiling"
 ENV_TASK = "MINDX_TASK_ID"
@@ -37,7 +37,7 @@ def task_folder(folder: Path, task_id: str, now: float) -> Path:
 class RecordFiles:
     """The files of one rank, to be added to by one process. most_bytes: of one of them."""
 
-    def __init__(self, folder: Path, most_bytes: int = Limits().file_bytes) -> None:
+    def __init__(self, folder: Path, most_bytes: int = RecordLimits().file_bytes) -> None:
         self._folder, self._most_bytes = folder, most_bytes
         self._path = folder
         self._fd = -1
@@ -146,7 +146,7 @@ class Follower:
         return found
 
 
-def age(folder: Path, own: Iterable[int], cap_bytes: int = Limits().cap_bytes) -> list[Path]:
+def age(folder: Path, own: Iterable[int], cap_bytes: int = RecordLimits().cap_bytes) -> list[Path]:
     """Remove the oldest fifth of the files of each of our ranks if all records are too much.
 
     folder: of the profiling, with its tasks in it. own: ranks whose files are ours to remove. By

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from rekindle.errors import UsageError
-from rekindle.profiling.blocked_collectives import Standing, stuck
+from rekindle.profiling.blocked_collectives import CollectivePosition, stuck
 from rekindle.profiling.detector import Detector
 from rekindle.profiling.files import lines_of, numbered, rank_folders
 from rekindle.profiling.findings import Finding, Slow, forward_in_words, nodes_of
@@ -83,7 +83,7 @@ def stuck_in(task: Path, now_ns: int, flush_s: float) -> list[str]:
     """
     standings = {}
     for rank, path in rank_folders(task).items():
-        standings[rank] = Standing()
+        standings[rank] = CollectivePosition()
         standings[rank].read(marks(lines_of(path)))
     newest = max((each.at for each in standings.values()), default=0)
     if now_ns - newest <= STILL * flush_s * 1e9:

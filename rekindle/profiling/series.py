@@ -1,4 +1,4 @@
-"""Series of times: their level, their noise, and changes. Pure."""
+"""StepSeries of times: their level, their noise, and changes. Pure."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class Shift(msgspec.Struct, frozen=True):
     before: float
 
 
-class Series:
+class StepSeries:
     """One figure of one rank: its baseline, and the newest steps."""
 
     def __init__(self) -> None:
@@ -373,7 +373,7 @@ class Level:
         return rise > max(by, few * error)
 
 
-def settle(series: Mapping[Any, Series], which: Iterable[Any]) -> None:
+def settle(series: Mapping[Any, StepSeries], which: Iterable[Any]) -> None:
     """Settle the baselines of those that have done the steps for it, beside each other."""
     rises = {key: rise for key in which if (rise := series[key].rise_of_halves) is not None}
     moves = sorted(map(abs, rises.values()))

@@ -15,7 +15,7 @@ MOST_FLUSH_S = 3600.0
 _MOST_MB = 10**9
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class RecordLimits(msgspec.Struct, frozen=True, kw_only=True):
     """cap_bytes: of all files. file_bytes: of one, from which on another is begun.
 
     flush_s: between two times that a rank writes; as much is lost of one that is killed.
@@ -26,16 +26,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     flush_s: float = 5.0
 
 
-def limits_in(environment: Mapping[str, str]) -> Limits:
+def limits_in(environment: Mapping[str, str]) -> RecordLimits:
     """Return what the environment says; what is no figure there is said, and left out.
 
     Nobody's training may end for how much is known about it.
     """
-    usual = Limits()
+    usual = RecordLimits()
     cap = _figure(environment, names.ENV_PROFILING_CAP_MB, usual.cap_bytes / MEBIBYTE, _MOST_MB)
     file = _figure(environment, names.ENV_PROFILING_FILE_MB, usual.file_bytes / MEBIBYTE, _MOST_MB)
     flush_s = _figure(environment, names.ENV_PROFILING_FLUSH_S, usual.flush_s, MOST_FLUSH_S)
-    return Limits(cap_bytes=int(cap * MEBIBYTE), file_bytes=int(file * MEBIBYTE), flush_s=flush_s)
+    return RecordLimits(
+        cap_bytes=int(cap * MEBIBYTE), file_bytes=int(file * MEBIBYTE), flush_s=flush_s
+    )
 
 
 def _figure(environment: Mapping[str, str], name: str, usual: float, most: float) -> float:
@@ -78,7 +80,7 @@ WORDS = tuple(name.replace("_", "-") for name in Switch.__struct_fields__)
 FIELDS = ("CommunicationOperator", "Step", "SaveCheckpoint", "FP", "DataLoader")  # in that order
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class ProfilingOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Somebody wants these kinds on or off; without kinds: the four that go together, or all."""
 
     on: bool

@@ -10,18 +10,26 @@ from __future__ import annotations
 import msgspec
 
 from rekindle.protocol.checkpoint import (
-    CheckpointLeftOut,
-    CheckpointPassedOver,
+    CheckpointInvalid,
     CheckpointWritten,
     Commit,
-    Dump,
-    PartDue,
-    PartWritten,
     Pruned,
+    ShardReady,
+    ShardWritten,
     SnapshotRefused,
-    WriteParts,
+    WriteFinalCheckpoint,
+    WriteLeftOut,
+    WriteShards,
 )
-from rekindle.protocol.monitoring import Conditions, Look, Looked, RankLook, Stalled, Timed, Traced
+from rekindle.protocol.monitoring import (
+    Conditions,
+    InspectRanks,
+    ProfilingSwitchRead,
+    RankInspection,
+    RanksInspected,
+    RankStalled,
+    StepTimings,
+)
 from rekindle.protocol.node_check import (
     CheckAlone,
     Checked,
@@ -32,20 +40,20 @@ from rekindle.protocol.node_check import (
 )
 from rekindle.protocol.rank import (
     Arrived,
-    Depot,
+    BufferGrant,
+    BufferRequest,
     Dismiss,
-    Form,
+    FormGeneration,
     FromRank,
-    Held,
-    Hold,
+    GenerationEnded,
     Inject,
     InjectionKind,
     Message,
-    Over,
+    Paused,
+    PauseRequest,
     Profile,
+    ReplicaAddress,
     Settings,
-    SnapshotBuffers,
-    SnapshotRoom,
     SnapshotTaken,
     StateReady,
     StepDone,
@@ -57,48 +65,48 @@ from rekindle.recovery.policy.plan import Made
 
 __all__ = [  # what is said elsewhere too, for this is the whole protocol
     "Arrived",
+    "BufferGrant",
+    "BufferRequest",
     "CheckAlone",
     "CheckOver",
     "CheckPair",
     "CheckReady",
     "CheckStop",
     "Checked",
-    "CheckpointLeftOut",
-    "CheckpointPassedOver",
+    "CheckpointInvalid",
     "CheckpointWritten",
     "Commit",
     "Conditions",
-    "Depot",
     "Dismiss",
-    "Dump",
-    "Form",
+    "FormGeneration",
     "FromRank",
-    "Held",
-    "Hold",
+    "GenerationEnded",
     "Inject",
     "InjectionKind",
-    "Look",
-    "Looked",
+    "InspectRanks",
     "Message",
-    "Over",
-    "PartDue",
-    "PartWritten",
+    "PauseRequest",
+    "Paused",
     "Profile",
+    "ProfilingSwitchRead",
     "Pruned",
-    "RankLook",
+    "RankInspection",
+    "RankStalled",
+    "RanksInspected",
+    "ReplicaAddress",
     "Settings",
-    "SnapshotBuffers",
+    "ShardReady",
+    "ShardWritten",
     "SnapshotRefused",
-    "SnapshotRoom",
     "SnapshotTaken",
-    "Stalled",
     "StateReady",
     "StepDone",
     "StepFailed",
-    "Timed",
+    "StepTimings",
     "ToRank",
-    "Traced",
-    "WriteParts",
+    "WriteFinalCheckpoint",
+    "WriteLeftOut",
+    "WriteShards",
 ]
 
 # ---- agent -> coordinator
@@ -119,7 +127,7 @@ class LiveStore(msgspec.Struct, frozen=True, kw_only=True):
     port: int
 
 
-class Hello(Message, frozen=True, kw_only=True, tag="hello"):
+class Hello(Message, frozen=True, kw_only=True):
     """The first message of an agent on each line. node: the node rank it wants, -1: any.
 
     spare: it waits to take a lost node's place, and does so too if the node it wants is taken. When
@@ -163,7 +171,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
         return tuple(each.rank for each in self.ranks)
 
 
-class Spawned(Message, frozen=True, kw_only=True, tag="spawned"):
+class Spawned(Message, frozen=True, kw_only=True):
     """These ranks were started; they have not run a line of the script yet."""
 
     ranks: tuple[LiveRank, ...]
@@ -175,7 +183,7 @@ class Spawned(Message, frozen=True, kw_only=True, tag="spawned"):
         return tuple(each.rank for each in self.ranks)
 
 
-class Exited(Message, frozen=True, kw_only=True, tag="exited"):
+class Exited(Message, frozen=True, kw_only=True):
     """A rank's process ended. finished: as its heartbeat page said.
 
     no_memory: the kernel has killed a process of this node for want of memory.
@@ -195,21 +203,21 @@ class Exited(Message, frozen=True, kw_only=True, tag="exited"):
         return True
 
 
-class SpawnFailed(Message, frozen=True, kw_only=True, tag="spawn-failed"):
+class SpawnFailed(Message, frozen=True, kw_only=True):
     """A rank could not be started at all."""
 
     rank: int
     error: str
 
 
-class HealFailed(Message, frozen=True, kw_only=True, tag="heal-failed"):
+class DeviceResetFailed(Message, frozen=True, kw_only=True):
     """A rank was not started, for its device could not be healed."""
 
     rank: int
     error: str
 
 
-class StoreUp(Message, frozen=True, kw_only=True, tag="store-up"):
+class StoreUp(Message, frozen=True, kw_only=True):
     """The store asked for by HostStore listens; port 0 and `error`: it could not."""
 
     serial: int
@@ -217,13 +225,13 @@ class StoreUp(Message, frozen=True, kw_only=True, tag="store-up"):
     error: str = ""
 
 
-class StoreDown(Message, frozen=True, kw_only=True, tag="store-down"):
+class StoreDown(Message, frozen=True, kw_only=True):
     """The store's process ended; ranks that are in a generation do not notice."""
 
     serial: int
 
 
-class Snapshots(Message, frozen=True, kw_only=True, tag="snapshots"):
+class Snapshots(Message, frozen=True, kw_only=True):
     """The intact snapshots on this node. copies: they are those of other nodes' ranks."""
 
     kept: dict[int, tuple[Made, ...]]
@@ -240,7 +248,7 @@ class Snapshots(Message, frozen=True, kw_only=True, tag="snapshots"):
         return () if self.copies else tuple(self.kept)
 
 
-class Beat(Message, frozen=True, kw_only=True, tag="beat"):
+class Heartbeat(Message, frozen=True, kw_only=True):
     """Steps finished by each rank of the node, and the newest metrics of its first one."""
 
     finished: dict[int, int]
@@ -256,19 +264,19 @@ class Beat(Message, frozen=True, kw_only=True, tag="beat"):
 # ---- coordinator -> agent
 
 
-class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
+class Welcome(Message, frozen=True, kw_only=True):
     """The agent is taken in as this node; SPARE: as a spare."""
 
     node: int
 
 
-class Promote(Message, frozen=True, kw_only=True, tag="promote"):
+class Promote(Message, frozen=True, kw_only=True):
     """A spare is wanted as this node: it says hello as such."""
 
     node: int
 
 
-class Spawn(Message, frozen=True, kw_only=True, tag="spawn"):
+class Spawn(Message, frozen=True, kw_only=True):
     """Start these ranks; they arrive for `generation`.
 
     world_size, first: what they are told of their world, and of the place in it of the node's first
@@ -289,21 +297,21 @@ class Spawn(Message, frozen=True, kw_only=True, tag="spawn"):
     joins: bool = False
 
 
-class HostStore(Message, frozen=True, kw_only=True, tag="host-store"):
+class HostStore(Message, frozen=True, kw_only=True):
     """Start a store for the ranks; an earlier one of this agent is ended."""
 
     serial: int
     port: int
 
 
-class Kill(Message, frozen=True, kw_only=True, tag="kill"):
+class Kill(Message, frozen=True, kw_only=True):
     """End these ranks: SIGTERM, then SIGKILL after `grace_s` (0: SIGKILL at once)."""
 
     ranks: tuple[int, ...]
     grace_s: float = 0.0
 
 
-class Bye(Message, frozen=True, kw_only=True, tag="bye"):
+class Bye(Message, frozen=True, kw_only=True):
     """The agent ends its ranks, and itself with this status.
 
     at_once: it does not wait for a checkpoint that is being written. refused: the reason why the
@@ -336,28 +344,28 @@ FromAgent = (
     | Spawned
     | Exited
     | SpawnFailed
-    | HealFailed
+    | DeviceResetFailed
     | StoreUp
     | StoreDown
     | Snapshots
     | CheckpointWritten
-    | PartDue
-    | PartWritten
-    | CheckpointLeftOut
+    | ShardReady
+    | ShardWritten
+    | WriteLeftOut
     | SnapshotRefused
     | Pruned
-    | CheckpointPassedOver
-    | Beat
+    | CheckpointInvalid
+    | Heartbeat
     | CheckReady
     | Checked
-    | Stalled
-    | Looked
-    | Timed
-    | Traced
+    | RankStalled
+    | RanksInspected
+    | StepTimings
+    | ProfilingSwitchRead
     | Conditions
     | Arrived
     | StepFailed
-    | Held
+    | Paused
     | StateReady
     | StepDone
 )
@@ -371,15 +379,15 @@ ToAgent = (
     | CheckPair
     | CheckStop
     | CheckOver
-    | Dump
-    | WriteParts
+    | WriteFinalCheckpoint
+    | WriteShards
     | Commit
     | Settings
     | Bye
-    | Look
-    | Over
-    | Hold
-    | Form
+    | InspectRanks
+    | GenerationEnded
+    | PauseRequest
+    | FormGeneration
     | Dismiss
     | Inject
 )

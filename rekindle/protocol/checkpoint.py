@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rekindle.checkpoints.manifest import FileEntry, Origin
+from rekindle.checkpoints.manifest import FileEntry, StateOrigin
 from rekindle.protocol.rank import Message
 from rekindle.recovery.faults.invalid_states import Suspicion
 from rekindle.recovery.policy.plan import Made
@@ -12,7 +12,7 @@ from rekindle.recovery.policy.plan import Made
 # ---- agent -> coordinator
 
 
-class CheckpointWritten(Message, frozen=True, kw_only=True, tag="checkpoint-written"):
+class CheckpointWritten(Message, frozen=True, kw_only=True):
     """A checkpoint was committed, or `error` says why not. last_words: it answers Dump.
 
     shards: pieces that it is in; more than one, and all nodes have the store in common.
@@ -35,15 +35,15 @@ class CheckpointWritten(Message, frozen=True, kw_only=True, tag="checkpoint-writ
         return True
 
 
-class SnapshotRefused(Message, frozen=True, kw_only=True, tag="snapshot-refused"):
+class SnapshotRefused(Message, frozen=True, kw_only=True):
     """A rank keeps no snapshots, because its node has no memory for them."""
 
     rank: int
     error: str
 
 
-class PartDue(Message, frozen=True, kw_only=True, tag="part-due"):
-    """A checkpoint is due, and this node can write one shard of it: answered, maybe, by WriteParts.
+class ShardReady(Message, frozen=True, kw_only=True):
+    """A checkpoint is due, and this node can write one shard of it. The answer is WriteShards.
 
     rank: whose snapshot it is. shards: how many there are.
     """
@@ -55,7 +55,7 @@ class PartDue(Message, frozen=True, kw_only=True, tag="part-due"):
     shards: int
 
 
-class PartWritten(Message, frozen=True, kw_only=True, tag="part-written"):
+class ShardWritten(Message, frozen=True, kw_only=True):
     """One shard of a checkpoint is in the store as `file`, or `error` says why not.
 
     shards: how many there are. position: of the data, as JSON. origin: what the rank said of the
@@ -69,7 +69,7 @@ class PartWritten(Message, frozen=True, kw_only=True, tag="part-written"):
     shards: int
     file: FileEntry | None = None
     position: str = "{}"
-    origin: Origin = Origin()
+    origin: StateOrigin = StateOrigin()
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
     seconds: float = 0.0
     stall_s: float = 0.0
@@ -77,7 +77,7 @@ class PartWritten(Message, frozen=True, kw_only=True, tag="part-written"):
     error: str = ""
 
 
-class CheckpointLeftOut(Message, frozen=True, kw_only=True, tag="checkpoint-left-out"):
+class WriteLeftOut(Message, frozen=True, kw_only=True):
     """A checkpoint that was due is not written, for the store was busy; shards: it was to have."""
 
     step: int
@@ -91,7 +91,7 @@ class CheckpointLeftOut(Message, frozen=True, kw_only=True, tag="checkpoint-left
         return True
 
 
-class Pruned(Message, frozen=True, kw_only=True, tag="pruned"):
+class Pruned(Message, frozen=True, kw_only=True):
     """Checkpoints were removed; `error`: what could not be done, or is amiss."""
 
     removed: tuple[Made, ...] = ()
@@ -103,7 +103,7 @@ class Pruned(Message, frozen=True, kw_only=True, tag="pruned"):
         return True
 
 
-class CheckpointPassedOver(Message, frozen=True, kw_only=True, tag="checkpoint-passed-over"):
+class CheckpointInvalid(Message, frozen=True, kw_only=True):
     """A checkpoint newer than the one that counts is not valid."""
 
     path: str
@@ -118,7 +118,7 @@ class CheckpointPassedOver(Message, frozen=True, kw_only=True, tag="checkpoint-p
 # ---- coordinator -> agent
 
 
-class Dump(Message, frozen=True, kw_only=True, tag="dump"):
+class WriteFinalCheckpoint(Message, frozen=True, kw_only=True):
     """Last words: write the snapshot of `step`, which generation `made` did, or a newer clean one.
 
     shards: where the state is in several, those that are to be written, of exactly this state, each
@@ -132,10 +132,10 @@ class Dump(Message, frozen=True, kw_only=True, tag="dump"):
     of: int = 1
 
 
-class WriteParts(Message, frozen=True, kw_only=True, tag="write-parts"):
+class WriteShards(Message, frozen=True, kw_only=True):
     """All shards of this checkpoint can be written: write these, each of the rank that has it.
 
-    Answered by PartWritten of each, or by CheckpointLeftOut. of: how many there are of all nodes.
+    Answered by ShardWritten of each, or by WriteLeftOut. of: how many there are of all nodes.
     """
 
     step: int
@@ -144,14 +144,14 @@ class WriteParts(Message, frozen=True, kw_only=True, tag="write-parts"):
     of: int
 
 
-class Commit(Message, frozen=True, kw_only=True, tag="commit"):
+class Commit(Message, frozen=True, kw_only=True):
     """All shards of this checkpoint are written: make it valid; answered by CheckpointWritten."""
 
     step: int
     generation: int
     files: tuple[FileEntry, ...]
     position: str = "{}"
-    origin: Origin = Origin()
+    origin: StateOrigin = StateOrigin()
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
     seconds: float = 0.0
     stall_s: float = 0.0

@@ -30,7 +30,7 @@ _FINISHED, _IN_UPDATE, _BEAT_NS, _TOTAL, _RECORD, _DOING, _MEETINGS, _WAITING_NS
 _NONE = -1
 
 
-class Doing(enum.IntEnum):
+class RankActivity(enum.IntEnum):
     """What a rank is at; how long that may take differs (see rekindle.agent.lateness)."""
 
     OUTSIDE = 0  # of a Session: in an untouched script, before it or behind it
@@ -43,7 +43,7 @@ class Doing(enum.IntEnum):
     COMPILE = 7
 
 
-class Mark(NamedTuple):
+class PageReading(NamedTuple):
     """What a page shows: while it stays the same, the rank is at the same thing.
 
     since_ns: when it began that, by the node's monotonic clock. meetings: how often it has formed a
@@ -51,7 +51,7 @@ class Mark(NamedTuple):
     """
 
     finished: int
-    doing: Doing
+    doing: RankActivity
     since_ns: int
     meetings: int = 0
 
@@ -61,7 +61,7 @@ def beat_interval(nodes: int) -> float:
     return min(SLOWEST_BEAT_S, max(BEAT_S, nodes / BEATS_PER_S))
 
 
-class Page:
+class HeartbeatPage:
     """The heartbeat page, seen from either side."""
 
     def __init__(self, fd: int) -> None:
@@ -74,7 +74,7 @@ class Page:
         """Make a page and return its file descriptor."""
         fd = os.memfd_create(f"rekindle-{name}")
         os.ftruncate(fd, PAGE_BYTES)
-        page = Page(fd)
+        page = HeartbeatPage(fd)
         page._head[_FINISHED] = _NONE
         page.close()
         return fd
@@ -92,24 +92,24 @@ class Page:
         head[_IN_UPDATE] = 0
         head[_BEAT_NS] = time.monotonic_ns()
 
-    def begin(self, doing: Doing) -> None:
+    def begin(self, doing: RankActivity) -> None:
         """Say what the rank is at from now on."""
         head = self._head
         head[_DOING] = doing
-        head[_MEETINGS] += doing is Doing.MEETING
+        head[_MEETINGS] += doing is RankActivity.MEETING
         head[_BEAT_NS] = time.monotonic_ns()
 
     @property
-    def mark(self) -> Mark:
+    def mark(self) -> PageReading:
         """What the rank is at, and since when."""
         head = self._head
-        doing = Doing(head[_DOING])
-        return Mark(max(head[_FINISHED], 0), doing, head[_BEAT_NS], head[_MEETINGS])
+        doing = RankActivity(head[_DOING])
+        return PageReading(max(head[_FINISHED], 0), doing, head[_BEAT_NS], head[_MEETINGS])
 
     def new_life(self) -> None:
         """Forget what a dead process of the rank was at; how far it had come stays."""
         self.form()
-        self.begin(Doing.OUTSIDE)
+        self.begin(RankActivity.OUTSIDE)
 
     def form(self) -> None:
         """A process group is new: nothing was begun in it."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import msgspec
 
-from rekindle.profiling.blocked_collectives import Standing
+from rekindle.profiling.blocked_collectives import CollectivePosition
 from rekindle.profiling.steps import StepTimes
 from rekindle.profiling.switch import Switch
-from rekindle.protocol.heartbeat_page import Doing
+from rekindle.protocol.heartbeat_page import RankActivity
 from rekindle.protocol.rank import Message
 from rekindle.recovery.faults.tables.verdict import Severity
 
@@ -22,7 +22,7 @@ class Condition(msgspec.Struct, frozen=True):
     codes: tuple[str, ...]
 
 
-class Stalled(Message, frozen=True, kw_only=True, tag="stalled"):
+class RankStalled(Message, frozen=True, kw_only=True):
     """The rank is late with what it is at; said again every few seconds while it is.
 
     generation: the one that it is in. Whoever waits for others is late as they are.
@@ -32,7 +32,7 @@ class Stalled(Message, frozen=True, kw_only=True, tag="stalled"):
     generation: int
 
 
-class Traced(Message, frozen=True, kw_only=True, tag="traced"):
+class ProfilingSwitchRead(Message, frozen=True, kw_only=True):
     """MindCluster's switch of light profiling, which an agent can read, says something new."""
 
     switch: Switch
@@ -43,7 +43,7 @@ class Traced(Message, frozen=True, kw_only=True, tag="traced"):
         return True
 
 
-class Timed(Message, frozen=True, kw_only=True, tag="timed"):
+class StepTimings(Message, frozen=True, kw_only=True):
     """How long steps of the node's ranks took, by what they have written down. By rank."""
 
     steps: dict[int, tuple[StepTimes, ...]]
@@ -54,7 +54,7 @@ class Timed(Message, frozen=True, kw_only=True, tag="timed"):
         return tuple(self.steps)
 
 
-class Conditions(Message, frozen=True, kw_only=True, tag="conditions"):
+class Conditions(Message, frozen=True, kw_only=True):
     """How devices of the node are now, by local number; of one that is left out nobody knows."""
 
     devices: dict[int, Condition]
@@ -65,13 +65,13 @@ class Conditions(Message, frozen=True, kw_only=True, tag="conditions"):
         return True
 
 
-class Look(Message, frozen=True, kw_only=True, tag="look"):
-    """Look closely at all ranks of the node; answered by Looked of the same serial number."""
+class InspectRanks(Message, frozen=True, kw_only=True):
+    """Inspect all ranks of the node. The answer is RanksInspected with the same serial number."""
 
     serial: int
 
 
-class RankLook(msgspec.Struct, frozen=True, kw_only=True):
+class RankInspection(msgspec.Struct, frozen=True, kw_only=True):
     """What an agent found when it looked closely at a rank.
 
     doing: since elapsed_s, as far as its agent saw. late: that is too long.
@@ -86,7 +86,7 @@ class RankLook(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     finished: int
-    doing: Doing
+    doing: RankActivity
     elapsed_s: float
     late: bool
     waiting: bool = False
@@ -96,14 +96,14 @@ class RankLook(msgspec.Struct, frozen=True, kw_only=True):
     busy: bool = False
     where: str = ""
     stack: str = ""
-    standing: Standing | None = None
+    standing: CollectivePosition | None = None
 
 
-class Looked(Message, frozen=True, kw_only=True, tag="looked"):
+class RanksInspected(Message, frozen=True, kw_only=True):
     """What was found. error: why the node's ranks could not be looked at, if so."""
 
     serial: int
-    looks: tuple[RankLook, ...]
+    looks: tuple[RankInspection, ...]
     error: str = ""
 
     @property

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from rekindle.protocol.rank import Message
-from rekindle.recovery.node_check.evidence import Part
+from rekindle.recovery.node_check.evidence import Measurement
 
 
-class CheckAlone(Message, frozen=True, kw_only=True, tag="check-alone"):
+class CheckAlone(Message, frozen=True, kw_only=True):
     """Measure each device of the node, and collectives between them. serial: for the answer.
 
     beside_ranks: they hold most of the devices' memory, so it is to take little.
@@ -18,7 +18,7 @@ class CheckAlone(Message, frozen=True, kw_only=True, tag="check-alone"):
     beside_ranks: bool = False
 
 
-class CheckPair(Message, frozen=True, kw_only=True, tag="check-pair"):
+class CheckPair(Message, frozen=True, kw_only=True):
     """Do collectives with another node.
 
     host, port: the store of the first of the two; place: 0 for the first node, 1 for the second.
@@ -32,17 +32,17 @@ class CheckPair(Message, frozen=True, kw_only=True, tag="check-pair"):
     place: int
 
 
-class CheckStop(Message, frozen=True, kw_only=True, tag="check-stop"):
+class CheckStop(Message, frozen=True, kw_only=True):
     """What is under way is given up: the other node has failed, or it takes too long."""
 
     serial: int
 
 
-class CheckOver(Message, frozen=True, kw_only=True, tag="check-over"):
+class CheckOver(Message, frozen=True, kw_only=True):
     """Nothing more is to be measured: the devices are to be free for ranks."""
 
 
-class CheckReady(Message, frozen=True, kw_only=True, tag="check-ready"):
+class CheckReady(Message, frozen=True, kw_only=True):
     """The node's checkers wait for work. port: of the store where another node's can meet them.
 
     Told anew whenever they had to be started anew.
@@ -51,7 +51,7 @@ class CheckReady(Message, frozen=True, kw_only=True, tag="check-ready"):
     port: int
 
 
-class Checked(Message, frozen=True, kw_only=True, tag="checked"):
+class Checked(Message, frozen=True, kw_only=True):
     """What was measured: seconds, by part, of the slowest device; or why it was not.
 
     device: the one that failed, by its number on the node; -1: none in particular. note: what is to
@@ -59,7 +59,7 @@ class Checked(Message, frozen=True, kw_only=True, tag="checked"):
     """
 
     serial: int
-    seconds: dict[Part, float] = msgspec.field(default_factory=dict)
+    seconds: dict[Measurement, float] = msgspec.field(default_factory=dict)
     note: str = ""
     error: str = ""
     device: int = -1
@@ -73,7 +73,7 @@ class Meet(msgspec.Struct, frozen=True, kw_only=True, tag="meet"):
 
     serial: int
     beside_ranks: bool = False
-    part: Part
+    part: Measurement
     host: str
     port: int
     rank: int
@@ -81,7 +81,7 @@ class Meet(msgspec.Struct, frozen=True, kw_only=True, tag="meet"):
     timeout_s: float
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True, tag="work"):
+class DeviceWork(msgspec.Struct, frozen=True, kw_only=True, tag="work"):
     """Work on the device alone."""
 
     serial: int
@@ -101,10 +101,10 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """What was measured, or what went wrong. note: as in Checked."""
 
     serial: int
-    seconds: dict[Part, float] = {}
+    seconds: dict[Measurement, float] = {}
     note: str = ""
     error: str = ""
 
 
-Task = Work | Meet
+Task = DeviceWork | Meet
 Said = Open | Done

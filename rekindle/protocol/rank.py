@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import enum
+import re
 
 import msgspec
 
 from rekindle.profiling.switch import Switch
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.faults.invalid_states import Suspicion
 from rekindle.recovery.policy.plan import Made, RankPlan
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+def _tag(name: str) -> str:
+    """Return the tag of a message on the wire: its class's name, as in "step-done"."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "-", name).lower()
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=_tag):
     """Base of all messages.
 
     An agent keeps a lasting message for the next coordinator if this one may not have received it.
@@ -33,7 +39,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 # ---- rank -> agent
 
 
-class Arrived(Message, frozen=True, kw_only=True, tag="arrived"):
+class Arrived(Message, frozen=True, kw_only=True):
     """The rank waits for a generation: at the start of its Session, or after leaving a step.
 
     shard: which piece of the training state it holds; None: there is one, and all ranks hold it.
@@ -60,7 +66,7 @@ class Arrived(Message, frozen=True, kw_only=True, tag="arrived"):
     joins: bool = False
 
 
-class StepFailed(Message, frozen=True, kw_only=True, tag="step-failed"):
+class StepFailed(Message, frozen=True, kw_only=True):
     """A step of this generation raised what is no error of the script; the rank waits for orders.
 
     kind: LINK, a collective failed, most likely because a peer did; TRANSIENT; DEVICE_MEMORY; or,
@@ -70,7 +76,7 @@ class StepFailed(Message, frozen=True, kw_only=True, tag="step-failed"):
 
     rank: int
     generation: int
-    kind: Kind
+    kind: FaultKind
     error: str
     finished: int
     clean: int | None = None
@@ -81,7 +87,7 @@ class StepFailed(Message, frozen=True, kw_only=True, tag="step-failed"):
         return self.clean is not None
 
 
-class Held(Message, frozen=True, kw_only=True, tag="held"):
+class Paused(Message, frozen=True, kw_only=True):
     """The rank stands between two steps and begins no other: it answers Hold."""
 
     rank: int
@@ -89,7 +95,7 @@ class Held(Message, frozen=True, kw_only=True, tag="held"):
     finished: int
 
 
-class StateReady(Message, frozen=True, kw_only=True, tag="state-ready"):
+class StateReady(Message, frozen=True, kw_only=True):
     """The rank has the state that the plan named; `error` says why not."""
 
     rank: int
@@ -97,7 +103,7 @@ class StateReady(Message, frozen=True, kw_only=True, tag="state-ready"):
     error: str = ""
 
 
-class StepDone(Message, frozen=True, kw_only=True, tag="step-done"):
+class StepDone(Message, frozen=True, kw_only=True):
     """The rank has finished its first step of this generation."""
 
     rank: int
@@ -105,8 +111,8 @@ class StepDone(Message, frozen=True, kw_only=True, tag="step-done"):
     finished: int
 
 
-class SnapshotRoom(Message, frozen=True, kw_only=True, tag="snapshot-room"):
-    """The rank asks its agent for buffers of this size; answered by SnapshotBuffers.
+class BufferRequest(Message, frozen=True, kw_only=True):
+    """The rank asks its agent for buffers of this size; answered by BufferGrant.
 
     bytes 0: it asks for the buffers that exist, to read them.
     copy: the state whose copy is fetched from the neighbour first, as one of the rank's snapshots.
@@ -120,7 +126,7 @@ class SnapshotRoom(Message, frozen=True, kw_only=True, tag="snapshot-room"):
     serial: int = 0
 
 
-class SnapshotTaken(Message, frozen=True, kw_only=True, tag="snapshot-taken"):
+class SnapshotTaken(Message, frozen=True, kw_only=True):
     """The rank has filled a buffer; `checkpoint`: the agent writes it to the store as well.
 
     shard, shards: which piece of the state it is, and of how many. stall_s: for how many seconds
@@ -140,7 +146,7 @@ class SnapshotTaken(Message, frozen=True, kw_only=True, tag="snapshot-taken"):
 # ---- agent -> rank
 
 
-class Over(Message, frozen=True, kw_only=True, tag="over"):
+class GenerationEnded(Message, frozen=True, kw_only=True):
     """Generation `generation` is over: leave your collective and arrive for the next.
 
     finished: steps for which some rank is known to have had all gradients; a step less is not left
@@ -153,7 +159,7 @@ class Over(Message, frozen=True, kw_only=True, tag="over"):
     replaced: bool = False
 
 
-class Hold(Message, frozen=True, kw_only=True, tag="hold"):
+class PauseRequest(Message, frozen=True, kw_only=True):
     """Stop before the next step, say so, and wait for the end of this generation.
 
     The world is about to grow. While one rank holds, no other can be in a collective but in that of
@@ -164,7 +170,7 @@ class Hold(Message, frozen=True, kw_only=True, tag="hold"):
     generation: int
 
 
-class Depot(msgspec.Struct, frozen=True, kw_only=True):
+class ReplicaAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Where an agent takes copies of other nodes' snapshots, and gives them back."""
 
     host: str
@@ -182,7 +188,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     since: int = 0
 
 
-class Settings(Message, frozen=True, kw_only=True, tag="settings"):
+class Settings(Message, frozen=True, kw_only=True):
     """Settings of all ranks, from their next step on.
 
     checkpoint_every: steps between two checkpoints; 0: none. Ranks may receive it in different
@@ -193,7 +199,7 @@ class Settings(Message, frozen=True, kw_only=True, tag="settings"):
     profile: Profile = Profile()
 
 
-class Form(Message, frozen=True, kw_only=True, tag="form"):
+class FormGeneration(Message, frozen=True, kw_only=True):
     """Form this generation at the named store, with state as planned, and go on from `step`.
 
     made: the generation that did that step. suspicions: what must not be kept.
@@ -217,18 +223,18 @@ class Form(Message, frozen=True, kw_only=True, tag="form"):
     settings: Settings = Settings()
     ranks: dict[int, int]
     plan: dict[int, RankPlan]
-    depots: dict[int, Depot] = msgspec.field(default_factory=dict)
+    depots: dict[int, ReplicaAddress] = msgspec.field(default_factory=dict)
     peers: tuple[tuple[str, int], ...] = ()
 
 
-class SnapshotBuffers(Message, frozen=True, kw_only=True, tag="snapshot-buffers"):
+class BufferGrant(Message, frozen=True, kw_only=True):
     """Memory files come with this message, if `error` is empty; `serial`: of the request."""
 
     error: str = ""
     serial: int = 0
 
 
-class Dismiss(Message, frozen=True, kw_only=True, tag="dismiss"):
+class Dismiss(Message, frozen=True, kw_only=True):
     """All ranks have finished all steps: the Session may end."""
 
     finished: int
@@ -256,7 +262,7 @@ class InjectionKind(str, enum.Enum):
     TORN_UPDATE = "torn-update"
 
 
-class Inject(Message, frozen=True, kw_only=True, tag="inject"):
+class Inject(Message, frozen=True, kw_only=True):
     """Suffer a fault in this step (None: the next one). seconds: how long a slow step pauses."""
 
     rank: int
@@ -265,5 +271,5 @@ class Inject(Message, frozen=True, kw_only=True, tag="inject"):
     seconds: float = 1.0
 
 
-FromRank = Arrived | StepFailed | Held | StateReady | StepDone | SnapshotRoom | SnapshotTaken
-ToRank = Over | Hold | Form | Settings | SnapshotBuffers | Dismiss | Inject
+FromRank = Arrived | StepFailed | Paused | StateReady | StepDone | BufferRequest | SnapshotTaken
+ToRank = GenerationEnded | PauseRequest | FormGeneration | Settings | BufferGrant | Dismiss | Inject

@@ -49,7 +49,7 @@ def seal(content: memoryview) -> str:
     return seal_of(digest(block_of(content, n)) for n in range(blocks_of(len(content))))
 
 
-class Sealer:
+class BlockChecksum:
     """The seal of a content whose bytes arrive one after the other."""
 
     def __init__(self) -> None:

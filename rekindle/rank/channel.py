@@ -14,15 +14,15 @@ from rekindle import names
 from rekindle.errors import ProtocolError
 from rekindle.protocol import codec as wire
 from rekindle.protocol.agent import (
+    BufferGrant,
     Dismiss,
-    Form,
-    Held,
-    Hold,
+    FormGeneration,
+    GenerationEnded,
     Inject,
     Message,
-    Over,
+    Paused,
+    PauseRequest,
     Settings,
-    SnapshotBuffers,
 )
 
 MAX_MESSAGE = 128 * 1024
@@ -39,14 +39,14 @@ class Channel:
         self._socket = socket.socket(fileno=fd)
         self._waiting: queue.SimpleQueue[tuple[Message, list[int]]] = queue.SimpleQueue()
         self._answered = threading.Condition()
-        self._answers: dict[int, tuple[SnapshotBuffers, list[int]]] = {}  # by what they answer
+        self._answers: dict[int, tuple[BufferGrant, list[int]]] = {}  # by what they answer
         self._unwanted: set[int] = set()
         self._over = -1
         self._settled = -1  # the same, once `on_over` has done its work
         self._held = -1  # the newest generation that is to be held between two steps
         self.settings = Settings()
         self.injected: list[Inject] = []  # faults to suffer, emptied by whoever suffers them
-        self.on_over: Callable[[Over], None] = lambda over: None
+        self.on_over: Callable[[GenerationEnded], None] = lambda over: None
         threading.Thread(target=self._listen, name="rekindle-channel", daemon=True).start()
 
     @staticmethod
@@ -72,14 +72,14 @@ class Channel:
         """Wait until the generation is declared over and `on_over` has returned."""
         while self._settled < generation:
             message = self._next()[0]
-            if not isinstance(message, Over):
+            if not isinstance(message, GenerationEnded):
                 raise ProtocolError(f"expected the end of generation {generation}, got {message}")
 
     def hold(self, rank: int, generation: int, finished: int) -> bool:
         """Between two steps: if asked to, say that no other is begun, and wait for the end."""
         if not self.is_held(generation):
             return False
-        self.send(Held(rank=rank, generation=generation, finished=finished))
+        self.send(Paused(rank=rank, generation=generation, finished=finished))
         self.wait_over(generation)
         return True
 
@@ -87,18 +87,18 @@ class Channel:
         """Whether this generation is to be held between two steps."""
         return self._held == generation
 
-    def wait(self, newer_than: int) -> Form | Dismiss:
+    def wait(self, newer_than: int) -> FormGeneration | Dismiss:
         """Wait for the next generation, or for the end."""
         while True:
             message = self._next()[0]
             if isinstance(message, Dismiss):
                 return message
-            if isinstance(message, Form) and message.generation > newer_than:
+            if isinstance(message, FormGeneration) and message.generation > newer_than:
                 return message
 
     def buffers(
         self, serial: int, timeout_s: float | None = None, *, generation: int | None = None
-    ) -> tuple[SnapshotBuffers, list[int]] | None:
+    ) -> tuple[BufferGrant, list[int]] | None:
         """The answer to this SnapshotRoom; None: it has not come in time.
 
         generation: it is waited for no longer than this one goes on.
@@ -120,7 +120,7 @@ class Channel:
             else:
                 self._unwanted.add(serial)
 
-    def _keep(self, answer: SnapshotBuffers, fds: list[int]) -> None:
+    def _keep(self, answer: BufferGrant, fds: list[int]) -> None:
         with self._answered:
             if answer.serial in self._unwanted:
                 self._unwanted.discard(answer.serial)
@@ -131,7 +131,7 @@ class Channel:
 
     def _next(self) -> tuple[Message, list[int]]:
         message, fds = self._waiting.get()
-        if isinstance(message, Over):
+        if isinstance(message, GenerationEnded):
             self._settled = max(self._settled, message.generation)
         return message, fds
 
@@ -153,18 +153,18 @@ class Channel:
             if isinstance(message, Inject):
                 self.injected.append(message)
                 continue
-            if isinstance(message, Hold):
+            if isinstance(message, PauseRequest):
                 self._held = message.generation
                 continue
             if isinstance(message, Settings):
                 self.settings = message
                 continue
-            if isinstance(message, SnapshotBuffers):
+            if isinstance(message, BufferGrant):
                 self._keep(message, fds)
                 continue
-            if isinstance(message, Form):
+            if isinstance(message, FormGeneration):
                 self.settings = message.settings
-            if isinstance(message, Over):
+            if isinstance(message, GenerationEnded):
                 with self._answered:
                     self._over = max(self._over, message.generation)
                     self._answered.notify_all()

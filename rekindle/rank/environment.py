@@ -6,15 +6,15 @@ import os
 from pathlib import Path
 
 from rekindle import names
-from rekindle.protocol.heartbeat_page import Page
+from rekindle.protocol.heartbeat_page import HeartbeatPage
 
 
-def page() -> Page | None:
+def page() -> HeartbeatPage | None:
     """Take the rank's heartbeat page; None: no agent started this process."""
     fd = os.environ.pop(names.ENV_HEARTBEAT_FD, None)
     if not fd:
         return None
-    found = Page(int(fd))
+    found = HeartbeatPage(int(fd))
     os.close(int(fd))
     return found
 

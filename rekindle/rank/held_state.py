@@ -6,13 +6,13 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rekindle.protocol.agent import Form
-from rekindle.recovery.policy.plan import Made, Source
+from rekindle.protocol.agent import FormGeneration
+from rekindle.recovery.policy.plan import Made, StateSource
 
 LIMIT_S = 0.1  # the rest may also be lost with the node that was to send it
 
 
-class StepUnderWay:
+class CurrentStep:
     """Written by the main thread; the channel's thread waits for the step's end."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class StepUnderWay:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """slot: its number in the full world, which never changes.
 
     shard: which piece of the state it holds; None: all ranks hold the same. shards: how many pieces
@@ -70,7 +70,7 @@ class Place:
     copied: bool = False
     mesh: Mapping[str, int] | None = None
 
-    def moved(self, form: Form) -> Place:
+    def moved(self, form: FormGeneration) -> RankPlace:
         """Return the place in the generation that is formed."""
         own = form.plan[self.slot]
         return replace(
@@ -109,9 +109,9 @@ class HeldState:
         """Record that `generation` finished this step."""
         self.finished, self.made = step, generation
 
-    def replace(self, source: Source) -> None:
+    def replace(self, source: StateSource) -> None:
         """Record that the rank begins to load another state. A failure leaves the state torn."""
-        self.whole, self.torn = False, self.torn or source is not Source.FRESH
+        self.whole, self.torn = False, self.torn or source is not StateSource.FRESH
 
     def hold(self, made: Made) -> None:
         """Record that the rank holds this state."""

@@ -19,11 +19,19 @@ from typing import Protocol
 import msgspec
 
 from rekindle.errors import CheckpointError, SessionError
-from rekindle.protocol.rank import Arrived, Dismiss, Form, Over, StateReady, StepDone, StepFailed
+from rekindle.protocol.rank import (
+    Arrived,
+    Dismiss,
+    FormGeneration,
+    GenerationEnded,
+    StateReady,
+    StepDone,
+    StepFailed,
+)
 from rekindle.rank.channel import Channel
 from rekindle.rank.held_state import HeldState
-from rekindle.rank.progress import Progress
-from rekindle.recovery.faults.fault import Kind
+from rekindle.rank.progress import ProgressReporter
+from rekindle.recovery.faults.fault import FaultKind
 
 _LONGEST_TEXT = 500  # characters
 _CANN = re.compile(r"\bE[A-Z]\d{4}\b|\bERR\d{5}\b")
@@ -79,7 +87,7 @@ class Arrival:
     joins: bool = False
 
 
-class Framework(Protocol):
+class GenerationAdapter(Protocol):
     """The framework's part in a generation. Only the function that `enter` returns runs elsewhere
     than in the main thread."""
 
@@ -93,20 +101,20 @@ class Framework(Protocol):
         Raises UnusableError.
         """
 
-    def enter(self, form: Form) -> Callable[[Over], None]:
+    def enter(self, form: FormGeneration) -> Callable[[GenerationEnded], None]:
         """Leave the group of the former generation, and prepare this one.
 
         Returns what wakes the main thread when the generation ends. The channel's thread calls it.
         """
 
-    def form(self, form: Form) -> None:
+    def form(self, form: FormGeneration) -> None:
         """Connect to the other ranks, and bring the state to the planned one.
 
         Raises CheckpointError: the planned source does not have the planned state. Any other
         exception goes to `failed`.
         """
 
-    def failed(self, error: BaseException) -> Kind | None:
+    def failed(self, error: BaseException) -> FaultKind | None:
         """Return the kind of fault that broke `form`; None: the framework knows none like this."""
 
 
@@ -122,9 +130,9 @@ class Member:
         self,
         channel: Channel,
         slot: int,
-        progress: Progress,
+        progress: ProgressReporter,
         state: HeldState,
-        framework: Framework,
+        framework: GenerationAdapter,
     ) -> None:
         self.channel = channel
         self.slot = slot
@@ -177,13 +185,13 @@ class Member:
         """Between two steps: if the agent asks for it, wait for the generation's end."""
         return self.channel.hold(self.slot, self.generation, self.state.finished)
 
-    def report(self, kind: Kind, error: str, *, own: bool = False) -> None:
+    def report(self, kind: FaultKind, error: str, *, own: bool = False) -> None:
         """Report the fault that broke the step.
 
         own: the end of a generation cannot cause this fault, so that the rank reports it even
         when its generation has ended. Damaged device memory is always such a fault.
         """
-        if own or kind is Kind.DEVICE_MEMORY or not self.is_over:
+        if own or kind is FaultKind.DEVICE_MEMORY or not self.is_over:
             self.channel.send(
                 StepFailed(
                     rank=self.slot,
@@ -195,7 +203,7 @@ class Member:
                 )
             )
 
-    def break_off(self, kind: Kind | None, error: BaseException) -> None:
+    def break_off(self, kind: FaultKind | None, error: BaseException) -> None:
         """Report the fault that broke the step, and wait until the generation has ended.
 
         kind: None for an unknown error in a generation that has ended. The end of the generation
@@ -203,7 +211,7 @@ class Member:
         a script's own may be taken for a fault.
         """
         explained = kind is not None and self.is_over
-        self.report(kind or Kind.LINK, text_of(error))
+        self.report(kind or FaultKind.LINK, text_of(error))
         if not explained:
             what = kind.value if kind is not None else "unknown"
             text = "step %d broke (%s); rank %d forms the next generation"
@@ -215,7 +223,7 @@ class Member:
         try:
             self._framework.recover()
         except UnusableError as error:
-            self.report(Kind.DEVICE, str(error), own=True)
+            self.report(FaultKind.DEVICE, str(error), own=True)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _arrived(self) -> Arrived:
@@ -234,7 +242,7 @@ class Member:
             joins=arrival.joins,
         )
 
-    def _form(self, form: Form) -> bool:
+    def _form(self, form: FormGeneration) -> bool:
         """Form this generation; False: it has ended already."""
         stop = self._framework.enter(form)
         self.generation = form.generation
@@ -266,6 +274,6 @@ class Member:
                 raise error
         self.break_off(kind, error)
 
-    def _on_over(self, stop: Callable[[Over], None], over: Over) -> None:
+    def _on_over(self, stop: Callable[[GenerationEnded], None], over: GenerationEnded) -> None:
         if over.generation >= self.generation:
             stop(over)

@@ -58,7 +58,7 @@ class Profiler:
     def begin_step(self, step: int, asked: Profile) -> None:
         """A step's body begins, for the first time or again. asked: what is to be written down."""
         if asked is not self._asked:
-            self._obey(asked)
+            self._handle_orders(asked)
         if self.on.step:
             self._step, self._began = step, time.time_ns()
 
@@ -117,7 +117,7 @@ class Profiler:
 
     def close(self) -> None:
         """Write what is left."""
-        self._obey(Profile())
+        self._handle_orders(Profile())
 
     def switched(self) -> None:
         """What is on has changed: the place to hook into a framework, or out of it."""
@@ -129,7 +129,7 @@ class Profiler:
         """Have it written, behind those that were kept before."""
         self._waiting.append((made, threading.get_ident()))
 
-    def _obey(self, asked: Profile) -> None:
+    def _handle_orders(self, asked: Profile) -> None:
         self._asked, self._step = asked, -1
         is_asked = bool(asked.switch.words) and self._folder is not None
         if self._writer is not None and not is_asked:

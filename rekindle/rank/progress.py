@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 
 from rekindle.errors import ProtocolError, SessionError
-from rekindle.protocol.heartbeat_page import Doing, Page
+from rekindle.protocol.heartbeat_page import HeartbeatPage, RankActivity
 
 
 class Records:
     """Writes the records of one rank; path None: to nowhere, page None: nobody looks on."""
 
-    def __init__(self, path: Path | None, page: Page | None, slot: int) -> None:
+    def __init__(self, path: Path | None, page: HeartbeatPage | None, slot: int) -> None:
         self._fd = -1
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,13 +84,13 @@ def _finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 PHASES = {
-    "evaluate": Doing.EVALUATE,
-    "checkpoint": Doing.CHECKPOINT,
-    "compile": Doing.COMPILE,
+    "evaluate": RankActivity.EVALUATE,
+    "checkpoint": RankActivity.CHECKPOINT,
+    "compile": RankActivity.COMPILE,
 }
 
 
-def phase_of(name: str) -> Doing:
+def phase_of(name: str) -> RankActivity:
     """Return what a script's name for it means.
 
     Raises SessionError: there is no such phase.
@@ -100,25 +100,25 @@ def phase_of(name: str) -> Doing:
     return PHASES[name]
 
 
-class Progress:
+class ProgressReporter:
     """The heartbeat of one rank.
 
     page: None without an agent. total: the steps that the script wants.
     """
 
-    def __init__(self, page: Page | None) -> None:
+    def __init__(self, page: HeartbeatPage | None) -> None:
         self.page = page
         self.total = 0
         self._first = True  # the next step is the first of its generation
 
-    def _begin(self, doing: Doing) -> None:
+    def _begin(self, doing: RankActivity) -> None:
         if self.page is not None:
             self.page.begin(doing)
 
     def _beat(self, finished: int) -> None:
         if self.page is not None:
             self.page.beat(finished)
-        self._begin(Doing.BETWEEN)
+        self._begin(RankActivity.BETWEEN)
 
     def asked_for(self, total: int) -> None:
         """The script wants so many steps."""
@@ -128,7 +128,7 @@ class Progress:
 
     def meet(self) -> None:
         """The rank meets the others to form a generation."""
-        self._begin(Doing.MEETING)
+        self._begin(RankActivity.MEETING)
 
     def formed(self, finished: int) -> None:
         """A generation begins behind so many finished steps."""
@@ -137,7 +137,7 @@ class Progress:
 
     def begin_step(self) -> None:
         """A step's body begins."""
-        self._begin(Doing.FIRST if self._first else Doing.STEP)
+        self._begin(RankActivity.FIRST if self._first else RankActivity.STEP)
 
     def end_step(self, finished: int) -> None:
         """A step is finished."""
@@ -146,12 +146,12 @@ class Progress:
 
     def leave(self) -> None:
         """From now on the script is on its own."""
-        self._begin(Doing.OUTSIDE)
+        self._begin(RankActivity.OUTSIDE)
 
     @contextmanager
-    def at(self, doing: Doing) -> Iterator[None]:
+    def at(self, doing: RankActivity) -> Iterator[None]:
         """The rank is at something else for a while; what it was at begins anew behind it."""
-        before = self.page.mark.doing if self.page is not None else Doing.OUTSIDE
+        before = self.page.mark.doing if self.page is not None else RankActivity.OUTSIDE
         self._begin(doing)
         try:
             yield

@@ -18,7 +18,7 @@ from rekindle.checkpoints.format import METADATA_METRICS, METADATA_POSITION
 from rekindle.errors import CheckpointError
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel
-from rekindle.rank.held_state import Place
+from rekindle.rank.held_state import RankPlace
 from rekindle.rank.profiler import Profiler
 from rekindle.rank.snapshot_writer import SnapshotWriter
 
@@ -46,7 +46,7 @@ class Moment(NamedTuple):
     holds: Callable[[], bool]
 
 
-class LastWords:
+class FinalSnapshot:
     """keep: keeps the state of this moment, and says whether it could; called by a thread of ours.
 
     updates: tells whether that of the step under way has begun; None: nobody can tell.
@@ -168,15 +168,15 @@ def _claim_of(step: int) -> str:
 REST_S = 600.0  # once the agent had no memory: others may have given some back by then
 
 
-class StateKeeper:
+class SnapshotSchedule:
     """Takes the snapshots that are due after a step; without an agent, none."""
 
     def __init__(
         self,
         channel: Channel | None,
-        place: Place,
+        place: RankPlace,
         profiler: Profiler,
-        writer: Callable[[Channel, Place], SnapshotWriter],
+        writer: Callable[[Channel, RankPlace], SnapshotWriter],
     ) -> None:
         self._profiler = profiler
         self._channel = channel
@@ -195,7 +195,7 @@ class StateKeeper:
         self,
         named: Mapping[str, Any],
         *,
-        place: Place,
+        place: RankPlace,
         step: int,
         last: bool,
         position: Mapping[str, Any],
@@ -246,7 +246,7 @@ class StateKeeper:
         self,
         named: Mapping[str, Any],
         *,
-        place: Place,
+        place: RankPlace,
         step: int,
         position: Mapping[str, Any],
         metrics: Mapping[str, float],

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rekindle.checkpoints.format import Layout, plan_layout, write_header
+from rekindle.checkpoints.format import FileLayout, plan_layout, write_header
 from rekindle.errors import CheckpointError
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import BUFFERS, BUFFERS_OF_SHARD, SnapshotBuffer
 from rekindle.rank.channel import Channel
-from rekindle.rank.held_state import Place
+from rekindle.rank.held_state import RankPlace
 from rekindle.recovery.policy.plan import Made
 
 STEP = "step"
@@ -54,12 +54,12 @@ class Captured(NamedTuple):
 class SnapshotWriter(ABC):
     """Copies the state of one rank to its agent's buffers in turn."""
 
-    def __init__(self, channel: Channel, place: Place) -> None:
+    def __init__(self, channel: Channel, place: RankPlace) -> None:
         self._channel = channel
         self._slot = place.slot
         self._sharded = place.shard is not None
         self._count = BUFFERS_OF_SHARD if self._sharded else BUFFERS
-        self._layout: Layout | None = None
+        self._layout: FileLayout | None = None
         self._room = 0  # bytes for the metadata
         self._said: Mapping[str, str] = {}  # metadata that follow from the state's shape
         self._forms: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
@@ -75,7 +75,7 @@ class SnapshotWriter(ABC):
         self,
         named: Mapping[str, Any],
         *,
-        place: Place,
+        place: RankPlace,
         step: int,
         notes: Mapping[str, Mapping[str, Any]],
         checkpoint: bool,
@@ -220,7 +220,7 @@ class SnapshotWriter(ABC):
             self._use(buffers, state, self._layout)
         return True
 
-    def _use(self, buffers: list[SnapshotBuffer], state: Captured, layout: Layout) -> None:
+    def _use(self, buffers: list[SnapshotBuffer], state: Captured, layout: FileLayout) -> None:
         self._buffers = buffers
         for buffer in buffers:
             buffer.map_pages()
@@ -232,7 +232,7 @@ class SnapshotWriter(ABC):
         self._views = [self.views(buffer.data, state, begins) for buffer in buffers]
 
     @abstractmethod
-    def capture(self, named: Mapping[str, Any], place: Place, *, before: object) -> Captured:
+    def capture(self, named: Mapping[str, Any], place: RankPlace, *, before: object) -> Captured:
         """Read the state. before: the forms of the last one; `said` is not asked for if equal."""
 
     @abstractmethod
@@ -272,7 +272,7 @@ def ask_for_buffers(
     """
     serial = next(_serials)
     channel.send(
-        protocol.SnapshotRoom(rank=slot, bytes=data_bytes, buffers=count, copy=copy, serial=serial)
+        protocol.BufferRequest(rank=slot, bytes=data_bytes, buffers=count, copy=copy, serial=serial)
     )
     return serial
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from rekindle.errors import SessionError, StaleError
-from rekindle.protocol.heartbeat_page import Page
+from rekindle.protocol.heartbeat_page import HeartbeatPage
 
 Address = tuple[str, int]
 
@@ -38,7 +38,7 @@ class PeerGoneError(RuntimeError):
     """The line to another rank is cut: most likely it has ended."""
 
 
-class Run(NamedTuple):
+class RunIdentity(NamedTuple):
     """What all ranks have to have alike.
 
     total: steps. begins: a number that tells the parameters that the first of them began with.
@@ -48,7 +48,7 @@ class Run(NamedTuple):
     begins: int
 
 
-_ANY = Run(0, 0)
+_ANY = RunIdentity(0, 0)
 
 
 class Listener:
@@ -116,13 +116,13 @@ class Listener:
             self._came.notify_all()
 
 
-class Gate:
+class StepVote:
     """The gate of one generation. The main thread passes it; any thread may sever it.
 
     page: shows the agent that this rank waits for others.
     """
 
-    def __init__(self, listener: Listener, page: Page | None) -> None:
+    def __init__(self, listener: Listener, page: HeartbeatPage | None) -> None:
         self._listener = listener
         self._page = page
         self._lock = threading.Lock()
@@ -156,7 +156,7 @@ class Gate:
         is_over = lambda: self._severed  # noqa: E731
         return self._keep(self._listener.take(self._generation, place, purpose, is_over))
 
-    def agree(self, step: int, *, can: bool, ends: bool = False, run: Run = _ANY) -> bool:
+    def agree(self, step: int, *, can: bool, ends: bool = False, run: RunIdentity = _ANY) -> bool:
         """Say whether this rank can do a step; return whether all can, the same on all ranks.
 
         ends: to this rank there is no such step. Raises PeerGoneError: a rank is gone; StaleError:
@@ -172,7 +172,7 @@ class Gate:
             for told, heard in zip(self._told, self._heard, strict=True):
                 told.sendall(_WORD.pack(step, _CAN * can | _ENDS * ends, *run))
                 other, flags, *theirs = _WORD.unpack(receive(heard, _WORD.size))
-                _compare((step, ends, run), (other, bool(flags & _ENDS), Run(*theirs)))
+                _compare((step, ends, run), (other, bool(flags & _ENDS), RunIdentity(*theirs)))
                 can = can and bool(flags & _CAN)
         except (OSError, PeerGoneError) as error:
             raise self._lost(error) from error
@@ -233,7 +233,7 @@ class Gate:
         return line
 
 
-def _compare(mine: tuple[int, bool, Run], theirs: tuple[int, bool, Run]) -> None:
+def _compare(mine: tuple[int, bool, RunIdentity], theirs: tuple[int, bool, RunIdentity]) -> None:
     (step, ends, run), (other, other_ends, other_run) = mine, theirs
     if run.total != other_run.total:
         raise SessionError(

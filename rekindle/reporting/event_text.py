@@ -21,12 +21,12 @@ from rekindle.recovery.journal.journal import (
     Decided,
     Ended,
     FaultSeen,
+    FinalCheckpoint,
     FirstStep,
     Formed,
     Incident,
     Isolated,
     JobStarted,
-    LastWords,
     NodeChecked,
     NodeJoined,
     NodeLeft,
@@ -62,7 +62,7 @@ def level(event: AnyEvent) -> int:
             return logging.INFO if event.incident or event.step else logging.DEBUG
         case NodeLeft():
             return logging.INFO if event.reason else logging.DEBUG
-        case Answered() | CheckpointInterval() | Isolated() | LastWords() | NodeChecked():
+        case Answered() | CheckpointInterval() | Isolated() | FinalCheckpoint() | NodeChecked():
             return logging.INFO
         case _:
             return logging.DEBUG
@@ -86,7 +86,7 @@ def words(event: AnyEvent) -> str:
             CheckpointLeftOut()
             | CheckpointInterval()
             | CheckpointsPruned()
-            | LastWords()
+            | FinalCheckpoint()
             | NodeChecked()
             | Profiled()
             | Slowed()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import attempts, journal
 from rekindle.recovery.journal.journal import (
     RESCHEDULED,
@@ -47,7 +47,7 @@ class Shown(NamedTuple):
 
 
 def shown(history: list[AnyEvent]) -> Shown:
-    """Say where the job is, by its ledger so far."""
+    """Say where the job is, by its journal so far."""
     attempt = attempts.newest(history)
     incident = _open(attempt)
     said = _of_incident(incident, attempt) if incident else None
@@ -76,7 +76,7 @@ def _of_incident(incident: Incident, attempt: list[AnyEvent]) -> Shown:
     if answers and answers[-1].incident == incident.number and not answers[-1].granted:
         return Shown(STOPPING, f"{said}; not approved by {answers[-1].by}")
     name = _ANEW.get(incident.strategy, RECOVERING)
-    hung = incident.cause.kind is Kind.HANG and name in (RECOVERING, RESTARTING)
+    hung = incident.cause.kind is FaultKind.HANG and name in (RECOVERING, RESTARTING)
     return Shown(HUNG if hung else name, said)
 
 

@@ -55,7 +55,7 @@ class Summary:
 
 
 def summarize(job_id: str, history: list[AnyEvent]) -> Summary:
-    """Fold the ledger of a job into its summary."""
+    """Fold the journal of a job into its summary."""
     found = incidents(history)
     end = attempts.end_of(history)
     wall = history[-1].at - history[0].at if history else 0.0

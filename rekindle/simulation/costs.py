@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 
 from rekindle.errors import UsageError
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.faults.tables.document import Entry, read
-from rekindle.recovery.faults.tables.keys import Wrong
+from rekindle.recovery.faults.tables.keys import InvalidKey
 from rekindle.recovery.faults.tables.loading import row_of
 from rekindle.recovery.policy.policy import Strategy
 from rekindle.simulation.progress import Source
@@ -34,14 +34,18 @@ class StrategyRow(msgspec.Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """Refuse what cannot be meant. Raises Wrong."""
         if not self.devices or len(self.devices) != len(self.seconds):
-            raise Wrong("seconds", "give one time for each number in devices, and one at least")
+            raise InvalidKey(
+                "seconds", "give one time for each number in devices, and one at least"
+            )
         for index, (before, count) in enumerate(itertools.pairwise((0, *self.devices))):
             if count <= before:
-                raise Wrong("devices", "give numbers above 0, the smaller ones first", index)
+                raise InvalidKey("devices", "give numbers above 0, the smaller ones first", index)
         for index, seconds in enumerate(self.seconds):
             check_positive("seconds", seconds, index)
         if not 0 < self.succeeds <= 1:
-            raise Wrong("succeeds", f"{self.succeeds} cannot be; give more than 0 and at most 1")
+            raise InvalidKey(
+                "succeeds", f"{self.succeeds} cannot be; give more than 0 and at most 1"
+            )
 
     def seconds_at(self, devices: int) -> float:
         """Return the time for so many devices."""
@@ -57,7 +61,7 @@ class StrategyRow(msgspec.Struct, frozen=True, kw_only=True):
 class KindRow(msgspec.Struct, frozen=True, kw_only=True):
     """What a kind of fault takes: data/times.toml."""
 
-    kind: Kind
+    kind: FaultKind
     detect_s: float
     repair_s: float
 
@@ -88,27 +92,29 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("checkpoint_stall_s", "snapshot_every_s", "new_node_s", "answer_s", "grow_s"):
             check_least(name, getattr(self, name))
         if not 0 <= self.overhead < 1:
-            raise Wrong("overhead", f"{self.overhead} is no share; give 0 or more, less than 1")
+            raise InvalidKey(
+                "overhead", f"{self.overhead} is no share; give 0 or more, less than 1"
+            )
 
 
 class Costs(msgspec.Struct, frozen=True):
     """All of it, for every strategy and every kind that a mix may name."""
 
     strategies: Mapping[Strategy, StrategyRow]
-    kinds: Mapping[Kind, KindRow]
+    kinds: Mapping[FaultKind, KindRow]
     job: JobRow
 
 
 def check_least(name: str, value: float) -> None:
     """Refuse what is below 0 or endless. Raises Wrong."""
     if not 0 <= value < math.inf:
-        raise Wrong(name, f"{value} cannot be; give a number from 0 on")
+        raise InvalidKey(name, f"{value} cannot be; give a number from 0 on")
 
 
 def check_positive(name: str, value: float, index: int | None = None) -> None:
     """Refuse what is not above 0 or endless. Raises Wrong."""
     if not 0 < value < math.inf:
-        raise Wrong(name, f"{value} cannot be; give a number above 0", index)
+        raise InvalidKey(name, f"{value} cannot be; give a number above 0", index)
 
 
 def load(user_file: Path | None = None) -> Costs:
@@ -117,7 +123,7 @@ def load(user_file: Path | None = None) -> Costs:
     Raises UsageError: the file cannot be used; it says the line.
     """
     strategies: dict[Strategy, StrategyRow] = {}
-    kinds: dict[Kind, KindRow] = {}
+    kinds: dict[FaultKind, KindRow] = {}
     job = JobRow()
     for path in (DEFAULTS, user_file):
         seen: set[object] = set()

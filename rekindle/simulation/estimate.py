@@ -68,7 +68,7 @@ FEWEST = 3
 _QUANTILE = 0.99
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be simulated. checkpoint_s: None: the best interval for each policy."""
 
     world: World
@@ -94,7 +94,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
-class Interval(msgspec.Struct, frozen=True):
+class MeanInterval(msgspec.Struct, frozen=True):
     """A mean and the ends of its 95 % confidence interval, by Student's t over the runs."""
 
     mean: float
@@ -114,10 +114,10 @@ class Estimate(msgspec.Struct, frozen=True):
     rate: float
 
     @property
-    def goodput(self) -> Interval:
+    def goodput(self) -> MeanInterval:
         """The share of time that was worth undisturbed training."""
         found = interval([outcome.goodput for outcome in self.outcomes])
-        return Interval(found.mean, max(found.low, 0.0), min(found.high, 1.0))
+        return MeanInterval(found.mean, max(found.low, 0.0), min(found.high, 1.0))
 
     @property
     def incidents(self) -> dict[Strategy, float]:
@@ -172,7 +172,7 @@ class Estimate(msgspec.Struct, frozen=True):
         return statistics.fmean(of(outcome) for outcome in self.outcomes)
 
 
-def judge(question: Question, policy: Policy, traces: Sequence[Sequence[Strike]]) -> Estimate:
+def judge(question: Scenario, policy: Policy, traces: Sequence[Sequence[Strike]]) -> Estimate:
     """Run a policy through all traces.
 
     Which faults go back to a checkpoint is the policy's doing. So where no interval is given, some
@@ -186,22 +186,22 @@ def judge(question: Question, policy: Policy, traces: Sequence[Sequence[Strike]]
     return _judge(question, policy, traces, first.best_interval)
 
 
-def difference(one: Estimate, other: Estimate) -> Interval:
+def difference(one: Estimate, other: Estimate) -> MeanInterval:
     """Return by how much the goodput of `other` is higher, trace by trace."""
     pairs = zip(one.outcomes, other.outcomes, strict=True)
     return interval([new.goodput - old.goodput for old, new in pairs])
 
 
-def interval(values: Sequence[float]) -> Interval:
+def interval(values: Sequence[float]) -> MeanInterval:
     """Return the mean of two values or more with its interval."""
     mean = statistics.fmean(values)
     error = statistics.stdev(values) / math.sqrt(len(values))
     width = student(len(values) - 1) * error
-    return Interval(mean, mean - width, mean + width)
+    return MeanInterval(mean, mean - width, mean + width)
 
 
 def _judge(
-    question: Question, policy: Policy, traces: Sequence[Sequence[Strike]], checkpoint_s: float
+    question: Scenario, policy: Policy, traces: Sequence[Sequence[Strike]], checkpoint_s: float
 ) -> Estimate:
     job, seconds = question.costs.job, question.days * DAY_S
     cadence = Cadence(

@@ -11,7 +11,7 @@ import msgspec
 from rekindle.recovery.policy.policy import Policy
 from rekindle.simulation.costs import Costs
 from rekindle.simulation.outcome import Loss, World
-from rekindle.simulation.progress import Cadence, Progress, Source
+from rekindle.simulation.progress import Cadence, SimulatedProgress, Source
 from rekindle.simulation.trace import Strike
 
 
@@ -77,7 +77,7 @@ class Job:
         self.end = end
         self.newest = 0
         self.resumed = 0
-        self.progress = Progress(setting.cadence)
+        self.progress = SimulatedProgress(setting.cadence)
         self.pool = Pool(setting.world.spares)
         self.missing: set[int] = set()
         self.lost = dict.fromkeys(Loss, 0.0)

@@ -13,7 +13,7 @@ import msgspec
 
 from rekindle.recovery.policy import history
 from rekindle.recovery.policy.decide import Decision, decide
-from rekindle.recovery.policy.history import Case, Past
+from rekindle.recovery.policy.history import Past, Situation
 from rekindle.recovery.policy.policy import INNER, Policy, Strategy
 
 _JOBS = (Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB_ISOLATED)
@@ -29,7 +29,7 @@ _BUDGETS: dict[str, _Fold] = {
 }
 
 
-class Memory:
+class RecoveryBudgets:
     """A policy and what it has decided so far in one job.
 
     many: nothing is forgotten before there are so many decisions; at once it costs less.
@@ -45,7 +45,7 @@ class Memory:
         """A person has begun the job again: its budgets are its own."""
         self.policy, self.past = self._whole, []
 
-    def decide(self, case: Case) -> Decision:
+    def decide(self, case: Situation) -> Decision:
         """Decide about a case, whose past is this one, and remember it."""
         decision = decide(self.policy, case)
         self.past.append(
@@ -63,7 +63,7 @@ class Memory:
     def forget(self, *, now: float, newest: int, oldest: int) -> None:
         """Forget what cannot matter any more to a fault after `now`, in a later incident.
 
-        newest: as in `Case`; it never falls. oldest: no later fault will have finished fewer steps.
+        newest: as in `Situation`; it never falls. oldest: no later fault has finished fewer steps.
         """
         if len(self.past) < self._many:
             return

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 
 from rekindle.errors import UsageError
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.faults.tables.document import Entry, read
-from rekindle.recovery.faults.tables.keys import Wrong
+from rekindle.recovery.faults.tables.keys import InvalidKey
 from rekindle.recovery.faults.tables.loading import row_of
 from rekindle.simulation.costs import DATA, check_least, check_positive, twice
 
@@ -29,13 +29,13 @@ class FaultRow(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     weight: float
-    kind: Kind
+    kind: FaultKind
     code: str = ""
     self_heal: bool = False
     user_caused: bool = False
     place: float = 0.0
     script: float = 0.0
-    becomes: Kind | None = None
+    becomes: FaultKind | None = None
     repair_s: float | None = None
 
     def check(self) -> None:
@@ -46,13 +46,22 @@ class FaultRow(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("place", "script"):
             check_share(name, getattr(self, name))
         if self.place + self.script > 1:
-            raise Wrong("script", "place and script are shares of one whole; give at most 1 in all")
+            raise InvalidKey(
+                "script", "place and script are shares of one whole; give at most 1 in all"
+            )
         for name in ("kind", "becomes"):
             if getattr(self, name) in _NEVER:
-                raise Wrong(name, "no mix can tell of these: Rekindle makes them while it recovers")
+                raise InvalidKey(
+                    name, "no mix can tell of these: Rekindle makes them while it recovers"
+                )
 
 
-_NEVER = (Kind.RESTORE, Kind.COORDINATOR, Kind.LAUNCH, Kind.STORAGE)  # or do not disturb training
+_NEVER = (
+    FaultKind.RESTORE,
+    FaultKind.COORDINATOR,
+    FaultKind.LAUNCH,
+    FaultKind.STORAGE,
+)  # or do not disturb training
 
 
 class MixRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,12 +92,12 @@ class MixRow(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("lemon_share", "group_share", "second_share"):
             check_share(name, getattr(self, name))
         if not self.lemon_factor >= 1:
-            raise Wrong("lemon_factor", f"{self.lemon_factor} cannot be; give 1 or more")
+            raise InvalidKey("lemon_factor", f"{self.lemon_factor} cannot be; give 1 or more")
         check_least("group_repair_s", self.group_repair_s)
         if self.group_nodes < 1:
-            raise Wrong("group_nodes", f"{self.group_nodes} cannot be; give 1 or more")
+            raise InvalidKey("group_nodes", f"{self.group_nodes} cannot be; give 1 or more")
         if self.faults_of and self.faults_of not in SHIPPED:
-            raise Wrong("faults_of", f"'{self.faults_of}' is none of {', '.join(SHIPPED)}")
+            raise InvalidKey("faults_of", f"'{self.faults_of}' is none of {', '.join(SHIPPED)}")
 
 
 class Mix(msgspec.Struct, frozen=True):
@@ -106,13 +115,13 @@ class Mix(msgspec.Struct, frozen=True):
 def check_most(name: str, value: float) -> None:
     """Refuse what is more than can be counted with. Raises Wrong."""
     if not value <= _MOST:
-        raise Wrong(name, f"{value:g} cannot be; give {_MOST:g} at most")
+        raise InvalidKey(name, f"{value:g} cannot be; give {_MOST:g} at most")
 
 
 def check_share(name: str, value: float) -> None:
     """Refuse what is no share. Raises Wrong."""
     if not 0 <= value <= 1:
-        raise Wrong(name, f"{value} is no share; give a number from 0 to 1")
+        raise InvalidKey(name, f"{value} is no share; give a number from 0 to 1")
 
 
 def load(name: str) -> Mix:

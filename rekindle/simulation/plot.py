@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from rekindle.recovery.policy.policy import Strategy
 from rekindle.simulation import estimate
-from rekindle.simulation.estimate import Estimate, Question
+from rekindle.simulation.estimate import Estimate, Scenario
 from rekindle.simulation.outcome import Loss
 from rekindle.simulation.report import duration
 
@@ -23,7 +23,7 @@ _TICKS = [1, 10, 60, 600, 3600, 6 * 3600, 86_400, 7 * 86_400, 60 * 86_400]  # se
 Named = Sequence[tuple[str, Estimate]]
 
 
-def draw(question: Question, named: Named, path: Path) -> None:
+def draw(question: Scenario, named: Named, path: Path) -> None:
     """Draw one policy or two into a PNG file. Raises OSError: it cannot be written."""
     figure = Figure(figsize=(12, 8), layout="constrained")
     world = question.world

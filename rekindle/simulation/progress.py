@@ -32,7 +32,7 @@ class Cadence(msgspec.Struct, frozen=True, kw_only=True):
     overhead: float
 
 
-class Progress:
+class SimulatedProgress:
     """The work that is done, in seconds of undisturbed training of the whole world."""
 
     def __init__(self, cadence: Cadence) -> None:

@@ -8,19 +8,19 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rekindle.recovery.faults.fault import Fault, Kind
-from rekindle.recovery.policy.history import Case
+from rekindle.recovery.faults.fault import Fault, FaultKind
+from rekindle.recovery.policy.history import Situation
 from rekindle.recovery.policy.policy import INNER, LATE_S, Strategy
 from rekindle.simulation.costs import StrategyRow
 from rekindle.simulation.job import Job, Setting
-from rekindle.simulation.memory import Memory
+from rekindle.simulation.memory import RecoveryBudgets
 from rekindle.simulation.outcome import Loss, Outcome
 from rekindle.simulation.progress import Source
 from rekindle.simulation.trace import Cause, Strike
 
 ENDS = (Strategy.DUMP, Strategy.FAIL)
-GONE = (Kind.NODE_LOST, Kind.EVICTION)
-_OF_NODES = (*GONE, Kind.NODE)
+GONE = (FaultKind.NODE_LOST, FaultKind.EVICTION)
+_OF_NODES = (*GONE, FaultKind.NODE)
 
 
 class Broken(msgspec.Struct, kw_only=True):
@@ -52,7 +52,7 @@ class Broken(msgspec.Struct, kw_only=True):
         row = self.strike.row
         if self.missed:
             text = f"no node came as node {self.node} in time"
-            return Fault(kind=Kind.SCHEDULING, message=text, finished=self.finished, at=at)
+            return Fault(kind=FaultKind.SCHEDULING, message=text, finished=self.finished, at=at)
         revealed = self.again and row.becomes is not None and self.strike.cause is Cause.PLACE
         kind = row.becomes if revealed and row.becomes else row.kind
         of_node = kind in _OF_NODES
@@ -67,7 +67,7 @@ class Broken(msgspec.Struct, kw_only=True):
             host=host,
             device=-1 if of_node else self.strike.device,
             code=(row.code or row.name) if revealed else row.code,
-            user_caused=row.user_caused or kind is Kind.USER_CODE,
+            user_caused=row.user_caused or kind is FaultKind.USER_CODE,
             self_heal=row.self_heal and not revealed,
         )
 
@@ -170,7 +170,7 @@ def replay(setting: Setting, strikes: Sequence[Strike], seconds: float) -> Outco
 class _Replay:
     def __init__(self, setting: Setting, strikes: Sequence[Strike], seconds: float) -> None:
         self._setting = setting
-        self._memory = Memory(setting.policy)
+        self._memory = RecoveryBudgets(setting.policy)
         self._job = Job(setting, seconds)
         self._upcoming = Upcoming(strikes, self._job)
         self._incident = 0
@@ -249,7 +249,7 @@ class _Replay:
         per_node = setting.world.per_node
         fault = one.fault(at=job.now, host=job.host(one.node), per_node=per_node)
         decision = self._memory.decide(
-            Case(
+            Situation(
                 fault=fault,
                 session=setting.costs.job.session,
                 formed=job.now >= repair.formed_at,

@@ -7,13 +7,13 @@ from typing import Any
 
 from rekindle.recovery.policy.policy import Strategy
 from rekindle.simulation import estimate
-from rekindle.simulation.estimate import FEWEST, Estimate, Interval, Question, difference
+from rekindle.simulation.estimate import FEWEST, Estimate, MeanInterval, Scenario, difference
 from rekindle.simulation.outcome import Loss
 
 Row = tuple[str, ...]
 
 
-def as_text(question: Question, named: Sequence[tuple[str, Estimate]]) -> str:
+def as_text(question: Scenario, named: Sequence[tuple[str, Estimate]]) -> str:
     """Return what a person reads: one policy, or two side by side and their difference."""
     estimates = [estimate for _, estimate in named]
     blocks = [_heading(question), _table([("", *(name for name, _ in named)), *_main(estimates)])]
@@ -25,7 +25,7 @@ def as_text(question: Question, named: Sequence[tuple[str, Estimate]]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def as_json(question: Question, estimates: Sequence[Estimate]) -> dict[str, Any]:
+def as_json(question: Scenario, estimates: Sequence[Estimate]) -> dict[str, Any]:
     """Return what a program reads; keys and units: docs/simulate.md."""
     world = question.world
     found = _as_json(estimates[0]) | {
@@ -50,7 +50,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _heading(question: Question) -> str:
+def _heading(question: Scenario) -> str:
     world, mix = question.world, question.mix
     spares = "as many spares as it takes" if world.spares is None else f"{world.spares} spares"
     gap = 1 / mix.rate(world.devices)
@@ -113,7 +113,7 @@ def _daly(one: Estimate) -> float:
     return estimate.daly(one.store_rate, one.stall_s)
 
 
-def _verdict(name: str, found: Interval) -> str:
+def _verdict(name: str, found: MeanInterval) -> str:
     told = f"{name}: goodput {found.mean:+.4f} ({found.low:+.4f} to {found.high:+.4f}, 95 %)"
     if found.low <= 0 <= found.high:
         return f"{told}; more runs (--runs) may tell them apart"
@@ -139,7 +139,7 @@ def _as_json(one: Estimate) -> dict[str, Any]:
     }
 
 
-def _interval(found: Interval) -> dict[str, float]:
+def _interval(found: MeanInterval) -> dict[str, float]:
     return {"goodput": found.mean, "goodput_low": found.low, "goodput_high": found.high}
 
 
@@ -147,7 +147,7 @@ def _row(label: str, estimates: Sequence[Estimate], cell: Callable[[Estimate], s
     return (label, *(cell(one) for one in estimates))
 
 
-def _range(found: Interval) -> str:
+def _range(found: MeanInterval) -> str:
     return f"{found.low:.4f} to {found.high:.4f}"
 
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.simulation.mix import FaultRow, Mix
 
 DAY_S = 86_400.0
@@ -91,7 +91,9 @@ def _draw(
     victims = chance.integers(nodes, size=count)
     if len(lemons):
         victims = np.where(of_lemon, chance.choice(lemons, count), victims)
-    switch = FaultRow(name="switch", weight=1.0, kind=Kind.NODE_LOST, repair_s=odds.group_repair_s)
+    switch = FaultRow(
+        name="switch", weight=1.0, kind=FaultKind.NODE_LOST, repair_s=odds.group_repair_s
+    )
     found = []
     for n in range(count):
         row = switch if groups[n] else mix.faults[rows[n]]

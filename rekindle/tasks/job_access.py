@@ -1,4 +1,4 @@
-"""The job of a flow run: its name, its directory and the history that its ledger tells."""
+"""The job of a flow run: its name, its directory and the history that its journal tells."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rekindle import names
 from rekindle.engines.base import Engine
 from rekindle.engines.client import JobClient
 from rekindle.engines.local import LocalEngine
-from rekindle.engines.simulated_hosts import PretendedHosts
+from rekindle.engines.simulated_hosts import SimulatedHosts
 from rekindle.errors import JobError
 from rekindle.job.spec import Endpoint, JobDirectory, home, job_directory
 from rekindle.recovery.journal.journal import (
@@ -62,7 +62,7 @@ def engine_of(job_id: str) -> Engine:
         from rekindle.engines.kubernetes.engine import engine_for  # the client, where it is used
 
         return engine_for(directory)
-    return LocalEngine(directory, hosts=PretendedHosts(home()))
+    return LocalEngine(directory, hosts=SimulatedHosts(home()))
 
 
 def coordinator_of(job_id: str) -> Endpoint | None:

@@ -16,7 +16,7 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 
 from rekindle.errors import JobFailedError
 from rekindle.recovery.journal.journal import NodeChecked
-from rekindle.recovery.node_check.evidence import Part
+from rekindle.recovery.node_check.evidence import Measurement
 from rekindle.recovery.node_check.verdicts import SICK
 from rekindle.reporting.event_text import incident_row, outcome
 from rekindle.reporting.step_records import sample_records
@@ -51,7 +51,7 @@ def _row(check: NodeChecked) -> dict[str, Any]:
         "why": verdict.reason,
         "isolated": check.fault is not None,
     }
-    for part in Part:
+    for part in Measurement:
         if part in verdict.seconds:
             row[f"{part.value} (ms)"] = round(verdict.seconds[part] * 1e3, 3)
     return row

@@ -33,7 +33,7 @@ from rekindle.recovery.journal.journal import (
     FirstStep,
     Formed,
     Incident,
-    Incidents,
+    IncidentFold,
     Isolated,
     NodeChecked,
     Progress,
@@ -42,9 +42,9 @@ from rekindle.recovery.journal.journal import (
 from rekindle.reporting.event_text import incident_row, level, sentence
 from rekindle.reporting.run_state import AWAITING_APPROVAL, RUNNING, shown
 from rekindle.tasks import job_access as jobs
-from rekindle.tasks.prefect_api.approval_form import Question
+from rekindle.tasks.prefect_api.approval_form import ApprovalQuestion
 from rekindle.tasks.prefect_api.log import Log
-from rekindle.tasks.prefect_api.notifier import Notices
+from rekindle.tasks.prefect_api.notifier import PrefectNotifier
 from rekindle.tasks.restore import restore, resumes
 
 
@@ -86,12 +86,12 @@ def supervise(job_id: str, *, adopted: bool) -> Ended:
     return _end(engine.history(), job_id)
 
 
-def _notices(job_id: str) -> Notices:
+def _notices(job_id: str) -> PrefectNotifier:
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
         raise JobError(f"job {job_id} can be supervised inside a flow run only")
     run = context.flow_run
-    return Notices(
+    return PrefectNotifier(
         job_id=job_id,
         flow_run_id=run.id,
         flow_run_name=run.name,
@@ -113,14 +113,16 @@ class Supervisor:
     have reported it may have been killed.
     """
 
-    def __init__(self, job_id: str, history: list[AnyEvent], *, notices: Notices, log: Log) -> None:
+    def __init__(
+        self, job_id: str, history: list[AnyEvent], *, notices: PrefectNotifier, log: Log
+    ) -> None:
         self.history: list[AnyEvent] = []
-        self._incidents = Incidents()
+        self._incidents = IncidentFold()
         self._job_id = job_id
         self._notices = notices
         self._log = log
         self._state = RUNNING
-        self._question: Question | None = None
+        self._question: ApprovalQuestion | None = None
         self._progress: Progress | None = None
         self._formed = False  # in this process
         self._restore: PrefectFuture[str] | None = None
@@ -169,12 +171,12 @@ class Supervisor:
             self._question = self._ask()
         self._notices.state(name, message, self._question)
 
-    def _ask(self) -> Question:
+    def _ask(self) -> ApprovalQuestion:
         """Wait for a person's answer from now on. The notifier puts the form itself."""
         waiting = journal.waits_for_approval(self.history)
         assert waiting is not None
         run = UUID(runtime.flow_run.id)
-        question = Question(waiting, job_id=self._job_id, flow_run_id=run, log=self._log)
+        question = ApprovalQuestion(waiting, job_id=self._job_id, flow_run_id=run, log=self._log)
         question.open()
         return question
 

@@ -45,7 +45,7 @@ class JobHandle:
     def events(self) -> list[journal.AnyEvent]:
         """Read the job's journal as far as it goes."""
         try:
-            content = self.directory.ledger.read_bytes()
+            content = self.directory.journal_file.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return []
         if self._decoded[0] != content:
@@ -75,7 +75,7 @@ class JobHandle:
     def story(self) -> str:
         """Return the last lines of journal and logs, for the message of a failed test."""
         texts = []
-        for path in (self.directory.ledger, *sorted(self.directory.path.glob("*.log"))):
+        for path in (self.directory.journal_file, *sorted(self.directory.path.glob("*.log"))):
             if path.exists():
                 lines = path.read_text(errors="replace").splitlines()[-_LINES:]
                 texts += [f"\n---- {path.name}", *(line[:_COLUMNS] for line in lines)]

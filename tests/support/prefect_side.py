@@ -149,7 +149,7 @@ class FlowRun:
     def story(self) -> str:
         """Return what is known of the flow run, for a wait that was in vain."""
         events = [journal.encode(event).decode() for event in self.history()]
-        begun = [f"states: {self.states()}", "---- logs", self.logs(), "---- ledger", *events]
+        begun = [f"states: {self.states()}", "---- logs", self.logs(), "---- journal", *events]
         return "\n".join(begun)
 
     def retry(self) -> None:
@@ -227,12 +227,12 @@ class FlowRun:
         return JobClient(endpoint, self.directory.secret()).status()
 
     def history(self) -> list[AnyEvent]:
-        """The job's ledger."""
-        ledger = self.directory.ledger
-        return journal.read(ledger.read_bytes().splitlines()) if ledger.exists() else []
+        """The job's journal."""
+        journal_file = self.directory.journal_file
+        return journal.read(journal_file.read_bytes().splitlines()) if journal_file.exists() else []
 
     def count(self, kind: type[Event]) -> int:
-        """How many events of a kind the ledger has."""
+        """How many events of a kind the journal has."""
         return sum(isinstance(event, kind) for event in self.history())
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,37 @@ def test_no_modules_import_each_other() -> None:
     known = modules()
     graph = {name: imports_at_start(path, known) - {name} for name, path in known.items()}
     assert list(graphlib.TopologicalSorter(graph).static_order())
+
+
+# One for each framework, with the same interface.
+TWINS = {"Session"}
+
+
+def test_no_two_shared_classes_have_one_name() -> None:
+    """A class that another package imports has a name of its own."""
+    known = modules()
+    trees = {name: ast.parse(path.read_text()) for name, path in known.items()}
+    defined = {
+        (module, node.name)
+        for module, tree in trees.items()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    }
+    shared = {
+        (node.module, alias.name)
+        for module, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+        if (node.module, alias.name) in defined and package_of(node.module) != package_of(module)
+    }
+    counts = Counter(name for _, name in shared)
+    assert {name for name, count in counts.items() if count > 1} <= TWINS
+
+
+def package_of(module: str) -> str:
+    """The folder of the package that a module is in; empty: the package itself."""
+    return module.partition(".")[2].partition(".")[0]
 
 
 @pytest.mark.process

@@ -11,7 +11,7 @@ from rekindle.agent.devices import tools as device_tools
 from rekindle.errors import JobError
 
 
-class Condition(msgspec.Struct, frozen=True, kw_only=True):
+class SimulatedCondition(msgspec.Struct, frozen=True, kw_only=True):
     """The faults of a simulated host.
 
     broken: everything on the host fails. sick_devices: devices that no reset repairs.
@@ -26,26 +26,26 @@ def condition_file(host: Path) -> Path:
     return host.with_name(f"{host.name}{names.CONDITION_SUFFIX}")
 
 
-def read_condition(host: Path) -> Condition:
+def read_condition(host: Path) -> SimulatedCondition:
     """Read the faults of a host. Without a file it has none.
 
     Raises JobError: the file is not valid.
     """
     path = condition_file(host)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Condition)
+        return msgspec.json.decode(path.read_bytes(), type=SimulatedCondition)
     except FileNotFoundError:
-        return Condition()
+        return SimulatedCondition()
     except msgspec.DecodeError as error:
         raise JobError(f"{path}: {error}") from error
 
 
-async def heal(device: int, pretended: Path | None) -> str:
+async def reset_device(device: int, host_file: Path | None) -> str:
     """Reset a device, by its local number; return why it is not healed, or nothing.
 
-    pretended: the file of the pretended host that the device is on.
+    simulated: the file of the simulated host that the device is on.
     """
-    if pretended is not None:
-        sick = device in read_condition(pretended).sick_devices
+    if host_file is not None:
+        sick = device in read_condition(host_file).sick_devices
         return "it stays broken" if sick else ""
     return await device_tools.reset(device)

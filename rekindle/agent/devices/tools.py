@@ -138,7 +138,7 @@ async def _run(limit_s: float, *command: str) -> tuple[str, str]:
 LOOK_S = 5.0
 
 
-class ConditionWatch:
+class DeviceMonitor:
     """Tells the coordinator how devices are. devices: the process on each, 0: it has ended."""
 
     def __init__(

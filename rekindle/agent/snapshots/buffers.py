@@ -14,9 +14,9 @@ import msgspec
 
 from rekindle.agent.snapshots.allocation import create_buffer
 from rekindle.agent.snapshots.checkpoint_queue import CheckpointFiles, DueCheckpoints
-from rekindle.agent.snapshots.replica_client import Neighbours
-from rekindle.agent.snapshots.replica_server import Depot
-from rekindle.checkpoints.store import Store
+from rekindle.agent.snapshots.replica_client import ReplicaClient
+from rekindle.agent.snapshots.replica_server import ReplicaServer
+from rekindle.checkpoints.store import CheckpointStore
 from rekindle.errors import CheckpointError, CorruptError
 from rekindle.job.spec import JobSpec
 from rekindle.names import OFFERS
@@ -30,20 +30,20 @@ _TICK_S = 0.005
 MAKERS = 8  # threads that make memory: more are no faster
 
 _Held = list[tuple[int, SnapshotBuffer]]  # the buffers of a rank, with their descriptors
-Answer = Callable[[protocol.SnapshotBuffers, list[int]], None]
+Answer = Callable[[protocol.BufferGrant, list[int]], None]
 
 
-class Snapshots:
+class NodeSnapshots:
     """Buffers by rank. Work on their bytes is done in a thread; training and agent go on."""
 
     def __init__(
         self,
         spec: JobSpec,
-        store: Store,
+        store: CheckpointStore,
         send: Callable[[protocol.Message], None],
         *,
-        depot: Depot,
-        neighbours: Neighbours,
+        depot: ReplicaServer,
+        neighbours: ReplicaClient,
     ) -> None:
         self._spec = spec
         self._files = CheckpointFiles(spec, store)
@@ -62,14 +62,14 @@ class Snapshots:
         self._asking: set[asyncio.Task[None]] = set()  # of ranks that wait; no other job waits
         self._due = DueCheckpoints(self._files, self._writes, self._tell, self._start)
 
-    def room(self, wanted: protocol.SnapshotRoom, answer: Answer) -> None:
+    def room(self, wanted: protocol.BufferRequest, answer: Answer) -> None:
         """Answer a rank: its buffers, made anew if they are too small."""
         if self._fitting(wanted.rank, wanted.bytes) or not wanted.bytes:
             self._offer(wanted, answer)
         else:
             self._start(self._room(wanted, answer), self._asking)
 
-    async def _room(self, wanted: protocol.SnapshotRoom, answer: Answer) -> None:
+    async def _room(self, wanted: protocol.BufferRequest, answer: Answer) -> None:
         error = ""
         try:
             await self._have(wanted, wanted.bytes)
@@ -78,17 +78,17 @@ class Snapshots:
             self._send(protocol.SnapshotRefused(rank=wanted.rank, error=error))
         self._offer(wanted, answer, error)
 
-    def _offer(self, wanted: protocol.SnapshotRoom, answer: Answer, error: str = "") -> None:
+    def _offer(self, wanted: protocol.BufferRequest, answer: Answer, error: str = "") -> None:
         fds = [fd for fd, _ in self._buffers.get(wanted.rank, ())] if not error else []
         error = error or ("" if fds else f"there is no snapshot of rank {wanted.rank}")
-        answer(protocol.SnapshotBuffers(error=error, serial=wanted.serial), fds)
+        answer(protocol.BufferGrant(error=error, serial=wanted.serial), fds)
 
     def _fitting(self, rank: int, data_bytes: int) -> _Held:
         """Return the buffers of a rank; none: there are none, or they are too small."""
         held = self._buffers.get(rank, [])
         return held if held and len(held[0][1].data) >= data_bytes else []
 
-    async def _have(self, wanted: protocol.SnapshotRoom, data_bytes: int) -> _Held:
+    async def _have(self, wanted: protocol.BufferRequest, data_bytes: int) -> _Held:
         """Return the buffers of a rank; those that are too small are let go, and others made.
 
         Raises CheckpointError: the memory is not to be had.
@@ -147,11 +147,11 @@ class Snapshots:
             raise CheckpointError(text) from error
         return held
 
-    def fetch(self, wanted: protocol.SnapshotRoom, answer: Answer) -> None:
+    def fetch(self, wanted: protocol.BufferRequest, answer: Answer) -> None:
         """Answer a rank when one of its buffers has the copy that a neighbour keeps of it."""
         self._start(self._fetch(wanted, answer), self._asking)
 
-    async def _fetch(self, wanted: protocol.SnapshotRoom, answer: Answer) -> None:
+    async def _fetch(self, wanted: protocol.BufferRequest, answer: Answer) -> None:
         error = ""
         with contextlib.ExitStack() as used:
             make_room = functools.partial(self._room_for_copy, wanted, used)
@@ -164,7 +164,7 @@ class Snapshots:
         self._offer(wanted, answer, error)
 
     async def _room_for_copy(
-        self, wanted: protocol.SnapshotRoom, used: contextlib.ExitStack, data_bytes: int
+        self, wanted: protocol.BufferRequest, used: contextlib.ExitStack, data_bytes: int
     ) -> SnapshotBuffer:
         """Lock a buffer for a copy: that of a damaged snapshot of its state, else the oldest."""
         held = await self._have(wanted, data_bytes)
@@ -218,21 +218,25 @@ class Snapshots:
                 self.checkpoints = tuple(made for made in self.checkpoints if made not in removed)
         self._send(message)
 
-    def obey(self, order: protocol.Dump | protocol.WriteParts | protocol.Commit) -> None:
+    def handle(
+        self, order: protocol.WriteFinalCheckpoint | protocol.WriteShards | protocol.Commit
+    ) -> None:
         """Write, or make valid what was written."""
         match order:
-            case protocol.Dump():
+            case protocol.WriteFinalCheckpoint():
                 self.dump(order)
-            case protocol.WriteParts():
+            case protocol.WriteShards():
                 self._due.write_parts(order)
             case protocol.Commit():
                 self.commit(order)
 
-    def dump(self, order: protocol.Dump) -> None:
+    def dump(self, order: protocol.WriteFinalCheckpoint) -> None:
         """Write last words: the newest intact snapshot, or the shards that are asked for."""
         self._start(self._dump(order, set(self._jobs)))
 
-    async def _dump(self, order: protocol.Dump, earlier: set[asyncio.Task[None]]) -> None:
+    async def _dump(
+        self, order: protocol.WriteFinalCheckpoint, earlier: set[asyncio.Task[None]]
+    ) -> None:
         if earlier:
             await asyncio.wait(earlier)  # what is being sealed may be newer than what is asked for
         loop = asyncio.get_running_loop()
@@ -259,7 +263,7 @@ class Snapshots:
         """What this node keeps of ranks of others."""
         return self._depot.kept
 
-    def formed(self, form: protocol.Form) -> None:
+    def formed(self, form: protocol.FormGeneration) -> None:
         """A generation begins, whose plan says who keeps copies.
 
         What was found to be wrong is forgotten, and of shards what is newer than its step: that is
@@ -287,7 +291,7 @@ class Snapshots:
                 await self._neighbours.copy(rank, own, own.recency)
             own.close()
 
-    def _forget(self, form: protocol.Form) -> None:
+    def _forget(self, form: protocol.FormGeneration) -> None:
         for rank, pair in self._buffers.items():
             valid = [(buffer, buffer.made) for _, buffer in pair if buffer.made is not None]
             stale = [
@@ -300,7 +304,7 @@ class Snapshots:
             if stale:
                 self._sealed(rank)
 
-    def _write_newest(self, order: protocol.Dump) -> protocol.CheckpointWritten:
+    def _write_newest(self, order: protocol.WriteFinalCheckpoint) -> protocol.CheckpointWritten:
         sealed = [b for pair in self._buffers.values() for _, b in pair if b.is_sealed]
         clean = [buffer for buffer in sealed if is_clean(buffer.recency, order.suspicions)]
         error = "there is no snapshot"
@@ -315,8 +319,8 @@ class Snapshots:
         return protocol.CheckpointWritten(step=order.step, generation=order.made, error=error)
 
     async def _dump_shard(
-        self, order: protocol.Dump, shard: int, rank: int
-    ) -> protocol.PartWritten:
+        self, order: protocol.WriteFinalCheckpoint, shard: int, rank: int
+    ) -> protocol.ShardWritten:
         """Write the snapshot, or the copy, that there is here of a rank in this very state."""
         made = order.step, order.made
         held = [b for _, b in self._buffers.get(rank, ()) if b.is_sealed and b.made == made]
@@ -327,7 +331,7 @@ class Snapshots:
                 what = made, shard, order.of, buffer
                 return await loop.run_in_executor(self._writes, self._write_proven, *what)
         except CheckpointError as error:
-            return protocol.PartWritten(
+            return protocol.ShardWritten(
                 step=order.step,
                 generation=order.made,
                 shard=shard,
@@ -337,7 +341,7 @@ class Snapshots:
 
     def _write_proven(
         self, made: Made, shard: int, shards: int, buffer: SnapshotBuffer
-    ) -> protocol.PartWritten:
+    ) -> protocol.ShardWritten:
         buffer.verify()
         return self._files.write_part(made, shard, shards, buffer)
 

@@ -25,8 +25,8 @@ from rekindle.checkpoints.format import (
     read_header,
     state_file,
 )
-from rekindle.checkpoints.manifest import Manifest, Origin
-from rekindle.checkpoints.store import Part, Store
+from rekindle.checkpoints.manifest import Manifest, StateOrigin
+from rekindle.checkpoints.store import CheckpointFile, CheckpointStore
 from rekindle.errors import CheckpointError
 from rekindle.job.spec import JobSpec
 from rekindle.protocol import agent as protocol
@@ -37,7 +37,7 @@ from rekindle.recovery.policy.plan import Made
 class CheckpointFiles:
     """Writes what buffers hold that nobody changes meanwhile, and says how it came out."""
 
-    def __init__(self, spec: JobSpec, store: Store) -> None:
+    def __init__(self, spec: JobSpec, store: CheckpointStore) -> None:
         self._spec = spec
         self._store = store
         self._metrics: dict[str, float] = {}  # of what was committed last
@@ -46,7 +46,7 @@ class CheckpointFiles:
     def write(self, made: Made, buffer: SnapshotBuffer) -> protocol.CheckpointWritten:
         """Write and commit a checkpoint of one file."""
         # Data-parallel ranks hold the same state: one file serves them all.
-        part = Part(chunks=[buffer.file], ranks=tuple(range(self._spec.world_size)))
+        part = CheckpointFile(chunks=[buffer.file], ranks=tuple(range(self._spec.world_size)))
         step, generation = made
         done = protocol.CheckpointWritten(step=step, generation=generation)
         started = time.monotonic()
@@ -64,11 +64,11 @@ class CheckpointFiles:
 
     def write_part(
         self, made: Made, shard: int, shards: int, buffer: SnapshotBuffer
-    ) -> protocol.PartWritten:
+    ) -> protocol.ShardWritten:
         """Write one shard; the coordinator has the checkpoint committed when it hears of all."""
         step, generation = made
-        done = protocol.PartWritten(step=step, generation=generation, shard=shard, shards=shards)
-        part = Part(chunks=[buffer.file], ranks=())  # whose it is, the coordinator knows
+        done = protocol.ShardWritten(step=step, generation=generation, shard=shard, shards=shards)
+        part = CheckpointFile(chunks=[buffer.file], ranks=())  # whose it is, the coordinator knows
         started = time.monotonic()
         try:
             said = _said(buffer)
@@ -151,7 +151,7 @@ class _Said(NamedTuple):
     """What a rank said of its state: the data's position as JSON, its origin, its metrics."""
 
     position: str
-    origin: Origin
+    origin: StateOrigin
     metrics: dict[str, float]
 
 
@@ -159,13 +159,13 @@ def _said(buffer: SnapshotBuffer) -> _Said:
     metadata = read_header(buffer.file).metadata
     return _Said(
         metadata.get(METADATA_POSITION, "{}"),
-        msgspec.json.decode(metadata.get(METADATA_ORIGIN, "{}"), type=Origin),
+        msgspec.json.decode(metadata.get(METADATA_ORIGIN, "{}"), type=StateOrigin),
         msgspec.json.decode(metadata.get(METADATA_METRICS, "{}"), type=dict[str, float]),
     )
 
 
 Start = Callable[[Coroutine[None, None, None]], object]
-Written = TypeVar("Written", protocol.CheckpointWritten, protocol.PartWritten)
+Written = TypeVar("Written", protocol.CheckpointWritten, protocol.ShardWritten)
 
 
 class DueSnapshot:
@@ -262,7 +262,7 @@ class DueCheckpoints:
             snapshot.hold()
         self._offered[taken.rank] = snapshot
         self._tell(
-            protocol.PartDue(
+            protocol.ShardReady(
                 step=taken.step,
                 generation=taken.generation,
                 rank=taken.rank,
@@ -271,7 +271,7 @@ class DueCheckpoints:
             )
         )
 
-    def write_parts(self, order: protocol.WriteParts) -> None:
+    def write_parts(self, order: protocol.WriteShards) -> None:
         """Write the shards of a checkpoint that all nodes write now."""
         made = order.step, order.generation
         found = [each for rank in order.shards.values() if (each := self._offered.get(rank))]
@@ -297,7 +297,7 @@ class DueCheckpoints:
         except Exception as error:  # a bug of ours, which is seen; the coordinator does not wait
             taken = snapshot.taken
             self._tell(
-                protocol.PartWritten(
+                protocol.ShardWritten(
                     step=taken.step,
                     generation=taken.generation,
                     shard=taken.shard,
@@ -324,7 +324,7 @@ class DueCheckpoints:
     def _write_whole(self, each: DueSnapshot) -> protocol.CheckpointWritten:
         return self._files.write(each.made, each.buffer)
 
-    def _write_shard(self, each: DueSnapshot) -> protocol.PartWritten:
+    def _write_shard(self, each: DueSnapshot) -> protocol.ShardWritten:
         return self._files.write_part(each.made, each.taken.shard, each.taken.shards, each.buffer)
 
     async def prune(self, written: protocol.CheckpointWritten) -> None:
@@ -337,13 +337,11 @@ class DueCheckpoints:
             self._tell(pruned)
 
 
-def _left_out(made: Made, shards: int, busy: Made | None) -> protocol.CheckpointLeftOut:
+def _left_out(made: Made, shards: int, busy: Made | None) -> protocol.WriteLeftOut:
     step, generation = made
     reason = (
         f"the store was busy with that of step {busy[0]}"
         if busy
         else "its snapshot was written over before all shards were there"
     )
-    return protocol.CheckpointLeftOut(
-        step=step, generation=generation, shards=shards, reason=reason
-    )
+    return protocol.WriteLeftOut(step=step, generation=generation, shards=shards, reason=reason)

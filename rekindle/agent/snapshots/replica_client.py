@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from rekindle.agent.snapshots import replica_server as depot
-from rekindle.agent.snapshots.replica_transport import Pass
+from rekindle.agent.snapshots.replica_transport import Credentials
 from rekindle.errors import CheckpointError, StaleError
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
@@ -19,18 +19,18 @@ from rekindle.recovery.policy.plan import Made
 REST_S = 30.0  # for which a neighbour that failed is left alone: ranks wait for their copies
 
 
-class Neighbours:
+class ReplicaClient:
     """Follows the plan of the generation that goes on; with its end all is broken off."""
 
-    def __init__(self, known: Pass) -> None:
+    def __init__(self, known: Credentials) -> None:
         self._known = known
-        self._form: protocol.Form | None = None  # None: no generation goes on
+        self._form: protocol.FormGeneration | None = None  # None: no generation goes on
         self._busy: dict[int, asyncio.Lock] = defaultdict(asyncio.Lock)  # by rank
         self._under_way: set[asyncio.Task[None]] = set()
         self._rests_until = 0.0
         self._said = False  # in this generation: that copies fail
 
-    def formed(self, form: protocol.Form) -> None:
+    def formed(self, form: protocol.FormGeneration) -> None:
         """A generation begins."""
         self.break_off()
         self._form, self._rests_until, self._said = form, 0.0, False

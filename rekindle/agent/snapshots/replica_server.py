@@ -19,10 +19,10 @@ from rekindle.agent.snapshots.replica_transport import (
     REQUESTS,
     SILENCE_S,
     Answer,
+    Credentials,
     Fetch,
-    Line,
-    Pass,
     Put,
+    ReplicaConnection,
     patience_s,
     within,
 )
@@ -58,11 +58,11 @@ class _Copy:
         os.close(self.fd)
 
 
-class Depot:
+class ReplicaServer:
     """Keeps the newest snapshots of other nodes' ranks, and tells the coordinator which."""
 
     def __init__(
-        self, spec: JobSpec, known: Pass, tell: Callable[[protocol.Message], None]
+        self, spec: JobSpec, known: Credentials, tell: Callable[[protocol.Message], None]
     ) -> None:
         self._spec, self._known, self._tell = spec, known, tell
         self._copies: dict[int, list[_Copy]] = defaultdict(list)  # by rank, the newest last
@@ -86,7 +86,7 @@ class Depot:
         """What is kept of each rank."""
         return {rank: self._states(rank) for rank in list(self._copies)}
 
-    def formed(self, form: protocol.Form) -> None:
+    def formed(self, form: protocol.FormGeneration) -> None:
         """Drop older generations' copies of what this one trains again, and take none any more.
 
         Those that may be wrong too.
@@ -151,7 +151,7 @@ class Depot:
     async def _serve(self, connection: socket.socket) -> None:
         """Serve one caller. One that is no agent of this attempt, or falls silent, is left."""
         with connection, contextlib.suppress(OSError, asyncio.TimeoutError, ProtocolError):
-            line = Line(connection, self._known.secret, depot=True)
+            line = ReplicaConnection(connection, self._known.secret, depot=True)
             request = await within(_first(line), line.silence_s)
             error = self._refusal(request)
             if error:
@@ -169,7 +169,7 @@ class Depot:
         known = 0 <= request.rank < self._spec.world_size
         return "" if known else f"there is no rank {request.rank}"
 
-    async def _give(self, line: Line, request: Fetch) -> None:
+    async def _give(self, line: ReplicaConnection, request: Fetch) -> None:
         try:
             async with self.reading(request.rank, request.made) as buffer:
                 with buffer.file as content:
@@ -180,7 +180,7 @@ class Depot:
         except CheckpointError as error:
             await line.say(Answer(error=str(error)))
 
-    async def _take(self, line: Line, put: Put) -> None:
+    async def _take(self, line: ReplicaConnection, put: Put) -> None:
         self._forget_after(put.rank, put.generation, put.since)  # we may be told of it later
         if self._has(put):
             await line.say(Answer())
@@ -254,7 +254,7 @@ class Depot:
         return tuple(copy.made for copy in self._copies[rank])
 
 
-async def _first(line: Line) -> Put | Fetch:
+async def _first(line: ReplicaConnection) -> Put | Fetch:
     await line.meet()
     return await line.hear(REQUESTS)
 
@@ -263,7 +263,12 @@ async def _first(line: Line) -> Put | Fetch:
 
 
 async def put(
-    at: protocol.Depot, known: Pass, buffer: SnapshotBuffer, *, rank: int, form: protocol.Form
+    at: protocol.ReplicaAddress,
+    known: Credentials,
+    buffer: SnapshotBuffer,
+    *,
+    rank: int,
+    form: protocol.FormGeneration,
 ) -> None:
     """Have a sealed snapshot kept by another node's agent, for the generation of `form`.
 
@@ -289,8 +294,8 @@ async def put(
 
 
 async def fetch(
-    at: protocol.Depot,
-    known: Pass,
+    at: protocol.ReplicaAddress,
+    known: Credentials,
     make_room: Callable[[int], Awaitable[SnapshotBuffer]],
     *,
     rank: int,
@@ -320,13 +325,15 @@ async def fetch(
 
 
 @contextlib.asynccontextmanager
-async def _called(at: protocol.Depot, known: Pass) -> AsyncIterator[Line]:
+async def _called(
+    at: protocol.ReplicaAddress, known: Credentials
+) -> AsyncIterator[ReplicaConnection]:
     """A line to a depot. Raises CheckpointError: there is none, or it is cut."""
     loop = asyncio.get_running_loop()
     try:
         [(*_, address), *_] = await loop.getaddrinfo(at.host, at.port, family=socket.AF_INET)
         with socket.socket() as connection:
-            line = Line(connection, known.secret, depot=False)
+            line = ReplicaConnection(connection, known.secret, depot=False)
             await within(loop.sock_connect(connection, address), line.silence_s)
             await line.meet()
             yield line
@@ -338,7 +345,7 @@ async def _called(at: protocol.Depot, known: Pass) -> AsyncIterator[Line]:
         raise CheckpointError(f"the agent at {at.host}:{at.port}: {error}") from error
 
 
-async def _answer(line: Line, limit_s: float) -> Answer:
+async def _answer(line: ReplicaConnection, limit_s: float) -> Answer:
     """Wait for the answer. Raises CheckpointError or StaleError: it is no."""
     answer = await line.hear(ANSWERS, limit_s=limit_s)
     if answer.error:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from rekindle.errors import ProtocolError
-from rekindle.protocol.snapshot_buffer import Sealer
+from rekindle.protocol.snapshot_buffer import BlockChecksum
 
 SILENCE_S = 10.0  # after which the other side is given up
 LONGEST = 4096  # bytes of a message
@@ -33,7 +33,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class Credentials:
     """Who may call a depot: an agent of this attempt that knows the job's secret."""
 
     job_id: str
@@ -109,7 +109,7 @@ def patience_s(size: int) -> float:
     return SILENCE_S + size / _SLOWEST
 
 
-class Line:
+class ReplicaConnection:
     """One connection. Depot and caller have roles in their proofs, so that none serves both."""
 
     silence_s = SILENCE_S
@@ -167,7 +167,7 @@ class Line:
         It is computed on the way, while the bytes are in the processor's cache: and what has
         arrived is never there without anybody's knowing whether it is right.
         """
-        done, sealer = 0, Sealer()
+        done, sealer = 0, BlockChecksum()
         while done < len(content):
             with content[done : done + _PIECE] as piece:
                 count = await self._receive_some(piece)

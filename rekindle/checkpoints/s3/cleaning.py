@@ -8,7 +8,7 @@ from rekindle.checkpoints.checkpoint_path import Key
 from rekindle.checkpoints.manifest import MANIFEST_FILE
 from rekindle.checkpoints.pins import PINS, Pin, expired, in_use, pin_of
 from rekindle.checkpoints.s3.client import Body, Bucket, Upload
-from rekindle.checkpoints.s3.errors import Kind, S3Error
+from rekindle.checkpoints.s3.errors import S3Error, S3ErrorKind
 from rekindle.checkpoints.s3.place import (
     ABANDONED,
     Inventory,
@@ -119,7 +119,7 @@ def _abort_uploads(bucket: Bucket, inventory: Inventory) -> None:
     try:
         uploads = bucket.uploads(f"{root}step-")
     except S3Error as error:
-        if error.kind is Kind.UNSUPPORTED:
+        if error.kind is S3ErrorKind.UNSUPPORTED:
             return  # such a server drops them by itself
         raise
     steps = {found: of[0] for found in uploads if (of := step_of(root, found.key))}
@@ -133,5 +133,5 @@ def _abort(bucket: Bucket, found: Upload) -> None:
     try:
         bucket.abort(found)
     except S3Error as error:
-        if error.kind is not Kind.NO_UPLOAD:  # another process was quicker
+        if error.kind is not S3ErrorKind.NO_UPLOAD:  # another process was quicker
             raise

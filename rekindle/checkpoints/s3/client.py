@@ -18,7 +18,7 @@ import msgspec
 
 from rekindle.checkpoints.format import Bytes
 from rekindle.checkpoints.location import S3Location
-from rekindle.checkpoints.s3.errors import Kind, S3Error, judge
+from rekindle.checkpoints.s3.errors import S3Error, S3ErrorKind, judge
 
 # Bytes handed out at once, at least. http.client asks for 16 KiB at a time, for each of which the
 # interpreter would be woken; more than this would not get through a slow line within a timeout.
@@ -147,7 +147,7 @@ class Bucket:
     def fetch(self, key: str, begin: int, view: memoryview) -> None:
         """Fill the view with the object's bytes from `begin` on; Kind.RANGE if there are fewer."""
         if view and not self._try("read", key, lambda: self._fetch(key, begin, view)):
-            raise S3Error(f"{self.location.url(key)} is too short", Kind.RANGE)
+            raise S3Error(f"{self.location.url(key)} is too short", S3ErrorKind.RANGE)
 
     def put(self, key: str, body: Slice, *, new: bool = False, over: str = "") -> str:
         """Make the object; its ETag.
@@ -193,7 +193,7 @@ class Bucket:
                 for found in page.get("Uploads", ())
             ]
         except S3Error as error:
-            if error.kind is Kind.NO_UPLOAD:  # what some servers say of a bucket without any
+            if error.kind is S3ErrorKind.NO_UPLOAD:  # what some servers say of a bucket without any
                 return []
             raise
 
@@ -281,7 +281,9 @@ class Bucket:
             after = _after(operation, page)
             if None in after.values() or after.items() <= arguments.items():
                 url = self.location.url(prefix)
-                raise S3Error(f"cannot {action} {url}: the list does not go on", Kind.REFUSED)
+                raise S3Error(
+                    f"cannot {action} {url}: the list does not go on", S3ErrorKind.REFUSED
+                )
             arguments |= after
 
     def _try(self, action: str, key: str, request: Callable[[], T]) -> T:
@@ -296,11 +298,13 @@ class Bucket:
                     raise
                 judged = judgement
             waited = time.monotonic() - began
-            if judged.kind is not Kind.PASSING or waited + pause > self.patience_s:
+            if judged.kind is not S3ErrorKind.PASSING or waited + pause > self.patience_s:
                 break
             time.sleep(pause * random.uniform(0.5, 1.0))  # not all threads at the same moment
             pause = min(2 * pause, _PAUSES_S[1])
-        for_long = f", for {waited:.0f} s" if judged.kind is Kind.PASSING and waited > 1 else ""
+        for_long = (
+            f", for {waited:.0f} s" if judged.kind is S3ErrorKind.PASSING and waited > 1 else ""
+        )
         # The library's error is not shown as its cause: it repeats what the server said.
         raise S3Error(
             f"cannot {action} {self.location.url(key)}: {judged.reason}{for_long}; {judged.remedy}",

@@ -16,7 +16,7 @@ from rekindle import names
 from rekindle.errors import CheckpointError
 
 
-class Kind(Enum):
+class S3ErrorKind(Enum):
     """What is done about it."""
 
     PASSING = "try again"
@@ -32,7 +32,7 @@ class Kind(Enum):
 class S3Error(CheckpointError):
     """A request that was not carried out."""
 
-    def __init__(self, text: str, kind: Kind) -> None:
+    def __init__(self, text: str, kind: S3ErrorKind) -> None:
         super().__init__(text)
         self.kind = kind
 
@@ -40,7 +40,7 @@ class S3Error(CheckpointError):
 class Judgement(msgspec.Struct, frozen=True):
     """What went wrong, in words that are safe to show, and what to do about it."""
 
-    kind: Kind
+    kind: S3ErrorKind
     reason: str
     remedy: str
 
@@ -61,25 +61,25 @@ _TLS = (
     "or check the endpoint"
 )
 
-_KINDS: Final[Mapping[str, Kind]] = {
-    "NoSuchKey": Kind.MISSING,
-    "NoSuchUpload": Kind.NO_UPLOAD,
-    "PreconditionFailed": Kind.EXISTS,
-    "ConditionalRequestConflict": Kind.EXISTS,
-    "NotImplemented": Kind.UNSUPPORTED,
-    "NotSupported": Kind.UNSUPPORTED,
-    "InvalidRange": Kind.RANGE,
-    "InvalidObjectState": Kind.ARCHIVED,
-    "SlowDown": Kind.PASSING,
-    "Throttling": Kind.PASSING,
-    "ThrottlingException": Kind.PASSING,
-    "RequestLimitExceeded": Kind.PASSING,
-    "RequestTimeout": Kind.PASSING,
-    "OperationAborted": Kind.PASSING,
+_KINDS: Final[Mapping[str, S3ErrorKind]] = {
+    "NoSuchKey": S3ErrorKind.MISSING,
+    "NoSuchUpload": S3ErrorKind.NO_UPLOAD,
+    "PreconditionFailed": S3ErrorKind.EXISTS,
+    "ConditionalRequestConflict": S3ErrorKind.EXISTS,
+    "NotImplemented": S3ErrorKind.UNSUPPORTED,
+    "NotSupported": S3ErrorKind.UNSUPPORTED,
+    "InvalidRange": S3ErrorKind.RANGE,
+    "InvalidObjectState": S3ErrorKind.ARCHIVED,
+    "SlowDown": S3ErrorKind.PASSING,
+    "Throttling": S3ErrorKind.PASSING,
+    "ThrottlingException": S3ErrorKind.PASSING,
+    "RequestLimitExceeded": S3ErrorKind.PASSING,
+    "RequestTimeout": S3ErrorKind.PASSING,
+    "OperationAborted": S3ErrorKind.PASSING,
     # Damaged or cut off on the way to the server.
-    "BadDigest": Kind.PASSING,
-    "IncompleteBody": Kind.PASSING,
-    "XAmzContentSHA256Mismatch": Kind.PASSING,
+    "BadDigest": S3ErrorKind.PASSING,
+    "IncompleteBody": S3ErrorKind.PASSING,
+    "XAmzContentSHA256Mismatch": S3ErrorKind.PASSING,
 }
 _REMEDIES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"), _FRESH),
@@ -91,14 +91,14 @@ _REMEDIES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("QuotaExceeded", "XMinioStorageFull", "InsufficientCapacity"), _SPACE),
     "InvalidObjectState": "restore the object from the archive",
 }
-_STATUS_KINDS: Final[Mapping[int, Kind]] = {
-    404: Kind.MISSING,
-    405: Kind.UNSUPPORTED,
-    409: Kind.EXISTS,
-    412: Kind.EXISTS,
-    416: Kind.RANGE,
-    429: Kind.PASSING,
-    501: Kind.UNSUPPORTED,
+_STATUS_KINDS: Final[Mapping[int, S3ErrorKind]] = {
+    404: S3ErrorKind.MISSING,
+    405: S3ErrorKind.UNSUPPORTED,
+    409: S3ErrorKind.EXISTS,
+    412: S3ErrorKind.EXISTS,
+    416: S3ErrorKind.RANGE,
+    429: S3ErrorKind.PASSING,
+    501: S3ErrorKind.UNSUPPORTED,
 }
 _STATUS_REMEDIES: Final[Mapping[int, str]] = {401: _CREDENTIALS, 403: _RIGHTS, 507: _SPACE}
 
@@ -116,7 +116,7 @@ def judge(error: Exception) -> Judgement | None:
     if isinstance(error, BotoCoreError | HTTPError | OSError):
         return judge_failure(error)
     if isinstance(error, ResponseParserError | KeyError):
-        return Judgement(Kind.PASSING, "its answer is not that of an S3 server", _SERVER)
+        return Judgement(S3ErrorKind.PASSING, "its answer is not that of an S3 server", _SERVER)
     return None
 
 
@@ -126,11 +126,13 @@ def judge_answer(answer: Mapping[str, Any]) -> Judgement:
     code = str(answer.get("Error", {}).get("Code", ""))
     if not _CODE.fullmatch(code):  # of a HEAD request it is the status
         code = ""
-    kind = _KINDS.get(code) or (Kind.REFUSED if code in _REMEDIES else _STATUS_KINDS.get(status))
+    kind = _KINDS.get(code) or (
+        S3ErrorKind.REFUSED if code in _REMEDIES else _STATUS_KINDS.get(status)
+    )
     if kind is None:
-        kind = Kind.PASSING if status >= 500 else Kind.REFUSED
+        kind = S3ErrorKind.PASSING if status >= 500 else S3ErrorKind.REFUSED
     remedy = _REMEDIES.get(code) or _STATUS_REMEDIES.get(status)
-    remedy = remedy or (_SERVER if status >= 500 or kind is Kind.PASSING else _SETTINGS)
+    remedy = remedy or (_SERVER if status >= 500 or kind is S3ErrorKind.PASSING else _SETTINGS)
     return Judgement(kind, f"the server answered {status} {code}".rstrip(), remedy)
 
 
@@ -140,25 +142,25 @@ def judge_failure(error: Exception) -> Judgement:
 
     if isinstance(error, exceptions.SSLError) and "certificate" in str(error).lower():
         reason = "the server's TLS certificate is not accepted"
-        return Judgement(Kind.REFUSED, reason, _TLS)
+        return Judgement(S3ErrorKind.REFUSED, reason, _TLS)
     if isinstance(error, exceptions.SSLError) and "WRONG_VERSION_NUMBER" in str(error):
-        return Judgement(Kind.REFUSED, "the server does not speak TLS", _TLS)
+        return Judgement(S3ErrorKind.REFUSED, "the server does not speak TLS", _TLS)
     if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
-        return Judgement(Kind.REFUSED, "there are no credentials", _CREDENTIALS)
+        return Judgement(S3ErrorKind.REFUSED, "there are no credentials", _CREDENTIALS)
     if isinstance(error, exceptions.CredentialRetrievalError | exceptions.TokenRetrievalError):
-        return Judgement(Kind.PASSING, "the credentials cannot be fetched", _CREDENTIALS)
+        return Judgement(S3ErrorKind.PASSING, "the credentials cannot be fetched", _CREDENTIALS)
     if isinstance(error, exceptions.ProxyConnectionError):
         reason = "the proxy that the environment names does not answer"
-        return Judgement(Kind.PASSING, reason, _SERVER)
+        return Judgement(S3ErrorKind.PASSING, reason, _SERVER)
     if isinstance(error, exceptions.ReadTimeoutError | exceptions.ConnectTimeoutError):
-        return Judgement(Kind.PASSING, "the server does not answer in time", _SERVER)
+        return Judgement(S3ErrorKind.PASSING, "the server does not answer in time", _SERVER)
     if isinstance(error, exceptions.EndpointConnectionError):
-        return Judgement(Kind.PASSING, "the server cannot be reached", _SERVER)
+        return Judgement(S3ErrorKind.PASSING, "the server cannot be reached", _SERVER)
     broken = (
         exceptions.HTTPClientError,
         exceptions.ConnectionError,
         exceptions.IncompleteReadError,
     )
     if isinstance(error, broken) or not isinstance(error, exceptions.BotoCoreError):
-        return Judgement(Kind.PASSING, "the connection broke", _SERVER)
-    return Judgement(Kind.REFUSED, f"{type(error).__name__} before it was sent", _SETTINGS)
+        return Judgement(S3ErrorKind.PASSING, "the connection broke", _SERVER)
+    return Judgement(S3ErrorKind.REFUSED, f"{type(error).__name__} before it was sent", _SETTINGS)

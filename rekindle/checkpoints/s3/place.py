@@ -18,9 +18,9 @@ from rekindle.checkpoints.checkpoint_path import (
 from rekindle.checkpoints.files import private_memory
 from rekindle.checkpoints.manifest import MANIFEST_FILE, FileEntry, Manifest, encode
 from rekindle.checkpoints.s3.client import Body, Bucket, Stored
-from rekindle.checkpoints.s3.errors import Kind, S3Error
+from rekindle.checkpoints.s3.errors import S3Error, S3ErrorKind
 from rekindle.checkpoints.s3.transfer import Source, read_into, read_range, verify
-from rekindle.checkpoints.store import Seen
+from rekindle.checkpoints.store import CheckpointInfo
 from rekindle.errors import CheckpointError, CorruptError, NewerFormatError
 
 # The objects of one checkpoint by the rest of their key, and of all checkpoints.
@@ -133,7 +133,7 @@ class S3Place:
                 # Without TLS it may have been damaged on the way.
                 return manifest_of(self.step, self.bucket.get(self.manifest_key))
         except S3Error as error:
-            if error.kind is Kind.MISSING:
+            if error.kind is S3ErrorKind.MISSING:
                 raise CorruptError(UNFINISHED) from error
             raise
 
@@ -181,9 +181,9 @@ class S3Place:
         try:
             self.bucket.put(self.manifest_key, body, new=not over)
         except S3Error as error:
-            if error.kind is Kind.UNSUPPORTED and not over:
+            if error.kind is S3ErrorKind.UNSUPPORTED and not over:
                 return self.create_manifest(manifest, over=True)
-            if error.kind is not Kind.EXISTS:
+            if error.kind is not S3ErrorKind.EXISTS:
                 raise
         # Also where ours was refused: the answer to the first try may have been lost.
         return self.manifest()
@@ -248,7 +248,7 @@ class S3Checkpoint:
         return read_range(self._place.source(entry), begin, end)
 
 
-def seen_at(place: S3Place, objects: Objects) -> Seen:
+def seen_at(place: S3Place, objects: Objects) -> CheckpointInfo:
     """What these objects tell of their checkpoint; S3Error: its manifest cannot be read."""
     manifest, reason, newer = None, "", False
     try:
@@ -256,4 +256,4 @@ def seen_at(place: S3Place, objects: Objects) -> Seen:
         check_sizes(manifest, objects)
     except CorruptError as error:
         reason, newer = str(error), isinstance(error, NewerFormatError)
-    return Seen(place.url, *place.step, manifest, reason, not is_finished(objects), newer)
+    return CheckpointInfo(place.url, *place.step, manifest, reason, not is_finished(objects), newer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rekindle.checkpoints.s3.client import Body, Bucket
-from rekindle.checkpoints.s3.errors import Kind, S3Error
+from rekindle.checkpoints.s3.errors import S3Error, S3ErrorKind
 
 
 class S3Pointer:
@@ -27,7 +27,7 @@ class S3Pointer:
         try:
             return self._bucket.get(self._key)
         except S3Error as error:
-            if error.kind is Kind.MISSING:
+            if error.kind is S3ErrorKind.MISSING:
                 return None
             raise
 
@@ -41,7 +41,7 @@ class S3Pointer:
             return self._put(data, tags[0] if tags else None)
         except S3Error as error:
             # Also where ours was refused: the answer to the first try may have been lost.
-            if error.kind in (Kind.EXISTS, Kind.MISSING):
+            if error.kind in (S3ErrorKind.EXISTS, S3ErrorKind.MISSING):
                 return self.read() == data
             raise
 
@@ -50,7 +50,7 @@ class S3Pointer:
         try:
             self._bucket.put(self._key, body, new=tag is None, over=tag or "")
         except S3Error as error:
-            if error.kind is not Kind.UNSUPPORTED:
+            if error.kind is not S3ErrorKind.UNSUPPORTED:
                 raise
             self._bucket.put(self._key, body)
         return True

@@ -25,7 +25,7 @@ from rekindle.checkpoints.retention import Retention, may_go
 from rekindle.checkpoints.s3 import cleaning as s3_pins
 from rekindle.checkpoints.s3.cleaning import remove_checkpoint, remove_left_over
 from rekindle.checkpoints.s3.client import Body, Bucket
-from rekindle.checkpoints.s3.errors import Kind, S3Error
+from rekindle.checkpoints.s3.errors import S3Error, S3ErrorKind
 from rekindle.checkpoints.s3.place import (
     Inventory,
     Objects,
@@ -39,10 +39,10 @@ from rekindle.checkpoints.s3.place import (
 )
 from rekindle.checkpoints.s3.transfer import is_intact, upload
 from rekindle.checkpoints.store import (
-    Found,
-    Part,
-    PassedOver,
-    Seen,
+    CheckpointFile,
+    CheckpointInfo,
+    NewestCheckpoint,
+    SkippedCheckpoint,
     Written,
     bytes_of,
     check_writable,
@@ -67,7 +67,7 @@ class S3Store:
         """The location that `open_store()` takes."""
         return str(self._location)
 
-    def write(self, manifest: Manifest, parts: Mapping[str, Part]) -> Written:
+    def write(self, manifest: Manifest, parts: Mapping[str, CheckpointFile]) -> Written:
         """Write and commit a checkpoint; manifest.files is filled in from the parts (file names).
 
         A valid checkpoint of the same step and generation is left as it is; what is damaged of
@@ -81,7 +81,7 @@ class S3Store:
         files = tuple(self._put(place, name, part) for name, part in parts.items())
         return self._commit(place, msgspec.structs.replace(manifest, files=files))
 
-    def write_part(self, step: int, generation: int, name: str, part: Part) -> FileEntry:
+    def write_part(self, step: int, generation: int, name: str, part: CheckpointFile) -> FileEntry:
         """Write one file of a checkpoint that counts once it is committed, with its other parts.
 
         A file that a committed checkpoint holds and that is intact is left as it is, and its entry
@@ -110,7 +110,7 @@ class S3Store:
             raise CheckpointError(f"cannot commit {place.url}: the manifest names no file")
         return self._commit(place, manifest)
 
-    def newest(self, *, at_most: int | None = None) -> Found:
+    def newest(self, *, at_most: int | None = None) -> NewestCheckpoint:
         """The newest checkpoint (highest step, then generation) that is valid in every byte.
 
         at_most: the highest step that is wanted. Raises CheckpointError: the bucket cannot be read.
@@ -142,7 +142,7 @@ class S3Store:
         finished = [key for key, objects in self._inventory().items() if is_finished(objects)]
         return sorted((key for key in finished if at_most is None or key <= at_most), reverse=True)
 
-    def survey(self) -> list[Seen]:
+    def survey(self) -> list[CheckpointInfo]:
         """All that bears a checkpoint's name, newest first, whether it can be used or not.
 
         Raises CheckpointError: the bucket cannot be read.
@@ -207,7 +207,7 @@ class S3Store:
         wanted = (key for key in inventory if at_most is None or key[0] <= at_most)
         return {key: inventory[key] for key in sorted(wanted, reverse=True)}
 
-    def _put(self, place: S3Place, name: str, part: Part) -> FileEntry:
+    def _put(self, place: S3Place, name: str, part: CheckpointFile) -> FileEntry:
         # Summed before it is sent, for its name tells the checksum; and not asked for again then:
         # what makes chunks by reading them may read something else the second time.
         chunks = list(part.chunks)
@@ -239,21 +239,21 @@ class S3Store:
                 remove_left_over(self._bucket.at_once(), self._inventory(), self._tidy)
         return Written(place.url, bytes_of(manifest), existed=False)
 
-    def _first_valid(self, inventory: Inventory) -> Found:
-        passed_over: list[PassedOver] = []
+    def _first_valid(self, inventory: Inventory) -> NewestCheckpoint:
+        passed_over: list[SkippedCheckpoint] = []
         for key, objects in inventory.items():
             place = self._place(key)
             try:
                 checkpoint = S3Checkpoint(place, self._verified(place, objects))
-                return Found(checkpoint, tuple(passed_over))
+                return NewestCheckpoint(checkpoint, tuple(passed_over))
             except CorruptError as error:
-                passed_over.append(PassedOver(place.url, str(error)))
+                passed_over.append(SkippedCheckpoint(place.url, str(error)))
             except S3Error as error:
-                if error.kind not in (Kind.PASSING, Kind.ARCHIVED):
+                if error.kind not in (S3ErrorKind.PASSING, S3ErrorKind.ARCHIVED):
                     raise
                 place.objects()  # else it is not this checkpoint, but the server
-                passed_over.append(PassedOver(place.url, f"it cannot be read: {error}"))
-        return Found(None, tuple(passed_over))
+                passed_over.append(SkippedCheckpoint(place.url, f"it cannot be read: {error}"))
+        return NewestCheckpoint(None, tuple(passed_over))
 
     def _verified(self, place: S3Place, objects: Objects) -> Manifest:
         """The manifest, after all bytes were read; CorruptError or S3Error."""

@@ -14,7 +14,7 @@ from rekindle.checkpoints.files import private_memory
 from rekindle.checkpoints.manifest import FileEntry
 from rekindle.checkpoints.s3 import client as s3_client
 from rekindle.checkpoints.s3.client import Body, Bucket, Slice, Upload
-from rekindle.checkpoints.s3.errors import Kind, S3Error
+from rekindle.checkpoints.s3.errors import S3Error, S3ErrorKind
 from rekindle.errors import CheckpointError, CorruptError, MissingError
 
 A = TypeVar("A")
@@ -108,9 +108,9 @@ def _read(source: Source, span: Span, begin: int, view: memoryview) -> None:
             # Without TLS they may have been damaged on the way.
             read_span(source.entry, span, begin, view, fetch)
     except S3Error as error:
-        if error.kind is Kind.MISSING:
+        if error.kind is S3ErrorKind.MISSING:
             raise CorruptError(f"{source.entry.name} is missing") from error
-        if error.kind is Kind.RANGE:
+        if error.kind is S3ErrorKind.RANGE:
             raise CorruptError(f"{source.entry.name} is too short") from error
         raise
 
@@ -156,7 +156,7 @@ def _send(source: Source, body: Body, told: Callable[[int], None]) -> bool:
         try:
             return _send_parts(source.bucket, begun, body, told)
         except S3Error as error:
-            if error.kind is not Kind.NO_UPLOAD:
+            if error.kind is not S3ErrorKind.NO_UPLOAD:
                 raise
         # Another writer of the same bytes has completed it, or the answer to us was lost.
         if source.bucket.size(source.key) == body.bytes:
@@ -172,7 +172,7 @@ def _unfinished(source: Source) -> Upload | None:
     try:
         uploads = source.bucket.uploads(source.key)
     except S3Error as error:
-        if error.kind in (Kind.UNSUPPORTED, Kind.REFUSED, Kind.MISSING):
+        if error.kind in (S3ErrorKind.UNSUPPORTED, S3ErrorKind.REFUSED, S3ErrorKind.MISSING):
             return None  # a server, or credentials, for which it begins anew
         raise
     same = [found for found in uploads if found.key == source.key]

@@ -13,22 +13,22 @@ from rekindle.coordinator.machine.job_state import (
     SetTimer,
     Timer,
 )
-from rekindle.coordinator.machine.node_check import NodeCheck
+from rekindle.coordinator.machine.node_check import NodeCheckRun
 from rekindle.coordinator.machine.ranks import Status
 from rekindle.coordinator.machine.recovery import Recovery
 from rekindle.coordinator.machine.roster import Node
 from rekindle.coordinator.machine.takeover import Takeover
 from rekindle.names import SPARE, WIRE_VERSION
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.node_check.verdicts import Health, NodeVerdict
 from rekindle.recovery.policy.policy import LATE_S, Strategy
 
 # What dlrover-run says of such nodes, for those who look for it in their logs.
 _SAID = {
-    Health.FAULTY: (Kind.NODE, "The node is down."),
-    Health.STRAGGLER: (Kind.STRAGGLER, "The node is a straggler and exits."),
+    Health.FAULTY: (FaultKind.NODE, "The node is down."),
+    Health.STRAGGLER: (FaultKind.STRAGGLER, "The node is a straggler and exits."),
 }
 
 
@@ -49,7 +49,7 @@ class Admission:
         self._asked = False  # for those that had not come
         awaited = job.spec.nodes + job.spec.spares
         self._check = (
-            NodeCheck(job.spec, awaited, job.do) if job.spec.network_check else None
+            NodeCheckRun(job.spec, awaited, job.do) if job.spec.network_check else None
         )  # in front of the job
 
     # ---- the check of new nodes
@@ -143,19 +143,19 @@ class Admission:
         ending = self._job.phase in ENDING
         if not ending and self._shuts_out(connection, hello):
             return
-        seat = (
+        node_rank = (
             "the job is ending"
             if ending
-            else self._roster.seat(connection, hello, self._job.attempt)
+            else self._roster.assign_node_rank(connection, hello, self._job.attempt)
         )
         restarting = self._job.phase is Phase.RESTARTING
         if hello.ranks and (restarting or hello.restart < self._job.restarts):
-            seat = "all ranks are started anew, and this agent has some of before"
-        if isinstance(seat, str):
-            self._job.do(Send(connection, p.Bye(status=1, refused=seat)))
+            node_rank = "all ranks are started anew, and this agent has some of before"
+        if isinstance(node_rank, str):
+            self._job.do(Send(connection, p.Bye(status=1, refused=node_rank)))
             return
         agent = Node(
-            node=seat,
+            node=node_rank,
             connection=connection,
             address=hello.address,
             pid=hello.pid,
@@ -168,22 +168,24 @@ class Admission:
         self._job.devices = self._job.devices or hello.devices
         for rank, shard in hello.shards.items():
             self._roster.ranks[rank].shard = shard
-        self._roster.sit(agent)
-        self._job.isolation.came(seat)
-        self._job.do(Send(connection, p.Welcome(node=seat)))
-        agents = self._fleet.placements.setdefault(seat, set())
+        self._roster.admit(agent)
+        self._job.isolation.came(node_rank)
+        self._job.do(Send(connection, p.Welcome(node=node_rank)))
+        agents = self._fleet.placements.setdefault(node_rank, set())
         agents.add((self._job.attempt, hello.address, hello.pid))
         self._job.record(
-            journal.NodeJoined(node=seat, address=hello.address, pid=hello.pid, host=hello.host)
+            journal.NodeJoined(
+                node=node_rank, address=hello.address, pid=hello.pid, host=hello.host
+            )
         )
-        if seat == SPARE:
+        if node_rank == SPARE:
             for node, taker in self._roster.promised.items():
                 if taker == connection:  # it could not hear of it while it wanted another place
                     self._job.do(Send(connection, p.Promote(node=node)))
             self._fleet.promote()
             return
-        if seat in self._roster.outside and not self._fleet.let_in(seat):
-            self._on_come_back(seat, hello)
+        if node_rank in self._roster.outside and not self._fleet.let_in(node_rank):
+            self._on_come_back(node_rank, hello)
             return
         self._takeover.take_over(connection, hello)
         if self._roster.is_full:
@@ -240,7 +242,7 @@ class Admission:
             return
         if message.port == 0:
             text = f"the ranks' store could not be started: {message.error}"
-            self._recovery.report(Fault(kind=Kind.LAUNCH, message=text, node=node))
+            self._recovery.report(Fault(kind=FaultKind.LAUNCH, message=text, node=node))
             return
         host = self._spec.master_addr or self._roster.nodes[node].address
         self._job.store.came_up(node, host, message.port)
@@ -257,7 +259,7 @@ class Admission:
                 text += f" within {self._spec.policy.node_timeout_s:g} s"
             why = "; ".join(sorted(set(self._roster.obstacles.values())))
             text += f": {why}" if why else ""
-            self._recovery.report(Fault(kind=Kind.SCHEDULING, message=text, at=now))
+            self._recovery.report(Fault(kind=FaultKind.SCHEDULING, message=text, at=now))
 
     def on_late(self) -> None:
         """Ask for the nodes that did not come, and leave them out if the world may shrink.

@@ -12,8 +12,8 @@ from rekindle.coordinator.machine.ranks import Status
 from rekindle.errors import ProtocolError
 from rekindle.names import OFFERS
 from rekindle.protocol import agent as p
-from rekindle.protocol.agent import Commit, PartDue, PartWritten
-from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.protocol.agent import Commit, ShardReady, ShardWritten
+from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.interval import Chosen, Interval
 from rekindle.recovery.policy.plan import Made
@@ -33,7 +33,7 @@ class Ready(msgspec.Struct, frozen=True):
         return found
 
 
-class Backlog:
+class DueCheckpoints:
     """At most one checkpoint that is due, and one that is being written."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Backlog:
         """Whether nothing is under way or to be."""
         return self.under_way is None and self._ready is None
 
-    def add(self, node: int, part: PartDue) -> Made | None:
+    def add(self, node: int, part: ShardReady) -> Made | None:
         """Note that a node can write a shard; return what is left out because of that."""
         made = part.step, part.generation
         if made <= self._newest:
@@ -82,7 +82,7 @@ class Backlog:
         return True
 
 
-class Assembly:
+class ShardedCheckpoints:
     """Collects what agents tell of the shards that they have written.
 
     They are given up when the next generation is formed, and when a newer checkpoint is complete.
@@ -91,9 +91,9 @@ class Assembly:
 
     def __init__(self) -> None:
         self._generation = 0
-        self.backlog = Backlog()
+        self.backlog = DueCheckpoints()
         # By step, generation, and whether they are last words.
-        self._parts: dict[tuple[int, int, bool], dict[int, PartWritten]] = {}
+        self._parts: dict[tuple[int, int, bool], dict[int, ShardWritten]] = {}
         self._failed = (0, 0)
 
     def begin(self, generation: int) -> None:
@@ -101,7 +101,7 @@ class Assembly:
         self._generation, self._parts = generation, {}
         self.backlog.begin()
 
-    def add(self, part: PartWritten, owners: Callable[[], dict[int, list[int]]]) -> Commit | None:
+    def add(self, part: ShardWritten, owners: Callable[[], dict[int, list[int]]]) -> Commit | None:
         """Take note of a shard; return the order to commit when it was the last one.
 
         owners: the ranks that have each shard.
@@ -135,7 +135,7 @@ class Assembly:
             last_words=part.last_words,
         )
 
-    def fail(self, part: PartWritten) -> bool:
+    def fail(self, part: ShardWritten) -> bool:
         """Give a checkpoint up, for a shard could not be written; False: that was known."""
         failed = part.generation, part.step
         known, self._failed = self._failed == failed, failed
@@ -145,9 +145,9 @@ class Assembly:
 StoreNews = (
     p.CheckpointWritten
     | p.SnapshotRefused
-    | p.PartDue
-    | p.PartWritten
-    | p.CheckpointLeftOut
+    | p.ShardReady
+    | p.ShardWritten
+    | p.WriteLeftOut
     | p.Pruned
 )
 
@@ -166,7 +166,7 @@ class Checkpoints:
         self._roster = job.roster
         self._spec = job.spec
         self._incidents = job.incidents
-        self.assembly = Assembly()
+        self.assembly = ShardedCheckpoints()
         self.committing: set[int] = set()
         self.total = 0
         self.metrics: dict[str, float] = {}
@@ -178,11 +178,11 @@ class Checkpoints:
                 self._on_checkpoint(node, message, now)
             case p.SnapshotRefused():
                 self._on_snapshot_refused(node, message, now)
-            case p.PartDue():
+            case p.ShardReady():
                 self._on_part_due(node, message)
-            case p.PartWritten():
+            case p.ShardWritten():
                 self._on_part(node, message, now)
-            case p.CheckpointLeftOut():
+            case p.WriteLeftOut():
                 self._on_left_out(message)
             case p.Pruned():
                 self._on_pruned(message)
@@ -195,7 +195,9 @@ class Checkpoints:
             return
         if message.error:
             text = f"the checkpoint of step {message.step} was not written: {message.error}"
-            fault = Fault(kind=Kind.STORAGE, message=text, node=node, finished=message.step, at=now)
+            fault = Fault(
+                kind=FaultKind.STORAGE, message=text, node=node, finished=message.step, at=now
+            )
             self._job.record(self._incidents.note_storage(fault))
             return
         everybody = message.shards > 1
@@ -217,10 +219,12 @@ class Checkpoints:
             return
         rank = self._roster.ranks[message.rank]
         text = f"rank {rank.rank} keeps no snapshots: {message.error}"
-        fault = Fault(kind=Kind.STORAGE, message=text, node=node, finished=rank.finished, at=now)
+        fault = Fault(
+            kind=FaultKind.STORAGE, message=text, node=node, finished=rank.finished, at=now
+        )
         self._job.record(self._incidents.note_storage(fault))
 
-    def _on_part_due(self, node: int, message: p.PartDue) -> None:
+    def _on_part_due(self, node: int, message: p.ShardReady) -> None:
         """A node is ready to write a shard of a checkpoint that is due."""
         if message.generation != self._job.generation or self._job.phase in ENDING:
             return
@@ -241,10 +245,12 @@ class Checkpoints:
             self.assembly.backlog.done(ready.made)  # with a lost node its shard is gone
             return
         for node, own in shards.items():
-            order = p.WriteParts(step=step, generation=generation, shards=own, of=len(ready.places))
+            order = p.WriteShards(
+                step=step, generation=generation, shards=own, of=len(ready.places)
+            )
             self._job.do(Send(self._roster.nodes[node].connection, order))
 
-    def _on_part(self, node: int, message: p.PartWritten, now: float) -> None:
+    def _on_part(self, node: int, message: p.ShardWritten, now: float) -> None:
         """A shard of a checkpoint was written, or could not be."""
         if self._job.phase is Phase.ENDED:
             return
@@ -259,7 +265,7 @@ class Checkpoints:
             self.committing.add(node)
             self._job.do(Send(self._roster.nodes[node].connection, order))
 
-    def _on_left_out(self, message: p.CheckpointLeftOut) -> None:
+    def _on_left_out(self, message: p.WriteLeftOut) -> None:
         """A node could not write what was due; of several shards, the first to say so is heard."""
         if message.shards == 1 or self.assembly.backlog.done((message.step, message.generation)):
             self._leave_out(message.step, message.reason)
@@ -290,7 +296,7 @@ class Checkpoints:
                 journal.CheckpointsPruned(removed=message.removed, error=message.error)
             )
 
-    def on_beat(self, beat: p.Beat, now: float) -> None:
+    def on_beat(self, beat: p.Heartbeat, now: float) -> None:
         """Take the heartbeat of a node: the finished steps of its ranks."""
         reached: list[int] = []
         for number, finished in beat.finished.items():

@@ -87,7 +87,7 @@ class Elasticity:
     def on_outside_late(self) -> None:
         """Send home the nodes whose ranks did not reach their Session."""
         late = (Status.SPAWNING, Status.STARTING)
-        for node in self._roster.at_the_door:
+        for node in self._roster.waiting_nodes:
             if any(rank.status in late for rank in self._roster.ranks_of(node)):
                 limit_s = self._spec.policy.join_timeout_s
                 why = f"its ranks did not reach their Session within {limit_s:g} s"

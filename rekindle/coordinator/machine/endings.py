@@ -17,9 +17,9 @@ from rekindle.coordinator.machine.job_state import (
 )
 from rekindle.coordinator.machine.looks import Looks
 from rekindle.coordinator.machine.ranks import GONE, Status
-from rekindle.coordinator.machine.roster import Kept
+from rekindle.coordinator.machine.roster import SnapshotSet
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.fault import Kind, root_cause
+from rekindle.recovery.faults.fault import FaultKind, root_cause
 from rekindle.recovery.faults.invalid_states import is_clean
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import RESCHEDULED
@@ -60,7 +60,7 @@ class Endings:
         match message:
             case p.CheckpointWritten(last_words=True):
                 self._on_dumped(node, message)
-            case p.PartWritten(last_words=True) if message.error:
+            case p.ShardWritten(last_words=True) if message.error:
                 if self._job.phase is not Phase.ENDED:
                     self.dump_failed(node, message.error)
             case _:
@@ -128,7 +128,7 @@ class Endings:
         newest = self._worth_writing(set())
         return newest.state[0] if newest else None
 
-    def _worth_writing(self, without: set[int]) -> Kept | None:
+    def _worth_writing(self, without: set[int]) -> SnapshotSet | None:
         """The newest snapshot that other nodes than these have, if no checkpoint is as new."""
         suspicions = self._job.suspicions
         newest = self._roster.newest_snapshot(without, suspicions)
@@ -146,9 +146,9 @@ class Endings:
         step, made = newest.state
         self._job.enter(Phase.DUMPING)
         self._dumping, self._dumpers = step, set(newest.places)
-        self._job.record(journal.LastWords(node=min(self._dumpers), step=self._dumping))
+        self._job.record(journal.FinalCheckpoint(node=min(self._dumpers), step=self._dumping))
         for node, ranks in newest.places.items():
-            order = p.Dump(
+            order = p.WriteFinalCheckpoint(
                 step=step,
                 made=made,
                 suspicions=tuple(self._job.suspicions),
@@ -166,7 +166,7 @@ class Endings:
             self.dump_failed(node, message.error)
             return
         self._job.do(CancelTimer(Timer.DUMP))
-        self._job.record(journal.LastWords(node=node, step=message.step, path=message.path))
+        self._job.record(journal.FinalCheckpoint(node=node, step=message.step, path=message.path))
         self._job.record(
             journal.Checkpointed(
                 step=message.step,
@@ -182,7 +182,7 @@ class Endings:
         """Ask others that have snapshots."""
         if self._job.phase is not Phase.DUMPING or node not in self._dumpers:
             return
-        self._job.record(journal.LastWords(node=node, step=self._dumping, error=error))
+        self._job.record(journal.FinalCheckpoint(node=node, step=self._dumping, error=error))
         self._said = f"none, for node {node}: {error}"
         self._speechless.add(node)
         self._dump()
@@ -239,7 +239,7 @@ class Endings:
         gone = self._roster.those(Status.EXITED)[0]
         gone.status = Status.ABSENT
         text = f"rank {gone.rank} ended with exit status 0 before the others had finished"
-        self._report(self._job.fault(Kind.USER_CODE, gone, text))
+        self._report(self._job.fault(FaultKind.USER_CODE, gone, text))
 
     def _reason(self) -> str:
         """Return why the job failed. The machine may know more now than when it decided."""

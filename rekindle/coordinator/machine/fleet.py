@@ -10,7 +10,7 @@ import msgspec
 from rekindle.coordinator.machine.inheritance import Placement
 from rekindle.coordinator.machine.injections import Injections
 from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Send, SetTimer, Timer
-from rekindle.coordinator.machine.ranks import GONE, Rank, Status, by_node
+from rekindle.coordinator.machine.ranks import GONE, Rank, Status, group_by_node
 from rekindle.names import KILLED_S, SPARE
 from rekindle.protocol import agent as p
 from rekindle.recovery.journal import journal
@@ -89,7 +89,7 @@ class Fleet:
         """End these ranks: SIGTERM, then SIGKILL after `grace_s`; at once if that is 0."""
         nodes = self._roster.nodes
         alive = [rank for rank in ranks if rank.node in nodes and rank.status not in GONE]
-        for number, doomed in by_node(alive).items():
+        for number, doomed in group_by_node(alive).items():
             numbers = tuple(rank.rank for rank in doomed)
             self._job.do(Send(nodes[number].connection, p.Kill(ranks=numbers, grace_s=grace_s)))
             for rank in doomed:
@@ -120,7 +120,7 @@ class Fleet:
             return
         nodes = self._roster.nodes
         absent = [rank for rank in self._roster.those(Status.ABSENT) if rank.node in nodes]
-        for number, ranks in by_node(absent).items():
+        for number, ranks in group_by_node(absent).items():
             self._spawn(number, ranks)
         if absent:
             self._job.do(SetTimer(Timer.JOIN, self._spec.policy.join_timeout_s))

@@ -9,7 +9,7 @@ from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase
 from rekindle.coordinator.machine.ranks import Status
 from rekindle.coordinator.machine.recovery import Recovery
 from rekindle.coordinator.machine.stragglers import StragglerCheck
-from rekindle.recovery.faults.fault import Kind, root_cause
+from rekindle.recovery.faults.fault import FaultKind, root_cause
 
 
 class Forming:
@@ -62,7 +62,7 @@ class Forming:
         if not self._job.store.is_up:
             return
         faults = self._incidents.unanswered
-        if faults and all(fault.kind is Kind.LINK for fault in faults):
+        if faults and all(fault.kind is FaultKind.LINK for fault in faults):
             # Every process is there, so nothing but links can be broken.
             self._elasticity.put_newcomers_out()
             self._recovery.decide(root_cause(faults))

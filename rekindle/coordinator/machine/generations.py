@@ -23,10 +23,17 @@ from rekindle.coordinator.machine.job_state import (
 from rekindle.coordinator.machine.looks import Looks
 from rekindle.coordinator.machine.ranks import Rank, Status
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.faults.invalid_states import is_clean
 from rekindle.recovery.journal import journal
-from rekindle.recovery.policy.plan import Holding, Made, Plan, RankPlan, Source, make_plan
+from rekindle.recovery.policy.plan import (
+    AvailableState,
+    Made,
+    Plan,
+    RankPlan,
+    StateSource,
+    make_plan,
+)
 
 
 def _has_trained(arrived: p.Arrived) -> bool:
@@ -62,7 +69,9 @@ class Generations:
         self.planned: Plan | None = None
         self._held = 0  # the generation that is being held, for the world to grow
         self._reached = 0  # steps that every rank had finished when the open incident began
-        self._refused: set[tuple[int, Source, Made]] = set()  # (node, source, state) that failed
+        self._refused: set[tuple[int, StateSource, Made]] = (
+            set()
+        )  # (node, source, state) that failed
 
     def on_spawned(self, message: p.Spawned) -> None:
         """An agent has started ranks."""
@@ -113,7 +122,7 @@ class Generations:
                 f"rank {rank.rank} has shard {message.shard} of the training state, and had shard "
                 f"{rank.shard} before: which one it has must follow from its rank alone"
             )
-            self._report(self._job.fault(Kind.LAUNCH, rank, text))
+            self._report(self._job.fault(FaultKind.LAUNCH, rank, text))
             return
         rank.shard = message.shard
         if message.shard is not None and self._spec.least_nodes < self._spec.nodes:
@@ -122,7 +131,7 @@ class Generations:
                 f"would not have all shards: run it with --nnodes={self._spec.nodes}, not with "
                 f"{self._spec.least_nodes}:{self._spec.nodes}"
             )
-            self._report(self._job.fault(Kind.LAUNCH, rank, text))
+            self._report(self._job.fault(FaultKind.LAUNCH, rank, text))
             return
         if message.finished is not None:
             rank.finished = message.finished
@@ -148,7 +157,7 @@ class Generations:
         answered = isinstance(message, p.StepFailed) and self._roster.ranks[message.rank].inside
         if self._job.phase in (Phase.TRAINING, Phase.RESTORING) and not answered:
             text = f"rank {message.rank} says that what was made after step {clean} may be wrong"
-            self._report(Fault(kind=Kind.LINK, message=text, finished=clean))
+            self._report(Fault(kind=FaultKind.LINK, message=text, finished=clean))
 
     def _grow(self) -> None:
         """Hold the world between two steps if a node waits to join it.
@@ -166,10 +175,10 @@ class Generations:
         if self._roster.all_are(Status.TRAINING):
             self._held = self._job.generation
             first = self._roster.world[0]
-            hold = p.Hold(rank=first.rank, generation=self._job.generation)
+            hold = p.PauseRequest(rank=first.rank, generation=self._job.generation)
             self._job.do(Send(self._roster.nodes[first.node].connection, hold))
 
-    def on_held(self, message: p.Held) -> None:
+    def on_held(self, message: p.Paused) -> None:
         """The world stands between two steps: it ends, and the next one has the newcomers."""
         if message.generation != self._job.generation or self._job.phase is not Phase.TRAINING:
             return
@@ -201,7 +210,7 @@ class Generations:
             f"{shard.rank} that it has shard {shard.shard} of it: give shard on all ranks, or on "
             "none"
         )
-        self._report(self._job.fault(Kind.LAUNCH, whole[0], text))
+        self._report(self._job.fault(FaultKind.LAUNCH, whole[0], text))
         return True
 
     def dismiss(self) -> None:
@@ -212,7 +221,7 @@ class Generations:
         self._fleet.tell_nodes(p.Dismiss(finished=finished))
         for rank in self._roster.world:
             rank.status = Status.STARTING
-        for node in self._roster.at_the_door:
+        for node in self._roster.waiting_nodes:
             self._fleet.dismiss_agent(node, "training is over")
         self._job.session = self._job.formed = False
         self._job.newcomers = set()
@@ -226,12 +235,12 @@ class Generations:
         held = [self._holding(rank, copies.get(rank.rank, ())) for rank in world]
         plan = make_plan(dict(enumerate(held)))
         trained = [rank for rank in world if rank.arrived and _has_trained(rank.arrived)]
-        if trained and plan.ranks[0].source is Source.FRESH:
+        if trained and plan.ranks[0].source is StateSource.FRESH:
             # Their state is no longer as the script built it: only new processes have that.
             self._fleet.kill(trained, grace_s=0.0)
             return
         joining = [place for place, rank in enumerate(world) if rank.arrived and rank.arrived.joins]
-        alone = [world[at] for at in joining if plan.ranks[at].source is not Source.PEER]
+        alone = [world[at] for at in joining if plan.ranks[at].source is not StateSource.PEER]
         if alone:
             self._fleet.kill(alone, grace_s=0.0)  # those whom they were to join have died since
             return
@@ -245,7 +254,7 @@ class Generations:
         for node in self._roster.members:
             own = {rank.rank: places[rank.rank] for rank in self._roster.ranks_of(node.node)}
             plans = {rank: plan.ranks[place] for rank, place in own.items()}
-            form = p.Form(
+            form = p.FormGeneration(
                 generation=self._job.generation,
                 world_size=len(world),
                 store_host=self._job.store.host,
@@ -295,27 +304,27 @@ class Generations:
         hosts = (self._roster.nodes[rank.node].address for rank in self._roster.world)
         return tuple(zip(hosts, ports, strict=True))
 
-    def _depots(self, plans: Iterable[RankPlan]) -> dict[int, p.Depot]:
+    def _depots(self, plans: Iterable[RankPlan]) -> dict[int, p.ReplicaAddress]:
         """Where the agents are that keep copies, or give them back, for these ranks."""
         numbers = {number for plan in plans for number in (plan.keeper, plan.node)} - {-1}
         nodes = [self._roster.nodes[number] for number in sorted(numbers)]
-        return {node.node: p.Depot(host=node.address, port=node.depot) for node in nodes}
+        return {node.node: p.ReplicaAddress(host=node.address, port=node.depot) for node in nodes}
 
-    def _holding(self, rank: Rank, copies: tuple[tuple[int, Made], ...]) -> Holding:
+    def _holding(self, rank: Rank, copies: tuple[tuple[int, Made], ...]) -> AvailableState:
         node = self._roster.nodes[rank.node]
         refused = {(source, made) for where, source, made in self._refused if where == rank.node}
 
-        def counts(source: Source, made: Made) -> bool:
+        def counts(source: StateSource, made: Made) -> bool:
             return (source, made) not in refused and is_clean(made, self._job.suspicions)
 
         snapshots = node.snapshots.get(rank.rank, ())
-        return Holding(
+        return AvailableState(
             node=rank.node,
             shard=rank.shard or 0,
             live=self.live(rank),
-            snapshots=tuple(made for made in snapshots if counts(Source.SNAPSHOT, made)),
-            copies=tuple(copy for copy in copies if counts(Source.NEIGHBOUR, copy[1])),
-            checkpoints=tuple(m for m in node.checkpoints if counts(Source.CHECKPOINT, m)),
+            snapshots=tuple(made for made in snapshots if counts(StateSource.SNAPSHOT, made)),
+            copies=tuple(copy for copy in copies if counts(StateSource.NEIGHBOUR, copy[1])),
+            checkpoints=tuple(m for m in node.checkpoints if counts(StateSource.CHECKPOINT, m)),
         )
 
     def on_store_down(self, node: int, message: p.StoreDown) -> None:
@@ -325,7 +334,7 @@ class Generations:
         if not self._spec.joins and self._job.phase in (Phase.TRAINING, Phase.RESTORING):
             # Their framework ends them because of it, sooner or later.
             text = f"the scheduler of {self._spec.framework.value} has ended"
-            self._report(Fault(kind=Kind.PROCESS, message=text, node=self._job.store.node))
+            self._report(Fault(kind=FaultKind.PROCESS, message=text, node=self._job.store.node))
             return
         self._job.store.drop()
 
@@ -340,7 +349,7 @@ class Generations:
             made = self.planned.step, self.planned.made
             self._refused.add((rank.node, source, made))
             text = f"rank {rank.rank} could not take its state: {message.error}"
-            fault = self._job.fault(Kind.RESTORE, rank, text)
+            fault = self._job.fault(FaultKind.RESTORE, rank, text)
             tried = f"{source.value} of step {made[0]} of generation {made[1]}"
             self._report(msgspec.structs.replace(fault, signature=tried))
             return
@@ -353,7 +362,7 @@ class Generations:
             self._job.record(
                 journal.Restored(generation=self._job.generation, incident=self._incidents.open)
             )
-            self._fleet.start_outside(self._roster.at_the_door)
+            self._fleet.start_outside(self._roster.waiting_nodes)
 
     def on_step_done(self, message: p.StepDone) -> None:
         """A rank has finished its first step of the generation."""
@@ -384,7 +393,9 @@ class Generations:
         self._job.enter(Phase.REGROUPING)
         finished = max(rank.finished for rank in self._roster.world)
         replaced = self._roster.any_is(Status.ABSENT)
-        over = p.Over(generation=self._job.generation, finished=finished, replaced=replaced)
+        over = p.GenerationEnded(
+            generation=self._job.generation, finished=finished, replaced=replaced
+        )
         self._fleet.tell_nodes(over)
         for rank in self._roster.those(Status.TRAINING, Status.RESTORING):
             rank.status = Status.LEAVING

@@ -16,14 +16,14 @@ from rekindle.agent.lateness import BUSY_S
 from rekindle.coordinator.machine.endings import Endings
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.job_state import JobState, Phase, SetTimer, Timer
-from rekindle.coordinator.machine.looks import Looking, Looks
+from rekindle.coordinator.machine.looks import HangInspection, Looks
 from rekindle.coordinator.machine.ranks import Status
 from rekindle.coordinator.machine.recovery import Recovery
 from rekindle.profiling.blocked_collectives import Stuck, stuck
 from rekindle.protocol import agent as p
-from rekindle.protocol.heartbeat_page import Doing
-from rekindle.protocol.monitoring import RankLook
-from rekindle.recovery.faults.fault import Kind
+from rekindle.protocol.heartbeat_page import RankActivity
+from rekindle.protocol.monitoring import RankInspection
+from rekindle.recovery.faults.fault import FaultKind
 
 # How long all ranks may rest without one that waits for another: not they hang, but what they all
 # need is missing (a data source, a file system), or the script has its reasons.
@@ -33,20 +33,20 @@ PAUSE_S = 300.0
 MOVED_ON_S = 1.0
 
 T = TypeVar("T")
-_STEPS = (Doing.FIRST, Doing.STEP)
+_STEPS = (RankActivity.FIRST, RankActivity.STEP)
 _AT = {
-    Doing.OUTSIDE: "outside of a Session",
-    Doing.MEETING: "forming a generation",
-    Doing.FIRST: "in the first step of a generation",
-    Doing.STEP: "in a step",
-    Doing.BETWEEN: "between two steps",
-    Doing.CHECKPOINT: "keeping its state",
-    Doing.EVALUATE: "evaluating",
-    Doing.COMPILE: "compiling",
+    RankActivity.OUTSIDE: "outside of a Session",
+    RankActivity.MEETING: "forming a generation",
+    RankActivity.FIRST: "in the first step of a generation",
+    RankActivity.STEP: "in a step",
+    RankActivity.BETWEEN: "between two steps",
+    RankActivity.CHECKPOINT: "keeping its state",
+    RankActivity.EVALUATE: "evaluating",
+    RankActivity.COMPILE: "compiling",
 }
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class HangDiagnosis(msgspec.Struct, frozen=True):
     """The ranks hang. rank: the cause; -1: unknown. why: the reason as text.
 
     sure: no second look is needed. more: verdicts about other ranks that cause it too.
@@ -55,10 +55,10 @@ class Verdict(msgspec.Struct, frozen=True):
     rank: int
     why: str
     sure: bool = True
-    more: tuple[Verdict, ...] = ()
+    more: tuple[HangDiagnosis, ...] = ()
 
 
-def judge(looks: Sequence[RankLook]) -> Verdict | None:
+def judge(looks: Sequence[RankInspection]) -> HangDiagnosis | None:
     """Say whether these ranks hang; None: they do not, or not yet.
 
     Stopped ranks are to blame before any other; then one that is late with something of its own
@@ -67,7 +67,7 @@ def judge(looks: Sequence[RankLook]) -> Verdict | None:
     stopped = [look for look in looks if look.stopped]
     absent = [look for look in looks if not look.waiting]
     late = [look for look in absent if look.late]
-    outside = all(look.doing is Doing.OUTSIDE for look in looks)
+    outside = all(look.doing is RankActivity.OUTSIDE for look in looks)
     if not any(look.late for look in looks):
         return None  # whoever was has gone on
     if outside and not all(look.late for look in looks):
@@ -86,12 +86,12 @@ def judge(looks: Sequence[RankLook]) -> Verdict | None:
     return _judge_waiting(looks)
 
 
-def _waited_for(looks: Sequence[RankLook]) -> bool:
+def _waited_for(looks: Sequence[RankInspection]) -> bool:
     """Whether some ranks wait for others."""
-    return any(look.waiting or look.doing is Doing.MEETING for look in looks)
+    return any(look.waiting or look.doing is RankActivity.MEETING for look in looks)
 
 
-def _judge_unwaited(looks: Sequence[RankLook]) -> Verdict | None:
+def _judge_unwaited(looks: Sequence[RankInspection]) -> HangDiagnosis | None:
     """Judge ranks none of which waits.
 
     All may miss the same; or they wait for a device, which is how they wait for others there. So
@@ -107,42 +107,44 @@ def _judge_unwaited(looks: Sequence[RankLook]) -> Verdict | None:
     return _judge_alike(looks, PAUSE_S if resting else BUSY_S)
 
 
-def _judge_absent(late: Sequence[RankLook], looks: Sequence[RankLook]) -> Verdict | None:
+def _judge_absent(
+    late: Sequence[RankInspection], looks: Sequence[RankInspection]
+) -> HangDiagnosis | None:
     """Blame the odd one of those that are late and wait for nobody."""
     by_number = _waited_for(looks) or len(looks) == 1  # others wait for the few that do not
     found = late[0] if by_number and len(late) == 1 else _behind(late) or _odd(late, _where)
     if found is None and by_number and 2 * len(late) <= len(looks):
         found = late[0]
     if found is None:
-        known = any(look.waiting or look.doing is Doing.OUTSIDE for look in looks)
+        known = any(look.waiting or look.doing is RankActivity.OUTSIDE for look in looks)
         return _judge_alike(late, 0.0 if known else PAUSE_S)
     return _blame(found, _does(found), looks)
 
 
-def _does(look: RankLook) -> str:
+def _does(look: RankInspection) -> str:
     does = "computes without an end" if look.busy else "makes no progress"
     return f"{does}, {_AT[look.doing]}"
 
 
-def _judge_alike(looks: Sequence[RankLook], limit_s: float) -> Verdict | None:
+def _judge_alike(looks: Sequence[RankInspection], limit_s: float) -> HangDiagnosis | None:
     """Blame nobody where all do the same; they have so long for it."""
     if min(look.elapsed_s for look in looks) < limit_s:
         return None
-    return Verdict(-1, f"{_names(looks)} make no progress, {_AT[looks[0].doing]}")
+    return HangDiagnosis(-1, f"{_names(looks)} make no progress, {_AT[looks[0].doing]}")
 
 
-def _judge_waiting(looks: Sequence[RankLook]) -> Verdict:
+def _judge_waiting(looks: Sequence[RankInspection]) -> HangDiagnosis:
     """Blame the rank that is in another collective than the others, or did not come to theirs."""
     for each in missed(looks):
         there = [look for look in looks if look.rank in each.missing]
-        return Verdict(there[0].rank, f"{each.in_words()}; {_does(there[0])}")
+        return HangDiagnosis(there[0].rank, f"{each.in_words()}; {_does(there[0])}")
     found = _astray(looks) or _least(looks, _operations) or _odd(looks, _where) or _behind(looks)
     if found is None:
-        return Verdict(-1, f"{_names(looks)} wait for each other in a collective")
+        return HangDiagnosis(-1, f"{_names(looks)} wait for each other in a collective")
     return _blame(found, "waits in another collective than the others", looks)
 
 
-def missed(looks: Sequence[RankLook]) -> list[Stuck]:
+def missed(looks: Sequence[RankInspection]) -> list[Stuck]:
     """The collectives that some ranks have not joined, by what all have written down; the least
     that miss one first. None where not all have."""
     standings = {look.rank: look.standing for look in looks if look.standing is not None}
@@ -150,7 +152,7 @@ def missed(looks: Sequence[RankLook]) -> list[Stuck]:
     return sorted(found, key=lambda each: len(each.missing))
 
 
-def _astray(looks: Sequence[RankLook]) -> RankLook | None:
+def _astray(looks: Sequence[RankInspection]) -> RankInspection | None:
     """The one that has begun another collective than most, at the first place where they differ."""
     begun: dict[int, dict[int, int]] = {}  # number of the collective -> place in looks -> mark
     for place, look in enumerate(looks):
@@ -161,7 +163,7 @@ def _astray(looks: Sequence[RankLook]) -> RankLook | None:
     return looks[odd[0]] if odd else None
 
 
-def tell(look: RankLook) -> str:
+def tell(look: RankInspection) -> str:
     """Say in a line what a rank was found to do."""
     does = "stopped by a signal" if look.stopped else "waits for others" if look.waiting else ""
     does = does or ("computes" if look.busy else "rests")
@@ -169,43 +171,47 @@ def tell(look: RankLook) -> str:
     return f"{told}, at {look.where}" if look.where else told
 
 
-def _blame(look: RankLook, does: str, looks: Sequence[RankLook]) -> Verdict:
+def _blame(look: RankInspection, does: str, looks: Sequence[RankInspection]) -> HangDiagnosis:
     others = [other for other in looks if other.waiting and other is not look]
     told = f"rank {look.rank} {does}"
     if others and not look.waiting:
         told += f", and {_names(others)} wait for it"
     innermost = look.where.partition(" < ")[0]
     # Between steps a script may do what it likes, for a moment also nothing.
-    seen = look.doing in (*_STEPS, Doing.OUTSIDE) and (bool(others) or look.waiting)
+    seen = look.doing in (*_STEPS, RankActivity.OUTSIDE) and (bool(others) or look.waiting)
     why = f"{told}; it is at {innermost}" if innermost else told
-    return Verdict(look.rank, why, sure=look.stopped or seen)
+    return HangDiagnosis(look.rank, why, sure=look.stopped or seen)
 
 
-def _names(looks: Sequence[RankLook]) -> str:
+def _names(looks: Sequence[RankInspection]) -> str:
     if len(looks) > 4:
         return f"{len(looks)} ranks"
     return ("rank " if len(looks) == 1 else "ranks ") + ", ".join(str(look.rank) for look in looks)
 
 
-def _where(look: RankLook) -> str:
+def _where(look: RankInspection) -> str:
     return look.where
 
 
-def _operations(look: RankLook) -> int:
+def _operations(look: RankInspection) -> int:
     return look.operations
 
 
-def _behind(looks: Sequence[RankLook]) -> RankLook | None:
+def _behind(looks: Sequence[RankInspection]) -> RankInspection | None:
     """The one that has finished the fewest steps, if there is one."""
     return _least(looks, lambda look: look.finished)
 
 
-def _least(looks: Sequence[RankLook], number: Callable[[RankLook], int]) -> RankLook | None:
+def _least(
+    looks: Sequence[RankInspection], number: Callable[[RankInspection], int]
+) -> RankInspection | None:
     first, *others = sorted(looks, key=number)
     return first if others and number(first) < number(others[0]) else None
 
 
-def _only(looks: Sequence[RankLook], trait: Callable[[RankLook], Hashable]) -> RankLook | None:
+def _only(
+    looks: Sequence[RankInspection], trait: Callable[[RankInspection], Hashable]
+) -> RankInspection | None:
     """The one that differs in a trait from all others; these are several, and alike."""
     counts = Counter(map(trait, looks))
     found = next((look for look in looks if counts[trait(look)] == 1), None)
@@ -244,7 +250,7 @@ class Hangs:
         self._spec = job.spec
         self._incidents = job.incidents
 
-    def on_stalled(self, message: p.Stalled, now: float) -> None:
+    def on_stalled(self, message: p.RankStalled, now: float) -> None:
         """A rank is late; the others will be when they wait for it."""
         stale = self._job.session and message.generation != self._job.generation
         busy = self._looks.looking is not None or self._looks.suspect is not None
@@ -263,13 +269,13 @@ class Hangs:
         """Have all agents look at their ranks."""
         self._looks.count += 1
         members = {node.node for node in self._roster.members}
-        self._looks.looking = Looking(
+        self._looks.looking = HangInspection(
             self._looks.count, (self._job.generation, self._job.restarts), members
         )
-        self._fleet.tell_nodes(p.Look(serial=self._looks.count))
+        self._fleet.tell_nodes(p.InspectRanks(serial=self._looks.count))
         self._job.do(SetTimer(Timer.LOOK, ANSWER_S))
 
-    def on_looked(self, node: int, message: p.Looked, now: float) -> None:
+    def on_looked(self, node: int, message: p.RanksInspected, now: float) -> None:
         """A node has looked at its ranks."""
         looking = self._looks.looking
         if looking is None or looking.serial != message.serial:
@@ -315,7 +321,7 @@ class Hangs:
             for each in (verdict, *verdict.more):
                 self._blame(each, looks, now)
 
-    def _blame(self, verdict: Verdict, looks: Sequence[p.RankLook], now: float) -> None:
+    def _blame(self, verdict: HangDiagnosis, looks: Sequence[p.RankInspection], now: float) -> None:
         blamed = [look for look in looks if look.rank == verdict.rank]
         longest = max(look.elapsed_s for look in looks)
         text = f"the job hangs: {verdict.why} (no progress for {longest:.0f} s)"
@@ -325,7 +331,9 @@ class Hangs:
         collectives = [each.in_words() for each in missed(looks)]
         told = (*(look.stack for look in blamed), *collectives, *map(tell, looks[:MOST_TOLD]))
         seen = "\n".join(told)
-        fault = msgspec.structs.replace(self._job.fault(Kind.HANG, rank, text, now), traceback=seen)
+        fault = msgspec.structs.replace(
+            self._job.fault(FaultKind.HANG, rank, text, now), traceback=seen
+        )
         if not blamed:
             fault = msgspec.structs.replace(fault, rank=-1, node=-1)
         self._recovery.report(fault)
@@ -339,7 +347,7 @@ class Hangs:
         return untouched and self._incidents.awaiting is None and self._roster.all_are(*running)
 
 
-def _agree(suspect: p.RankLook | None, blamed: p.RankLook) -> bool:
+def _agree(suspect: p.RankInspection | None, blamed: p.RankInspection) -> bool:
     """Whether a rank that is to blame was so before, and is still at the same thing."""
     if suspect is None or suspect.rank != blamed.rank:
         return False

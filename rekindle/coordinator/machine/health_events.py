@@ -5,13 +5,19 @@ from __future__ import annotations
 import msgspec
 
 from rekindle.coordinator.machine.fleet import Fleet
-from rekindle.coordinator.machine.incidents import Told
+from rekindle.coordinator.machine.incidents import ExplainedFault
 from rekindle.coordinator.machine.job_state import ENDING, JobState, SetTimer, Timer
 from rekindle.coordinator.machine.recovery import HEALED_BY, LOOK_S, Recovery
 from rekindle.errors import UsageError
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.classification import CERTAIN, Sign, Source, fault_of_sign, verdict_of
-from rekindle.recovery.faults.fault import SICK, Fault, Kind, root_cause
+from rekindle.recovery.faults.classification import (
+    CERTAIN,
+    EventSource,
+    HealthEvent,
+    fault_of_sign,
+    verdict_of,
+)
+from rekindle.recovery.faults.fault import SICK, Fault, FaultKind, root_cause
 from rekindle.recovery.faults.tables.verdict import Blame, Urgency, Verdict
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.decide import decide
@@ -20,7 +26,10 @@ from rekindle.recovery.policy.policy import Strategy
 
 DCMI = "DCMI"  # who has seen what agents read of their devices
 
-NEVER_RAN = (Kind.SCHEDULING, Kind.USER_CODE)  # what keeps a pod from it, as its reason tells
+NEVER_RAN = (
+    FaultKind.SCHEDULING,
+    FaultKind.USER_CODE,
+)  # what keeps a pod from it, as its reason tells
 
 
 class HealthEvents:
@@ -52,11 +61,11 @@ class HealthEvents:
             fault = self._fault_of(seen.sign, verdict, seen.at)
             if fault.rank not in live:
                 others.append(seen)
-            elif fault.kind is Kind.DEVICE_MEMORY:  # other kinds tell of themselves
+            elif fault.kind is FaultKind.DEVICE_MEMORY:  # other kinds tell of themselves
                 self._job.signs.unmet.append(fault)
         self.signs_unmet = tuple(others)
 
-    def on_sign(self, sign: Sign, now: float) -> str:
+    def on_sign(self, sign: HealthEvent, now: float) -> str:
         """Take a sign; return why it cannot be taken, if it cannot."""
         if self._job.phase in ENDING:
             return "the job is ending"
@@ -100,8 +109,8 @@ class HealthEvents:
                 continue
             before, codes = self._job.signs.codes_by(DCMI, host, device), set(found.codes)
             for code in sorted(before ^ codes):
-                sign = Sign(
-                    source=Source.ASCEND,
+                sign = HealthEvent(
+                    source=EventSource.ASCEND,
                     what=code,
                     node=node,
                     device=device,
@@ -113,7 +122,7 @@ class HealthEvents:
                 self.on_sign(sign, now)
 
     def _on_sign_of_missing(
-        self, sign: Sign, verdict: Verdict, host: str | None, now: float
+        self, sign: HealthEvent, verdict: Verdict, host: str | None, now: float
     ) -> None:
         """Learn why a node was lost, or why no other one comes."""
         fault = self._fault_of(sign, verdict, now)
@@ -122,10 +131,10 @@ class HealthEvents:
                 self._tell(fault)
         elif sign.node in self._roster.missing:
             self._roster.obstacles[sign.node] = verdict.explanation
-            if verdict.kind is Kind.USER_CODE:
+            if verdict.kind is FaultKind.USER_CODE:
                 self._recovery.report(fault)  # no wait helps: its description cannot work
 
-    def _write_down(self, sign: Sign, host: str, verdict: Verdict, now: float) -> bool:
+    def _write_down(self, sign: HealthEvent, host: str, verdict: Verdict, now: float) -> bool:
         """Write a sign down, if it is news."""
         news = self._job.signs.note(sign, host, now)
         if news:
@@ -144,7 +153,7 @@ class HealthEvents:
             node, device = divmod(number, self._spec.processes_per_node)
             host = self._roster.nodes[node].host
             for source, what in self._job.signs.present(host, device):
-                gone = Sign(
+                gone = HealthEvent(
                     source=source, what=what, node=node, device=device, gone=True, by="its healing"
                 )
                 self._write_down(gone, host, verdict_of(self._job.tables(), gone), now)
@@ -166,7 +175,9 @@ class HealthEvents:
         for host, device, verdict in self._job.signs.worse(self._job.tables(), now):
             devices.add((host, device))
             for agent in [one for one in self._roster.members if one.host == host]:
-                sign = Sign(source=Source.ASCEND, what=verdict.code, node=agent.node, device=device)
+                sign = HealthEvent(
+                    source=EventSource.ASCEND, what=verdict.code, node=agent.node, device=device
+                )
                 self._answer_sign(sign, verdict, now)
         return devices
 
@@ -176,11 +187,11 @@ class HealthEvents:
         for fault in unmet:
             if now - fault.at < LOOK_S:
                 self._job.signs.unmet.append(fault)
-            elif fault.kind is Kind.DEVICE_MEMORY:
+            elif fault.kind is FaultKind.DEVICE_MEMORY:
                 # Its rank goes on with what may be damaged: only a new process can do without.
-                self._strike(msgspec.structs.replace(fault, kind=Kind.DEVICE))
+                self._strike(msgspec.structs.replace(fault, kind=FaultKind.DEVICE))
 
-    def _answer_sign(self, sign: Sign, verdict: Verdict, now: float) -> None:
+    def _answer_sign(self, sign: HealthEvent, verdict: Verdict, now: float) -> None:
         if verdict.urgency is Urgency.LATER and verdict.at_fault is not Blame.NOTHING:
             self._recovery.isolate(sign.node, f"{sign.in_words()}: {verdict.explanation}")
         if verdict.urgency is not Urgency.NOW:
@@ -202,7 +213,7 @@ class HealthEvents:
         self._on_told(told)
         return True
 
-    def _on_told(self, told: Told) -> None:
+    def _on_told(self, told: ExplainedFault) -> None:
         """Decide again about a fault that a health event explains, if the answer changes."""
         self._incidents.doubted = tuple(
             fault for fault in self._incidents.doubted if fault != told.before
@@ -211,7 +222,7 @@ class HealthEvents:
         if told.strategy is None or not self._is_answered(told, told.strategy):
             self._recovery.report(told.event.fault)
 
-    def _is_answered(self, told: Told, strategy: Strategy) -> bool:
+    def _is_answered(self, told: ExplainedFault, strategy: Strategy) -> bool:
         """Whether what was decided before is the right answer to what is known now."""
         fault = told.event.fault
         if fault.kind not in SICK:
@@ -226,7 +237,7 @@ class HealthEvents:
         if not known or root_cause([*known, fault]) is fault:
             self._recovery.report(fault)
 
-    def _fault_of(self, sign: Sign, verdict: Verdict, now: float) -> Fault:
+    def _fault_of(self, sign: HealthEvent, verdict: Verdict, now: float) -> Fault:
         first = sign.node * self._spec.processes_per_node
         rank = first + sign.device if sign.device >= 0 else -1
         finished = self._roster.ranks[rank if rank >= 0 else first].finished

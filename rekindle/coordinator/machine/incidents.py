@@ -10,11 +10,11 @@ from rekindle.recovery.faults.classification import explained, explains
 from rekindle.recovery.faults.fault import Fault
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.decide import Decision, decide
-from rekindle.recovery.policy.history import Case, Past, besides
+from rekindle.recovery.policy.history import Past, Situation, besides
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 
-class Told(msgspec.Struct, frozen=True):
+class ExplainedFault(msgspec.Struct, frozen=True):
     """What a sign has told of a fault. before: how it was known; strategy: the answer to that."""
 
     event: journal.FaultSeen
@@ -78,7 +78,7 @@ class Incidents:
         self.number += 1
         return self.number
 
-    def decide(self, case: Case) -> tuple[Decision, journal.Decided]:
+    def decide(self, case: Situation) -> tuple[Decision, journal.Decided]:
         """Decide about a fault. Each decision is told, for it counts against the budgets."""
         decision = decide(self._policy, case)
         self.past = besides(self.past, case.fault)
@@ -112,7 +112,7 @@ class Incidents:
         )
         return decision, event
 
-    def explain(self, sign: Fault, within_s: float) -> Told | None:
+    def explain(self, sign: Fault, within_s: float) -> ExplainedFault | None:
         """Give the code of a sign to the fault that a rank has told of before; None: to none."""
         decided = [(past.fault, past.incident, past.strategy) for past in self.past]
         undecided = [(f, self.open, None) for f in self.faults if f not in [d[0] for d in decided]]
@@ -125,7 +125,7 @@ class Incidents:
                 for past in self.past
             ]
             self.faults = [fault if seen == before else seen for seen in self.faults]
-            return Told(
+            return ExplainedFault(
                 journal.FaultSeen(incident=incident, fault=fault, known=True), before, strategy
             )
         return None

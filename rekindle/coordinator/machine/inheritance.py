@@ -10,7 +10,7 @@ from rekindle.job.spec import JobSpec
 from rekindle.profiling.switch import Switch
 from rekindle.protocol.rank import Profile
 from rekindle.recovery.faults.classification import explains
-from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.faults.invalid_states import Suspicion, suspicions
 from rekindle.recovery.faults.stragglers import BY_TRACE, Profiled
 from rekindle.recovery.faults.tables.verdict import Urgency
@@ -23,7 +23,7 @@ from rekindle.recovery.policy.policy import INNER, Strategy
 
 # Nothing is decided about a failed link before its cause shows itself, and whoever takes a
 # coordinator's place says itself that it was lost.
-_NEVER_HELD = (Kind.LINK, Kind.COORDINATOR)
+_NEVER_HELD = (FaultKind.LINK, FaultKind.COORDINATOR)
 
 
 def held(own: Iterable[journal.Event]) -> tuple[Fault, ...]:
@@ -69,7 +69,7 @@ def to_heal(own: Iterable[journal.Event]) -> frozenset[int]:
                 by_healing = strategy in (Strategy.RECOVER_IN_PLACE, Strategy.RESTART)
                 asked = set()
                 if not heals(fault) or not by_healing:
-                    found -= {fault.rank} if fault.kind is Kind.DEVICE else set()
+                    found -= {fault.rank} if fault.kind is FaultKind.DEVICE else set()
                 elif event.approval:
                     asked = {fault.rank}
                 else:
@@ -103,7 +103,7 @@ def unmet(own: Iterable[journal.Event]) -> tuple[journal.SignSeen, ...]:
 Placement = tuple[int, str, int]  # an agent: attempt, address and process; numbers come again
 
 
-class Earlier(msgspec.Struct, frozen=True, kw_only=True):
+class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
     """What holds for all attempts of a job.
 
     generation, incident: the newest; their numbers only ever rise. suspicions: what ranks have said
@@ -127,10 +127,10 @@ class Earlier(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-def earlier(events: Sequence[journal.Event]) -> Earlier:
+def earlier(events: Sequence[journal.Event]) -> JobHistory:
     """Fold the events of all attempts so far."""
     formed = (event.generation for event in events if isinstance(event, journal.Formed))
-    return Earlier(
+    return JobHistory(
         generation=max(formed, default=0),
         incident=max((getattr(event, "incident", 0) for event in events), default=0),
         suspicions=tuple(suspicions(events)),
@@ -160,7 +160,7 @@ def _traced(events: Sequence[journal.Event]) -> Switch:
     return next((event.switch for event in told if event.by == BY_TRACE), Switch())
 
 
-def interval_of(spec: JobSpec, before: Earlier) -> Interval:
+def interval_of(spec: JobSpec, before: JobHistory) -> Interval:
     """Return the steps between two checkpoints of a job of which there were attempts before."""
     return Interval(
         spec.checkpoint_every,
@@ -181,7 +181,7 @@ def _seconds(events: Iterable[journal.Event]) -> float:
     return seconds + last - began
 
 
-class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
+class TakeoverState(msgspec.Struct, frozen=True, kw_only=True):
     """What the coordinator that died in this attempt had decided, and what it left open.
 
     incident: the open one; restarts: restarts of all ranks so far.
@@ -208,7 +208,7 @@ class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
     stopping: journal.Stopping | None = None
 
 
-def inheritance(events: Iterable[journal.Event], attempt: int) -> Inheritance | None:
+def inheritance(events: Iterable[journal.Event], attempt: int) -> TakeoverState | None:
     """Fold the events of `attempt`; None: it has not begun, so there is nothing to take over."""
     own: list[journal.Event] = []
     for event in events:
@@ -221,7 +221,7 @@ def inheritance(events: Iterable[journal.Event], attempt: int) -> Inheritance | 
     stopping = [event for event in own if isinstance(event, journal.Stopping)]
     unfinished = [incident for incident in journal.incidents(own) if not incident.closed]
     awaiting = _awaiting(own)
-    return Inheritance(
+    return TakeoverState(
         restarts=max((e.restart for e in own if isinstance(e, journal.RanksStarted)), default=0),
         incident=unfinished[-1] if unfinished else None,
         resumed=_resumed(own),

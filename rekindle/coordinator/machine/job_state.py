@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from rekindle.coordinator.machine.incidents import Incidents
-from rekindle.coordinator.machine.inheritance import Earlier
+from rekindle.coordinator.machine.inheritance import JobHistory
 from rekindle.coordinator.machine.ranks import Rank
 from rekindle.coordinator.machine.roster import Roster
 from rekindle.job.spec import JobSpec, KeepsOff
 from rekindle.protocol import agent as p
 from rekindle.protocol.agent import Hello
 from rekindle.recovery.faults.classification import Judge
-from rekindle.recovery.faults.fault import Fault, Kind
-from rekindle.recovery.faults.health_events import SignBook
+from rekindle.recovery.faults.fault import Fault, FaultKind
+from rekindle.recovery.faults.health_events import HealthEventLog
 from rekindle.recovery.journal import journal
 
 # How many agents of one host are refused while others are waited for, before that is in vain. The
@@ -27,7 +27,7 @@ from rekindle.recovery.journal import journal
 _ENOUGH = {KeepsOff.ANEW: 2, KeepsOff.AT_ONCE: 5}
 
 
-class Isolation:
+class IsolatedHosts:
     """The hosts that this attempt has isolated, and the nodes that were to leave them.
 
     A person may release one at any time; until the job is placed anew, none of it goes back there.
@@ -168,7 +168,7 @@ class End(msgspec.Struct, frozen=True):
 Command = Send | Record | SetTimer | CancelTimer | End
 
 
-class Store:
+class RendezvousStore:
     """The ranks' store: where it is, or who was asked to host it."""
 
     def __init__(self) -> None:
@@ -226,7 +226,7 @@ class JobState:
     """
 
     def __init__(
-        self, spec: JobSpec, tables: Callable[[], Judge], attempt: int, earlier: Earlier
+        self, spec: JobSpec, tables: Callable[[], Judge], attempt: int, earlier: JobHistory
     ) -> None:
         self.spec = spec
         self.tables = tables
@@ -240,10 +240,10 @@ class JobState:
         self.devices = False
         self.roster = Roster(spec)
         self.incidents = Incidents(spec.policy, earlier.incident, earlier.past)
-        self.signs = SignBook(earlier.signs, earlier.at)
+        self.signs = HealthEventLog(earlier.signs, earlier.at)
         self.suspicions = list(earlier.suspicions)
-        self.isolation = Isolation(spec.keeps_off)
-        self.store = Store()
+        self.isolation = IsolatedHosts(spec.keeps_off)
+        self.store = RendezvousStore()
         self.newcomers: set[int] = set()
         self.sent_home: set[int] = set()
         self._commands: list[Command] = []
@@ -266,7 +266,7 @@ class JobState:
         commands, self._commands = self._commands, []
         return commands
 
-    def fault(self, kind: Kind, rank: Rank, text: str, now: float = 0.0) -> Fault:
+    def fault(self, kind: FaultKind, rank: Rank, text: str, now: float = 0.0) -> Fault:
         """Make a fault of a rank."""
         return Fault(
             kind=kind,

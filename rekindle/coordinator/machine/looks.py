@@ -12,7 +12,7 @@ from rekindle.protocol import agent as p
 SOONEST_S, SELDOM_S = 1.0, 30.0
 
 
-class Looking:
+class HangInspection:
     """One look at all ranks. at: where the job was then, which may be over when all have answered.
 
     wanted: nodes that have not answered. blind: those that could not look. patient: they have more
@@ -24,11 +24,11 @@ class Looking:
         self.at = at
         self.wanted = wanted
         self.blind: set[int] = set()
-        self.looks: list[p.RankLook] = []
+        self.looks: list[p.RankInspection] = []
         self.patient = False
 
 
-class Pause(msgspec.Struct, frozen=True):
+class InspectionBackoff(msgspec.Struct, frozen=True):
     """Time between looks that find nothing, as long as the job is where it was (`at`).
 
     known: ranks that had made no progress when they were looked at.
@@ -43,12 +43,12 @@ class Pause(msgspec.Struct, frozen=True):
         """Whether to look because of this rank: it was not late before, or the pause is over."""
         return at != self.at or rank not in self.known or now >= self.since + self.seconds
 
-    def begun(self, at: tuple[int, ...], rank: int, now: float) -> Pause:
+    def begun(self, at: tuple[int, ...], rank: int, now: float) -> InspectionBackoff:
         """Return the pause after the look that begins now; after the first there is none."""
         if at != self.at:
-            return Pause(at, 0.0, now, frozenset({rank}))
+            return InspectionBackoff(at, 0.0, now, frozenset({rank}))
         seconds = min(max(2 * self.seconds, SOONEST_S), SELDOM_S)
-        return Pause(at, seconds, now, self.known | {rank})
+        return InspectionBackoff(at, seconds, now, self.known | {rank})
 
 
 class Looks:
@@ -60,10 +60,10 @@ class Looks:
 
     def __init__(self, job: JobState) -> None:
         self._job = job
-        self.looking: Looking | None = None
+        self.looking: HangInspection | None = None
         self.count = 0
-        self.pause = Pause()
-        self.suspect: p.RankLook | None = None
+        self.pause = InspectionBackoff()
+        self.suspect: p.RankInspection | None = None
 
     def stop(self) -> None:
         """Forget the look under way, and the suspect."""

@@ -10,7 +10,7 @@ from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.generations import Generations
 from rekindle.coordinator.machine.injections import Injections
 from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Send, SetTimer, Timer
-from rekindle.coordinator.machine.ranks import Status, by_node
+from rekindle.coordinator.machine.ranks import Status, group_by_node
 from rekindle.coordinator.machine.recovery import Recovery
 from rekindle.coordinator.machine.roster import Node
 from rekindle.coordinator.machine.stragglers import StragglerCheck
@@ -18,14 +18,14 @@ from rekindle.errors import ProtocolError
 from rekindle.names import KILLED_S
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.classification import fault_of_exit
-from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import journal
 
 _FAILED = {
-    Kind.LINK: "a collective of rank {rank} failed: {error}",
-    Kind.TRANSIENT: "rank {rank} met what the script says will pass: {error}",
-    Kind.DEVICE_MEMORY: "the device memory of rank {rank} is damaged: {error}",
-    Kind.DEVICE: "the device of rank {rank} could not be repaired: {error}",
+    FaultKind.LINK: "a collective of rank {rank} failed: {error}",
+    FaultKind.TRANSIENT: "rank {rank} met what the script says will pass: {error}",
+    FaultKind.DEVICE_MEMORY: "the device memory of rank {rank} is damaged: {error}",
+    FaultKind.DEVICE: "the device of rank {rank} could not be repaired: {error}",
 }
 
 
@@ -79,7 +79,7 @@ class Losses:
     def on_unkillable(self, now: float) -> None:
         """Give up the nodes that have ranks which SIGKILL did not end: the kernel holds them."""
         ending = [rank for rank in self._roster.ranks if rank.status is Status.ENDING]
-        for number, ranks in by_node(ending).items():
+        for number, ranks in group_by_node(ending).items():
             lost = self._roster.nodes.get(number)
             if lost is None or ranks[0].status is not Status.ENDING:
                 continue  # given up because of another one
@@ -103,7 +103,7 @@ class Losses:
             self._endings.go_on_ending()
             return
         fault = Fault(
-            kind=Kind.NODE_LOST,
+            kind=FaultKind.NODE_LOST,
             message=text,
             node=lost.node,
             finished=finished,
@@ -173,7 +173,7 @@ class Losses:
             self._elasticity.send_home(node, text)
             return
         # At first it means that ranks cannot run here; later, that the machine is short of room.
-        kind = Kind.PROCESS if self._job.formed else Kind.LAUNCH
+        kind = FaultKind.PROCESS if self._job.formed else FaultKind.LAUNCH
         self._recovery.report(Fault(kind=kind, message=text, rank=message.rank, node=node))
 
     def on_step_failed(self, message: p.StepFailed, now: float) -> None:
@@ -187,7 +187,7 @@ class Losses:
             return
         live = self._job.phase in (Phase.TRAINING, Phase.RESTORING)
         # That a collective fails once its generation is over is no news; what else broke, is.
-        own = message.kind is not Kind.LINK and rank.status is Status.LEAVING
+        own = message.kind is not FaultKind.LINK and rank.status is Status.LEAVING
         if message.generation != self._job.generation or not (live or own):
             return
         rank.finished = max(rank.finished, message.finished)
@@ -209,7 +209,7 @@ class Losses:
             # None: a rank ended well instead, and is missed by its peers.
             for rank in self._roster.those(Status.RESTORING)[:1]:
                 text = f"rank {rank.rank} did not take its state within {limit_s:g} s"
-                self._recovery.report(self._job.fault(Kind.LINK, rank, text, now))
+                self._recovery.report(self._job.fault(FaultKind.LINK, rank, text, now))
         elif self._job.session:
             did = f"reach its Session within {limit_s:g} s"
             self._replace_late((Status.STARTING, Status.SPAWNING), did, now)
@@ -222,5 +222,5 @@ class Losses:
                 continue  # an earlier one took its node out of the world
             self._fleet.kill([rank], grace_s=0.0)
             self._recovery.report(
-                self._job.fault(Kind.STUCK, rank, f"rank {rank.rank} did not {what}", now)
+                self._job.fault(FaultKind.STUCK, rank, f"rank {rank.rank} did not {what}", now)
             )

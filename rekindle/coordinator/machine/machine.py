@@ -18,7 +18,7 @@ from rekindle.coordinator.machine.forming import Forming
 from rekindle.coordinator.machine.generations import Generations
 from rekindle.coordinator.machine.hangs import Hangs
 from rekindle.coordinator.machine.health_events import HealthEvents
-from rekindle.coordinator.machine.inheritance import Earlier, interval_of
+from rekindle.coordinator.machine.inheritance import JobHistory, interval_of
 from rekindle.coordinator.machine.injections import Injections
 from rekindle.coordinator.machine.job_state import ENDING, JobState, SetTimer, Timer
 from rekindle.coordinator.machine.looks import Looks
@@ -35,7 +35,7 @@ from rekindle.recovery.journal import journal
 
 CHECKED_AFTER_S = 1.0
 _WAITS = (Timer.LATE, Timer.NODE)  # for agents to come
-_NOTHING = Earlier()
+_NOTHING = JobHistory()
 
 
 class Machine:
@@ -50,7 +50,7 @@ class Machine:
         tables: Callable[[], Judge],
         *,
         attempt: int = 0,
-        earlier: Earlier = _NOTHING,
+        earlier: JobHistory = _NOTHING,
     ) -> None:
         self.job = job = JobState(spec, tables, attempt, earlier)
         self.injections = Injections(job)
@@ -121,13 +121,13 @@ class Machine:
         if connection in self.job.sent_home:
             return  # the agent has not read yet that it is to end
         checked = self.admission.checks(connection)
-        if isinstance(message, p.Traced) and (checked or roster.knows(connection)):
+        if isinstance(message, p.ProfilingSwitchRead) and (checked or roster.knows(connection)):
             self.switch.on_traced(message, now)  # it is true for the whole job, whoever says it
         elif checked:
             self.admission.on_check_news(connection, message, now)
         elif isinstance(message, p.Hello):
             self.admission.on_hello(connection, message)
-        elif isinstance(message, p.CheckpointPassedOver) and roster.knows(connection):
+        elif isinstance(message, p.CheckpointInvalid) and roster.knows(connection):
             self.job.record(journal.CheckpointSkipped(path=message.path, reason=message.reason))
         else:
             self._on_message_of_node(connection, message, now)
@@ -158,31 +158,33 @@ class Machine:
         generations, losses, stored = self.generations, self.losses, self.endings.on_store_news
         return {
             p.Arrived: self._on_arrived,
-            p.Beat: lambda node, message, now: self.checkpoints.on_beat(message, now),
+            p.Heartbeat: lambda node, message, now: self.checkpoints.on_beat(message, now),
             p.Checked: self.stragglers.on_check_news,
             p.CheckReady: self.stragglers.on_check_news,
-            p.CheckpointLeftOut: stored,
+            p.WriteLeftOut: stored,
             p.CheckpointWritten: stored,
             p.Conditions: self.health.on_conditions,
             p.Exited: lambda node, message, now: losses.on_exited(message, now),
-            p.HealFailed: lambda node, message, now: self.recovery.on_heal_failed(node, message),
-            p.Held: lambda node, message, now: generations.on_held(message),
-            p.Looked: self.hangs.on_looked,
-            p.PartDue: stored,
-            p.PartWritten: stored,
+            p.DeviceResetFailed: lambda node, message, now: self.recovery.on_heal_failed(
+                node, message
+            ),
+            p.Paused: lambda node, message, now: generations.on_held(message),
+            p.RanksInspected: self.hangs.on_looked,
+            p.ShardReady: stored,
+            p.ShardWritten: stored,
             p.Pruned: stored,
             p.SnapshotRefused: stored,
             p.Snapshots: lambda node, message, now: self.checkpoints.on_snapshots(node, message),
             p.SpawnFailed: lambda node, message, now: losses.on_spawn_failed(node, message),
             p.Spawned: self._on_spawned,
-            p.Stalled: lambda node, message, now: self.hangs.on_stalled(message, now),
+            p.RankStalled: lambda node, message, now: self.hangs.on_stalled(message, now),
             p.StateReady: lambda node, message, now: generations.on_state_ready(message),
             p.StepDone: lambda node, message, now: generations.on_step_done(message),
             p.StepFailed: lambda node, message, now: losses.on_step_failed(message, now),
             p.StoreDown: lambda node, message, now: generations.on_store_down(node, message),
             p.StoreUp: lambda node, message, now: self.admission.on_store_up(node, message),
-            p.Timed: lambda node, message, now: self.stragglers.on_timed(message),
-            p.Traced: lambda node, message, now: self.switch.on_traced(message, now),
+            p.StepTimings: lambda node, message, now: self.stragglers.on_timed(message),
+            p.ProfilingSwitchRead: lambda node, message, now: self.switch.on_traced(message, now),
         }
 
     def _timer_handlers(self) -> dict[Timer, Callable[[float], None]]:

@@ -21,7 +21,14 @@ from rekindle.protocol.node_check import (
     CheckReady,
     CheckStop,
 )
-from rekindle.recovery.node_check.evidence import Alone, Edge, Evidence, Limits, Pair, lacks_memory
+from rekindle.recovery.node_check.evidence import (
+    Alone,
+    Edge,
+    Evidence,
+    NodeCheckLimits,
+    Pair,
+    lacks_memory,
+)
 from rekindle.recovery.node_check.rounds import next_round
 from rekindle.recovery.node_check.verdicts import SICK, NodeVerdict, verdicts
 
@@ -31,7 +38,7 @@ GATHER_S = 20.0
 _GONE = "its agent is gone"
 
 
-class Judged(msgspec.Struct, frozen=True):
+class NodeJudged(msgspec.Struct, frozen=True):
     """The verdict about the node of an agent."""
 
     connection: int
@@ -46,7 +53,7 @@ class _Guest:
         self.connection, self.hello, self.number = connection, hello, number
         self.port = 0
         self.gone = False
-        # Pods of one host have addresses of their own, pretended hosts that of their machine.
+        # Pods of one host have addresses of their own, simulated hosts that of their machine.
         self.machine = {hello.host or hello.address, hello.address}
 
 
@@ -58,7 +65,7 @@ class _Item(msgspec.Struct):
     answers: dict[int, Checked]  # by number
 
 
-class NodeCheck:
+class NodeCheckRun:
     """Checks all agents that have come, then those that come later, together.
 
     awaited: how many agents have to come before the check begins. do: takes commands. beside_ranks:
@@ -73,9 +80,9 @@ class NodeCheck:
         *,
         beside_ranks: bool = False,
     ) -> None:
-        self.judged: list[Judged] = []
+        self.judged: list[NodeJudged] = []
         self._do = do
-        self._limits: Limits = spec.node_check
+        self._limits: NodeCheckLimits = spec.node_check
         self._beside_ranks = beside_ranks
         self._awaited = awaited
         self._limit, self._doors = Timer.CHECK, Timer.CHECK_BEGINS
@@ -94,7 +101,7 @@ class NodeCheck:
         """Whether anybody is here: what the job waits for may be among them."""
         return bool(self._guests or self._waiting)
 
-    def take_judged(self) -> list[Judged]:
+    def take_judged(self) -> list[NodeJudged]:
         """Return the verdicts since the last call."""
         judged, self.judged = self.judged, []
         return judged
@@ -258,7 +265,7 @@ class NodeCheck:
             guest = guests[verdict.node]
             if not guest.gone:
                 self._do(Send(guest.connection, CheckOver()))
-                self.judged.append(Judged(guest.connection, guest.hello, verdict))
+                self.judged.append(NodeJudged(guest.connection, guest.hello, verdict))
         if self._waiting:
             self._begin()
 

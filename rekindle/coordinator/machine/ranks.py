@@ -26,7 +26,7 @@ GONE = (Status.ABSENT, Status.EXITED)
 _IN_GENERATION = (Status.TRAINING, Status.RESTORING, Status.LEAVING)
 
 
-class Census:
+class RankIndex:
     """Which ranks of the world are in which status, and which have stepped: counted as it changes.
 
     Nearly every message asks whether all ranks are somewhere; looking at each of them every time
@@ -48,7 +48,7 @@ class Rank:
 
     __slots__ = ("_census", "_status", "arrived", "finished", "node", "pid", "rank", "shard")
 
-    def __init__(self, rank: int, node: int, census: Census) -> None:
+    def __init__(self, rank: int, node: int, census: RankIndex) -> None:
         self.rank = rank
         self.node = node
         self.pid = 0
@@ -106,7 +106,7 @@ class Rank:
             self._census.stepped.discard(self.rank)
 
 
-def by_node(ranks: Iterable[Rank]) -> dict[int, list[Rank]]:
+def group_by_node(ranks: Iterable[Rank]) -> dict[int, list[Rank]]:
     """Sort ranks by the nodes they belong to."""
     found: dict[int, list[Rank]] = {}
     for rank in ranks:

@@ -22,12 +22,12 @@ from rekindle.coordinator.machine.ranks import GONE, Status
 from rekindle.job.spec import KeepsOff
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.classification import explained, explains, is_vague
-from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.faults.invalid_states import is_clean
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.recovery.policy.decide import Decision, decide
-from rekindle.recovery.policy.history import Case, besides, heals
+from rekindle.recovery.policy.history import Situation, besides, heals
 from rekindle.recovery.policy.policy import ANEW, Strategy
 from rekindle.recovery.policy.strategies import is_met_by_restart
 
@@ -99,7 +99,7 @@ class Recovery:
             self._job.record(self._incidents.note(fault))
         self._generations.declare_over()
         dead = fault.rank >= 0 and not self._roster.ranks[fault.rank].pid
-        if dead or fault.kind is not Kind.LINK:
+        if dead or fault.kind is not FaultKind.LINK:
             self.decide(fault)
         if self._job.phase is Phase.RESTARTING:
             self._endings.go_on_ending()
@@ -139,9 +139,11 @@ class Recovery:
         else:
             self._carry_out(fault, decision)
 
-    def _may_be_told_more(self, case: Case) -> bool:
+    def _may_be_told_more(self, case: Situation) -> bool:
         signs_come = self._job.devices or self._job.signs.told
-        nameless = is_vague(case.fault) or (case.fault.kind is Kind.LINK and not case.fault.code)
+        nameless = is_vague(case.fault) or (
+            case.fault.kind is FaultKind.LINK and not case.fault.code
+        )
         if not (signs_come and nameless and case.dead):
             return False
         return decide(self._spec.policy, case).strategy in _ENDS
@@ -153,8 +155,8 @@ class Recovery:
             if self._job.phase not in (Phase.RESTARTING, *ENDING):
                 self.decide(fault, told_all=True)
 
-    def case(self, fault: Fault) -> Case:
-        return Case(
+    def case(self, fault: Fault) -> Situation:
+        return Situation(
             fault=fault,
             session=self._job.session,
             formed=self._job.formed,
@@ -222,7 +224,7 @@ class Recovery:
             self._endings.end_ranks(Phase.STOPPING, decision.reason, self._failover_grace_s)
         elif strategy in (*ANEW, Strategy.RESCHEDULE_POD):
             placed_anew = strategy is Strategy.RESCHEDULE_POD
-            if placed_anew or fault.kind is Kind.NODE_LOST:
+            if placed_anew or fault.kind is FaultKind.NODE_LOST:
                 self._give_up(fault.node, decision.reason)
             if self._job.phase is not Phase.RESTARTING:  # else all ranks are being ended
                 grace_s = self._failover_grace_s if placed_anew else STOP_GRACE_S
@@ -290,7 +292,7 @@ class Recovery:
             journal.Suspected(generation=self._job.generation, clean=clean, rank=fault.rank)
         )
 
-    def on_heal_failed(self, node: int, message: p.HealFailed) -> None:
+    def on_heal_failed(self, node: int, message: p.DeviceResetFailed) -> None:
         """A rank's device could not be healed: it is of no use any more where it is."""
         rank = self._roster.ranks[message.rank]
         rank.status = Status.ABSENT
@@ -299,7 +301,7 @@ class Recovery:
         healed = (
             f for f in reversed(self._incidents.faults) if f.rank == message.rank and heals(f)
         )
-        before = next(healed, self._job.fault(Kind.DEVICE, rank, text))
+        before = next(healed, self._job.fault(FaultKind.DEVICE, rank, text))
         self.report(
             msgspec.structs.replace(before, message=text, self_heal=False, heal_failed=True)
         )

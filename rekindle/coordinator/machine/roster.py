@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from rekindle.coordinator.machine.ranks import Census, Rank, Status
+from rekindle.coordinator.machine.ranks import Rank, RankIndex, Status
 from rekindle.job.spec import JobSpec
 from rekindle.names import SPARE, WIRE_VERSION
 from rekindle.protocol import agent as p
@@ -14,7 +14,7 @@ from rekindle.recovery.faults.invalid_states import Suspicion, is_clean
 from rekindle.recovery.policy.plan import Made
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class SnapshotSet(msgspec.Struct, frozen=True, kw_only=True):
     """A state of which agents have snapshots of all shards, and where they are.
 
     places: node -> shard -> rank.
@@ -62,7 +62,7 @@ class Roster:
         self.promised: dict[int, int] = {}
         self.obstacles: dict[int, str] = {}  # why no agent comes as a node that is missing
         per_node = spec.processes_per_node
-        self.census = Census(spec.world_size)
+        self.census = RankIndex(spec.world_size)
         self.ranks = [Rank(r, r // per_node, self.census) for r in range(spec.world_size)]
         self._by_line: dict[int, Node] = {}  # the nodes by their connections
         self._taken = 0  # every node rank below it has an agent
@@ -74,7 +74,7 @@ class Roster:
         return [node for node in places if node not in self.nodes and node not in self.outside]
 
     @property
-    def at_the_door(self) -> list[int]:
+    def waiting_nodes(self) -> list[int]:
         """Nodes that have an agent and take no part in the world."""
         return sorted(self.outside & self.nodes.keys())
 
@@ -85,13 +85,13 @@ class Roster:
     @property
     def arrived_outside(self) -> list[int]:
         """Waiting nodes all of whose ranks have arrived."""
-        return [node for node in self.at_the_door if self.node_is(node, Status.WAITING)]
+        return [node for node in self.waiting_nodes if self.node_is(node, Status.WAITING)]
 
     @property
     def standby(self) -> list[int]:
         """Waiting nodes that could join the world now, because none of their ranks is starting."""
         still = (Status.ABSENT, Status.WAITING)
-        return [n for n in self.at_the_door if any(self.node_is(n, status) for status in still)]
+        return [n for n in self.waiting_nodes if any(self.node_is(n, status) for status in still)]
 
     @property
     def members(self) -> list[Node]:
@@ -194,7 +194,7 @@ class Roster:
         promised = set(self.promised.values())
         return [spare for spare in self.spares if spare not in promised]
 
-    def sit(self, agent: Node) -> None:
+    def admit(self, agent: Node) -> None:
         """Take an agent in: as a node, or as a spare."""
         if agent.node == SPARE:
             self.spares[agent.connection] = agent
@@ -215,7 +215,7 @@ class Roster:
             del self.promised[node]
         return spare, promised
 
-    def seat(self, connection: int, hello: p.Hello, attempt: int) -> int | str:
+    def assign_node_rank(self, connection: int, hello: p.Hello, attempt: int) -> int | str:
         """Return the node rank for an agent (or SPARE), or why it is refused."""
         spec = self.spec
         wanted = (
@@ -270,7 +270,7 @@ class Roster:
                 found[rank] = (*found.get(rank, ()), *((number, made) for made in kept))
         return found
 
-    def newest_snapshot(self, without: set[int], suspicions: list[Suspicion]) -> Kept | None:
+    def newest_snapshot(self, without: set[int], suspicions: list[Suspicion]) -> SnapshotSet | None:
         """Return the newest clean snapshot of the whole state that other nodes than these have."""
         if len({rank.shard is None for rank in self.ranks}) > 1:
             return None  # which shards there are is not known (a coordinator has died)
@@ -289,7 +289,7 @@ class Roster:
         for shard, holders in held.items():
             node, rank = holders[newest]
             places.setdefault(node, {})[shard] = rank
-        return Kept(state=newest, shards=len(held), places=places)
+        return SnapshotSet(state=newest, shards=len(held), places=places)
 
     def lose(self, node: Node) -> int:
         """Forget a node and its ranks' processes; return the most steps one of them finished."""

@@ -1,6 +1,6 @@
 """Slow ranks, and the switch of light profiling that finds them.
 
-Agents tell how long their ranks' steps took (`Timed`), while light profiling is on. If the
+Agents tell how long their ranks' steps took (`StepTimings`), while light profiling is on. If the
 policy does more than warn, the machine checks suspect nodes beside others while all ranks wait
 between two steps. It replaces only the nodes that the check finds sick.
 """
@@ -13,17 +13,17 @@ from collections.abc import Mapping, Sequence
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.generations import Generations
 from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Proceed, Timer
-from rekindle.coordinator.machine.node_check import NodeCheck
+from rekindle.coordinator.machine.node_check import NodeCheckRun
 from rekindle.coordinator.machine.recovery import Recovery
 from rekindle.coordinator.machine.roster import Node
 from rekindle.errors import UsageError
 from rekindle.job.spec import JobSpec
 from rekindle.names import WIRE_VERSION
-from rekindle.profiling.detector import Pace
+from rekindle.profiling.detector import OnlineDetector
 from rekindle.profiling.findings import Finding, Slow, in_words, nodes_of
-from rekindle.profiling.switch import Order, Switch, switched
+from rekindle.profiling.switch import ProfilingOrder, Switch, switched
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.faults.stragglers import BY_TRACE, Examined, Profiled, Slowed, SlowOver
 from rekindle.recovery.node_check.verdicts import SICK, Health, NodeVerdict
 from rekindle.recovery.policy.decide import decide
@@ -46,7 +46,7 @@ class ProfilingSwitch:
         """What the ranks record."""
         return self._fleet.settings.profile
 
-    def switch(self, order: Order, now: float) -> str:
+    def switch(self, order: ProfilingOrder, now: float) -> str:
         """Switch light profiling; return why that is impossible, or nothing."""
         if self._job.phase in ENDING:
             return "the job is ending"
@@ -58,7 +58,7 @@ class ProfilingSwitch:
             self._switch(switch, order.by, now)
         return ""
 
-    def on_traced(self, message: p.Traced, now: float) -> None:
+    def on_traced(self, message: p.ProfilingSwitchRead, now: float) -> None:
         """An agent sends the position of MindCluster's switch.
 
         Every agent sends it, also one that replaces a lost agent. So an old position does not undo
@@ -93,15 +93,15 @@ class StragglerCheck:
         self._proceed = proceed
         self._roster = job.roster
         self._spec = job.spec
-        self._pace: Pace | None = None
+        self._pace: OnlineDetector | None = None
         self._placed: Mapping[int, int] = {}  # the nodes that it is about, and their agents' pids
         self._suspects: Mapping[int, Finding] = {}  # nodes to be checked as soon as all ranks wait
         self._examining: Mapping[int, Finding] = {}  # being checked
         self.checked: Mapping[int, int] = {}  # the nodes of the newest check, by connection
-        self.check: NodeCheck | None = None  # under way
+        self.check: NodeCheckRun | None = None  # under way
         self._exams: Counter[str] = Counter()  # of each host, by this coordinator
 
-    def on_timed(self, message: p.Timed) -> None:
+    def on_timed(self, message: p.StepTimings) -> None:
         """Some ranks tell how long their steps took."""
         if self._pace is None or self._job.phase in ENDING:
             return
@@ -153,7 +153,7 @@ class StragglerCheck:
             if self._exams[host] >= MOST_EXAMS:
                 return f"nothing is done: {self._exams[host]} checks have not found {host} slow"
         for node in nodes:
-            why_not = self._irreplaceable(self._fault_at(node, found, Kind.STRAGGLER, ""))
+            why_not = self._irreplaceable(self._fault_at(node, found, FaultKind.STRAGGLER, ""))
             if why_not:
                 return f"nothing is done: {why_not}"
         return ""
@@ -174,7 +174,7 @@ class StragglerCheck:
         ranks = [rank.rank for rank in self._roster.world]
         if self._pace is None:
             per_node = self._spec.processes_per_node
-            self._pace = Pace(ranks, per_node=per_node, peers=self._peers())
+            self._pace = OnlineDetector(ranks, per_node=per_node, peers=self._peers())
         elif placed != self._placed:  # what was usual on other nodes is not on these
             new = [node for node, pid in placed.items() if self._placed.get(node) != pid]
             others = [rank.rank for node in new for rank in self._roster.ranks_of(node)]
@@ -207,7 +207,7 @@ class StragglerCheck:
         """Check nodes together while their ranks wait, and hold the devices' memory."""
         agents = [self._roster.nodes[node] for node in nodes]
         self.checked = {agent.connection: agent.node for agent in agents}
-        self.check = NodeCheck(self._spec, len(agents), self._job.do, beside_ranks=True)
+        self.check = NodeCheckRun(self._spec, len(agents), self._job.do, beside_ranks=True)
         for agent in agents:
             self.check.on_hello(agent.connection, _hello_of(agent, self._spec))
 
@@ -250,7 +250,7 @@ class StragglerCheck:
         self._proceed()
 
     def _on_sick(self, node: int, found: Finding | None, verdict: NodeVerdict, now: float) -> None:
-        kind = Kind.STRAGGLER if verdict.health is Health.STRAGGLER else Kind.NODE
+        kind = FaultKind.STRAGGLER if verdict.health is Health.STRAGGLER else FaultKind.NODE
         fault = self._fault_at(node, found, kind, verdict.reason, now)
         if why_not := self._irreplaceable(fault):
             self._recovery.isolate(node, f"{fault.message}; it stays for now: {why_not}")
@@ -258,7 +258,7 @@ class StragglerCheck:
             self._recovery.report(fault)
 
     def _fault_at(
-        self, node: int, found: Finding | None, kind: Kind, reason: str, now: float = 0.0
+        self, node: int, found: Finding | None, kind: FaultKind, reason: str, now: float = 0.0
     ) -> Fault:
         said = in_words(found, (node,)) if found else f"node {node}"
         agent = self._roster.nodes.get(node)

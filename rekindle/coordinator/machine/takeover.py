@@ -6,12 +6,12 @@ from rekindle.coordinator.machine.checkpoints import Checkpoints
 from rekindle.coordinator.machine.endings import Endings
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.health_events import HealthEvents
-from rekindle.coordinator.machine.inheritance import Inheritance
+from rekindle.coordinator.machine.inheritance import TakeoverState
 from rekindle.coordinator.machine.job_state import JobState, Phase, Send, SetTimer, Timer
 from rekindle.coordinator.machine.ranks import Status
 from rekindle.coordinator.machine.recovery import Recovery
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.policy.policy import LATE_S
 
 # As `LATE_S`, where a coordinator takes a dead one's place: some agents may have died with it.
@@ -45,7 +45,7 @@ class Takeover:
         self.inherits = False
         self._taken_over = False  # from a coordinator that died, with ranks in a Session
 
-    def start(self, inherited: Inheritance | None = None) -> None:
+    def start(self, inherited: TakeoverState | None = None) -> None:
         """Wait for the nodes: new ones, or those of a coordinator that died."""
         self._job.do(SetTimer(Timer.LATE, TAKEN_OVER_LATE_S if inherited else LATE_S))
         if inherited is not None:
@@ -100,11 +100,11 @@ class Takeover:
         if any(live.training for live in hello.ranks):
             # Where their generation stands nobody knows any more: all leave it and meet again.
             self._job.session = self._job.sessions_seen = self._job.formed = True
-            self._job.do(Send(connection, p.Over(generation=hello.generation)))
+            self._job.do(Send(connection, p.GenerationEnded(generation=hello.generation)))
             self._job.do(SetTimer(Timer.LEAVE, self._spec.policy.leave_timeout_s))
             if self.inherits and not self._taken_over:
                 self._taken_over = True
                 text = "the coordinator was lost; another one took its place"
-                self._recovery.report(Fault(kind=Kind.COORDINATOR, message=text))
+                self._recovery.report(Fault(kind=FaultKind.COORDINATOR, message=text))
         if self._roster.all_are(Status.EXITED):
             self._endings.on_good_exit()  # the dead one did not hear of the last end

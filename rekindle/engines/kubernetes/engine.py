@@ -15,25 +15,25 @@ import msgspec
 
 from rekindle import names
 from rekindle.engines.client import JobClient, straight
-from rekindle.engines.journal_copy import Mirror
+from rekindle.engines.journal_copy import JournalCopy
 from rekindle.engines.kubernetes.client.api import Api, Object, load
 from rekindle.engines.kubernetes.client.errors import ApiError
 from rekindle.engines.kubernetes.client.objects import wait_until
-from rekindle.engines.kubernetes.client.pod_status import look_at
+from rekindle.engines.kubernetes.client.pod_status import pod_status
 from rekindle.engines.kubernetes.labels import Role, selector
 from rekindle.engines.kubernetes.manifests.render import keeps_off
-from rekindle.engines.kubernetes.manifests.settings import Pods
-from rekindle.engines.kubernetes.mindcluster.watch import Ears, host_eyes
-from rekindle.engines.kubernetes.placement.placement import Placing
-from rekindle.engines.kubernetes.placement.pod_membership import Chores, Gone, Members
+from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
+from rekindle.engines.kubernetes.mindcluster.watch import ReportHandlers, watch_hosts
+from rekindle.engines.kubernetes.placement.placement import Placement
+from rekindle.engines.kubernetes.placement.pod_membership import LostPods, PodMembership, RetryQueue
 from rekindle.engines.kubernetes.placement.quarantine import Hosts
 from rekindle.engines.kubernetes.preflight.preflight import must_fit
-from rekindle.engines.kubernetes.watchers.job_watcher import Eyes, Reporter
-from rekindle.engines.kubernetes.watchers.node_watcher import Observers
+from rekindle.engines.kubernetes.watchers.job_watcher import HealthEventQueue, JobWatcher
+from rekindle.engines.kubernetes.watchers.node_watcher import LogAndNodeWatchers
 from rekindle.errors import JobError, LeaseHeldError
 from rekindle.job.spec import Endpoint, JobDirectory, KeepsOff, home
-from rekindle.recovery.faults.classification import Sign
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.classification import HealthEvent
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.journal.attempts import under_way
 from rekindle.recovery.journal.host_history import learned_from
@@ -49,7 +49,7 @@ def engine_for(directory: JobDirectory) -> KubernetesEngine:
 
     Raises UsageError: there is no cluster.
     """
-    pods = msgspec.json.decode(directory.pods.read_bytes(), type=Pods)
+    pods = msgspec.json.decode(directory.pods.read_bytes(), type=KubernetesSettings)
     return KubernetesEngine(directory, pods, _api())
 
 
@@ -75,18 +75,18 @@ class KubernetesEngine:
     directory: the job's on this machine: its description, its secret, the copy of its journal.
     """
 
-    def __init__(self, directory: JobDirectory, pods: Pods, api: Api) -> None:
+    def __init__(self, directory: JobDirectory, pods: KubernetesSettings, api: Api) -> None:
         self._directory = directory
         self._pods = pods
         self._api = api
         self._job_id = directory.spec().job_id
-        self._mirror = Mirror(directory.ledger)
+        self._mirror = JournalCopy(directory.journal_file)
         self._hosts = Hosts(api, pods, home())
-        self._place = Placing(directory, pods, api, self._hosts)
-        self._observers = Observers(api, pods, directory)
-        self._chores = Chores()
-        self._eyes: Eyes | None = None
-        self._members = Members(keeps_off=keeps_off(pods) is KeepsOff.AT_ONCE)
+        self._place = Placement(directory, pods, api, self._hosts)
+        self._observers = LogAndNodeWatchers(api, pods, directory)
+        self._chores = RetryQueue()
+        self._eyes: JobWatcher | None = None
+        self._members = PodMembership(keeps_off=keeps_off(pods) is KeepsOff.AT_ONCE)
 
     # ---- what an engine does
 
@@ -176,7 +176,7 @@ class KubernetesEngine:
         what = f"{'a spare' if node == names.SPARE else f'node {node}'} cannot be replaced"
         self._chores.do(what, lambda: self._replace(gone))
 
-    def _replace(self, gone: Gone) -> None:
+    def _replace(self, gone: LostPods) -> None:
         """Have what is made anew keep off isolated hosts; then end what is to go, come what may."""
         try:
             self._set_right(self._members.isolated)
@@ -203,7 +203,7 @@ class KubernetesEngine:
         self._members.learn(event)
         if isinstance(event, Isolated) and self._eyes is not None:
             what = f"the job's pods do not keep off {event.host}"
-            self._chores.do(what, lambda: self._replace(Gone()))
+            self._chores.do(what, lambda: self._replace(LostPods()))
         said = learned_from(self._job_id, event)
         if said is not None:
             noted = functools.partial(self._hosts.note, said)
@@ -220,20 +220,24 @@ class KubernetesEngine:
         self._place.remove()
 
     @contextmanager
-    def watch(self, report: Callable[[Sign], None], tell: Callable[[str], None]) -> Iterator[None]:
+    def watch(
+        self, report: Callable[[HealthEvent], None], tell: Callable[[str], None]
+    ) -> Iterator[None]:
         """Follow the job's pods meanwhile, and what is known of their devices: report, and tell."""
         self._hosts.tell = tell
         for event in self._mirror.events():
             self._observers.note(event)
-        with Reporter(report, tell).open() as say:
-            eyes = Eyes(self._api, self._place, self._job_id, self._members.node_of, say, tell)
-            ears = Ears(report, tell, eyes.known, self._members.at, self._mirror.events())
+        with HealthEventQueue(report, tell).open() as say:
+            eyes = JobWatcher(
+                self._api, self._place, self._job_id, self._members.node_of, say, tell
+            )
+            ears = ReportHandlers(report, tell, eyes.known, self._members.at, self._mirror.events())
             self._eyes = eyes
             try:
                 with (
                     self._observers.open(say, tell) as see,
                     eyes.open(see),
-                    host_eyes(self._api, self._pods, self._directory.spec(), ears),
+                    watch_hosts(self._api, self._pods, self._directory.spec(), ears),
                     self._chores.open(tell),
                 ):
                     yield
@@ -272,15 +276,15 @@ class KubernetesEngine:
     def _must_be_possible(self) -> None:
         """Raise HopelessError: the coordinator's pod cannot run, however long one waits."""
         for pod in self._pods_now(Role.COORDINATOR):
-            seen = look_at(pod)
+            seen = pod_status(pod)
             for reason in seen.reasons if seen.role == Role.COORDINATOR.value else ():
                 verdict = _tables().pod_reason(reason.word)
-                if verdict.kind is Kind.USER_CODE:
+                if verdict.kind is FaultKind.USER_CODE:
                     raise HopelessError(f"{seen.in_words()}: {verdict.explanation}")
 
     def _has_run(self) -> bool:
         """Whether the coordinator's container was ever started: its image may still be fetched."""
-        pods = map(look_at, self._pods_now(Role.COORDINATOR))
+        pods = map(pod_status, self._pods_now(Role.COORDINATOR))
         return any(pod.has_run for pod in pods if pod.role == Role.COORDINATOR.value)
 
     # ---- what is there

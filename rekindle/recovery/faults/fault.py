@@ -8,7 +8,7 @@ import signal
 import msgspec
 
 
-class Kind(str, enum.Enum):
+class FaultKind(str, enum.Enum):
     """Kinds of fault (design section 3); later sources add to the list."""
 
     PROCESS = "process"  # a process died by a signal
@@ -69,7 +69,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     counts: recovering from it uses up a budget.
     """
 
-    kind: Kind
+    kind: FaultKind
     message: str
     rank: int = -1
     node: int = -1
@@ -110,33 +110,37 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
         return f"node {self.node}" if self.node >= 0 else "the job"
 
 
-SICK = (Kind.NODE, Kind.DEVICE, Kind.DEVICE_MEMORY)  # a place that is there, and known to be bad
-_HARDWARE = (Kind.NODE_LOST, Kind.STRAGGLER, *SICK)
+SICK = (
+    FaultKind.NODE,
+    FaultKind.DEVICE,
+    FaultKind.DEVICE_MEMORY,
+)  # a place that is there, and known to be bad
+_HARDWARE = (FaultKind.NODE_LOST, FaultKind.STRAGGLER, *SICK)
 
 # How likely a fault is the cause of the others seen with it, most likely first: a dead process
 # breaks its peers' links, never the other way round. An eviction ends processes and takes nodes; a
 # host without memory kills a process.
 _CAUSES = (
-    Kind.LAUNCH,
-    Kind.EVICTION,
-    Kind.SCHEDULING,
-    Kind.USER_CODE,
-    Kind.NODE_LOST,
-    Kind.NODE,
-    Kind.DEVICE,
-    Kind.DEVICE_MEMORY,
-    Kind.HOST_OOM,
-    Kind.DEVICE_OOM,
-    Kind.PROCESS,
-    Kind.STUCK,
-    Kind.HANG,
-    Kind.TRANSIENT,
-    Kind.RESTORE,
-    Kind.COORDINATOR,
-    Kind.LINK,
-    Kind.STORAGE,
-    Kind.STRAGGLER,
-    Kind.UNKNOWN,
+    FaultKind.LAUNCH,
+    FaultKind.EVICTION,
+    FaultKind.SCHEDULING,
+    FaultKind.USER_CODE,
+    FaultKind.NODE_LOST,
+    FaultKind.NODE,
+    FaultKind.DEVICE,
+    FaultKind.DEVICE_MEMORY,
+    FaultKind.HOST_OOM,
+    FaultKind.DEVICE_OOM,
+    FaultKind.PROCESS,
+    FaultKind.STUCK,
+    FaultKind.HANG,
+    FaultKind.TRANSIENT,
+    FaultKind.RESTORE,
+    FaultKind.COORDINATOR,
+    FaultKind.LINK,
+    FaultKind.STORAGE,
+    FaultKind.STRAGGLER,
+    FaultKind.UNKNOWN,
 )
 
 

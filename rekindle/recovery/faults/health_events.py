@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rekindle.recovery.faults.classification import Judge, Sign, Source, gravest, verdict_of
+from rekindle.recovery.faults.classification import (
+    EventSource,
+    HealthEvent,
+    Judge,
+    gravest,
+    verdict_of,
+)
 from rekindle.recovery.faults.fault import Fault
 from rekindle.recovery.faults.tables.escalation import Change
 from rekindle.recovery.faults.tables.verdict import Verdict
@@ -13,7 +19,7 @@ from rekindle.recovery.journal import journal
 _Place = tuple[str, int]  # a host and the number of its device
 
 
-class SignBook:
+class HealthEventLog:
     """The signs of all devices, as the journal has them.
 
     unmet: faults that signs have told of, and no rank yet. seen, until: what earlier coordinators
@@ -23,14 +29,14 @@ class SignBook:
     def __init__(self, seen: Sequence[journal.SignSeen] = (), until: float = 0.0) -> None:
         self._earlier = seen, until
         # And who has said so.
-        self._present: dict[_Place, dict[tuple[Source, str, str, int], str]] = {}
+        self._present: dict[_Place, dict[tuple[EventSource, str, str, int], str]] = {}
         self._changes: dict[_Place, list[Change]] = {}  # of Ascend codes
         self.unmet: list[Fault] = []
         self._answered: dict[_Place, set[tuple[str, str]]] = {}
         for event in seen:
             self.note(event.sign, event.host, event.at)
 
-    def note(self, sign: Sign, host: str, at: float) -> bool:
+    def note(self, sign: HealthEvent, host: str, at: float) -> bool:
         """Take a sign down; False: it is no news."""
         place = (host, sign.device)
         # Of another pod it is news, or of its container once that was started anew.
@@ -42,7 +48,7 @@ class SignBook:
             del present[name]
         else:
             present[name] = sign.by
-        if sign.source is Source.ASCEND:
+        if sign.source is EventSource.ASCEND:
             change = Change(sign.what, at, present=not sign.gone)
             self._changes.setdefault(place, []).append(change)
         if not sign.gone:
@@ -80,14 +86,16 @@ class SignBook:
         answered.add(name)
         return True
 
-    def present(self, host: str, device: int) -> list[tuple[Source, str]]:
+    def present(self, host: str, device: int) -> list[tuple[EventSource, str]]:
         """Return what is known of a device, and not yet gone."""
         return sorted((source, what) for source, what, *_ in self._present.get((host, device), ()))
 
     def codes_by(self, who: str, host: str, device: int) -> set[str]:
         """Return the Ascend codes of a device that somebody has reported, and that are not gone."""
         present = self._present.get((host, device), {})
-        return {what for (of, what, *_), by in present.items() if (of, by) == (Source.ASCEND, who)}
+        return {
+            what for (of, what, *_), by in present.items() if (of, by) == (EventSource.ASCEND, who)
+        }
 
     @property
     def told(self) -> bool:
@@ -97,4 +105,4 @@ class SignBook:
     @property
     def waits(self) -> bool:
         """Whether an Ascend code is present, which may yet stay too long."""
-        return any(source is Source.ASCEND for s in self._present.values() for source, *_ in s)
+        return any(source is EventSource.ASCEND for s in self._present.values() for source, *_ in s)

@@ -1,6 +1,6 @@
 """What is known of machines across all jobs: a fold over a log of what happened on them. Pure.
 
-A node of a job is a place in its world; a host is the machine (or pretended one) that fills it.
+A node of a job is a place in its world; a host is the machine (or simulated one) that fills it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from rekindle.errors import JobError
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
-from rekindle.recovery.node_check.evidence import FACTOR, Part
+from rekindle.recovery.node_check.evidence import FACTOR, Measurement
 from rekindle.recovery.node_check.verdicts import Health
 
 # Machines that break jobs again and again without ever being found broken are few (1.3 % at Meta)
@@ -49,7 +49,7 @@ class HostFault(HostEvent, frozen=True, kw_only=True, tag="fault"):
     """
 
     job_id: str
-    kind: Kind
+    kind: FaultKind
     message: str
     device: int = -1
     code: str = ""
@@ -78,7 +78,7 @@ class HostChecked(HostEvent, frozen=True, kw_only=True, tag="checked"):
     """Its devices and links were measured before a job took it in; seconds: of each part."""
 
     health: Health
-    seconds: dict[Part, float] = {}
+    seconds: dict[Measurement, float] = {}
 
 
 AnyHostEvent = HostFault | HostIsolated | HostReleased | HostChecked
@@ -100,9 +100,9 @@ class Host(msgspec.Struct, kw_only=True):
     isolated_at: float = 0.0
     faults: list[HostFault] = []
     checks: list[HostChecked] = []
-    best: dict[Part, float] = {}
+    best: dict[Measurement, float] = {}
 
-    def drift(self) -> dict[Part, float]:
+    def drift(self) -> dict[Measurement, float]:
         """Return how many times as long each part takes as it has taken this host at best."""
         latest = self.checks[-1].seconds if self.checks else {}
         return {part: now / self.best[part] for part, now in latest.items() if part in self.best}

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from rekindle.errors import JobError
-from rekindle.recovery.faults.classification import Sign, explains
+from rekindle.recovery.faults.classification import HealthEvent, explains
 from rekindle.recovery.faults.fault import Fault, root_cause
 from rekindle.recovery.faults.stragglers import Profiled, StragglerEvent
 from rekindle.recovery.faults.tables.verdict import Urgency
@@ -145,7 +145,7 @@ class Answered(Event, frozen=True, kw_only=True, tag="answered"):
 class SignSeen(Event, frozen=True, kw_only=True, tag="sign-seen"):
     """Somebody has reported a sign of trouble; urgency, explanation: what the tables say of it."""
 
-    sign: Sign
+    sign: HealthEvent
     host: str
     urgency: Urgency
     explanation: str
@@ -194,7 +194,7 @@ class FirstStep(Event, frozen=True, kw_only=True, tag="first-step"):
 
 
 class Progress(Event, frozen=True, kw_only=True, tag="progress"):
-    """Where the ranks are; streamed, not kept in the ledger."""
+    """Where the ranks are; streamed, not kept in the journal."""
 
     finished: int
     newest: int
@@ -202,7 +202,7 @@ class Progress(Event, frozen=True, kw_only=True, tag="progress"):
     metrics: dict[str, float]
 
 
-class LastWords(Event, frozen=True, kw_only=True, tag="last-words"):
+class FinalCheckpoint(Event, frozen=True, kw_only=True, tag="last-words"):
     """A node writes its newest snapshot, for the job ends: its beginning, or how it came out.
 
     One of `path` and `error` is set at the end.
@@ -270,7 +270,7 @@ AnyEvent = (
     | CheckpointInterval
     | CheckpointsPruned
     | Progress
-    | LastWords
+    | FinalCheckpoint
     | Stopping
     | Ended
 )
@@ -309,7 +309,7 @@ class Incident(msgspec.Struct, kw_only=True):
         return self.strategies[-1] if self.strategies else None
 
 
-class Incidents:
+class IncidentFold:
     """The incidents of a journal by number, as its events come."""
 
     def __init__(self) -> None:
@@ -328,7 +328,7 @@ class Incidents:
 
 def incidents(events: Iterable[Event]) -> list[Incident]:
     """Return the incidents of a journal, oldest first."""
-    found = Incidents()
+    found = IncidentFold()
     for event in events:
         found.add(event)
     return [found.by_number[number] for number in sorted(found.by_number)]
@@ -394,12 +394,12 @@ def decode(line: bytes | str) -> AnyEvent:
 
 
 def encode_all(events: Iterable[Event]) -> bytes:
-    """Encode events as the lines of a ledger."""
+    """Encode events as the lines of a journal."""
     return b"".join(encode(event) + b"\n" for event in events)
 
 
 def read(lines: Iterable[bytes]) -> list[AnyEvent]:
-    """Decode a ledger; a torn last line (its writer was killed) is left out.
+    """Decode a journal; a torn last line (its writer was killed) is left out.
 
     Raises JobError: another line is no event that this version knows.
     """
@@ -410,5 +410,5 @@ def read(lines: Iterable[bytes]) -> list[AnyEvent]:
             events.append(decode(line))
         except msgspec.DecodeError as error:
             if index != len(kept) - 1:
-                raise JobError(f"line {index + 1} of the job's ledger: {error}") from error
+                raise JobError(f"line {index + 1} of the job's journal: {error}") from error
     return events

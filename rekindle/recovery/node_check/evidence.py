@@ -95,7 +95,7 @@ def is_held(error: str) -> bool:
 FACTOR = 1.15
 
 
-class Part(str, enum.Enum):
+class Measurement(str, enum.Enum):
     """What of a node is measured, each judged by itself."""
 
     COMPUTE = "compute"  # a product of matrices on each device
@@ -104,7 +104,7 @@ class Part(str, enum.Enum):
     LINK = "link"  # a collective with another node
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NodeCheckLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """From what on a node is slow: times of what healthy nodes take.
 
     compute_factor: for compute and memory. link_factor: for both sorts of links. timeout_s: how
@@ -124,9 +124,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if not 0.0 < self.timeout_s < math.inf:
             raise ValueError(f"node check: timeout_s is {self.timeout_s}; give seconds above 0")
 
-    def of(self, part: Part) -> float:
+    def of(self, part: Measurement) -> float:
         """Return the factor of a part."""
-        of_links = part in (Part.LOCAL_LINK, Part.LINK)
+        of_links = part in (Measurement.LOCAL_LINK, Measurement.LINK)
         return self.link_factor if of_links else self.compute_factor
 
 
@@ -141,7 +141,7 @@ class Alone(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     note: str = ""
     device: int = -1
-    seconds: dict[Part, float] = {}
+    seconds: dict[Measurement, float] = {}
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,7 +169,7 @@ class Evidence:
         self._across_of: dict[int, Pair] = {}
         self._edges_across: dict[Edge, None] | None = None
         self._pairs_of: dict[int, list[Pair]] = {node: [] for node in self.nodes}
-        self._usual: dict[Part, float] = {}  # what healthy nodes take, as far as was asked
+        self._usual: dict[Measurement, float] = {}  # what healthy nodes take, as far as was asked
 
     def add(self, result: Alone | Pair, node: int = -1) -> None:
         """Take what a node has measured alone, or a pair."""
@@ -224,26 +224,26 @@ class Evidence:
         """Whether it did not even work alone, when it was to last."""
         return bool(self.alone[node]) and bool(self.alone[node][-1].error)
 
-    def seconds(self, part: Part, node: int) -> float | None:
+    def seconds(self, part: Measurement, node: int) -> float | None:
         """Return what a part of the node took, at best; None: nothing is known of it.
 
         What slows a healthy node down for a moment does so once; a slow one is slow each time.
         """
-        if part is Part.LINK:
+        if part is Measurement.LINK:
             own = [pair.seconds for pair in self.pairs_of(node) if not pair.error]
         else:
             own = [each.seconds[part] for each in self.alone[node] if part in each.seconds]
         return min(own, default=None)
 
-    def over(self, part: Part, node: int) -> float:
+    def over(self, part: Measurement, node: int) -> float:
         """Return how many times as long as healthy nodes it takes; 1: not known to be longer."""
         own, usual = self.seconds(part, node), self.usual(part)
         if own is None or not usual:
             return 1.0
-        beyond = self._across_of.get(node) if part is Part.LINK else None
+        beyond = self._across_of.get(node) if part is Measurement.LINK else None
         return min(own, beyond.seconds if beyond and not beyond.error else own) / usual
 
-    def usual(self, part: Part) -> float:
+    def usual(self, part: Measurement) -> float:
         """Return what it takes healthy nodes; 0: nothing is known."""
         if part not in self._usual:
             known = [self.seconds(part, node) for node in self.nodes]

@@ -14,7 +14,13 @@ from __future__ import annotations
 
 import msgspec
 
-from rekindle.recovery.node_check.evidence import Edge, Evidence, Limits, Part, within
+from rekindle.recovery.node_check.evidence import (
+    Edge,
+    Evidence,
+    Measurement,
+    NodeCheckLimits,
+    within,
+)
 
 TRIES = 2  # alone, of a kind, before a node is taken for faulty or slow
 WITNESSES = 2  # healthy nodes that a suspect has to fail with
@@ -27,7 +33,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     pairs: tuple[Edge, ...] = ()
 
 
-def next_round(evidence: Evidence, limits: Limits) -> Round | None:
+def next_round(evidence: Evidence, limits: NodeCheckLimits) -> Round | None:
     """Return what to measure next; None: all that can be told is told."""
     alone = [node for node in evidence.nodes if _works_again(evidence, limits, node)]
     if alone:
@@ -46,24 +52,26 @@ def next_round(evidence: Evidence, limits: Limits) -> Round | None:
     return Round(pairs=tuple(pairs)) if pairs else None
 
 
-def _works_again(evidence: Evidence, limits: Limits, node: int) -> bool:
+def _works_again(evidence: Evidence, limits: NodeCheckLimits, node: int) -> bool:
     if not evidence.alone[node]:
         return True
     if evidence.is_broken(node):
         return evidence.failures(node) < TRIES and evidence.unmeasured(node) < TRIES
     slow = any(
-        evidence.over(part, node) > limits.of(part) for part in Part if part is not Part.LINK
+        evidence.over(part, node) > limits.of(part)
+        for part in Measurement
+        if part is not Measurement.LINK
     )
     return slow and evidence.tries(node) < TRIES
 
 
-def is_witness(evidence: Evidence, limits: Limits, node: int) -> bool:
+def is_witness(evidence: Evidence, limits: NodeCheckLimits, node: int) -> bool:
     """Whether it has worked well with somebody: both are healthy then."""
     worked = bool(evidence.worked_with(node)) and not evidence.is_broken(node)
-    return worked and evidence.over(Part.LINK, node) <= limits.link_factor
+    return worked and evidence.over(Measurement.LINK, node) <= limits.link_factor
 
 
-def _with_witnesses(evidence: Evidence, limits: Limits, later: set[Edge]) -> list[Edge]:
+def _with_witnesses(evidence: Evidence, limits: NodeCheckLimits, later: set[Edge]) -> list[Edge]:
     """Return pairs of a suspect and a healthy node that have not met; none in two of them.
 
     later: the pairs that were of this sort so far. Whom a suspect has met in its block counts only

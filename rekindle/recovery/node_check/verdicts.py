@@ -15,7 +15,13 @@ import msgspec
 
 from rekindle.recovery.faults.fault import Fault
 from rekindle.recovery.journal.checkpoint_events import Event
-from rekindle.recovery.node_check.evidence import Evidence, Limits, Pair, Part, blocks
+from rekindle.recovery.node_check.evidence import (
+    Evidence,
+    Measurement,
+    NodeCheckLimits,
+    Pair,
+    blocks,
+)
 from rekindle.recovery.node_check.rounds import TRIES, WITNESSES, is_witness
 
 Sayings = dict[int, str]  # by node
@@ -50,14 +56,14 @@ def cut_off(evidence: Evidence, sound: set[int], called: Mapping[int, str]) -> S
 
 
 def slow_links(
-    evidence: Evidence, limits: Limits, sound: set[int], called: Mapping[int, str]
+    evidence: Evidence, limits: NodeCheckLimits, sound: set[int], called: Mapping[int, str]
 ) -> Sayings:
     """Return what is to be said of nodes whose collective across takes too long.
 
     sound: those that are not slow themselves; what others are slow in is theirs.
     """
     found: Sayings = {}
-    usual, limit = evidence.usual(Part.LINK), limits.of(Part.LINK)
+    usual, limit = evidence.usual(Measurement.LINK), limits.of(Measurement.LINK)
     for pairs in _between(evidence, sound).values():
         for pair in pairs:
             if pair.error or not usual or pair.seconds / usual <= limit:
@@ -83,10 +89,10 @@ def _between(evidence: Evidence, sound: set[int]) -> dict[Sides, list[Pair]]:
 
 
 _WORK = {
-    Part.COMPUTE: "a product of matrices",
-    Part.MEMORY: "a copy in memory",
-    Part.LOCAL_LINK: "a collective of its devices",
-    Part.LINK: "a collective with another node",
+    Measurement.COMPUTE: "a product of matrices",
+    Measurement.MEMORY: "a copy in memory",
+    Measurement.LOCAL_LINK: "a collective of its devices",
+    Measurement.LINK: "a collective with another node",
 }
 
 
@@ -112,10 +118,10 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
     node: int
     health: Health
     reason: str = ""
-    part: Part | None = None
+    part: Measurement | None = None
     over: float = 1.0
     device: int = -1
-    seconds: dict[Part, float] = {}
+    seconds: dict[Measurement, float] = {}
 
     def in_words(self) -> str:
         """Say how it is, and what was measured."""
@@ -125,7 +131,7 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdicts(
-    evidence: Evidence, limits: Limits, names: Mapping[int, str] | None = None
+    evidence: Evidence, limits: NodeCheckLimits, names: Mapping[int, str] | None = None
 ) -> list[NodeVerdict]:
     """Return one verdict for each node, in their order. names: what people call the nodes."""
     called = names or {node: f"node {node}" for node in evidence.nodes}
@@ -142,11 +148,11 @@ def verdicts(
             met = " and ".join(called[other] for other in sorted(unexplained))
             reason = f"its collective with {met} failed, and those with others did not"
             found[node] = msgspec.structs.replace(
-                verdict, health=Health.UNKNOWN, part=Part.LINK, reason=reason
+                verdict, health=Health.UNKNOWN, part=Measurement.LINK, reason=reason
             )
         elif verdict.health is Health.HEALTHY and node in cut:
             found[node] = msgspec.structs.replace(
-                verdict, health=Health.UNKNOWN, part=Part.LINK, reason=cut[node]
+                verdict, health=Health.UNKNOWN, part=Measurement.LINK, reason=cut[node]
             )
     for node, verdict in found.items():
         notes = [slow.get(node, ""), *(each.note for each in evidence.alone[node][-1:])]
@@ -161,9 +167,13 @@ def _works(evidence: Evidence, node: int) -> bool:
 
 
 def _verdict(
-    evidence: Evidence, limits: Limits, node: int, witnesses: set[int], called: Mapping[int, str]
+    evidence: Evidence,
+    limits: NodeCheckLimits,
+    node: int,
+    witnesses: set[int],
+    called: Mapping[int, str],
 ) -> NodeVerdict:
-    measured = {part: evidence.seconds(part, node) for part in Part}
+    measured = {part: evidence.seconds(part, node) for part in Measurement}
     verdict = NodeVerdict(
         node=node,
         health=Health.HEALTHY,
@@ -174,7 +184,7 @@ def _verdict(
     failed = _failed(evidence, node, witnesses, called)
     if failed is not None:
         health, reason = failed
-        return msgspec.structs.replace(verdict, health=health, part=Part.LINK, reason=reason)
+        return msgspec.structs.replace(verdict, health=health, part=Measurement.LINK, reason=reason)
     slow = _slow_part(evidence, limits, node, witnesses)
     if slow is not None:
         part, over = slow
@@ -194,7 +204,11 @@ def _broken(evidence: Evidence, node: int, verdict: NodeVerdict) -> NodeVerdict:
     if evidence.is_measured(last):
         reason = f"{last.error} ({evidence.failures(node)} times)"
         return msgspec.structs.replace(
-            verdict, health=Health.FAULTY, part=Part.COMPUTE, reason=reason, device=last.device
+            verdict,
+            health=Health.FAULTY,
+            part=Measurement.COMPUTE,
+            reason=reason,
+            device=last.device,
         )
     reason = f"not measured: {last.error} ({evidence.unmeasured(node)} times)"
     return msgspec.structs.replace(
@@ -228,12 +242,12 @@ def _failed(
 
 
 def _slow_part(
-    evidence: Evidence, limits: Limits, node: int, witnesses: set[int]
-) -> tuple[Part, float] | None:
+    evidence: Evidence, limits: NodeCheckLimits, node: int, witnesses: set[int]
+) -> tuple[Measurement, float] | None:
     """Return the first part that is slow: a slow device makes links slow, never the other way."""
-    for part in Part:
+    for part in Measurement:
         over = evidence.over(part, node)
-        if part is Part.LINK:
+        if part is Measurement.LINK:
             sure = len(evidence.worked_with(node) & witnesses) >= WITNESSES
         else:
             sure = evidence.tries(node) >= TRIES

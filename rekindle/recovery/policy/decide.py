@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from rekindle.recovery.faults.fault import Kind
-from rekindle.recovery.policy.history import Case, same_errors
+from rekindle.recovery.faults.fault import FaultKind
+from rekindle.recovery.policy.history import Situation, same_errors
 from rekindle.recovery.policy.policy import Policy, Strategy
 from rekindle.recovery.policy.strategies import RUNGS
 
@@ -28,7 +28,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     approval: bool = False
 
 
-def decide(policy: Policy, case: Case) -> Decision:
+def decide(policy: Policy, case: Situation) -> Decision:
     """Choose the first strategy of the policy's ladder that the state of the job allows."""
     chosen = _hopeless(case) or _crash_loop(policy, case) or _climb(policy, case)
     if chosen.strategy is not Strategy.FAIL:
@@ -39,19 +39,19 @@ def decide(policy: Policy, case: Case) -> Decision:
     return Decision(strategy=Strategy.DUMP, reason=text)
 
 
-def _hopeless(case: Case) -> Decision | None:
+def _hopeless(case: Situation) -> Decision | None:
     """What could never be started is not tried again."""
-    if case.fault.kind is Kind.LAUNCH:
+    if case.fault.kind is FaultKind.LAUNCH:
         return Decision(strategy=Strategy.FAIL, reason=case.fault.message)
     return None
 
 
-def _crash_loop(policy: Policy, case: Case) -> Decision | None:
+def _crash_loop(policy: Policy, case: Situation) -> Decision | None:
     """The same error twice after the same beginning: another restart alone cannot help."""
     fault = case.fault
     # An exit status alone, of a script whose steps nobody knows, says too little.
     known = case.session or case.newest > 0 or bool(fault.signature)
-    if not (known and policy.progress_resets) or fault.kind is not Kind.USER_CODE:
+    if not (known and policy.progress_resets) or fault.kind is not FaultKind.USER_CODE:
         return None
     if same_errors(case.past, fault, case.resumed) < 2:
         return None
@@ -68,7 +68,7 @@ def _crash_loop(policy: Policy, case: Case) -> Decision | None:
     return Decision(strategy=Strategy.FAIL, reason=text)
 
 
-def _climb(policy: Policy, case: Case) -> Decision:
+def _climb(policy: Policy, case: Situation) -> Decision:
     """Take the first rung that can be taken, and say why those below cannot."""
     passed_over: list[str] = []
     for strategy in policy.ladder:

@@ -18,12 +18,12 @@ from rekindle.errors import (
     RejectedError,
     UsageError,
 )
-from rekindle.recovery.faults.fault import Exit, Fault, Kind
+from rekindle.recovery.faults.fault import Exit, Fault, FaultKind
 from rekindle.recovery.faults.tables.defaults import unlisted
 from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.faults.tables.verdict import Verdict
 from rekindle.recovery.policy.decide import Decision, decide
-from rekindle.recovery.policy.history import Case, Past
+from rekindle.recovery.policy.history import Past, Situation
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 # A run that is run again is another process, wherever that is started; nothing is isolated.
@@ -48,14 +48,14 @@ _STATUS = re.compile(r"status code:? (-?\d{1,4})\b")
 # What Prefect says of runs that crashed (3.8: states.py, runner), where nothing of the run itself
 # is at fault. SIGTERM is how a platform takes a place away; a person cancels.
 _CRASHES = {
-    "aborted by a termination signal": Kind.EVICTION,
+    "aborted by a termination signal": FaultKind.EVICTION,
     # A CancelledError, which Prefect raises in a run whose concurrency slot is gone: it counts.
-    "cancelled by the runtime environment": Kind.PROCESS,
-    "contact the server": Kind.TRANSIENT,
-    "Request to ": Kind.TRANSIENT,
-    "could not start": Kind.SCHEDULING,
-    "could not be started": Kind.SCHEDULING,
-    "aborted by Python system exit call": Kind.USER_CODE,
+    "cancelled by the runtime environment": FaultKind.PROCESS,
+    "contact the server": FaultKind.TRANSIENT,
+    "Request to ": FaultKind.TRANSIENT,
+    "could not start": FaultKind.SCHEDULING,
+    "could not be started": FaultKind.SCHEDULING,
+    "aborted by Python system exit call": FaultKind.USER_CODE,
 }
 _TERMINATED = (Exit(signal=15), Exit(code=143))  # SIGTERM, also as shells and containers have it
 
@@ -92,7 +92,7 @@ def fault_of(end: RunEnd, tables: Tables) -> Fault:
     first, error = text.partition("\n")[0], _ERROR.match(text)
     if error and error[1] in _HARDLY and not end.crashed:
         # Its message may name a process, and differ each time.
-        return Fault(kind=Kind.USER_CODE, message=first, signature=error[1], at=end.at)
+        return Fault(kind=FaultKind.USER_CODE, message=first, signature=error[1], at=end.at)
     verdict = (_of_crash(text, tables) if end.crashed else None) or tables.text(text)
     return Fault(
         kind=verdict.kind,
@@ -102,7 +102,7 @@ def fault_of(end: RunEnd, tables: Tables) -> Fault:
         code=verdict.code,
         user_caused=verdict.user_caused,
         self_heal=verdict.self_heal,
-        counts=verdict.counts and verdict.kind is not Kind.EVICTION,
+        counts=verdict.counts and verdict.kind is not FaultKind.EVICTION,
     )
 
 
@@ -116,7 +116,7 @@ def _last(policy: Policy, fault: Fault, past: Sequence[Past], number: int) -> De
 
 
 def _judge(policy: Policy, fault: Fault, past: Sequence[Past], number: int) -> Decision:
-    case = Case(
+    case = Situation(
         fault=fault,
         session=False,
         formed=False,
@@ -150,7 +150,7 @@ def _of_crash(text: str, tables: Tables) -> Verdict | None:
     status = _STATUS.search(text)
     exit_ = _exit(int(status[1])) if status else None
     if exit_ in _TERMINATED:
-        return unlisted(Kind.EVICTION, "asked to end from outside")
+        return unlisted(FaultKind.EVICTION, "asked to end from outside")
     if exit_ is not None:
         return tables.exit(exit_)
     kind = next((kind for words, kind in _CRASHES.items() if words in text), None)

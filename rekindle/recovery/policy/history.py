@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from rekindle.recovery.faults.fault import SICK, Fault, Kind
+from rekindle.recovery.faults.fault import SICK, Fault, FaultKind
 from rekindle.recovery.policy.policy import INNER, OUTER, Strategy
 
 # "The same fault code three times in a row within 24 hours on the same device of the same node":
@@ -58,12 +58,12 @@ def recoveries_used(past: Iterable[Past]) -> int:
 
 def heals(fault: Fault) -> bool:
     """Whether a device, or its memory, can be healed once no process uses it."""
-    return fault.kind in (Kind.DEVICE, Kind.DEVICE_MEMORY) and fault.self_heal
+    return fault.kind in (FaultKind.DEVICE, FaultKind.DEVICE_MEMORY) and fault.self_heal
 
 
 def counts(fault: Fault) -> bool:
     """Whether it uses up a budget. An eviction is nobody's failure, however often it comes."""
-    return fault.counts and fault.kind is not Kind.EVICTION
+    return fault.counts and fault.kind is not FaultKind.EVICTION
 
 
 def same_code(past: Sequence[Past], fault: Fault) -> int:
@@ -103,7 +103,11 @@ def in_row(
     for seen in reversed(past):
         if seen.fault.of_hardware or (progress_resets and seen.newest < newest):
             break
-        if seen.strategy in INNER or seen.fault.kind is Kind.SCHEDULING or not counts(seen.fault):
+        if (
+            seen.strategy in INNER
+            or seen.fault.kind is FaultKind.SCHEDULING
+            or not counts(seen.fault)
+        ):
             continue
         if seen.strategy is not strategy or not seen.fault.looks_like(fault):
             break
@@ -127,7 +131,7 @@ def hangs_in_row(past: Sequence[Past], fault: Fault, newest: int) -> int:
     at = [
         seen.fault.at
         for seen in since_last_step(past, newest)
-        if seen.fault.kind is Kind.HANG and (not seen.fault.at or seen.fault.at != fault.at)
+        if seen.fault.kind is FaultKind.HANG and (not seen.fault.at or seen.fault.at != fault.at)
     ]
     return len({each for each in at if each}) + at.count(0.0)
 
@@ -140,7 +144,7 @@ def same_errors(past: Sequence[Past], fault: Fault, resumed: int) -> int:
     )
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True):
+class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """All that a decision may look at.
 
     session: every rank of the broken generation trains through a Session.
@@ -195,6 +199,6 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return any(
             p.strategy is strategy
             and p.incident == self.incident
-            and (fault.kind is Kind.SCHEDULING or p.fault.node == fault.node)
+            and (fault.kind is FaultKind.SCHEDULING or p.fault.node == fault.node)
             for p in self.past
         )

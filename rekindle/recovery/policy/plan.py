@@ -13,7 +13,7 @@ import msgspec
 Made = tuple[int, int]
 
 
-class Source(str, enum.Enum):
+class StateSource(str, enum.Enum):
     """Where a rank's training state comes from, nearest first."""
 
     SELF = "self"  # its own memory is right
@@ -24,10 +24,10 @@ class Source(str, enum.Enum):
     FRESH = "fresh"  # as the script built it: nothing was trained yet
 
 
-_DISTANCE = list(Source)
+_DISTANCE = list(StateSource)
 
 
-class Holding(msgspec.Struct, frozen=True, kw_only=True):
+class AvailableState(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank can offer when it has arrived at a regroup.
 
     shard: which piece of the training state it holds. Ranks of the same shard are a replica group:
@@ -55,7 +55,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     keeper: the node whose agent keeps copies of its snapshots; -1: nobody's.
     """
 
-    source: Source
+    source: StateSource
     peer: int = -1
     node: int = -1
     sends_to: tuple[int, ...] = ()
@@ -76,7 +76,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     shards: int = 1
 
 
-def make_plan(holdings: Mapping[int, Holding]) -> Plan:
+def make_plan(holdings: Mapping[int, AvailableState]) -> Plan:
     """Plan for all ranks: one state, and for each replica group where that is.
 
     holdings: one entry per rank 0..world_size-1.
@@ -85,16 +85,16 @@ def make_plan(holdings: Mapping[int, Holding]) -> Plan:
     step again costs less than loading it. Without such a state the newest wins that every group has
     anywhere, each group from the nearest place. Of two states of one step the later made is newer.
     """
-    groups: dict[int, dict[int, Holding]] = {}
+    groups: dict[int, dict[int, AvailableState]] = {}
     for rank in sorted(holdings):
         groups.setdefault(holdings[rank].shard, {})[rank] = holdings[rank]
     offers = [_nearest(group.values()) for group in groups.values()]
-    live = set.intersection(*({s for s in each if each[s] is Source.SELF} for each in offers))
+    live = set.intersection(*({s for s in each if each[s] is StateSource.SELF} for each in offers))
     whole = live or set.intersection(*(set(each) for each in offers))
     chosen = max(whole, default=(0, 0))
     plans: dict[int, RankPlan] = {}
     for group, offer in zip(groups.values(), offers, strict=True):
-        plans |= _share(chosen, offer[chosen] if whole else Source.FRESH, group)
+        plans |= _share(chosen, offer[chosen] if whole else StateSource.FRESH, group)
     for rank, keeper in _keepers(groups.values()).items():
         plans[rank] = msgspec.structs.replace(plans[rank], keeper=keeper)
     step, made = chosen
@@ -102,19 +102,19 @@ def make_plan(holdings: Mapping[int, Holding]) -> Plan:
     return Plan(step=step, made=made, ranks=in_order, shards=len(groups))
 
 
-def _states(holding: Holding) -> dict[Source, Collection[Made]]:
+def _states(holding: AvailableState) -> dict[StateSource, Collection[Made]]:
     """The states that a rank can bring itself to, by source."""
     return {
-        Source.SELF: () if holding.live is None else (holding.live,),
-        Source.SNAPSHOT: holding.snapshots,
-        Source.NEIGHBOUR: [made for _, made in holding.copies],
-        Source.CHECKPOINT: holding.checkpoints,
+        StateSource.SELF: () if holding.live is None else (holding.live,),
+        StateSource.SNAPSHOT: holding.snapshots,
+        StateSource.NEIGHBOUR: [made for _, made in holding.copies],
+        StateSource.CHECKPOINT: holding.checkpoints,
     }
 
 
-def _nearest(group: Iterable[Holding]) -> dict[Made, Source]:
+def _nearest(group: Iterable[AvailableState]) -> dict[Made, StateSource]:
     """The states that a replica group can reach, each with the nearest source of it."""
-    nearest: dict[Made, Source] = {}
+    nearest: dict[Made, StateSource] = {}
     for holding in group:
         for source, states in _states(holding).items():
             for made in states:
@@ -122,10 +122,12 @@ def _nearest(group: Iterable[Holding]) -> dict[Made, Source]:
     return nearest
 
 
-def _share(chosen: Made, source: Source, group: Mapping[int, Holding]) -> dict[int, RankPlan]:
+def _share(
+    chosen: Made, source: StateSource, group: Mapping[int, AvailableState]
+) -> dict[int, RankPlan]:
     """Give every rank of a replica group that has not the source the nearest that has."""
     writer = min(group)
-    if source is Source.FRESH:
+    if source is StateSource.FRESH:
         return {rank: RankPlan(source=source, writes=rank == writer) for rank in group}
     holders = [rank for rank in group if chosen in _states(group[rank])[source]]
     senders = _senders(holders, group)
@@ -133,19 +135,19 @@ def _share(chosen: Made, source: Source, group: Mapping[int, Holding]) -> dict[i
     plans = {}
     for rank, holding in group.items():
         if rank in peers:
-            plans[rank] = RankPlan(source=Source.PEER, peer=peers[rank], writes=rank == writer)
+            plans[rank] = RankPlan(source=StateSource.PEER, peer=peers[rank], writes=rank == writer)
             continue
         at = next((node for node, copy in holding.copies if copy == chosen), -1)
         plans[rank] = RankPlan(
             source=source,
-            node=at if source is Source.NEIGHBOUR else -1,
+            node=at if source is StateSource.NEIGHBOUR else -1,
             sends_to=tuple(senders[rank]),
             writes=rank == writer,
         )
     return plans
 
 
-def _keepers(groups: Collection[Mapping[int, Holding]]) -> dict[int, int]:
+def _keepers(groups: Collection[Mapping[int, AvailableState]]) -> dict[int, int]:
     """Who keeps copies of whose snapshots, so that no shard is lost with a single node.
 
     A replica group that spans nodes needs none. Of any other one rank is copied, for the others
@@ -158,7 +160,7 @@ def _keepers(groups: Collection[Mapping[int, Holding]]) -> dict[int, int]:
     return {rank: after[node] for rank, node in alone.items()} if len(nodes) > 1 else {}
 
 
-def _senders(holders: list[int], group: Mapping[int, Holding]) -> dict[int, list[int]]:
+def _senders(holders: list[int], group: Mapping[int, AvailableState]) -> dict[int, list[int]]:
     """Who sends to whom: each rank that is no holder gets the nearest one that sends least."""
     senders: dict[int, list[int]] = {rank: [] for rank in holders}
     idlest = [(0, rank) for rank in holders]  # a heap: how many it sends to, holder

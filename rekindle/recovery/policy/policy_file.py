@@ -26,7 +26,7 @@ from rekindle.recovery.policy.policy import Policy
 _SHOWN = 40  # characters of a value that cannot be read
 
 
-class Refused(Exception):
+class StrictYamlError(Exception):
     """What cannot be read; line: where, from 1; 0: nobody knows."""
 
     def __init__(self, text: str, line: int = 0) -> None:
@@ -35,7 +35,7 @@ class Refused(Exception):
 
 
 class Document:
-    """What a text says. Raises Refused."""
+    """What a text says. Raises StrictYamlError."""
 
     def __init__(self, text: str) -> None:
         loader = _Loader(text)
@@ -44,11 +44,11 @@ class Document:
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             said = error.problem or error.context
-            raise Refused(f"is no YAML: {said}", mark.line + 1 if mark else 0) from error
+            raise StrictYamlError(f"is no YAML: {said}", mark.line + 1 if mark else 0) from error
         except yaml.YAMLError as error:
-            raise Refused(f"is no YAML: {error}") from error
+            raise StrictYamlError(f"is no YAML: {error}") from error
         except RecursionError as error:
-            raise Refused("is nested too deeply to be meant so") from error
+            raise StrictYamlError("is nested too deeply to be meant so") from error
         finally:
             loader.dispose()
         self._lines = loader.lines
@@ -79,9 +79,11 @@ class _Loader(yaml.SafeLoader):
             if key_node.tag != "tag:yaml.org,2002:str":
                 said = getattr(key_node, "value", None)
                 what = repr(said) if isinstance(said, str) else "what stands before the colon"
-                raise Refused(f"{what} is no text, as a key has to be: write it in quotes", line)
+                raise StrictYamlError(
+                    f"{what} is no text, as a key has to be: write it in quotes", line
+                )
             if key_node.value in own:
-                raise Refused(f"{key_node.value} is given twice; keep one", line)
+                raise StrictYamlError(f"{key_node.value} is given twice; keep one", line)
             own.add(key_node.value)
             self.lines.setdefault(key_node.value, line)
         return super().construct_mapping(node, deep)
@@ -92,7 +94,7 @@ class _Loader(yaml.SafeLoader):
         except ValueError as error:  # a number of many digits, a date that is none
             shown = str(node.value)[:_SHOWN]
             text = f"{shown!r} cannot be read as a value: {error}"
-            raise Refused(text, node.start_mark.line + 1) from error
+            raise StrictYamlError(text, node.start_mark.line + 1) from error
 
 
 _ALIKE = 0.9  # of 1: a key that is so like a known one is that, misspelt
@@ -111,7 +113,7 @@ def read_policy(path: Path) -> Policy:
         raise UsageError(f"policy {path} cannot be read: {error}") from error
     try:
         document = Document(text)
-    except Refused as error:
+    except StrictYamlError as error:
         raise _wrong(path, error.line, error) from error
     try:
         return _policy_of(document.value)
@@ -179,7 +181,7 @@ def _texts(found: Mapping[str, Any]) -> dict[str, str]:
     return dict(found)
 
 
-class Form(str, enum.Enum):
+class PolicyFormat(str, enum.Enum):
     """Whose way of writing a policy."""
 
     OWN = "own"
@@ -187,15 +189,15 @@ class Form(str, enum.Enum):
     MINDCLUSTER = "mindcluster"
 
 
-def write_policy(policy: Policy, form: Form) -> str:
+def write_policy(policy: Policy, form: PolicyFormat) -> str:
     """Return a policy as YAML: its own fields, or an object that says the most that others can.
 
     Raises UsageError: they have no words for any of it.
     """
-    if form is Form.OWN:
+    if form is PolicyFormat.OWN:
         return yaml.safe_dump(msgspec.to_builtins(policy), sort_keys=False)
     written: dict[str, Any]
-    if form is Form.MODELARTS:
+    if form is PolicyFormat.MODELARTS:
         written = {"metadata": {"annotations": to_modelarts(policy)}}
     else:
         labels, annotations, limit = to_mindcluster(policy)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from rekindle.recovery.faults.fault import SICK, Kind
+from rekindle.recovery.faults.fault import SICK, FaultKind
 from rekindle.recovery.policy import history
-from rekindle.recovery.policy.history import Case
+from rekindle.recovery.policy.history import Situation
 from rekindle.recovery.policy.policy import INNER, Policy, Strategy
 
 
@@ -23,39 +23,45 @@ class Option(msgspec.Struct, frozen=True):
     isolate: bool = False
 
 
-Rung = Callable[[Policy, Case], "Option | None"]  # None: it does not help against such a fault
+Rung = Callable[[Policy, Situation], "Option | None"]  # None: it does not help against such a fault
 
 _AGAIN = "all ranks are regrouped and do the step again"
 _RETRY = {
-    Kind.TRANSIENT: _AGAIN,
-    Kind.LINK: _AGAIN,
-    Kind.DEVICE_MEMORY: "its device is repaired, every process stays",
-    Kind.RESTORE: "the next source of its state is tried",
-    Kind.COORDINATOR: "all ranks are regrouped with the state they have",
+    FaultKind.TRANSIENT: _AGAIN,
+    FaultKind.LINK: _AGAIN,
+    FaultKind.DEVICE_MEMORY: "its device is repaired, every process stays",
+    FaultKind.RESTORE: "the next source of its state is tried",
+    FaultKind.COORDINATOR: "all ranks are regrouped with the state they have",
 }
 _IN_PLACE = (
-    Kind.TRANSIENT,
-    Kind.DEVICE_MEMORY,
-    Kind.DEVICE,
-    Kind.PROCESS,
-    Kind.STUCK,
-    Kind.HANG,
-    Kind.HOST_OOM,
-    Kind.DEVICE_OOM,
-    Kind.UNKNOWN,
+    FaultKind.TRANSIENT,
+    FaultKind.DEVICE_MEMORY,
+    FaultKind.DEVICE,
+    FaultKind.PROCESS,
+    FaultKind.STUCK,
+    FaultKind.HANG,
+    FaultKind.HOST_OOM,
+    FaultKind.DEVICE_OOM,
+    FaultKind.UNKNOWN,
 )
 _STAYS = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE)
 _MOVES = (Strategy.RECOVER, Strategy.SHRINK)
-_GONE = (Kind.NODE_LOST, Kind.EVICTION)  # the node is not there any more
-_NEEDS_NO_START = (Kind.HANG, Kind.NODE, Kind.STRAGGLER, Kind.EVICTION, Kind.SCHEDULING)
+_GONE = (FaultKind.NODE_LOST, FaultKind.EVICTION)  # the node is not there any more
+_NEEDS_NO_START = (
+    FaultKind.HANG,
+    FaultKind.NODE,
+    FaultKind.STRAGGLER,
+    FaultKind.EVICTION,
+    FaultKind.SCHEDULING,
+)
 
 
-def _retry(policy: Policy, case: Case) -> Option | None:
+def _retry(policy: Policy, case: Situation) -> Option | None:
     doing = None if case.dead else _RETRY.get(case.fault.kind)
     return Option(doing, _hinders_inner(Strategy.RETRY, policy, case)) if doing else None
 
 
-def _recover_in_place(policy: Policy, case: Case) -> Option | None:
+def _recover_in_place(policy: Policy, case: Situation) -> Option | None:
     fault = case.fault
     if not _is_bound_to_a_rank(case):
         return None
@@ -65,7 +71,7 @@ def _recover_in_place(policy: Policy, case: Case) -> Option | None:
     return Option(doing, _hinders_inner(Strategy.RECOVER_IN_PLACE, policy, case))
 
 
-def _recover(policy: Policy, case: Case) -> Option | None:
+def _recover(policy: Policy, case: Situation) -> Option | None:
     if not _leaves_its_place(case) and not _is_bound_to_a_rank(case):
         return None
     if case.spares:
@@ -78,15 +84,15 @@ def _recover(policy: Policy, case: Case) -> Option | None:
     return Option(doing, why_not or _comes_back(policy, case), _is_sick(case))
 
 
-def _shrink(policy: Policy, case: Case) -> Option | None:
+def _shrink(policy: Policy, case: Situation) -> Option | None:
     if not _leaves_its_place(case) or not case.left:
         return None
     doing = f"the world goes on with {case.left} nodes until one comes"
     return Option(doing, _hinders_inner(Strategy.SHRINK, policy, case), _is_sick(case))
 
 
-def _hang_restart(policy: Policy, case: Case) -> Option | None:
-    if case.fault.kind is not Kind.HANG:
+def _hang_restart(policy: Policy, case: Situation) -> Option | None:
+    if case.fault.kind is not FaultKind.HANG:
         return None
     row = history.in_row(
         case.past,
@@ -101,11 +107,11 @@ def _hang_restart(policy: Policy, case: Case) -> Option | None:
     return Option(doing, _spent(policy, case))
 
 
-def _restart(policy: Policy, case: Case) -> Option | None:
+def _restart(policy: Policy, case: Situation) -> Option | None:
     fault = case.fault
     if fault.kind in _NEEDS_NO_START:
         return None
-    if fault.kind is Kind.NODE_LOST and policy.max_pod_reschedules:
+    if fault.kind is FaultKind.NODE_LOST and policy.max_pod_reschedules:
         return None  # its pod is placed anew
     if history.heals(fault):
         return Option("its device is healed, all ranks are started anew", _keeps_off(policy, case))
@@ -118,12 +124,12 @@ def _restart(policy: Policy, case: Case) -> Option | None:
     return Option(doing, case.worn_out)
 
 
-def is_met_by_restart(policy: Policy, case: Case) -> bool:
+def is_met_by_restart(policy: Policy, case: Situation) -> bool:
     """Whether a restart of all ranks that is under way anyway is all that this fault needs."""
     return _restart(policy, case) is not None and not history.heals(case.fault)
 
 
-def _reschedule_pod(policy: Policy, case: Case) -> Option | None:
+def _reschedule_pod(policy: Policy, case: Situation) -> Option | None:
     if not _leaves_its_place(case):
         return None
     used = history.used(case.past, (Strategy.RESCHEDULE_POD,))
@@ -138,7 +144,7 @@ def _reschedule_pod(policy: Policy, case: Case) -> Option | None:
     return Option(doing, why_not, _blames(case))
 
 
-def _reschedule_job_isolated(policy: Policy, case: Case) -> Option | None:
+def _reschedule_job_isolated(policy: Policy, case: Situation) -> Option | None:
     if not _blames(case) or case.failed_already(Strategy.RESCHEDULE_POD):
         return None
     if not policy.max_reschedules:
@@ -147,17 +153,17 @@ def _reschedule_job_isolated(policy: Policy, case: Case) -> Option | None:
     return Option(doing, _hinders_job(Strategy.RESCHEDULE_JOB_ISOLATED, policy, case), isolate=True)
 
 
-def _reschedule_job(policy: Policy, case: Case) -> Option | None:
+def _reschedule_job(policy: Policy, case: Situation) -> Option | None:
     """Place the job anew: what has no other answer, and what a pod's reschedule has left over."""
     fault = case.fault
     degraded = case.failed_already(Strategy.RESCHEDULE_POD) or _user_wore_it_out(case)
     isolates = _blames(case) and Strategy.RESCHEDULE_JOB_ISOLATED in policy.strategies
-    if fault.kind is Kind.HANG or (isolates and not degraded):
+    if fault.kind is FaultKind.HANG or (isolates and not degraded):
         return None
     if not policy.max_reschedules and history.counts(fault):
         return None  # it was not asked for
     why_not = _hinders_job(Strategy.RESCHEDULE_JOB, policy, case)
-    conditional = degraded or fault.kind in (Kind.EVICTION, Kind.SCHEDULING)
+    conditional = degraded or fault.kind in (FaultKind.EVICTION, FaultKind.SCHEDULING)
     if not why_not and not conditional:
         why_not = _hinders_unconditional(policy, case)
     return Option("the whole job is placed anew", why_not)
@@ -179,45 +185,45 @@ RUNGS: dict[Strategy, Rung] = {
 # ---- where the fault is, and whether that place is to blame
 
 
-def _is_bound_to_a_rank(case: Case) -> bool:
+def _is_bound_to_a_rank(case: Situation) -> bool:
     """Whether one process is broken, or has to be ended, and can be started again."""
     fault = case.fault
-    broken = fault.kind in _IN_PLACE or (case.dead and fault.kind is Kind.LINK)
+    broken = fault.kind in _IN_PLACE or (case.dead and fault.kind is FaultKind.LINK)
     return broken and fault.rank >= 0
 
 
-def _is_beyond_healing(case: Case) -> bool:
+def _is_beyond_healing(case: Situation) -> bool:
     """Whether a device cannot be used any more where it is: its code says so, or it was tried."""
     fault = case.fault
     if fault.user_caused or fault.kind not in SICK:
         return False
-    hopeless = fault.kind is Kind.DEVICE and not fault.self_heal and bool(fault.code)
+    hopeless = fault.kind is FaultKind.DEVICE and not fault.self_heal and bool(fault.code)
     return fault.heal_failed or hopeless or bool(case.worn_out)
 
 
-def _leaves_its_place(case: Case) -> bool:
+def _leaves_its_place(case: Situation) -> bool:
     """Whether the ranks of the node have to go to another one."""
     fault = case.fault
-    if fault.kind is Kind.DEVICE and not fault.code and not fault.user_caused:
+    if fault.kind is FaultKind.DEVICE and not fault.code and not fault.user_caused:
         return True  # the rank gave its device up; a new process may still be able to use it
-    return fault.kind in (*_GONE, Kind.NODE, Kind.STRAGGLER) or _is_beyond_healing(case)
+    return fault.kind in (*_GONE, FaultKind.NODE, FaultKind.STRAGGLER) or _is_beyond_healing(case)
 
 
-def _blames(case: Case) -> bool:
+def _blames(case: Situation) -> bool:
     """Whether the place is to be isolated: never for an eviction or what the user has caused."""
     return case.fault.of_hardware and _leaves_its_place(case)
 
 
-def _is_sick(case: Case) -> bool:
+def _is_sick(case: Situation) -> bool:
     """Whether the place is known to be bad: why an agent was lost, nobody knows.
 
     ModelArts isolates nodes when it reschedules, and knows of nothing cheaper; hosts that are lost
     again and again are lemons.
     """
-    return _blames(case) and case.fault.kind is not Kind.NODE_LOST
+    return _blames(case) and case.fault.kind is not FaultKind.NODE_LOST
 
 
-def _comes_back(policy: Policy, case: Case) -> str:
+def _comes_back(policy: Policy, case: Situation) -> str:
     """Say why no new node is asked for alone: it may come to the same host; else nothing.
 
     Only where the whole job can leave the host: whatever else there is would stay on it as well.
@@ -230,14 +236,14 @@ def _comes_back(policy: Policy, case: Case) -> str:
     return "a new node may come to the host that is to be left" if possible else ""
 
 
-def _user_wore_it_out(case: Case) -> bool:
+def _user_wore_it_out(case: Situation) -> bool:
     return case.fault.user_caused and (case.fault.heal_failed or bool(case.worn_out))
 
 
 # ---- what hinders a strategy
 
 
-def _hinders_inner(strategy: Strategy, policy: Policy, case: Case) -> str:
+def _hinders_inner(strategy: Strategy, policy: Policy, case: Situation) -> str:
     moves = strategy in _MOVES
     if strategy is not Strategy.RETRY and case.session and not case.joins:
         return "no new process can join the collectives of those that are there"
@@ -256,14 +262,14 @@ def _hinders_inner(strategy: Strategy, policy: Policy, case: Case) -> str:
     return ""
 
 
-def _is_outdone(strategy: Strategy, policy: Policy, case: Case) -> bool:
+def _is_outdone(strategy: Strategy, policy: Policy, case: Situation) -> bool:
     """Whether a later strategy of the policy can be taken as well."""
     later = policy.ladder[policy.ladder.index(strategy) + 1 :]
     options = (RUNGS[other](policy, case) for other in later if other in policy.strategies)
     return any(option is not None and not option.why_not for option in options)
 
 
-def _out_of_reach(policy: Policy, case: Case, strategies: tuple[Strategy, ...]) -> str:
+def _out_of_reach(policy: Policy, case: Situation, strategies: tuple[Strategy, ...]) -> str:
     """Say why none of these inner strategies can be used at all; empty: one can.
 
     What did not last where it was is tried once more elsewhere.
@@ -279,24 +285,24 @@ def _out_of_reach(policy: Policy, case: Case, strategies: tuple[Strategy, ...]) 
     if in_row >= policy.max_in_row and history.counts(case.fault):
         return f"{case.fault.blamed()} was recovered {in_row} times without a step between"
     hangs = history.hangs_in_row(case.past, case.fault, case.newest)
-    if case.fault.kind is Kind.HANG and hangs >= policy.max_in_row:
+    if case.fault.kind is FaultKind.HANG and hangs >= policy.max_in_row:
         return f"the job hung {hangs} times without a step between, whoever was to blame"
     return _spent(policy, case)
 
 
-def _spent(policy: Policy, case: Case) -> str:
+def _spent(policy: Policy, case: Situation) -> str:
     used = history.recoveries_used(case.past)
     if used >= policy.max_recoveries and history.counts(case.fault):
         return f"{used} of {policy.max_recoveries} recoveries are used"
     return ""
 
 
-def _keeps_off(policy: Policy, case: Case) -> str:
+def _keeps_off(policy: Policy, case: Situation) -> str:
     """Say why a device is not healed once more."""
     return case.worn_out or _spent(policy, case)
 
 
-def _same_place(case: Case) -> list[Strategy]:
+def _same_place(case: Situation) -> list[Strategy]:
     """Inner recoveries of the same place, latest first, with no finished step between.
 
     That another source of a rank's state had failed is none: there are only so many; nor is an
@@ -308,7 +314,7 @@ def _same_place(case: Case) -> list[Strategy]:
             continue
         if past.strategy not in INNER:
             break
-        restore = Kind.RESTORE in (past.fault.kind, case.fault.kind)
+        restore = FaultKind.RESTORE in (past.fault.kind, case.fault.kind)
         if restore and past.fault.signature != case.fault.signature:
             continue
         if (past.fault.rank, past.fault.node) == (case.fault.rank, case.fault.node):
@@ -316,7 +322,7 @@ def _same_place(case: Case) -> list[Strategy]:
     return found
 
 
-def _hinders_job(strategy: Strategy, policy: Policy, case: Case) -> str:
+def _hinders_job(strategy: Strategy, policy: Policy, case: Situation) -> str:
     both = (Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB_ISOLATED)
     used = history.used(case.past, both)
     if history.counts(case.fault) and used >= policy.max_reschedules:
@@ -324,7 +330,7 @@ def _hinders_job(strategy: Strategy, policy: Policy, case: Case) -> str:
     return _not_offered(strategy, case)
 
 
-def _hinders_unconditional(policy: Policy, case: Case) -> str:
+def _hinders_unconditional(policy: Policy, case: Situation) -> str:
     if not policy.unconditional:
         return "no node or device is to blame, and reschedule-job is not unconditional"
     row = history.in_row(
@@ -342,5 +348,5 @@ def _hinders_unconditional(policy: Policy, case: Case) -> str:
     return ""
 
 
-def _not_offered(strategy: Strategy, case: Case) -> str:
+def _not_offered(strategy: Strategy, case: Situation) -> str:
     return "" if strategy in case.engine else f"the engine cannot {strategy.value}"

@@ -47,7 +47,7 @@ class Run:
 
 
 def run_of(history: Sequence[AnyEvent], records: Mapping[int, Sequence[StepRecord]]) -> Run:
-    """Gather what is drawn of a job from its ledger and its step records."""
+    """Gather what is drawn of a job from its journal and its step records."""
     started = next((event for event in history if isinstance(event, JobStarted)), None)
     moments = [event.at for event in history]
     moments += [record.at for many in records.values() for record in many]
@@ -208,7 +208,7 @@ def draw(
     *,
     marks: Sequence[Mark] = (),
 ) -> None:
-    """Draw the job of this ledger and these step records into a PNG file."""
+    """Draw the job of this journal and these step records into a PNG file."""
     run = run_of(history, records)
     rows = min(len(run.records), MOST_RANKS)
     shown = run.found[-_MOST_INCIDENTS:]

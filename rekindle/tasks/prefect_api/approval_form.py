@@ -45,7 +45,7 @@ class ApprovalForm(RunInput):
     )
 
 
-class Question:
+class ApprovalQuestion:
     """A decision that waits for a person: the form, and a thread that fetches the answer."""
 
     def __init__(

@@ -37,7 +37,7 @@ from prefect.states import Crashed, Running
 
 from rekindle.recovery.journal.journal import AnyEvent, Progress
 from rekindle.reporting.event_text import percent, progress_in_words
-from rekindle.tasks.prefect_api.approval_form import Question
+from rekindle.tasks.prefect_api.approval_form import ApprovalQuestion
 from rekindle.tasks.prefect_api.log import Log
 
 _PROGRESS_PAUSE_S = 1.0
@@ -51,7 +51,7 @@ _MOST_KEPT = 2000
 class _StateChange:
     name: str
     message: str
-    question: Question | None = None
+    question: ApprovalQuestion | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class _Survivor:
 _Notice = _StateChange | _IncidentStep | _Survivor
 
 
-class Notices:
+class PrefectNotifier:
     """What one flow run tells Prefect about its job; use it as a context manager.
 
     told: a file with the number of the last event of the job that Prefect was told of. Automations
@@ -106,7 +106,7 @@ class Notices:
             target=self._run, args=(get_settings_context(),), name="notices", daemon=True
         )
 
-    def __enter__(self) -> Notices:
+    def __enter__(self) -> PrefectNotifier:
         self._thread.start()
         return self
 
@@ -129,7 +129,7 @@ class Notices:
             self._progress = event
             self._changed.notify()
 
-    def state(self, name: str, message: str, question: Question | None = None) -> None:
+    def state(self, name: str, message: str, question: ApprovalQuestion | None = None) -> None:
         """Name the flow run's state; its type stays Running, or is Paused with a question."""
         self._put(_StateChange(name, message, question))
 

@@ -51,7 +51,7 @@ class StepSampler:
         self, length: int, batch_size: int, *, seed: int = 0, shuffle: bool = True
     ) -> None:
         """`length` samples in the data set; `batch_size` samples per rank and step."""
-        self._stream = Order(
+        self._stream = SampleOrder(
             length=integer("length", length, 1, _MAX_LENGTH),
             seed=integer("seed", seed, 0, _MAX_SEED),
             shuffle=bool(shuffle),
@@ -151,7 +151,7 @@ class _Part:
     """One rank's part of the stream in a world of one size, computed many steps at a time."""
 
     def __init__(
-        self, stream: Order, batch_size: int, rank: int, world_size: int, shares: int
+        self, stream: SampleOrder, batch_size: int, rank: int, world_size: int, shares: int
     ) -> None:
         self.rank, self.world_size, self.shares = rank, world_size, shares
         self.span = shares * batch_size
@@ -181,7 +181,7 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SampleOrder:
     """The endless order of samples, the same for every rank and every world."""
 
     length: int

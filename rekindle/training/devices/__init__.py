@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from rekindle.training.devices.base import CpuDevice, Damage, Device, Mark
+from rekindle.training.devices.base import CpuDevice, Damage, Device, DeviceEvent
 
-__all__ = ["Damage", "Device", "Mark", "device_for"]
+__all__ = ["Damage", "Device", "DeviceEvent", "device_for"]
 
 
 def device_for(device: torch.device) -> Device:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 
 
 class Damage(str, enum.Enum):
@@ -22,7 +22,7 @@ class Damage(str, enum.Enum):
     DEVICE = "device"  # the device cannot be used again by this process
 
 
-class Mark(Protocol):
+class DeviceEvent(Protocol):
     """A moment in what a device was asked to do: torch's events are such."""
 
     def query(self) -> bool:
@@ -44,7 +44,7 @@ class Device(Protocol):
     def clock_us(self) -> int:
         """Microseconds, by the clock that the device's errors tell their time in."""
 
-    def mark(self) -> Mark | None:
+    def mark(self) -> DeviceEvent | None:
         """Mark the moment when all that was asked of it so far is done; None: that is now."""
 
     def free(self) -> None:
@@ -53,7 +53,7 @@ class Device(Protocol):
         Raises nothing: a device that has a fault tells of it again.
         """
 
-    def repair(self, kind: Kind, state: Callable[[], list[torch.Tensor]]) -> Damage:
+    def repair(self, kind: FaultKind, state: Callable[[], list[torch.Tensor]]) -> Damage:
         """Make the device usable after a fault, and say what is lost.
 
         kind: of this rank's own fault; LINK where only a peer had one.
@@ -64,10 +64,10 @@ class Device(Protocol):
 class CpuDevice:
     """Real memory faults of the host end the process (SIGBUS), so what raises one is an injection.
 
-    pretended: the damage that the next one has done.
+    simulated: the damage that the next one has done.
     """
 
-    pretended = Damage.STATE
+    simulated_damage = Damage.STATE
 
     def stop(self) -> None:
         """Nothing runs there but the main thread itself."""
@@ -79,16 +79,16 @@ class CpuDevice:
         """The host's: its errors tell no time."""
         return time.time_ns() // 1000
 
-    def mark(self) -> Mark | None:
+    def mark(self) -> DeviceEvent | None:
         """What was asked for has been done."""
         return None
 
     def free(self) -> None:
         """Memory is the process's own."""
 
-    def repair(self, kind: Kind, state: Callable[[], list[torch.Tensor]]) -> Damage:
+    def repair(self, kind: FaultKind, state: Callable[[], list[torch.Tensor]]) -> Damage:
         """Pretend."""
-        return CpuDevice.pretended if kind is Kind.DEVICE_MEMORY else Damage.NONE
+        return CpuDevice.simulated_damage if kind is FaultKind.DEVICE_MEMORY else Damage.NONE
 
 
 class CudaDevice:
@@ -109,7 +109,7 @@ class CudaDevice:
         """The host's: its errors tell no time."""
         return time.time_ns() // 1000
 
-    def mark(self) -> Mark:
+    def mark(self) -> DeviceEvent:
         """Of the stream that computes."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
@@ -120,14 +120,14 @@ class CudaDevice:
         with contextlib.suppress(RuntimeError):
             torch.cuda.empty_cache()
 
-    def repair(self, kind: Kind, state: Callable[[], list[torch.Tensor]]) -> Damage:
+    def repair(self, kind: FaultKind, state: Callable[[], list[torch.Tensor]]) -> Damage:
         """See whether the context still works, and give back what the broken step held."""
         try:
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()
         except RuntimeError:
             return Damage.DEVICE
-        return Damage.DEVICE if kind is Kind.DEVICE_MEMORY else Damage.NONE
+        return Damage.DEVICE if kind is FaultKind.DEVICE_MEMORY else Damage.NONE
 
 
 # What check_uce_in_memory() answers.
@@ -165,7 +165,7 @@ class NpuDevice:
         with contextlib.suppress(RuntimeError):
             _torch_npu().npu.empty_cache()
 
-    def repair(self, kind: Kind, state: Callable[[], list[torch.Tensor]]) -> Damage:
+    def repair(self, kind: FaultKind, state: Callable[[], list[torch.Tensor]]) -> Damage:
         """Clean the device and take its communication up again."""
         module = _torch_npu()
         if self._stopped is None:
@@ -173,7 +173,7 @@ class NpuDevice:
         if not self._stopped:
             return Damage.DEVICE
         damage = Damage.NONE
-        if kind is Kind.DEVICE_MEMORY:
+        if kind is FaultKind.DEVICE_MEMORY:
             damage = _DAMAGE[module.npu.check_uce_in_memory(self._index)]
         if damage is Damage.DEVICE:
             return damage

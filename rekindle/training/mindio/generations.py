@@ -14,14 +14,14 @@ import msgspec
 
 from rekindle import names
 from rekindle.errors import CheckpointError, SessionError, StaleError
-from rekindle.protocol.rank import Form, Over
+from rekindle.protocol.rank import FormGeneration, GenerationEnded
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.held_state import HeldState
 from rekindle.rank.member import Arrival
-from rekindle.rank.progress import Progress
-from rekindle.rank.step_vote import STATE, Gate, Listener, PeerGoneError
-from rekindle.recovery.faults.fault import Kind
-from rekindle.recovery.policy.plan import RankPlan, Source
+from rekindle.rank.progress import ProgressReporter
+from rekindle.rank.step_vote import STATE, Listener, PeerGoneError, StepVote
+from rekindle.recovery.faults.fault import FaultKind
+from rekindle.recovery.policy.plan import RankPlan, StateSource
 from rekindle.training.mindio.handlers import ERROR, OK, UNHARMED, Handlers
 from rekindle.training.mindio.repairs import Said, joined, repair_of
 
@@ -29,7 +29,7 @@ UPDATE_S = 30.0  # MindIO waits as long for the end of an update
 REACH_S = 0.5  # for one to begin that another rank has done: its gradients are on their way
 
 
-class Brake:
+class DeviceStop:
     """stop: stops the device; called by a thread of this class."""
 
     def __init__(self, stop: Callable[[], None]) -> None:
@@ -125,7 +125,13 @@ class Generations:
     """
 
     def __init__(
-        self, slot: int, handlers: Handlers, state: HeldState, progress: Progress, *, joins: bool
+        self,
+        slot: int,
+        handlers: Handlers,
+        state: HeldState,
+        progress: ProgressReporter,
+        *,
+        joins: bool,
     ) -> None:
         self.slot = slot
         self.joins = joins
@@ -135,9 +141,9 @@ class Generations:
         self.loaded: int | None = None
         self.repair_step = 0
         self.repair_type = "unknown"
-        self.brake = Brake(handlers.stop)
+        self.brake = DeviceStop(handlers.stop)
         self.listener = Listener()
-        self.gate = Gate(self.listener, progress.page)
+        self.gate = StepVote(self.listener, progress.page)
         self._handlers = handlers
         self._state = state
         self._progress = progress
@@ -188,7 +194,7 @@ class Generations:
         self._cleaned = answer in (OK, UNHARMED)
         return self._cleaned
 
-    def enter(self, form: Form) -> Callable[[Over], None]:
+    def enter(self, form: FormGeneration) -> Callable[[GenerationEnded], None]:
         """Leave the gate of the former generation; returns what ends the new one here."""
         self._must_clean()
         self.gate.leave()
@@ -197,10 +203,10 @@ class Generations:
         self._world = self._world or form.world_size
         if form.store_port:  # groups meet there; the host changes if the old one was lost
             os.environ.update(MASTER_ADDR=form.store_host, MASTER_PORT=str(form.store_port))
-        self.gate = Gate(self.listener, self._progress.page)
+        self.gate = StepVote(self.listener, self._progress.page)
         return functools.partial(self._stop, self.gate)
 
-    def form(self, form: Form) -> None:
+    def form(self, form: FormGeneration) -> None:
         """Meet the other ranks, and have the handlers repair the state."""
         plan = form.plan[self.slot]
         self._check(plan, form.world_size)
@@ -213,9 +219,9 @@ class Generations:
         self.brake.release(step)
         self.formed = True
 
-    def failed(self, error: BaseException) -> Kind | None:
+    def failed(self, error: BaseException) -> FaultKind | None:
         """Return LINK if another rank is gone."""
-        return Kind.LINK if isinstance(error, _LOST) else None
+        return FaultKind.LINK if isinstance(error, _LOST) else None
 
     def line(self, source: int, target: int) -> socket.socket:
         """Return a connection between two ranks, of which this is one, during a repair."""
@@ -228,7 +234,7 @@ class Generations:
         self.gate.leave()
         self.listener.close()
 
-    def _stop(self, gate: Gate, over: Over) -> None:
+    def _stop(self, gate: StepVote, over: GenerationEnded) -> None:
         """Break off the step that is under way, where the device can do that.
 
         The gate of a generation that stands stays open: at it all ranks agree whether a step is
@@ -244,19 +250,19 @@ class Generations:
         """Raises SessionError, CheckpointError: MindIO's handlers cannot do what the plan says."""
         if world_size != self._world:
             raise SessionError("another size of the world (zit) needs MindIO: give --nnodes=N")
-        if self.joins and plan.source is not Source.PEER:
+        if self.joins and plan.source is not StateSource.PEER:
             raise SessionError("this process was to join others, and no state is left of theirs")
-        if plan.source not in (Source.SELF, Source.PEER, Source.FRESH):
+        if plan.source not in (StateSource.SELF, StateSource.PEER, StateSource.FRESH):
             raise CheckpointError(f"MindIO's handlers take no state from a {plan.source.value}")
 
-    def _repair(self, form: Form, plan: RankPlan) -> int:
+    def _repair(self, form: FormGeneration, plan: RankPlan) -> int:
         """Have the handlers repair the state; returns the step that training continues from.
 
         Raises OSError, PeerGoneError, StaleError: a peer is lost; whatever a handler raises.
         """
         if self._state.known is None and not self.joins:
             return form.step  # the process has just started: its script loads the state
-        takes = ((plan.peer, self._place),) if plan.source is Source.PEER else ()
+        takes = ((plan.peer, self._place),) if plan.source is StateSource.PEER else ()
         said = Said(takes, self.loads, self.joins)
         told = msgspec.msgpack.encode(said) if said != Said() else b""
         heard = [msgspec.msgpack.decode(each, type=Said) for each in self.gate.gather(told)]

@@ -18,9 +18,9 @@ from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel
 from rekindle.rank.held_state import HeldState
 from rekindle.rank.member import Member, text_of
-from rekindle.rank.progress import Progress
-from rekindle.rank.snapshot_schedule import LastWords, Moment
-from rekindle.recovery.faults.fault import Kind
+from rekindle.rank.progress import ProgressReporter
+from rekindle.rank.snapshot_schedule import FinalSnapshot, Moment
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.mindio import enums as words
 from rekindle.training.mindio.enums import ReportState
 from rekindle.training.mindio.generations import Generations, joins_others
@@ -28,10 +28,10 @@ from rekindle.training.mindio.handlers import Handlers, for_mindspore
 from rekindle.training.mindio.repairs import replicas_of
 
 _KINDS = {
-    ReportState.RS_RETRY: Kind.TRANSIENT,
-    ReportState.RS_UCE: Kind.DEVICE_MEMORY,
-    ReportState.RS_UCE_CORRUPTED: Kind.DEVICE_MEMORY,
-    ReportState.RS_HCCL_FAILED: Kind.LINK,
+    ReportState.RS_RETRY: FaultKind.TRANSIENT,
+    ReportState.RS_UCE: FaultKind.DEVICE_MEMORY,
+    ReportState.RS_UCE_CORRUPTED: FaultKind.DEVICE_MEMORY,
+    ReportState.RS_HCCL_FAILED: FaultKind.LINK,
 }
 _DAMAGED = (ReportState.RS_UCE, ReportState.RS_UCE_CORRUPTED)
 # On all ranks alike: the update of each has taken in what was wrong on one.
@@ -52,7 +52,7 @@ class Processor:
         self._takes_in = takes_in
         self._handlers = handlers
         self._page = rank_environment.page()
-        self.progress = Progress(self._page)
+        self.progress = ProgressReporter(self._page)
         self._state = HeldState()
         self.generations = Generations(
             rank_environment.slot_of_world(rank)[0],
@@ -66,7 +66,7 @@ class Processor:
         if channel is not None:
             slot = self.generations.slot
             self.member = Member(channel, slot, self.progress, self._state, self.generations)
-        self._last_words: LastWords | None = None
+        self._last_words: FinalSnapshot | None = None
         self._met_at_end = False
         self._lost = False  # this process cannot continue
         self._ended = False
@@ -101,7 +101,7 @@ class Processor:
         if self.member is not None:
             if not self.joins:
                 self.member.join()
-            self._last_words = LastWords(None, self._dump)
+            self._last_words = FinalSnapshot(None, self._dump)
 
     def end(self) -> None:
         """All steps are done: leave, together with all others.
@@ -177,7 +177,7 @@ class Processor:
         if kind is None or self.member is None:
             return
         said = text_of(error) if error is not None else state.name
-        self.member.report(kind, f"{said} {code}".rstrip(), own=kind is not Kind.LINK)
+        self.member.report(kind, f"{said} {code}".rstrip(), own=kind is not FaultKind.LINK)
 
     def wait_clean(self) -> bool:
         """Wait until the device is stopped and cleaned; False: this process cannot continue."""
@@ -203,7 +203,7 @@ class Processor:
                     return False
             except Exception:
                 traceback.print_exc(file=sys.stderr)
-                self.member.report(Kind.DEVICE, "its state could not be repaired", own=True)
+                self.member.report(FaultKind.DEVICE, "its state could not be repaired", own=True)
                 return False
         self._met_at_end = False
         return True

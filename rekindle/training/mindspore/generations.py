@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rekindle.errors import StaleError
-from rekindle.protocol.rank import Form, Over
+from rekindle.protocol.rank import FormGeneration, GenerationEnded
 from rekindle.rank.channel import Channel
-from rekindle.rank.held_state import HeldState, Place
+from rekindle.rank.held_state import HeldState, RankPlace
 from rekindle.rank.member import Arrival
-from rekindle.rank.progress import Progress
-from rekindle.rank.step_vote import STATE, Gate, Listener, PeerGoneError
-from rekindle.recovery.faults.fault import Kind
-from rekindle.recovery.policy.plan import Source
+from rekindle.rank.progress import ProgressReporter
+from rekindle.rank.step_vote import STATE, Listener, PeerGoneError, StepVote
+from rekindle.recovery.faults.fault import FaultKind
+from rekindle.recovery.policy.plan import StateSource
 from rekindle.training.mindspore.state import Parameters
 from rekindle.training.mindspore.transfer import fetch, send_state
 
@@ -34,14 +34,14 @@ class Generations:
         parameters: Parameters,
         channel: Channel | None,
         state: HeldState,
-        progress: Progress,
+        progress: ProgressReporter,
     ) -> None:
-        self.place = Place(slot)
+        self.place = RankPlace(slot)
         self.position: Mapping[str, Any] = {"step": 0}
         self.fetched: Mapping[str, Any] = {}
         self.stored = False
         self.listener = Listener()
-        self.gate = Gate(self.listener, progress.page)
+        self.gate = StepVote(self.listener, progress.page)
         self._parameters = parameters
         self._channel = channel
         self._state = state
@@ -56,24 +56,24 @@ class Generations:
     def recover(self) -> None:
         """Do nothing: the end of a generation leaves the device as it is."""
 
-    def enter(self, form: Form) -> Callable[[Over], None]:
+    def enter(self, form: FormGeneration) -> Callable[[GenerationEnded], None]:
         """Leave the gate of the former generation; returns what ends the forming of this one."""
         self.gate.leave()
         self._formed = False
         self.place = self.place.moved(form)
-        self.gate = Gate(self.listener, self._progress.page)
+        self.gate = StepVote(self.listener, self._progress.page)
         return functools.partial(self._stop, self.gate)
 
-    def form(self, form: Form) -> None:
+    def form(self, form: FormGeneration) -> None:
         """Meet the other ranks, and take the state that the plan names."""
         assert self._channel is not None
         slot = self.place.slot
         plan = form.plan[slot]
         made = form.step, form.made
         self.gate.form(form.generation, form.ranks[slot], form.peers)
-        if plan.source is not Source.SELF:
+        if plan.source is not StateSource.SELF:
             self._state.replace(plan.source)
-            self.stored = plan.source is Source.CHECKPOINT
+            self.stored = plan.source is StateSource.CHECKPOINT
             self.position = self.fetched = fetch(
                 self._parameters, self._channel, slot, plan, made, form.peers, self.gate
             )
@@ -82,16 +82,16 @@ class Generations:
             send_state(self._parameters.arrays(), self.gate.accept(peer, STATE), self.position)
         self._formed = True
 
-    def failed(self, error: BaseException) -> Kind | None:
+    def failed(self, error: BaseException) -> FaultKind | None:
         """Return LINK if another rank is gone."""
-        return Kind.LINK if isinstance(error, LOST) else None
+        return FaultKind.LINK if isinstance(error, LOST) else None
 
     def close(self) -> None:
         """Leave the gate, and accept no more connections."""
         self.gate.leave()
         self.listener.close()
 
-    def _stop(self, gate: Gate, _: Over) -> None:
+    def _stop(self, gate: StepVote, _: GenerationEnded) -> None:
         """End the forming.
 
         The gate of a generation that stands stays open: at it all ranks agree whether they do the

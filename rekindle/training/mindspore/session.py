@@ -22,20 +22,20 @@ from rekindle import names
 from rekindle.errors import SessionError
 from rekindle.profiling.markers import Operation
 from rekindle.protocol.agent import Inject, InjectionKind
-from rekindle.protocol.heartbeat_page import Doing
+from rekindle.protocol.heartbeat_page import RankActivity
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel
 from rekindle.rank.held_state import HeldState
 from rekindle.rank.injection import break_process, due
 from rekindle.rank.member import Member
 from rekindle.rank.profiler import Profiler
-from rekindle.rank.progress import Progress, Records, phase_of
-from rekindle.rank.snapshot_schedule import LastWords, Moment, StateKeeper
-from rekindle.rank.step_vote import Run
-from rekindle.recovery.faults.fault import Kind
+from rekindle.rank.progress import ProgressReporter, Records, phase_of
+from rekindle.rank.snapshot_schedule import FinalSnapshot, Moment, SnapshotSchedule
+from rekindle.rank.step_vote import RunIdentity
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.mindspore.generations import LOST, Generations
 from rekindle.training.mindspore.state import Parameters, ParametersWriter
-from rekindle.training.mindspore.steps import Memory, Rewind, Settled, Steps, steps_of_epoch
+from rekindle.training.mindspore.steps import CallbackState, Rewind, Settled, Steps, steps_of_epoch
 
 
 class DeviceMemoryError(RuntimeError):
@@ -53,7 +53,7 @@ class _Alone(nn.Cell):  # type: ignore[misc]  # MindSpore is not there where typ
         return self.all_reduce(value)
 
 
-def suffer(faults: list[Inject], step: int, parameters: Parameters) -> DeviceMemoryError | None:
+def inject(faults: list[Inject], step: int, parameters: Parameters) -> DeviceMemoryError | None:
     """Suffer those of `faults` that are due in `step`, and take them off the list.
 
     Return what broke the state. Raises what is the script's own.
@@ -94,7 +94,7 @@ class Session:
         self._model = model
         self._parameters = Parameters(model.train_network)
         page = rank_environment.page()
-        self._progress = Progress(page)
+        self._progress = ProgressReporter(page)
         self._state = HeldState()
         channel = Channel.from_environment()
         self._generations = Generations(
@@ -106,10 +106,10 @@ class Session:
         self._records = Records(rank_environment.path(names.ENV_METRICS_FILE), page, slot)
         self._profiler = Profiler(slot, self.local_rank)
         place = self._generations.place
-        self._keeper = StateKeeper(channel, place, self._profiler, ParametersWriter)
-        self._run = Run(0, 0)
-        self._memory = Memory(())
-        self._last_words: LastWords | None = None
+        self._keeper = SnapshotSchedule(channel, place, self._profiler, ParametersWriter)
+        self._run = RunIdentity(0, 0)
+        self._memory = CallbackState(())
+        self._last_words: FinalSnapshot | None = None
 
     @property
     def finished(self) -> int:
@@ -125,7 +125,7 @@ class Session:
         """Meet the other ranks and take the state that training continues from."""
         if self._member is not None:
             self._member.join()
-            self._last_words = LastWords(self._parameters, self._keep_last)
+            self._last_words = FinalSnapshot(self._parameters, self._keep_last)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -159,9 +159,9 @@ class Session:
         per_epoch = steps_of_epoch(epoch, train_dataset, sink=dataset_sink_mode)
         self._progress.asked_for(epoch * per_epoch)
         begins = 0 if self.finished else self._parameters.digest()
-        self._run = Run(self._progress.total, begins)
+        self._run = RunIdentity(self._progress.total, begins)
         others = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
-        self._memory = Memory(others)
+        self._memory = CallbackState(others)
         while True:
             if self._generations.fetched.get("stopped") == self._progress.total:
                 self._stop()
@@ -204,7 +204,7 @@ class Session:
         try:
             self._generations.gate.agree(self.finished, can=True, ends=True, run=self._run)
         except LOST as lost:
-            member.break_off(Kind.LINK, lost)
+            member.break_off(FaultKind.LINK, lost)
         return member.join()
 
     def phase(self, name: str) -> AbstractContextManager[None]:
@@ -262,7 +262,7 @@ class Session:
     def _keep(self) -> None:
         """Take a snapshot if one is due. A checkpoint is due after the last step of all."""
         assert self._last_words is not None
-        with self._progress.at(Doing.CHECKPOINT), self._last_words.apart:
+        with self._progress.at(RankActivity.CHECKPOINT), self._last_words.apart:
             self._keeper.keep(
                 {"parameters": self._parameters},
                 place=replace(self._generations.place, generation=self._state.made),
@@ -287,7 +287,7 @@ class Session:
 
     def _may_begin(self, member: Member) -> bool:
         """Whether all ranks do this step; False: the generation has ended, because one cannot."""
-        damage = suffer(member.channel.injected, self.finished, self._parameters)
+        damage = inject(member.channel.injected, self.finished, self._parameters)
         if damage is not None:
             self._state.tear()
         try:
@@ -295,10 +295,10 @@ class Session:
                 return True
         except LOST as lost:
             if damage is None:
-                member.break_off(Kind.LINK, lost)
+                member.break_off(FaultKind.LINK, lost)
                 return False
         if damage is not None:
-            member.break_off(Kind.DEVICE_MEMORY, damage)
+            member.break_off(FaultKind.DEVICE_MEMORY, damage)
         elif not member.hold():
             member.channel.wait_over(member.generation)
         return False

@@ -18,9 +18,9 @@ import xxhash
 from mindspore.nn import Optimizer
 
 from rekindle.checkpoints.format import METADATA_ORIGIN, read_header
-from rekindle.checkpoints.manifest import Layout, Origin
+from rekindle.checkpoints.manifest import ShardLayout, StateOrigin
 from rekindle.errors import CorruptError, SessionError
-from rekindle.rank.held_state import Place
+from rekindle.rank.held_state import RankPlace
 from rekindle.rank.snapshot_writer import Captured, SnapshotWriter
 from rekindle.training.mindspore.optimizer import BEGUN
 
@@ -213,7 +213,7 @@ class _Row(NamedTuple):
 class ParametersWriter(SnapshotWriter):
     """Copies parameters to the agent's buffers."""
 
-    def capture(self, named: Mapping[str, Any], place: Place, *, before: object) -> Captured:
+    def capture(self, named: Mapping[str, Any], place: RankPlace, *, before: object) -> Captured:
         """Read the parameters (`named["parameters"]`)."""
         arrays = named["parameters"].arrays()
         forms = forms_of(arrays)
@@ -233,7 +233,7 @@ class ParametersWriter(SnapshotWriter):
             row.bytes[:] = bytes_of(state.tensors[row.name])
 
 
-def _said(place: Place) -> Mapping[str, str]:
+def _said(place: RankPlace) -> Mapping[str, str]:
     versions = {"mindspore": mindspore.__version__, "python": platform.python_version()}
-    origin = Origin(versions=versions, layout=Layout(shards=place.shards))
+    origin = StateOrigin(versions=versions, layout=ShardLayout(shards=place.shards))
     return {METADATA_ORIGIN: msgspec.json.encode(origin).decode()}

@@ -18,7 +18,7 @@ _OWN = {
 }
 
 
-class Memory:
+class CallbackState:
     """callbacks: those that training is watched by, in their order."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:

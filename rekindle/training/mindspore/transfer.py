@@ -18,8 +18,8 @@ from rekindle.checkpoints.pins import reading
 from rekindle.errors import CheckpointError, CorruptError, SessionError
 from rekindle.rank.channel import Channel
 from rekindle.rank.snapshot_writer import METADATA_SKELETON, kept
-from rekindle.rank.step_vote import STATE, Address, Gate, receive
-from rekindle.recovery.policy.plan import Made, RankPlan, Source
+from rekindle.rank.step_vote import STATE, Address, StepVote, receive
+from rekindle.recovery.policy.plan import Made, RankPlan, StateSource
 from rekindle.training.mindspore.state import (
     SKELETON,
     Array,
@@ -41,7 +41,7 @@ def fetch(  # noqa: PLR0913  # who sends what to whom
     plan: RankPlan,
     made: Made,
     peers: Sequence[Address],
-    gate: Gate,
+    gate: StepVote,
 ) -> Mapping[str, Any]:
     """Take this state from where the plan says; returns what was kept with it.
 
@@ -49,13 +49,13 @@ def fetch(  # noqa: PLR0913  # who sends what to whom
     StaleError: a peer is lost; SessionError: it is another model's.
     """
     match plan.source:
-        case Source.PEER:
+        case StateSource.PEER:
             return receive_state(parameters, gate.connect(peers[plan.peer], STATE))
-        case Source.SNAPSHOT:
+        case StateSource.SNAPSHOT:
             with kept(channel, slot, made) as buffer:
                 buffer.verify()
                 return take_over(parameters, buffer.file)
-        case Source.CHECKPOINT:
+        case StateSource.CHECKPOINT:
             return load_checkpoint(os.environ[names.ENV_CHECKPOINT_STORE], parameters, made)
         case _:
             return {"step": 0}

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rekindle.protocol.node_check import Done, Meet, Work
+from rekindle.protocol.node_check import DeviceWork, Done, Meet
 from rekindle.rank.step_vote import Listener, call, receive
-from rekindle.recovery.node_check.evidence import Part
+from rekindle.recovery.node_check.evidence import Measurement
 from rekindle.training.node_check.numpy_device import Device, device_for
 from rekindle.training.node_check.serving import ONES, WINDOWS, WrongResultError, better, serve
 
@@ -32,9 +32,12 @@ class PlainKit:
         """Where others reach the first checker of its node."""
         return self._listener.port if self._listener else 0
 
-    def work(self, task: Work) -> Done:
+    def work(self, task: DeviceWork) -> Done:
         """Measure the device by itself. Raises WrongResultError; RuntimeError: it cannot do it."""
-        seconds = {Part.COMPUTE: _compute(self._device), Part.MEMORY: _memory(self._device)}
+        seconds = {
+            Measurement.COMPUTE: _compute(self._device),
+            Measurement.MEMORY: _memory(self._device),
+        }
         return Done(serial=task.serial, seconds=seconds, note=self._device.note)
 
     def meet(self, task: Meet) -> Done:

@@ -17,7 +17,7 @@ from typing import NoReturn, Protocol
 import msgspec
 
 from rekindle import names
-from rekindle.protocol.node_check import Done, Meet, Open, Task, Work
+from rekindle.protocol.node_check import DeviceWork, Done, Meet, Open, Task
 from rekindle.rank.channel import MAX_MESSAGE
 from rekindle.recovery.node_check.evidence import lacks_memory
 
@@ -39,7 +39,7 @@ class Kit(Protocol):
     @property
     def port(self) -> int: ...
 
-    def work(self, task: Work) -> Done: ...
+    def work(self, task: DeviceWork) -> Done: ...
 
     def meet(self, task: Meet) -> Done: ...
 
@@ -56,7 +56,7 @@ def serve(open_device: Callable[[int], Kit]) -> None:
     while data := line.recv(MAX_MESSAGE):
         task = _TASK.decode(data)
         try:
-            done = kit.work(task) if isinstance(task, Work) else kit.meet(task)
+            done = kit.work(task) if isinstance(task, DeviceWork) else kit.meet(task)
         except _FAILURES as error:
             _fail(line, task.serial, error)
         line.send(msgspec.msgpack.encode(done))

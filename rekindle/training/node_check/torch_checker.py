@@ -7,7 +7,7 @@ import socket
 from torch._C._distributed_c10d import TCPStore  # torch.distributed's; typed only there
 
 from rekindle import names
-from rekindle.protocol.node_check import Done, Meet, Work
+from rekindle.protocol.node_check import DeviceWork, Done, Meet
 from rekindle.training.node_check import work
 from rekindle.training.node_check.serving import serve
 from rekindle.training.node_check.torch_device import Bench, bench_for, stress
@@ -28,10 +28,10 @@ class TorchKit:
         """Of the store that this checker hosts, if it is its node's first."""
         return self._store.port if self._store else 0
 
-    def _bench_of(self, task: Work | Meet) -> Bench:
+    def _bench_of(self, task: DeviceWork | Meet) -> Bench:
         return self._bench.lighter() if task.beside_ranks else self._bench
 
-    def work(self, task: Work) -> Done:
+    def work(self, task: DeviceWork) -> Done:
         """Measure the device by itself."""
         seconds = work.alone(self._bench_of(task))
         # It wants more memory than ranks leave, and must not change the voltage that they work at.

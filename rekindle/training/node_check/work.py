@@ -7,19 +7,19 @@ import time
 import torch
 import torch.distributed as dist
 
-from rekindle.recovery.node_check.evidence import Part
+from rekindle.recovery.node_check.evidence import Measurement
 from rekindle.training.node_check.serving import ONES, WINDOWS, WrongResultError, better, timed
 from rekindle.training.node_check.torch_device import Bench
 
 _PIECE = 1 << 22  # numbers that are compared at a time
 
 
-def alone(bench: Bench) -> dict[Part, float]:
+def alone(bench: Bench) -> dict[Measurement, float]:
     """Measure the device by itself: seconds of one product, and of one copy.
 
     Raises WrongResultError, and torch's RuntimeError: the device cannot do it.
     """
-    return {Part.COMPUTE: _compute(bench), Part.MEMORY: _memory(bench)}
+    return {Measurement.COMPUTE: _compute(bench), Measurement.MEMORY: _memory(bench)}
 
 
 def _compute(bench: Bench) -> float:

@@ -5,9 +5,16 @@ from rekindle.training.torch import Session, StepSampler
 
 from rekindle.training.data.sampler import StepSampler
 from rekindle.training.torch.data.elastic_stream import ElasticStream
-from rekindle.training.torch.data.session_data import Part
+from rekindle.training.torch.data.session_data import MicroBatch
 from rekindle.training.torch.groups.script_groups import init_placeholder_group
 from rekindle.training.torch.session import Session
 from rekindle.training.torch.step import Step
 
-__all__ = ["ElasticStream", "Part", "Session", "Step", "StepSampler", "init_placeholder_group"]
+__all__ = [
+    "ElasticStream",
+    "MicroBatch",
+    "Session",
+    "Step",
+    "StepSampler",
+    "init_placeholder_group",
+]

@@ -11,14 +11,14 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from rekindle import names
-from rekindle.protocol.rank import Form, Over
+from rekindle.protocol.rank import FormGeneration, GenerationEnded
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel
-from rekindle.rank.held_state import HeldState, Place, StepUnderWay
+from rekindle.rank.held_state import CurrentStep, HeldState, RankPlace
 from rekindle.rank.member import Arrival
-from rekindle.rank.progress import Progress
-from rekindle.recovery.faults.fault import Kind
-from rekindle.recovery.policy.plan import Made, RankPlan, Source
+from rekindle.rank.progress import ProgressReporter
+from rekindle.recovery.faults.fault import FaultKind
+from rekindle.recovery.policy.plan import Made, RankPlan, StateSource
 from rekindle.training.torch.arguments import Arguments, check_shard
 from rekindle.training.torch.data.session_data import Data
 from rekindle.training.torch.faults.classify import kind_of
@@ -41,7 +41,7 @@ def fetch_state(
     plan: RankPlan,
     made: Made,
     *,
-    place: Place,
+    place: RankPlace,
     named: Mapping[str, Any],
     channel: Channel,
     fresh: torch.nn.Module | None,
@@ -52,15 +52,15 @@ def fetch_state(
     Raises CheckpointError or CorruptError: the source has not what the plan expects of it.
     """
     match plan.source:
-        case Source.PEER:
+        case StateSource.PEER:
             receive_state(named, plan.peer)
-        case Source.SNAPSHOT:
+        case StateSource.SNAPSHOT:
             load_snapshot(channel, place.slot, named, made)
-        case Source.NEIGHBOUR:
+        case StateSource.NEIGHBOUR:
             load_snapshot(channel, place.slot, named, made, copy=True)
-        case Source.CHECKPOINT:
+        case StateSource.CHECKPOINT:
             load_checkpoint(os.environ[names.ENV_CHECKPOINT_STORE], named, made, place)
-        case Source.FRESH if fresh is not None:
+        case StateSource.FRESH if fresh is not None:
             broadcast_module_state(fresh)
 
 
@@ -81,8 +81,8 @@ class Generations:
         *,
         channel: Channel | None,
         state: HeldState,
-        progress: Progress,
-        step: StepUnderWay,
+        progress: ProgressReporter,
+        step: CurrentStep,
     ) -> None:
         self.model: torch.nn.Module = given.model
         self.slot, self.full_world = rank_environment.slot_of_world()
@@ -127,7 +127,7 @@ class Generations:
         if not self.repairs.repair(self.named, restores=not self._state.torn):
             self._state.tear()
 
-    def enter(self, form: Form) -> Callable[[Over], None]:
+    def enter(self, form: FormGeneration) -> Callable[[GenerationEnded], None]:
         """Leave the former process group; returns what severs the new one."""
         self.group.leave()
         leave_placeholder()
@@ -137,7 +137,7 @@ class Generations:
         self.group = self._updates.group = Group(self._progress.page)
         return functools.partial(self._stop, self.group)
 
-    def form(self, form: Form) -> None:
+    def form(self, form: FormGeneration) -> None:
         """Form the process group, and take the state that the plan names."""
         self.group.form(
             store=store_at(form.store_host, form.store_port),
@@ -167,22 +167,22 @@ class Generations:
         self._begin(wrap=together)
         self._progress.formed(0)
 
-    def failed(self, error: BaseException) -> Kind | None:
+    def failed(self, error: BaseException) -> FaultKind | None:
         """Return what kind of fault broke the forming; None: none that torch is known to raise."""
         kind = kind_of(error)
-        self.repairs.note(kind or Kind.LINK, error)
+        self.repairs.note(kind or FaultKind.LINK, error)
         return kind
 
-    def _stop(self, group: Group, over: Over) -> None:
+    def _stop(self, group: Group, over: GenerationEnded) -> None:
         """Wake the main thread from any wait in this generation."""
         self._step.wait_end(over.finished)
         group.sever()
         self.repairs.device.stop()
 
-    def _take(self, plan: RankPlan, form: Form) -> None:
+    def _take(self, plan: RankPlan, form: FormGeneration) -> None:
         """Raises CheckpointError, CorruptError: the source does not have the planned state."""
         made = form.step, form.made
-        if plan.source is not Source.SELF:
+        if plan.source is not StateSource.SELF:
             assert self._channel is not None
             self._state.replace(plan.source)
             fetch_state(

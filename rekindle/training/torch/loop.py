@@ -8,19 +8,19 @@ from collections.abc import Iterator
 import torch.distributed as dist
 
 from rekindle import names
-from rekindle.protocol.heartbeat_page import Doing
+from rekindle.protocol.heartbeat_page import RankActivity
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel
-from rekindle.rank.held_state import HeldState, StepUnderWay
+from rekindle.rank.held_state import CurrentStep, HeldState
 from rekindle.rank.member import NOTICE_S, Member
-from rekindle.rank.progress import Progress, Records
-from rekindle.rank.snapshot_schedule import StateKeeper
-from rekindle.recovery.faults.fault import Kind
+from rekindle.rank.progress import ProgressReporter, Records
+from rekindle.rank.snapshot_schedule import SnapshotSchedule
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.torch.arguments import Arguments, check_arguments, check_parts
 from rekindle.training.torch.data import random_streams as rng
 from rekindle.training.torch.data.session_data import Data
 from rekindle.training.torch.faults.classify import kind_of
-from rekindle.training.torch.faults.injection import suffer
+from rekindle.training.torch.faults.injection import inject
 from rekindle.training.torch.generations import Generations
 from rekindle.training.torch.groups.generation_group import leave_for_good
 from rekindle.training.torch.profiler import TorchProfiler
@@ -44,10 +44,10 @@ class Loop:
         if parts:
             check_parts(self.data.sampler, given.ddp)
         page = rank_environment.page()
-        self.progress = Progress(page)
+        self.progress = ProgressReporter(page)
         self.records = Records(rank_environment.path(names.ENV_METRICS_FILE), page, slot)
         self.state = HeldState()
-        self._step = StepUnderWay()
+        self._step = CurrentStep()
         channel = Channel.from_environment()
         self.generations = Generations(
             given,
@@ -59,7 +59,7 @@ class Loop:
         )
         self._repairs = self.generations.repairs
         writer = functools.partial(TorchSnapshotWriter, seed=given.seed)
-        self._keeper = StateKeeper(channel, self.generations.place, self._profiler, writer)
+        self._keeper = SnapshotSchedule(channel, self.generations.place, self._profiler, writer)
         self.member: Member | None = None
         if channel is not None:
             self.member = Member(channel, slot, self.progress, self.state, self.generations)
@@ -117,7 +117,7 @@ class Loop:
             self._profiler.begin_step(step, channel.settings.profile)
             if channel.injected:
                 named = self.generations.named
-                suffer(channel.injected, step, self.given.model, named["optimizer"])
+                inject(channel.injected, step, self.given.model, named["optimizer"])
 
     def end_step(self) -> None:
         """The step's body has succeeded: the state is that of one more step."""
@@ -150,7 +150,7 @@ class Loop:
             return False
         if self.progress.page is not None and self.progress.page.in_update:
             self.state.tear()
-        self._repairs.note(kind or Kind.LINK, error)
+        self._repairs.note(kind or FaultKind.LINK, error)
         member.break_off(kind, error)
         return True
 
@@ -176,7 +176,7 @@ class Loop:
 
     def _keep(self, *, last: bool) -> None:
         """Take a snapshot if one is due. A checkpoint is due after the last step of all."""
-        with self.progress.at(Doing.CHECKPOINT):
+        with self.progress.at(RankActivity.CHECKPOINT):
             self._keeper.keep(
                 self.generations.named,
                 place=self.generations.place,

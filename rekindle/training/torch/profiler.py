@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from rekindle.profiling.markers import DEFAULT, FORWARD, Range
 from rekindle.protocol.rank import Profile
 from rekindle.rank.profiler import Profiler
-from rekindle.training.devices import Device, Mark, device_for
+from rekindle.training.devices import Device, DeviceEvent, device_for
 from rekindle.training.torch.groups import gloo_waits as waits
 
 MOST_HELD = 10_000  # ranges behind a pass that a device does not finish
@@ -25,8 +25,8 @@ class _Pass(NamedTuple):
     """A forward pass that the host has asked for. at: when it began to, nanoseconds."""
 
     at: int
-    begin: Mark
-    end: Mark
+    begin: DeviceEvent
+    end: DeviceEvent
 
 
 class TorchProfiler(Profiler):
@@ -37,7 +37,7 @@ class TorchProfiler(Profiler):
         self._model = model
         self._hooks: list[RemovableHandle] = []
         self._accelerator: Device = device_for(torch.device("cpu"))
-        self._began_at: Mark | None = None
+        self._began_at: DeviceEvent | None = None
         self._held: collections.deque[_Pass | Range] = collections.deque(maxlen=MOST_HELD)
 
     def switched(self) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from rekindle.errors import SessionError
 from rekindle.training.data.sampler import StepSampler
-from rekindle.training.torch.data.session_data import Part, Parts
+from rekindle.training.torch.data.session_data import MicroBatch, Parts
 
 if TYPE_CHECKING:
     from rekindle.training.torch.loop import Loop
@@ -56,7 +56,7 @@ class Step:
             raise SessionError(f"step.batch: {_IN_PARTS} part.batch, {_WEIGHTED}")
         return self._loop.data.batch()
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[MicroBatch]:
         """This rank's parts of the step, for one forward and backward pass each.
 
         Use it inside `with step:`, and take each part when the one before is done. More than one

@@ -12,7 +12,7 @@ from waiting import bound_s, finished
 from rekindle.agent.devices import tools as conditions
 from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.devices.dcmi import Found
-from rekindle.agent.devices.tools import ConditionWatch
+from rekindle.agent.devices.tools import DeviceMonitor
 from rekindle.errors import ProtocolError
 from rekindle.protocol import codec as wire
 from rekindle.protocol.agent import Conditions, Message
@@ -27,7 +27,7 @@ class Node:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pids = {0: 10, 1: 11}
         self.told: list[Message] = []
-        self.watch = ConditionWatch(lambda: dict(self.pids), self.told.append)
+        self.watch = DeviceMonitor(lambda: dict(self.pids), self.told.append)
         self._program = folder / "dcmi"
         monkeypatch.setattr(device_tools, "ASK_DCMI", (str(self._program),))
         monkeypatch.setattr(device_tools, "NPU_MANAGER", folder)

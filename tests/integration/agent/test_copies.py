@@ -17,17 +17,17 @@ from jobs.depots import room_of, steps_of
 from jobs.driver import spec_of
 from waiting import bound_s, finished, turn_until
 
-from rekindle.agent.snapshots.buffers import Snapshots
-from rekindle.agent.snapshots.replica_client import Neighbours
-from rekindle.agent.snapshots.replica_server import Depot
-from rekindle.agent.snapshots.replica_transport import Line, Pass
+from rekindle.agent.snapshots.buffers import NodeSnapshots
+from rekindle.agent.snapshots.replica_client import ReplicaClient
+from rekindle.agent.snapshots.replica_server import ReplicaServer
+from rekindle.agent.snapshots.replica_transport import Credentials, ReplicaConnection
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.names import LOOPBACK
 from rekindle.protocol import agent as p
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
-from rekindle.recovery.policy.plan import RankPlan, Source
+from rekindle.recovery.policy.plan import RankPlan, StateSource
 
-KNOWN = Pass("pretended", 0, "the secret")
+KNOWN = Credentials("simulated", 0, "the secret")
 SPEC = spec_of(nodes=2, processes=1)
 CONTENT = os.urandom(30_000)
 HEADER = b'{"__metadata__":{"data_position":"{}"}}'
@@ -39,14 +39,14 @@ class Node:
 
     def __init__(self, folder: Path) -> None:
         self.told: list[p.Message] = []
-        self.depot = Depot(SPEC, KNOWN, self.told.append)
-        self.at = p.Depot(host=LOOPBACK, port=self.depot.listen(LOOPBACK))
-        self.snapshots = Snapshots(
+        self.depot = ReplicaServer(SPEC, KNOWN, self.told.append)
+        self.at = p.ReplicaAddress(host=LOOPBACK, port=self.depot.listen(LOOPBACK))
+        self.snapshots = NodeSnapshots(
             SPEC,
             DirectoryStore(folder),
             self.told.append,
             depot=self.depot,
-            neighbours=Neighbours(KNOWN),
+            neighbours=ReplicaClient(KNOWN),
         )
 
     @property
@@ -57,7 +57,7 @@ class Node:
         self, step: int, content: bytes = CONTENT, *, rank: int = 0, checkpoint: bool = False
     ) -> SnapshotBuffer:
         """The rank takes a snapshot over its oldest one; return the buffer as the agent has it."""
-        wanted = p.SnapshotRoom(rank=rank, bytes=len(content), buffers=3)
+        wanted = p.BufferRequest(rank=rank, bytes=len(content), buffers=3)
         fds = await room_of(self.snapshots, wanted)
         held = [buffer for _, buffer in self.snapshots._buffers[rank]]
         index = min(range(len(fds)), key=lambda i: held[i].recency)
@@ -78,8 +78,8 @@ class Node:
 
     async def fetch(self, step: int, *, rank: int = 0) -> tuple[str, list[int]]:
         """The rank asks for the copy of a step: why not, or the steps that its buffers hold."""
-        answers: asyncio.Queue[p.SnapshotBuffers] = asyncio.Queue()
-        wanted = p.SnapshotRoom(rank=rank, bytes=0, buffers=3, copy=(step, 1))
+        answers: asyncio.Queue[p.BufferGrant] = asyncio.Queue()
+        wanted = p.BufferRequest(rank=rank, bytes=0, buffers=3, copy=(step, 1))
         self.snapshots.fetch(wanted, lambda answer, fds: answers.put_nowait(answer))
         answer = await answers.get()
         held = self.snapshots._buffers.get(rank, [])
@@ -90,16 +90,18 @@ class Node:
         await self.depot.close()
 
 
-def form(keeper: p.Depot | None = None, source: p.Depot | None = None, **fields: int) -> p.Form:
+def form(
+    keeper: p.ReplicaAddress | None = None, source: p.ReplicaAddress | None = None, **fields: int
+) -> p.FormGeneration:
     """Node 1 keeps copies of rank 0, or has one."""
     plan = RankPlan(
-        source=Source.NEIGHBOUR if source else Source.SELF,
+        source=StateSource.NEIGHBOUR if source else StateSource.SELF,
         node=1 if source else -1,
         keeper=1 if keeper else -1,
     )
     numbers = {"generation": 1, "world_size": 2, "step": 10, "shards": 2, "store_port": 1}
     place = keeper or source
-    return p.Form(
+    return p.FormGeneration(
         **numbers | fields,
         store_host=LOOPBACK,
         ranks={0: 0},
@@ -130,7 +132,7 @@ class Deaf:
     def __init__(self, listener: socket.socket) -> None:
         listener.setblocking(False)
         self._listener = listener
-        self.at = p.Depot(host=LOOPBACK, port=listener.getsockname()[1])
+        self.at = p.ReplicaAddress(host=LOOPBACK, port=listener.getsockname()[1])
 
     async def called(self) -> socket.socket:
         """Wait for a caller."""
@@ -204,7 +206,7 @@ def test_a_neighbour_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It is said once, and left alone for a while: ranks wait no longer than for one copy."""
-    monkeypatch.setattr(Line, "silence_s", 0.2)
+    monkeypatch.setattr(ReplicaConnection, "silence_s", 0.2)
 
     async def body(own: Node, other: Node) -> None:
         with deaf() as silent:
@@ -215,7 +217,7 @@ def test_a_neighbour_that_fails(
                 "rekindle agent: node 1 keeps no copy of rank 0 after step 5: "
                 f"the agent at {silent.at.host}:{silent.at.port} is silent\n"
             )
-        monkeypatch.setattr(Line, "silence_s", bound_s())
+        monkeypatch.setattr(ReplicaConnection, "silence_s", bound_s())
         own.snapshots.formed(form(other.at, generation=2, step=15))
         await own.snapshots.finish()
         assert other.steps == {0: (10, 15)}
@@ -272,15 +274,15 @@ def test_copies_that_cannot_be_fetched(tmp_path: Path) -> None:
 
 def test_last_words_from_a_copy(tmp_path: Path) -> None:
     """As from a snapshot; what is not there is told."""
-    order = p.Dump(made=1, step=5, shards={1: 0}, of=2)
+    order = p.WriteFinalCheckpoint(made=1, step=5, shards={1: 0}, of=2)
 
     async def body(own: Node, other: Node) -> None:
         own.snapshots.formed(form(other.at))
         await settled(await own.take(5, FILE))
         other.snapshots.dump(order)
-        other.snapshots.dump(p.Dump(made=1, step=6, shards={1: 0}, of=2))
+        other.snapshots.dump(p.WriteFinalCheckpoint(made=1, step=6, shards={1: 0}, of=2))
         await other.snapshots.finish()
-        written, failed = (m for m in other.told if isinstance(m, p.PartWritten))
+        written, failed = (m for m in other.told if isinstance(m, p.ShardWritten))
         assert (written.step, written.shard, written.error, written.last_words) == (5, 1, "", True)
         assert written.file is not None
         assert "no copy of rank 0 after step 6" in failed.error
@@ -309,7 +311,7 @@ def test_last_words_that_are_clean(tmp_path: Path) -> None:
     async def body(own: Node, other: Node) -> None:
         for step in (6, 8):
             await settled(await own.take(step, FILE))
-        own.snapshots.dump(p.Dump(step=6, made=1, suspicions=((2, 7),)))
+        own.snapshots.dump(p.WriteFinalCheckpoint(step=6, made=1, suspicions=((2, 7),)))
         await own.snapshots.finish()
         (written,) = (m for m in own.told if isinstance(m, p.CheckpointWritten))
         assert (written.step, written.generation, written.error) == (6, 1, "")

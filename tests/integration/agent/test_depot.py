@@ -62,7 +62,7 @@ def test_what_is_there_is_not_sent_again() -> None:
         with buffer_of(CONTENT, 5) as buffer:
             checksum = buffer.checksum
         request = Put(
-            job_id="pretended",
+            job_id="simulated",
             attempt=0,
             rank=2,
             generation=9,

@@ -25,8 +25,8 @@ from jobs.depots import (
 from jobs.driver import spec_of
 
 from rekindle.agent.snapshots import replica_transport as depot_line
-from rekindle.agent.snapshots.replica_server import Depot, fetch, put
-from rekindle.agent.snapshots.replica_transport import Fetch, Line, Pass, Put
+from rekindle.agent.snapshots.replica_server import ReplicaServer, fetch, put
+from rekindle.agent.snapshots.replica_transport import Credentials, Fetch, Put, ReplicaConnection
 from rekindle.errors import CheckpointError, CorruptError
 from rekindle.names import LOOPBACK
 from rekindle.protocol import agent as protocol
@@ -36,13 +36,16 @@ from rekindle.protocol.snapshot_buffer import SnapshotBuffer
 @pytest.mark.parametrize(
     ("known", "told"),
     [
-        (Pass("pretended", 0, "another secret"), "line was closed|reset"),
-        (Pass("pretended", 1, "the secret"), r"job and attempt are .*, 1\), ours are .*, 0\)"),
-        (Pass("other", 0, "the secret"), r"job and attempt are \('other', 0\)"),
+        (Credentials("simulated", 0, "another secret"), "line was closed|reset"),
+        (
+            Credentials("simulated", 1, "the secret"),
+            r"job and attempt are .*, 1\), ours are .*, 0\)",
+        ),
+        (Credentials("other", 0, "the secret"), r"job and attempt are \('other', 0\)"),
     ],
     ids=["secret", "attempt", "job"],
 )
-def test_others_are_refused(known: Pass, told: str) -> None:
+def test_others_are_refused(known: Credentials, told: str) -> None:
     """Who does not know the secret learns nothing at all."""
 
     async def body(kept: Kept) -> None:
@@ -61,14 +64,16 @@ def test_a_depot_that_is_none() -> None:
     """One that does not know the secret cannot give us a state."""
 
     async def body(kept: Kept) -> None:
-        wrong = Depot(spec_of(nodes=2, processes=2), Pass("pretended", 0, "guess"), print)
+        wrong = ReplicaServer(
+            spec_of(nodes=2, processes=2), Credentials("simulated", 0, "guess"), print
+        )
 
-        async def believe(line: Line) -> Fetch:
+        async def believe(line: ReplicaConnection) -> Fetch:
             await line.meet()
             await line._receive(36)
-            return Fetch(job_id="pretended", attempt=0, rank=2, made=(5, 1))
+            return Fetch(job_id="simulated", attempt=0, rank=2, made=(5, 1))
 
-        at = protocol.Depot(host=LOOPBACK, port=wrong.listen(LOOPBACK))
+        at = protocol.ReplicaAddress(host=LOOPBACK, port=wrong.listen(LOOPBACK))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("rekindle.agent.snapshots.replica_server._first", believe)
             error = pytest.raises(CheckpointError, match="does not know the job's secret")
@@ -92,7 +97,7 @@ def test_a_depot_that_is_none() -> None:
 )
 def test_garbage(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """It costs neither memory nor other callers' time, and is cut off."""
-    monkeypatch.setattr(Line, "silence_s", 0.2)
+    monkeypatch.setattr(ReplicaConnection, "silence_s", 0.2)
 
     async def body(kept: Kept) -> None:
         loop = asyncio.get_running_loop()
@@ -116,7 +121,7 @@ def test_garbage(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def request_of(**changes: object) -> Put:
     fields = {
-        "job_id": "pretended",
+        "job_id": "simulated",
         "attempt": 0,
         "rank": 2,
         "generation": 1,
@@ -181,7 +186,7 @@ class _Any(msgspec.Struct, tag="put", tag_field="type"):
 @pytest.mark.parametrize("ends", ["cut", "silent"])
 def test_a_torn_stream(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What has come so far is not kept; what was there before is, and the next one is."""
-    monkeypatch.setattr(Line, "silence_s", 0.3)
+    monkeypatch.setattr(ReplicaConnection, "silence_s", 0.3)
 
     async def body(kept: Kept) -> None:
         await kept.put(5)
@@ -272,11 +277,11 @@ def test_a_fetch_that_is_broken_off(damaged: bool) -> None:
 
 def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """A depot that is gone, or does not answer, is an error with its address."""
-    monkeypatch.setattr(Line, "silence_s", 0.2)
+    monkeypatch.setattr(ReplicaConnection, "silence_s", 0.2)
 
     async def body(kept: Kept) -> None:
         with socket.create_server((LOOPBACK, 0)) as deaf:
-            kept.at = protocol.Depot(host=LOOPBACK, port=deaf.getsockname()[1])
+            kept.at = protocol.ReplicaAddress(host=LOOPBACK, port=deaf.getsockname()[1])
             with pytest.raises(CheckpointError, match=f"{kept.at.port} is silent"):
                 await kept.fetch(5)
         with pytest.raises(CheckpointError, match=rf"{kept.at.port}: .*failed"):

@@ -1,4 +1,4 @@
-"""Devices as an agent knows them: pretended ones, and the tools of real ones."""
+"""Devices as an agent knows them: simulated ones, and the tools of real ones."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from waiting import bound_s, finished
 
 from rekindle.agent.devices import simulated_host as healing
 from rekindle.agent.devices import tools as device_tools
-from rekindle.agent.devices.simulated_host import Condition
-from rekindle.engines.simulated_hosts import PretendedHosts
+from rekindle.agent.devices.simulated_host import SimulatedCondition
+from rekindle.engines.simulated_hosts import SimulatedHosts
 
 # What npu-smi prints of a machine with two cards of two chips, whose logical numbers are 0 to 3.
 MAPPED = """
@@ -46,13 +46,13 @@ def tool(tools: Path, name: str, script: str) -> Path:
 
 
 def heal(device: int, host: Path | None = None) -> str:
-    return asyncio.run(healing.heal(device, host))
+    return asyncio.run(healing.reset_device(device, host))
 
 
-def test_a_pretended_device_heals_unless_it_is_to_stay_broken(tmp_path: Path) -> None:
+def test_a_simulated_device_heals_unless_it_is_to_stay_broken(tmp_path: Path) -> None:
     """As a test has set it."""
-    hosts = PretendedHosts(tmp_path)
-    hosts.set_condition("local-0", Condition(sick_devices=(1,)))
+    hosts = SimulatedHosts(tmp_path)
+    hosts.set_condition("local-0", SimulatedCondition(sick_devices=(1,)))
     host = tmp_path / "hosts" / "local-0"
     assert (heal(0, host), heal(1, host)) == ("", "it stays broken")
 

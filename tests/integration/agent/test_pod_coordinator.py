@@ -149,7 +149,7 @@ def test_a_lost_volume(pod: Pod) -> None:
     pod.start().begin(1)
     copy = pod.client.history()
     pod.end(signal.SIGKILL)
-    pod.directory.ledger.unlink()
+    pod.directory.journal_file.unlink()
     pod.start()
     assert pod.is_between()
     pod.begin(1, copy)
@@ -179,7 +179,7 @@ def test_a_copy_that_is_older_than_the_journal(pod: Pod) -> None:
     [
         (b"", "not an order"),
         (b'{"attempt": "x"}', "Expected `int`"),
-        (b'{"attempt": 1, "ledger": "a\\nb\\n"}', "line 1 of the job's ledger"),
+        (b'{"attempt": 1, "journal": "a\\nb\\n"}', "line 1 of the job's journal"),
         (b'{"attempt": 1, "more": 2}', "unknown field `more`"),
     ],
 )

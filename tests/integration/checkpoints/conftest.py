@@ -16,7 +16,7 @@ from rekindle.checkpoints.location import S3Location, parse
 from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.s3 import client as s3_client
 from rekindle.checkpoints.s3 import connect as s3_connect
-from rekindle.checkpoints.store import Store
+from rekindle.checkpoints.store import CheckpointStore
 
 __all__ = ["root", "store"]
 
@@ -77,7 +77,9 @@ def proxy(rclone: Server) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def broken(proxy: Proxy, bucket: S3Place, rclone: Server, monkeypatch: pytest.MonkeyPatch) -> Store:
+def broken(
+    proxy: Proxy, bucket: S3Place, rclone: Server, monkeypatch: pytest.MonkeyPatch
+) -> CheckpointStore:
     """The store of `bucket`, through the proxy, that waits less than it would."""
     monkeypatch.setattr(s3_client, "_PAUSES_S", (0.02, 0.2))
     monkeypatch.setattr(s3_connect, "READ_TIMEOUT_S", 2.0)

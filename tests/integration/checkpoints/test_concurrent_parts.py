@@ -27,7 +27,7 @@ from rekindle.checkpoints.block_checksums import summed
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.manifest import FileEntry
 from rekindle.checkpoints.retention import Retention
-from rekindle.checkpoints.store import Part, Written
+from rekindle.checkpoints.store import CheckpointFile, Written
 from rekindle.errors import CheckpointError
 
 # A process that stops in the middle of its part, tells so, and goes on when it is told to.
@@ -194,7 +194,7 @@ def test_a_commit_between_look_and_lock_is_seen(
         return genuine(path)
 
     monkeypatch.setattr(parts, "locked", commit_then_lock)
-    assert store.write_part(1, 1, "state-0", Part([b"late"], (0,))) == files[0]
+    assert store.write_part(1, 1, "state-0", CheckpointFile([b"late"], (0,))) == files[0]
     assert newest_step(store) == 1
 
 
@@ -216,21 +216,23 @@ def test_a_part_removed_or_replaced_while_it_is_written_is_an_error(
 ) -> None:
     """Its writer is told; of two writers of one part the one that began last is right."""
     with pytest.raises(CheckpointError, match=r"step-.*2-g000001/state-0 was removed or replaced"):
-        store.write_part(2, 1, "state-0", Part(Meanwhile(lambda: put(store, 3)), (0,)))
+        store.write_part(2, 1, "state-0", CheckpointFile(Meanwhile(lambda: put(store, 3)), (0,)))
     assert sorted(p.name for p in root.iterdir()) == [".lock", "step-0000000003-g000001"]
 
     with pytest.raises(CheckpointError, match="another process wrote the same file"):
-        store.write_part(4, 1, "state-0", Part(Meanwhile(lambda: write_parts(store, 4)), (0,)))
+        store.write_part(
+            4, 1, "state-0", CheckpointFile(Meanwhile(lambda: write_parts(store, 4)), (0,))
+        )
     assert (root / "step-0000000004-g000001" / "state-0").read_bytes()[:3] == bytes([4, 1, 0])
 
 
 def test_two_writers_of_one_checkpoint(store: DirectoryStore, root: Path) -> None:
     """Whose parts another one has written over is refused; whose parts are all there is not."""
     first = write_parts(store, 4)
-    second = [store.write_part(4, 1, "state-0", Part([b"x" * 200], (0,)))]
+    second = [store.write_part(4, 1, "state-0", CheckpointFile([b"x" * 200], (0,)))]
     with pytest.raises(CheckpointError, match="checksum of state-0 differs"):
         store.commit(with_files(4, first))
-    second.append(store.write_part(4, 1, "state-1", Part([b"y" * 200], (1,))))
+    second.append(store.write_part(4, 1, "state-1", CheckpointFile([b"y" * 200], (1,))))
     assert not store.commit(with_files(4, tuple(second))).existed
     found = store.newest()
     assert found.checkpoint
@@ -304,5 +306,5 @@ def test_an_interrupted_part_leaves_the_others(store: DirectoryStore, root: Path
     write_parts(store, 1)
     before = tree(root)
     with pytest.raises(KeyboardInterrupt):
-        store.write_part(1, 1, "state-2", Part(Meanwhile(interrupt), (2,)))
+        store.write_part(1, 1, "state-2", CheckpointFile(Meanwhile(interrupt), (2,)))
     assert tree(root) == before

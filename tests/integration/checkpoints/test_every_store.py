@@ -26,7 +26,7 @@ from rekindle.checkpoints.format import checksum
 from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.publishing import publish
 from rekindle.checkpoints.retention import Retention
-from rekindle.checkpoints.store import Part
+from rekindle.checkpoints.store import CheckpointFile
 from rekindle.errors import CheckpointError, NewerFormatError
 
 
@@ -59,7 +59,7 @@ def test_any_bytes_of_a_file_can_be_read(place: Place, monkeypatch: pytest.Monke
     """Every range, within a block, across blocks or empty, is verified; none is read beyond."""
     monkeypatch.setattr(blocks, "BLOCK", 10)
     data = bytes(range(35))
-    parts = {"a": Part([data[:3], data[3:]], (0,)), "empty": Part([], (1,))}
+    parts = {"a": CheckpointFile([data[:3], data[3:]], (0,)), "empty": CheckpointFile([], (1,))}
     place.open().write(manifest(1), parts)
     checkpoint = place.open().find(1, 1)
     assert checkpoint
@@ -81,7 +81,7 @@ def test_damage_is_found_by_those_who_read_it(
 ) -> None:
     """A flipped bit is an error to all whose bytes are in its block, and to nobody else."""
     monkeypatch.setattr(blocks, "BLOCK", 10)
-    place.open().write(manifest(1), {"a": Part([bytes(35)], (0,))})
+    place.open().write(manifest(1), {"a": CheckpointFile([bytes(35)], (0,))})
     name = place.files(1)[1]
     place.put(name, bytes(25) + b"\1" + bytes(9))
     checkpoint = place.open().find(1, 1)
@@ -98,11 +98,11 @@ def test_writing_again_changes_nothing(place: Place) -> None:
     store = place.open()
     first = put(store, 1)
     before = place.tree()
-    again = store.write(manifest(1), {"other": Part([b"other"], (0, 1))})
+    again = store.write(manifest(1), {"other": CheckpointFile([b"other"], (0, 1))})
     assert (again.location, again.bytes, again.existed) == (first.location, first.bytes, True)
     assert place.tree() == before
     with pytest.raises(CheckpointError, match=r"of job 'job'.*'mine' a place of its own"):
-        store.write(manifest(1, job="mine"), {"a": Part([b"a"], (0,))})
+        store.write(manifest(1, job="mine"), {"a": CheckpointFile([b"a"], (0,))})
     assert place.tree() == before
 
 
@@ -116,10 +116,10 @@ def test_parts_count_once_they_are_committed(place: Place) -> None:
     assert place.open().commit(with_files(2, files)).existed is False
     assert newest_step(store) == 2
     assert put_parts(place.open(), 2).existed is True
-    other = store.write_part(2, 1, "state-0", Part([b"another attempt's"], (0,)))
+    other = store.write_part(2, 1, "state-0", CheckpointFile([b"another attempt's"], (0,)))
     assert other.checksum == files[0].checksum
     with pytest.raises(CheckpointError, match="has no file 'state-9'"):
-        store.write_part(2, 1, "state-9", Part([b"x"], (9,)))
+        store.write_part(2, 1, "state-9", CheckpointFile([b"x"], (9,)))
     assert store.keys() == [(2, 1), (1, 1)]
 
 

@@ -16,7 +16,7 @@ from stores import CRASH_AT, LOCK, child, content, manifest, newest_step, put, r
 
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.retention import Retention
-from rekindle.checkpoints.store import Part
+from rekindle.checkpoints.store import CheckpointFile
 from rekindle.errors import CheckpointError
 
 
@@ -62,7 +62,7 @@ def test_an_interrupted_write_leaves_nothing(store: DirectoryStore, root: Path) 
     put(store, 1)
     before = tree(root)
     with pytest.raises(KeyboardInterrupt):
-        store.write(manifest(2), {"a": Part(Interrupted(), (0,))})
+        store.write(manifest(2), {"a": CheckpointFile(Interrupted(), (0,))})
     assert tree(root) == before
     assert put(store, 2).bytes
 
@@ -73,7 +73,7 @@ def test_a_bad_name_is_refused_before_anything_is_written(
 ) -> None:
     """A file name that a manifest may not hold raises an error, and no directory is made."""
     with pytest.raises(CheckpointError, match="the manifest names"):
-        store.write(manifest(1), {name: Part([b"x"], (0,))})
+        store.write(manifest(1), {name: CheckpointFile([b"x"], (0,))})
     assert not root.exists()
 
 

@@ -22,7 +22,7 @@ from rekindle.checkpoints.publishing import (
     read_latest,
     resolve,
 )
-from rekindle.checkpoints.store import Checkpoint, Part
+from rekindle.checkpoints.store import Checkpoint, CheckpointFile
 from rekindle.errors import CheckpointError, CorruptError, UsageError
 
 KEY = (7, 1)
@@ -31,7 +31,7 @@ KEY = (7, 1)
 def written(root: Path, job: str = "job", byte: int = 1) -> Checkpoint:
     """A checkpoint of two files in a store."""
     store = DirectoryStore(root)
-    parts = {f"state-{i}.safetensors": Part([shard(byte + i)], (i,)) for i in range(2)}
+    parts = {f"state-{i}.safetensors": CheckpointFile([shard(byte + i)], (i,)) for i in range(2)}
     store.write(manifest(*KEY, job=job), parts)
     found = store.find(*KEY)
     assert found is not None

@@ -16,7 +16,7 @@ from stores.servers import Server
 from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.s3 import client as s3_client
-from rekindle.checkpoints.store import Part, Store
+from rekindle.checkpoints.store import CheckpointFile, CheckpointStore
 from rekindle.errors import CheckpointError
 
 
@@ -51,7 +51,9 @@ PASSING: dict[str, Rule] = {
 
 
 @pytest.mark.parametrize("fault", PASSING)
-def test_what_passes_is_outlived(broken: Store, proxy: Proxy, bucket: S3Place, fault: str) -> None:
+def test_what_passes_is_outlived(
+    broken: CheckpointStore, proxy: Proxy, bucket: S3Place, fault: str
+) -> None:
     """Requests that fail, are cut off, damaged or answered late are made again: all goes well."""
     proxy.rule = PASSING[fault]
     for step in (1, 2):
@@ -66,7 +68,7 @@ def test_what_passes_is_outlived(broken: Store, proxy: Proxy, bucket: S3Place, f
     assert len(bucket.names()) == 3
 
 
-def test_a_body_that_stalls_is_asked_for_again(broken: Store, proxy: Proxy) -> None:
+def test_a_body_that_stalls_is_asked_for_again(broken: CheckpointStore, proxy: Proxy) -> None:
     """A read does not wait for ever for the rest of an answer."""
     put(broken, 1)
     stalls = itertools.count()
@@ -114,7 +116,9 @@ REFUSED: dict[str, tuple[Fault, str]] = {
 
 
 @pytest.mark.parametrize("refusal", REFUSED)
-def test_what_will_not_pass_is_explained_at_once(broken: Store, proxy: Proxy, refusal: str) -> None:
+def test_what_will_not_pass_is_explained_at_once(
+    broken: CheckpointStore, proxy: Proxy, refusal: str
+) -> None:
     """A refusal ends every call, with what the server answered and what to do; it is asked once."""
     fault, message = REFUSED[refusal]
     put(broken, 1)
@@ -156,7 +160,7 @@ def reading_step_2(fault: Fault) -> Rule:
 
 
 def test_one_object_that_cannot_be_read_is_passed_over(
-    broken: Store, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    broken: CheckpointStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the server is there but not an object, the older checkpoint is taken, and it is said."""
     monkeypatch.setattr(s3_client, "PATIENCE_S", 0.3)
@@ -174,7 +178,7 @@ def test_one_object_that_cannot_be_read_is_passed_over(
         again.newest()
 
 
-def test_an_archived_object_is_passed_over(broken: Store, proxy: Proxy) -> None:
+def test_an_archived_object_is_passed_over(broken: CheckpointStore, proxy: Proxy) -> None:
     """A lifecycle rule has taken it away; the older checkpoint is there."""
     put(broken, 1)
     put(broken, 2)
@@ -187,7 +191,7 @@ def test_an_archived_object_is_passed_over(broken: Store, proxy: Proxy) -> None:
 
 
 def test_a_server_without_conditions_and_lists_of_uploads_is_used(
-    broken: Store, proxy: Proxy
+    broken: CheckpointStore, proxy: Proxy
 ) -> None:
     """Where a request is not known, the store does without it."""
 
@@ -208,7 +212,7 @@ def test_a_server_without_conditions_and_lists_of_uploads_is_used(
 
 
 def test_a_part_that_goes_while_it_is_committed_is_missed(
-    broken: Store, proxy: Proxy, bucket: S3Place
+    broken: CheckpointStore, proxy: Proxy, bucket: S3Place
 ) -> None:
     """If another process removes parts at the very moment of the commit, nothing is committed."""
     files = write_parts(broken, 1)
@@ -265,9 +269,9 @@ def test_a_server_without_tls_is_told(rclone: Server, credentials: None) -> None
         open_store(rclone.location().replace("http:", "https:")).newest()
 
 
-def _calls(store: Store) -> Iterator[Callable[[], object]]:
-    yield lambda: store.write(manifest(5), {"a": Part([b"a"], (0,))})
-    yield lambda: store.write_part(5, 1, "a", Part([b"a"], (0,)))
+def _calls(store: CheckpointStore) -> Iterator[Callable[[], object]]:
+    yield lambda: store.write(manifest(5), {"a": CheckpointFile([b"a"], (0,))})
+    yield lambda: store.write_part(5, 1, "a", CheckpointFile([b"a"], (0,)))
     yield store.newest
     yield store.keys
     yield lambda: store.find(1, 1)

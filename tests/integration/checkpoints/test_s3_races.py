@@ -12,7 +12,7 @@ from stores.proxy import Proxy, Request
 from rekindle.checkpoints.pins import Pin
 from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.s3 import place
-from rekindle.checkpoints.store import Part, Store
+from rekindle.checkpoints.store import CheckpointFile, CheckpointStore
 from rekindle.errors import CheckpointError
 
 
@@ -34,7 +34,7 @@ def is_mark(method: str) -> Callable[[Request], bool]:
 
 
 def test_a_commit_before_what_is_left_over_is_abandoned(
-    broken: Store, proxy: Proxy, bucket: S3Place
+    broken: CheckpointStore, proxy: Proxy, bucket: S3Place
 ) -> None:
     """It is seen, and stays whole."""
     other = bucket.open()
@@ -54,7 +54,7 @@ def test_a_commit_before_what_is_left_over_is_abandoned(
 
 
 def test_a_commit_while_what_is_left_over_is_removed(
-    broken: Store, proxy: Proxy, bucket: S3Place
+    broken: CheckpointStore, proxy: Proxy, bucket: S3Place
 ) -> None:
     """It is refused: what it names is going."""
     other = bucket.open()
@@ -75,7 +75,7 @@ def test_a_commit_while_what_is_left_over_is_removed(
 
 
 def test_a_commit_and_a_removal_that_both_give_way(
-    broken: Store, proxy: Proxy, bucket: S3Place
+    broken: CheckpointStore, proxy: Proxy, bucket: S3Place
 ) -> None:
     """The commit fails, and the other process has left the files: the writer removes them."""
     put(bucket.open(), 9)
@@ -95,7 +95,9 @@ def test_a_commit_and_a_removal_that_both_give_way(
     assert bucket.files(4) == []
 
 
-def test_two_that_remove_what_is_left_over(broken: Store, proxy: Proxy, bucket: S3Place) -> None:
+def test_two_that_remove_what_is_left_over(
+    broken: CheckpointStore, proxy: Proxy, bucket: S3Place
+) -> None:
     """The mark of one is taken away by the other: it leaves alone what is there then."""
     other = bucket.open()
     put(other, 9)
@@ -131,7 +133,7 @@ def test_a_mark_that_somebody_has_left(bucket: S3Place, monkeypatch: pytest.Monk
 
 
 def test_a_checkpoint_pinned_while_another_prunes(
-    broken: Store, proxy: Proxy, bucket: S3Place
+    broken: CheckpointStore, proxy: Proxy, bucket: S3Place
 ) -> None:
     """Its pin stays, though the pruner had not known of the checkpoint when it began."""
     other = bucket.open()
@@ -148,7 +150,7 @@ def test_a_checkpoint_pinned_while_another_prunes(
 
 
 def test_a_pin_is_seen_before_the_manifest_goes(
-    broken: Store, proxy: Proxy, bucket: S3Place
+    broken: CheckpointStore, proxy: Proxy, bucket: S3Place
 ) -> None:
     """A pruner that is killed between two requests has not unmade a pinned checkpoint."""
     for step in (1, 2):
@@ -182,12 +184,12 @@ class Rereading(list[bytes]):
 def test_chunks_are_asked_for_once(bucket: S3Place) -> None:
     """What is sent is what was summed."""
     store = bucket.open()
-    entry = store.write_part(5, 1, "state", Part(Rereading(), (0,)))
+    entry = store.write_part(5, 1, "state", CheckpointFile(Rereading(), (0,)))
     store.commit(with_files(5, (entry,)))
     assert newest_step(bucket.open()) == 5
 
 
-def test_a_save_costs_the_same_after_many(broken: Store, proxy: Proxy) -> None:
+def test_a_save_costs_the_same_after_many(broken: CheckpointStore, proxy: Proxy) -> None:
     """Older checkpoints are not looked at again."""
     counts = []
     for step in range(1, 9):

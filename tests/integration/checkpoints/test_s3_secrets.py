@@ -16,7 +16,7 @@ from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.s3 import client as s3_client
 from rekindle.checkpoints.s3 import connect as s3_connect
-from rekindle.checkpoints.store import Part
+from rekindle.checkpoints.store import CheckpointFile
 from rekindle.errors import CheckpointError
 
 TOKEN = "marked-session-token"
@@ -97,7 +97,7 @@ def test_credentials_of_the_environment_come_first(
         bucket.open().newest()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", servers.ACCESS_KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", servers.SECRET_KEY)
-    assert bucket.open().write(manifest(1), {"a": Part([b"a"], (0,))}).existed
+    assert bucket.open().write(manifest(1), {"a": CheckpointFile([b"a"], (0,))}).existed
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):

@@ -23,7 +23,7 @@ from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.s3 import client as s3_client
 from rekindle.checkpoints.s3 import transfer as s3_upload
 from rekindle.checkpoints.s3.transfer import in_parallel
-from rekindle.checkpoints.store import Part, Store
+from rekindle.checkpoints.store import CheckpointFile, CheckpointStore
 from rekindle.errors import CheckpointError
 
 SIZE = 20 * 1000 + 7
@@ -32,7 +32,7 @@ SIZE = 20 * 1000 + 7
 @pytest.fixture
 def through(
     proxy: Proxy, bucket: S3Place, rclone: Server, monkeypatch: pytest.MonkeyPatch
-) -> Store:
+) -> CheckpointStore:
     """The store of `bucket`, through the proxy, with parts of 1,000 bytes and no patience."""
     monkeypatch.setattr(s3_upload, "PART", 1000)
     monkeypatch.setattr(s3_client, "PATIENCE_S", 0.0)
@@ -41,13 +41,13 @@ def through(
     return open_store(rclone.location(where.prefix, port=proxy.port))
 
 
-def part(seed: int = 0) -> Part:
+def part(seed: int = 0) -> CheckpointFile:
     data = random.Random(seed).randbytes(SIZE)
-    return Part([data[:1], b"", data[1:2500], data[2500:]], (0,))
+    return CheckpointFile([data[:1], b"", data[1:2500], data[2500:]], (0,))
 
 
 def test_an_upload_goes_on_where_it_was_broken_off(
-    through: Store, proxy: Proxy, bucket: S3Place
+    through: CheckpointStore, proxy: Proxy, bucket: S3Place
 ) -> None:
     """What the server has is not sent again, by whoever has the same bytes; nothing is left."""
     proxy.rule = lambda request: (
@@ -71,7 +71,7 @@ def test_an_upload_goes_on_where_it_was_broken_off(
 
 
 def test_other_bytes_do_not_go_on_with_an_upload(
-    through: Store, proxy: Proxy, bucket: S3Place
+    through: CheckpointStore, proxy: Proxy, bucket: S3Place
 ) -> None:
     """Another attempt with other bytes has its own object; what the first left goes when old."""
     proxy.rule = lambda request: Reset() if "partNumber=9" in request.path else None
@@ -87,7 +87,7 @@ def test_other_bytes_do_not_go_on_with_an_upload(
     assert content(found) == {"a": b"".join(part(seed=2).chunks)}
 
 
-def test_an_answer_that_is_lost_does_not_matter(through: Store, proxy: Proxy) -> None:
+def test_an_answer_that_is_lost_does_not_matter(through: CheckpointStore, proxy: Proxy) -> None:
     """An upload that was completed without our knowing is recognised."""
     lost = Reset(passed_on=True)
     proxy.rule = lambda request: (
@@ -101,7 +101,9 @@ def test_an_answer_that_is_lost_does_not_matter(through: Store, proxy: Proxy) ->
     assert proxy.parts() == 0
 
 
-def test_uploads_that_cannot_be_listed_are_begun_anew(through: Store, proxy: Proxy) -> None:
+def test_uploads_that_cannot_be_listed_are_begun_anew(
+    through: CheckpointStore, proxy: Proxy
+) -> None:
     """Without the right to list uploads, or a server that can, all is sent again."""
     proxy.rule = lambda request: (
         Answer(403, "AccessDenied")
@@ -119,7 +121,7 @@ def test_a_big_file_is_sent_and_proved_in_little_memory(bucket: S3Place) -> None
     data = memoryview(bytes(96 << 20))
     newest_step(store)  # so that all that is imported is
     tracemalloc.start()
-    store.write(manifest(1), {"a": Part([data], (0,))})
+    store.write(manifest(1), {"a": CheckpointFile([data], (0,))})
     written = tracemalloc.get_traced_memory()[1]
     tracemalloc.reset_peak()
     assert newest_step(bucket.open()) == 1

@@ -18,7 +18,7 @@ from training_jobs.record import Record
 from training_jobs.rows import paused
 from training_jobs.selection import soak_but
 
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Strategy
 from rekindle.training.data.sampler import StepSampler
@@ -96,7 +96,7 @@ def lose_for_good(job: Job, node: int, number: int, step: int) -> None:
 
 def is_lost_node(_: Ended, incident: journal.Incident) -> None:
     """The fault is the loss of the node."""
-    assert incident.cause.kind is Kind.NODE_LOST
+    assert incident.cause.kind is FaultKind.NODE_LOST
 
 
 SHRINK = {"strategies": (Strategy.SHRINK,), "check": is_lost_node}

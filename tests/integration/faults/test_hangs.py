@@ -20,7 +20,7 @@ from training_jobs.rows import fails, fails_with, paused
 from waiting import bound_s
 
 from rekindle import names
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Policy, Strategy
 
@@ -48,7 +48,7 @@ def hangs(kind: str, rank: int, step: int) -> Row:
         if kind != "stop":  # a stopped process does not answer
             assert "faults/injection.py" in incident.cause.traceback
 
-    cause = Kind.HANG, rank
+    cause = FaultKind.HANG, rank
     return Row(kind, step, (hold(step),), inject, replaced={rank}, cause=cause, check=is_named)
 
 
@@ -96,7 +96,7 @@ def compiles(step: int) -> Row:
     killed = Fault(1, "forward", step + 3, life=0)
     computes = Fault(1, "forward", do="compute", life=0, after=1)
     faults = hold(step), killed, computes
-    cause = Kind.PROCESS, 1
+    cause = FaultKind.PROCESS, 1
     return Row("a long compilation", step, faults, release, replaced={1}, cause=cause)
 
 
@@ -188,7 +188,7 @@ def test_a_script_without_a_session(job: Callable[..., Job], tmp_path: Path) -> 
     assert run.end().outcome == "succeeded", run.story()
     (incident,) = run.incidents()
     assert incident.strategy is Strategy.HANG_RESTART
-    assert (incident.cause.kind, incident.cause.rank) == (Kind.HANG, 1), incident.cause
+    assert (incident.cause.kind, incident.cause.rank) == (FaultKind.HANG, 1), incident.cause
     assert "untouched.py" in incident.cause.traceback
 
 
@@ -207,7 +207,7 @@ def test_twenty_hangs_of_each_kind(kind: str, job: Callable[..., Job]) -> None:
         rank = turn % 4
         run.inject(kind, rank=rank)
         seen = run.wait_event(journal.FaultSeen, count=turn + 1)
-        right += (seen.fault.kind, seen.fault.rank) == (Kind.HANG, rank)
+        right += (seen.fault.kind, seen.fault.rank) == (FaultKind.HANG, rank)
         records = [line["at"] for line in run.record.lines(rank)]
         seconds.append(seen.at - max(at for at in records if at < seen.at))
     print(f"{kind}: {right} of 20 named, decided after {min(seconds):.1f} to {max(seconds):.1f} s")

@@ -13,7 +13,7 @@ from training_jobs.rows import patient
 from waiting import bound_s
 
 from rekindle.errors import JobError
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Strategy
 
@@ -74,7 +74,7 @@ def stuck(how: str, step: int) -> Row:
         job.kill(1)
 
     def both(ended: Ended, incident: journal.Incident) -> None:
-        assert {fault.kind for fault in incident.faults} >= {Kind.PROCESS, Kind.STUCK}
+        assert {fault.kind for fault in incident.faults} >= {FaultKind.PROCESS, FaultKind.STUCK}
 
     fault = Fault(2, "forward", step, do=how, life=0)
     name = f"{how} of a rank that cannot leave its step"
@@ -135,16 +135,18 @@ PLAN = Plan(
             (
                 refusals(4),
                 slow(8),
-                injected("kill", 2, 14, replaced={2}, cause=(Kind.PROCESS, 2)),
-                injected("oom", 2, 20, named=False, replaced={2}, cause=(Kind.DEVICE_OOM, 2)),
-                injected("uce", 2, 26, strategies=(Strategy.RETRY,), cause=(Kind.DEVICE_MEMORY, 2)),
+                injected("kill", 2, 14, replaced={2}, cause=(FaultKind.PROCESS, 2)),
+                injected("oom", 2, 20, named=False, replaced={2}, cause=(FaultKind.DEVICE_OOM, 2)),
+                injected(
+                    "uce", 2, 26, strategies=(Strategy.RETRY,), cause=(FaultKind.DEVICE_MEMORY, 2)
+                ),
                 injected(
                     "torn-update",
                     2,
                     32,
                     named=False,
                     strategies=(Strategy.RETRY,),
-                    cause=(Kind.DEVICE_MEMORY, 2),
+                    cause=(FaultKind.DEVICE_MEMORY, 2),
                 ),
                 hang_while_others_leave(38),
                 stuck("stop", 44),
@@ -155,7 +157,7 @@ PLAN = Plan(
                     56,
                     strategies=(Strategy.RECOVER,),
                     replaced={2, 3},
-                    cause=(Kind.NODE_LOST, -1),
+                    cause=(FaultKind.NODE_LOST, -1),
                 ),
                 injected("exception", 1, 64, strategies=(Strategy.DUMP,)),
             ),

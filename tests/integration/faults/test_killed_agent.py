@@ -20,7 +20,7 @@ from waiting import LIMIT_S
 
 from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.retention import Retention
-from rekindle.checkpoints.store import Store
+from rekindle.checkpoints.store import CheckpointStore
 from rekindle.checkpoints.verifying import verify
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Policy
@@ -48,7 +48,7 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return server.location()
 
 
-def assert_sound(store: Store) -> int | None:
+def assert_sound(store: CheckpointStore) -> int | None:
     """Whatever was cut off: all that is committed is intact; the newest step of it."""
     committed = [seen for seen in store.survey() if not seen.unfinished]
     for seen in committed:
@@ -62,7 +62,9 @@ def assert_sound(store: Store) -> int | None:
     return newest
 
 
-def kill_again_and_again(run: Job, store: Store, kills: int, chance: random.Random) -> int:
+def kill_again_and_again(
+    run: Job, store: CheckpointStore, kills: int, chance: random.Random
+) -> int:
     """Kill the agent, in turn while it saves and while its ranks restore; how often it was saving.
 
     It saves after every step, so at any moment; what is random is the moment within it.

@@ -42,7 +42,7 @@ def end_twice(job: Job) -> list[str]:
     with (store / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         end(job)
-        job.wait_event(journal.LastWords)
+        job.wait_event(journal.FinalCheckpoint)
         end(job)
         job.end()
         return job.leftovers()

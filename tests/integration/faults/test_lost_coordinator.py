@@ -15,7 +15,7 @@ from training_jobs.plans import Attempt, Plan, Row, each_row
 from training_jobs.record import Record
 from training_jobs.rows import paused
 
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Policy, Strategy
 
@@ -61,7 +61,7 @@ def while_they_stand(run: Job) -> None:
     run.wait_event(journal.Decided, count=decided + 1)
 
 
-LOST = {"strategies": (Strategy.RETRY,), "cause": (Kind.COORDINATOR, -1)}
+LOST = {"strategies": (Strategy.RETRY,), "cause": (FaultKind.COORDINATOR, -1)}
 # Of the ranks that train on, each stands in step 8 until its generation is over.
 PLAN = Plan(
     "coordinator",
@@ -84,7 +84,7 @@ PLAN = Plan(
                     as_a_rank_dies,
                     strategies=None,
                     replaced={3},
-                    cause=(Kind.PROCESS, 3),
+                    cause=(FaultKind.PROCESS, 3),
                 ),
                 paused(
                     "killed while it recovers",

@@ -15,7 +15,7 @@ from training_jobs.record import Record
 from training_jobs.rows import NODE, patient, paused
 from waiting import bound_s
 
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 
 pytestmark = pytest.mark.timeout(400)  # the first test of a job waits for its end
@@ -25,7 +25,7 @@ WAITS_S = bound_s(2.0)  # for a node that does not come; also for the first ones
 
 def is_lost_node(_: Ended, incident: journal.Incident) -> None:
     """The fault is the loss of the node, not of what has broken with it."""
-    assert incident.cause.kind is Kind.NODE_LOST
+    assert incident.cause.kind is FaultKind.NODE_LOST
 
 
 def loses_two_steps_at_most(ended: Ended, last: journal.Incident) -> None:

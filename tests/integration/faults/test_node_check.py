@@ -20,14 +20,14 @@ from training_jobs.record import Record
 from waiting import wait_until
 
 from rekindle import names
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
-from rekindle.recovery.node_check.evidence import Limits, Part
+from rekindle.recovery.node_check.evidence import Measurement, NodeCheckLimits
 from rekindle.recovery.node_check.verdicts import Health
 from rekindle.training.node_check.serving import NAME
 
 # Nodes of one machine wait for each other, and two cores are never quiet.
-LIMITS = Limits(compute_factor=5.0, link_factor=5.0)
+LIMITS = NodeCheckLimits(compute_factor=5.0, link_factor=5.0)
 NODES = 4
 SLOW, KILLED, SPARE = "local-1", "local-2", "local-4"
 PACE_S = 0.03  # between two looks at all processes; a check takes much longer
@@ -55,7 +55,7 @@ def hosts(events: Events) -> set[str]:
 
 def assert_killed(incident: journal.Incident) -> None:
     """The incident is that of a node whose checkers were killed."""
-    assert incident.cause.kind is Kind.NODE
+    assert incident.cause.kind is FaultKind.NODE
     assert "The node is down." in incident.cause.message
     assert "SIGKILL" in incident.cause.message
 
@@ -142,7 +142,11 @@ def test_healthy_nodes_train(first: Events) -> None:
     healthy = found.keys() - {SLOW, KILLED}
     assert {found[host] for host in healthy} == {Health.HEALTHY}
     checked = [each for each in of(journal.NodeChecked, first) if each.host in healthy]
-    assert set(checked[0].verdict.seconds) == {Part.COMPUTE, Part.MEMORY, Part.LINK}
+    assert set(checked[0].verdict.seconds) == {
+        Measurement.COMPUTE,
+        Measurement.MEMORY,
+        Measurement.LINK,
+    }
     assert healthy < hosts(first)
     # No incident is about a healthy node; the last one is the script's.
     *incidents, last = journal.incidents(first)

@@ -12,7 +12,7 @@ from training_jobs.plans import Attempt, Plan, Row, each_row
 from training_jobs.rows import PASSING, killed, reported_late, retried, wrong_steps
 from waiting import bound_s
 
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Policy, Strategy
 
@@ -50,7 +50,7 @@ def hangs(kind: str, rank: int, step: int) -> Row:
         job.release(number)
 
     hold = Fault(0, "forward", step, do="pause", life=0)
-    return Row(kind, step, (hold,), inject, replaced={rank}, cause=(Kind.HANG, rank))
+    return Row(kind, step, (hold,), inject, replaced={rank}, cause=(FaultKind.HANG, rank))
 
 
 def ended_itself(ended: Ended, incident: journal.Incident) -> None:

@@ -17,7 +17,7 @@ from training_jobs.injection import Fault
 from training_jobs.job import STEPS, Job, pause_all
 
 from rekindle.errors import JobError
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Policy
 
@@ -150,7 +150,7 @@ def test_a_rank_that_did_not_join_a_collective_is_named(job: Callable[..., Job])
     run.profile("communication")
     run.release_all()
     seen = run.wait_event(journal.FaultSeen).fault
-    assert (seen.kind, seen.rank) == (Kind.HANG, 2)
+    assert (seen.kind, seen.rank) == (FaultKind.HANG, 2)
     which = r"all_reduce no\. \d of default_group in step 9"
     assert re.search(rf"ranks 0, 1, 3 in {which}, which rank 2 did not join", seen.traceback)
     assert run.end().outcome == "succeeded", run.story()

@@ -10,7 +10,7 @@ from training_jobs.injection import Fault
 from training_jobs.plans import Attempt, Plan, Row, each_row
 from training_jobs.rows import EVERY, PASSING, at_once, patient, retried
 
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Strategy
 
@@ -50,7 +50,7 @@ def while_state_is_sent(name: str, rank: int, place: str, step: int, replaced: s
     """A second device fails in the middle of the recovery."""
 
     def of_devices(ended: Ended, incident: journal.Incident) -> None:
-        assert {fault.kind for fault in incident.faults} >= {Kind.DEVICE_MEMORY}
+        assert {fault.kind for fault in incident.faults} >= {FaultKind.DEVICE_MEMORY}
 
     faults = fault(1, "forward", step, "uce"), fault(rank, place, None, "uce", after=1)
     return Row(name, step, faults, strategies=None, replaced=replaced, check=of_devices)
@@ -66,7 +66,7 @@ def that_a_retry_does_not_end(how: str, step: int) -> Row:
 def beyond_repair(ended: Ended, incident: journal.Incident) -> None:
     """The rank reports the memory first, and the device when the repair has failed."""
     of_rank = [fault.kind for fault in incident.faults if fault.rank == 3]
-    assert of_rank == [Kind.DEVICE_MEMORY, Kind.DEVICE]
+    assert of_rank == [FaultKind.DEVICE_MEMORY, FaultKind.DEVICE]
     assert incident.strategy is Strategy.RECOVER_IN_PLACE
 
 

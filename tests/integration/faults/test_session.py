@@ -20,7 +20,7 @@ from waiting import run_command
 
 from rekindle import names
 from rekindle.errors import SessionError
-from rekindle.training.torch import Part, Session, StepSampler
+from rekindle.training.torch import MicroBatch, Session, StepSampler
 from rekindle.training.torch.data import random_streams as rng
 
 
@@ -83,7 +83,7 @@ def test_one_part_is_the_whole_step(model: torch.nn.Module) -> None:
         with session_of(model, sampler=sampler, keep_global_batch=keep) as session:
             for step in session.steps(2):
                 with step:
-                    expected = [Part(sampler.indices(), 1.0)]
+                    expected = [MicroBatch(sampler.indices(), 1.0)]
                     assert list(step.parts()) == expected
         assert sampler.position == 6
 
@@ -102,7 +102,7 @@ def test_several_parts_have_the_shares_of_the_full_world(
     for rank, (part, number) in enumerate(drawn):
         rng.begin_step(5, rank, 0)
         assert number == torch.rand(1).item()
-        assert part == Part([3 * rank, 3 * rank + 1, 3 * rank + 2], 1 / 3)
+        assert part == MicroBatch([3 * rank, 3 * rank + 1, 3 * rank + 2], 1 / 3)
 
 
 def test_indices_are_refused_where_there_may_be_parts(model: torch.nn.Module) -> None:

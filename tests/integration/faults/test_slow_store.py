@@ -17,7 +17,7 @@ from training_jobs.job import Job
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.files import locked
 from rekindle.checkpoints.retention import Retention
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 
 RANKS = 2
@@ -95,7 +95,7 @@ def test_what_a_full_disk_refuses(troubled: Job) -> None:
     assert 20 in failed(troubled)
     assert {*failed(troubled)} <= {16, 20}
     faults = [event.fault for event in troubled.events_of(journal.CheckpointFailed)]
-    assert all(fault.kind is Kind.STORAGE for fault in faults)
+    assert all(fault.kind is FaultKind.STORAGE for fault in faults)
     assert all("raise the limit on file sizes" in fault.message for fault in faults)
     assert len(troubled.incidents()) == len(faults)
 

@@ -34,23 +34,23 @@ class Command:
         self.mark = uuid.uuid4().hex
         self.job = folder / "home" / "jobs" / "job"
         self.record = Record(folder, STEPS, self.job / "metrics")
-        self.before = 0  # events of the ledger before the newest start
+        self.before = 0  # events of the journal before the newest start
 
     def start(self, *faults: Fault) -> subprocess.Popen[str]:
         """Start it, or start it again."""
         write_faults(self.folder, list(faults))
-        self.before = len(self.ledger())
+        self.before = len(self.journal())
         return rekindle_run(self.folder, mark=self.mark, options=OPTIONS)
 
-    def ledger(self) -> list[dict[str, object]]:
-        """Read the ledger as it is."""
-        path = self.job / "ledger.jsonl"
+    def journal(self) -> list[dict[str, object]]:
+        """Read the journal as it is."""
+        path = self.job / "journal.jsonl"
         text = path.read_text() if path.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def events(self, kind: str) -> list[dict[str, object]]:
         """Return the events of this kind since the newest start."""
-        return [event for event in self.ledger()[self.before :] if event["type"] == kind]
+        return [event for event in self.journal()[self.before :] if event["type"] == kind]
 
     def wait_event(self, kind: str) -> None:
         """Wait for an event of this kind."""
@@ -169,7 +169,7 @@ class Story:
             output,
             marked_processes(self.command.mark),
             self.command.newest(),
-            self.command.ledger()[-1],
+            self.command.journal()[-1],
         )
         if stop is not None:
             self.stopped[stop] = self.end
@@ -209,7 +209,7 @@ def test_stopped(
     if stop.name == "in a step":
         assert found.newest > 0
     if found.formed:  # the next start was not stopped before its ranks had met
-        assert found.formed[0] == max(found.newest, 0), story.command.ledger()
+        assert found.formed[0] == max(found.newest, 0), story.command.journal()
 
 
 @pytest.mark.parametrize("stops", [STOPS, pytest.param(MORE, marks=pytest.mark.soak)])

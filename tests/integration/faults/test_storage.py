@@ -16,7 +16,7 @@ from training_jobs.memory import damage_snapshots
 from training_jobs.plans import Attempt, Plan, Row, each_row
 from training_jobs.rows import paused
 
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 
 RANKS, NODES, STEPS = 2, 2, 180
@@ -174,7 +174,7 @@ def test_the_node_that_cannot_restore_is_named(ended_of: EndedOf) -> None:
     """Its snapshot is damaged, and another node's is used."""
     ended = ended_of(PLAN)
     faults = [fault for incident in ended.incidents_of(ROWS[1]) for fault in incident.faults]
-    assert (Kind.RESTORE, 0) in [(fault.kind, fault.node) for fault in faults]
+    assert (FaultKind.RESTORE, 0) in [(fault.kind, fault.node) for fault in faults]
 
 
 def test_the_training_is_that_of_an_undisturbed_run(

@@ -21,11 +21,11 @@ from training_jobs.plans import Attempt, Plan, Row
 
 from rekindle import names
 from rekindle.profiling.findings import Slow
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.faults.straggler_precision import Precision, precision
 from rekindle.recovery.faults.stragglers import Examined, Slowed
 from rekindle.recovery.journal import journal
-from rekindle.recovery.node_check.evidence import Limits
+from rekindle.recovery.node_check.evidence import NodeCheckLimits
 from rekindle.recovery.node_check.verdicts import Health
 from rekindle.recovery.policy.policy import Policy, Stragglers, Strategy
 
@@ -35,7 +35,7 @@ STEPS = 200
 # look: a much shorter time than this would cost the steps that tell what is usual.
 FLUSH_S = 3.0
 PRODUCT_S, LONGER_S = 0.015, 0.06
-LIMITS = Limits(compute_factor=5.0, link_factor=5.0)  # two cores are never quiet
+LIMITS = NodeCheckLimits(compute_factor=5.0, link_factor=5.0)  # two cores are never quiet
 BUSY_NODE, SLOW_NODE = 1, 2  # each has one rank, and the host of its number
 SLOW_HOST = "local-2"
 
@@ -90,7 +90,7 @@ def is_replaced(ended: Ended, incident: journal.Incident | None) -> None:
     assert verdicts.pop(SLOW_HOST) is Health.STRAGGLER
     assert set(verdicts.values()) == {Health.HEALTHY}
     assert ended.incidents == [incident]
-    assert ended.incidents[0].cause.kind is Kind.STRAGGLER
+    assert ended.incidents[0].cause.kind is FaultKind.STRAGGLER
     assert precision(ended.events).right == 1
     lives = [len(job.record.lives(rank)) for rank in range(RANKS)]
     assert lives == [1 + (rank == SLOW_NODE) for rank in range(RANKS)]

@@ -13,7 +13,7 @@ from training_jobs.job import Job
 from training_jobs.plans import Attempt, Plan, Row, each_row
 from training_jobs.rows import EVERY, fails, fails_with, patient
 
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Strategy
 
@@ -69,7 +69,7 @@ def like_a_link(what: str, step: int) -> Row:
         step,
         (Fault(1, "forward", step, do=what, life=0),),
         strategies=(Strategy.RETRY,),
-        cause=(Kind.LINK, 1),
+        cause=(FaultKind.LINK, 1),
     )
 
 
@@ -95,7 +95,7 @@ def broken_by_a_peer(step: int) -> Row:
     over = Fault(2, "forward", step, do="over", life=0)
     raises = Fault(2, "forward", step, do="raise", life=0, after=1)
     name = "error of one rank after the kill of another"
-    return Row(name, step, (over, raises), kill, replaced={1}, cause=(Kind.PROCESS, 1))
+    return Row(name, step, (over, raises), kill, replaced={1}, cause=(FaultKind.PROCESS, 1))
 
 
 DDP = Plan(

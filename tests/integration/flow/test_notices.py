@@ -1,4 +1,4 @@
-"""Notices: Prefect may be slow or away, and the job's supervision does not wait for it."""
+"""PrefectNotifier: Prefect may be slow or away, and the job's supervision does not wait for it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from servers import serving
 
 from rekindle.recovery.journal.journal import FirstStep, Progress
 from rekindle.tasks.prefect_api import notifier as notices
-from rekindle.tasks.prefect_api.notifier import Notices
+from rekindle.tasks.prefect_api.notifier import PrefectNotifier
 
 
 def test_a_server_that_never_answers_keeps_nobody_waiting(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """Notices are taken while Prefect hangs, and closing ends, though the answer never comes."""
+    """The notifier takes notices while Prefect hangs, and close() ends without an answer."""
     monkeypatch.setattr(notices, "_FLUSH_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/api"
@@ -68,7 +68,7 @@ def test_what_was_told_is_not_told_again(
     monkeypatch.setattr(notices, "emit_event", lambda *_, payload, **__: emitted.append(payload))
     with temporary_settings({PREFECT_API_URL: prefect_api}):
         for first, last in ((1, 3), (1, 5)):
-            with Notices(
+            with PrefectNotifier(
                 job_id="train-1",
                 flow_run_id=uuid.uuid4(),
                 flow_run_name="calm-owl",
@@ -99,7 +99,7 @@ def refusing_server() -> Iterator[tuple[str, list[str]]]:
 
 def _tell_much(log: logging.Logger, told_file: Path, count: int = 1000) -> None:
     """Tell as much as a lively hour brings, and close."""
-    with Notices(
+    with PrefectNotifier(
         job_id="train-1",
         flow_run_id=uuid.uuid4(),
         flow_run_name="calm-owl",

@@ -18,9 +18,9 @@ from prefect_side import ending_jobs, process, serve
 from rekindle.recovery.journal.journal import (
     Checkpointed,
     Ended,
+    FinalCheckpoint,
     Formed,
     JobStarted,
-    LastWords,
     NodeJoined,
 )
 
@@ -55,7 +55,7 @@ def a_cancelled_job_is_stopped_and_a_retry_waits_for_its_last_words(job: Trainin
         written = max(e.step for e in run.history() if isinstance(e, Checkpointed))
         run.until(lambda: run.status().finished >= written + 9, "snapshots are newer than that")
         run.cancel()
-        run.until(lambda: run.count(LastWords) == 1, "last words begin")
+        run.until(lambda: run.count(FinalCheckpoint) == 1, "last words begin")
         assert run.until_final().name == "Cancelled"
         run.retry()
         run.until(lambda: "Running" in run.task_states("launch"), "the retry looks for the job")
@@ -65,7 +65,7 @@ def a_cancelled_job_is_stopped_and_a_retry_waits_for_its_last_words(job: Trainin
     assert ended.outcome == "stopped"
     assert ended.reason.startswith("stopped by the cancellation of flow run")
     assert [e.attempt for e in run.history() if isinstance(e, JobStarted)] == [1, 2]
-    left = next(e for e in run.history() if isinstance(e, LastWords) and e.path)
+    left = next(e for e in run.history() if isinstance(e, FinalCheckpoint) and e.path)
     assert job.newest(Formed).step == left.step > written
     run.until(lambda: run.task_states("restore") == ["Completed"], "the restore is told")
 

@@ -13,9 +13,9 @@ import pytest
 from mindspore_jobs.job import PYTHON, ROOT, needs_mindspore
 from repository import SUPPORT
 
-from rekindle.protocol.node_check import Done, Open, Said, Work
+from rekindle.protocol.node_check import DeviceWork, Done, Open, Said
 from rekindle.rank.channel import MAX_MESSAGE
-from rekindle.recovery.node_check.evidence import Part, lacks_memory
+from rekindle.recovery.node_check.evidence import Measurement, lacks_memory
 
 pytestmark = [needs_mindspore, pytest.mark.timeout(120)]
 SCRIPT = SUPPORT / "mindspore_jobs" / "check.py"
@@ -66,7 +66,7 @@ def heard(line: socket.socket) -> Said:
 def answer(line: socket.socket) -> Done:
     """What a checker says that is to measure its device."""
     assert isinstance(heard(line), Open)
-    line.send(msgspec.msgpack.encode(Work(serial=7)))
+    line.send(msgspec.msgpack.encode(DeviceWork(serial=7)))
     done = heard(line)
     assert isinstance(done, Done)
     assert done.serial == 7
@@ -77,7 +77,7 @@ def test_a_device_is_measured(lines: Lines) -> None:
     """A product and a copy, whose results are right."""
     done = answer(lines["sound"])
     assert done.error == ""
-    assert done.seconds.keys() == {Part.COMPUTE, Part.MEMORY}
+    assert done.seconds.keys() == {Measurement.COMPUTE, Measurement.MEMORY}
     assert all(0 < seconds < 1 for seconds in done.seconds.values())
 
 

@@ -10,7 +10,7 @@ from mindspore_jobs.job import MindSporeJob, assert_same, assert_same_results, n
 
 from rekindle.protocol.agent import InjectionKind
 from rekindle.recovery.journal import journal
-from rekindle.recovery.node_check.evidence import Part
+from rekindle.recovery.node_check.evidence import Measurement
 from rekindle.recovery.node_check.verdicts import Health, NodeChecked
 from rekindle.recovery.policy.policy import Strategy
 
@@ -58,7 +58,11 @@ def test_a_lost_node_costs_no_step(tmp_path: Path, baseline: Baseline) -> None:
     checked = job.events_of(NodeChecked)
     assert len(checked) >= 2, job.story()
     assert {each.verdict.health for each in checked} == {Health.HEALTHY}, job.story()
-    assert set(checked[0].verdict.seconds) >= {Part.COMPUTE, Part.MEMORY, Part.LINK}
+    assert set(checked[0].verdict.seconds) >= {
+        Measurement.COMPUTE,
+        Measurement.MEMORY,
+        Measurement.LINK,
+    }
     decided = [each.strategy for each in job.events_of(journal.Decided)]
     assert decided[-1] is Strategy.RESTART, job.story()
     assert [each.steps_lost for each in job.incidents()] == [0], job.story()

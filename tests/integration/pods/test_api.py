@@ -18,7 +18,7 @@ from rekindle.engines.kubernetes.client.errors import (
     InvalidError,
     MissingObjectError,
 )
-from rekindle.engines.kubernetes.client.informer import Follower
+from rekindle.engines.kubernetes.client.informer import Informer
 from rekindle.errors import UsageError
 
 pytestmark = pytest.mark.timeout(300)  # a cluster
@@ -104,7 +104,7 @@ class Seen:
     """What a follower has told."""
 
     def __init__(self, api: Api) -> None:
-        self.follower = Follower(api, MAPS, labels="test=yes")
+        self.follower = Informer(api, MAPS, labels="test=yes")
         self.told: list[tuple[str, str, bool]] = []
         self._news = threading.Condition()
         self._thread = threading.Thread(target=self._follow)

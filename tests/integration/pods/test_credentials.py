@@ -17,7 +17,7 @@ from stores.servers import certificate
 
 from rekindle.engines.kubernetes.client.api import Api, load
 from rekindle.engines.kubernetes.client.errors import ApiError, ForbiddenError
-from rekindle.engines.kubernetes.client.informer import Follower
+from rekindle.engines.kubernetes.client.informer import Informer
 from rekindle.errors import UsageError
 
 pytestmark = pytest.mark.timeout(300)  # a cluster
@@ -152,7 +152,7 @@ def _watched(api: Api, path: str) -> int:
 def test_a_follower_outlives_its_token(someone: Someone, loaded: Callable[[str], Api]) -> None:
     """What changes is told on, whoever it is that asks by now."""
     api = loaded(someone.kubeconfig(token_in_file(someone)))
-    follower = Follower(api, someone.maps)
+    follower = Informer(api, someone.maps)
     changes = follower.changes()
     api.create(someone.maps, {"metadata": {"name": "a"}})
     assert next(changes)[0]["metadata"]["name"] == "a"

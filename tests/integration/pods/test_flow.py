@@ -21,7 +21,7 @@ from rekindle import names
 from rekindle.engines.kubernetes.client.api import load
 from rekindle.engines.kubernetes.engine import KubernetesEngine
 from rekindle.engines.kubernetes.labels import slug
-from rekindle.engines.kubernetes.manifests.settings import Pods
+from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
 from rekindle.errors import JobError
 from rekindle.recovery.journal.journal import Ended, JobStarted
 
@@ -64,7 +64,7 @@ def holder(run: FlowRun, cluster: Simulated) -> str:
         return ""
     api = load(str(cluster.kubeconfig))
     try:
-        engine = KubernetesEngine(run.directory, Pods(image="training"), api)
+        engine = KubernetesEngine(run.directory, KubernetesSettings(image="training"), api)
         return engine.client(endpoint).status().holder
     except JobError:
         return ""

@@ -14,25 +14,25 @@ from cluster.launch import Simulated
 from rekindle.engines.host_log import HostLog
 from rekindle.engines.kubernetes.client.api import Api, load
 from rekindle.engines.kubernetes.labels import HOSTS
-from rekindle.engines.kubernetes.manifests.settings import Pods
+from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
 from rekindle.engines.kubernetes.placement import host_log
 from rekindle.engines.kubernetes.placement.host_log import MOST_BYTES, ClusterHostLog
 from rekindle.engines.kubernetes.placement.quarantine import Hosts
 from rekindle.errors import JobError
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal.host_history import (
     HostChecked,
     HostFault,
     HostIsolated,
     HostReleased,
 )
-from rekindle.recovery.node_check.evidence import Part
+from rekindle.recovery.node_check.evidence import Measurement
 from rekindle.recovery.node_check.verdicts import Health
 
 pytestmark = pytest.mark.timeout(300)  # a cluster
 
 MAPS = "/api/v1/namespaces/default/configmaps"
-PODS = Pods(image="training")
+PODS = KubernetesSettings(image="training")
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def broke(host: str, number: int, message: str = "it is gone") -> HostFault:
         at=float(number),
         source=f"job#{number}",
         job_id="job",
-        kind=Kind.NODE_LOST,
+        kind=FaultKind.NODE_LOST,
         message=message,
     )
 
@@ -163,7 +163,7 @@ def test_a_full_log_keeps_what_parts_have_taken_at_best(
             at=float(number),
             source=f"job#{number}",
             health=Health.HEALTHY,
-            seconds={Part.COMPUTE: 1.01**number},
+            seconds={Measurement.COMPUTE: 1.01**number},
         )
         log.append(check)
     host = log.hosts()["a"]

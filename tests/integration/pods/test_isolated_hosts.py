@@ -15,9 +15,9 @@ from training_jobs.pod_rows import Row, Story, let_go, pauses, run_rows
 from training_jobs.pods import PodJob, new_namespace, pod_job
 from training_jobs.record import Record
 
-from rekindle.engines.kubernetes.manifests.settings import Isolation
+from rekindle.engines.kubernetes.manifests.settings import IsolationMode
 from rekindle.engines.kubernetes.placement.quarantine import holds, mark_on
-from rekindle.recovery.faults.classification import Sign, Source
+from rekindle.recovery.faults.classification import EventSource, HealthEvent
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.recovery.policy.policy import Policy, Strategy
@@ -29,7 +29,7 @@ ISOLATES = Policy(
     strategies=(Strategy.RESCHEDULE_JOB_ISOLATED,), max_reschedules=3, max_reschedules_in_row=3
 )
 REPAIRS = Policy(strategies=(Strategy.RECOVER,))
-OFF_THE_BUS = Sign(source=Source.XID, what="79", node=1, device=0, by="a test")
+OFF_THE_BUS = HealthEvent(source=EventSource.XID, what="79", node=1, device=0, by="a test")
 
 
 def leave_schedulable(cluster: Simulated, *hosts: str) -> None:
@@ -109,7 +109,7 @@ def first(
         "namespace": space,
         "policy": ISOLATES,
         "checkpoint_every": 5,
-        "pods": {"isolated_hosts": Isolation.TAINT},
+        "pods": {"isolated_hosts": IsolationMode.TAINT},
         "kubeconfig": cluster.kubeconfig_for(token, folder / "config", space),
     }
     with pod_job(folder, cluster, *pauses([TAINTED]), **settings) as run:
@@ -151,7 +151,7 @@ def test_the_cluster_keeps_everybody_off_it(first: Story, cluster: Simulated) ->
     """With the rights of deploy/nodes the node is tainted; its mark outlives the job."""
     noted = first.of(TAINTED).noted
     assert noted.held
-    assert (noted.mark.by, noted.mark.how) == ("job", Isolation.TAINT)
+    assert (noted.mark.by, noted.mark.how) == ("job", IsolationMode.TAINT)
     assert mark_on(cluster.get(f"/api/v1/nodes/{noted.bad}")) == noted.mark
 
 

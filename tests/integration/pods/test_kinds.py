@@ -18,15 +18,15 @@ from training_jobs.selection import soak_but
 
 from rekindle.engines.kubernetes.manifests.kinds.base import Following
 from rekindle.engines.kubernetes.manifests.render import adapter
-from rekindle.engines.kubernetes.manifests.settings import Kind
-from rekindle.recovery.faults.classification import Sign, Source
+from rekindle.engines.kubernetes.manifests.settings import WorkloadKind
+from rekindle.recovery.faults.classification import EventSource, HealthEvent
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 pytestmark = pytest.mark.timeout(300)
 
-OFF_THE_BUS = Sign(source=Source.XID, what="79", node=1, device=0, by="a test")
+OFF_THE_BUS = HealthEvent(source=EventSource.XID, what="79", node=1, device=0, by="a test")
 ISOLATED, SAME = Strategy.RESCHEDULE_JOB_ISOLATED, Strategy.RESCHEDULE_JOB
 
 
@@ -74,7 +74,7 @@ PLACED = Row(16, the_job_is_rescheduled)
 class Case:
     """A kind, and how its job is rescheduled in the end; None: not at all."""
 
-    kind: Kind
+    kind: WorkloadKind
     by: Strategy | None = None
 
     def __str__(self) -> str:
@@ -99,18 +99,18 @@ class Case:
         return Policy(strategies=allowed, max_recoveries=recovered, **limits)
 
 
-def _possible(kind: Kind, by: Strategy | None) -> bool:
+def _possible(kind: WorkloadKind, by: Strategy | None) -> bool:
     return by is not SAME or adapter(kind).suspend_patch() is not None
 
 
-KINDS = [kind for kind in Kind if kind is not Kind.INDEXED_JOB]
+KINDS = [kind for kind in WorkloadKind if kind is not WorkloadKind.INDEXED_JOB]
 CASES = [Case(kind, by) for kind in KINDS for by in (None, ISOLATED, SAME) if _possible(kind, by)]
 ALWAYS = (
-    Case(Kind.JOBSET),
-    Case(Kind.VOLCANO_JOB),
-    Case(Kind.ASCENDJOB, ISOLATED),
-    Case(Kind.TRAINJOB, ISOLATED),
-    Case(Kind.PYTORCHJOB, SAME),
+    Case(WorkloadKind.JOBSET),
+    Case(WorkloadKind.VOLCANO_JOB),
+    Case(WorkloadKind.ASCENDJOB, ISOLATED),
+    Case(WorkloadKind.TRAINJOB, ISOLATED),
+    Case(WorkloadKind.PYTORCHJOB, SAME),
 )
 
 

@@ -15,20 +15,20 @@ from training_jobs.pods import PodJob, new_namespace, pod_job
 from training_jobs.record import Record
 
 from rekindle import names
-from rekindle.engines.kubernetes.manifests.settings import Isolation
+from rekindle.engines.kubernetes.manifests.settings import IsolationMode
 from rekindle.engines.kubernetes.placement import placement as placing
 from rekindle.engines.kubernetes.placement.quarantine import NODES
-from rekindle.recovery.faults.classification import Sign, Source
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.classification import EventSource, HealthEvent
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.faults.tables.verdict import Urgency
 from rekindle.recovery.journal import journal
-from rekindle.recovery.node_check.evidence import Limits
+from rekindle.recovery.node_check.evidence import NodeCheckLimits
 from rekindle.recovery.node_check.verdicts import Health, NodeChecked
 from rekindle.recovery.policy.policy import Strategy
 
 pytestmark = pytest.mark.timeout(300)
 
-OFF_THE_BUS = Sign(source=Source.XID, what="79", node=1, device=0, by="a test")
+OFF_THE_BUS = HealthEvent(source=EventSource.XID, what="79", node=1, device=0, by="a test")
 RESET = "80C78008"  # RestartNPU
 
 
@@ -102,7 +102,7 @@ ROWS = (PRESSURE, DEADLOCK, LEFT, LOST)
 @pytest.fixture(scope="module")
 def story(cluster: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     """The job of these rows: no spare, one node on a host, isolated hosts are cordoned."""
-    pods = {"isolated_hosts": Isolation.CORDON, "anti_affinity": True}
+    pods = {"isolated_hosts": IsolationMode.CORDON, "anti_affinity": True}
     folder = tmp_path_factory.mktemp("run")
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -125,7 +125,7 @@ def test_a_condition_that_ends_a_node(story: Story) -> None:
     """The node is replaced; the new one is on another host."""
     facts = story.of(DEADLOCK)
     first = facts.incidents[0]
-    assert (first.cause.kind, first.strategy) == (Kind.NODE, Strategy.RECOVER)
+    assert (first.cause.kind, first.strategy) == (FaultKind.NODE, Strategy.RECOVER)
     assert first.cause.node == 1
     assert facts.of(journal.NodeJoined)[-1].host != facts.noted
 
@@ -205,7 +205,7 @@ def spared(cluster: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Iter
     folder = tmp_path_factory.mktemp("run")
     settings: dict[str, Any] = {
         "spares": 1,
-        "checked": Limits(compute_factor=20.0, link_factor=20.0),
+        "checked": NodeCheckLimits(compute_factor=20.0, link_factor=20.0),
         "pods": {"device": RESOURCE},
     }
     with (
@@ -246,7 +246,7 @@ def test_a_chip_that_has_to_be_reset(spared: Story) -> None:
     told = [(sign.gone, sign.by) for sign in seen]
     assert told == [(False, "mindcluster"), (True, "its healing")]
     (incident,) = facts.incidents
-    assert (incident.cause.kind, incident.cause.code) == (Kind.DEVICE, RESET)
+    assert (incident.cause.kind, incident.cause.code) == (FaultKind.DEVICE, RESET)
     assert (incident.cause.node, incident.cause.device) == (1, 1)
     assert incident.cause.host == facts.noted
 

@@ -21,16 +21,16 @@ from waiting import LIMIT_S, bound_s, wait_until
 from rekindle import names
 from rekindle.engines.kubernetes import engine
 from rekindle.errors import JobError
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
-from rekindle.recovery.node_check.evidence import Limits
+from rekindle.recovery.node_check.evidence import NodeCheckLimits
 from rekindle.recovery.node_check.verdicts import Health, NodeChecked
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 pytestmark = pytest.mark.timeout(300)
 
 ONE_RESTART = Policy(max_restarts=1, hang_timeout_s=LIMIT_S)
-LENIENT = Limits(compute_factor=20.0, link_factor=20.0)
+LENIENT = NodeCheckLimits(compute_factor=20.0, link_factor=20.0)
 
 
 def a_rank_is_killed(run: PodJob) -> None:
@@ -103,7 +103,7 @@ def a_pod_is_evicted(run: PodJob) -> None:
     run.cluster.create(f"{run.objects_path}/pods/{pod}/eviction", eviction)
 
     def told() -> bool:
-        return any(e.fault.kind is Kind.EVICTION for e in run.events_of(journal.FaultSeen))
+        return any(e.fault.kind is FaultKind.EVICTION for e in run.events_of(journal.FaultSeen))
 
     run.wait(told, "the eviction in the journal")
     let_go(run)
@@ -179,7 +179,7 @@ def test_the_coordinator_is_lost_with_its_volume(story: Story) -> None:
     assert facts.noted.found[: len(facts.noted.known)] == facts.noted.known
     assert [e.attempt for e in story.events if isinstance(e, journal.JobStarted)] == [0]
     (incident,) = facts.incidents
-    assert (incident.cause.kind, incident.steps_lost) == (Kind.COORDINATOR, 0)
+    assert (incident.cause.kind, incident.steps_lost) == (FaultKind.COORDINATOR, 0)
 
 
 def test_a_deleted_pod(story: Story) -> None:
@@ -200,7 +200,7 @@ def test_a_deleted_pod(story: Story) -> None:
 def test_an_evicted_pod(story: Story) -> None:
     """The incident names the eviction, whichever of eviction and loss is reported first."""
     (incident,) = story.of(EVICTED).incidents
-    assert (incident.strategy, incident.cause.kind) == (Strategy.RECOVER, Kind.EVICTION)
+    assert (incident.strategy, incident.cause.kind) == (Strategy.RECOVER, FaultKind.EVICTION)
     assert "EvictionByEvictionAPI" in incident.cause.message
 
 

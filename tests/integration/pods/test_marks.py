@@ -17,8 +17,14 @@ from rekindle.cli.main import main
 from rekindle.engines.kubernetes.client.api import Api, load
 from rekindle.engines.kubernetes.client.errors import ForbiddenError
 from rekindle.engines.kubernetes.labels import HOSTS, ISOLATED
-from rekindle.engines.kubernetes.manifests.settings import Isolation, Pods
-from rekindle.engines.kubernetes.placement.quarantine import NODES, Hosts, Mark, Marks, mark_on
+from rekindle.engines.kubernetes.manifests.settings import IsolationMode, KubernetesSettings
+from rekindle.engines.kubernetes.placement.quarantine import (
+    NODES,
+    Hosts,
+    IsolationMark,
+    Quarantine,
+    mark_on,
+)
 from rekindle.errors import JobError
 from rekindle.recovery.journal.host_history import HostIsolated, HostReleased
 
@@ -29,7 +35,7 @@ PACE_S = 0.01  # between two writes of another
 DEFAULT = "/api/v1/namespaces/default"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 BAD = f"{NODES}/node-0"
-HOWS = pytest.mark.parametrize("how", [Isolation.CORDON, Isolation.TAINT])
+HOWS = pytest.mark.parametrize("how", [IsolationMode.CORDON, IsolationMode.TAINT])
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +68,10 @@ def isolated(number: int = 1, host: str = "node-0") -> HostIsolated:
     )
 
 
-def hosts(api: Api, folder: Path, how: Isolation, namespace: str = "default") -> Hosts:
-    return Hosts(api, Pods(image="i", isolated_hosts=how, namespace=namespace), folder)
+def hosts(api: Api, folder: Path, how: IsolationMode, namespace: str = "default") -> Hosts:
+    return Hosts(
+        api, KubernetesSettings(image="i", isolated_hosts=how, namespace=namespace), folder
+    )
 
 
 def is_free(cluster: Simulated) -> bool:
@@ -78,7 +86,7 @@ def why_it_waits(found: dict[str, Object]) -> str:
 
 @HOWS
 def test_nobody_lands_there_until_it_is_released(
-    how: Isolation, api: Api, cluster: Simulated, tmp_path: Path, command: Callable[..., str]
+    how: IsolationMode, api: Api, cluster: Simulated, tmp_path: Path, command: Callable[..., str]
 ) -> None:
     """Pods of others, too; the one that waits gets there when a person releases the node."""
     hosts(api, tmp_path, how).note(isolated())
@@ -86,10 +94,10 @@ def test_nobody_lands_there_until_it_is_released(
     other["spec"]["nodeSelector"] = {"kubernetes.io/hostname": "node-0"}
     cluster.create(f"{DEFAULT}/pods", other)
     told = cluster.until(f"{DEFAULT}/pods", why_it_waits)
-    assert ("were unschedulable" if how is Isolation.CORDON else ISOLATED) in told
+    assert ("were unschedulable" if how is IsolationMode.CORDON else ISOLATED) in told
     said = command("nodes")
     assert "isolated" in said
-    assert f"{'cordoned' if how is Isolation.CORDON else 'tainted'}\n" in said
+    assert f"{'cordoned' if how is IsolationMode.CORDON else 'tainted'}\n" in said
     assert "node-0: XID 79" in said
     assert command("release-node", "node-0") == "0 node-0 may be used again\n"
     assert is_free(cluster)
@@ -98,7 +106,7 @@ def test_nobody_lands_there_until_it_is_released(
 
 @HOWS
 def test_telling_it_again_changes_nothing(
-    how: Isolation, api: Api, cluster: Simulated, tmp_path: Path
+    how: IsolationMode, api: Api, cluster: Simulated, tmp_path: Path
 ) -> None:
     """Not the node, and not what a person has done to it since."""
     known = hosts(api, tmp_path, how)
@@ -116,10 +124,10 @@ def test_what_was_released_is_not_marked_when_it_is_told_late(
     api: Api, cluster: Simulated, tmp_path: Path, command: Callable[..., str]
 ) -> None:
     """By a flow that adopts the job, and tells its whole history."""
-    hosts(api, tmp_path, Isolation.AVOID).note(isolated())
+    hosts(api, tmp_path, IsolationMode.AVOID).note(isolated())
     assert is_free(cluster)
     command("release-node", "node-0")
-    hosts(api, tmp_path, Isolation.CORDON).note(isolated())
+    hosts(api, tmp_path, IsolationMode.CORDON).note(isolated())
     assert is_free(cluster)
 
 
@@ -127,14 +135,14 @@ def test_it_is_released_while_it_is_marked(
     api: Api, cluster: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The release stands."""
-    known = hosts(api, tmp_path, Isolation.CORDON)
-    put = Marks.put
+    known = hosts(api, tmp_path, IsolationMode.CORDON)
+    put = Quarantine.put
 
-    def released_just_then(self: Marks, host: str, mark: Mark) -> None:
+    def released_just_then(self: Quarantine, host: str, mark: IsolationMark) -> None:
         known._log.append(HostReleased(host=host, at=9.0, by="me"))
         put(self, host, mark)
 
-    monkeypatch.setattr(Marks, "put", released_just_then)
+    monkeypatch.setattr(Quarantine, "put", released_just_then)
     known.note(isolated())
     assert is_free(cluster)
 
@@ -143,7 +151,7 @@ def test_who_else_had_cordoned_it_has_it_cordoned(
     api: Api, cluster: Simulated, tmp_path: Path, command: Callable[..., str]
 ) -> None:
     cluster.patch(BAD, {"spec": {"unschedulable": True}})
-    hosts(api, tmp_path, Isolation.CORDON).note(isolated())
+    hosts(api, tmp_path, IsolationMode.CORDON).note(isolated())
     assert "cordoned by somebody else" in command("nodes")
     said = command("release-node", "node-0")
     assert said == "0 node-0 may be used again by jobs; it stays cordoned by somebody else\n"
@@ -166,7 +174,7 @@ def test_several_at_once(api: Api, cluster: Simulated, tmp_path: Path) -> None:
     def note(number: int) -> None:
         own = load(str(cluster.kubeconfig))
         try:
-            hosts(own, tmp_path / str(number), Isolation.TAINT).note(isolated(number))
+            hosts(own, tmp_path / str(number), IsolationMode.TAINT).note(isolated(number))
         except JobError as error:
             errors.append(error)
         finally:
@@ -182,7 +190,7 @@ def test_several_at_once(api: Api, cluster: Simulated, tmp_path: Path) -> None:
     join(beats)
     assert errors == []
     assert len(cluster.get(BAD)["spec"]["taints"]) == 1
-    Marks(api).take("node-0", "default")
+    Quarantine(api).take("node-0", "default")
     assert is_free(cluster)
 
 
@@ -190,7 +198,7 @@ def test_a_node_that_is_gone_or_made_anew(
     api: Api, cluster: Simulated, tmp_path: Path, command: Callable[..., str]
 ) -> None:
     """There is nothing to mark or to put back; jobs keep off its name until it is released."""
-    known = hosts(api, tmp_path, Isolation.CORDON)
+    known = hosts(api, tmp_path, IsolationMode.CORDON)
     known.note(isolated(host="node-9"))
     assert "no such node" in command("nodes")
     assert known.isolated() == ("node-9",)
@@ -230,12 +238,12 @@ def test_no_rights_on_nodes(
     )
     config = cluster.kubeconfig_for(cluster.token_for("flows"), tmp_path / "config")
     own = load(str(config))
-    known = hosts(own, tmp_path, Isolation.CORDON)
+    known = hosts(own, tmp_path, IsolationMode.CORDON)
     with pytest.raises(JobError, match=r"node-0 is isolated, but others may use it: .*no right to"):
         known.note(isolated())
     assert known.isolated() == ("node-0",)
     with pytest.raises(ForbiddenError):
-        list(Marks(own).nodes())
+        list(Quarantine(own).nodes())
     for words, status in ((["nodes"], 0), (["release-node", "node-0"], 1)):
         with pytest.raises(SystemExit) as end:
             main([*words, "--kubeconfig", str(config)])
@@ -255,7 +263,7 @@ def test_another_namespace_has_a_log_of_its_own(
 ) -> None:
     """A release there leaves our mark, and says who has it."""
     cluster.call("POST", "/api/v1/namespaces", {"metadata": {"name": "other"}})
-    hosts(api, tmp_path, Isolation.CORDON).note(isolated())
+    hosts(api, tmp_path, IsolationMode.CORDON).note(isolated())
     said = command("release-node", "node-0", namespace="other")
     assert "cordoned because of job job: rekindle release-node --namespace default" in said
     assert cluster.get(BAD)["spec"]["unschedulable"]
@@ -269,7 +277,7 @@ def test_a_name_that_no_node_has(
     name: str, api: Api, cluster: Simulated, tmp_path: Path, command: Callable[..., str]
 ) -> None:
     """It is no way to another node."""
-    known = hosts(api, tmp_path, Isolation.CORDON)
+    known = hosts(api, tmp_path, IsolationMode.CORDON)
     known.note(isolated())
     known.note(isolated(2, host=name))
     assert command("release-node", name).startswith("0 ")

@@ -13,8 +13,8 @@ from training_jobs.pods import PodJob, pod_job
 from training_jobs.record import Record
 
 from rekindle.engines.kubernetes.manifests.ascend import Ascend
-from rekindle.engines.kubernetes.manifests.settings import Kind, Recovery
-from rekindle.recovery.faults.classification import Source
+from rekindle.engines.kubernetes.manifests.settings import Recovery, WorkloadKind
+from rekindle.recovery.faults.classification import EventSource
 from rekindle.recovery.journal import journal
 
 pytestmark = pytest.mark.timeout(300)  # a cluster, and a job in its pods
@@ -30,7 +30,7 @@ def test_mindclusters_own_recovery(
     The job is not disturbed: it ends well, is the baseline to the bit, and leaves nothing.
     """
     folders = dict.fromkeys(("reset_config", "data_trace", "driver"), False)
-    settings = {"kind": Kind.ASCENDJOB, "device": RESOURCE, "ascend": Ascend(**folders)}
+    settings = {"kind": WorkloadKind.ASCENDJOB, "device": RESOURCE, "ascend": Ascend(**folders)}
     pods = settings | {"recovery": Recovery.MINDCLUSTER}
     with pod_job(tmp_path, cluster, *PAUSE_ALL, namespace=namespace, pods=pods) as run:
         recover(run)
@@ -53,7 +53,7 @@ def recover(run: PodJob) -> None:
     run.cluster.create(path, reset_config("job", space, **said))
     run.wait(lambda: run.events_of(journal.SignSeen), "the rank in the journal")
     (seen,) = run.events_of(journal.SignSeen)
-    assert (seen.sign.source, seen.sign.what) == (Source.MINDCLUSTER, "fault")
+    assert (seen.sign.source, seen.sign.what) == (EventSource.MINDCLUSTER, "fault")
     assert (seen.sign.node, seen.sign.device) == (1, 1)
     groups = f"/apis/scheduling.volcano.sh/v1beta1/namespaces/{space}/podgroups"
     (group,) = run.cluster.get(groups)["items"]

@@ -13,8 +13,8 @@ from waiting import bound_s
 
 from rekindle.engines.kubernetes.client.api import Api, load
 from rekindle.engines.kubernetes.placement.quarantine import NODES
-from rekindle.engines.kubernetes.watchers.node_watcher import REMOVED, NodeEyes
-from rekindle.recovery.faults.classification import Sign, Source
+from rekindle.engines.kubernetes.watchers.node_watcher import REMOVED, NodeWatcher
+from rekindle.recovery.faults.classification import EventSource, HealthEvent
 
 pytestmark = pytest.mark.timeout(300)  # a cluster
 
@@ -25,15 +25,15 @@ class Seen:
     """What is reported and told of a job with node 0 on node-0, node 1 on node-1."""
 
     def __init__(self, api: Api) -> None:
-        self.eyes = NodeEyes(api)
+        self.eyes = NodeWatcher(api)
         self.signs: list[tuple[int, str, bool]] = []
         self.told: list[str] = []
         self._news = threading.Condition()
         for number in (0, 1):
             self.eyes.joined(number, f"node-{number}")
 
-    def report(self, sign: Sign) -> None:
-        assert sign.source is Source.NODE_CONDITION
+    def report(self, sign: HealthEvent) -> None:
+        assert sign.source is EventSource.NODE_CONDITION
         assert sign.host.startswith("node-")
         with self._news:
             self.signs.append((sign.node, sign.what, sign.gone))

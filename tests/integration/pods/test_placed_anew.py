@@ -18,7 +18,7 @@ from waiting import bound_s
 from rekindle.engines.kubernetes.manifests.render import render
 from rekindle.engines.kubernetes.preflight.permissions import needed, useful
 from rekindle.errors import JobError
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.recovery.policy.policy import Policy
@@ -103,7 +103,7 @@ def test_no_room_for_another_pod(story: Story) -> None:
     """The wait has an end, and its reason names the pod that did not start."""
     noted = story.of(CROWDED).noted
     assert noted.outcome == RESCHEDULED
-    assert noted.fault.kind is Kind.SCHEDULING
+    assert noted.fault.kind is FaultKind.SCHEDULING
     waited = f"no node came as node 1 within {IMPATIENT.node_timeout_s:g} s: pod reason"
     assert f"{waited} Unschedulable" in noted.fault.message
 

@@ -17,7 +17,7 @@ from cluster.manifests import pod
 from waiting import wait_until
 
 from rekindle.engines.kubernetes.client.api import load
-from rekindle.engines.kubernetes.client.informer import Follower
+from rekindle.engines.kubernetes.client.informer import Informer
 from rekindle.engines.kubernetes.watchers import pod_logs
 from rekindle.engines.kubernetes.watchers.pod_logs import PodLogs
 
@@ -32,7 +32,7 @@ PROCESS = """
 import sys
 from pathlib import Path
 from rekindle.engines.kubernetes.client.api import load
-from rekindle.engines.kubernetes.client.informer import Follower
+from rekindle.engines.kubernetes.client.informer import Informer
 from rekindle.engines.kubernetes.watchers.pod_logs import PodLogs
 api = load(sys.argv[1])
 logs = PodLogs(api, Path(sys.argv[2]), sys.argv[3], "main")
@@ -49,7 +49,7 @@ class Reader:
         self.folder = folder
         self.told: list[str] = []
         self._api = load(str(kubeconfig), patience_s=20.0)
-        self._follower = Follower(self._api, PODS)
+        self._follower = Informer(self._api, PODS)
         self.logs = PodLogs(self._api, folder, PODS, "main")
 
     @contextlib.contextmanager

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from ranks import Rank, formed, run
 
-from rekindle.recovery.node_check.evidence import Part
+from rekindle.recovery.node_check.evidence import Measurement
 from rekindle.training.node_check import work
 from rekindle.training.node_check.torch_device import Bench
 from rekindle.training.node_check.work import WINDOWS
@@ -93,7 +93,7 @@ def test_a_value_that_is_wrong_is_seen_in_each_exchange(
 
 def test_a_device_that_works_is_measured() -> None:
     """Both of its parts, and what it takes is more than nothing."""
-    assert all(work.alone(SMALL)[part] > 0.0 for part in (Part.COMPUTE, Part.MEMORY))
+    assert all(work.alone(SMALL)[part] > 0.0 for part in (Measurement.COMPUTE, Measurement.MEMORY))
 
 
 def test_a_product_that_is_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,15 @@ import pytest
 from waiting import bound_s, result_of, wait_until
 
 from rekindle.errors import SessionError, StaleError
-from rekindle.protocol.heartbeat_page import Page
-from rekindle.rank.step_vote import HELLO_BYTES, STATE, Gate, Listener, PeerGoneError, Run
+from rekindle.protocol.heartbeat_page import HeartbeatPage
+from rekindle.rank.step_vote import (
+    HELLO_BYTES,
+    STATE,
+    Listener,
+    PeerGoneError,
+    RunIdentity,
+    StepVote,
+)
 
 T = TypeVar("T")
 
@@ -26,7 +33,7 @@ class World:
         self.size = size
         self.listeners = [Listener() for _ in range(size)]
         self.pool = ThreadPoolExecutor(max_workers=size)
-        self.gates: list[Gate] = []
+        self.gates: list[StepVote] = []
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
@@ -37,7 +44,7 @@ class World:
         """Form the gate of a generation on all ranks but those."""
         for gate in self.gates:
             gate.leave()
-        self.gates = [Gate(listener, None) for listener in self.listeners]
+        self.gates = [StepVote(listener, None) for listener in self.listeners]
         return [
             self.pool.submit(gate.form, generation, place, self.addresses)
             for place, gate in enumerate(self.gates)
@@ -124,9 +131,9 @@ def test_nobody_passes_before_all_have_come(four: World) -> None:
 def test_a_rank_that_waits_shows_it() -> None:
     """Its page says so while it waits, and not behind it."""
     world = World(2)
-    page = Page(Page.create("test"))
+    page = HeartbeatPage(HeartbeatPage.create("test"))
     try:
-        world.gates = [Gate(world.listeners[0], page), Gate(world.listeners[1], None)]
+        world.gates = [StepVote(world.listeners[0], page), StepVote(world.listeners[1], None)]
         formed = world.on_all(lambda place: world.gates[place].form(1, place, world.addresses))
         for each in formed:
             result_of(each)
@@ -163,8 +170,12 @@ def test_ranks_at_different_steps_are_refused(four: World) -> None:
 @pytest.mark.parametrize(
     ("mine", "theirs", "said"),
     [
-        ({"run": Run(30, 7)}, {"run": Run(29, 7)}, "30 steps and another one 29|29 .* 30"),
-        ({"run": Run(30, 7)}, {"run": Run(30, 8)}, "begun with other parameters"),
+        (
+            {"run": RunIdentity(30, 7)},
+            {"run": RunIdentity(29, 7)},
+            "30 steps and another one 29|29 .* 30",
+        ),
+        ({"run": RunIdentity(30, 7)}, {"run": RunIdentity(30, 8)}, "begun with other parameters"),
         ({"ends": True}, {}, "ended its training behind step 7"),
     ],
 )
@@ -188,7 +199,7 @@ def test_ranks_of_different_runs_are_refused(
 def test_all_end_behind_the_same_step(world: World) -> None:
     """The last word of all ranks, in a run of their own."""
     world.formed()
-    run = Run(30, 7)
+    run = RunIdentity(30, 7)
     ended = world.on_all(lambda at: world.gates[at].agree(30, can=True, ends=True, run=run))
     assert all(result_of(each) for each in ended)
 
@@ -214,7 +225,7 @@ def test_lines_of_earlier_generations_and_strangers_change_nothing(four: World) 
     """Who calls late, or speaks otherwise, is hung up on."""
     four.formed(5)
     host, port = four.addresses[0]
-    late = Gate(four.listeners[1], None)
+    late = StepVote(four.listeners[1], None)
     late._generation, late._place = 4, 1
     line = late.connect((host, port), 1)
     assert line.recv(1) == b""
@@ -237,7 +248,7 @@ def test_a_state_goes_over_a_line_of_its_own(four: World) -> None:
 
 def test_nobody_answers(four: World) -> None:
     """Whoever cannot be reached is named by its address."""
-    gate = Gate(four.listeners[0], None)
+    gate = StepVote(four.listeners[0], None)
     four.listeners[1].close()
     with pytest.raises(PeerGoneError, match=r"no rank answers at 127\.0\.0\.1:\d+"):
         gate.form(1, 0, four.addresses)

@@ -16,7 +16,7 @@ from waiting import bound_s, join, status_of, wait_asleep, wait_until
 
 from rekindle import names
 from rekindle.rank import snapshot_schedule as last_words
-from rekindle.rank.snapshot_schedule import LastWords, Moment
+from rekindle.rank.snapshot_schedule import FinalSnapshot, Moment
 
 
 class Pretended:
@@ -26,7 +26,7 @@ class Pretended:
         self.begun = 0
         self.kept: list[tuple[int, bool]] = []
         self.meanwhile: list[object] = []  # what happens while a state is copied, one by one
-        self.words: LastWords | None = None
+        self.words: FinalSnapshot | None = None
 
     def keep(self, moment: Moment) -> bool:
         """Copy, while something else happens, and look whether it is still that state."""
@@ -44,7 +44,7 @@ def rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pretended]
     monkeypatch.setenv(names.ENV_JOB_ID, tmp_path.name)
     made = Pretended()
     before = signal.signal(signal.SIGTERM, lambda *_: None)  # a script's own is left alone
-    made.words = LastWords(made, made.keep)
+    made.words = FinalSnapshot(made, made.keep)
     yield made
     signal.signal(signal.SIGTERM, before)
 
@@ -126,7 +126,7 @@ def test_one_rank_of_a_node_is_enough(rank: Pretended) -> None:
     """All have the same state; whoever comes second leaves it to the first."""
     end_step(rank, 4)
     other = Pretended()
-    other.words = LastWords(other, other.keep)
+    other.words = FinalSnapshot(other, other.keep)
     end_step(other, 4)
     rank.meanwhile = [other.words._say]
     rank.words._say()
@@ -135,7 +135,7 @@ def test_one_rank_of_a_node_is_enough(rank: Pretended) -> None:
 
 SCRIPT = """
 import os, signal, sys, time
-from rekindle.rank.snapshot_schedule import LastWords
+from rekindle.rank.snapshot_schedule import FinalSnapshot
 
 class Updates:
     begun = 3

@@ -13,17 +13,17 @@ from waiting import result_of, wait_until
 from rekindle.errors import SessionError
 from rekindle.protocol import agent as protocol
 from rekindle.rank.snapshot_schedule import Moment
-from rekindle.recovery.faults.fault import Kind
-from rekindle.recovery.policy.plan import RankPlan, Source
+from rekindle.recovery.faults.fault import FaultKind
+from rekindle.recovery.policy.plan import RankPlan, StateSource
 from rekindle.training.mindio import enums as words
 from rekindle.training.mindio import exceptions, framework, install
 from rekindle.training.mindio.enums import RepairType, ReportState
 from rekindle.training.mindio.processor import Processor
 
 NORMAL, UCE = ReportState.RS_NORMAL, ReportState.RS_UCE
-OWN = RankPlan(source=Source.SELF)
-SENDS = RankPlan(source=Source.SELF, sends_to=(1,))
-TAKES = RankPlan(source=Source.PEER, peer=0)
+OWN = RankPlan(source=StateSource.SELF)
+SENDS = RankPlan(source=StateSource.SELF, sends_to=(1,))
+TAKES = RankPlan(source=StateSource.PEER, peer=0)
 AFTER_2 = Moment(2, False, lambda: True)
 
 
@@ -63,7 +63,7 @@ def test_damaged_memory_is_repaired_in_mindio_s_order(pair: World) -> None:
     """stop, clean, repair, rollback on both sides; then training goes on from the step."""
     recovered = pair.recover(NORMAL, UCE)
     failed = pair.ranks[1].hear(protocol.StepFailed)
-    assert (failed.kind, failed.finished, failed.error) == (Kind.DEVICE_MEMORY, 2, "RS_UCE")
+    assert (failed.kind, failed.finished, failed.error) == (FaultKind.DEVICE_MEMORY, 2, "RS_UCE")
     pair.over(1, 2)
     arrived = pair.form(2, 2, [SENDS, TAKES])
     assert [(each.finished, each.torn, each.made) for each in arrived] == [
@@ -84,7 +84,7 @@ def test_damaged_memory_is_repaired_in_mindio_s_order(pair: World) -> None:
 def test_a_failed_link_repairs_no_state(pair: World) -> None:
     """Both have theirs: nothing but a rollback."""
     recovered = pair.recover(NORMAL, ReportState.RS_HCCL_FAILED)
-    assert pair.ranks[1].hear(protocol.StepFailed).kind is Kind.LINK
+    assert pair.ranks[1].hear(protocol.StepFailed).kind is FaultKind.LINK
     pair.over(1, 2)
     arrived = pair.form(2, 2, [OWN, OWN])
     assert not any(each.torn for each in arrived)
@@ -140,11 +140,11 @@ def test_a_repair_that_fails_ends_its_process(pair: World) -> None:
     pair.over(1, 2)
     pair.form(2, 2, [SENDS, TAKES])
     failed = pair.ranks[1].hear(protocol.StepFailed)
-    assert (failed.kind, failed.generation) == (Kind.DEVICE, 2)
+    assert (failed.kind, failed.generation) == (FaultKind.DEVICE, 2)
     assert result_of(recovered[1]) is False
     pair.ranks[1].processor.generations.gate.leave()  # as the end of its process does
-    assert pair.ranks[0].hear(protocol.StepFailed).kind is Kind.LINK
-    pair.ranks[0].tell(protocol.Over(generation=2))
+    assert pair.ranks[0].hear(protocol.StepFailed).kind is FaultKind.LINK
+    pair.ranks[0].tell(protocol.GenerationEnded(generation=2))
     assert pair.ranks[0].hear(protocol.Arrived).torn is False
     pair.ranks[0].tell(protocol.Dismiss(finished=2))
     result_of(recovered[0])
@@ -155,7 +155,7 @@ def test_what_asks_for_a_checkpoint_has_all_go_back_to_it(pair: World) -> None:
     for rank in pair.ranks:
         rank.answers["repair"] = lambda each=rank: each.processor.loaded(1)
     recovered = pair.recover(NORMAL, ReportState.RS_RETRY)
-    assert pair.ranks[1].hear(protocol.StepFailed).kind is Kind.TRANSIENT
+    assert pair.ranks[1].hear(protocol.StepFailed).kind is FaultKind.TRANSIENT
     pair.over(1, 2)
     pair.form(2, 2, [OWN, OWN])
     pair.ready()
@@ -171,7 +171,7 @@ def test_what_a_late_error_has_spoilt_no_peer_repairs(pair: World) -> None:
     for rank in pair.ranks:
         rank.answers["repair"] = lambda each=rank: each.processor.loaded(1)
     recovered = pair.recover(NORMAL, ReportState.RS_UCE_CORRUPTED)
-    assert pair.ranks[1].hear(protocol.StepFailed).kind is Kind.DEVICE_MEMORY
+    assert pair.ranks[1].hear(protocol.StepFailed).kind is FaultKind.DEVICE_MEMORY
     pair.over(1, 2)
     pair.form(2, 2, [SENDS, TAKES])
     pair.ready()
@@ -190,7 +190,7 @@ def test_without_a_checkpoint_to_go_back_to_its_process_ends(pair: World) -> Non
     pair.form(2, 2, [OWN, OWN])
     assert [result_of(each) for each in recovered] == [False, False]
     for rank in pair.ranks:
-        assert rank.hear(protocol.StepFailed).kind is Kind.DEVICE
+        assert rank.hear(protocol.StepFailed).kind is FaultKind.DEVICE
 
 
 def test_an_error_of_the_script_ends_its_process(pair: World) -> None:
@@ -213,12 +213,12 @@ def test_a_new_process_joins_the_others(monkeypatch: pytest.MonkeyPatch) -> None
     for kind in ("clean", "rebuild_group"):
         old.answers[kind] = lambda: kinds.append(old.processor.generations.repair_type)
     goes_on = world.pool.submit(retried, old.processor, ReportState.RS_HCCL_FAILED)
-    assert old.hear(protocol.StepFailed).kind is Kind.LINK
+    assert old.hear(protocol.StepFailed).kind is FaultKind.LINK
     new = world.replace(1, monkeypatch)
     new.processor.start()  # it does not meet the others yet
     assert new.processor.joins
     new.processor.replicas([{"rank_list": [0, 1], "replica_cnt": 2}], world_size=2)
-    old.tell(protocol.Over(generation=1, finished=2, replaced=True))
+    old.tell(protocol.GenerationEnded(generation=1, finished=2, replaced=True))
     joined = world.pool.submit(retried, new.processor, ReportState.RS_PREREPAIR_FINISH)
     arrived = world.form(2, 2, [SENDS, TAKES])
     assert [(each.finished, each.joins) for each in arrived] == [(2, False), (None, True)]
@@ -252,7 +252,7 @@ def test_a_world_of_another_size_is_refused(pair: World) -> None:
         rank.hear(protocol.Arrived)
     pair.ranks[0].tell(form_of(0, OWN, [1]))
     assert not result_of(recovered[0])
-    assert pair.ranks[0].hear(protocol.StepFailed).kind is Kind.DEVICE
+    assert pair.ranks[0].hear(protocol.StepFailed).kind is FaultKind.DEVICE
     pair.ranks[1].tell(protocol.Dismiss(finished=2))
     result_of(recovered[1])
 
@@ -272,9 +272,9 @@ def test_a_new_process_that_finds_nobody_does_not_begin(monkeypatch: pytest.Monk
     new = world.replace(0, monkeypatch)
     new.processor.start()
     joined = world.pool.submit(retried, new.processor, ReportState.RS_PREREPAIR_FINISH)
-    world.form(2, 0, [RankPlan(source=Source.FRESH)])
+    world.form(2, 0, [RankPlan(source=StateSource.FRESH)])
     assert not result_of(joined)
-    assert new.hear(protocol.StepFailed).kind is Kind.DEVICE
+    assert new.hear(protocol.StepFailed).kind is FaultKind.DEVICE
     assert new.calls == []
     world.close()
 
@@ -313,11 +313,11 @@ def test_training_is_held_between_two_steps(pair: World) -> None:
     """After all that the device is at: the agent hears of it, and the loop is broken off."""
     rank = pair.ranks[0]
     rank.processor.pause()
-    rank.tell(protocol.Hold(rank=0, generation=1))
+    rank.tell(protocol.PauseRequest(rank=0, generation=1))
     wait_until(lambda: rank.processor.member.channel.is_held(1), "the rank to hear of it")
     held = pair.pool.submit(rank.processor.pause)
-    assert rank.hear(protocol.Held).finished == 2
-    rank.tell(protocol.Over(generation=1, finished=2))
+    assert rank.hear(protocol.Paused).finished == 2
+    rank.tell(protocol.GenerationEnded(generation=1, finished=2))
     with pytest.raises(RuntimeError, match="FORCE STOP"):
         result_of(held)
     assert rank.calls[0] == ("stream_sync",)

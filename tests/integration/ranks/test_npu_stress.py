@@ -11,8 +11,8 @@ import msgspec
 import pytest
 import torch
 
-from rekindle.protocol.node_check import Done, Work
-from rekindle.recovery.node_check.evidence import Alone, Evidence, Limits, Part
+from rekindle.protocol.node_check import DeviceWork, Done
+from rekindle.recovery.node_check.evidence import Alone, Evidence, Measurement, NodeCheckLimits
 from rekindle.recovery.node_check.verdicts import Health, NodeVerdict, verdicts
 from rekindle.training.node_check import serving, work
 from rekindle.training.node_check.torch_checker import TorchKit
@@ -21,7 +21,7 @@ VOLTAGE = RuntimeError(
     "Stress detect error. Error code is 574007. Error message is Voltage recovery failed."
 )
 NO_MEMORY = RuntimeError("NPU out of memory. Tried to allocate 10.00 GiB")
-SECONDS = {Part.COMPUTE: 1.0, Part.MEMORY: 1.0}
+SECONDS = {Measurement.COMPUTE: 1.0, Measurement.MEMORY: 1.0}
 
 
 class Npu(types.SimpleNamespace):
@@ -54,9 +54,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | RuntimeError], N
 
 def done(*, beside_ranks: bool = False) -> Done:
     """What a checker's agent is told."""
-    task = Work(serial=3, beside_ranks=beside_ranks)
+    task = DeviceWork(serial=3, beside_ranks=beside_ranks)
     try:
-        return pretended_kit().work(task)
+        return simulated_kit().work(task)
     except RuntimeError as error:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs, pytest.MonkeyPatch.context() as patch:
@@ -65,7 +65,7 @@ def done(*, beside_ranks: bool = False) -> Done:
             return msgspec.msgpack.decode(ours.recv(1 << 16), type=Done)
 
 
-def pretended_kit() -> TorchKit:
+def simulated_kit() -> TorchKit:
     with pytest.MonkeyPatch.context() as patch:
         # A torch that knows no NPU cannot name one.
         patch.setattr(torch, "device", lambda *name: types.SimpleNamespace(type=name[0]))
@@ -79,7 +79,7 @@ def judged(answer: Done) -> NodeVerdict:
         own = Alone(error=answer.error, seconds=answer.seconds, note=answer.note)
         for _ in range(2):
             evidence.add(own if node == 0 else Alone(seconds=SECONDS), node)
-    return verdicts(evidence, Limits())[0]
+    return verdicts(evidence, NodeCheckLimits())[0]
 
 
 @pytest.mark.parametrize(

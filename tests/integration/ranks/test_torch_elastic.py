@@ -17,18 +17,18 @@ from waiting import wait_until
 from rekindle import names
 from rekindle.protocol.agent import (
     Arrived,
-    Form,
+    BufferRequest,
+    FormGeneration,
     Settings,
-    SnapshotRoom,
     StateReady,
     StepDone,
     StepFailed,
 )
-from rekindle.rank.held_state import Place
+from rekindle.rank.held_state import RankPlace
 from rekindle.rank.profiler import Profiler
 from rekindle.rank.progress import Records
-from rekindle.rank.snapshot_schedule import StateKeeper
-from rekindle.recovery.policy.plan import RankPlan, Source
+from rekindle.rank.snapshot_schedule import SnapshotSchedule
+from rekindle.recovery.policy.plan import RankPlan, StateSource
 from rekindle.training.torch import Session, StepSampler
 
 FULL, BATCH, LENGTH, STEPS = 4, 5, 200, 6
@@ -38,9 +38,9 @@ SEED = 9
 INPUTS = torch.randn(LENGTH, 8, generator=torch.Generator().manual_seed(0))
 
 
-def form(port: int, generation: int, slots: tuple[int, ...], **settings: Any) -> Form:
+def form(port: int, generation: int, slots: tuple[int, ...], **settings: Any) -> FormGeneration:
     """A generation of these slots, in the order of their ranks."""
-    return Form(
+    return FormGeneration(
         generation=generation,
         world_size=len(slots),
         store_host="127.0.0.1",
@@ -64,19 +64,19 @@ class Life:
     elastic: bool
     seen: list[dict[str, Any]]
 
-    def forms(self) -> list[Form]:
+    def forms(self) -> list[FormGeneration]:
         """What the agent says, by the plan that a coordinator would make."""
         slot, port, full = self.rank.rank, self.rank.store.port, tuple(range(FULL))
-        stays = {slot: RankPlan(source=Source.SELF)}
-        first = form(port, 1, full, step=0, plan={slot: RankPlan(source=Source.FRESH)})
+        stays = {slot: RankPlan(source=StateSource.SELF)}
+        first = form(port, 1, full, step=0, plan={slot: RankPlan(source=StateSource.FRESH)})
         if not self.elastic:
             return [first]
         # Ranks 0 and 1 of the last world are new and get their state from 2 and 3.
         if slot in STAY:
-            sends = RankPlan(source=Source.SELF, sends_to=(slot - 2,))
+            sends = RankPlan(source=StateSource.SELF, sends_to=(slot - 2,))
             last = form(port, 3, full, step=GROW, plan={slot: sends})
             return [first, form(port, 2, STAY, step=SHRINK, plan=stays), last]
-        takes = RankPlan(source=Source.PEER, peer=slot + 2)
+        takes = RankPlan(source=StateSource.PEER, peer=slot + 2)
         return [first, form(port, 3, full, step=GROW, plan={slot: takes})]
 
     def train(self, agent: Agent, *, seed: int) -> list[torch.Tensor]:
@@ -154,7 +154,7 @@ def _lives(rank: Rank, keep: bool, elastic: bool) -> tuple[list[dict[str, Any]],
         assert set(named) == {slot}
         done = [m.generation for m in agent.heard if isinstance(m, StepDone)]
         assert done == [f.generation for f in each]
-        rooms = [m.rank for m in agent.heard if isinstance(m, SnapshotRoom)]
+        rooms = [m.rank for m in agent.heard if isinstance(m, BufferRequest)]
         # The first of a node asks, and after a refusal once more: for the state of the last step.
         assert rooms in (([slot], [slot] * 2) if slot % 2 == 0 else ([],))
     return life.seen, [value.detach().numpy().tobytes() for value in state]
@@ -230,7 +230,7 @@ def _hiccups_between_parts(rank: Rank) -> list[list[Any]]:
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", names.ENV_FULL_WORLD: "3"}
     states = []
     for first, hiccups in ((1, ()), (2, (1,))):
-        own = RankPlan(source=Source.FRESH), RankPlan(source=Source.SELF)
+        own = RankPlan(source=StateSource.FRESH), RankPlan(source=StateSource.SELF)
         begin = form(rank.store.port, first, (0,), step=0, plan={0: own[0]})
         again = form(rank.store.port, first + 1, (0,), step=1, plan={0: own[1]})
         agent, due, model = Agent([begin, again][: 1 + len(hiccups)]), list(hiccups), model_of(0)
@@ -272,7 +272,7 @@ def test_whoever_writes_has_checkpoints_written(monkeypatch: pytest.MonkeyPatch)
     free = True
 
     class Writer:
-        def __init__(self, channel: object, place: Place) -> None:
+        def __init__(self, channel: object, place: RankPlace) -> None:
             assert place.slot == 2
 
         def take(self, named: object, *, step: int, checkpoint: bool, **_: object) -> bool:
@@ -281,11 +281,11 @@ def test_whoever_writes_has_checkpoints_written(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setenv(names.ENV_SNAPSHOT_EVERY, "2")
     channel = SimpleNamespace(settings=Settings(checkpoint_every=4))
-    keeper = StateKeeper(channel, Place(2), Profiler(2, 0), Writer)
+    keeper = SnapshotSchedule(channel, RankPlace(2), Profiler(2, 0), Writer)
     writes = {8, 9, 12, 15}
     for step in (4, 8, 9, 12, 13, 14, 15, 20):
         free = step != 12
-        place = Place(2, writes=step in writes)
+        place = RankPlace(2, writes=step in writes)
         keeper.keep({}, place=place, step=step, last=step == 20, position={}, metrics={})
     assert taken == [(4, False), (8, True), (12, True), (14, False), (20, False)]
 

@@ -16,7 +16,7 @@ from waiting import bound_s
 from rekindle import names
 from rekindle.training.torch import Session, StepSampler
 from rekindle.training.torch.data.random_streams import stream_seed
-from rekindle.training.torch.data.session_data import Part, Parts
+from rekindle.training.torch.data.session_data import MicroBatch, Parts
 from rekindle.training.torch.groups import gloo_waits as waits
 from rekindle.training.torch.groups.ddp import wrap_ddp
 from rekindle.training.torch.groups.generation_group import Group
@@ -52,7 +52,7 @@ class Model(nn.Module):
         return self.last(x).square().mean()
 
 
-def backward(model: nn.Module, part: Part, used: range) -> None:
+def backward(model: nn.Module, part: MicroBatch, used: range) -> None:
     """What a script does with a part; the first sample says which share of the step it is."""
     share = part.indices[0] // BATCH % FULL
     (model(INPUTS[part.indices], share in used) * part.weight).backward()
@@ -146,7 +146,7 @@ def test_in_the_full_world_parts_change_no_bit() -> None:
     run(_one_share_each, FULL)
 
 
-def _break(model: nn.Module, part: Part) -> None:
+def _break(model: nn.Module, part: MicroBatch) -> None:
     backward(model, part, range(FULL))
     assert not model.require_backward_grad_sync
     raise ValueError("an error of the script")

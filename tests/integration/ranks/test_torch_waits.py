@@ -15,7 +15,7 @@ from torch import nn
 from waiting import wait_until
 
 from rekindle.errors import StaleError
-from rekindle.protocol.heartbeat_page import Page
+from rekindle.protocol.heartbeat_page import HeartbeatPage
 from rekindle.training.torch.groups.ddp import wrap_ddp
 
 FOREVER_S = 1e6  # a time-out of gloo that outlasts the test
@@ -101,8 +101,8 @@ def test_a_forgotten_operation_is_given_up_when_the_generation_ends(operation: s
 
 
 def _shows_its_waits(rank: Rank) -> tuple[list[int], tuple[int, ...]]:
-    fd = Page.create("test")
-    page = Page(fd)
+    fd = HeartbeatPage.create("test")
+    page = HeartbeatPage(fd)
     group = formed(rank, page=page)
     waits = [page.waiting_since_ns]
     if rank.rank == 1:
@@ -122,7 +122,7 @@ def _shows_its_waits(rank: Rank) -> tuple[list[int], tuple[int, ...]]:
     return waits, recent
 
 
-def _tell_when_waiting(rank: Rank, page: Page) -> None:
+def _tell_when_waiting(rank: Rank, page: HeartbeatPage) -> None:
     wait_until(lambda: page.waiting_since_ns, "a wait of rank 0")
     rank.tell("waits")
 
@@ -139,7 +139,7 @@ def test_an_agent_sees_who_waits_and_in_which_collectives():
 
 
 def _marks_of_groups(rank: Rank) -> tuple[int, int]:
-    page = Page(Page.create("test"))
+    page = HeartbeatPage(HeartbeatPage.create("test"))
     group = formed(rank, page=page)
     value = torch.ones(4)
     dist.all_reduce(value)

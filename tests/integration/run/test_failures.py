@@ -143,7 +143,7 @@ def test_a_command_line_that_is_refused(place: Place) -> None:
     )
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("rekindle: --nnodes 3:2: give MIN:MAX")
-    assert not list(place.home.glob("jobs/*/ledger.jsonl"))
+    assert not list(place.home.glob("jobs/*/journal.jsonl"))
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_one_job_id_is_one_job(place: Place) -> None:
 
 
 def test_a_job_id_is_resumed_as_its_next_attempt(place: Place) -> None:
-    """The same id after the job's end: the ledger continues, with the next attempt.
+    """The same id after the job's end: the journal continues, with the next attempt.
 
     That attempt fails in the first line of its script: the error is shown with its traceback, and
     nothing is tried again.

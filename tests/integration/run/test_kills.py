@@ -129,16 +129,16 @@ def the_store(victim: Victim) -> None:
     assert not journal.incidents(victim.run.events())
 
 
-def the_zygote(victim: Victim) -> None:
-    """Running ranks do not notice; the next ranks are forked from a new zygote."""
-    run, ranks, before = victim.run, victim.ranks(), victim.run.only("zygote")
+def the_fork_server(victim: Victim) -> None:
+    """Running ranks do not notice; the next ranks are forked from a new fork server."""
+    run, ranks, before = victim.run, victim.ranks(), victim.run.only("fork server")
     kill(before)
-    wait_until(lambda: not alive(before), "the zygote's end")
+    wait_until(lambda: not alive(before), "the fork server's end")
     assert victim.ranks() == ranks
     kill(psutil.Process(min(ranks)))
     victim.restart += 1
     victim.until_runs()
-    assert run.only("zygote").pid != before.pid
+    assert run.only("fork server").pid != before.pid
     assert [event.strategy for event in run.events_of(journal.Decided)] == [Strategy.RESTART]
 
 
@@ -149,7 +149,7 @@ def the_job_succeeds(victim: Victim) -> None:
     assert victim.run.stdout.count("goes") == victim.size
 
 
-HELPERS = [the_store, the_zygote, the_job_succeeds]
+HELPERS = [the_store, the_fork_server, the_job_succeeds]
 
 
 @pytest.fixture(scope="module")
@@ -189,14 +189,14 @@ class Again:
 
 
 def writers(run: Run) -> int:
-    """Return how many coordinators have the job's ledger open."""
-    ledger = str(run.directory.ledger)
+    """Return how many coordinators have the job's journal open."""
+    journal_file = str(run.directory.journal_file)
     files = [file.path for each in run.all("coordinator") for file in each.open_files()]
-    return files.count(ledger)
+    return files.count(journal_file)
 
 
 def the_launcher(again: Again) -> None:
-    """A job in the foreground ends with its launcher, however that dies; its ledger tells it."""
+    """A job in the foreground ends with its launcher, however that dies; its journal tells it."""
     again.until_runs()
     again.run.signal(signal.SIGKILL)
     again.run.end()
@@ -229,7 +229,7 @@ def the_launcher_of_a_job_that_is_run_again_at_once(again: Again) -> None:
 
 
 def the_launcher_while_its_coordinator_is_held(again: Again) -> None:
-    """Two coordinators never write the same ledger."""
+    """Two coordinators never write the same journal."""
     old = again.run.only("coordinator")
     old.suspend()
     again.run.signal(signal.SIGKILL)
@@ -243,7 +243,7 @@ def the_launcher_while_its_coordinator_is_held(again: Again) -> None:
 
 
 def no_launcher_any_more(again: Again) -> None:
-    """The ledger has all attempts, each with its end, and no event twice."""
+    """The journal has all attempts, each with its end, and no event twice."""
     run = again.run
     attempts = [event.attempt for event in run.events_of(journal.JobStarted)]
     assert attempts == list(range(6))

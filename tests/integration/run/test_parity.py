@@ -159,7 +159,7 @@ def test_every_option_of_torchrun_is_taken() -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """An untouched script on two pretended nodes; folders and words are spelt as people do."""
+    """An untouched script on two simulated nodes; folders and words are spelt as people do."""
     odd = tmp_path_factory.mktemp("odd") / "mein Übungs 'Ordner' $HOME"
     odd.mkdir()
     with Place(odd / "place") as place:
@@ -175,7 +175,7 @@ def lines_of(run: Run) -> list[list[str]]:
     return [[s.removeprefix(p) for s in shown if s.startswith(p)] for p in prefixes]
 
 
-def test_an_untouched_script_trains_across_pretended_nodes(trained: Run) -> None:
+def test_an_untouched_script_trains_across_simulated_nodes(trained: Run) -> None:
     """init_process_group and a collective work with no line changed; every line has its prefix."""
     for rank, lines in enumerate(lines_of(trained)):
         assert lines[0].startswith(f"sum 6.0 of 4 node {rank // 2} ")

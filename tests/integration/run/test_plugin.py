@@ -139,7 +139,7 @@ def test_a_handle_of_any_job(script: Path, rekindle_run: Callable[..., Run]) -> 
         handle.wait_step(200000)
     with pytest.raises(RunError, match="the job ended before a process of rank 0"):
         handle.kill(0)
-    with pytest.raises(RunError, match=r"not within 0 s: nothing[\s\S]*ledger[\s\S]*ended"):
+    with pytest.raises(RunError, match=r"not within 0 s: nothing[\s\S]*journal[\s\S]*ended"):
         handle.wait_until(lambda: False, "nothing", 0, past_end=True)
     report = run.wait(timeout_s=bound_s())
     assert (report.succeeded, report.exit_status, report.outcome) == (False, 1, "failed")

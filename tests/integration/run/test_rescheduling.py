@@ -1,4 +1,4 @@
-"""A job on pretended hosts is placed again: whole, or one node of it; and what a person asks."""
+"""A job on simulated hosts is placed again: whole, or one node of it; and what a person asks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from jobs import Place, Run
 from waiting import wait_until
 
 from rekindle import names
-from rekindle.agent.devices.simulated_host import Condition
+from rekindle.agent.devices.simulated_host import SimulatedCondition
 from rekindle.cli import main as cli
 from rekindle.engines.host_log import HostLog
-from rekindle.engines.simulated_hosts import PretendedHosts
+from rekindle.engines.simulated_hosts import SimulatedHosts
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Strategy
 
@@ -54,7 +54,7 @@ class Job:
         options = ("--nnodes", "2", "--policy", "policy.yaml", *options)
         program = ("--no-python", sys.executable, "-u", place.script(COUNTS), str(failures))
         self.run: Run = place.start(*options, *program)
-        self.hosts = PretendedHosts(place.home)
+        self.hosts = SimulatedHosts(place.home)
 
     def until_counted(self, count: int) -> None:
         """Wait until so many processes have run the script."""
@@ -74,7 +74,7 @@ class Job:
     def break_host(self, node: int) -> str:
         """Break the host that a node is on."""
         host = self.hosts_of(node)[-1]
-        self.hosts.set_condition(host, Condition(broken=True))
+        self.hosts.set_condition(host, SimulatedCondition(broken=True))
         return host
 
     def end(self, status: int) -> None:

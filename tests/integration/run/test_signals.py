@@ -86,7 +86,7 @@ MOMENTS: dict[str, Callable[[Run], object]] = {
     "endpoint": lambda run: (run.directory.path / names.ENDPOINT_FILE).exists(),
     "coordinator": lambda run: run.all("coordinator"),
     "agent": lambda run: run.all("agent"),
-    "ledger": lambda run: run.events_of(journal.JobStarted),
+    "journal": lambda run: run.events_of(journal.JobStarted),
     "node": lambda run: run.events_of(journal.NodeJoined),
     "logs": lambda run: list(run.directory.path.glob("logs/attempt_0/*")),
     "ranks": lambda run: run.events_of(journal.RanksStarted),

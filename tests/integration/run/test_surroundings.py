@@ -111,7 +111,7 @@ CLOSED = {"0": "<&-", "01": "<&- >&-", "012": "<&- >&- 2>&-"}
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """One job id, run once for each row of CLOSED; before the last one its ledger is torn."""
+    """One job id, run once for each row of CLOSED; before the last one its journal is torn."""
     with Place(tmp_path_factory.mktemp("closed") / "place") as place:
         script = place.script("import sys\nprint('out')\nprint('err', file=sys.stderr)\n")
         for number, closed in enumerate(CLOSED.values()):
@@ -119,13 +119,13 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             options = ("--log-dir", str(place.folder / f"logs{number}"))
             run = place.start_quick(script, *options, program=program).end(0)
             if number == 1:
-                tear(run.directory.ledger)
+                tear(run.directory.journal_file)
         yield run
 
 
-def tear(ledger: Path) -> None:
-    """Cut a ledger off in the middle of its last line."""
-    ledger.write_bytes(ledger.read_bytes()[:-20])
+def tear(journal_file: Path) -> None:
+    """Cut a journal off in the middle of its last line."""
+    journal_file.write_bytes(journal_file.read_bytes()[:-20])
 
 
 @pytest.mark.parametrize("number", range(len(CLOSED)), ids=CLOSED)
@@ -136,7 +136,7 @@ def test_closed_streams(daemon: Run, number: int) -> None:
     assert (logs / "stderr.log").read_text() == "err\n"
 
 
-def test_an_old_ledger_with_a_torn_end(daemon: Run) -> None:
+def test_an_old_journal_with_a_torn_end(daemon: Run) -> None:
     """A job whose coordinator was cut off in the middle of a line can be run again."""
     assert [event.attempt for event in daemon.events_of(journal.JobStarted)] == [0, 1, 2]
     ends = [event.outcome for event in daemon.events_of(journal.Ended)]

@@ -222,7 +222,7 @@ def test_an_agent_of_an_old_attempt_ends(live: Live) -> None:
 def test_a_spare_tells_what_mindclusters_switch_says(place: Place) -> None:
     """It is true for the whole job; all else may only nodes of the job say."""
     live = Live(place)
-    said = wire.encode(p.Traced(switch=switch_of(("step",))))
+    said = wire.encode(p.ProfilingSwitchRead(switch=switch_of(("step",))))
     more = wire.encode(p.StoreDown(serial=1))
     answers = asyncio.run(talk(live, wire.encode(hello(live, spare=True)), said, more))
     assert answers[-1] == 1008

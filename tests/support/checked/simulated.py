@@ -7,12 +7,18 @@ from collections.abc import Iterable
 
 import msgspec
 
-from rekindle.recovery.node_check.evidence import Alone, Evidence, Limits, Pair, Part
+from rekindle.recovery.node_check.evidence import (
+    Alone,
+    Evidence,
+    Measurement,
+    NodeCheckLimits,
+    Pair,
+)
 from rekindle.recovery.node_check.rounds import next_round
 from rekindle.recovery.node_check.verdicts import NodeVerdict, verdicts
 
 SIZES = (4, 5, 6, 8, 16)
-LIMITS = Limits()
+LIMITS = NodeCheckLimits()
 NOISE = 0.02  # of each measurement, the best of several
 
 
@@ -21,7 +27,7 @@ class Sick(msgspec.Struct, frozen=True, kw_only=True):
 
     dies: bool = False
     cut: float = 0.0  # the share of its collectives that fail
-    slow: dict[Part, float] = {}
+    slow: dict[Measurement, float] = {}
 
 
 class Cluster:
@@ -33,7 +39,7 @@ class Cluster:
         self._sick = sick
         self._chance = random.Random(seed)
 
-    def check(self, limits: Limits = LIMITS) -> dict[int, NodeVerdict]:
+    def check(self, limits: NodeCheckLimits = LIMITS) -> dict[int, NodeVerdict]:
         while (planned := next_round(self.evidence, limits)) is not None:
             self.rounds += 1
             assert self.rounds < 20, "it never ends"
@@ -56,14 +62,14 @@ class Cluster:
         sick = self._of(node)
         if sick.dies:
             return Alone(error="its process was killed")
-        parts = (Part.COMPUTE, Part.MEMORY, Part.LOCAL_LINK)
+        parts = (Measurement.COMPUTE, Measurement.MEMORY, Measurement.LOCAL_LINK)
         return Alone(seconds={p: sick.slow.get(p, 1.0) * self._noise() for p in parts})
 
     def _pair(self, edge: tuple[int, int]) -> Pair:
         both = [self._of(node) for node in edge]
         if any(self._chance.random() < sick.cut for sick in both):
             return Pair(nodes=edge, error="connection reset")
-        slowest = max(sick.slow.get(Part.LINK, 1.0) for sick in both)
+        slowest = max(sick.slow.get(Measurement.LINK, 1.0) for sick in both)
         return Pair(nodes=edge, seconds=slowest * self._noise())
 
 

@@ -1,4 +1,4 @@
-"""Trouble for the checkers of a pretended host: they are killed, or made slow."""
+"""Trouble for the checkers of a simulated host: they are killed, or made slow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SLOW_DEVICE = Path(__file__).parent / "slow_device"
 
 
 def checkers(host: str, within: Path) -> Iterator[psutil.Process]:
-    """The checkers of a pretended host of the job in this folder, as they come and go."""
+    """The checkers of a simulated host of the job in this folder, as they come and go."""
     for process in psutil.process_iter(["name", "ppid"]):
         if process.info["name"] != NAME:
             continue

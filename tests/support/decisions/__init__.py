@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.policy.decide import Decision, decide
-from rekindle.recovery.policy.history import Case, Past
+from rekindle.recovery.policy.history import Past, Situation
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 
-def fault(kind: Kind, rank: int = 0, finished: int = 5, signature: str = "E") -> Fault:
+def fault(kind: FaultKind, rank: int = 0, finished: int = 5, signature: str = "E") -> Fault:
     text = f"{kind.value} of rank {rank}"
     return Fault(kind=kind, message=text, rank=rank, node=0, finished=finished, signature=signature)
 
@@ -19,4 +19,4 @@ def judge(what: Fault, past: list[tuple[Fault, Strategy]], policy: Policy, **mor
     """Decide about a fault of a job that trains through a Session, if nothing else is said."""
     settings = {"session": True, "formed": True, "newest": 5} | more
     before = tuple(Past(fault=seen, strategy=chosen, newest=seen.finished) for seen, chosen in past)
-    return decide(policy, Case(fault=what, past=before, **settings))
+    return decide(policy, Situation(fault=what, past=before, **settings))

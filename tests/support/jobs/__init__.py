@@ -1,6 +1,6 @@
 """`rekindle run` under test: real processes in a home of their own, and what they leave behind.
 
-`driver`, `pretended` and `settling` are for the coordinator's machine, without any process.
+`driver`, `simulated` and `settling` are for the coordinator's machine, without any process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rekindle.testing.handle import JobHandle
 MODULES = {
     "coordinator": "coordinator.process",
     "agent": "agent.process",
-    "zygote": "agent.fork_server_process",
+    "fork server": "agent.fork_server_process",
 }
 _LOOK_S = 0.05  # between two looks at all processes of the machine, which cost some ms each
 
@@ -72,7 +72,7 @@ class Run(JobHandle):
     def story(self) -> str:
         """Return all that is known about the run, for the message of a failed assertion."""
         events = "\n".join(str(event)[:300] for event in self.events())
-        return f"\n-- stdout\n{self.stdout}\n-- stderr\n{self.stderr}\n-- ledger\n{events}"
+        return f"\n-- stdout\n{self.stdout}\n-- stderr\n{self.stderr}\n-- journal\n{events}"
 
     def log(self, rank: int, stream: str = "stdout", restart: int = 0) -> str:
         """What one rank printed, by its file."""
@@ -126,10 +126,10 @@ class Run(JobHandle):
         return wait_until(lambda: self.all(module), f"a process of {module}")[0]
 
     def all(self, module: str) -> list[psutil.Process]:
-        """The processes that run this module of the runtime; no rank, which looks like a zygote."""
+        """The processes that run this module, without ranks, which look like a fork server."""
         name = f"rekindle.{MODULES[module]}"
         found = [p for p in self.place.processes() if name in _cmdline(p)]
-        if module == "zygote":
+        if module == "fork server":
             return [p for p in found if _session(p) == p.ppid()]
         return found
 
@@ -178,11 +178,11 @@ class Place:
     def join(self, run: Run, *options: str, secret: str | None = None, spare: bool = False) -> Run:
         """Start node 1 of a job, or a spare, as from another machine."""
         where = run.endpoint()
-        seat = ("--spare",) if spare else ("--node-rank", "1")
+        assign_node_rank = ("--spare",) if spare else ("--node-rank", "1")
         known = run.directory.secret() if secret is None else secret
         return Run(
             self,
-            ["--coordinator", f"{where.host}:{where.port}", *seat, *options],
+            ["--coordinator", f"{where.host}:{where.port}", *assign_node_rank, *options],
             run.job_id,
             env=self.environment({names.ENV_SECRET: known}),
         )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rekindle.coordinator.machine.inheritance import Earlier, Inheritance
+from rekindle.coordinator.machine.inheritance import JobHistory, TakeoverState
 from rekindle.coordinator.machine.job_state import Command, End, Phase, Send
 from rekindle.coordinator.machine.machine import Machine
 from rekindle.coordinator.machine.roster import Roster
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 
 
 def check_counts(roster: Roster) -> None:
@@ -27,7 +27,7 @@ def check_counts(roster: Roster) -> None:
     assert {line: node for line, node in found.items() if node is not None} == lines
 
 
-def check_inherited(old: Machine, past: Earlier, left: Inheritance | None) -> None:
+def check_inherited(old: Machine, past: JobHistory, left: TakeoverState | None) -> None:
     """A coordinator that takes over knows what the dead one knew, by the journal alone."""
     assert list(past.past) == old.job.incidents.past, "a decision is lost, or about another fault"
     assert (past.profile, past.traced) == (old.switch.profile, old.switch.traced)
@@ -40,7 +40,9 @@ def check_inherited(old: Machine, past: Earlier, left: Inheritance | None) -> No
     assert old.job.phase not in (Phase.STOPPING, Phase.DUMPING)
     assert left.awaiting == old.job.incidents.awaiting
     held = [
-        fault for fault in old.job.incidents.held if fault.kind not in (Kind.COORDINATOR, Kind.LINK)
+        fault
+        for fault in old.job.incidents.held
+        if fault.kind not in (FaultKind.COORDINATOR, FaultKind.LINK)
     ]
     assert list(left.held) == held
     assert left.to_heal >= old.fleet.to_heal
@@ -93,7 +95,7 @@ class Checks:
         refusal = refusal and bool(command.message.refused)
         assert refusal or not self._ended, f"after the end: {command}"
         match command:
-            case Send(connection, p.Form() as form):
+            case Send(connection, p.FormGeneration() as form):
                 assert connection in nodes
                 self._form(form)
             case Send(connection, p.Spawn() as spawn):
@@ -111,7 +113,7 @@ class Checks:
             case End():
                 self._ended = True
 
-    def _form(self, form: p.Form) -> None:
+    def _form(self, form: p.FormGeneration) -> None:
         if self._forming & set(form.plan) or form.generation != self._generation:
             assert form.generation > self._generation, "a generation comes twice"
             self._generation, self._forming = form.generation, set()

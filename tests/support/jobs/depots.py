@@ -14,23 +14,23 @@ from waiting import finished
 
 from jobs.driver import spec_of
 from rekindle.agent.snapshots.allocation import create_buffer
-from rekindle.agent.snapshots.buffers import Snapshots
-from rekindle.agent.snapshots.replica_server import Depot, fetch, put
-from rekindle.agent.snapshots.replica_transport import Line, Pass
+from rekindle.agent.snapshots.buffers import NodeSnapshots
+from rekindle.agent.snapshots.replica_server import ReplicaServer, fetch, put
+from rekindle.agent.snapshots.replica_transport import Credentials, ReplicaConnection
 from rekindle.names import LOOPBACK
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
 from rekindle.recovery.policy.plan import Made
 
-KNOWN = Pass("pretended", 0, "the secret")
+KNOWN = Credentials("simulated", 0, "the secret")
 CONTENT = os.urandom(50_000)
 MADE_IN = 1  # the generation of all snapshots
-MEMORY = "memfd:rekindle-pretended-copy"
+MEMORY = "memfd:rekindle-simulated-copy"
 
 
-def form_of(generation: int, step: int) -> protocol.Form:
+def form_of(generation: int, step: int) -> protocol.FormGeneration:
     """A generation that went on from a step."""
-    return protocol.Form(
+    return protocol.FormGeneration(
         generation=generation,
         step=step,
         world_size=4,
@@ -52,12 +52,12 @@ class Kept:
 
     def __init__(self) -> None:
         self.told: list[dict[int, tuple[int, ...]]] = []
-        self.depot = Depot(
+        self.depot = ReplicaServer(
             spec_of(nodes=2, processes=2),
             KNOWN,
             lambda message: self.told.append(steps_of(message.kept)),
         )
-        self.at = protocol.Depot(host=LOOPBACK, port=self.depot.listen(LOOPBACK))
+        self.at = protocol.ReplicaAddress(host=LOOPBACK, port=self.depot.listen(LOOPBACK))
 
     @property
     def steps(self) -> dict[int, tuple[int, ...]]:
@@ -69,13 +69,13 @@ class Kept:
         content: bytes = CONTENT,
         *,
         rank: int = 2,
-        form: protocol.Form | None = None,
-        known: Pass = KNOWN,
+        form: protocol.FormGeneration | None = None,
+        known: Credentials = KNOWN,
     ) -> None:
         with buffer_of(content, step) as buffer:
             await put(self.at, known, buffer, rank=rank, form=form or form_of(1, 0))
 
-    async def fetch(self, step: int, *, rank: int = 2, known: Pass = KNOWN) -> bytes:
+    async def fetch(self, step: int, *, rank: int = 2, known: Credentials = KNOWN) -> bytes:
         with empty_buffer(200_000_000 if rank == 3 else 60_000) as buffer:
 
             async def make_room(size: int) -> SnapshotBuffer:
@@ -91,13 +91,13 @@ class Kept:
             with buffer.file as file:
                 return bytes(file)
 
-    async def line(self, known: Pass = KNOWN) -> Line:
+    async def line(self, known: Credentials = KNOWN) -> ReplicaConnection:
         """A caller of our own."""
         loop = asyncio.get_running_loop()
         connection = socket.socket()
         connection.setblocking(False)
         await loop.sock_connect(connection, (self.at.host, self.at.port))
-        line = Line(connection, known.secret, depot=False)
+        line = ReplicaConnection(connection, known.secret, depot=False)
         await line.meet()
         return line
 
@@ -163,9 +163,9 @@ async def served(kept: Kept) -> None:
     assert await kept.fetch(77, rank=1) == CONTENT
 
 
-async def room_of(snapshots: Snapshots, wanted: protocol.SnapshotRoom) -> list[int]:
+async def room_of(snapshots: NodeSnapshots, wanted: protocol.BufferRequest) -> list[int]:
     """What a rank is given that asks for room: its buffers, by their descriptors."""
-    answers: asyncio.Queue[tuple[protocol.SnapshotBuffers, list[int]]] = asyncio.Queue()
+    answers: asyncio.Queue[tuple[protocol.BufferGrant, list[int]]] = asyncio.Queue()
     snapshots.room(wanted, lambda *answer: answers.put_nowait(answer))
     answer, fds = await answers.get()
     assert not answer.error

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from jobs.checks import Checks, check_counts, check_inherited
-from rekindle.coordinator.machine.inheritance import Earlier, earlier, inheritance
+from rekindle.coordinator.machine.inheritance import JobHistory, earlier, inheritance
 from rekindle.coordinator.machine.job_state import (
     CancelTimer,
     Command,
@@ -24,12 +24,12 @@ from rekindle.coordinator.machine.job_state import (
     Timer,
 )
 from rekindle.coordinator.machine.machine import Machine
-from rekindle.coordinator.machine.node_check import NodeCheck
+from rekindle.coordinator.machine.node_check import NodeCheckRun
 from rekindle.coordinator.machine.ranks import Status
 from rekindle.job.spec import EntryKind, JobSpec
 from rekindle.names import WIRE_VERSION
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.fault import ErrorRecord, Exit, Kind
+from rekindle.recovery.faults.fault import ErrorRecord, Exit, FaultKind
 from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Policy
@@ -43,7 +43,7 @@ tables = functools.cache(Tables.load)
 def spec_of(*, nodes: int, processes: int, **settings: object) -> JobSpec:
     """A job that exists nowhere."""
     return JobSpec(
-        job_id="pretended",
+        job_id="simulated",
         entry=EntryKind.SCRIPT,
         target="train.py",
         nodes=nodes,
@@ -81,7 +81,7 @@ class Driver:
             **settings,
         )
         self.machine = Machine(
-            spec, tables, attempt=attempt, earlier=Earlier(generation=generation)
+            spec, tables, attempt=attempt, earlier=JobHistory(generation=generation)
         )
         self.now = 1000.0
         self.commands: list[Command] = []
@@ -97,7 +97,7 @@ class Driver:
         self.unstarted: list[tuple[int, p.Spawn]] = []
         self.doomed: list[int] = []
         self.examinations: list[tuple[int, ...]] = []
-        self._check: NodeCheck | None = None  # the newest of nodes that have become slow
+        self._check: NodeCheckRun | None = None  # the newest of nodes that have become slow
         self.promotions: list[tuple[int, int]] = []  # spares (connections) and the node they become
         self._checks = Checks(self.machine.job.generation)
         self._connections = 0
@@ -347,7 +347,7 @@ class Driver:
         self,
         rank: int,
         generation: int | None = None,
-        kind: Kind = Kind.LINK,
+        kind: FaultKind = FaultKind.LINK,
         clean: int | None = None,
     ) -> None:
         """A rank's step raised; a collective, if nothing else is said."""

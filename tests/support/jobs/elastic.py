@@ -33,9 +33,9 @@ def come_back(driver: Driver, node: int = 1) -> None:
 
 def hold(driver: Driver) -> None:
     """The first rank of the world is asked to hold between two steps, and does."""
-    ((node, order),) = driver.told(p.Hold).items()
+    ((node, order),) = driver.told(p.PauseRequest).items()
     assert order.rank == driver.machine.job.roster.world[0].rank
-    driver.say(node, p.Held(rank=order.rank, generation=order.generation, finished=0))
+    driver.say(node, p.Paused(rank=order.rank, generation=order.generation, finished=0))
 
 
 def grown() -> Driver:

@@ -1,4 +1,4 @@
-"""Pretended agents and processes: what each of them knows, and what it says of itself."""
+"""Simulated agents and processes: what each of them knows, and what it says of itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LASTING = (p.Exited, p.Snapshots, p.CheckpointWritten)
 
 
 class Doing(enum.Enum):
-    """What a pretended process does."""
+    """What a simulated process does."""
 
     STARTING = "runs towards its Session"
     WAITING = "has arrived"
@@ -37,7 +37,7 @@ class Process:
         self.has_state = False
         self.made = 0
         self.told_step = False
-        self.form: p.Form | None = None
+        self.form: p.FormGeneration | None = None
 
     def arrived(self, total: int) -> p.Arrived:
         self.doing = Doing.WAITING

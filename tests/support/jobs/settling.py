@@ -1,9 +1,9 @@
-"""A world of pretended processes goes on to its end, without further faults."""
+"""A world of simulated processes goes on to its end, without further faults."""
 
 from __future__ import annotations
 
-from jobs.pretended import World
 from jobs.processes import Doing
+from jobs.simulated import World
 from rekindle.coordinator.machine.job_state import Phase
 
 
@@ -38,7 +38,7 @@ def _move(world: World) -> bool:
             world.find_coordinator(node)
             return True
         if agent.orders:
-            world.obey(node)
+            world.handle(node)
             return True
         if agent.news:
             world.hear(node)

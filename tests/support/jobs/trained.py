@@ -1,4 +1,4 @@
-"""A job of pretended ranks that trains, and what tests ask about it."""
+"""A job of simulated ranks that trains, and what tests ask about it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rekindle.coordinator.machine.job_state import Phase
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults import classification as c
 from rekindle.recovery.journal import journal
-from rekindle.recovery.policy.plan import Source
+from rekindle.recovery.policy.plan import StateSource
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 SIGKILL = 9
@@ -21,9 +21,9 @@ def trained(finished: int = 1, **world: object) -> Driver:
     return job
 
 
-def sources(job: Driver) -> dict[int, Source]:
+def sources(job: Driver) -> dict[int, StateSource]:
     """Where each rank takes its state from, by the last commands."""
-    forms = job.told(p.Form)
+    forms = job.told(p.FormGeneration)
     return {rank: plan.source for form in forms.values() for rank, plan in form.plan.items()}
 
 
@@ -42,10 +42,10 @@ def untouched(policy: Policy, *, devices: bool = False, **world: object) -> Driv
     return job
 
 
-def report(job: Driver, source: c.Source, what: str, *, node: int = 0, **more: object) -> str:
+def report(job: Driver, source: c.EventSource, what: str, *, node: int = 0, **more: object) -> str:
     """Somebody reports a sign; return why it is refused."""
     refused = job.machine.health.on_sign(
-        c.Sign(source=source, what=what, node=node, **more), job.now
+        c.HealthEvent(source=source, what=what, node=node, **more), job.now
     )
     job.collect()
     return refused

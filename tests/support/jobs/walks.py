@@ -20,17 +20,17 @@ from pathlib import Path
 
 import msgspec
 
-from jobs.pretended import World
 from jobs.settling import settle
+from jobs.simulated import World
 from jobs.trained import SIGKILL
 from rekindle.coordinator.machine.job_state import Command, Phase
 from rekindle.job.spec import Framework
-from rekindle.profiling.switch import WORDS, Order, Switch
+from rekindle.profiling.switch import WORDS, ProfilingOrder, Switch
 from rekindle.protocol import agent as p
-from rekindle.protocol.heartbeat_page import Doing
+from rekindle.protocol.heartbeat_page import RankActivity
 from rekindle.protocol.monitoring import Condition
-from rekindle.recovery.faults.classification import Sign, Source
-from rekindle.recovery.faults.fault import ErrorRecord, Kind
+from rekindle.recovery.faults.classification import EventSource, HealthEvent
+from rekindle.recovery.faults.fault import ErrorRecord, FaultKind
 from rekindle.recovery.faults.tables.verdict import Severity
 from rekindle.recovery.policy.policy import LADDER, Policy, Stragglers, Strategy
 
@@ -188,7 +188,9 @@ class _Walk:
         world, process = self.world, self.world.processes[rank]
         node = world.node_of(rank)
         if node in world.nodes and not world.agents[node].cut:
-            kind = self.chance.choice((Kind.TRANSIENT, Kind.DEVICE_MEMORY, Kind.DEVICE))
+            kind = self.chance.choice(
+                (FaultKind.TRANSIENT, FaultKind.DEVICE_MEMORY, FaultKind.DEVICE)
+            )
             clean = self.chance.choice((None, None, max(0, process.finished - 2)))
             world.fail_step(rank, generation=process.generation, kind=kind, clean=clean)
 
@@ -206,7 +208,7 @@ class _Walk:
                 continue
             spawn = agent.orders.popleft()
             for rank in spawn.ranks:
-                failed = p.HealFailed if rank in spawn.heal else p.SpawnFailed
+                failed = p.DeviceResetFailed if rank in spawn.heal else p.SpawnFailed
                 agent.news.append(failed(rank=rank, error="no"))
             return
 
@@ -254,19 +256,19 @@ class _Walk:
         node = chance.randrange(world.machine.job.spec.nodes)
         source, text = chance.choice(
             (
-                (Source.XID, "48"),
-                (Source.XID, "79"),
-                (Source.ASCEND, "80E01801"),
-                (Source.POD_REASON, "OOMKilled"),
-                (Source.NODE_CONDITION, "Ready=False"),
+                (EventSource.XID, "48"),
+                (EventSource.XID, "79"),
+                (EventSource.ASCEND, "80E01801"),
+                (EventSource.POD_REASON, "OOMKilled"),
+                (EventSource.NODE_CONDITION, "Ready=False"),
             )
         )
         device = chance.randrange(-1, world.machine.job.spec.processes_per_node)
-        sign = Sign(
+        sign = HealthEvent(
             source=source,
             what=text,
             node=node,
-            device=device if source in (Source.XID, Source.ASCEND) else -1,
+            device=device if source in (EventSource.XID, EventSource.ASCEND) else -1,
             gone=chance.random() < 0.3,
             by="walk",
         )
@@ -278,7 +280,7 @@ class _Walk:
         world = self.world
         world.met("profile")
         kinds = (self.chance.choice(WORDS),)
-        order = Order(on=self.chance.random() < 0.7, kinds=kinds, by="ann")
+        order = ProfilingOrder(on=self.chance.random() < 0.7, kinds=kinds, by="ann")
         world.machine.switch.switch(order, world.now)
         world.collect()
 
@@ -291,18 +293,18 @@ class _Walk:
                 world.say(node, self._looked(node, looking.serial))
         elif rank is not None and world.node_of(rank) in world.nodes:
             generation = world.processes[rank].generation
-            world.say(world.node_of(rank), p.Stalled(rank=rank, generation=generation))
+            world.say(world.node_of(rank), p.RankStalled(rank=rank, generation=generation))
 
-    def _looked(self, node: int, serial: int) -> p.Looked:
+    def _looked(self, node: int, serial: int) -> p.RanksInspected:
         chance, world = self.chance, self.world
         if chance.random() < 0.1:
-            return p.Looked(serial=serial, looks=(), error="cannot look")
+            return p.RanksInspected(serial=serial, looks=(), error="cannot look")
         own = [rank for rank in sorted(world.processes) if world.node_of(rank) == node]
         looks = tuple(
-            p.RankLook(
+            p.RankInspection(
                 rank=rank,
                 finished=world.processes[rank].finished,
-                doing=chance.choice(tuple(Doing)),
+                doing=chance.choice(tuple(RankActivity)),
                 elapsed_s=chance.choice((1.0, 30.0)),
                 late=chance.random() < 0.8,
                 waiting=chance.random() < 0.6,
@@ -313,7 +315,7 @@ class _Walk:
             )
             for rank in own
         )
-        return p.Looked(serial=serial, looks=looks)
+        return p.RanksInspected(serial=serial, looks=looks)
 
     def _message(self) -> None:
         """An agent reports something that needs no simulated process."""
@@ -335,19 +337,21 @@ class _Walk:
         conditions = {0: Condition(Severity.CRITICAL, ("80E01801",))}
         return chance.choice(
             (
-                lambda: p.Beat(finished={rank: step}, total=world.total, metrics={"loss": 1.0}),
+                lambda: p.Heartbeat(
+                    finished={rank: step}, total=world.total, metrics={"loss": 1.0}
+                ),
                 lambda: p.Snapshots(kept={rank: (state,)}),
                 lambda: p.Snapshots(kept={other: (state,)}, copies=True),
                 lambda: p.CheckpointWritten(**made, path="there", error=error),
-                lambda: p.CheckpointLeftOut(**made, reason="the store is slow"),
+                lambda: p.WriteLeftOut(**made, reason="the store is slow"),
                 lambda: p.SnapshotRefused(rank=rank, error="no memory"),
-                lambda: p.PartDue(**part, rank=rank),
-                lambda: p.PartWritten(**part, error=error),
+                lambda: p.ShardReady(**part, rank=rank),
+                lambda: p.ShardWritten(**part, error=error),
                 lambda: p.Pruned(removed=(state,)),
                 lambda: p.Conditions(devices=conditions if chance.random() < 0.5 else {}),
-                lambda: p.Traced(switch=Switch()),
-                lambda: p.Timed(steps={}),
-                lambda: p.Held(rank=rank, generation=generation, finished=step),
+                lambda: p.ProfilingSwitchRead(switch=Switch()),
+                lambda: p.StepTimings(steps={}),
+                lambda: p.Paused(rank=rank, generation=generation, finished=step),
                 lambda: p.StoreUp(serial=machine.job.store.serial, port=chance.choice((0, 29500))),
             )
         )()

@@ -14,7 +14,7 @@ from rekindle import names
 from rekindle.protocol import agent as protocol
 from rekindle.protocol import codec as wire
 from rekindle.rank.channel import Channel
-from rekindle.recovery.policy.plan import RankPlan, Source
+from rekindle.recovery.policy.plan import RankPlan, StateSource
 from rekindle.training.mindio.enums import ReportState
 from rekindle.training.mindio.handlers import Handlers
 from rekindle.training.mindio.processor import Processor
@@ -69,9 +69,9 @@ class Rank:
 
 def form_of(
     rank: int, plan: RankPlan, ports: list[int], generation: int = 2, step: int = 2
-) -> protocol.Form:
+) -> protocol.FormGeneration:
     """What a rank is told of a generation. ports: of all of its world."""
-    return protocol.Form(
+    return protocol.FormGeneration(
         generation=generation,
         world_size=len(ports),
         store_host="",
@@ -111,7 +111,7 @@ class World:
     def start(self) -> World:
         """All meet for the first time."""
         started = self.on_all(lambda each: each.start())
-        self.form(1, 0, [RankPlan(source=Source.FRESH)] * len(self.ranks))
+        self.form(1, 0, [RankPlan(source=StateSource.FRESH)] * len(self.ranks))
         self.ready()
         for each in started:
             result_of(each)
@@ -125,7 +125,7 @@ class World:
 
     def over(self, generation: int, finished: int, *, replaced: bool = False) -> None:
         """Tell all that a generation is over."""
-        over = protocol.Over(generation=generation, finished=finished, replaced=replaced)
+        over = protocol.GenerationEnded(generation=generation, finished=finished, replaced=replaced)
         for rank in self.ranks:
             rank.tell(over)
 

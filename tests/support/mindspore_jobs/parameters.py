@@ -15,7 +15,7 @@ from mindspore import nn, ops, train
 from rekindle.errors import SessionError
 from rekindle.training.mindspore import recoverable
 from rekindle.training.mindspore.state import LOOKS, LOOKS_AGAIN, SMALL_BYTES, Parameters
-from rekindle.training.mindspore.steps import Memory
+from rekindle.training.mindspore.steps import CallbackState
 
 WIDE = SMALL_BYTES // 4
 
@@ -71,13 +71,13 @@ def kept_by_callbacks() -> list[object]:
     plateau = train.ReduceLROnPlateau(monitor="loss")
     whole = train.EarlyStopping(monitor="loss", restore_best_weights=True)
     stops.wait, stops.best, plateau.cooldown_counter = 3, np.float32(0.1), 2
-    kept = Memory([stops, Counts(7), train.LossMonitor(), plateau, Counts(8), whole]).state()
+    kept = CallbackState([stops, Counts(7), train.LossMonitor(), plateau, Counts(8), whole]).state()
     others = [
         train.ReduceLROnPlateau(monitor="loss"),
         *(Counts(0), Counts(0), Counts(0)),
         train.EarlyStopping(monitor="loss"),
     ]
-    Memory(others).load(json.loads(json.dumps(kept)))
+    CallbackState(others).load(json.loads(json.dumps(kept)))
     reduces, first, second, third, stops_too = others
     counts = [each.count for each in (first, second, third)]
     same = stops_too.best == np.float32(0.1) and stops_too.best.dtype == np.float32

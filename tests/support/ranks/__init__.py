@@ -22,7 +22,7 @@ import torch.distributed as dist
 from repository import ROOT
 from waiting import bound_s
 
-from rekindle.protocol.heartbeat_page import Page
+from rekindle.protocol.heartbeat_page import HeartbeatPage
 from rekindle.training.torch.groups.generation_group import Group
 
 # torch asks the name service who its store's peers are; without one each question takes seconds.
@@ -139,7 +139,11 @@ def run(body: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
 
 
 def formed(
-    rank: Rank, generation: int = 1, *, timeout_s: float | None = None, page: Page | None = None
+    rank: Rank,
+    generation: int = 1,
+    *,
+    timeout_s: float | None = None,
+    page: HeartbeatPage | None = None,
 ) -> Group:
     """The default process group of a generation, with all ranks in it."""
     group = Group(page)

@@ -18,7 +18,7 @@ class Agent:
     A step that failed ends its generation.
     """
 
-    def __init__(self, forms: Iterable[protocol.Form]) -> None:
+    def __init__(self, forms: Iterable[protocol.FormGeneration]) -> None:
         self._mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         os.environ[names.ENV_CHANNEL_FD] = str(theirs.detach())
         self._forms = iter(forms)
@@ -26,7 +26,7 @@ class Agent:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def over(self, generation: int, finished: int = 0) -> None:
-        self._say(protocol.Over(generation=generation, finished=finished))
+        self._say(protocol.GenerationEnded(generation=generation, finished=finished))
 
     def _listen(self) -> None:
         while data := self._mine.recv(1 << 17):
@@ -37,8 +37,8 @@ class Agent:
                     self._say(next(self._forms, protocol.Dismiss(finished=finished or 0)))
                 case protocol.StepFailed(generation=generation):
                     self.over(generation)
-                case protocol.SnapshotRoom(serial=serial):
-                    self._say(protocol.SnapshotBuffers(error="no memory", serial=serial))
+                case protocol.BufferRequest(serial=serial):
+                    self._say(protocol.BufferGrant(error="no memory", serial=serial))
 
     def _say(self, message: protocol.Message) -> None:
         self._mine.send(wire.encode(message))

@@ -8,7 +8,7 @@ import msgspec
 
 from rekindle.engines.kubernetes.manifests.kinds.base import Adapter
 from rekindle.engines.kubernetes.manifests.render import Manifests, adapter, render
-from rekindle.engines.kubernetes.manifests.settings import Kind, Pods
+from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings, WorkloadKind
 from rekindle.job.spec import EntryKind, JobSpec
 
 Manifest = dict[str, Any]
@@ -33,9 +33,11 @@ def spec(**changes: Any) -> JobSpec:
     return msgspec.structs.replace(said, **changes)
 
 
-def pods(kind: str = "indexed-job", **said: Any) -> Pods:
+def pods(kind: str = "indexed-job", **said: Any) -> KubernetesSettings:
     """Pods as a job file says them."""
-    return msgspec.convert({"image": "example.com/train:1", "kind": kind} | said, Pods)
+    return msgspec.convert(
+        {"image": "example.com/train:1", "kind": kind} | said, KubernetesSettings
+    )
 
 
 def rendered(
@@ -51,7 +53,7 @@ def rendered(
 
 def adapter_of(kind: str) -> Adapter:
     """What knows this kind."""
-    return adapter(Kind(kind))
+    return adapter(WorkloadKind(kind))
 
 
 def templates(found: Manifests, kind: str) -> list[Manifest]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.policy.policy import Policy, Strategy
 from rekindle.simulation import costs
 from rekindle.simulation.costs import Costs, JobRow, KindRow, StrategyRow
@@ -59,7 +59,7 @@ def setting(policy: Policy, *, costs: Costs | None = None, **more: Any) -> Setti
     return Setting(policy, World(**world), costs or prices(), Cadence(**plan))
 
 
-def strike(at: float, kind: Kind, *, cause: Cause = Cause.NOTHING, **more: Any) -> Strike:
+def strike(at: float, kind: FaultKind, *, cause: Cause = Cause.NOTHING, **more: Any) -> Strike:
     """A fault on device 0 of node 1, if nothing else is said."""
     fields: dict[str, Any] = {"nodes": (1,), "device": 0, "seed": 0}
     row = {"name": kind.value, "weight": 1.0, "kind": kind}
@@ -68,7 +68,7 @@ def strike(at: float, kind: Kind, *, cause: Cause = Cause.NOTHING, **more: Any) 
     return Strike(at=at, row=FaultRow(**row), cause=cause, **fields)
 
 
-def plain_mix(rate: float, *kinds: Kind, **odds: Any) -> Mix:
+def plain_mix(rate: float, *kinds: FaultKind, **odds: Any) -> Mix:
     """These kinds, equally often, `rate` a day for 1,000 devices; no lemons, groups or seconds."""
     none = {"lemon_share": 0.0, "group_share": 0.0, "second_share": 0.0} | odds
     faults = tuple(FaultRow(name=kind.value, weight=1.0, kind=kind) for kind in kinds)

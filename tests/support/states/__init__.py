@@ -10,10 +10,10 @@ import torch
 
 from rekindle.agent.snapshots.allocation import create_buffer
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
-from rekindle.training.torch.state.capture import State, finish, prepare
+from rekindle.training.torch.state.capture import CapturedState, finish, prepare
 
 
-def move(state: State, named: Mapping[str, Any]) -> None:
+def move(state: CapturedState, named: Mapping[str, Any]) -> None:
     """As a transfer does: only the skeleton and the elements go over."""
     targets = prepare(named, state.skeleton)
     assert list(targets) == list(state.tensors)

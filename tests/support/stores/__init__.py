@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import rekindle
 from rekindle.checkpoints.format import plan_layout, write_header
 from rekindle.checkpoints.manifest import FileEntry, Manifest
-from rekindle.checkpoints.store import Checkpoint, Part, Store, Written
+from rekindle.checkpoints.store import Checkpoint, CheckpointFile, CheckpointStore, Written
 
 LOCK = ".lock"
 
@@ -83,18 +83,18 @@ def shard(value: int) -> memoryview:
     return buffer
 
 
-def put(store: Store, step: int, generation: int = 1) -> Written:
+def put(store: CheckpointStore, step: int, generation: int = 1) -> Written:
     """Write a checkpoint of two files whose content tells the step."""
-    parts = {f"state-{i}.safetensors": Part([shard(step + i)], (i,)) for i in range(2)}
+    parts = {f"state-{i}.safetensors": CheckpointFile([shard(step + i)], (i,)) for i in range(2)}
     return store.write(manifest(step, generation), parts)
 
 
 def write_parts(
-    store: Store, step: int, generation: int = 1, size: int = 200
+    store: CheckpointStore, step: int, generation: int = 1, size: int = 200
 ) -> tuple[FileEntry, ...]:
     """Two parts whose content tells step, generation and rank."""
     return tuple(
-        store.write_part(step, generation, f"state-{rank}", Part([data], (rank,)))
+        store.write_part(step, generation, f"state-{rank}", CheckpointFile([data], (rank,)))
         for rank in range(2)
         for data in [bytes([step, generation, rank]).ljust(size, b".")]
     )
@@ -104,11 +104,11 @@ def with_files(step: int, files: tuple[FileEntry, ...], generation: int = 1) -> 
     return msgspec.structs.replace(manifest(step, generation), files=files)
 
 
-def put_parts(store: Store, step: int, generation: int = 1) -> Written:
+def put_parts(store: CheckpointStore, step: int, generation: int = 1) -> Written:
     return store.commit(with_files(step, write_parts(store, step, generation), generation))
 
 
-def newest_step(store: Store) -> int | None:
+def newest_step(store: CheckpointStore) -> int | None:
     found = store.newest().checkpoint
     return found.manifest.step if found else None
 

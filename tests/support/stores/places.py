@@ -9,7 +9,7 @@ from typing import Any
 
 from rekindle.checkpoints.location import S3Location, parse
 from rekindle.checkpoints.open_store import open_store
-from rekindle.checkpoints.store import Store
+from rekindle.checkpoints.store import CheckpointStore
 from stores.servers import BUCKET, Server
 
 LOCK = ".lock"
@@ -25,7 +25,7 @@ class Place(ABC):
         self.location = location
         self.creates_once = creates_once
 
-    def open(self) -> Store:
+    def open(self) -> CheckpointStore:
         return open_store(self.location)
 
     def tree(self) -> dict[str, bytes]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Strategy
 from training_jobs.checks import assert_same_training, assert_samples_once
@@ -30,7 +30,7 @@ class Ended:
 
     error: what broke the job off. story: the job's story then.
     numbers: the number of each row's first fault.
-    ledgers: the events of each attempt. ends: how the attempts ended.
+    journals: the events of each attempt. ends: how the attempts ended.
     seen: the results of the acts, by the names of the rows.
     after: the results of `Attempt.after`, by the names of the attempts.
     left: processes that lived after an attempt.
@@ -41,7 +41,7 @@ class Ended:
     error: Exception | None = None
     story: str = ""
     numbers: dict[Row, int] = field(default_factory=dict)
-    ledgers: list[list[journal.AnyEvent]] = field(default_factory=list)
+    journals: list[list[journal.AnyEvent]] = field(default_factory=list)
     ends: list[journal.Ended] = field(default_factory=list)
     seen: dict[str, Any] = field(default_factory=dict)
     after: dict[str, Any] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Ended:
         number = names.index(which) if isinstance(which, str) else which
         own = {
             name: getattr(self, name)[number : number + 1]
-            for name in ("attempts", "ledgers", "ends")
+            for name in ("attempts", "journals", "ends")
         }
         return dataclasses.replace(self, **own)
 
@@ -67,7 +67,7 @@ class Ended:
     @property
     def events(self) -> list[journal.AnyEvent]:
         """The events of all attempts."""
-        return list(itertools.chain(*self.ledgers))
+        return list(itertools.chain(*self.journals))
 
     @property
     def incidents(self) -> list[journal.Incident]:
@@ -184,7 +184,9 @@ class Ended:
         started = [event.ranks for event in self.of(journal.RanksStarted)]
         decided = [strategy for each in self.incidents for strategy in each.strategies]
         restarts = sum(strategy in _RESTARTS for strategy in decided)
-        lost = sum(event.fault.kind is Kind.COORDINATOR for event in self.of(journal.FaultSeen))
+        lost = sum(
+            event.fault.kind is FaultKind.COORDINATOR for event in self.of(journal.FaultSeen)
+        )
         for rank in range(record.ranks):
             lives = sum(at >= begin for at in record.births(rank))
             named = sum(rank in ranks for ranks in started)

@@ -140,14 +140,14 @@ class Injector:
             case "link" | "wrapped":
                 raise _link_error(what)
             case "uce" | "uce-temporary" | "uce-fatal":
-                CpuDevice.pretended = _DAMAGE[what]
+                CpuDevice.simulated = _DAMAGE[what]
                 raise RuntimeError("UCE ERROR: injected")
             case "leave":
                 self.leaves = True
             case "flip":
                 self.flaw, self._flipped_us = 5.0, time.time_ns() // 1000
             case "ecc":
-                self.flaw, CpuDevice.pretended = 0.0, Damage.STATE
+                self.flaw, CpuDevice.simulated = 0.0, Damage.STATE
                 raise RuntimeError(f"HBM MULTI BIT ECC ERROR. time us= {self._flipped_us}.")
             case "hang":
                 while True:
@@ -194,7 +194,7 @@ class Injector:
 
     def _watch_runtime(self) -> None:
         from rekindle.protocol.snapshot_buffer import SnapshotBuffer
-        from rekindle.rank.snapshot_schedule import StateKeeper
+        from rekindle.rank.snapshot_schedule import SnapshotSchedule
         from rekindle.training.torch import generations
         from rekindle.training.torch.faults.repairs import BufferGuard
 
@@ -203,7 +203,7 @@ class Injector:
             (generations, "receive_state", "receive"),
             (BufferGuard, "keep", "keep buffers"),
             (CpuDevice, "wait", "wait"),
-            (StateKeeper, "keep", "keep state"),
+            (SnapshotSchedule, "keep", "keep state"),
             (generations, "send_state", "send"),
         ):
             setattr(owner, name, self._before(place, getattr(owner, name)))

@@ -17,9 +17,9 @@ from waiting import LIMIT_S, bound_s, wait_until
 
 from rekindle.checkpoints.retention import Retention
 from rekindle.engines.local import LocalEngine
-from rekindle.engines.simulated_hosts import PretendedHosts
+from rekindle.engines.simulated_hosts import SimulatedHosts
 from rekindle.job.spec import EntryKind, JobSpec, check, home
-from rekindle.profiling.switch import Order
+from rekindle.profiling.switch import ProfilingOrder
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Policy
 from rekindle.testing.handle import JobHandle
@@ -51,8 +51,8 @@ def pause_all(step: int, ranks: int = RANKS, *, life: int = 1) -> list[Fault]:
 class Job(JobHandle):
     """One job of the training script; a context manager that leaves nothing behind.
 
-    nodes: pretended nodes, of all processes together.
-    hosts: whether nodes have pretended hosts, and what is learned of those is noted.
+    nodes: simulated nodes, of all processes together.
+    hosts: whether nodes have simulated hosts, and what is learned of those is noted.
     replaces: whether nodes that are wanted are brought. misfit: more environment for the ranks.
     script: another one than the training script.
     """
@@ -82,7 +82,7 @@ class Job(JobHandle):
         self.mark = uuid.uuid4().hex
         self.record = Record(folder, steps, ranks=processes)
         self.replaces = replaces
-        self.hosts = PretendedHosts(home()) if hosts else None
+        self.hosts = SimulatedHosts(home()) if hosts else None
         self.spec = JobSpec(
             job_id="job",
             entry=EntryKind.SCRIPT,
@@ -105,7 +105,7 @@ class Job(JobHandle):
         )
         self.engine: LocalEngine | None = None
         self._attempt = -1
-        self._wanted = 0  # events of the ledger that were looked at for nodes
+        self._wanted = 0  # events of the journal that were looked at for nodes
         self._processes: list[subprocess.Popen[bytes]] = []
         self._node_killed = False
         self.plan(*faults)
@@ -269,9 +269,11 @@ class Job(JobHandle):
         return self.events_of(journal.NodeJoined, node=node)[-1].pid
 
     def leftovers(self) -> list[str]:
-        """List the processes of the job that still live; a killed node's zygote ends by itself."""
+        """List the live processes of the job. A killed node's fork server ends by itself."""
         if self._node_killed:
-            wait_until(lambda: not marked_processes(self.mark), "the end of a killed node's zygote")
+            wait_until(
+                lambda: not marked_processes(self.mark), "the end of a killed node's fork server"
+            )
         return marked_processes(self.mark)
 
     def stderr(self, rank: int) -> str:
@@ -306,7 +308,7 @@ class Job(JobHandle):
 
     def profile(self, kinds: str = "", *, on: bool = True) -> None:
         """Switch light profiling, as `rekindle profile` does."""
-        self.client().profile(Order(on=on, kinds=tuple(kinds.split()), by="test"))
+        self.client().profile(ProfilingOrder(on=on, kinds=tuple(kinds.split()), by="test"))
 
     def kill_pid(self, pid: int) -> None:
         """Kill a process of the job, and see it dead."""
@@ -331,7 +333,7 @@ class Job(JobHandle):
     def kill_node(self, *nodes: int) -> None:
         """Kill the agents of these nodes, and with them (by the kernel) their ranks; see it done.
 
-        The zygotes live on for a moment, to end what the ranks have started.
+        The fork servers live on for a moment, to end what the ranks have started.
         """
         agents = [psutil.Process(self.agent_pid(node)) for node in nodes]
         doomed = [child for agent in agents for child in agent.children() if leads_session(child)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Strategy
 from training_jobs import RANKS
@@ -61,7 +61,7 @@ class Row:
     resumed: int | Collection[int] | None = None
     replaced: Collection[int] | None = frozenset()
     sources: Mapping[str, int] | Sequence[Mapping[str, int]] | None = None
-    cause: tuple[Kind, int] | None = None
+    cause: tuple[FaultKind, int] | None = None
     check: Callable[[Ended, journal.Incident], None] | None = None
 
     def __str__(self) -> str:

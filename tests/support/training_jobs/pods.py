@@ -19,11 +19,11 @@ from rekindle.engines.kubernetes.client.api import load
 from rekindle.engines.kubernetes.engine import KubernetesEngine
 from rekindle.engines.kubernetes.labels import selector
 from rekindle.engines.kubernetes.manifests.render import adapter
-from rekindle.engines.kubernetes.manifests.settings import Pods, Volume
+from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings, Volume
 from rekindle.errors import JobError
 from rekindle.job.spec import JobDirectory
 from rekindle.recovery.journal import journal
-from rekindle.recovery.node_check.evidence import Limits
+from rekindle.recovery.node_check.evidence import NodeCheckLimits
 from training_jobs.injection import Fault
 from training_jobs.job import LIMIT_S, Job
 
@@ -58,7 +58,7 @@ class PodJob(Job):
         nodes: int = 2,
         pods: dict[str, Any] | None = None,
         kubeconfig: Path | None = None,
-        checked: Limits | None = None,
+        checked: NodeCheckLimits | None = None,
         **settings: Any,
     ) -> None:
         settings.setdefault("checkpoint_store", str(folder / "checkpoints"))
@@ -77,7 +77,7 @@ class PodJob(Job):
         work = Volume(name="work", mount_path=str(folder), host_path=str(folder))
         home = str(folder / "home")
         own = {"image": "training", "namespace": namespace, "volumes": (work,), "home": home}
-        self.pods = Pods(**(own | (pods or {})))
+        self.pods = KubernetesSettings(**(own | (pods or {})))
         self.api = load(str(kubeconfig or cluster.kubeconfig))
         self._watching = contextlib.ExitStack()
         self._learned = 0

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Policy, Strategy
 from training_jobs import RANKS
@@ -21,9 +21,9 @@ NODE = (Strategy.RECOVER,)
 ERROR = "RuntimeError: igloo.csv: injected into step"
 EVERY = frozenset(range(RANKS))  # all ranks
 PASSING = {
-    "hiccup": Kind.TRANSIENT,
-    "uce": Kind.DEVICE_MEMORY,
-    "uce-temporary": Kind.DEVICE_MEMORY,
+    "hiccup": FaultKind.TRANSIENT,
+    "uce": FaultKind.DEVICE_MEMORY,
+    "uce-temporary": FaultKind.DEVICE_MEMORY,
 }
 
 
@@ -62,7 +62,7 @@ def killed(rank: int, place: str, step: int, *, after: int = 0) -> Row:
         step,
         (Fault(rank, place, step, life=0, after=after),),
         replaced={rank},
-        cause=(Kind.PROCESS, rank),
+        cause=(FaultKind.PROCESS, rank),
         check=_from_a_peer,
     )
 
@@ -174,7 +174,7 @@ def reported_late(step: int, *, clean: int, kept: bool = True, after: int = 0) -
         resumed=clean,
         lost=step - clean,
         replaced=frozenset() if kept else EVERY,
-        cause=(Kind.DEVICE_MEMORY, 2),
+        cause=(FaultKind.DEVICE_MEMORY, 2),
         check=is_clean,
     )
     return row

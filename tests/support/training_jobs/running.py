@@ -28,7 +28,7 @@ def run_plan(folder: Path, plan: Plan) -> Ended:
     finally:
         job.__exit__()
     events = job.events()
-    ended.ledgers = [events[a:b] for a, b in itertools.pairwise([*known, len(events)])]
+    ended.journals = [events[a:b] for a, b in itertools.pairwise([*known, len(events)])]
     return ended
 
 

@@ -7,9 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from rekindle.agent.lateness import BUSY_S, ENOUGH, FACTOR, LOOK_S, UNKNOWN_S, Rest, Watch
+from rekindle.agent.lateness import (
+    BUSY_S,
+    ENOUGH,
+    FACTOR,
+    LOOK_S,
+    UNKNOWN_S,
+    IdleTracker,
+    LatenessTracker,
+)
 from rekindle.agent.process_activity import Activity
-from rekindle.protocol.heartbeat_page import Doing, Mark
+from rekindle.protocol.heartbeat_page import PageReading, RankActivity
 
 LEAST_S = 10.0
 MOMENT_S = 2.0  # what a close look at all ranks takes, and a coordinator
@@ -19,9 +27,9 @@ class Rank:
     """A rank's page over time, and the watch that looks at it every so often."""
 
     def __init__(self, look_s: float = LOOK_S) -> None:
-        self.watch = Watch(LEAST_S)
+        self.watch = LatenessTracker(LEAST_S)
         self.now = 0.0
-        self.mark = Mark(0, Doing.MEETING, 0)
+        self.mark = PageReading(0, RankActivity.MEETING, 0)
         self._look_s = look_s
         self._next_look = 0.0
 
@@ -39,24 +47,24 @@ class Rank:
         self.now = end
         return None
 
-    def begin(self, doing: Doing, *, finished: int | None = None, meetings: int = 0) -> None:
+    def begin(self, doing: RankActivity, *, finished: int | None = None, meetings: int = 0) -> None:
         done = self.mark.finished if finished is None else finished
         meetings = self.mark.meetings + meetings
-        self.mark = Mark(done, doing, int(self.now * 1e9), meetings)
+        self.mark = PageReading(done, doing, int(self.now * 1e9), meetings)
 
-    def do(self, doing: Doing, seconds: float) -> bool:
+    def do(self, doing: RankActivity, seconds: float) -> bool:
         """The rank is at this for so long; return whether it was found to be late."""
         self.begin(doing)
         late = self.pass_time(seconds) is not None
-        if doing in (Doing.FIRST, Doing.STEP):
-            self.begin(Doing.BETWEEN, finished=self.mark.finished + 1)
+        if doing in (RankActivity.FIRST, RankActivity.STEP):
+            self.begin(RankActivity.BETWEEN, finished=self.mark.finished + 1)
         return late
 
     def train(self, steps: int, seconds: float) -> None:
         """Regular steps of which none is late."""
-        self.do(Doing.FIRST, seconds)  # which may well be late: nothing is known yet
+        self.do(RankActivity.FIRST, seconds)  # which may well be late: nothing is known yet
         for number in range(steps):
-            assert not self.do(Doing.STEP, seconds), number
+            assert not self.do(RankActivity.STEP, seconds), number
 
 
 @pytest.mark.parametrize("seconds", [0.01, 0.5, 3.0, 5.0, 6.0, 20.0, 100.0])
@@ -64,7 +72,7 @@ def test_a_step_without_an_end_is_found_in_time(seconds: float) -> None:
     """Within 15 s or three times the longest step, with a moment left to look closely."""
     rank = Rank()
     rank.train(ENOUGH + 2, seconds)
-    rank.begin(Doing.STEP)
+    rank.begin(RankActivity.STEP)
     late = rank.pass_time(1000.0)
     assert late is not None
     assert max(LEAST_S, FACTOR * seconds) <= late <= max(15.0, 3 * seconds) - MOMENT_S
@@ -83,28 +91,34 @@ def test_steps_that_vary_by_ten_are_no_hang(shape: str, unit_s: float) -> None:
     """Ten thousand of them, with a script's own business between some."""
     rank = Rank(look_s=min(1.0, max(LOOK_S, unit_s / 4)))
     times = lengths(shape, seed=int(unit_s * 100))
-    rank.do(Doing.FIRST, unit_s * next(times))
+    rank.do(RankActivity.FIRST, unit_s * next(times))
     for step in range(10_000):
-        assert not rank.do(Doing.STEP, unit_s * next(times)), step
+        assert not rank.do(RankActivity.STEP, unit_s * next(times)), step
         if step % 100 == 0:
-            assert not rank.do(Doing.CHECKPOINT, 30 * unit_s)
+            assert not rank.do(RankActivity.CHECKPOINT, 30 * unit_s)
 
 
 def test_the_first_step_of_a_job_has_time() -> None:
     """Nothing is known then; a process that computes may compile, one that rests is waited for."""
     rank = Rank()
-    rank.begin(Doing.FIRST)
+    rank.begin(RankActivity.FIRST)
     assert rank.pass_time(UNKNOWN_S - 1.0) is None
     assert rank.watch.limit_s(0, busy=False) == UNKNOWN_S
     assert rank.watch.limit_s(0, busy=True) == BUSY_S
 
 
-@pytest.mark.parametrize("before", [None, Mark(0, Doing.OUTSIDE, 0), Mark(0, Doing.MEETING, 0, 1)])
-def test_a_first_step_between_two_looks_is_known(before: Mark | None) -> None:
+@pytest.mark.parametrize(
+    "before",
+    [None, PageReading(0, RankActivity.OUTSIDE, 0), PageReading(0, RankActivity.MEETING, 0, 1)],
+)
+def test_a_first_step_between_two_looks_is_known(before: PageReading | None) -> None:
     """It took no longer than what lay between them; the next one need not be waited for so long."""
     rank = Rank()
     rank.watch.look({}, -LOOK_S)  # a rank may be started, and train, between two looks
-    for mark in filter(None, (before, Mark(1, Doing.STEP, 1, 1), Mark(1, Doing.FIRST, 2, 2))):
+    for mark in filter(
+        None,
+        (before, PageReading(1, RankActivity.STEP, 1, 1), PageReading(1, RankActivity.FIRST, 2, 2)),
+    ):
         rank.mark = mark
         assert rank.pass_time(1.0) is None
     assert rank.watch.limit_s(0, busy=False) == LEAST_S
@@ -113,10 +127,13 @@ def test_a_first_step_between_two_looks_is_known(before: Mark | None) -> None:
 def test_state_that_a_rank_was_given_is_no_first_step() -> None:
     """It has finished more steps than before then, and none of them itself."""
     rank = Rank()
-    for mark in (Mark(0, Doing.MEETING, 0, 1), Mark(9, Doing.BETWEEN, 1, 1)):
+    for mark in (
+        PageReading(0, RankActivity.MEETING, 0, 1),
+        PageReading(9, RankActivity.BETWEEN, 1, 1),
+    ):
         rank.mark = mark
         assert rank.pass_time(1.0) is None
-    rank.mark = Mark(9, Doing.FIRST, 2, 1)
+    rank.mark = PageReading(9, RankActivity.FIRST, 2, 1)
     assert rank.pass_time(1.0) is None
     assert rank.watch.limit_s(0, busy=False) == UNKNOWN_S
 
@@ -125,36 +142,38 @@ def test_a_few_steps_say_little() -> None:
     """A step may take ten times as long as the longest of a few."""
     rank = Rank()
     rank.train(3, 4.0)
-    assert not rank.do(Doing.STEP, 39.0)
+    assert not rank.do(RankActivity.STEP, 39.0)
 
 
 def test_whoever_computes_in_a_step_has_no_more_time() -> None:
     """A loop without an end computes, too; between two steps it may be an evaluation."""
     rank = Rank()
     rank.train(ENOUGH + 2, 0.1)
-    rank.begin(Doing.STEP)
+    rank.begin(RankActivity.STEP)
     rank.pass_time(1.0)
     assert rank.watch.limit_s(0, busy=True) == LEAST_S
-    rank.begin(Doing.BETWEEN)
+    rank.begin(RankActivity.BETWEEN)
     rank.pass_time(1.0)
     assert rank.watch.limit_s(0, busy=False) == LEAST_S
     assert rank.watch.limit_s(0, busy=True) == BUSY_S
 
 
-@pytest.mark.parametrize("doing", [Doing.EVALUATE, Doing.CHECKPOINT, Doing.COMPILE])
-def test_what_the_script_says_takes_long_has_time(doing: Doing) -> None:
+@pytest.mark.parametrize(
+    "doing", [RankActivity.EVALUATE, RankActivity.CHECKPOINT, RankActivity.COMPILE]
+)
+def test_what_the_script_says_takes_long_has_time(doing: RankActivity) -> None:
     """However short the steps are."""
     rank = Rank()
     rank.train(1000, 0.01)
     assert not rank.do(doing, BUSY_S - 1.0)
-    assert not rank.do(Doing.STEP, 0.01)
+    assert not rank.do(RankActivity.STEP, 0.01)
 
 
 def test_a_watcher_that_was_held_up_counts_nothing() -> None:
     """A suspended laptop wakes up in the step in which it went to sleep."""
     rank = Rank()
     rank.train(ENOUGH + 2, 0.1)
-    rank.begin(Doing.STEP)
+    rank.begin(RankActivity.STEP)
     for _ in range(5):
         assert rank.pass_time(1.0) is None
         rank.now += 3600.0
@@ -167,23 +186,23 @@ def test_a_step_that_was_broken_off_teaches_nothing() -> None:
     """Neither one that a regroup ended nor one whose process died."""
     rank = Rank()
     rank.train(ENOUGH + 2, 0.1)
-    rank.begin(Doing.STEP)
+    rank.begin(RankActivity.STEP)
     rank.pass_time(9.0)
-    rank.begin(Doing.BETWEEN, meetings=1)  # quicker than the next look
+    rank.begin(RankActivity.BETWEEN, meetings=1)  # quicker than the next look
     rank.pass_time(0.1)
-    rank.begin(Doing.STEP)
+    rank.begin(RankActivity.STEP)
     rank.pass_time(9.0)
-    rank.begin(Doing.OUTSIDE)
+    rank.begin(RankActivity.OUTSIDE)
     rank.pass_time(1.0)
-    rank.begin(Doing.STEP, meetings=1)
+    rank.begin(RankActivity.STEP, meetings=1)
     assert rank.watch.limit_s(0, busy=True) == float("inf")  # nobody has looked yet
     late = rank.pass_time(100.0)
     assert late is not None
     assert late < LEAST_S + 1.0
 
 
-@pytest.mark.parametrize("doing", [Doing.OUTSIDE, Doing.MEETING])
-def test_nobody_is_late_where_others_set_the_limits(doing: Doing) -> None:
+@pytest.mark.parametrize("doing", [RankActivity.OUTSIDE, RankActivity.MEETING])
+def test_nobody_is_late_where_others_set_the_limits(doing: RankActivity) -> None:
     """The coordinator has limits of its own for a meeting, and of a script nothing is known."""
     rank = Rank(look_s=1.0)
     assert not rank.do(doing, 10_000.0)
@@ -192,7 +211,7 @@ def test_nobody_is_late_where_others_set_the_limits(doing: Doing) -> None:
 def test_a_rank_that_is_gone_is_forgotten() -> None:
     """Its successor begins with no time used."""
     rank = Rank()
-    rank.begin(Doing.BETWEEN)
+    rank.begin(RankActivity.BETWEEN)
     rank.pass_time(50.0)
     rank.watch.look({}, rank.now)
     assert rank.watch.elapsed_s(0) == 0.0
@@ -205,7 +224,7 @@ def activity(cpu_s: float, io_bytes: int = 0) -> dict[int, Activity]:
 
 def test_processes_rest_while_they_neither_compute_nor_read_nor_write() -> None:
     """A timer's few milliseconds are nothing; a line that is printed is something."""
-    rest = Rest()
+    rest = IdleTracker()
     rest.look(activity(1.0), 5.0)
     assert rest.rested_s(0) == 0.0
     rest.look(activity(1.0), 5.0)
@@ -220,7 +239,7 @@ def test_processes_rest_while_they_neither_compute_nor_read_nor_write() -> None:
 
 def test_a_device_that_computes_by_itself_is_a_sign_of_life() -> None:
     """Its utilisation changes; what is stuck has the same, be it none or all."""
-    rest = Rest()
+    rest = IdleTracker()
     rest.look(activity(1.0), 5.0)
     for use in (100, 100, 99):
         rest.look(activity(1.0), 5.0, {0: use})
@@ -234,7 +253,7 @@ def test_a_device_that_computes_by_itself_is_a_sign_of_life() -> None:
 
 def test_what_a_look_itself_has_caused_is_no_sign_of_life() -> None:
     """A rank writes its stacks because it is asked to."""
-    rest = Rest()
+    rest = IdleTracker()
     for _ in range(3):
         rest.look(activity(1.0), 5.0)
     rest.overlook(0, activity(1.1, 4000)[0])

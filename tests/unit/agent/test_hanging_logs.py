@@ -15,7 +15,7 @@ from waiting import finished, turns
 
 from rekindle.agent import output
 from rekindle.agent.node_state import NodeState
-from rekindle.agent.ranks import NodeRanks
+from rekindle.agent.ranks import RankSupervisor
 from rekindle.errors import RekindleError
 from rekindle.protocol import agent as p
 
@@ -37,8 +37,8 @@ class Node:
         self.log.parent.mkdir(parents=True)
         os.mkfifo(self.log)
         self.sent: list[p.Message] = []
-        snapshots: Any = SimpleNamespace(obey=print)
-        self.ranks = NodeRanks(spec, snapshots, self.sent.append, {}, NodeState(1))
+        snapshots: Any = SimpleNamespace(handle=print)
+        self.ranks = RankSupervisor(spec, snapshots, self.sent.append, {}, NodeState(1))
         self.ranks.fork = self._fork  # type: ignore[method-assign]
 
     async def _fork(self, *_: object) -> int:
@@ -58,7 +58,7 @@ def test_the_event_loop_runs_while_a_log_is_opened(node: Node) -> None:
     """So the agent answers pings, and the node is not lost."""
 
     async def start() -> None:
-        order = asyncio.create_task(node.ranks.obey(SPAWN))
+        order = asyncio.create_task(node.ranks.handle(SPAWN))
         await turns()
         assert not order.done()
         reader = os.open(node.log, os.O_RDONLY | os.O_NONBLOCK)
@@ -72,7 +72,7 @@ def test_the_event_loop_runs_while_a_log_is_opened(node: Node) -> None:
 def test_a_log_that_is_not_opened_in_time(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The coordinator gets the name of the directory."""
     monkeypatch.setattr(output, "LOGS_S", 0.01)
-    asyncio.run(finished(node.ranks.obey(SPAWN)))
+    asyncio.run(finished(node.ranks.handle(SPAWN)))
     (failed,) = node.sent
     assert isinstance(failed, p.SpawnFailed)
     assert str(node.log.parent) in failed.error

@@ -19,9 +19,9 @@ from rekindle.profiling.switch import Switch
 from rekindle.protocol import agent as p
 from rekindle.protocol import codec as wire
 
-SPOILT = p.Timed(steps={0: (StepTimes(step=1, start=2**70, seconds=1.0, own=1.0),)})
-GOOD = p.Beat(finished={0: 7})
-SWITCH = p.Traced(switch=Switch())
+SPOILT = p.StepTimings(steps={0: (StepTimes(step=1, start=2**70, seconds=1.0, own=1.0),)})
+GOOD = p.Heartbeat(finished={0: 7})
+SWITCH = p.ProfilingSwitchRead(switch=Switch())
 
 
 @pytest.fixture

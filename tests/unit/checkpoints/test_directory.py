@@ -15,7 +15,7 @@ from stores import content, manifest, newest_step, put, shard
 from rekindle.checkpoints import directory, files
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.retention import Retention
-from rekindle.checkpoints.store import Part, Written
+from rekindle.checkpoints.store import CheckpointFile, Written
 from rekindle.errors import CheckpointError, CorruptError
 
 
@@ -48,7 +48,7 @@ def test_chunks_of_any_size_are_joined(
     """A file is its chunks in order, whatever their sizes and the size of one system call."""
     monkeypatch.setattr(files, "_PIECE", 7)
     chunks = [b"", b"abc", memoryview(bytes(range(100)))[3:90], bytearray(b"z" * 14), b""]
-    store.write(manifest(1), {"a": Part(chunks, (0,)), "empty": Part([], (1,))})
+    store.write(manifest(1), {"a": CheckpointFile(chunks, (0,)), "empty": CheckpointFile([], (1,))})
     checkpoint = store.newest().checkpoint
     assert checkpoint
     assert content(checkpoint) == {"a": b"".join(map(bytes, chunks)), "empty": b""}
@@ -70,7 +70,7 @@ def test_writing_a_committed_checkpoint_again_changes_nothing(
     """The second writer of a step and generation is told so, and no file is touched."""
     first = put(store, 1)
     before = {p: p.stat().st_mtime_ns for p in root.rglob("*")}
-    again = store.write(manifest(1), {"other": Part([b"other"], (0, 1))})
+    again = store.write(manifest(1), {"other": CheckpointFile([b"other"], (0, 1))})
     assert again == Written(first.location, first.bytes, existed=True)
     assert {p: p.stat().st_mtime_ns for p in root.rglob("*")} == before
 
@@ -183,7 +183,7 @@ def test_a_checkpoint_that_cannot_be_read_is_not_written_over(
 def test_every_truncation_and_flipped_bit_is_recognised(store: DirectoryStore) -> None:
     """Whatever single bit or tail of a checkpoint is lost, the older one is found."""
     put(store, 1)
-    path = Path(store.write(manifest(2), {"a": Part([b"state"], (0, 1))}).location)
+    path = Path(store.write(manifest(2), {"a": CheckpointFile([b"state"], (0, 1))}).location)
     for file in list(path.iterdir()):
         data = file.read_bytes()
         cuts = [data[:n] for n in range(len(data))]
@@ -217,11 +217,11 @@ def test_the_newest_is_the_highest_step_then_generation(store: DirectoryStore) -
 
 def test_nothing_is_found_where_nothing_is(store: DirectoryStore, root: Path) -> None:
     """A missing and an empty root hold no checkpoint, which is no error; nothing is made there."""
-    assert store.newest() == directory.Found(None, ())
+    assert store.newest() == directory.NewestCheckpoint(None, ())
     assert store.prune(Retention(last=1)) == ()
     assert not root.exists()
     root.mkdir()
-    assert store.newest() == directory.Found(None, ())
+    assert store.newest() == directory.NewestCheckpoint(None, ())
 
 
 def test_foreign_files_are_left_alone(store: DirectoryStore, root: Path, tmp_path: Path) -> None:

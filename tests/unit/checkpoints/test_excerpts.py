@@ -16,7 +16,7 @@ from rekindle.checkpoints.directory import DirectoryCheckpoint, DirectoryStore
 from rekindle.checkpoints.format import read_header
 from rekindle.checkpoints.manifest import FileEntry, decode, encode
 from rekindle.checkpoints.resharding import Excerpts, windows
-from rekindle.checkpoints.store import Part
+from rekindle.checkpoints.store import CheckpointFile
 from rekindle.errors import CheckpointError, CorruptError
 
 BLOCK = 64
@@ -31,7 +31,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def checkpoint(store: DirectoryStore) -> DirectoryCheckpoint:
-    store.write(manifest(1), {"a": Part([DATA[:10], DATA[10:500], DATA[500:]], (0,))})
+    store.write(manifest(1), {"a": CheckpointFile([DATA[:10], DATA[10:500], DATA[500:]], (0,))})
     found = store.find(1, 1)
     assert found
     return found
@@ -163,7 +163,7 @@ def test_memory_is_filled_straight(checkpoint: DirectoryCheckpoint) -> None:
 
 def test_the_header_alone(store: DirectoryStore, root: Path) -> None:
     """It is what read_header() tells of the whole file; damage behind it is not looked at."""
-    store.write(manifest(1), {"a": Part([shard(5)], (0,))})
+    store.write(manifest(1), {"a": CheckpointFile([shard(5)], (0,))})
     found = store.find(1, 1)
     assert found
     assert Excerpts(found, entry_of(found)).header() == read_header(shard(5))
@@ -178,7 +178,7 @@ def test_the_header_alone(store: DirectoryStore, root: Path) -> None:
 )
 def test_no_safetensors_file(store: DirectoryStore, data: bytes, said: str) -> None:
     """What was written as it is can still be none."""
-    store.write(manifest(1), {"a": Part([data], (0,))})
+    store.write(manifest(1), {"a": CheckpointFile([data], (0,))})
     found = store.find(1, 1)
     assert found
     with pytest.raises(CorruptError, match=said):

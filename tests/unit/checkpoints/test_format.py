@@ -18,8 +18,8 @@ from stores import json_values, texts
 
 from rekindle.checkpoints.format import (
     DTYPE_BITS,
+    FileLayout,
     Header,
-    Layout,
     checksum,
     plan_layout,
     read_header,
@@ -51,7 +51,7 @@ def tensors(draw: st.DrawFn) -> list[Tensor]:
     return found
 
 
-def fill(layout: Layout, metadata: dict[str, str]) -> bytearray:
+def fill(layout: FileLayout, metadata: dict[str, str]) -> bytearray:
     """A buffer with this header, and bytes that differ from place to place as data."""
     buffer = bytearray(bytes(i * 7 % 251 for i in range(layout.total_bytes)))
     write_header(layout, metadata, memoryview(buffer))

@@ -14,7 +14,7 @@ from stores import content, manifest, newest_step, put, put_parts, tree, with_fi
 from rekindle.checkpoints import directory
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.retention import Retention
-from rekindle.checkpoints.store import Part, Written
+from rekindle.checkpoints.store import CheckpointFile, Written
 from rekindle.errors import CheckpointError, CorruptError
 
 
@@ -165,11 +165,11 @@ def test_a_committed_checkpoint_is_left_as_it_is(store: DirectoryStore, root: Pa
     first = store.commit(with_files(1, files))
     before = {p: p.stat().st_mtime_ns for p in root.rglob("*")}
     other = DirectoryStore(root)
-    assert other.write_part(1, 1, "state-1", Part([b"other"], (9,))) == files[1]
+    assert other.write_part(1, 1, "state-1", CheckpointFile([b"other"], (9,))) == files[1]
     assert other.commit(with_files(1, files[:1])) == Written(first.location, 400, existed=True)
     assert put(other, 1).existed
     with pytest.raises(CheckpointError, match="has no file 'state-2'; it has: state-0, state-1"):
-        other.write_part(1, 1, "state-2", Part([b"other"], (9,)))
+        other.write_part(1, 1, "state-2", CheckpointFile([b"other"], (9,)))
     foreign = msgspec.structs.replace(with_files(1, files), job_id="mine")
     with pytest.raises(CheckpointError, match=r"of job 'job'.*'mine' a place of its own"):
         other.commit(foreign)
@@ -184,8 +184,8 @@ def test_a_committed_part_with_a_flipped_bit_is_written_over(
     path = Path(store.commit(with_files(1, files)).location)
     (path / "state-1").write_bytes(b"," * 200)
     untouched = (path / "state-0").stat()
-    assert store.write_part(1, 1, "state-0", Part([b"other"], (0,))) == files[0]
-    again = store.write_part(1, 1, "state-1", Part([b"again"], (1,)))
+    assert store.write_part(1, 1, "state-0", CheckpointFile([b"other"], (0,))) == files[0]
+    again = store.write_part(1, 1, "state-1", CheckpointFile([b"again"], (1,)))
     assert store.find(1, 1) is None
     assert (path / "state-0").stat().st_ctime_ns == untouched.st_ctime_ns
     assert not store.commit(with_files(1, (files[0], again))).existed
@@ -226,7 +226,7 @@ def test_a_hostile_name_is_refused_before_anything_is_made(
 ) -> None:
     """A part may not have a name that a manifest may not hold, and no directory is made for it."""
     with pytest.raises(CheckpointError, match="the manifest"):
-        store.write_part(1, 1, name, Part([b"x"], (0,)))
+        store.write_part(1, 1, name, CheckpointFile([b"x"], (0,)))
     assert not root.exists()
 
 
@@ -236,7 +236,7 @@ def test_impossible_numbers_are_refused_before_anything_is_made(
 ) -> None:
     """No part is written that could never be committed."""
     with pytest.raises(CheckpointError, match="the manifest cannot be written"):
-        store.write_part(step, generation, "state", Part([b"x"], (rank,)))
+        store.write_part(step, generation, "state", CheckpointFile([b"x"], (rank,)))
     assert not root.exists()
 
 

@@ -13,7 +13,7 @@ from rekindle.checkpoints import block_checksums as blocks
 from rekindle.checkpoints import verifying
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.format import plan_layout, write_header
-from rekindle.checkpoints.store import Checkpoint, Part
+from rekindle.checkpoints.store import Checkpoint, CheckpointFile
 from rekindle.checkpoints.verifying import Damage, verify
 
 NAME = "state-0.safetensors"
@@ -32,7 +32,7 @@ def committed(store: DirectoryStore) -> tuple[Checkpoint, Path]:
     layout = plan_layout(TENSORS, 2)
     buffer = memoryview(bytearray(range(256)) * 4)[: layout.total_bytes]
     write_header(layout, {}, buffer)
-    store.write(manifest(5), {NAME: Part([buffer], (0,))})
+    store.write(manifest(5), {NAME: CheckpointFile([buffer], (0,))})
     found = store.find(5, 1)
     assert found
     return found, found.path / NAME
@@ -119,7 +119,7 @@ def test_what_is_no_file_of_its_size(store: DirectoryStore, tmp_path: Path) -> N
 
 def test_an_empty_file(store: DirectoryStore) -> None:
     """Of no bytes, and missing is still missing."""
-    store.write(manifest(5), {NAME: Part([], (0,))})
+    store.write(manifest(5), {NAME: CheckpointFile([], (0,))})
     found = store.find(5, 1)
     assert found
     assert verify(found, lambda _: None) == ()

@@ -16,7 +16,7 @@ from waiting import status_of, wait_until
 import rekindle
 from rekindle.checkpoints import verifying
 from rekindle.checkpoints.directory import DirectoryCheckpoint, DirectoryStore
-from rekindle.checkpoints.store import Part
+from rekindle.checkpoints.store import CheckpointFile
 from rekindle.checkpoints.verifying import copy
 from rekindle.errors import CheckpointError, CorruptError
 
@@ -61,7 +61,7 @@ def test_a_damaged_copy_is_mended(store: DirectoryStore, checkpoints: Checkpoint
 def source_of(folder: Path) -> DirectoryCheckpoint:
     """A checkpoint of two files of several pieces."""
     store = DirectoryStore(folder)
-    parts = {f"state-{n}": Part([bytes([n]) * 1000], (n,)) for n in range(2)}
+    parts = {f"state-{n}": CheckpointFile([bytes([n]) * 1000], (n,)) for n in range(2)}
     store.write(manifest(3), parts)
     found = store.find(3, 1)
     assert found
@@ -119,7 +119,7 @@ def test_another_jobs_place(tmp_path: Path) -> None:
     """Its checkpoint stays as it is."""
     source = source_of(tmp_path / "source")
     target = DirectoryStore(tmp_path / "target")
-    target.write(manifest(3, job="other"), {"state-0": Part([b"theirs"], (0,))})
+    target.write(manifest(3, job="other"), {"state-0": CheckpointFile([b"theirs"], (0,))})
     before = tree(target.root)
     with pytest.raises(CheckpointError, match="is a checkpoint of job 'other'"):
         copy(source, target, lambda _: None)
@@ -144,7 +144,7 @@ def big(tmp_path: Path) -> Path:
     """A checkpoint of four files of 16 MB."""
     store = DirectoryStore(tmp_path / "big")
     block = os.urandom(1 << 20)
-    parts = {f"state-{n}": Part([block] * 16, (n,)) for n in range(4)}
+    parts = {f"state-{n}": CheckpointFile([block] * 16, (n,)) for n in range(4)}
     store.write(manifest(3), parts)
     return store.root
 

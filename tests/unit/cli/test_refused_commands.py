@@ -96,12 +96,12 @@ def refusal(capsys: pytest.CaptureFixture[str], *command: str) -> str:
 def test_a_command_line_that_cannot_work(
     command: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message names what is wrong; there is no traceback, no rank and no ledger."""
+    """The message names what is wrong; there is no traceback, no rank and no journal."""
     errors = refusal(capsys, *command)
     assert words in errors
     assert "Traceback" not in errors
     assert "was run" not in errors
-    assert not list(tmp_path.glob("home/jobs/*/ledger.jsonl"))
+    assert not list(tmp_path.glob("home/jobs/*/journal.jsonl"))
 
 
 def test_a_spare_has_no_node_rank(

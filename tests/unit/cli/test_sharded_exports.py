@@ -14,7 +14,7 @@ from stores import manifest
 
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.format import plan_layout, state_file, write_header
-from rekindle.checkpoints.store import Part
+from rekindle.checkpoints.store import CheckpointFile
 from rekindle.rank.snapshot_writer import METADATA_SKELETON
 from rekindle.training.torch.state.capture import as_bytes, capture
 from rekindle.training.torch.state.sharding import METADATA_PIECES
@@ -68,7 +68,7 @@ def keep(folder: Path, trained: Trained, *, tell: bool, cut: Any = lambda _: Tru
         whole = msgspec.json.decode(state.skeleton)
         tree = {name: shard(node, number, cut, tensors, told) for name, node in whole.items()}
         data = file_of(tree, tensors, told if tell else None)
-        parts[state_file(number)] = Part([data], (number,))
+        parts[state_file(number)] = CheckpointFile([data], (number,))
     DirectoryStore(folder).write(manifest(9), parts)
 
 
@@ -107,7 +107,7 @@ def test_files_that_hold_different_states(tmp_path: Path, checkpoints: Checkpoin
     for number in range(2):
         state = capture(Trained(number).named)
         data = file_of(msgspec.json.decode(state.skeleton), state.tensors, None)
-        parts[state_file(number)] = Part([data], (number,))
+        parts[state_file(number)] = CheckpointFile([data], (number,))
     DirectoryStore(tmp_path / "store").write(manifest(9), parts)
     done = checkpoints("export", "store", "out", "--format", "dcp")
     assert done.status == 1
@@ -133,7 +133,7 @@ def test_places_that_cannot_be(told: Any, tmp_path: Path, checkpoints: Checkpoin
         state = capture(Trained().named)
         tree = msgspec.json.decode(state.skeleton)
         data = file_of(tree, state.tensors, {"model.0.weight": told})
-        parts[state_file(number)] = Part([data], (number,))
+        parts[state_file(number)] = CheckpointFile([data], (number,))
     DirectoryStore(tmp_path / "store").write(manifest(9), parts)
     done = checkpoints("export", "store", "out", "--format", "dcp")
     assert done.status == 1
@@ -156,7 +156,7 @@ def test_places_that_cannot_be(told: Any, tmp_path: Path, checkpoints: Checkpoin
 )
 def test_skeletons_that_cannot_be(tree: Any, tmp_path: Path, checkpoints: Checkpoints) -> None:
     """A checkpoint from elsewhere may say anything."""
-    part = Part([file_of(tree, {"w": torch.ones(2)}, None)], (0,))
+    part = CheckpointFile([file_of(tree, {"w": torch.ones(2)}, None)], (0,))
     DirectoryStore(tmp_path / "store").write(manifest(9), {state_file(0): part})
     done = checkpoints("export", "store", "out", "--format", "torch")
     assert done.status == 1

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from waiting import turns
 
-from rekindle.coordinator.process import LOOK_S, LOST_AFTER, PING_AFTER, Line, watch
+from rekindle.coordinator.process import LOOK_S, LOST_AFTER, PING_AFTER, AgentConnection, watch
 
 
 class Socket:
@@ -37,14 +37,14 @@ class Transport:
         self.cut = True
 
 
-def pretended() -> tuple[Line, Socket, Transport]:
+def simulated() -> tuple[AgentConnection, Socket, Transport]:
     """A line without a network."""
     socket, transport = Socket(), Transport()
-    line = Line(cast(web.WebSocketResponse, socket), cast(Any, transport))
+    line = AgentConnection(cast(web.WebSocketResponse, socket), cast(Any, transport))
     return line, socket, transport
 
 
-async def sent_by(line: Line) -> None:
+async def sent_by(line: AgentConnection) -> None:
     """Let the line send all that it has to."""
     task = asyncio.create_task(line.send_all())
     await turns()
@@ -55,7 +55,7 @@ def test_a_silent_agent_is_asked_and_then_cut_off() -> None:
     """A ping after 3 s, the end of the line after 4.5 s."""
 
     async def run() -> None:
-        line, socket, transport = pretended()
+        line, socket, transport = simulated()
         for _ in range(LOST_AFTER - 1):
             line.look()
         await sent_by(line)
@@ -72,7 +72,7 @@ def test_whoever_says_something_is_not_asked() -> None:
     """A beat every 2 s, the slowest there is, spares the pings."""
 
     async def run() -> None:
-        line, socket, transport = pretended()
+        line, socket, transport = simulated()
         for look in range(100):
             line.look()
             if look % 8 == 0:
@@ -88,7 +88,7 @@ def test_all_is_sent_in_order() -> None:
     """Messages and answers to pings go out as they were given."""
 
     async def run() -> None:
-        line, socket, _ = pretended()
+        line, socket, _ = simulated()
         line.tell(b"first")
         line.answer(b"ping")
         line.tell(b"last")
@@ -102,7 +102,7 @@ def test_a_busy_coordinator_takes_nobody_for_silent(monkeypatch: pytest.MonkeyPa
     """However long it was busy, it counts as one look."""
 
     async def run() -> None:
-        line, socket, transport = pretended()
+        line, socket, transport = simulated()
         loop = asyncio.get_running_loop()
         now = loop.time()
         monkeypatch.setattr(loop, "time", lambda: now)

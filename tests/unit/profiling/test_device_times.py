@@ -1,4 +1,4 @@
-"""Forward passes of a device that computes behind the host's back; its marks are pretended."""
+"""Forward passes of a device that computes behind the host's back; its marks are simulated."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Moment:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Pretended:
-    pretended = Pretended()
-    monkeypatch.setattr(torch_profiler, "device_for", lambda device: pretended)
-    return pretended
+    simulated = Pretended()
+    monkeypatch.setattr(torch_profiler, "device_for", lambda device: simulated)
+    return simulated
 
 
 Written = Callable[[], list[StepTimes]]

@@ -10,7 +10,7 @@ import pytest
 
 from rekindle.profiling import files
 from rekindle.profiling.files import RecordFiles, age, lines_of, numbered, rank_folders, task_folder
-from rekindle.profiling.switch import Limits, limits_in
+from rekindle.profiling.switch import RecordLimits, limits_in
 
 
 def test_folders_are_named_after_the_task(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_folder_that_somebody_has_cleared_is_made_again(tmp_path: Path, again:
 
 def test_it_ends_at_ten_mebibytes() -> None:
     """TaskD's figures, where nobody says others."""
-    taskd = Limits(cap_bytes=5000 * 2**20, file_bytes=10 * 2**20, flush_s=5.0)
+    taskd = RecordLimits(cap_bytes=5000 * 2**20, file_bytes=10 * 2**20, flush_s=5.0)
     assert limits_in({}) == taskd
     assert files.KEPT_FILES == 3
 
@@ -86,9 +86,9 @@ def test_the_environment_says_other_figures(capsys: pytest.CaptureFixture[str]) 
         "REKINDLE_PROFILING_FILE_MB": "0.5",
         "REKINDLE_PROFILING_FLUSH_S": "20",
     }
-    assert limits_in(said) == Limits(cap_bytes=200 * 2**20, file_bytes=2**19, flush_s=20.0)
+    assert limits_in(said) == RecordLimits(cap_bytes=200 * 2**20, file_bytes=2**19, flush_s=20.0)
     for wrong in ("0", "-1", "nan", "inf", "1e40", "much"):
-        assert limits_in(dict.fromkeys(said, wrong)) == Limits()
+        assert limits_in(dict.fromkeys(said, wrong)) == RecordLimits()
         assert capsys.readouterr().err.count(f"is {wrong!r}, no number above 0") == 3
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rekindle.profiling import detector as p
-from rekindle.profiling.detector import Pace
+from rekindle.profiling.detector import OnlineDetector
 from rekindle.profiling.findings import Slow
 from rekindle.profiling.steps import StepTimes
 
@@ -26,13 +26,13 @@ def steps(
     ]
 
 
-def all_tell(pace: Pace, first: int, end: int, slow: int = -1) -> tuple[list, list]:
+def all_tell(pace: OnlineDetector, first: int, end: int, slow: int = -1) -> tuple[list, list]:
     return pace.add({r: steps(first, end, r, 1.5 if r == slow else 1.0) for r in RANKS})
 
 
 def test_ranks_tell_in_any_order() -> None:
     """One is told of when all have done the step, and once."""
-    pace = Pace(RANKS, per_node=1)
+    pace = OnlineDetector(RANKS, per_node=1)
     found = []
     for rank in (2, 0, 3, 1):
         for first in (0, 30, 45):
@@ -50,7 +50,7 @@ def test_ranks_tell_in_any_order() -> None:
 
 
 def test_what_is_over_may_come_again() -> None:
-    pace = Pace(RANKS, per_node=1)
+    pace = OnlineDetector(RANKS, per_node=1)
     all_tell(pace, 0, 30)
     assert all_tell(pace, 30, 60, slow=1)[0]
     _, over = all_tell(pace, 60, 120)
@@ -62,7 +62,7 @@ def test_what_is_over_may_come_again() -> None:
 
 def test_steps_that_are_done_again() -> None:
     """After a fault all go back; steps of before are told late, and do not disturb."""
-    pace = Pace(RANKS, per_node=1)
+    pace = OnlineDetector(RANKS, per_node=1)
     all_tell(pace, 0, 40)
     pace.go_back(20)
     pace.add({0: steps(35, 41)})
@@ -74,7 +74,7 @@ def test_steps_that_are_done_again() -> None:
 
 def test_a_rank_that_tells_nothing_holds_up_nobody_for_ever() -> None:
     """What is pending is bounded."""
-    pace = Pace(RANKS, per_node=1)
+    pace = OnlineDetector(RANKS, per_node=1)
     for first in range(0, 3 * p.MOST_PENDING, 1000):
         pace.add({rank: steps(first, first + 1000, rank) for rank in (0, 1, 2)})
     assert len(pace._pending) <= p.MOST_PENDING
@@ -82,13 +82,13 @@ def test_a_rank_that_tells_nothing_holds_up_nobody_for_ever() -> None:
 
 def test_ranks_outside_of_the_world_do_not_count() -> None:
     """One that was left out still writes down what it did before."""
-    pace = Pace((0, 1), per_node=1)
+    pace = OnlineDetector((0, 1), per_node=1)
     pace.add({5: steps(0, 10)})
     assert not pace._pending
 
 
 def test_uneven_work_of_many_is_one_finding() -> None:
-    pace = Pace(range(8), per_node=1)
+    pace = OnlineDetector(range(8), per_node=1)
     found = []
     for first in (0, 15, 30):
         new, _ = pace.add(
@@ -100,7 +100,7 @@ def test_uneven_work_of_many_is_one_finding() -> None:
 
 def test_ranks_whose_node_stays_are_known_when_others_change() -> None:
     """A slow rank is not taken for one that has always had more to do."""
-    pace = Pace(RANKS, per_node=1)
+    pace = OnlineDetector(RANKS, per_node=1)
     all_tell(pace, 0, 30)
     assert all_tell(pace, 30, 60, slow=2)[0]
     pace.change(RANKS, [0])
@@ -112,7 +112,7 @@ def test_ranks_whose_node_stays_are_known_when_others_change() -> None:
 
 def test_ranks_on_another_node_are_new() -> None:
     """Nothing of before is held against them, and what is slow there is not called over."""
-    pace = Pace(RANKS, per_node=1)
+    pace = OnlineDetector(RANKS, per_node=1)
     all_tell(pace, 0, 30)
     assert all_tell(pace, 30, 60, slow=2)[0]
     pace.change(RANKS, [2])
@@ -125,7 +125,7 @@ def test_ranks_on_another_node_are_new() -> None:
 
 def test_a_world_that_shrinks_and_grows() -> None:
     """Steps are complete with the ranks that are in it now; who comes back begins anew."""
-    pace = Pace(RANKS, per_node=1)
+    pace = OnlineDetector(RANKS, per_node=1)
     all_tell(pace, 0, 30)
     pace.change([0, 1, 2], [])
     found, _ = pace.add({r: steps(30, 60, r, 1.5 if r == 1 else 1.0) for r in range(3)})
@@ -139,7 +139,7 @@ def test_a_group_whose_ranks_all_have_more_to_do_is_uneven() -> None:
     """Where groups are known; else its node may be sick."""
     told = []
     for peers in ([[0, 1], [2, 3]], []):
-        pace = Pace(RANKS, per_node=2, peers=peers)
+        pace = OnlineDetector(RANKS, per_node=2, peers=peers)
         all_tell(pace, 0, 40)
         found, _ = pace.add({r: steps(40, 80, r, 1.3 if r >= 2 else 1.0) for r in RANKS})
         told += [(each.kind, each.ranks, each.may_be_sick) for each in found]
@@ -147,7 +147,7 @@ def test_a_group_whose_ranks_all_have_more_to_do_is_uneven() -> None:
 
 
 def test_uneven_work_that_is_over_is_one_finding_as_well() -> None:
-    pace = Pace(range(8), per_node=1)
+    pace = OnlineDetector(range(8), per_node=1)
     over = []
     for first, factor in ((0, 1.5), (40, 1.0), (80, 1.0)):
         _, gone = pace.add(

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from waiting import finished
 
-from rekindle.agent.profiling_files import RecordCare
+from rekindle.agent.profiling_files import ProfilingFiles
 from rekindle.profiling.switch import FIELDS, Switch, switch_of
-from rekindle.protocol.agent import Message, Traced
+from rekindle.protocol.agent import Message, ProfilingSwitchRead
 
 ALL = switch_of(("communication",))
 
@@ -26,11 +26,13 @@ def told() -> list[Message]:
 
 
 @pytest.fixture
-def care(tmp_path: Path, told: list[Message]) -> RecordCare:
-    return RecordCare(tmp_path, lambda: (0,), told.append, lambda: None, tmp_path / "switch")
+def care(tmp_path: Path, told: list[Message]) -> ProfilingFiles:
+    return ProfilingFiles(tmp_path, lambda: (0,), told.append, lambda: None, tmp_path / "switch")
 
 
-def test_what_is_new_is_told_once(care: RecordCare, told: list[Message], tmp_path: Path) -> None:
+def test_what_is_new_is_told_once(
+    care: ProfilingFiles, told: list[Message], tmp_path: Path
+) -> None:
     """One that is not there says nothing."""
     care.look()
     assert not told
@@ -44,15 +46,15 @@ def test_what_is_new_is_told_once(care: RecordCare, told: list[Message], tmp_pat
     (tmp_path / "switch").write_text(text())
     care.look()
     assert told == [
-        Traced(switch=Switch()),
-        Traced(switch=switch_of(("step",))),
-        Traced(switch=ALL),
-        Traced(switch=Switch()),
+        ProfilingSwitchRead(switch=Switch()),
+        ProfilingSwitchRead(switch=switch_of(("step",))),
+        ProfilingSwitchRead(switch=ALL),
+        ProfilingSwitchRead(switch=Switch()),
     ]
 
 
 def test_a_switch_that_a_mount_exchanges(
-    care: RecordCare, told: list[Message], tmp_path: Path
+    care: ProfilingFiles, told: list[Message], tmp_path: Path
 ) -> None:
     """Kubernetes puts a link to another folder in its place, and it may be gone in between."""
     for number in range(2):
@@ -63,13 +65,16 @@ def test_a_switch_that_a_mount_exchanges(
         care.look()
         (tmp_path / str(number)).unlink()
         care.look()
-    assert told == [Traced(switch=switch_of(("step",))), Traced(switch=Switch())]
+    assert told == [
+        ProfilingSwitchRead(switch=switch_of(("step",))),
+        ProfilingSwitchRead(switch=Switch()),
+    ]
 
 
 @pytest.mark.parametrize("wrong", ["", "{", "[]", '{"Step": 1}', "\x00"])
 def test_a_switch_that_is_not_understood(
     wrong: str,
-    care: RecordCare,
+    care: ProfilingFiles,
     told: list[Message],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -113,7 +118,7 @@ async def _look_three_times(folder: Path, error: Exception) -> None:
             raise error
         loop.call_soon_threadsafe(looked.set)
 
-    care = RecordCare(folder, lambda: (0,), lambda _: None, read, folder / "switch")
+    care = ProfilingFiles(folder, lambda: (0,), lambda _: None, read, folder / "switch")
     running = asyncio.ensure_future(care.run())
     await finished(looked.wait())
     running.cancel()
@@ -135,7 +140,7 @@ def test_records_age_also_where_they_cannot_be_read(
             loop.call_soon_threadsafe(aged.set)
             return ()
 
-        care = RecordCare(tmp_path, own, lambda _: None, read, tmp_path / "switch")
+        care = ProfilingFiles(tmp_path, own, lambda _: None, read, tmp_path / "switch")
         running = asyncio.ensure_future(care.run())
         await finished(aged.wait())
         running.cancel()

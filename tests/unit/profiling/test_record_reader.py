@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from rekindle.agent.node_state import NodeState
-from rekindle.agent.profiling_files import RecordReader
+from rekindle.agent.profiling_files import ProfilingReader
 from rekindle.profiling.files import Follower
 from rekindle.profiling.markers import DEFAULT, Encoder, Range
-from rekindle.profiling.switch import Order, Switch, switched
+from rekindle.profiling.switch import ProfilingOrder, Switch, switched
 from rekindle.protocol.agent import Profile
 
-ON = Profile(switch=switched(Switch(), Order(on=True).kinds, on=True), since=5)
+ON = Profile(switch=switched(Switch(), ProfilingOrder(on=True).kinds, on=True), since=5)
 OFF = Profile()
 
 
@@ -30,7 +30,7 @@ class Node:
     def __init__(self, folder: Path, world_size: int = 2) -> None:
         self.folder = folder
         self.state = NodeState(processes=2, profile=ON)
-        self.reader = RecordReader(folder, {}, self.state, world_size)
+        self.reader = ProfilingReader(folder, {}, self.state, world_size)
 
     def write(self, rank: int, data: bytes, name: str = "100") -> None:
         folder = self.folder / "default_task_id_5" / str(rank)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rekindle.profiling.blocked_collectives import Standing, stuck
+from rekindle.profiling.blocked_collectives import CollectivePosition, stuck
 from rekindle.profiling.markers import (
     COMMUNICATION,
     DEFAULT,
@@ -24,7 +24,7 @@ class Rank:
     """What a rank writes down."""
 
     def __init__(self, process: int = 1) -> None:
-        self.standing = Standing()
+        self.standing = CollectivePosition()
         self._encoder = Encoder(process, 0)
         self._now = 0
 

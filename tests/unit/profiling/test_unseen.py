@@ -153,10 +153,10 @@ def test_in_a_job_that_is_over_nobody_waits(
     directory.create(spec, logs=False)
     hung(directory.path / "profiling" / "default_task_id_5")
     began = journal.JobStarted(job_id="job", attempt=0, nodes=4, processes_per_node=1, pid=1)
-    directory.ledger.write_bytes(journal.encode(began) + b"\n")
+    directory.journal_file.write_bytes(journal.encode(began) + b"\n")
     diagnose("job")
     assert f"{HUNG} join\n" in capsys.readouterr().out
-    with directory.ledger.open("ab") as file:
+    with directory.journal_file.open("ab") as file:
         over = journal.Ended(outcome="failed", reason="a hang", finished=80)
         file.write(journal.encode(over) + b"\n")
     diagnose("job")

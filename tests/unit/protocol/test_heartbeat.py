@@ -10,8 +10,14 @@ import pytest
 
 from rekindle.coordinator.process import LOOK_S, PING_AFTER
 from rekindle.errors import SessionError
-from rekindle.protocol.heartbeat_page import RECENT, SLOWEST_BEAT_S, Doing, Page, beat_interval
-from rekindle.rank.progress import Progress, phase_of
+from rekindle.protocol.heartbeat_page import (
+    RECENT,
+    SLOWEST_BEAT_S,
+    HeartbeatPage,
+    RankActivity,
+    beat_interval,
+)
+from rekindle.rank.progress import ProgressReporter, phase_of
 
 
 def test_small_worlds_beat_four_times_a_second() -> None:
@@ -31,19 +37,19 @@ def test_a_beating_agent_is_not_asked_whether_it_lives() -> None:
 
 
 @pytest.fixture
-def pages() -> Iterator[tuple[Page, Page]]:
+def pages() -> Iterator[tuple[HeartbeatPage, HeartbeatPage]]:
     """One page, as its rank and as its agent see it."""
-    fd = Page.create("test")
-    both = Page(fd), Page(fd)
+    fd = HeartbeatPage.create("test")
+    both = HeartbeatPage(fd), HeartbeatPage(fd)
     os.close(fd)
     yield both
     for page in both:
         page.close()
 
 
-def test_the_agent_sees_what_the_rank_is_at(pages: tuple[Page, Page]) -> None:
+def test_the_agent_sees_what_the_rank_is_at(pages: tuple[HeartbeatPage, HeartbeatPage]) -> None:
     """From meeting the others to leaving; the first step of each generation is one of its own."""
-    rank, agent = Progress(pages[0]), pages[1]
+    rank, agent = ProgressReporter(pages[0]), pages[1]
     seen = [agent.mark.doing]
     for generation in range(2):
         for act in (
@@ -57,17 +63,24 @@ def test_the_agent_sees_what_the_rank_is_at(pages: tuple[Page, Page]) -> None:
             act()
             seen.append(agent.mark.doing)
         assert (agent.mark.finished, agent.mark.meetings) == (1, generation + 1)
-    way = [Doing.MEETING, Doing.BETWEEN, Doing.FIRST, Doing.BETWEEN, Doing.STEP, Doing.OUTSIDE]
-    assert seen == [Doing.OUTSIDE, *way, *way]
+    way = [
+        RankActivity.MEETING,
+        RankActivity.BETWEEN,
+        RankActivity.FIRST,
+        RankActivity.BETWEEN,
+        RankActivity.STEP,
+        RankActivity.OUTSIDE,
+    ]
+    assert seen == [RankActivity.OUTSIDE, *way, *way]
 
 
-def test_a_phase_ends_however_it_is_left(pages: tuple[Page, Page]) -> None:
+def test_a_phase_ends_however_it_is_left(pages: tuple[HeartbeatPage, HeartbeatPage]) -> None:
     """What the rank was at before begins anew."""
-    rank, agent = Progress(pages[0]), pages[1]
+    rank, agent = ProgressReporter(pages[0]), pages[1]
     rank.begin_step()
     begun = agent.mark
     with contextlib.suppress(ValueError), rank.at(phase_of("evaluate")):
-        assert agent.mark.doing is Doing.EVALUATE
+        assert agent.mark.doing is RankActivity.EVALUATE
         raise ValueError("it found a wrong label")
     assert agent.mark.doing is begun.doing
     assert agent.mark.since_ns > begun.since_ns
@@ -79,7 +92,7 @@ def test_a_phase_that_does_not_exist() -> None:
         phase_of("lunch")
 
 
-def test_the_newest_collectives_are_remembered(pages: tuple[Page, Page]) -> None:
+def test_the_newest_collectives_are_remembered(pages: tuple[HeartbeatPage, HeartbeatPage]) -> None:
     """In their order, until the process group is made anew."""
     rank, agent = pages
     for mark in range(RECENT + 5):
@@ -90,11 +103,13 @@ def test_the_newest_collectives_are_remembered(pages: tuple[Page, Page]) -> None
     assert (agent.operations, agent.recent) == (0, ())
 
 
-def test_a_new_process_is_at_nothing_its_predecessor_was_at(pages: tuple[Page, Page]) -> None:
+def test_a_new_process_is_at_nothing_its_predecessor_was_at(
+    pages: tuple[HeartbeatPage, HeartbeatPage],
+) -> None:
     """How far that had come stays."""
     rank, agent = pages
     rank.beat(7)
-    rank.begin(Doing.STEP)
+    rank.begin(RankActivity.STEP)
     rank.wait(True)
     agent.new_life()
-    assert (rank.finished, rank.mark.doing, rank.waiting_since_ns) == (7, Doing.OUTSIDE, 0)
+    assert (rank.finished, rank.mark.doing, rank.waiting_since_ns) == (7, RankActivity.OUTSIDE, 0)

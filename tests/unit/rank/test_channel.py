@@ -28,13 +28,13 @@ class Line:
 
     def answer(self, serial: int) -> None:
         """With one file, whose only name is the pipe's that it is an end of."""
-        message = wire.encode(protocol.SnapshotBuffers(serial=serial))
+        message = wire.encode(protocol.BufferGrant(serial=serial))
         socket.send_fds(self.agent, [message], [self.write_end])
 
     def all_heard(self, generation: int) -> None:
         """Wait until the channel has heard what was sent before."""
         self.heard.clear()
-        self.agent.send(wire.encode(protocol.Over(generation=generation, finished=0)))
+        self.agent.send(wire.encode(protocol.GenerationEnded(generation=generation, finished=0)))
         wait_set(self.heard)
 
 

@@ -18,14 +18,14 @@ from rekindle.rank import member as members
 from rekindle.rank.channel import Channel
 from rekindle.rank.held_state import HeldState
 from rekindle.rank.member import Arrival, Member
-from rekindle.rank.progress import Progress
-from rekindle.recovery.faults.fault import Kind
-from rekindle.recovery.policy.plan import RankPlan, Source
+from rekindle.rank.progress import ProgressReporter
+from rekindle.recovery.faults.fault import FaultKind
+from rekindle.recovery.policy.plan import RankPlan, StateSource
 
 
-def form_of(generation: int) -> protocol.Form:
+def form_of(generation: int) -> protocol.FormGeneration:
     """The generation that the coordinator forms."""
-    return protocol.Form(
+    return protocol.FormGeneration(
         generation=generation,
         world_size=1,
         store_host="",
@@ -33,7 +33,7 @@ def form_of(generation: int) -> protocol.Form:
         step=4,
         made=1,
         ranks={0: 0},
-        plan={0: RankPlan(source=Source.SELF)},
+        plan={0: RankPlan(source=StateSource.SELF)},
     )
 
 
@@ -43,7 +43,7 @@ class Framework:
     def __init__(self, state: HeldState) -> None:
         self.state = state
         self.forming: list[Callable[[], None]] = []
-        self.kinds: dict[type[BaseException], Kind] = {ConnectionError: Kind.LINK}
+        self.kinds: dict[type[BaseException], FaultKind] = {ConnectionError: FaultKind.LINK}
         self.stopped: list[int] = []
         self.recovered = 0
 
@@ -53,15 +53,15 @@ class Framework:
     def recover(self) -> None:
         self.recovered += 1
 
-    def enter(self, form: protocol.Form) -> Callable[[protocol.Over], None]:
+    def enter(self, form: protocol.FormGeneration) -> Callable[[protocol.GenerationEnded], None]:
         return lambda over: self.stopped.append(over.generation)
 
-    def form(self, form: protocol.Form) -> None:
+    def form(self, form: protocol.FormGeneration) -> None:
         if self.forming:
             self.forming.pop(0)()
         self.state.hold((form.step, form.made))
 
-    def failed(self, error: BaseException) -> Kind | None:
+    def failed(self, error: BaseException) -> FaultKind | None:
         return self.kinds.get(type(error))
 
 
@@ -73,7 +73,7 @@ class Rank:
         channel = Channel.from_environment()
         assert channel is not None
         self.framework = Framework(state := HeldState())
-        self.member = Member(channel, 0, Progress(None), state, self.framework)
+        self.member = Member(channel, 0, ProgressReporter(None), state, self.framework)
 
     def sent(self, kind: type[Any], count: int = 1) -> list[Any]:
         """The messages of a kind, once the agent has received so many."""
@@ -137,7 +137,7 @@ def test_a_fault_while_a_generation_forms(rank: Rank) -> None:
     rank.fails(ConnectionError("peer " + "x" * 1000 + "\nsecond line"))
     assert rank.member.join()
     (failed,) = rank.sent(protocol.StepFailed)
-    assert (failed.kind, failed.clean, failed.generation) == (Kind.LINK, 2, 1)
+    assert (failed.kind, failed.clean, failed.generation) == (FaultKind.LINK, 2, 1)
     assert failed.error == ("ConnectionError: peer " + "x" * 1000)[:500]
 
 
@@ -171,14 +171,14 @@ def test_a_session_error_is_never_the_end_of_a_generation(rank: Rank) -> None:
 @pytest.mark.parametrize(
     ("kind", "own", "is_sent"),
     [
-        (Kind.LINK, False, False),
-        (Kind.TRANSIENT, False, False),
-        (Kind.TRANSIENT, True, True),
-        (Kind.DEVICE_MEMORY, False, True),
+        (FaultKind.LINK, False, False),
+        (FaultKind.TRANSIENT, False, False),
+        (FaultKind.TRANSIENT, True, True),
+        (FaultKind.DEVICE_MEMORY, False, True),
     ],
 )
 def test_a_fault_in_a_generation_that_has_ended(
-    rank: Rank, kind: Kind, own: bool, is_sent: bool
+    rank: Rank, kind: FaultKind, own: bool, is_sent: bool
 ) -> None:
     """The end itself breaks links; it damages no memory."""
     assert rank.member.join()
@@ -194,7 +194,7 @@ def test_the_log_has_the_traceback_of_a_fault(rank: Rank, caplog: pytest.LogCapt
     """A script's own error may read like a fault."""
     assert rank.member.join()
     with caplog.at_level(logging.WARNING):
-        rank.member.break_off(Kind.LINK, RuntimeError("NCCL error in: labels.py"))
+        rank.member.break_off(FaultKind.LINK, RuntimeError("NCCL error in: labels.py"))
     assert "NCCL error in: labels.py" in caplog.text
     (failed,) = rank.sent(protocol.StepFailed)
     assert failed.error == "RuntimeError: NCCL error in: labels.py"

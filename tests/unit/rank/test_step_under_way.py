@@ -13,11 +13,11 @@ from ranks.agent import Agent
 from waiting import bound_s, join, wait_asleep, wait_until
 
 from rekindle import names
-from rekindle.protocol.agent import Arrived, Form
-from rekindle.protocol.heartbeat_page import Page
+from rekindle.protocol.agent import Arrived, FormGeneration
+from rekindle.protocol.heartbeat_page import HeartbeatPage
 from rekindle.rank import held_state as step_under_way
-from rekindle.rank.held_state import StepUnderWay
-from rekindle.recovery.policy.plan import RankPlan, Source
+from rekindle.rank.held_state import CurrentStep
+from rekindle.recovery.policy.plan import RankPlan, StateSource
 from rekindle.training.torch import Session
 
 WORLD = 2
@@ -26,7 +26,7 @@ WORLD = 2
 @pytest.mark.parametrize("begun", [0, 1])
 def test_others_that_have_not_finished_it_either_are_not_waited_for(begun: int) -> None:
     """Nor is a rank held up that is in no step, or whose step is newer than theirs."""
-    step = StepUnderWay()
+    step = CurrentStep()
     step.end(3)
     if begun:
         step.begin()
@@ -35,11 +35,11 @@ def test_others_that_have_not_finished_it_either_are_not_waited_for(begun: int) 
 
 @pytest.mark.parametrize("ends", [lambda step: step.end(4), lambda step: step.break_off()])
 def test_the_wait_ends_with_the_step(
-    ends: Callable[[StepUnderWay], None], monkeypatch: pytest.MonkeyPatch
+    ends: Callable[[CurrentStep], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However it ends."""
     monkeypatch.setattr(step_under_way, "LIMIT_S", 2 * bound_s())
-    step = StepUnderWay()
+    step = CurrentStep()
     step.begin()
     waiter = threading.Thread(target=step.wait_end, args=(4,))
     waiter.start()
@@ -51,14 +51,14 @@ def test_the_wait_ends_with_the_step(
 
 def test_a_step_that_does_not_end_is_left() -> None:
     """What it waits for is lost."""
-    step = StepUnderWay()
+    step = CurrentStep()
     step.begin()
     step.wait_end(4)
 
 
 @pytest.mark.parametrize("broke", [False, True])
 def test_a_broken_step_is_told_of_once(broke: bool) -> None:
-    step = StepUnderWay()
+    step = CurrentStep()
     step.begin()
     if broke:
         step.break_off()
@@ -77,17 +77,17 @@ def _told_within_step(rank: Rank, ahead: int, sharded: bool) -> list[int | None]
         "WORLD_SIZE": str(WORLD),
         names.ENV_SLOT: str(slot),
         names.ENV_FULL_WORLD: str(WORLD),
-        names.ENV_HEARTBEAT_FD: str(Page.create("rank")),
+        names.ENV_HEARTBEAT_FD: str(HeartbeatPage.create("rank")),
     }
     step_under_way.LIMIT_S = bound_s()
-    form = Form(
+    form = FormGeneration(
         generation=1,
         world_size=WORLD,
         store_host="127.0.0.1",
         store_port=rank.store.port,
         ranks={0: 0, 1: 1},
         step=0,
-        plan={slot: RankPlan(source=Source.FRESH)},
+        plan={slot: RankPlan(source=StateSource.FRESH)},
     )
     agent = Agent([form])
     torch.manual_seed(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal.journal import (
     RESCHEDULED,
     Answered,
@@ -12,10 +12,10 @@ from rekindle.recovery.journal.journal import (
     Decided,
     Ended,
     FaultSeen,
+    FinalCheckpoint,
     FirstStep,
     Formed,
     JobStarted,
-    LastWords,
     Stopping,
 )
 from rekindle.recovery.policy.policy import Strategy
@@ -34,11 +34,11 @@ def formed(generation: int = 1, left_out: tuple[int, ...] = ()) -> AnyEvent:
     )
 
 
-def broken(kind: Kind = Kind.PROCESS) -> Fault:
+def broken(kind: FaultKind = FaultKind.PROCESS) -> Fault:
     return Fault(kind=kind, message="rank 1 is broken", rank=1)
 
 
-def seen(kind: Kind = Kind.PROCESS, incident: int = 1) -> AnyEvent:
+def seen(kind: FaultKind = FaultKind.PROCESS, incident: int = 1) -> AnyEvent:
     """A fault."""
     return FaultSeen(incident=incident, fault=broken(kind))
 
@@ -79,15 +79,15 @@ ENDS = Ended(outcome=RESCHEDULED, reason="node 1 is sick", finished=3)
         ([*TRAINS, seen(), decided(Strategy.SHRINK)], "Recovering"),
         ([*TRAINS, seen(), decided(Strategy.RESTART)], "Restarting"),
         ([*TRAINS, seen(), decided(Strategy.RETRY), decided(Strategy.RESTART)], "Restarting"),
-        ([*TRAINS, seen(Kind.HANG), decided(Strategy.HANG_RESTART)], "Hung"),
-        ([*TRAINS, seen(Kind.HANG), decided(Strategy.RECOVER_IN_PLACE)], "Hung"),
-        ([*TRAINS, seen(Kind.HANG), decided(Strategy.RESCHEDULE_JOB)], "Rescheduling"),
+        ([*TRAINS, seen(FaultKind.HANG), decided(Strategy.HANG_RESTART)], "Hung"),
+        ([*TRAINS, seen(FaultKind.HANG), decided(Strategy.RECOVER_IN_PLACE)], "Hung"),
+        ([*TRAINS, seen(FaultKind.HANG), decided(Strategy.RESCHEDULE_JOB)], "Rescheduling"),
         ([*TRAINS, seen(), decided(Strategy.RESCHEDULE_POD)], "Rescheduling"),
         ([*TRAINS, seen(), decided(Strategy.RETRY), step(2, incident=1)], "Running"),
         ([*TRAINS, formed(2, left_out=(1,)), step(2)], "Shrunk"),
         ([*TRAINS, formed(2, left_out=(1,)), step(2), formed(3), step(3)], "Running"),
         ([*TRAINS, Stopping(reason="enough")], "Stopping"),
-        ([*TRAINS, Stopping(reason="enough"), LastWords(node=0, step=3)], "Stopping"),
+        ([*TRAINS, Stopping(reason="enough"), FinalCheckpoint(node=0, step=3)], "Stopping"),
         ([*TRAINS, seen(), decided(Strategy.RETRY), Stopping(reason="enough")], "Stopping"),
         ([*TRAINS, seen(), decided(Strategy.FAIL)], "Stopping"),
         ([*TRAINS, seen(), decided(Strategy.DUMP)], "Stopping"),
@@ -107,7 +107,7 @@ ASKED = [*TRAINS, seen(), decided(Strategy.RESTART, approval=True)]
     ("more", "name"),
     [
         ([], "AwaitingApproval"),
-        ([seen(Kind.NODE_LOST)], "AwaitingApproval"),  # it is kept until the answer is there
+        ([seen(FaultKind.NODE_LOST)], "AwaitingApproval"),  # it is kept until the answer is there
         ([answered(True)], "Restarting"),
         ([answered(False)], "Stopping"),
         ([answered(True), step(2, incident=1)], "Running"),

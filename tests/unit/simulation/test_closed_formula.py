@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from simulated import REPAIR_S, plain_mix, prices, with_strategy
 
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.policy.interval import best_interval
 from rekindle.recovery.policy.policy import Policy, Strategy
 from rekindle.simulation import estimate
-from rekindle.simulation.estimate import Question, difference, judge
+from rekindle.simulation.estimate import Scenario, difference, judge
 from rekindle.simulation.outcome import Loss, World
 from rekindle.simulation.progress import Source
 
@@ -26,14 +26,14 @@ STORE = Policy(strategies=(Strategy.RESTART,), max_restarts=ENDLESS)
 LIVE = Policy(strategies=(Strategy.RECOVER_IN_PLACE,), max_recoveries=ENDLESS)
 
 
-def question(rate: float, *, seed: int, costs: Any, kind: Kind, **more: Any) -> Question:
+def question(rate: float, *, seed: int, costs: Any, kind: FaultKind, **more: Any) -> Scenario:
     """100 nodes of 8, 8 runs; `rate`: faults a day of all of them."""
     world = World(nodes=100, per_node=8)
     fields: dict[str, Any] = {"days": FAULTS / rate, "runs": 8, "world": world}
-    return Question(mix=plain_mix(rate / 0.8, kind), costs=costs, seed=seed, **(fields | more))
+    return Scenario(mix=plain_mix(rate / 0.8, kind), costs=costs, seed=seed, **(fields | more))
 
 
-def holding(asked: list[Question], policy: Policy, expected: float) -> int:
+def holding(asked: list[Scenario], policy: Policy, expected: float) -> int:
     """Return how many of the answers have the expected goodput in their interval."""
     answers = [judge(one, policy, one.traces()).goodput for one in asked]
     return sum(answer.low <= expected <= answer.high for answer in answers)
@@ -53,7 +53,9 @@ def test_falling_back_to_checkpoints(
         rate=faults_a_day / 86_400, interval=interval, stall=stall, downtime=downtime
     )
     asked = [
-        question(faults_a_day, seed=seed, costs=costs, kind=Kind.PROCESS, checkpoint_s=interval)
+        question(
+            faults_a_day, seed=seed, costs=costs, kind=FaultKind.PROCESS, checkpoint_s=interval
+        )
         for seed in range(SEEDS)
     ]
     assert holding(asked, STORE, expected) >= FEWEST_HOLD
@@ -69,7 +71,7 @@ def test_recovering_from_a_live_replica(faults_a_day: float, downtime: float) ->
         rate=faults_a_day / 86_400, interval=10.0, stall=0.0, downtime=downtime
     )
     asked = [
-        question(faults_a_day, seed=seed, costs=costs, kind=Kind.PROCESS, checkpoint_s=1e9)
+        question(faults_a_day, seed=seed, costs=costs, kind=FaultKind.PROCESS, checkpoint_s=1e9)
         for seed in range(SEEDS)
     ]
     assert holding(asked, LIVE, expected) >= FEWEST_HOLD
@@ -77,7 +79,7 @@ def test_recovering_from_a_live_replica(faults_a_day: float, downtime: float) ->
 
 def test_spares_are_the_quantile_of_a_poisson_variable() -> None:
     """Faults come evenly and repairs take 10,000 s: a fault finds a Poisson number of nodes out."""
-    asked = question(60.0, seed=3, costs=prices(), kind=Kind.NODE_LOST, runs=20, days=20.0)
+    asked = question(60.0, seed=3, costs=prices(), kind=FaultKind.NODE_LOST, runs=20, days=20.0)
     found = judge(asked, Policy(max_recoveries=ENDLESS), asked.traces())
     mean = 60.0 / 86_400 * REPAIR_S
     likely, quantile = math.exp(-mean), 0
@@ -93,8 +95,8 @@ def test_spares_are_the_quantile_of_a_poisson_variable() -> None:
 def test_the_best_interval_is_that_of_what_goes_back_to_checkpoints() -> None:
     """Half of the faults are recovered live, half restart from the store: half the rate counts."""
     costs = with_strategy(prices(), Strategy.RESTART, state=Source.STORE)
-    asked = Question(
-        mix=plain_mix(40.0 / 0.8, Kind.PROCESS, Kind.USER_CODE),
+    asked = Scenario(
+        mix=plain_mix(40.0 / 0.8, FaultKind.PROCESS, FaultKind.USER_CODE),
         costs=costs,
         seed=0,
         days=20.0,
@@ -110,11 +112,11 @@ def test_the_best_interval_is_that_of_what_goes_back_to_checkpoints() -> None:
 def test_no_interval_is_better_than_the_best() -> None:
     """Three times as many or as few checkpoints bring less goodput, by the simulation too."""
     costs = with_strategy(prices(), Strategy.RESTART, state=Source.STORE)
-    best = question(40.0, seed=0, costs=costs, kind=Kind.PROCESS)
+    best = question(40.0, seed=0, costs=costs, kind=FaultKind.PROCESS)
     found = judge(best, STORE, best.traces())
     for factor in (1 / 3, 3):
         every = found.checkpoint_s * factor
-        other = question(40.0, seed=0, costs=costs, kind=Kind.PROCESS, checkpoint_s=every)
+        other = question(40.0, seed=0, costs=costs, kind=FaultKind.PROCESS, checkpoint_s=every)
         assert difference(judge(other, STORE, other.traces()), found).low > 0
 
 
@@ -123,8 +125,14 @@ def test_no_interval_is_better_than_the_best() -> None:
 def test_all_time_is_accounted_for(spares: int | None, least_nodes: int) -> None:
     """Work and losses are the whole time, in a world where all that can happen does."""
     world = World(nodes=100, per_node=8, spares=spares, least_nodes=least_nodes)
-    kinds = (Kind.NODE_LOST, Kind.USER_CODE, Kind.HANG, Kind.DEVICE_MEMORY, Kind.EVICTION)
-    asked = Question(
+    kinds = (
+        FaultKind.NODE_LOST,
+        FaultKind.USER_CODE,
+        FaultKind.HANG,
+        FaultKind.DEVICE_MEMORY,
+        FaultKind.EVICTION,
+    )
+    asked = Scenario(
         world=world,
         mix=plain_mix(40.0, *kinds, group_share=0.02, second_share=0.3, lemon_share=0.05),
         costs=prices(1.0, overhead=0.01),

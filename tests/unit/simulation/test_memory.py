@@ -8,11 +8,12 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.faults.fault import Fault
+from rekindle.recovery.faults.fault import FaultKind as Kind
 from rekindle.recovery.policy.decide import Decision, decide
-from rekindle.recovery.policy.history import Case, Past
+from rekindle.recovery.policy.history import Past, Situation
 from rekindle.recovery.policy.policy import ALLOWABLE, Policy
-from rekindle.simulation.memory import Memory
+from rekindle.simulation.memory import RecoveryBudgets
 
 KINDS = (
     Kind.PROCESS, Kind.USER_CODE, Kind.LINK, Kind.DEVICE_MEMORY, Kind.DEVICE, Kind.NODE_LOST,
@@ -50,7 +51,7 @@ faults = st.tuples(
 @given(policy=policies, story=st.lists(faults, min_size=5, max_size=40), spares=st.integers(0, 1))
 def test_no_decision_changes(policy: Policy, story: list[Any], spares: int) -> None:
     """Any faults under any policy: each decision is that of the whole past, but for its words."""
-    memory, whole = Memory(policy, many=0), list[Past]()
+    memory, whole = RecoveryBudgets(policy, many=0), list[Past]()
     now, newest, resumed, incident = 0.0, 0, 0, 0
     for kind, rank, code, heals, hours, steps, same in story:
         now += hours * 3600
@@ -62,7 +63,7 @@ def test_no_decision_changes(policy: Policy, story: list[Any], spares: int) -> N
             kind=kind, message="m", rank=rank, node=rank, finished=newest, signature="s",
             at=now, host=str(rank), device=0, code=code, self_heal=heals,
         )  # fmt: skip
-        case = Case(
+        case = Situation(
             fault=fault, session=True, formed=True, newest=newest, resumed=resumed,
             older=True, spares=spares, incident=incident, past=tuple(whole),
         )  # fmt: skip
@@ -84,11 +85,11 @@ def test_no_decision_changes(policy: Policy, story: list[Any], spares: int) -> N
 
 def test_a_long_past_stays_short() -> None:
     """Of a thousand faults a few are kept, and the budget is used up at the right one."""
-    memory = Memory(Policy(max_recoveries=1000))
+    memory = RecoveryBudgets(Policy(max_recoveries=1000))
     chosen = []
     for number in range(1002):
         fault = Fault(kind=Kind.PROCESS, message="m", rank=1, node=1, finished=number)
-        case = Case(
+        case = Situation(
             fault=fault,
             session=True,
             formed=True,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.simulation.progress import Cadence, Progress, Source
+from rekindle.simulation.progress import Cadence, SimulatedProgress, Source
 
 EVERY = Cadence(step=10.0, checkpoint=100.0, stall=5.0, snapshot=20.0, overhead=0.0)
 
 
-def trained(seconds: float, cadence: Cadence = EVERY, speed: float = 1.0) -> Progress:
+def trained(seconds: float, cadence: Cadence = EVERY, speed: float = 1.0) -> SimulatedProgress:
     """A job that has trained for so long."""
-    progress = Progress(cadence)
+    progress = SimulatedProgress(cadence)
     progress.train(seconds, speed)
     return progress
 
@@ -34,7 +34,7 @@ def test_checkpoints_halt_training(seconds: float, work: float, checkpoints: int
 
 def test_many_short_stretches_are_one_long_one() -> None:
     """Time may be cut anywhere, in a stall too."""
-    progress, stalled = Progress(EVERY), 0.0
+    progress, stalled = SimulatedProgress(EVERY), 0.0
     for _ in range(1000):
         stalled += progress.train(0.7, 1.0)
     assert progress.work == pytest.approx(trained(700.0).work)

@@ -8,10 +8,10 @@ import pytest
 from simulated import plain_mix, prices
 
 from rekindle.errors import UsageError
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.policy.policy import Policy
 from rekindle.simulation import mix
-from rekindle.simulation.estimate import Question, judge
+from rekindle.simulation.estimate import Scenario, judge
 from rekindle.simulation.outcome import World
 
 MIX = '[[mix]]\nsource = "ours"\nper_1000_devices_per_day = {rate}\nlemon_factor = {lemon}\n'
@@ -21,9 +21,9 @@ FAULT = '[[fault]]\nname = "{name}"\nkind = "link"\nweight = {weight}\n'
 @pytest.mark.parametrize("runs", [5, 20, 80])
 def test_rare_faults_are_judged_alike_however_many_runs_there_are(runs: int) -> None:
     """No more faults are assumed than the mix has: the interval is the whole run's."""
-    question = Question(
+    question = Scenario(
         world=World(nodes=1, per_node=1),
-        mix=plain_mix(0.013, Kind.NODE_LOST),
+        mix=plain_mix(0.013, FaultKind.NODE_LOST),
         costs=prices(checkpoint_stall_s=30.0),
         days=3.0,
         runs=runs,
@@ -37,9 +37,9 @@ def test_rare_faults_are_judged_alike_however_many_runs_there_are(runs: int) -> 
 
 def test_no_fewer_faults_are_assumed_than_were_seen() -> None:
     """Where the runs show more than the mix lets expect, they are right."""
-    question = Question(
+    question = Scenario(
         world=World(nodes=4, per_node=2),
-        mix=plain_mix(500.0, Kind.USER_CODE),
+        mix=plain_mix(500.0, FaultKind.USER_CODE),
         costs=prices(checkpoint_stall_s=30.0),
         days=3.0,
         runs=5,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from simulated import prices, setting, strike, with_strategy
 
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.policy.policy import Policy, Strategy
 from rekindle.simulation.outcome import Loss, Outcome
 from rekindle.simulation.replay import replay
@@ -33,14 +33,14 @@ def test_without_faults_nothing_is_lost() -> None:
 
 def test_a_dead_process_costs_the_broken_step_and_its_recovery() -> None:
     """Half a step, half a second until it is seen, two seconds in place."""
-    outcome = replay(setting(FREE, costs=prices(0.5)), [strike(1005.0, Kind.PROCESS)], DAY)
+    outcome = replay(setting(FREE, costs=prices(0.5)), [strike(1005.0, FaultKind.PROCESS)], DAY)
     assert outcome.decisions == {IN_PLACE: 1}
     assert lost(outcome) == {Loss.RECOVERING: 2.5, Loss.REDONE: 5.0}
 
 
 def test_a_restart_goes_back_to_the_snapshot() -> None:
     """The script raised: everything since the snapshot of 1000 s is done again."""
-    outcome = replay(setting(FREE), [strike(1075.0, Kind.USER_CODE)], DAY)
+    outcome = replay(setting(FREE), [strike(1075.0, FaultKind.USER_CODE)], DAY)
     assert outcome.incidents == {RESTART: 1}
     assert lost(outcome) == {Loss.RECOVERING: 50.0, Loss.REDONE: 75.0}
     assert outcome.to_store == 0
@@ -49,9 +49,9 @@ def test_a_restart_goes_back_to_the_snapshot() -> None:
 def test_a_lost_node_is_replaced_and_repaired() -> None:
     """With spares without end nobody waits; one is needed, and a second while the first is out."""
     strikes = [
-        strike(1000.0, Kind.NODE_LOST),
-        strike(5000.0, Kind.NODE_LOST, nodes=(2,)),
-        strike(16_000.0, Kind.NODE_LOST),
+        strike(1000.0, FaultKind.NODE_LOST),
+        strike(5000.0, FaultKind.NODE_LOST, nodes=(2,)),
+        strike(16_000.0, FaultKind.NODE_LOST),
     ]
     outcome = replay(setting(FREE), strikes, DAY)
     assert outcome.incidents == {RECOVER: 3}
@@ -61,7 +61,7 @@ def test_a_lost_node_is_replaced_and_repaired() -> None:
 
 def test_without_a_spare_the_job_waits_for_a_node_that_is_mended() -> None:
     """Node 1 comes back after 500 s of repair, and has to be started."""
-    one = strike(1000.0, Kind.NODE_LOST, repair_s=500.0)
+    one = strike(1000.0, FaultKind.NODE_LOST, repair_s=500.0)
     outcome = replay(setting(FREE, spares=0), [one], DAY)
     assert outcome.decisions == {RECOVER: 1}
     assert lost(outcome) == {Loss.NODES: 530.0, Loss.RECOVERING: 4.0}
@@ -69,7 +69,7 @@ def test_without_a_spare_the_job_waits_for_a_node_that_is_mended() -> None:
 
 def test_a_node_that_does_not_come_ends_the_job() -> None:
     """It is waited for as long as the policy says; then a person begins again when it is there."""
-    one = strike(1000.0, Kind.NODE_LOST)
+    one = strike(1000.0, FaultKind.NODE_LOST)
     outcome = replay(setting(FREE, spares=0), [one], DAY)
     assert outcome.decisions == {RECOVER: 1, DUMP: 1}
     assert outcome.ended == 1
@@ -93,7 +93,7 @@ def test_no_strategy_waits_longer_for_a_node_than_the_policy(
     policy: Policy, decisions: dict[Strategy, int]
 ) -> None:
     """Also where the job or its part is placed anew: the real machine misses it just so."""
-    one = strike(1000.0, Kind.NODE_LOST)
+    one = strike(1000.0, FaultKind.NODE_LOST)
     outcome = replay(setting(policy, costs=prices(session=False), spares=0), [one], DAY)
     assert outcome.decisions == decisions
     assert outcome.ended == 1
@@ -102,7 +102,7 @@ def test_no_strategy_waits_longer_for_a_node_than_the_policy(
 
 def test_a_smaller_world_goes_on_and_grows() -> None:
     """Three of four nodes train until the fourth is mended and started."""
-    one = strike(1000.0, Kind.NODE_LOST)
+    one = strike(1000.0, FaultKind.NODE_LOST)
     outcome = replay(setting(FREE, spares=0, least_nodes=3), [one], DAY)
     assert outcome.incidents == {Strategy.SHRINK: 1}
     found = lost(outcome)
@@ -112,7 +112,7 @@ def test_a_smaller_world_goes_on_and_grows() -> None:
 
 def test_a_world_that_is_too_small_waits() -> None:
     """Two nodes are lost at once and three have to be left: both are waited for."""
-    both = strike(1000.0, Kind.NODE_LOST, nodes=(0, 1), repair_s=100.0)
+    both = strike(1000.0, FaultKind.NODE_LOST, nodes=(0, 1), repair_s=100.0)
     outcome = replay(setting(FREE, spares=0, least_nodes=3), [both], DAY)
     assert outcome.decisions == {RECOVER: 2}
     assert outcome.needed == [2]
@@ -121,7 +121,7 @@ def test_a_world_that_is_too_small_waits() -> None:
 
 def test_a_sick_node_is_waited_for_before_the_world_shrinks() -> None:
     """Its agent is there, so it is to be replaced; when nobody comes in time, it is left out."""
-    one = strike(1000.0, Kind.NODE)
+    one = strike(1000.0, FaultKind.NODE)
     outcome = replay(setting(FREE, spares=0, least_nodes=3), [one], DAY)
     assert outcome.decisions == {RECOVER: 1}
     found = lost(outcome)
@@ -131,7 +131,7 @@ def test_a_sick_node_is_waited_for_before_the_world_shrinks() -> None:
 
 def test_a_restart_waits_for_late_nodes_but_shortly() -> None:
     """Without a Session all ranks are restarted, 20 s later in a smaller world."""
-    one = strike(1000.0, Kind.NODE_LOST)
+    one = strike(1000.0, FaultKind.NODE_LOST)
     costs = prices(session=False)
     outcome = replay(setting(FREE, costs=costs, spares=0, least_nodes=3), [one], DAY)
     assert outcome.decisions == {RESTART: 1}
@@ -142,7 +142,7 @@ def test_a_restart_waits_for_late_nodes_but_shortly() -> None:
 
 def test_a_broken_place_comes_again_until_it_is_left() -> None:
     """What turned out to be the device is not mended in place, so the node is replaced."""
-    one = strike(1000.0, Kind.PROCESS, cause=Cause.PLACE, becomes=Kind.DEVICE)
+    one = strike(1000.0, FaultKind.PROCESS, cause=Cause.PLACE, becomes=FaultKind.DEVICE)
     outcome = replay(setting(FREE), [one], DAY)
     assert outcome.decisions == {IN_PLACE: 1, RECOVER: 1}
     assert outcome.incidents == {RECOVER: 1}
@@ -151,7 +151,7 @@ def test_a_broken_place_comes_again_until_it_is_left() -> None:
 
 def test_an_error_of_the_script_is_the_scripts() -> None:
     """The same error at the same step after a restart: no third one, a person has to look."""
-    one = strike(1075.0, Kind.USER_CODE, cause=Cause.SCRIPT)
+    one = strike(1075.0, FaultKind.USER_CODE, cause=Cause.SCRIPT)
     outcome = replay(setting(FREE), [one], DAY)
     assert outcome.decisions == {RESTART: 2, DUMP: 1}
     assert outcome.ended == 1
@@ -162,7 +162,7 @@ def test_an_error_of_the_script_is_the_scripts() -> None:
 
 def test_budgets_are_used_up_and_begin_anew_with_a_person() -> None:
     """Three restarts, then the job ends; the next fault finds them all again."""
-    strikes = [strike(5000.0 * n, Kind.USER_CODE) for n in range(1, 6)]
+    strikes = [strike(5000.0 * n, FaultKind.USER_CODE) for n in range(1, 6)]
     outcome = replay(setting(FREE), strikes, DAY)
     assert outcome.decisions == {RESTART: 4, DUMP: 1}
     assert outcome.ended == 1
@@ -170,7 +170,7 @@ def test_budgets_are_used_up_and_begin_anew_with_a_person() -> None:
 
 def test_nothing_strikes_a_job_that_does_not_run() -> None:
     """A fault while a person is waited for is none."""
-    strikes = [strike(1000.0, Kind.USER_CODE), strike(2000.0, Kind.PROCESS)]
+    strikes = [strike(1000.0, FaultKind.USER_CODE), strike(2000.0, FaultKind.PROCESS)]
     outcome = replay(setting(Policy()), strikes, DAY)
     assert outcome.decisions == {DUMP: 1}
     outcome = replay(setting(Policy(), snapshot=0.0), strikes, DAY)
@@ -179,7 +179,7 @@ def test_nothing_strikes_a_job_that_does_not_run() -> None:
 
 def test_a_fault_during_recovery_begins_it_again() -> None:
     """30 s into a restart another one is needed: 80 s in all, and one incident."""
-    strikes = [strike(1000.0, Kind.USER_CODE), strike(1030.0, Kind.USER_CODE, nodes=(2,))]
+    strikes = [strike(1000.0, FaultKind.USER_CODE), strike(1030.0, FaultKind.USER_CODE, nodes=(2,))]
     outcome = replay(setting(FREE), strikes, DAY)
     assert outcome.incidents == {RESTART: 1}
     assert outcome.decisions == {RESTART: 2}
@@ -188,7 +188,7 @@ def test_a_fault_during_recovery_begins_it_again() -> None:
 
 def test_a_restart_under_way_is_not_cut_short() -> None:
     """A lighter fault meanwhile: no generation is formed, so it is answered by a restart, too."""
-    strikes = [strike(1000.0, Kind.USER_CODE), strike(1010.0, Kind.PROCESS, nodes=(2,))]
+    strikes = [strike(1000.0, FaultKind.USER_CODE), strike(1010.0, FaultKind.PROCESS, nodes=(2,))]
     outcome = replay(setting(FREE), strikes, DAY)
     assert outcome.decisions == {RESTART: 2}
     assert lost(outcome) == {Loss.RECOVERING: 60.0}
@@ -196,8 +196,8 @@ def test_a_restart_under_way_is_not_cut_short() -> None:
 
 def test_a_second_fault_strikes_inside_the_recovery() -> None:
     """It belongs to the first one's trace, and strikes after that part of its recovery."""
-    second = strike(0.0, Kind.PROCESS, nodes=(3,))
-    one = strike(1000.0, Kind.PROCESS, second=(0.5, second))
+    second = strike(0.0, FaultKind.PROCESS, nodes=(3,))
+    one = strike(1000.0, FaultKind.PROCESS, second=(0.5, second))
     outcome = replay(setting(FREE), [one], DAY)
     assert outcome.incidents == {IN_PLACE: 1}
     assert outcome.decisions == {IN_PLACE: 2}
@@ -207,10 +207,10 @@ def test_a_second_fault_strikes_inside_the_recovery() -> None:
 def test_a_lemon_strikes_until_it_is_replaced() -> None:
     """Once another node has its place, what the lemon would have done does not happen."""
     strikes = [
-        strike(1000.0, Kind.PROCESS, of_lemon=True),
-        strike(2000.0, Kind.NODE_LOST, of_lemon=True),
-        strike(3000.0, Kind.PROCESS, of_lemon=True),
-        strike(4000.0, Kind.PROCESS),
+        strike(1000.0, FaultKind.PROCESS, of_lemon=True),
+        strike(2000.0, FaultKind.NODE_LOST, of_lemon=True),
+        strike(3000.0, FaultKind.PROCESS, of_lemon=True),
+        strike(4000.0, FaultKind.PROCESS),
     ]
     outcome = replay(setting(FREE), strikes, DAY)
     assert outcome.decisions == {IN_PLACE: 2, RECOVER: 1}
@@ -218,7 +218,7 @@ def test_a_lemon_strikes_until_it_is_replaced() -> None:
 
 def test_the_loss_of_all_nodes_goes_back_to_the_store() -> None:
     """A switch takes the whole world: no replica and no snapshot is left."""
-    everybody = strike(1055.0, Kind.NODE_LOST, nodes=(0, 1, 2, 3))
+    everybody = strike(1055.0, FaultKind.NODE_LOST, nodes=(0, 1, 2, 3))
     outcome = replay(setting(FREE, checkpoint=500.0), [everybody], DAY)
     assert outcome.to_store == 1
     assert outcome.needed == [4]
@@ -227,7 +227,7 @@ def test_the_loss_of_all_nodes_goes_back_to_the_store() -> None:
 
 def test_approval_is_waited_for() -> None:
     """A person answers after a minute; where the policy has less patience, the job ends."""
-    one = strike(1000.0, Kind.USER_CODE)
+    one = strike(1000.0, FaultKind.USER_CODE)
     asked = Policy(max_restarts=1, approve=(RESTART,))
     assert lost(replay(setting(asked), [one], DAY)) == {Loss.PEOPLE: 60.0, Loss.RECOVERING: 50.0}
     hasty = Policy(max_restarts=1, approve=(RESTART,), approval_timeout_s=10.0)
@@ -239,7 +239,7 @@ def test_approval_is_waited_for() -> None:
 def test_a_strategy_that_fails_is_followed_by_another() -> None:
     """Retries of damaged memory hardly ever succeed here: the rank is started anew."""
     costs = with_strategy(prices(), RETRY, succeeds=1e-12)
-    one = strike(1000.0, Kind.DEVICE_MEMORY)
+    one = strike(1000.0, FaultKind.DEVICE_MEMORY)
     outcome = replay(setting(FREE, costs=costs), [one], DAY)
     assert outcome.decisions == {RETRY: 1, IN_PLACE: 1}
     assert lost(outcome) == {Loss.RECOVERING: 3.0}
@@ -247,5 +247,5 @@ def test_a_strategy_that_fails_is_followed_by_another() -> None:
 
 def test_a_recovery_may_outlast_the_simulated_time() -> None:
     """What lies beyond the end is not counted."""
-    outcome = replay(setting(FREE), [strike(990.0, Kind.USER_CODE)], 1000.0)
+    outcome = replay(setting(FREE), [strike(990.0, FaultKind.USER_CODE)], 1000.0)
     assert lost(outcome) == {Loss.RECOVERING: 10.0, Loss.REDONE: 90.0}

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from simulated import plain_mix
 
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.simulation import mix
 from rekindle.simulation.trace import DAY_S, Cause, Strike, draw
 
@@ -37,7 +37,7 @@ def test_as_many_faults_as_published(name: str) -> None:
 
 def test_gaps_are_exponential() -> None:
     """Their standard deviation is their mean, and a third of them is longer than the mean."""
-    at = [strike.at for strike in drawn(plain_mix(2.5, Kind.PROCESS))]
+    at = [strike.at for strike in drawn(plain_mix(2.5, FaultKind.PROCESS))]
     gaps = [after - before for before, after in itertools.pairwise(at)]
     mean = sum(gaps) / len(gaps)
     deviation = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
@@ -47,7 +47,7 @@ def test_gaps_are_exponential() -> None:
 
 def test_lemons_fail_ten_times_as_often() -> None:
     """13 of 1,000 nodes have ten times the faults of the others, and not more in all."""
-    found = drawn(plain_mix(2.5, Kind.PROCESS, lemon_share=0.013, second_share=0.1), days=4000)
+    found = drawn(plain_mix(2.5, FaultKind.PROCESS, lemon_share=0.013, second_share=0.1), days=4000)
     by_node = Counter(strike.nodes[0] for strike in found)
     lemons = {strike.nodes[0] for strike in found if strike.of_lemon}
     assert len(lemons) == 13
@@ -61,11 +61,11 @@ def test_lemons_fail_ten_times_as_often() -> None:
 
 def test_a_group_is_the_nodes_of_one_switch() -> None:
     """One in a hundred takes 32 nodes at once; the last switch has fewer."""
-    found = drawn(plain_mix(2.5, Kind.PROCESS, group_share=0.01), days=4000)
+    found = drawn(plain_mix(2.5, FaultKind.PROCESS, group_share=0.01), days=4000)
     groups = [strike for strike in found if len(strike.nodes) > 1]
     assert len(groups) / len(found) == pytest.approx(0.01, rel=0.2)
     assert {len(strike.nodes) for strike in groups} == {32, 8}
-    assert {strike.row.kind for strike in groups} == {Kind.NODE_LOST}
+    assert {strike.row.kind for strike in groups} == {FaultKind.NODE_LOST}
     assert all(strike.nodes[0] % 32 == 0 for strike in groups)
 
 

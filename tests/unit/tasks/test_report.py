@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from rekindle.names import SPARE
-from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.journal import (
     AnyEvent,
@@ -18,11 +18,11 @@ from rekindle.recovery.journal.journal import (
     Decided,
     Ended,
     FaultSeen,
+    FinalCheckpoint,
     FirstStep,
     Formed,
-    Incidents,
+    IncidentFold,
     JobStarted,
-    LastWords,
     NodeJoined,
     NodeLeft,
     NodeWanted,
@@ -55,7 +55,7 @@ def started(attempt: int = 1) -> JobStarted:
     return JobStarted(job_id="train-1", attempt=attempt, nodes=2, processes_per_node=1, pid=7)
 
 
-def fault(kind: Kind = Kind.PROCESS, *, at: float, traceback: str = "") -> Fault:
+def fault(kind: FaultKind = FaultKind.PROCESS, *, at: float, traceback: str = "") -> Fault:
     """A fault of rank 1."""
     text = f"rank 1: {kind.value}"
     return Fault(kind=kind, message=text, rank=1, node=1, finished=30, traceback=traceback, at=at)
@@ -125,7 +125,7 @@ def test_overlapping_incidents_are_counted_once() -> None:
         (0.0, started()),
         (1.0, FirstStep(generation=1, step=1)),
         (5.0, FaultSeen(incident=1, fault=fault(at=5.0))),
-        (6.0, CheckpointFailed(incident=2, fault=fault(Kind.STORAGE, at=6.0))),
+        (6.0, CheckpointFailed(incident=2, fault=fault(FaultKind.STORAGE, at=6.0))),
         (7.0, decided(Strategy.FAIL, "no strategy is left", at=5.0)),
         (9.0, Ended(outcome="failed", reason="no strategy is left", finished=30)),
     )
@@ -136,9 +136,19 @@ def test_a_failure_shows_the_first_traceback() -> None:
     """The report of a failed job shows the fault that tells where the script failed."""
     run = events(
         (0.0, started()),
-        (1.0, FaultSeen(incident=1, fault=fault(Kind.LINK, at=1.0))),
-        (1.1, FaultSeen(incident=1, fault=fault(Kind.USER_CODE, at=0.9, traceback="Traceback 1"))),
-        (1.2, FaultSeen(incident=1, fault=fault(Kind.USER_CODE, at=1.2, traceback="Traceback 2"))),
+        (1.0, FaultSeen(incident=1, fault=fault(FaultKind.LINK, at=1.0))),
+        (
+            1.1,
+            FaultSeen(
+                incident=1, fault=fault(FaultKind.USER_CODE, at=0.9, traceback="Traceback 1")
+            ),
+        ),
+        (
+            1.2,
+            FaultSeen(
+                incident=1, fault=fault(FaultKind.USER_CODE, at=1.2, traceback="Traceback 2")
+            ),
+        ),
         (1.3, decided(Strategy.FAIL, "0 of 0 restarts are used", at=1.2)),
         (2.0, Ended(outcome="failed", reason="0 of 0 restarts are used", finished=0)),
     )
@@ -159,7 +169,7 @@ def test_the_report_tells_each_incident() -> None:
 
 
 def test_a_job_without_its_end_is_unfinished() -> None:
-    """A ledger that breaks off tells of a dead coordinator, not of success."""
+    """A journal that breaks off tells of a dead coordinator, not of success."""
     summary = summarize("train-1", RUN[:-1])
     assert summary.outcome == "unfinished"
     assert attempts.end_of(RUN[:-1]) is None
@@ -213,7 +223,7 @@ def test_a_job_that_was_told_to_end() -> None:
 
 def test_each_incident_step_is_told_once() -> None:
     """One incident gives the five steps in order, and generations without one give none."""
-    found = Incidents()
+    found = IncidentFold()
     steps = [
         step
         for event in RUN
@@ -231,9 +241,9 @@ def test_every_event_has_a_sentence() -> None:
         (0.0, SpareLost(address="a", pid=7, left=1)),
         (0.0, NodeLeft(node=1, address="a", pid=7)),
         (0.0, NodeLeft(node=1, address="a", pid=7, reason="rank 2 raised")),
-        (0.0, LastWords(node=0, step=10)),
-        (0.0, LastWords(node=0, step=10, path="there")),
-        (0.0, LastWords(node=0, step=10, error="disk full")),
+        (0.0, FinalCheckpoint(node=0, step=10)),
+        (0.0, FinalCheckpoint(node=0, step=10, path="there")),
+        (0.0, FinalCheckpoint(node=0, step=10, error="disk full")),
     )
     sentences = [sentence(event) for event in (*RUN, *more)]
     assert all(text[0].isupper() for text in sentences)

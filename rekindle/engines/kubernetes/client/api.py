@@ -16,10 +16,10 @@ from urllib.parse import urlencode
 
 import urllib3
 
-from rekindle.engines.client import SILENCE_S, Way
+from rekindle.engines.client import SILENCE_S, Transport
 from rekindle.engines.kubernetes.client.credentials import Credentials
 from rekindle.engines.kubernetes.client.errors import ApiError, ForbiddenError, refusal, said_in
-from rekindle.engines.kubernetes.client.streams import Line, Stream
+from rekindle.engines.kubernetes.client.streams import HttpStream, Stream
 
 Object = dict[str, Any]
 
@@ -122,7 +122,7 @@ class Api:
     @contextmanager
     def stream(self, path: str, *, silence_s: float, **query: object) -> Iterator[Stream]:
         """Open an answer that comes line by line; silence_s: it breaks off after so long."""
-        line = Line(self._credentials, self.host, silence_s)
+        line = HttpStream(self._credentials, self.host, silence_s)
         stream = Stream(line, f"{self.host}{path}")
         try:
             stream.open("GET", path + _asked(query))
@@ -130,10 +130,10 @@ class Api:
         finally:
             line.close()
 
-    def way_to(self, path: str) -> Way:
+    def way_to(self, path: str) -> Transport:
         """The way to what the server passes requests on to, as it does to services."""
-        return Way(
-            connect=lambda: Line(self._credentials, self.host + path, SILENCE_S),
+        return Transport(
+            connect=lambda: HttpStream(self._credentials, self.host + path, SILENCE_S),
             where=f"the job's coordinator (through {self.host})",
         )
 

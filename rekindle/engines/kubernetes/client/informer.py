@@ -23,7 +23,7 @@ def _whole(found: Object) -> Object:
 
 
 @dataclass(slots=True)
-class Follower:
+class Informer:
     """Follows the objects of one collection that selectors choose.
 
     keep: what is kept of an object, and told; its metadata's uid and resourceVersion are needed.

@@ -24,7 +24,7 @@ class Reason(msgspec.Struct, frozen=True):
     sentence: str = ""
 
 
-class PodSeen(msgspec.Struct, frozen=True, kw_only=True):
+class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One pod.
 
     ip, host: "": it has none yet. waits: it is placed nowhere, or cannot start. exit_code: of its
@@ -79,7 +79,7 @@ class PodSeen(msgspec.Struct, frozen=True, kw_only=True):
         return f"pod {self.name} is {self.phase}" + (f" ({told})" if told else "")
 
 
-def look_at(pod: Object) -> PodSeen:
+def pod_status(pod: Object) -> PodStatus:
     """Read a pod's object."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     containers = status.get("containerStatuses") or []
@@ -87,7 +87,7 @@ def look_at(pod: Object) -> PodSeen:
         c["state"]["terminated"] for c in containers if (c.get("state") or {}).get("terminated")
     ]
     reasons = tuple(dict.fromkeys(_reasons(status)))
-    return PodSeen(
+    return PodStatus(
         name=metadata["name"],
         uid=metadata["uid"],
         phase=status.get("phase", "Pending"),

@@ -17,7 +17,7 @@ CONNECT_S = 30.0
 _PIECE = 65536
 
 
-class Line:
+class HttpStream:
     """One request and its answer, on a connection of its own; another thread may break it off.
 
     root: goes before each target. silence_s: it breaks off after so long without a byte.
@@ -61,7 +61,7 @@ class Line:
         except urllib3.exceptions.HTTPError as error:
             raise ConnectionError(str(error)) from error
 
-    def getresponse(self) -> Line:
+    def getresponse(self) -> HttpStream:
         """Return what answers: this."""
         return self
 
@@ -118,7 +118,7 @@ class Line:
 class Stream:
     """The lines of an answer. where: what is asked, in a few words."""
 
-    def __init__(self, line: Line, where: str) -> None:
+    def __init__(self, line: HttpStream, where: str) -> None:
         self._line = line
         self._where = where
 

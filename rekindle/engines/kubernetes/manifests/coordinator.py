@@ -16,7 +16,7 @@ import msgspec
 from rekindle import names
 from rekindle.engines.kubernetes import labels
 from rekindle.engines.kubernetes.labels import Names, Role
-from rekindle.engines.kubernetes.manifests.settings import Peer, Pods
+from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings, Peer
 from rekindle.job.spec import JobSpec, job_directory
 
 Manifest = dict[str, Any]
@@ -26,7 +26,7 @@ _PORT = "http"
 _DEAD_HOST_S = 15
 
 
-def root(spec: JobSpec, pods: Pods, own: dict[str, str]) -> Manifest:
+def root(spec: JobSpec, pods: KubernetesSettings, own: dict[str, str]) -> Manifest:
     """Return the ConfigMap that owns all other objects; it says what to look for, and no secret.
 
     own: its labels.
@@ -44,7 +44,7 @@ def root(spec: JobSpec, pods: Pods, own: dict[str, str]) -> Manifest:
     return found
 
 
-def secret(spec: JobSpec, pods: Pods, value: str) -> Manifest:
+def secret(spec: JobSpec, pods: KubernetesSettings, value: str) -> Manifest:
     """Return the Secret: the job's secret, and its description."""
     found = _object("v1", "Secret", spec, pods, Names.of(spec.job_id).secret)
     content = {names.SECRET_FILE: value.encode(), names.SPEC_FILE: msgspec.json.encode(spec)}
@@ -53,7 +53,7 @@ def secret(spec: JobSpec, pods: Pods, value: str) -> Manifest:
     return found
 
 
-def deployment(spec: JobSpec, pods: Pods) -> Manifest:
+def deployment(spec: JobSpec, pods: KubernetesSettings) -> Manifest:
     """Return the Deployment that keeps one coordinator alive."""
     found = _object("apps/v1", "Deployment", spec, pods, Names.of(spec.job_id).coordinator)
     own = labels.labels(spec.job_id, Role.COORDINATOR)
@@ -67,7 +67,7 @@ def deployment(spec: JobSpec, pods: Pods) -> Manifest:
     return found
 
 
-def _pod(spec: JobSpec, pods: Pods) -> Manifest:
+def _pod(spec: JobSpec, pods: KubernetesSettings) -> Manifest:
     found: Manifest = {}
     if pods.image_pull_secrets:
         found["imagePullSecrets"] = [{"name": name} for name in pods.image_pull_secrets]
@@ -103,7 +103,7 @@ def _pod(spec: JobSpec, pods: Pods) -> Manifest:
     }
 
 
-def _container(spec: JobSpec, pods: Pods) -> Manifest:
+def _container(spec: JobSpec, pods: KubernetesSettings) -> Manifest:
     given = pods.coordinator
     found: Manifest = {"name": "coordinator", "image": given.image or pods.image}
     if pods.image_pull_policy:
@@ -146,7 +146,7 @@ def directory(job_id: str) -> str:
     return str(job_directory(job_id, Path(names.POD_HOME)))
 
 
-def services(spec: JobSpec, pods: Pods) -> list[Manifest]:
+def services(spec: JobSpec, pods: KubernetesSettings) -> list[Manifest]:
     """Return the Services: the coordinator's, and the one that gives the job's pods names."""
     own = Names.of(spec.job_id)
     coordinator = _object("v1", "Service", spec, pods, own.coordinator)
@@ -163,7 +163,7 @@ def services(spec: JobSpec, pods: Pods) -> list[Manifest]:
     return [coordinator, nodes]
 
 
-def policies(spec: JobSpec, pods: Pods) -> list[Manifest]:
+def policies(spec: JobSpec, pods: KubernetesSettings) -> list[Manifest]:
     """Return the NetworkPolicies; none where pods use their hosts' network, which has none."""
     if not pods.network_policy or pods.host_network:
         return []
@@ -215,7 +215,9 @@ def owned(obj: Manifest, owner_uid: str) -> Manifest:
     return new
 
 
-def _object(version: str, kind: str, spec: JobSpec, pods: Pods, name: str) -> Manifest:
+def _object(
+    version: str, kind: str, spec: JobSpec, pods: KubernetesSettings, name: str
+) -> Manifest:
     metadata = {
         "name": name,
         "namespace": pods.namespace,

@@ -10,7 +10,13 @@ from rekindle import names
 from rekindle.engines.kubernetes import labels
 from rekindle.engines.kubernetes.labels import Names, Role
 from rekindle.engines.kubernetes.manifests import ascend
-from rekindle.engines.kubernetes.manifests.settings import Kind, Pods, Volume, devices, grace_s
+from rekindle.engines.kubernetes.manifests.settings import (
+    KubernetesSettings,
+    Volume,
+    WorkloadKind,
+    devices,
+    grace_s,
+)
 from rekindle.engines.kubernetes.manifests.strategic_merge import merge
 from rekindle.errors import UsageError
 from rekindle.job.spec import JobSpec
@@ -18,25 +24,31 @@ from rekindle.job.spec import JobSpec
 Manifest = dict[str, Any]
 
 # What the operator of a kind looks for.
-_CONTAINERS = {Kind.ASCENDJOB: "ascend", Kind.PYTORCHJOB: "pytorch", Kind.TRAINJOB: "node"}
+_CONTAINERS = {
+    WorkloadKind.ASCENDJOB: "ascend",
+    WorkloadKind.PYTORCHJOB: "pytorch",
+    WorkloadKind.TRAINJOB: "node",
+}
 _OTHER_CONTAINER = "training"
 _SHM = "/dev/shm"
 
 JOIN_S = "600"  # a coordinator's image may have to be pulled, and an attempt to begin
 
 
-def container_name(kind: Kind) -> str:
+def container_name(kind: WorkloadKind) -> str:
     """Return what the container is called in which the agent runs."""
     return _CONTAINERS.get(kind, _OTHER_CONTAINER)
 
 
-def address(spec: JobSpec, pods: Pods) -> str:
+def address(spec: JobSpec, pods: KubernetesSettings) -> str:
     """Return where the job's coordinator is reached inside the cluster."""
     service = Names.of(spec.job_id).coordinator
     return f"{service}.{pods.namespace}.svc:{names.POD_PORT}"
 
 
-def pod_template(spec: JobSpec, pods: Pods, *, attempt: int, restart: str) -> Manifest:
+def pod_template(
+    spec: JobSpec, pods: KubernetesSettings, *, attempt: int, restart: str
+) -> Manifest:
     """Return the template of the job's pods, with what people say of it.
 
     restart: the restartPolicy; "": the kind says it elsewhere. Raises UsageError: the patch of the
@@ -72,14 +84,14 @@ def pod_template(spec: JobSpec, pods: Pods, *, attempt: int, restart: str) -> Ma
     return new
 
 
-def _labels(spec: JobSpec, pods: Pods, attempt: int) -> dict[str, str]:
+def _labels(spec: JobSpec, pods: KubernetesSettings, attempt: int) -> dict[str, str]:
     found = dict(pods.labels)
     if pods.ascend.accelerator:
         found[ascend.ACCELERATOR] = pods.ascend.accelerator
     return found | labels.labels(spec.job_id, Role.WORKER, attempt=attempt)
 
 
-def _container(spec: JobSpec, pods: Pods, extras: ascend.Extras) -> Manifest:
+def _container(spec: JobSpec, pods: KubernetesSettings, extras: ascend.Extras) -> Manifest:
     found: Manifest = {"name": container_name(pods.kind), "image": pods.image}
     if pods.image_pull_policy:
         found["imagePullPolicy"] = pods.image_pull_policy
@@ -113,7 +125,7 @@ def _container(spec: JobSpec, pods: Pods, extras: ascend.Extras) -> Manifest:
     return found
 
 
-def _resources(spec: JobSpec, pods: Pods) -> Manifest:
+def _resources(spec: JobSpec, pods: KubernetesSettings) -> Manifest:
     """Requests and limits; the processor alone is not limited, to be used while others idle."""
     limits: Manifest = {"memory": pods.memory} if pods.memory else {}
     if count := devices(spec, pods):
@@ -122,7 +134,7 @@ def _resources(spec: JobSpec, pods: Pods) -> Manifest:
     return {name: value for name, value in (("requests", requests), ("limits", limits)) if value}
 
 
-def _placed(spec: JobSpec, pods: Pods) -> Manifest:
+def _placed(spec: JobSpec, pods: KubernetesSettings) -> Manifest:
     found: Manifest = {}
     if pods.service_account:
         found["serviceAccountName"] = pods.service_account
@@ -139,7 +151,7 @@ def _placed(spec: JobSpec, pods: Pods) -> Manifest:
     return found
 
 
-def _affinity(spec: JobSpec, pods: Pods) -> Manifest:
+def _affinity(spec: JobSpec, pods: KubernetesSettings) -> Manifest:
     mates = {"matchLabels": labels.labels(spec.job_id, Role.WORKER)}
     found: Manifest = {}
     if pods.one_per_host:
@@ -152,14 +164,14 @@ def _affinity(spec: JobSpec, pods: Pods) -> Manifest:
     return found
 
 
-def _network(spec: JobSpec, pods: Pods) -> Manifest:
+def _network(spec: JobSpec, pods: KubernetesSettings) -> Manifest:
     found: Manifest = {"subdomain": Names.of(spec.job_id).nodes}
     if pods.host_network:
         found |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     return found
 
 
-def _shared_memory(pods: Pods) -> Manifest:
+def _shared_memory(pods: KubernetesSettings) -> Manifest:
     limit = {"sizeLimit": pods.shared_memory} if pods.shared_memory else {}
     return {"name": "shm", "emptyDir": {"medium": "Memory"} | limit}
 

@@ -14,7 +14,11 @@ from rekindle.engines.kubernetes.manifests.kinds.batch import IndexedJob, JobSet
 from rekindle.engines.kubernetes.manifests.kinds.kubeflow import PyTorchJob, TrainJob
 from rekindle.engines.kubernetes.manifests.kinds.volcano_job import VolcanoJob
 from rekindle.engines.kubernetes.manifests.pod_template import keep_off, pod_template
-from rekindle.engines.kubernetes.manifests.settings import Isolation, Kind, Pods
+from rekindle.engines.kubernetes.manifests.settings import (
+    IsolationMode,
+    KubernetesSettings,
+    WorkloadKind,
+)
 from rekindle.engines.kubernetes.manifests.strategic_merge import merge
 from rekindle.engines.kubernetes.manifests.validation import check_pods
 from rekindle.errors import UsageError
@@ -22,15 +26,15 @@ from rekindle.job.spec import JobSpec, KeepsOff
 
 Manifest = dict[str, Any]
 
-_ADAPTERS: dict[Kind, Adapter] = {
-    Kind.INDEXED_JOB: IndexedJob(),
-    Kind.JOBSET: JobSet(),
-    Kind.ASCENDJOB: AscendJob(),
-    Kind.VOLCANO_JOB: VolcanoJob(),
-    Kind.TRAINJOB: TrainJob(),
-    Kind.PYTORCHJOB: PyTorchJob(),
+_ADAPTERS: dict[WorkloadKind, Adapter] = {
+    WorkloadKind.INDEXED_JOB: IndexedJob(),
+    WorkloadKind.JOBSET: JobSet(),
+    WorkloadKind.ASCENDJOB: AscendJob(),
+    WorkloadKind.VOLCANO_JOB: VolcanoJob(),
+    WorkloadKind.TRAINJOB: TrainJob(),
+    WorkloadKind.PYTORCHJOB: PyTorchJob(),
 }
-_VOLCANO = (Kind.ASCENDJOB, Kind.VOLCANO_JOB)
+_VOLCANO = (WorkloadKind.ASCENDJOB, WorkloadKind.VOLCANO_JOB)
 
 
 class Manifests(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,24 +55,24 @@ class Manifests(msgspec.Struct, frozen=True, kw_only=True):
         return (self.root, *self.around, *self.beside, self.workload)
 
 
-def adapter(kind: Kind) -> Adapter:
+def adapter(kind: WorkloadKind) -> Adapter:
     """Return what knows this kind of workload."""
     return _ADAPTERS[kind]
 
 
-def keeps_off(pods: Pods) -> KeepsOff:
+def keeps_off(pods: KubernetesSettings) -> KeepsOff:
     """Return what is done about isolated hosts.
 
     Where nothing marks the host for all, the kind's controller has to place single pods elsewhere.
     """
-    marked = pods.isolated_hosts is not Isolation.AVOID
+    marked = pods.isolated_hosts is not IsolationMode.AVOID
     follows = isinstance(adapter(pods.kind), Following)
     return KeepsOff.AT_ONCE if marked or follows else KeepsOff.ANEW
 
 
 def render(
     spec: JobSpec,
-    pods: Pods,
+    pods: KubernetesSettings,
     *,
     secret: str,
     attempt: int = 0,
@@ -115,13 +119,13 @@ def render(
     )
 
 
-def _queue(pods: Pods) -> dict[str, str]:
+def _queue(pods: KubernetesSettings) -> dict[str, str]:
     """Return the label of Kueue, for a kind that Volcano does not place."""
-    by_volcano = pods.kind in _VOLCANO or (pods.kind is Kind.PYTORCHJOB and pods.gang)
+    by_volcano = pods.kind in _VOLCANO or (pods.kind is WorkloadKind.PYTORCHJOB and pods.gang)
     return {labels.KUEUE: pods.queue} if pods.queue and not by_volcano else {}
 
 
-def _patched(workload: Manifest, pods: Pods) -> Manifest:
+def _patched(workload: Manifest, pods: KubernetesSettings) -> Manifest:
     """Return the workload with people's patch. Raises UsageError: it does not fit."""
     new = merge(workload, pods.overrides, "overrides")
     for where in (("apiVersion",), ("kind",), ("metadata", "name"), ("metadata", "namespace")):

@@ -16,7 +16,7 @@ from rekindle.settings import CHOICES
 PULL = ("", "Always", "IfNotPresent", "Never")
 
 
-class Kind(str, enum.Enum):
+class WorkloadKind(str, enum.Enum):
     """What Kubernetes calls a job."""
 
     INDEXED_JOB = "indexed-job"
@@ -34,7 +34,7 @@ class Recovery(str, enum.Enum):
     MINDCLUSTER = "mindcluster"  # its labels are set, and its files are mounted
 
 
-class Isolation(str, enum.Enum):
+class IsolationMode(str, enum.Enum):
     """What becomes of a host that is isolated, besides that no job of ours is placed there."""
 
     AVOID = "avoid"  # nothing: others may use it
@@ -97,7 +97,7 @@ class Coordinator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = ()
 
 
-class Pods(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the nodes of a job become pods of a cluster."""
 
     image: Annotated[
@@ -109,13 +109,13 @@ class Pods(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ]
     kind: Annotated[
-        Kind,
+        WorkloadKind,
         Meta(
-            title="Kind",
+            title="WorkloadKind",
             description="What the cluster calls the job: indexed-job is in every cluster, the "
             "others need their controllers.",
         ),
-    ] = Kind.INDEXED_JOB
+    ] = WorkloadKind.INDEXED_JOB
     namespace: Annotated[str, Meta(title="Namespace", description="Where it is made.")] = "default"
     device: Annotated[
         str,
@@ -212,14 +212,14 @@ class Pods(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = None
     isolated_hosts: Annotated[
-        Isolation,
+        IsolationMode,
         Meta(
             title="Isolated hosts",
             description="What becomes of a host that has broken the job: avoid (jobs of Rekindle "
             "keep off it), or also cordon or taint, which keeps everybody off it until it is "
             "released. Needs rights on nodes.",
         ),
-    ] = Isolation.AVOID
+    ] = IsolationMode.AVOID
     termination_grace_s: Annotated[
         int,
         Meta(
@@ -326,7 +326,7 @@ def replicas(spec: JobSpec) -> int:
     return spec.nodes + spec.spares
 
 
-def devices(spec: JobSpec, pods: Pods) -> int:
+def devices(spec: JobSpec, pods: KubernetesSettings) -> int:
     """Return how many devices each pod asks for."""
     return (pods.devices_per_node or spec.processes_per_node) if pods.device else 0
 
@@ -336,6 +336,6 @@ def last_words_s(spec: JobSpec) -> int:
     return math.ceil(spec.policy.dump_timeout_s) + 30
 
 
-def grace_s(spec: JobSpec, pods: Pods) -> int:
+def grace_s(spec: JobSpec, pods: KubernetesSettings) -> int:
     """Return how long a pod that is told to end may take."""
     return pods.termination_grace_s or last_words_s(spec)

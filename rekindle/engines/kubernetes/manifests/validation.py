@@ -12,9 +12,9 @@ from rekindle.engines.kubernetes.manifests import quantities as check
 from rekindle.engines.kubernetes.manifests.ascend import Ascend
 from rekindle.engines.kubernetes.manifests.settings import (
     PULL,
-    Kind,
-    Pods,
+    KubernetesSettings,
     Volume,
+    WorkloadKind,
     last_words_s,
     replicas,
 )
@@ -25,31 +25,39 @@ from rekindle.settings import check_limits
 _TOLERATION = ("key", "operator", "value", "effect", "tolerationSeconds")
 
 _MOST_ASCEND = 20_000
-_MINDCLUSTER = (Kind.ASCENDJOB, Kind.VOLCANO_JOB)
-_GANGS = (Kind.ASCENDJOB, Kind.VOLCANO_JOB, Kind.TRAINJOB, Kind.PYTORCHJOB)
+_MINDCLUSTER = (WorkloadKind.ASCENDJOB, WorkloadKind.VOLCANO_JOB)
+_GANGS = (
+    WorkloadKind.ASCENDJOB,
+    WorkloadKind.VOLCANO_JOB,
+    WorkloadKind.TRAINJOB,
+    WorkloadKind.PYTORCHJOB,
+)
 
 
-def check_pods(pods: Pods, spec: JobSpec) -> None:
+def check_pods(pods: KubernetesSettings, spec: JobSpec) -> None:
     """Raise UsageError if the job's pods cannot be as said: which field, and what is right."""
     check_words(pods)
     _check_grace(pods, spec)
     _check_checkpoints(pods, spec)
     _check_home(pods)
-    if pods.kind is Kind.ASCENDJOB and replicas(spec) > _MOST_ASCEND:
+    if pods.kind is WorkloadKind.ASCENDJOB and replicas(spec) > _MOST_ASCEND:
         raise UsageError(
             f"an ascendjob has at most {_MOST_ASCEND} replicas; nodes and spares are "
             f"{replicas(spec)}"
         )
     # MindCluster's operator makes other roles and variables for it.
     mindspore = Framework.MINDSPORE.value
-    if spec.framework.value == mindspore != pods.ascend.framework and pods.kind is Kind.ASCENDJOB:
+    if (
+        spec.framework.value == mindspore != pods.ascend.framework
+        and pods.kind is WorkloadKind.ASCENDJOB
+    ):
         raise UsageError(
             f"ascend.framework is {pods.ascend.framework} and the job's is {mindspore}: say "
             f"{mindspore} in both"
         )
 
 
-def check_words(pods: Pods) -> None:
+def check_words(pods: KubernetesSettings) -> None:
     """Raise UsageError if no job's pods can be so."""
     try:
         check_limits(pods, "kubernetes")
@@ -67,7 +75,7 @@ def check_words(pods: Pods) -> None:
     check_ascend(pods.ascend)
 
 
-def _check_names(pods: Pods) -> None:
+def _check_names(pods: KubernetesSettings) -> None:
     check.label("namespace", pods.namespace)
     for where, name in (
         ("service_account", pods.service_account),
@@ -87,14 +95,14 @@ def _check_names(pods: Pods) -> None:
         check.key("topology_key", pods.topology_key)
 
 
-def _check_amounts(pods: Pods) -> None:
+def _check_amounts(pods: KubernetesSettings) -> None:
     for name in ("cpu", "memory", "shared_memory"):
         check.quantity(name, getattr(pods, name))
     if pods.devices_per_node and not pods.device:
         raise UsageError("devices_per_node needs device: name it, as nvidia.com/gpu")
 
 
-def _check_grace(pods: Pods, spec: JobSpec) -> None:
+def _check_grace(pods: KubernetesSettings, spec: JobSpec) -> None:
     least = last_words_s(spec)
     if pods.termination_grace_s < 0 or 0 < pods.termination_grace_s < least:
         raise UsageError(
@@ -103,7 +111,7 @@ def _check_grace(pods: Pods, spec: JobSpec) -> None:
         )
 
 
-def _check_keys(pods: Pods) -> None:
+def _check_keys(pods: KubernetesSettings) -> None:
     for where, found in (("labels", pods.labels), ("node_selector", pods.node_selector)):
         for key, value in found.items():
             check.key(where, key)
@@ -127,7 +135,7 @@ def _check_keys(pods: Pods) -> None:
                 )
 
 
-def _check_volumes(pods: Pods) -> None:
+def _check_volumes(pods: KubernetesSettings) -> None:
     taken = {"shm", "reset-config", "data-trace-config", "data-trace", "ascend-driver"}
     paths: set[str] = set()
     for volume in pods.volumes:
@@ -160,7 +168,7 @@ def _check_source(where: str, volume: Volume) -> None:
         raise UsageError(f"{where}: host_path is {volume.host_path!r}; give an absolute path")
 
 
-def _check_checkpoints(pods: Pods, spec: JobSpec) -> None:
+def _check_checkpoints(pods: KubernetesSettings, spec: JobSpec) -> None:
     """A checkpoint in a container's own files is gone with it."""
     store = spec.checkpoint_store
     patched = pods.overrides or pods.pod_overrides  # which may mount what we know nothing of
@@ -173,7 +181,7 @@ def _check_checkpoints(pods: Pods, spec: JobSpec) -> None:
         )
 
 
-def _check_home(pods: Pods) -> None:
+def _check_home(pods: KubernetesSettings) -> None:
     """Nor does what ranks record outlast it there."""
     if pods.home and not _lasts(pods, pods.home):
         raise UsageError(
@@ -182,12 +190,12 @@ def _check_home(pods: Pods) -> None:
         )
 
 
-def _lasts(pods: Pods, path: str) -> bool:
+def _lasts(pods: KubernetesSettings, path: str) -> bool:
     lasting = (v.mount_path for v in pods.volumes if v.sources and not v.empty_dir)
     return any(PurePosixPath(path).is_relative_to(mount) for mount in lasting)
 
 
-def _check_coordinator(pods: Pods) -> None:
+def _check_coordinator(pods: KubernetesSettings) -> None:
     given = pods.coordinator
     for name in ("cpu", "memory"):
         check.quantity(f"coordinator.{name}", getattr(given, name))
@@ -208,7 +216,7 @@ def _check_coordinator(pods: Pods) -> None:
             check.value(f"{where}.labels: {key}", value)
 
 
-def _check_recovery(pods: Pods) -> None:
+def _check_recovery(pods: KubernetesSettings) -> None:
     kind = pods.kind
     if pods.gang and kind not in _GANGS:
         raise UsageError(
@@ -221,7 +229,7 @@ def _check_recovery(pods: Pods) -> None:
         )
     if pods.recover_strategy and not pods.by_mindcluster:
         raise UsageError("recover_strategy is MindCluster's: say recovery: mindcluster as well")
-    if pods.recover_strategy and kind is not Kind.ASCENDJOB:
+    if pods.recover_strategy and kind is not WorkloadKind.ASCENDJOB:
         raise UsageError(
             f"recover_strategy: MindCluster recovers the processes of an ascendjob alone, not of a "
             f"{kind.value}"
@@ -250,5 +258,5 @@ def check_ascend(ascend: Ascend) -> None:
         check.value(f"ascend.{name}", getattr(ascend, name))
 
 
-def _listed(kinds: Iterable[Kind]) -> str:
+def _listed(kinds: Iterable[WorkloadKind]) -> str:
     return " or ".join(kind.value for kind in kinds)

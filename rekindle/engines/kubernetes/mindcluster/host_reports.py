@@ -21,7 +21,7 @@ from rekindle.engines.kubernetes.mindcluster.reports import (
     text_of,
 )
 from rekindle.recovery.faults.tables.keys import ascend_key, shown
-from rekindle.recovery.faults.tables.verdict import Origin, Severity
+from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity
 
 _OVER = 0  # a switch's event that tells of the end of a fault
 
@@ -59,7 +59,7 @@ def switches(info: SwitchInfo, what: str) -> Report:
                 continue
             code = event.assembled_fault_code
         if isinstance(code, str) and ascend_key(code) is not None:
-            faults.append(ActiveCode(shown(code), -1, Origin.NODE))
+            faults.append(ActiveCode(shown(code), -1, FaultOrigin.NODE))
         else:
             remarks.append((-1, f"has a bus switch with a fault of unknown form: {str(code)[:80]}"))
     return Report(tuple(dict.fromkeys(faults)), tuple(dict.fromkeys(remarks)), info.update_time)
@@ -100,7 +100,7 @@ def board_report(board: Board) -> Report:
                 where = f"{device.device_type} {device.device_id}"
                 remarks.append((-1, f"has a fault of unknown form in {where}: {code[:40]!r}"))
             else:
-                faults.append(ActiveCode(shown(code), -1, Origin.NODE))
+                faults.append(ActiveCode(shown(code), -1, FaultOrigin.NODE))
     return Report(tuple(dict.fromkeys(faults)), tuple(dict.fromkeys(remarks)))
 
 
@@ -108,7 +108,7 @@ def board_report(board: Board) -> Report:
 _MILD = ("NotHandleFault", "SubHealthFault", "PreSeparateNPU")
 _BY_HAND = "ManuallySeparateNPU"  # a level, and the key of a list of chips
 _SEPARATED = "is kept out of use for its many faults, until a person releases it"
-_ORIGINS = {"CardNetworkUnhealthy": Origin.NETWORK, "NodeUnhealthy": Origin.NODE}
+_ORIGINS = {"CardNetworkUnhealthy": FaultOrigin.NETWORK, "NodeUnhealthy": FaultOrigin.NODE}
 
 
 class DeviceList(msgspec.Struct, frozen=True, rename="pascal"):
@@ -179,7 +179,7 @@ def _add_card(card: _CardFault, faults: list[ActiveCode], remarks: list[tuple[in
             remarks.append((chip, f"has a fault of unknown form: {code[:40]!r} ({own})"))
         else:
             severity = Severity.MINOR if own in _MILD else None
-            origin = _ORIGINS.get(card.fault_type, Origin.CHIP)
+            origin = _ORIGINS.get(card.fault_type, FaultOrigin.CHIP)
             faults.append(ActiveCode(shown(code), chip, origin, severity))
     if level == _BY_HAND:
         remarks.append((chip, _SEPARATED))
@@ -246,7 +246,7 @@ def _reader(topic: Topic, raw: msgspec.Raw, what: str) -> Callable[[], Report]:
 _Place = tuple[str, Topic]  # a host, and what of it
 
 
-class Known:
+class HostReports:
     """The last word of each host that could be trusted, and what could not be."""
 
     def __init__(self) -> None:

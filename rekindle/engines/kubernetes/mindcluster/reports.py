@@ -12,7 +12,7 @@ import msgspec
 
 from rekindle.engines.kubernetes.client.api import Object
 from rekindle.engines.kubernetes.client.errors import DamagedError
-from rekindle.recovery.faults.tables.verdict import Origin, Severity
+from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class ActiveCode(msgspec.Struct, frozen=True):
 
     code: str
     chip: int
-    origin: Origin
+    origin: FaultOrigin
     severity: Severity | None = None
 
 

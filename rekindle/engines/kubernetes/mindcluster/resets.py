@@ -116,7 +116,7 @@ class _Group(msgspec.Struct, frozen=True):
     switch: str = "on"
 
 
-class Recovery:
+class ResetProcess:
     """What of it is known. reset: its steps; damage: why they cannot be read, if so."""
 
     def __init__(self, workload: str) -> None:

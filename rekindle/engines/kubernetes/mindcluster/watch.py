@@ -14,18 +14,18 @@ import msgspec
 
 from rekindle.engines.kubernetes.client.api import Api, Object
 from rekindle.engines.kubernetes.client.errors import ApiError
-from rekindle.engines.kubernetes.client.informer import Follower
+from rekindle.engines.kubernetes.client.informer import Informer
 from rekindle.engines.kubernetes.client.objects import collection
-from rekindle.engines.kubernetes.client.pod_status import look_at
+from rekindle.engines.kubernetes.client.pod_status import pod_status
 from rekindle.engines.kubernetes.labels import ROLE, Names, Role
 from rekindle.engines.kubernetes.manifests.ascend import RESET_CONFIG
-from rekindle.engines.kubernetes.manifests.settings import Pods
-from rekindle.engines.kubernetes.mindcluster.host_reports import Known
+from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
+from rekindle.engines.kubernetes.mindcluster.host_reports import HostReports
 from rekindle.engines.kubernetes.mindcluster.reports import ActiveCode, Report, chip_numbers
-from rekindle.engines.kubernetes.mindcluster.resets import RankState, Recovery, ResetInfo
+from rekindle.engines.kubernetes.mindcluster.resets import RankState, ResetInfo, ResetProcess
 from rekindle.errors import JobError
 from rekindle.job.spec import JobSpec
-from rekindle.recovery.faults.classification import Sign, Source
+from rekindle.recovery.faults.classification import EventSource, HealthEvent
 from rekindle.recovery.journal.journal import AnyEvent, SignSeen
 
 BY = "mindcluster"
@@ -50,7 +50,7 @@ class Placed(msgspec.Struct, frozen=True):
 
 def placed(pod: Object, device: str) -> Placed | None:
     """Read a pod; None: it runs nowhere, or no ranks. device: the resource that it asks for."""
-    seen, metadata = look_at(pod), pod["metadata"]
+    seen, metadata = pod_status(pod), pod["metadata"]
     has_ranks = (metadata.get("labels") or {}).get(ROLE) == Role.WORKER.value
     if not has_ranks or seen.is_over or not (seen.host and seen.ip):
         return None
@@ -65,7 +65,7 @@ def placed(pod: Object, device: str) -> Placed | None:
     )
 
 
-def signs(place: Placed, reports: Iterable[Report], node: int, ranks: int) -> list[Sign]:
+def signs(place: Placed, reports: Iterable[Report], node: int, ranks: int) -> list[HealthEvent]:
     """Return what a node is to be told of its host. ranks: how many it has.
 
     A chip that another pod has is none of its business.
@@ -102,11 +102,11 @@ def _chip(number: int) -> str:
     return f", chip {number}" if number >= 0 else ""
 
 
-def _of_host(place: Placed, fault: ActiveCode, node: int, ranks: int) -> Sign:
+def _of_host(place: Placed, fault: ActiveCode, node: int, ranks: int) -> HealthEvent:
     """Where a rank has several chips, the node is told."""
     named = fault.chip >= 0 and len(place.chips) == ranks
-    return Sign(
-        source=Source.ASCEND,
+    return HealthEvent(
+        source=EventSource.ASCEND,
         what=fault.code,
         node=node,
         device=place.chips.index(fault.chip) if named else -1,
@@ -117,14 +117,14 @@ def _of_host(place: Placed, fault: ActiveCode, node: int, ranks: int) -> Sign:
     )
 
 
-def recovery_signs(place: Placed, info: ResetInfo, node: int, ranks: int) -> list[Sign]:
+def recovery_signs(place: Placed, info: ResetInfo, node: int, ranks: int) -> list[HealthEvent]:
     """Return what a node is to be told of MindCluster's recovery: which of its ranks it lists."""
     devices = len(place.chips) or ranks
     if place.index < 0:
         return []
     return [
-        Sign(
-            source=Source.MINDCLUSTER,
+        HealthEvent(
+            source=EventSource.MINDCLUSTER,
             what=_listed(rank),
             node=node,
             device=number % devices if devices == ranks else -1,
@@ -141,12 +141,12 @@ def _listed(rank: RankState) -> str:
     return " ".join(filter(None, words))[:_LONGEST]
 
 
-def reported_before(events: Iterable[AnyEvent]) -> dict[str, list[Sign]]:
+def reported_before(events: Iterable[AnyEvent]) -> dict[str, list[HealthEvent]]:
     """Return the signs that whoever steered the job before has reported, and not as over; by host.
 
     events: of the job's journal.
     """
-    found: dict[tuple[str, Source, str, int], Sign] = {}
+    found: dict[tuple[str, EventSource, str, int], HealthEvent] = {}
     for event in events:
         if isinstance(event, SignSeen):
             sign = event.sign
@@ -155,7 +155,7 @@ def reported_before(events: Iterable[AnyEvent]) -> dict[str, list[Sign]]:
                 found.pop(name, None)
             elif sign.by == BY:
                 found[name] = sign
-    hosts: dict[str, list[Sign]] = {}
+    hosts: dict[str, list[HealthEvent]] = {}
     for (host, *_), sign in found.items():
         hosts.setdefault(host, []).append(sign)
     return hosts
@@ -171,7 +171,7 @@ _CLUSTERD = "mx-consumer-volcano=true"  # label of what ClusterD writes
 _CHIPS, _BOARDS = "kube-system", "mindx-dl"  # their namespaces; the second is ClusterD's, too
 
 
-_Name = tuple[Source, str, int]  # what is equal is the same fault of a pod: also its device
+_Name = tuple[EventSource, str, int]  # what is equal is the same fault of a pod: also its device
 
 
 class _Takes(Protocol):
@@ -182,20 +182,22 @@ class _TellsNews(Protocol):
     def __call__(self, thing: Object, /, *, there: bool) -> list[str]: ...
 
 
-class Ears(NamedTuple):
+class ReportHandlers(NamedTuple):
     """Who hears of signs (may raise JobError) and of sentences; who knows pods and their nodes.
 
     journal: what has happened to the job so far.
     """
 
-    report: Callable[[Sign], None]
+    report: Callable[[HealthEvent], None]
     tell: Callable[[str], None]
     pods: Callable[[], Iterable[Object]]
     node_at: Callable[[str], int | None]
     journal: Iterable[AnyEvent] = ()
 
 
-def host_eyes(api: Api, pods: Pods, spec: JobSpec, ears: Ears) -> AbstractContextManager[None]:
+def watch_hosts(
+    api: Api, pods: KubernetesSettings, spec: JobSpec, ears: ReportHandlers
+) -> AbstractContextManager[None]:
     """Watch meanwhile, if the job's devices are MindCluster's."""
     if not pods.device.startswith(MAKER):
         return nullcontext()
@@ -209,19 +211,21 @@ class HostEyes:
     also where its host became a node's later, and again while it cannot be reported.
     """
 
-    def __init__(self, api: Api, pods: Pods, spec: JobSpec, ears: Ears) -> None:
+    def __init__(
+        self, api: Api, pods: KubernetesSettings, spec: JobSpec, ears: ReportHandlers
+    ) -> None:
         self._api = api
         self._pods = pods
         self._workload = Names.of(spec.job_id).workload
         self._ranks = spec.processes_per_node
         self._ears = ears
         self._heard: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # what is to do
-        self._followers: dict[str, Follower | None] = {}  # by what they follow; None: it cannot be
+        self._followers: dict[str, Informer | None] = {}  # by what they follow; None: it cannot be
         self._ended = threading.Event()
-        self._known = Known()
-        self._recovery = Recovery(self._workload)
+        self._known = HostReports()
+        self._recovery = ResetProcess(self._workload)
         self._refused: list[str] = []
-        self._reported: dict[str, dict[_Name, Sign]] = {}  # by pod
+        self._reported: dict[str, dict[_Name, HealthEvent]] = {}  # by pod
         self._before = reported_before(ears.journal)  # by host
         self._said: set[str] = set()  # sentences that still hold
         self._pause_s = LOOK_S
@@ -263,21 +267,21 @@ class HostEyes:
     def _follow_chips(self) -> None:
         """Follow what device plugins write, or where that may not be read, what ClusterD does."""
         take = self._known.take
-        if self._follow("chips", Follower(self._api, _maps(_CHIPS), labels=_OWN), take) is not None:
-            self._follow_all("chips", Follower(self._api, _maps(_BOARDS), labels=_CLUSTERD), take)
+        if self._follow("chips", Informer(self._api, _maps(_CHIPS), labels=_OWN), take) is not None:
+            self._follow_all("chips", Informer(self._api, _maps(_BOARDS), labels=_CLUSTERD), take)
 
     def _follow_boards(self) -> None:
-        boards = Follower(self._api, _maps(_BOARDS), labels=_OWN)
+        boards = Informer(self._api, _maps(_BOARDS), labels=_OWN)
         self._follow_all("boards", boards, self._known.take)
 
     def _follow_reset(self) -> None:
         name = f"metadata.name={RESET_CONFIG}{self._workload}"
-        resets = Follower(self._api, _maps(self._pods.namespace), fields=name)
+        resets = Informer(self._api, _maps(self._pods.namespace), fields=name)
         self._follow_all("reset", resets, self._tells(self._recovery.take_reset))
 
     def _follow_groups(self) -> None:
         path = collection("scheduling.volcano.sh/v1beta1", "podgroups", self._pods.namespace)
-        groups = Follower(self._api, path)
+        groups = Informer(self._api, path)
         self._follow_all("groups", groups, self._tells(self._recovery.take_group))
 
     def _tells(self, take: _TellsNews) -> _Takes:
@@ -289,7 +293,7 @@ class HostEyes:
 
         return told
 
-    def _follow_all(self, what: str, follower: Follower, take: _Takes) -> None:
+    def _follow_all(self, what: str, follower: Informer, take: _Takes) -> None:
         """Follow to the end; that it cannot be done is said."""
         error = self._follow(what, follower, take)
         if error is not None:
@@ -300,7 +304,7 @@ class HostEyes:
             )
             self._heard.put(lambda: self._refused.append(refused))
 
-    def _follow(self, what: str, follower: Follower, take: _Takes) -> ApiError | None:
+    def _follow(self, what: str, follower: Informer, take: _Takes) -> ApiError | None:
         """Follow to the end; return why it cannot be done. take: is called by who looks."""
         self._followers[what] = follower
         if self._ended.is_set():
@@ -327,7 +331,7 @@ class HostEyes:
     def _look(self, *, complete: bool) -> None:
         """Report what differs from what was reported, and say what has not been said."""
         holding = [*self._refused, *filter(None, [self._recovery.damage])]
-        reported: dict[str, dict[_Name, Sign]] = {}
+        reported: dict[str, dict[_Name, HealthEvent]] = {}
         refused = False
         for place in self._places():
             known = self._reported.get(place.uid, {})
@@ -354,7 +358,9 @@ class HostEyes:
         found = [placed(pod, self._pods.device) for pod in self._ears.pods()]
         return [place for place in found if place is not None]
 
-    def _report(self, known: dict[_Name, Sign], present: list[Sign], node: int) -> bool:
+    def _report(
+        self, known: dict[_Name, HealthEvent], present: list[HealthEvent], node: int
+    ) -> bool:
         """Bring what is reported of a node to what is present; say whether all of it was taken."""
         now = {_name(sign): sign for sign in present}
         over = [known[name] for name in known.keys() - now]
@@ -377,12 +383,16 @@ def _maps(namespace: str) -> str:
     return collection("v1", "configmaps", namespace)
 
 
-def _name(sign: Sign) -> _Name:
+def _name(sign: HealthEvent) -> _Name:
     return sign.source, sign.what, sign.device
 
 
 def _inherit(
-    known: dict[_Name, Sign], present: list[Sign], before: list[Sign], *, complete: bool
+    known: dict[_Name, HealthEvent],
+    present: list[HealthEvent],
+    before: list[HealthEvent],
+    *,
+    complete: bool,
 ) -> None:
     """Take what somebody else has reported for reported, so that it is told once, and when over.
 

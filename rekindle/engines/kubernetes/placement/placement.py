@@ -21,13 +21,13 @@ from rekindle.engines.kubernetes.client.objects import (
     wait_gone,
     wait_until,
 )
-from rekindle.engines.kubernetes.client.pod_status import look_at
+from rekindle.engines.kubernetes.client.pod_status import pod_status
 from rekindle.engines.kubernetes.labels import ATTEMPT, Names, selector
 from rekindle.engines.kubernetes.manifests.ascend import is_mindclusters
 from rekindle.engines.kubernetes.manifests.coordinator import owned
-from rekindle.engines.kubernetes.manifests.kinds.base import Following, Phase
+from rekindle.engines.kubernetes.manifests.kinds.base import Following, WorkloadPhase
 from rekindle.engines.kubernetes.manifests.render import Manifests, adapter, render
-from rekindle.engines.kubernetes.manifests.settings import Pods
+from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
 from rekindle.engines.kubernetes.placement.quarantine import Hosts
 from rekindle.errors import JobError, UsageError
 from rekindle.job.spec import JobDirectory, replace_file
@@ -37,13 +37,15 @@ OVERDUE_S = 10.0  # after which the host of a pod that should have ended is take
 _NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
 
 
-class Placing:
+class Placement:
     """What is made of one job. Whoever makes it may die at any moment: the next finds the names.
 
     directory: the job's on this machine, with its description and its secret.
     """
 
-    def __init__(self, directory: JobDirectory, pods: Pods, api: Api, hosts: Hosts) -> None:
+    def __init__(
+        self, directory: JobDirectory, pods: KubernetesSettings, api: Api, hosts: Hosts
+    ) -> None:
         self._directory = directory
         self._pods = pods
         self._api = api
@@ -96,8 +98,8 @@ class Placing:
                 f"attempt {theirs} of job {self._job_id} is placed already: this would be {ours}"
             )
         phase = self.kind.status(found).phase
-        over = phase in (Phase.SUCCEEDED, Phase.FAILED)
-        if theirs == ours and not over and phase is not Phase.SUSPENDED:
+        over = phase in (WorkloadPhase.SUCCEEDED, WorkloadPhase.FAILED)
+        if theirs == ours and not over and phase is not WorkloadPhase.SUSPENDED:
             return  # whoever placed it died then, or is another process
         suspend = self.kind.suspend_patch()
         resume = self.kind.resume_patch(wanted.workload, self._isolated())
@@ -118,7 +120,7 @@ class Placing:
         isolated: as above.
         """
         found = find(self._api, self.workload_path)
-        if found is not None and self.kind.status(found).phase is Phase.FAILED:
+        if found is not None and self.kind.status(found).phase is WorkloadPhase.FAILED:
             self._delete(self.workload_path, found)
             found = None
         if found is None:
@@ -185,7 +187,7 @@ class Placing:
         """Whether it may be changed: its controller has seen that it is to stand still."""
         found = self._api.get(path)
         active = (found.get("status") or {}).get("active")
-        return self.kind.status(found).phase is Phase.SUSPENDED and not active
+        return self.kind.status(found).phase is WorkloadPhase.SUSPENDED and not active
 
     # ---- ending
 
@@ -262,7 +264,7 @@ class Placing:
 
     def coordinator_words(self) -> list[str]:
         """Say what holds the job's pods up."""
-        return [seen.in_words() for seen in map(look_at, self.our_pods()) if seen.reasons]
+        return [seen.in_words() for seen in map(pod_status, self.our_pods()) if seen.reasons]
 
     @property
     def workers(self) -> str:

@@ -12,7 +12,7 @@ import msgspec
 
 from rekindle import names
 from rekindle.engines.kubernetes.client.api import Object
-from rekindle.engines.kubernetes.client.pod_status import PodSeen, look_at
+from rekindle.engines.kubernetes.client.pod_status import PodStatus, pod_status
 from rekindle.engines.kubernetes.labels import Role
 from rekindle.errors import JobError, RekindleError
 from rekindle.recovery.journal.journal import (
@@ -34,7 +34,7 @@ class _Chore:
     do: Callable[[], None]
 
 
-class Chores:
+class RetryQueue:
     """Runs requests in their order: in a thread while the queue is open, else in the caller.
 
     The queue reports a failed request once, and repeats it after the requests that came later.
@@ -117,19 +117,19 @@ class Joined(msgspec.Struct, frozen=True):
     address: str
     at: float
 
-    def is_pod(self, seen: PodSeen) -> bool:
+    def is_pod(self, seen: PodStatus) -> bool:
         """Whether it is this one."""
         return seen.is_of(self.address, self.at)
 
 
-class Gone(msgspec.Struct, frozen=True):
+class LostPods(msgspec.Struct, frozen=True):
     """Pods that are nodes no more. lost: whose agent is away; sent_away: told to end."""
 
     lost: Joined | None = None
     sent_away: tuple[Joined, ...] = ()
 
 
-class Members:
+class PodMembership:
     """What is told of the nodes, one event after the other, and of the pods that they are.
 
     keeps_off: whether what is placed in the place of a pod keeps off the hosts that this attempt
@@ -169,20 +169,20 @@ class Members:
                 self._nodes[event.address] = event.node
                 self._joined[event.node] = Joined(event.address, event.at)
 
-    def take_gone(self, node: int) -> Gone:
+    def take_gone(self, node: int) -> LostPods:
         """Return what is to go now that another one is wanted for a node; it is told once."""
         sent_away, self._sent_away = tuple(self._sent_away), []
-        return Gone(self._joined.pop(node, None), sent_away)
+        return LostPods(self._joined.pop(node, None), sent_away)
 
-    def to_end(self, pods: Iterable[Object], gone: Gone) -> list[Object]:
+    def to_end(self, pods: Iterable[Object], gone: LostPods) -> list[Object]:
         """Return the pods that have to be ended, as nothing else would end them.
 
         A lost one runs still, and one that was sent away would be started anew where it is, as
         would be one that was refused because of its host.
         """
-        return [pod for pod in pods if self._is_to_end(look_at(pod), gone)]
+        return [pod for pod in pods if self._is_to_end(pod_status(pod), gone)]
 
-    def _is_to_end(self, seen: PodSeen, gone: Gone) -> bool:
+    def _is_to_end(self, seen: PodStatus, gone: LostPods) -> bool:
         if not seen.stays or seen.role != Role.WORKER.value:
             return False
         on_isolated = seen.host in self._isolated
@@ -197,7 +197,7 @@ class Members:
         """Return which node the pod of an address is, or was."""
         return self._nodes.get(address)
 
-    def node_of(self, pod: PodSeen) -> int | None:
+    def node_of(self, pod: PodStatus) -> int | None:
         """Return the node that a pod is; one that waits may be any that is wanted."""
         node = self._nodes.get(pod.ip) if pod.ip else None
         if node is not None or pod.role != Role.WORKER.value or not pod.waits:

@@ -24,7 +24,7 @@ from rekindle.engines.kubernetes.client.errors import (
     MissingObjectError,
 )
 from rekindle.engines.kubernetes.client.informer import PAGE
-from rekindle.engines.kubernetes.manifests.settings import Isolation, Pods
+from rekindle.engines.kubernetes.manifests.settings import IsolationMode, KubernetesSettings
 from rekindle.engines.kubernetes.placement.host_log import ClusterHostLog
 from rekindle.errors import JobError
 from rekindle.recovery.journal.host_history import AnyHostEvent, HostIsolated, fold
@@ -34,14 +34,14 @@ _TRIES_S, _LONGEST_PAUSE_S = 30.0, 1.0
 _UNREADABLE = "its annotation cannot be read"
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
+class IsolationMark(msgspec.Struct, frozen=True, kw_only=True):
     """Why a node is kept from work, as its annotation says it.
 
     by: the job. namespace: of the log of hosts that isolates it. at: seconds since the epoch.
     source: the event that it was isolated by. ours: False: somebody else had it cordoned before.
     """
 
-    how: Isolation
+    how: IsolationMode
     by: str
     namespace: str
     reason: str
@@ -52,33 +52,33 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def done(self) -> str:
         """What a node is that bears the mark."""
-        word = "tainted" if self.how is Isolation.TAINT else "cordoned"
+        word = "tainted" if self.how is IsolationMode.TAINT else "cordoned"
         return word if self.ours else f"{word} by somebody else"
 
 
-def mark_on(node: Object) -> Mark | None:
+def mark_on(node: Object) -> IsolationMark | None:
     """Read the mark of a node; one that cannot be read is nobody's."""
     text = (node["metadata"].get("annotations") or {}).get(labels.ISOLATED)
     if text is None:
         return None
     try:
-        return msgspec.json.decode(text, type=Mark)
+        return msgspec.json.decode(text, type=IsolationMark)
     except msgspec.DecodeError:
         tainted = any(_is_our_taint(each) for each in _taints(node))
-        how = Isolation.TAINT if tainted else Isolation.CORDON
-        return Mark(
+        how = IsolationMode.TAINT if tainted else IsolationMode.CORDON
+        return IsolationMark(
             how=how, by="?", namespace="", reason=_UNREADABLE, at=0.0, source="", ours=tainted
         )
 
 
-def holds(node: Object, mark: Mark) -> bool:
+def holds(node: Object, mark: IsolationMark) -> bool:
     """Whether the node is as its mark says, or a person has undone it by hand."""
-    if mark.how is Isolation.TAINT:
+    if mark.how is IsolationMode.TAINT:
         return any(_is_our_taint(each) for each in _taints(node))
     return bool(node["spec"].get("unschedulable"))
 
 
-def marking(node: Object, wanted: Mark) -> Object | None:
+def marking(node: Object, wanted: IsolationMark) -> Object | None:
     """Return the patch that marks a node; None: nothing is to be done.
 
     What a person has undone is not done again because of the same event.
@@ -88,7 +88,7 @@ def marking(node: Object, wanted: Mark) -> Object | None:
         return None
     mark = msgspec.structs.replace(wanted, ours=not holds(node, wanted))
     spec: Object = {}
-    if mark.ours and mark.how is Isolation.CORDON:
+    if mark.ours and mark.how is IsolationMode.CORDON:
         spec["unschedulable"] = True
     elif mark.ours:
         taint = {"key": labels.ISOLATED, "value": labels.slug(mark.by), "effect": "NoSchedule"}
@@ -106,7 +106,7 @@ def unmarking(node: Object, namespace: str) -> Object | None:
         return None
     spec: Object = {}
     if mark.ours and holds(node, mark):
-        if mark.how is Isolation.CORDON:
+        if mark.how is IsolationMode.CORDON:
             spec["unschedulable"] = None
         else:
             spec["taints"] = [each for each in _taints(node) if not _is_our_taint(each)] or None
@@ -129,13 +129,13 @@ def _is_our_taint(taint: Object) -> bool:
     return bool(taint["key"] == labels.ISOLATED)
 
 
-class Marks:
+class Quarantine:
     """Marks nodes, and puts them back. Everything raises ApiError; ForbiddenError at once."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
 
-    def put(self, host: str, mark: Mark) -> None:
+    def put(self, host: str, mark: IsolationMark) -> None:
         """Mark a node, if there is one of this name, and it is not marked."""
         self._change(host, lambda node: marking(node, mark))
 
@@ -190,11 +190,11 @@ class Hosts:
     home: the folder of this machine's log. tell: takes a sentence about what is amiss.
     """
 
-    def __init__(self, api: Api, pods: Pods, home: Path) -> None:
+    def __init__(self, api: Api, pods: KubernetesSettings, home: Path) -> None:
         self.tell: Callable[[str], None] = print
         self._here = HostLog(home)
         self._log = ClusterHostLog(api, pods.namespace)
-        self._marks = Marks(api)
+        self._marks = Quarantine(api)
         self._namespace = pods.namespace
         self._how = pods.isolated_hosts
 
@@ -224,7 +224,7 @@ class Hosts:
             raise JobError(
                 f"what happened on {event.host} is known to this machine alone: {error}"
             ) from error
-        if isinstance(event, HostIsolated) and self._how is not Isolation.AVOID:
+        if isinstance(event, HostIsolated) and self._how is not IsolationMode.AVOID:
             try:
                 self._mark(event)
             except JobError as error:
@@ -235,7 +235,7 @@ class Hosts:
     def _mark(self, event: HostIsolated) -> None:
         if not self._is_isolated(event):
             return  # it was released since
-        mark = Mark(
+        mark = IsolationMark(
             how=self._how,
             by=event.by,
             namespace=self._namespace,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 
-class State(str, enum.Enum):
+class FindingState(str, enum.Enum):
     """Whether it is as a job needs it."""
 
     OK = "ok"
@@ -16,7 +16,7 @@ class State(str, enum.Enum):
     UNKNOWN = "unknown"  # nobody would say, or it depends on what others do
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class PreflightFinding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that a job needs.
 
     what: in a word or two. said: what was found. do: what to do about it. optional: a job runs
@@ -24,7 +24,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     what: str
-    state: State
+    state: FindingState
     said: str = ""
     do: str = ""
     optional: bool = False
@@ -34,21 +34,21 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.what}: {self.said}" + (f" ({self.do})" if self.do else "")
 
 
-def ok(what: str, said: str = "") -> Finding:
+def ok(what: str, said: str = "") -> PreflightFinding:
     """Return that it is there."""
-    return Finding(what=what, state=State.OK, said=said)
+    return PreflightFinding(what=what, state=FindingState.OK, said=said)
 
 
-def missing(what: str, said: str, do: str = "") -> Finding:
+def missing(what: str, said: str, do: str = "") -> PreflightFinding:
     """Return that a job cannot be without it."""
-    return Finding(what=what, state=State.MISSING, said=said, do=do)
+    return PreflightFinding(what=what, state=FindingState.MISSING, said=said, do=do)
 
 
-def unknown(what: str, said: str, do: str = "") -> Finding:
+def unknown(what: str, said: str, do: str = "") -> PreflightFinding:
     """Return that nobody can tell."""
-    return Finding(what=what, state=State.UNKNOWN, said=said, do=do)
+    return PreflightFinding(what=what, state=FindingState.UNKNOWN, said=said, do=do)
 
 
-def lacking(found: Iterable[Finding]) -> list[Finding]:
+def lacking(found: Iterable[PreflightFinding]) -> list[PreflightFinding]:
     """Return what a job cannot be without."""
-    return [one for one in found if one.state is State.MISSING and not one.optional]
+    return [one for one in found if one.state is FindingState.MISSING and not one.optional]

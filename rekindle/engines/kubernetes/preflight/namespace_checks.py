@@ -12,8 +12,8 @@ from rekindle.engines.kubernetes.client.errors import ForbiddenError, MissingObj
 from rekindle.engines.kubernetes.client.objects import collection
 from rekindle.engines.kubernetes.manifests.quantities import amount
 from rekindle.engines.kubernetes.manifests.render import Manifests
-from rekindle.engines.kubernetes.manifests.settings import Kind
-from rekindle.engines.kubernetes.preflight.findings import Finding, missing, ok, unknown
+from rekindle.engines.kubernetes.manifests.settings import WorkloadKind
+from rekindle.engines.kubernetes.preflight.findings import PreflightFinding, missing, ok, unknown
 from rekindle.engines.kubernetes.preflight.resource_requests import (
     Demand,
     asked,
@@ -83,7 +83,9 @@ _MAKE = {
 }
 
 
-def mentioned(api: Api, kind: Kind, wanted: Manifests, namespace: str) -> Iterator[Finding]:
+def mentioned(
+    api: Api, kind: WorkloadKind, wanted: Manifests, namespace: str
+) -> Iterator[PreflightFinding]:
     """Look for everything that the pods name and the job does not bring along."""
     own = {(one["kind"], one["metadata"]["name"]) for one in wanted.every}
     named = (each for demand in demands(kind, wanted) for each in mentions(demand.spec))
@@ -92,7 +94,7 @@ def mentioned(api: Api, kind: Kind, wanted: Manifests, namespace: str) -> Iterat
             yield _look_for(api, each, namespace)
 
 
-def _look_for(api: Api, each: Mention, namespace: str) -> Finding:
+def _look_for(api: Api, each: Mention, namespace: str) -> PreflightFinding:
     what = f"{each.kind} {each.name}"
     path = collection(each.api_version, each.plural, "" if each.everywhere else namespace)
     try:
@@ -106,7 +108,9 @@ def _look_for(api: Api, each: Mention, namespace: str) -> Finding:
     return ok(what)
 
 
-def quotas(api: Api, kind: Kind, wanted: Manifests, namespace: str) -> Iterator[Finding]:
+def quotas(
+    api: Api, kind: WorkloadKind, wanted: Manifests, namespace: str
+) -> Iterator[PreflightFinding]:
     """Hold the job against the ResourceQuotas and LimitRanges of the namespace."""
     ranges = _listed(api, "limitranges", namespace)
     pods = demands(kind, wanted)
@@ -126,7 +130,7 @@ def quotas(api: Api, kind: Kind, wanted: Manifests, namespace: str) -> Iterator[
         yield _judged(each, pods, wanted)
 
 
-def _judged(quota: Manifest, pods: Sequence[Demand], wanted: Manifests) -> Finding:
+def _judged(quota: Manifest, pods: Sequence[Demand], wanted: Manifests) -> PreflightFinding:
     name, spec = quota["metadata"]["name"], quota.get("spec") or {}
     what, hard = f"ResourceQuota {name}", spec.get("hard") or {}
     if spec.get("scopes") or spec.get("scopeSelector"):
@@ -144,7 +148,7 @@ def _judged(quota: Manifest, pods: Sequence[Demand], wanted: Manifests) -> Findi
     return ok(what, "the job fits")
 
 
-def devices(api: Api, kind: Kind, wanted: Manifests) -> Iterator[Finding]:
+def devices(api: Api, kind: WorkloadKind, wanted: Manifests) -> Iterator[PreflightFinding]:
     """Look for nodes with enough of each device; whoever may not list nodes cannot tell."""
     most: dict[str, Any] = {}
     for each in demands(kind, wanted):

@@ -13,7 +13,7 @@ from rekindle.engines.kubernetes.client.api import Object
 from rekindle.engines.kubernetes.client.objects import plural_of
 from rekindle.engines.kubernetes.manifests.kinds.base import Following
 from rekindle.engines.kubernetes.manifests.render import Manifests, adapter
-from rekindle.engines.kubernetes.manifests.settings import Kind
+from rekindle.engines.kubernetes.manifests.settings import WorkloadKind
 
 
 class Right(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ NODES = Right(
 )
 
 
-def needed(kind: Kind, wanted: Manifests, *, inside: bool = False) -> tuple[Right, ...]:
+def needed(kind: WorkloadKind, wanted: Manifests, *, inside: bool = False) -> tuple[Right, ...]:
     """Return what a job of these objects cannot do without.
 
     inside: whoever steers it is a pod of the cluster, and reaches its coordinator directly.
@@ -75,7 +75,7 @@ def needed(kind: Kind, wanted: Manifests, *, inside: bool = False) -> tuple[Righ
     )
 
 
-def useful(kind: Kind) -> Iterator[Right]:
+def useful(kind: WorkloadKind) -> Iterator[Right]:
     """Yield what is handed out besides: a job does without it."""
     gvk = adapter(kind).gvk
     for group, resource, verbs, without in (

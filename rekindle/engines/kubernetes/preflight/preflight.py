@@ -18,11 +18,11 @@ from rekindle.engines.kubernetes.client.errors import (
 from rekindle.engines.kubernetes.client.objects import collection_of, find, path_of, plural_of
 from rekindle.engines.kubernetes.labels import JOB
 from rekindle.engines.kubernetes.manifests.render import Manifests, render
-from rekindle.engines.kubernetes.manifests.settings import Kind, Pods
+from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings, WorkloadKind
 from rekindle.engines.kubernetes.preflight import namespace_checks as fitting
 from rekindle.engines.kubernetes.preflight.findings import (
-    Finding,
-    State,
+    FindingState,
+    PreflightFinding,
     lacking,
     missing,
     ok,
@@ -50,7 +50,7 @@ _INSTALL = {
 }
 
 
-def must_fit(api: Api, spec: JobSpec, pods: Pods) -> None:
+def must_fit(api: Api, spec: JobSpec, pods: KubernetesSettings) -> None:
     """Raise UsageError, with all that is missing, before a job's first object is made.
 
     A job whose root is there was let in before: nothing more is asked about it. Raises ApiError:
@@ -71,7 +71,9 @@ def must_fit(api: Api, spec: JobSpec, pods: Pods) -> None:
         )
 
 
-def survey(api: Api, kind: Kind, wanted: Manifests, *, whole: bool = True) -> list[Finding]:
+def survey(
+    api: Api, kind: WorkloadKind, wanted: Manifests, *, whole: bool = True
+) -> list[PreflightFinding]:
     """Find out whether a cluster has all that a job of these objects needs, most basic first.
 
     whole: also what it does without, what may change yet (which nodes there are), and what
@@ -90,7 +92,7 @@ def survey(api: Api, kind: Kind, wanted: Manifests, *, whole: bool = True) -> li
     found += [_right(api, each, namespace) for each in rights]
     known = {_kind(one): _resource(api, one) for one in (*wanted.beside, wanted.workload)}
     found += known.values()
-    if space.state is State.MISSING:
+    if space.state is FindingState.MISSING:
         return found
     found += fitting.mentioned(api, kind, wanted, namespace)
     found += fitting.quotas(api, kind, wanted, namespace)
@@ -99,12 +101,12 @@ def survey(api: Api, kind: Kind, wanted: Manifests, *, whole: bool = True) -> li
     tried = wanted.every if whole else (wanted.workload,)
     without = {one.what for one in lacking(found)}
     runs = [_dry_run(api, one, wanted, without, strict=whole) for one in tried]
-    if space.state is State.UNKNOWN and any(one.state is State.OK for one in runs):
+    if space.state is FindingState.UNKNOWN and any(one.state is FindingState.OK for one in runs):
         found[found.index(space)] = ok(space.what, "objects can be made in it")
     return found + runs
 
 
-def _server(api: Api) -> Iterator[Finding]:
+def _server(api: Api) -> Iterator[PreflightFinding]:
     """Whether it answers, and who we are to it."""
     try:
         version = api.get("/version").get("gitVersion")
@@ -135,12 +137,12 @@ def _server(api: Api) -> Iterator[Finding]:
     yield ok("user", name) if name != _NOBODY else _stranger("it takes us for nobody")
 
 
-def _stranger(said: object) -> Finding:
+def _stranger(said: object) -> PreflightFinding:
     do = "log in anew, or correct the user in the kubeconfig: its token, certificate or command"
     return missing("user", f"we are not known to the server: {said}", do)
 
 
-def _namespace(api: Api, name: str) -> Finding:
+def _namespace(api: Api, name: str) -> PreflightFinding:
     what = f"namespace {name}"
     try:
         found = api.get(f"/api/v1/namespaces/{name}")
@@ -157,7 +159,7 @@ def _right_to(named: str) -> str:
     return f"right to {named}"
 
 
-def _right(api: Api, right: Right, namespace: str) -> Finding:
+def _right(api: Api, right: Right, namespace: str) -> PreflightFinding:
     """Ask whether we may; all that is refused is one finding."""
     what, optional = _right_to(right.named), bool(right.without)
     where = "" if right.everywhere else namespace
@@ -168,20 +170,26 @@ def _right(api: Api, right: Right, namespace: str) -> Finding:
     try:
         refused = [verb for verb in right.verbs if not is_given(verb)]
     except ApiError as error:
-        return Finding(what=what, state=State.UNKNOWN, said=str(error), optional=optional)
+        return PreflightFinding(
+            what=what, state=FindingState.UNKNOWN, said=str(error), optional=optional
+        )
     if not refused:
-        return Finding(what=what, state=State.OK, said=", ".join(right.verbs), optional=optional)
+        return PreflightFinding(
+            what=what, state=FindingState.OK, said=", ".join(right.verbs), optional=optional
+        )
     said = f"we may not {', '.join(refused)}" + (f": {right.without}" if optional else "")
     role = "deploy/nodes/cluster-role.yaml" if right.everywhere else "deploy/base/role.yaml"
     do = f"have an administrator grant it, as {role} does"
-    return Finding(what=what, state=State.MISSING, said=said, do=do, optional=optional)
+    return PreflightFinding(
+        what=what, state=FindingState.MISSING, said=said, do=do, optional=optional
+    )
 
 
 def _kind(obj: Object) -> str:
     return f"kind {plural_of(obj)} of {obj['apiVersion']}"
 
 
-def _resource(api: Api, obj: Object) -> Finding:
+def _resource(api: Api, obj: Object) -> PreflightFinding:
     """Whether the server has such objects at all."""
     what, version, plural = _kind(obj), obj["apiVersion"], plural_of(obj)
     if "/" not in version:
@@ -209,7 +217,7 @@ def _versions(api: Api, group: str) -> str:
 
 def _dry_run(
     api: Api, one: Object, wanted: Manifests, without: set[str], *, strict: bool
-) -> Finding:
+) -> PreflightFinding:
     """Have the server say what it would say of an object, and not make it.
 
     without: what was found missing. strict: fields that the server does not know are refused, too.
@@ -243,7 +251,7 @@ def is_premature(said: str) -> bool:
     return "must be created before" in said or ("runtime" in said and "not found" in said)
 
 
-def _taken(api: Api, what: str, one: Object) -> Finding:
+def _taken(api: Api, what: str, one: Object) -> PreflightFinding:
     found = find(api, path_of(one))
     theirs = ((found or {}).get("metadata") or {}).get("labels") or {}
     if found is None or theirs.get(JOB) == one["metadata"]["labels"][JOB]:

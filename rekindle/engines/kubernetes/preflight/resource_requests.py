@@ -12,7 +12,7 @@ import msgspec
 from rekindle.engines.kubernetes.client.objects import plural_of
 from rekindle.engines.kubernetes.manifests.quantities import amount
 from rekindle.engines.kubernetes.manifests.render import Manifests, adapter
-from rekindle.engines.kubernetes.manifests.settings import Kind
+from rekindle.engines.kubernetes.manifests.settings import WorkloadKind
 
 Manifest = dict[str, Any]
 Amounts = Mapping[str, Decimal]
@@ -29,7 +29,7 @@ class Demand(msgspec.Struct, frozen=True):
     count: int
 
 
-def demands(kind: Kind, wanted: Manifests) -> list[Demand]:
+def demands(kind: WorkloadKind, wanted: Manifests) -> list[Demand]:
     """Return what pods a job has: its nodes and spares, and last its coordinator's.
 
     Of several templates all but the last are a leader's, one pod each.

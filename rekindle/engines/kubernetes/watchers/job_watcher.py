@@ -10,23 +10,23 @@ from contextlib import contextmanager
 
 from rekindle.engines.kubernetes.client.api import Api, Object
 from rekindle.engines.kubernetes.client.errors import ApiError
-from rekindle.engines.kubernetes.client.informer import Follower
-from rekindle.engines.kubernetes.client.pod_status import PodSeen, Reason, look_at
+from rekindle.engines.kubernetes.client.informer import Informer
+from rekindle.engines.kubernetes.client.pod_status import PodStatus, Reason, pod_status
 from rekindle.engines.kubernetes.labels import selector
-from rekindle.engines.kubernetes.manifests.kinds.base import Phase
+from rekindle.engines.kubernetes.manifests.kinds.base import WorkloadPhase
 from rekindle.engines.kubernetes.placement import placement as placing
-from rekindle.engines.kubernetes.placement.placement import Placing
+from rekindle.engines.kubernetes.placement.placement import Placement
 from rekindle.errors import JobError, UnansweredError
-from rekindle.recovery.faults.classification import Sign, Source
+from rekindle.recovery.faults.classification import EventSource, HealthEvent
 
 AGAIN_S = 1.0
 LATE_S = 300.0  # after which a sign explains nothing any more
 _CLOSE_S = 5.0
 
-Report = Callable[[Sign], None]
+Report = Callable[[HealthEvent], None]
 
 
-class Reporter:
+class HealthEventQueue:
     """A thread that tells signs in their order; none is lost because nobody answers just now.
 
     report: takes a sign; raises UnansweredError where it was not heard, JobError where it means
@@ -36,7 +36,7 @@ class Reporter:
     def __init__(self, report: Report, tell: Callable[[str], None]) -> None:
         self._report = report
         self._tell = tell
-        self._signs: queue.SimpleQueue[tuple[Sign, float] | None] = queue.SimpleQueue()
+        self._signs: queue.SimpleQueue[tuple[HealthEvent, float] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
 
     @contextmanager
@@ -61,7 +61,7 @@ class Reporter:
                 if self._closed.wait(AGAIN_S):
                     return
 
-    def _is_told(self, sign: Sign) -> bool:
+    def _is_told(self, sign: HealthEvent) -> bool:
         try:
             self._report(sign)
         except UnansweredError:
@@ -76,7 +76,7 @@ _BETWEEN_ROUNDS_S = 1.0
 CLOSE_S = 5.0  # for threads to end: a server that does not answer is asked for a minute
 
 
-class Eyes:
+class JobWatcher:
     """One list and one watch of the pods, and of the workload.
 
     node_of: which node a pod is, or is to be; None: that is not known yet. report: takes a sign.
@@ -86,21 +86,21 @@ class Eyes:
     def __init__(
         self,
         api: Api,
-        place: Placing,
+        place: Placement,
         job_id: str,
-        node_of: Callable[[PodSeen], int | None],
-        report: Callable[[Sign], None],
+        node_of: Callable[[PodStatus], int | None],
+        report: Callable[[HealthEvent], None],
         tell: Callable[[str], None],
     ) -> None:
         self._place = place
         workloads, _, name = place.workload_path.rpartition("/")
-        self._pods = Follower(api, place.path("v1", "pods"), labels=selector(job_id))
-        self._workload = Follower(api, workloads, fields=f"metadata.name={name}")
+        self._pods = Informer(api, place.path("v1", "pods"), labels=selector(job_id))
+        self._workload = Informer(api, workloads, fields=f"metadata.name={name}")
         self._node_of = node_of
         self._report = report
         self._tell = tell
         self._told: dict[str, tuple[object, ...]] = {}  # of each object, by its uid
-        self._unreported: dict[str, PodSeen] = {}
+        self._unreported: dict[str, PodStatus] = {}
         self._closed = threading.Event()
 
     @contextmanager
@@ -145,11 +145,13 @@ class Eyes:
     def workload_stands(self) -> bool:
         """Whether the workload is known to be there, and not to have failed."""
         found = list(self._workload.objects.values())
-        return any(self._place.kind.status(each).phase is not Phase.FAILED for each in found)
+        return any(
+            self._place.kind.status(each).phase is not WorkloadPhase.FAILED for each in found
+        )
 
     # ---- looking
 
-    def _follow(self, follower: Follower, look: Callable[[Object, bool], None]) -> None:
+    def _follow(self, follower: Informer, look: Callable[[Object, bool], None]) -> None:
         try:
             for changed, there in follower.changes():
                 look(changed, there)
@@ -161,14 +163,14 @@ class Eyes:
             self._tell(f"{follower.path} cannot be watched: {error}")
 
     def _look_at_pod(self, changed: Object) -> None:
-        pod = look_at(changed)
+        pod = pod_status(changed)
         if not pod.reasons or self._is_old(pod.uid, (pod.reasons, pod.exit_code, pod.restarts)):
             return
         self._tell(pod.in_words())
         self._unreported[pod.uid] = pod
         self._report_reasons(pod)
 
-    def _report_reasons(self, pod: PodSeen) -> None:
+    def _report_reasons(self, pod: PodStatus) -> None:
         node = self._node_of(pod)
         if node is None:
             return
@@ -180,7 +182,7 @@ class Eyes:
         seen, metadata = self._place.kind.status(changed), changed["metadata"]
         if self._is_old(metadata["uid"], (seen.phase,)):
             return
-        if seen.phase in (Phase.FAILED, Phase.SUSPENDED):
+        if seen.phase in (WorkloadPhase.FAILED, WorkloadPhase.SUSPENDED):
             why = ": ".join(each for each in (seen.reason, seen.message) if each)
             kind = self._place.kind.gvk.kind
             self._tell(f"{kind} {metadata['name']} is {seen.phase.value}" + f" ({why})" * bool(why))
@@ -209,7 +211,7 @@ class Eyes:
         ending = {
             seen.uid: (pod, seen)
             for pod in self.pods() or ()
-            if (seen := look_at(pod)).ending and not seen.is_over
+            if (seen := pod_status(pod)).ending and not seen.is_over
         }
         since = {uid: since.get(uid, now) for uid in ending}
         for uid, (pod, seen) in ending.items():
@@ -217,7 +219,7 @@ class Eyes:
                 self._end_by_force(pod, seen)
         return since
 
-    def _end_by_force(self, pod: Object, seen: PodSeen) -> None:
+    def _end_by_force(self, pod: Object, seen: PodStatus) -> None:
         try:
             self._place.end_pod(pod, 0)
         except ApiError as error:
@@ -225,11 +227,11 @@ class Eyes:
                 self._tell(f"pod {seen.name} does not end, and cannot be removed: {error}")
 
 
-def _sign(reason: Reason, node: int, pod: PodSeen) -> Sign:
+def _sign(reason: Reason, node: int, pod: PodStatus) -> HealthEvent:
     """A pod that waits is no node yet that could be told by where it is."""
     host, address = ("", "") if pod.waits else (pod.host, pod.ip)
-    return Sign(
-        source=Source.POD_REASON,
+    return HealthEvent(
+        source=EventSource.POD_REASON,
         what=reason.word,
         node=node,
         by=BY,

@@ -10,16 +10,16 @@ from rekindle import names
 from rekindle.engines.kubernetes.client.access_review import may
 from rekindle.engines.kubernetes.client.api import Api, Object
 from rekindle.engines.kubernetes.client.errors import ApiError
-from rekindle.engines.kubernetes.client.informer import Follower
+from rekindle.engines.kubernetes.client.informer import Informer
 from rekindle.engines.kubernetes.client.objects import collection
 from rekindle.engines.kubernetes.manifests.pod_template import container_name
-from rekindle.engines.kubernetes.manifests.settings import Pods
+from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
 from rekindle.engines.kubernetes.placement.quarantine import NODES
 from rekindle.engines.kubernetes.watchers.job_watcher import BY, CLOSE_S
 from rekindle.engines.kubernetes.watchers.pod_logs import PodLogs
 from rekindle.job.spec import JobDirectory
-from rekindle.recovery.faults.classification import Sign, Source
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.classification import EventSource, HealthEvent
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.faults.tables.verdict import Urgency
 from rekindle.recovery.journal.journal import AnyEvent, FaultSeen, NodeJoined
@@ -29,7 +29,7 @@ REMOVED = "Exists=False"  # no condition of Kubernetes': the Node object was del
 _Ailments = dict[str, str]  # conditions, as Type=Status, and what is said of them
 
 
-class NodeEyes:
+class NodeWatcher:
     """One thread that follows all nodes, if we may; of each it keeps what ails it, and no more."""
 
     def __init__(self, api: Api) -> None:
@@ -37,13 +37,15 @@ class NodeEyes:
         self._hosts: dict[int, str] = {}  # of the job's nodes now, or when they were lost
         self._ailing: dict[str, _Ailments] = {}
         self._lock = threading.Lock()
-        self._report: Callable[[Sign], None] = _to_nobody
+        self._report: Callable[[HealthEvent], None] = _to_nobody
 
     @contextmanager
-    def open(self, report: Callable[[Sign], None], tell: Callable[[str], None]) -> Iterator[None]:
+    def open(
+        self, report: Callable[[HealthEvent], None], tell: Callable[[str], None]
+    ) -> Iterator[None]:
         """Follow meanwhile. report: takes a sign. tell: takes a sentence."""
         self._report = report
-        follower = Follower(self._api, NODES, keep=_conditions_alone)
+        follower = Informer(self._api, NODES, keep=_conditions_alone)
         thread = threading.Thread(
             target=self._follow, args=[follower, tell], name="rekindle-nodes", daemon=True
         )
@@ -62,7 +64,7 @@ class NodeEyes:
         for condition in present:
             self._say(node, host, condition, gone=False)
 
-    def _follow(self, follower: Follower, tell: Callable[[str], None]) -> None:
+    def _follow(self, follower: Informer, tell: Callable[[str], None]) -> None:
         try:
             if not may(self._api, "watch", "nodes"):
                 return  # the agents' own lines tell of what is lost
@@ -88,8 +90,13 @@ class NodeEyes:
                 self._say(node, host, condition, gone=gone)
 
     def _say(self, node: int, host: str, condition: str, *, gone: bool) -> None:
-        sign = Sign(
-            source=Source.NODE_CONDITION, what=condition, node=node, gone=gone, by=BY, host=host
+        sign = HealthEvent(
+            source=EventSource.NODE_CONDITION,
+            what=condition,
+            node=node,
+            gone=gone,
+            by=BY,
+            host=host,
         )
         self._report(sign)
 
@@ -110,26 +117,26 @@ def _conditions_alone(node: Object) -> Object:
     return {"metadata": metadata, "status": {"conditions": conditions}}
 
 
-def _to_nobody(sign: Sign) -> None:
+def _to_nobody(sign: HealthEvent) -> None:
     """Before anybody watches."""
 
 
-class Observers:
+class LogAndNodeWatchers:
     """Looks at one job; it may be opened again once it is closed."""
 
-    def __init__(self, api: Api, pods: Pods, directory: JobDirectory) -> None:
+    def __init__(self, api: Api, pods: KubernetesSettings, directory: JobDirectory) -> None:
         self._api = api
         self._pods = collection("v1", "pods", pods.namespace)
         self._container = container_name(pods.kind)
         self._folder = directory.path / names.LOGS_DIRECTORY
         self._addresses: dict[int, str] = {}  # of the nodes now, or when they were lost
-        self._node_eyes = NodeEyes(api)
+        self._node_eyes = NodeWatcher(api)
         self._logs: PodLogs | None = None  # while it is open
         self._tell: Callable[[str], None] = print
 
     @contextmanager
     def open(
-        self, report: Callable[[Sign], None], tell: Callable[[str], None]
+        self, report: Callable[[HealthEvent], None], tell: Callable[[str], None]
     ) -> Iterator[Callable[[Object, bool], None]]:
         """Look meanwhile; what is yielded is to be told of each pod, and if it is there."""
         self._tell = tell
@@ -146,7 +153,7 @@ class Observers:
             case NodeJoined(node=node, address=address, host=host) if node >= 0:
                 self._addresses[node] = address
                 self._node_eyes.joined(node, host)
-            case FaultSeen(fault=fault, known=False) if fault.kind is Kind.NODE_LOST:
+            case FaultSeen(fault=fault, known=False) if fault.kind is FaultKind.NODE_LOST:
                 file = self._logs and self._logs.file_of(self._addresses.get(fault.node, ""))
                 if file:
                     self._tell(f"the output of lost node {fault.node} is in {file}")

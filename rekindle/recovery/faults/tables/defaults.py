@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.faults.tables.rows import LevelRow, Row
 from rekindle.recovery.faults.tables.verdict import Blame, Urgency, Verdict
 
@@ -14,9 +14,9 @@ def judge(
     row: Row, text: str, *, code: str = "", level: LevelRow = _PLAIN, device: str = ""
 ) -> Verdict:
     """Take from the entry what it says, and from its level what it leaves out."""
-    kind = row.kind or Kind.DEVICE
+    kind = row.kind or FaultKind.DEVICE
     urgency = row.urgency or level.urgency
-    user_caused = kind is Kind.USER_CODE if row.user_caused is None else row.user_caused
+    user_caused = kind is FaultKind.USER_CODE if row.user_caused is None else row.user_caused
     at_fault = row.at_fault or level.at_fault
     if user_caused or urgency is Urgency.NONE:
         at_fault = Blame.NOTHING
@@ -28,14 +28,14 @@ def judge(
         code=code,
         level=level.name,
         user_caused=user_caused,
-        counts=kind is not Kind.EVICTION if row.counts is None else row.counts,
+        counts=kind is not FaultKind.EVICTION if row.counts is None else row.counts,
         self_heal=level.self_heal if row.self_heal is None else row.self_heal,
         device=device,
     )
 
 
 def unlisted(
-    kind: Kind, text: str, urgency: Urgency = Urgency.NOW, *, code: str = "", device: str = ""
+    kind: FaultKind, text: str, urgency: Urgency = Urgency.NOW, *, code: str = "", device: str = ""
 ) -> Verdict:
     """Say what holds where no table has an entry: nothing is to blame."""
     return Verdict(
@@ -44,7 +44,7 @@ def unlisted(
         at_fault=Blame.NOTHING,
         explanation=text,
         code=code,
-        user_caused=kind is Kind.USER_CODE,
+        user_caused=kind is FaultKind.USER_CODE,
         listed=False,
         device=device,
     )

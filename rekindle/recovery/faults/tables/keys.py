@@ -51,7 +51,7 @@ def is_chip_code(code: str) -> bool:
     return ascend_key(code) is not None and len(shown(code)) == 8
 
 
-class Wrong(Exception):
+class InvalidKey(Exception):
     """What is wrong with a field of an entry, or with one element of it."""
 
     def __init__(self, field: str, problem: str, element: int | None = None) -> None:
@@ -81,11 +81,11 @@ def keys_of_codes(codes: list[str]) -> list[Key]:
 
 def check_codes(codes: list[str]) -> None:
     if not codes:
-        raise Wrong("codes", "codes is empty; name at least one")
+        raise InvalidKey("codes", "codes is empty; name at least one")
     for index, code in enumerate(codes):
         if not ascend_keys(code):
             problem = (
                 "is no Ascend code: write 8 or 9 hexadecimal digits, a range of those (A-B), "
                 "or [alarm,fault,peer,port] of a bus switch"
             )
-            raise Wrong("codes", f"{code!r} {problem}", index)
+            raise InvalidKey("codes", f"{code!r} {problem}", index)

@@ -14,7 +14,7 @@ import msgspec
 
 from rekindle.errors import UsageError
 from rekindle.recovery.faults.tables.document import Entry, read
-from rekindle.recovery.faults.tables.keys import Key, Wrong
+from rekindle.recovery.faults.tables.keys import InvalidKey, Key
 from rekindle.recovery.faults.tables.rows import (
     AscendRow,
     ConditionRow,
@@ -140,7 +140,7 @@ def row_of(entry: Entry, row_type: Any) -> Any:
     row = msgspec.convert(entry.values, row_type)
     try:
         row.check()
-    except Wrong as wrong:
+    except InvalidKey as wrong:
         key = wrong.field if wrong.field in entry.values else ""
         raise entry.error(wrong.problem, key, wrong.element) from None
     return row

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import msgspec
 
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.faults.tables.keys import (
+    InvalidKey,
     Key,
-    Wrong,
     ascend_key,
     check_codes,
     keys_of,
@@ -44,7 +44,7 @@ class FrequencyRow(msgspec.Struct, frozen=True, kw_only=True):
         _check_range("window_s", self.window_s, 60, 864_000)
         _check_range("times", self.times, 1, 100)
         if self.release_s is not None and not 0 < self.release_s < float("inf"):
-            raise Wrong("release_s", f"release_s is {self.release_s}; give seconds above 0")
+            raise InvalidKey("release_s", f"release_s is {self.release_s}; give seconds above 0")
 
 
 class DurationRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ class LevelRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def _check_range(key: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:
-        raise Wrong(key, f"{key} is {value}; give {least} to {most}")
+        raise InvalidKey(key, f"{key} is {value}; give {least} to {most}")
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +97,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     FIELD: ClassVar[str]  # the field that holds what the table is searched for
 
-    kind: Kind | None = None
+    kind: FaultKind | None = None
     urgency: Urgency | None = None
     at_fault: Blame | None = None
     user_caused: bool | None = None
@@ -112,17 +112,17 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """Refuse what contradicts itself. Raises Wrong."""
         if not getattr(self, self.FIELD):
-            raise Wrong(self.FIELD, f"{self.FIELD} is empty; name at least one")
-        user_caused = self.user_caused or self.kind is Kind.USER_CODE
+            raise InvalidKey(self.FIELD, f"{self.FIELD} is empty; name at least one")
+        user_caused = self.user_caused or self.kind is FaultKind.USER_CODE
         if user_caused and self.at_fault not in (None, Blame.NOTHING):
-            raise Wrong(
+            raise InvalidKey(
                 "at_fault",
                 "what the user caused isolates nothing; leave out at_fault or user_caused",
             )
-        if self.kind is Kind.USER_CODE and self.user_caused is False:
-            raise Wrong("user_caused", "kind user-code is caused by the user; leave it out")
-        if self.kind is Kind.EVICTION and self.counts:
-            raise Wrong("counts", "an eviction never counts; leave it out")
+        if self.kind is FaultKind.USER_CODE and self.user_caused is False:
+            raise InvalidKey("user_caused", "kind user-code is caused by the user; leave it out")
+        if self.kind is FaultKind.EVICTION and self.counts:
+            raise InvalidKey("counts", "an eviction never counts; leave it out")
 
 
 class AscendRow(Row, frozen=True, kw_only=True):
@@ -158,7 +158,7 @@ class XidRow(Row, frozen=True, kw_only=True):
         super().check()
         for index, number in enumerate(self.numbers):
             if not 0 < number < 1000:
-                raise Wrong("numbers", f"{number} is no XID; they begin at 1", index)
+                raise InvalidKey("numbers", f"{number} is no XID; they begin at 1", index)
 
 
 class PatternRow(Row, frozen=True, kw_only=True):
@@ -167,7 +167,7 @@ class PatternRow(Row, frozen=True, kw_only=True):
     FIELD = "patterns"
 
     patterns: list[str]
-    kind: Kind
+    kind: FaultKind
     says: str
     examples: list[str] = []
 
@@ -176,7 +176,7 @@ class PatternRow(Row, frozen=True, kw_only=True):
         patterns = [_checked(text, index) for index, text in enumerate(self.patterns)]
         for index, example in enumerate(self.examples):
             if not any(pattern.search(example) for pattern in patterns):
-                raise Wrong("examples", "no pattern of this entry finds this example", index)
+                raise InvalidKey("examples", "no pattern of this entry finds this example", index)
 
 
 class ExitRow(Row, frozen=True, kw_only=True):
@@ -186,7 +186,7 @@ class ExitRow(Row, frozen=True, kw_only=True):
 
     codes: list[int] = []
     signals: list[str] = []
-    kind: Kind
+    kind: FaultKind
     says: str
 
     def found_by(self) -> list[Key]:
@@ -197,10 +197,10 @@ class ExitRow(Row, frozen=True, kw_only=True):
             super().check()
         for index, code in enumerate(self.codes):
             if not 0 <= code <= 255:
-                raise Wrong("codes", f"{code} is no exit status; they are 0 to 255", index)
+                raise InvalidKey("codes", f"{code} is no exit status; they are 0 to 255", index)
         for index, name in enumerate(self.signals):
             if name not in signal.Signals.__members__:
-                raise Wrong("signals", f"{name!r} is no signal; write it like SIGTERM", index)
+                raise InvalidKey("signals", f"{name!r} is no signal; write it like SIGTERM", index)
 
 
 class ConditionRow(Row, frozen=True, kw_only=True):
@@ -210,7 +210,7 @@ class ConditionRow(Row, frozen=True, kw_only=True):
 
     conditions: list[str]
     status: list[str]
-    kind: Kind
+    kind: FaultKind
     says: str
 
     def found_by(self) -> list[Key]:
@@ -223,10 +223,10 @@ class ConditionRow(Row, frozen=True, kw_only=True):
     def check(self) -> None:
         super().check()
         if not self.status:
-            raise Wrong("status", "status is empty; name at least one of True, False, Unknown")
+            raise InvalidKey("status", "status is empty; name at least one of True, False, Unknown")
         for index, status in enumerate(self.status):
             if status not in ("True", "False", "Unknown"):
-                raise Wrong("status", f"{status!r} is none of True, False, Unknown", index)
+                raise InvalidKey("status", f"{status!r} is none of True, False, Unknown", index)
 
 
 class ReasonRow(Row, frozen=True, kw_only=True):
@@ -235,7 +235,7 @@ class ReasonRow(Row, frozen=True, kw_only=True):
     FIELD = "reasons"
 
     reasons: list[str]
-    kind: Kind
+    kind: FaultKind
     says: str
 
 
@@ -250,7 +250,7 @@ def _checked(text: str, index: int) -> re.Pattern[str]:
             warnings.simplefilter("error")
             pattern = compiled(text)
     except (re.error, OverflowError, RecursionError, Warning) as error:
-        raise Wrong("patterns", f"bad regular expression: {error}", index) from error
+        raise InvalidKey("patterns", f"bad regular expression: {error}", index) from error
     if pattern.search(""):
-        raise Wrong("patterns", f"{text!r} finds the empty text, and so every text", index)
+        raise InvalidKey("patterns", f"{text!r} finds the empty text, and so every text", index)
     return pattern

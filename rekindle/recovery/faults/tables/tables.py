@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from rekindle.recovery.faults.fault import Exit, Kind
+from rekindle.recovery.faults.fault import Exit, FaultKind
 from rekindle.recovery.faults.tables.defaults import judge, unlisted
 from rekindle.recovery.faults.tables.escalation import Change, in_order, too_long, too_often
 from rekindle.recovery.faults.tables.keys import ascend_key, is_chip_code, shown
@@ -24,7 +24,7 @@ from rekindle.recovery.faults.tables.rows import (
     XidRow,
     compiled,
 )
-from rekindle.recovery.faults.tables.verdict import Origin, Severity, Urgency, Verdict
+from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity, Urgency, Verdict
 
 
 class AscendCodes:
@@ -42,18 +42,18 @@ class AscendCodes:
         row = self._codes.get(key)
         return self._judge(row, self._spelling(key, code), row.level, row.says) if row else None
 
-    def unlisted(self, code: str, severity: Severity | None, origin: Origin) -> Verdict:
+    def unlisted(self, code: str, severity: Severity | None, origin: FaultOrigin) -> Verdict:
         """Judge a code without an entry as MindCluster does.
 
         Chips and their ports: by severity. Public faults (9 digits), bus switches and nodes:
         ClusterD, the device plugin and NodeD pass over what they do not list.
         """
-        if not is_chip_code(code) or origin is Origin.NODE:
+        if not is_chip_code(code) or origin is FaultOrigin.NODE:
             text = f"Ascend fault code {shown(code)}: no table lists it, so it is passed over"
-            return unlisted(Kind.UNKNOWN, text, Urgency.NONE)
-        kind, level = Kind.DEVICE, "SeparateNPU"
-        if origin is Origin.NETWORK:
-            kind, level = Kind.LINK, "PreSeparateNPU"
+            return unlisted(FaultKind.UNKNOWN, text, Urgency.NONE)
+        kind, level = FaultKind.DEVICE, "SeparateNPU"
+        if origin is FaultOrigin.NETWORK:
+            kind, level = FaultKind.LINK, "PreSeparateNPU"
         elif severity is not None and severity <= Severity.MINOR:
             level = "NotHandleFault"
         rank = "of unknown severity" if severity is None else f"of severity {severity.name.lower()}"
@@ -132,7 +132,7 @@ class Tables:
         return cls(load(user_file))
 
     def ascend(
-        self, code: str, severity: Severity | None = None, origin: Origin = Origin.CHIP
+        self, code: str, severity: Severity | None = None, origin: FaultOrigin = FaultOrigin.CHIP
     ) -> Verdict:
         """Judge a fault code of an Ascend chip, bus switch or node, or a public fault.
 
@@ -159,19 +159,19 @@ class Tables:
         level = self._xid_levels[row.level if row else "CONTACT_SUPPORT"]
         if row is None:
             text = f"XID {number}: no table lists it"
-            return unlisted(Kind.DEVICE, text, level.urgency, code=str(number), device=device)
+            return unlisted(FaultKind.DEVICE, text, level.urgency, code=str(number), device=device)
         text = f"XID {number} ({level.name}): {row.says or level.says}"
         return judge(row, text, code=str(number), level=level, device=device)
 
     def kernel_line(self, line: str) -> Verdict:
         """Judge a line of the kernel's log. What no entry finds is no fault."""
         known = self._coded(line) or self._kernel.search(line)
-        return known or unlisted(Kind.UNKNOWN, "no table knows this kernel line", Urgency.NONE)
+        return known or unlisted(FaultKind.UNKNOWN, "no table knows this kernel line", Urgency.NONE)
 
     def text(self, message: str) -> Verdict:
         """Judge the message of an exception ("TypeError: ..."), or a line of the job's output."""
         known = self._coded(message) or self._texts.search(message)
-        return known or unlisted(Kind.UNKNOWN, "no table knows this message")
+        return known or unlisted(FaultKind.UNKNOWN, "no table knows this message")
 
     def exit(self, exit_: Exit) -> Verdict:
         """Judge how a process ended that should have gone on.
@@ -186,15 +186,15 @@ class Tables:
         if row is not None:
             return judge(row, f"{exit_}: {row.says}")
         if number is not None:
-            return unlisted(Kind.PROCESS, f"{exit_}: a signal ended the process")
-        return unlisted(Kind.USER_CODE, f"{exit_}: the script chose this status itself")
+            return unlisted(FaultKind.PROCESS, f"{exit_}: a signal ended the process")
+        return unlisted(FaultKind.USER_CODE, f"{exit_}: the script chose this status itself")
 
     def node_condition(self, condition: str, status: str) -> Verdict:
         """Judge a condition of a Kubernetes node; status is True, False or Unknown."""
         row = self._rows["node_condition"].get((condition, status))
         said = f"node condition {condition} is {status}"
         if row is None:
-            return unlisted(Kind.UNKNOWN, f"{said}: no fault that a table lists", Urgency.NONE)
+            return unlisted(FaultKind.UNKNOWN, f"{said}: no fault that a table lists", Urgency.NONE)
         return judge(row, f"{said}: {row.says}")
 
     def pod_reason(self, reason: str, exit_code: int | None = None) -> Verdict:
@@ -207,7 +207,7 @@ class Tables:
             return judge(row, f"pod reason {reason}: {row.says}")
         if exit_code is not None:
             return self.exit(Exit(code=exit_code))
-        return unlisted(Kind.UNKNOWN, f"pod reason {reason}: no table lists it")
+        return unlisted(FaultKind.UNKNOWN, f"pod reason {reason}: no table lists it")
 
     def _coded(self, text: str) -> Verdict | None:
         """Judge by a code that the text names; an Ascend code without an entry proves nothing."""

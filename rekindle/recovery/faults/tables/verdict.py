@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 
 
 class Urgency(str, enum.Enum):
@@ -35,7 +35,7 @@ class Severity(enum.IntEnum):
     CRITICAL = 3
 
 
-class Origin(str, enum.Enum):
+class FaultOrigin(str, enum.Enum):
     """Who reported a code of 8 digits; it matters where no table lists the code."""
 
     CHIP = "chip"
@@ -59,7 +59,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     device: the device's address, where a log line names one.
     """
 
-    kind: Kind
+    kind: FaultKind
     urgency: Urgency
     at_fault: Blame
     explanation: str

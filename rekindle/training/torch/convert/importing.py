@@ -21,7 +21,7 @@ import torch
 from rekindle import __version__
 from rekindle.checkpoints.format import METADATA_POSITION, plan_layout, state_file, write_header
 from rekindle.checkpoints.manifest import Manifest
-from rekindle.checkpoints.store import Part, Store, Written
+from rekindle.checkpoints.store import CheckpointFile, CheckpointStore, Written
 from rekindle.errors import CheckpointError, CorruptError, SessionError, UsageError
 from rekindle.rank.snapshot_writer import METADATA_SKELETON
 from rekindle.rank.snapshot_writer import STEP as METADATA_STEP
@@ -92,7 +92,7 @@ def read_source(
     return Imported(tree, writer.tensors, step, _position(states.get("sampler")), left_out)
 
 
-def write(imported: Imported, store: Store, *, job_id: str, step: int) -> Written:
+def write(imported: Imported, store: CheckpointStore, *, job_id: str, step: int) -> Written:
     """Commit the state as a checkpoint of one file, which no generation has made.
 
     Raises CheckpointError: it cannot be written, or another job's is in its place.
@@ -123,7 +123,7 @@ def write(imported: Imported, store: Store, *, job_id: str, step: int) -> Writte
         writer=f"{socket.gethostname()}:{os.getpid()}",
         rekindle=__version__,
     )
-    return store.write(manifest, {state_file(0): Part([buffer], (0,))})
+    return store.write(manifest, {state_file(0): CheckpointFile([buffer], (0,))})
 
 
 def _read_file(source: Path) -> dict[str, Any]:

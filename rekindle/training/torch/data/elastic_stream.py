@@ -18,7 +18,7 @@ import numpy as np
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from rekindle.errors import SessionError
-from rekindle.training.data.sampler import Order, integer
+from rekindle.training.data.sampler import SampleOrder, integer
 from rekindle.training.torch.data.loader import begin
 
 
@@ -37,7 +37,7 @@ class Mark(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Deal:
+class PartAssignment:
     """Items for so many readers.
 
     left: those that are not finished, and of which somebody knows, in ascending order.
@@ -59,7 +59,7 @@ class Deal:
         """Where the readers begin."""
         return [Mark(0, self.item(reader, 0).start) for reader in range(self.readers)]
 
-    def again(self, marks: Sequence[Mark], readers: int) -> Deal:
+    def again(self, marks: Sequence[Mark], readers: int) -> PartAssignment:
         """Deal what is left behind these marks to so many readers."""
         begun = max(reader + mark.turn * self.readers for reader, mark in enumerate(marks)) + 1
         dealt = max(begun, len(self.left))
@@ -72,7 +72,7 @@ class Deal:
                 left.append(Item(item.number, mark.start))
             elif turn > mark.turn:
                 left.append(item)
-        return Deal(tuple(sorted(left)), self.fresh + dealt - len(self.left), readers)
+        return PartAssignment(tuple(sorted(left)), self.fresh + dealt - len(self.left), readers)
 
     def ahead(self, marks: Sequence[Mark]) -> int:
         """How many items the foremost reader is ahead of one that nobody has begun."""
@@ -118,7 +118,7 @@ class ElasticStream(IterableDataset[Any]):
         parts: at least one for each worker of the full world. shuffle: their order in each epoch.
         """
         self.parts = integer("parts", parts, 1, _MAX_PARTS)
-        self._order = Order(
+        self._order = SampleOrder(
             length=self.parts,
             seed=integer("seed", seed, 0, 2**64 - 1),
             shuffle=bool(shuffle),
@@ -166,7 +166,7 @@ class Reading:
     of a DataLoader has its worker 0 make it.
     """
 
-    deal: Deal
+    deal: PartAssignment
     marks: tuple[Mark, ...]
     first: int  # number of the rank's first reader among all
     turned: int
@@ -194,17 +194,17 @@ class Collate:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StreamState:
     """A deal, where its readers stand, and how many batches of it each rank has had."""
 
-    deal: Deal
+    deal: PartAssignment
     marks: tuple[Mark, ...]
     batches: int = 0
 
-    def dealt_again(self, readers: int) -> Standing:
+    def dealt_again(self, readers: int) -> StreamState:
         """What is left, for so many readers."""
         deal = self.deal.again(self.marks, readers)
-        return Standing(deal, tuple(deal.beginning()))
+        return StreamState(deal, tuple(deal.beginning()))
 
 
 class StreamPosition:
@@ -269,7 +269,7 @@ class StreamPosition:
             reader = rank * workers + batches % workers
             turned = turned or mark[0] != marks[reader].turn
             marks[reader] = Mark(*mark)
-        now = Standing(self._now.deal, tuple(marks), batches + 1)
+        now = StreamState(self._now.deal, tuple(marks), batches + 1)
         # A reader whose parts are short gets ahead of the others, by no more than an epoch.
         if turned and now.deal.ahead(now.marks) > self._stream.parts:
             now = now.dealt_again(now.deal.readers)
@@ -307,7 +307,9 @@ class StreamPosition:
             raise SessionError(f"the state is that of another stream: {details}")
         left = tuple(Item(*each) for each in state["left"])
         marks = tuple(Mark(*each) for each in state["marks"])
-        self._kept = Standing(Deal(left, state["fresh"], state["readers"]), marks, state["batches"])
+        self._kept = StreamState(
+            PartAssignment(left, state["fresh"], state["readers"]), marks, state["batches"]
+        )
 
     def _reading(self) -> Reading:
         first = self._rank * self._workers
@@ -319,6 +321,6 @@ class StreamPosition:
         )
 
 
-def _fresh(readers: int) -> Standing:
-    deal = Deal((), 0, readers)
-    return Standing(deal, tuple(deal.beginning()))
+def _fresh(readers: int) -> StreamState:
+    deal = PartAssignment((), 0, readers)
+    return StreamState(deal, tuple(deal.beginning()))

@@ -21,7 +21,7 @@ from rekindle.training.torch.data.loader import Position, SamplerPosition, State
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MicroBatch:
     """One share of a step's global batch, done by this rank.
 
     indices: its samples. weight: what their mean loss is multiplied by before `backward`: the
@@ -47,7 +47,7 @@ class Parts:
         self._shares = sampler.shares
         self.left = len(self._samples)
 
-    def each(self, *, seed: int, rank: int, world_size: int, step: int) -> Iterator[Part]:
+    def each(self, *, seed: int, rank: int, world_size: int, step: int) -> Iterator[MicroBatch]:
         """Yield the parts; the caller does forward and backward of one before it takes the next.
 
         Each has the random streams of the rank whose share it is in the full world.
@@ -58,7 +58,7 @@ class Parts:
             self.left = len(self._samples) - number - 1
             _set_sync(self._model, self.left == 0)
             batch = self._take() if self._take is not None else None
-            yield Part(indices, world_size / self._shares, batch)
+            yield MicroBatch(indices, world_size / self._shares, batch)
 
     def close(self) -> None:
         """The step is left, maybe in the middle: whatever comes next is all-reduced again."""

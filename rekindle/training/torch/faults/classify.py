@@ -8,15 +8,17 @@ import torch.distributed as dist
 
 from rekindle.errors import SessionError, StaleError
 from rekindle.rank.member import chain_of
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 
 # Texts of RuntimeErrors. Each is a phrase of the library that raises it, so that a script's own
 # text does not match. Ascend: the texts of torch-npu 2.14, which MindIO TFT looks for as well
 # (`tft_exception_handler`), and the codes of HCCL (EI0006). NVIDIA: torch's text for
 # cudaErrorECCUncorrectable. Gloo names its source file and line; NCCL and HCCL name themselves.
 _TEXTS = {
-    Kind.DEVICE_MEMORY: (r"UCE ERROR|HBM MULTI BIT ECC|SUSPECT MEM ERROR|uncorrectable ECC error",),
-    Kind.LINK: (
+    FaultKind.DEVICE_MEMORY: (
+        r"UCE ERROR|HBM MULTI BIT ECC|SUSPECT MEM ERROR|uncorrectable ECC error",
+    ),
+    FaultKind.LINK: (
         r"HCCL OP RETRY FAILED|SUSPECT REMOTE ERROR|(?:UB|HCCS) LINK ERROR|FORCE STOP",
         # Without what a script causes: sizes that differ, an interface that is not there.
         r"gloo/[\w/]+\.(?:cc|h):\d+\](?! op\.preamble| ifa != )",
@@ -35,7 +37,7 @@ _PATTERNS = {
 _RAISERS = ("torch", "torch_npu")  # packages whose subclasses of RuntimeError count as well
 
 
-def kind_of(error: BaseException, transient: tuple[type[Exception], ...] = ()) -> Kind | None:
+def kind_of(error: BaseException, transient: tuple[type[Exception], ...] = ()) -> FaultKind | None:
     """Return the kind of fault that `error` reports; None: it is the script's own.
 
     The type decides first. Text counts in RuntimeErrors alone, and not in those that a script has
@@ -46,16 +48,16 @@ def kind_of(error: BaseException, transient: tuple[type[Exception], ...] = ()) -
     """
     ours = isinstance(error, SessionError)  # it says what is wrong with the script
     found = set() if ours else {_kind_of_one(each) for each in chain_of(error)}
-    for kind in (Kind.DEVICE_MEMORY, Kind.LINK):
+    for kind in (FaultKind.DEVICE_MEMORY, FaultKind.LINK):
         if kind in found:
             return kind
-    return Kind.TRANSIENT if isinstance(error, transient) else None
+    return FaultKind.TRANSIENT if isinstance(error, transient) else None
 
 
-def _kind_of_one(error: BaseException) -> Kind | None:
+def _kind_of_one(error: BaseException) -> FaultKind | None:
     package = type(error).__module__.partition(".")[0]
     if type(error) is RuntimeError or (isinstance(error, RuntimeError) and package in _RAISERS):
         for kind, pattern in _PATTERNS.items():
             if pattern.search(str(error)):
                 return kind
-    return Kind.LINK if isinstance(error, (dist.DistError, StaleError)) else None
+    return FaultKind.LINK if isinstance(error, (dist.DistError, StaleError)) else None

@@ -23,7 +23,7 @@ _RAISED: dict[InjectionKind, Callable[[str], Exception]] = {
 }
 
 
-def suffer(
+def inject(
     faults: list[Inject], step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
     """Suffer those of `faults` that are due in `step`, and take them off the list."""

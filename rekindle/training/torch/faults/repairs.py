@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch.nn.modules.batchnorm import _NormBase
 
 from rekindle.errors import StaleError
-from rekindle.protocol.heartbeat_page import Page
-from rekindle.rank.held_state import StepUnderWay
+from rekindle.protocol.heartbeat_page import HeartbeatPage
+from rekindle.rank.held_state import CurrentStep
 from rekindle.rank.member import UnusableError, chain_of, text_of
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.devices import Damage, device_for
 from rekindle.training.torch.groups.generation_group import Group
 from rekindle.training.torch.state.capture import capture
@@ -145,16 +145,16 @@ class Repairs:
     step: where it broke off, the module's buffers may be changed.
     """
 
-    def __init__(self, device: torch.device, module: torch.nn.Module, step: StepUnderWay) -> None:
+    def __init__(self, device: torch.device, module: torch.nn.Module, step: CurrentStep) -> None:
         self.device = device_for(device)
         self.times = UpdateTimes(self.device.clock_us)
         self.buffers = BufferGuard(module)
-        self.kind = Kind.LINK
+        self.kind = FaultKind.LINK
         self.clean: int | None = None
         self._step = step
         self._name = device
 
-    def note(self, kind: Kind, error: BaseException) -> None:
+    def note(self, kind: FaultKind, error: BaseException) -> None:
         """Note which fault ended the generation, and which states it leaves clean."""
         self.kind = kind
         known = [self.clean, *map(self.times.clean_after, chain_of(error))]
@@ -171,14 +171,14 @@ class Repairs:
         restores: the state is whole, so the buffers get the values from before the broken step.
         Raises UnusableError: only a new process can use the device again.
         """
-        kind, self.kind = self.kind, Kind.LINK
+        kind, self.kind = self.kind, FaultKind.LINK
         in_step = self._step.take_broken()
         try:
             damage = self.device.repair(kind, lambda: list(capture(named).tensors.values()))
             if in_step and restores and damage is Damage.NONE:
                 self.buffers.restore()
         except Exception as error:
-            self.note(Kind.DEVICE, error)
+            self.note(FaultKind.DEVICE, error)
             raise UnusableError(text_of(error)) from error
         if damage is Damage.DEVICE:
             raise UnusableError(f"{self._name} cannot be used again by this process")
@@ -196,7 +196,7 @@ class Updates:
     """
 
     def __init__(
-        self, page: Page | None, repairs: Repairs, group: Group, *, together: bool
+        self, page: HeartbeatPage | None, repairs: Repairs, group: Group, *, together: bool
     ) -> None:
         self.group = group
         self._page = page
@@ -213,7 +213,7 @@ class Updates:
             if isinstance(thing, torch.optim.Optimizer):
                 thing.register_step_pre_hook(lambda *_: self._begin(page))
 
-    def _begin(self, page: Page) -> None:
+    def _begin(self, page: HeartbeatPage) -> None:
         """The gradients are about to be used: they must be real, not those of a severed group.
 
         An accelerator's collectives do not hold the host up, and raise nothing when aborted.

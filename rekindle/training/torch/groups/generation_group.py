@@ -28,7 +28,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore  # torch.distribute
 from torch.distributed.constants import default_pg_timeout
 
 from rekindle.errors import StaleError
-from rekindle.protocol.heartbeat_page import Page
+from rekindle.protocol.heartbeat_page import HeartbeatPage
 from rekindle.training.torch.groups import gloo_waits as waits
 from rekindle.training.torch.groups.gloo_waits import connected_to, new_sockets, shut, socket_inodes
 
@@ -55,14 +55,14 @@ class Group:
     page: where it shows that this rank waits for others.
     """
 
-    def __init__(self, page: Page | None = None) -> None:
+    def __init__(self, page: HeartbeatPage | None = None) -> None:
         self._lock = threading.Lock()
         self._severed = False
         self._sockets: list[socket.socket] = []  # duplicates: an fd number may come to mean another
         self._forming: _Forming | None = None
         self._group: dist.ProcessGroup | None = None
         self._groups: list[dist.ProcessGroup] = []  # with those that the script has made
-        self._waits = waits.Waits(page)
+        self._waits = waits.InterruptibleWaits(page)
         self._hooks: tuple[Callable[..., object], Callable[..., object]] | None = None
 
     @property
@@ -157,7 +157,7 @@ class Group:
         if self._group is not None:
             if dist.is_initialized():  # else the script destroyed it itself
                 dist.destroy_process_group()
-            _bury(self._groups or [self._group])
+            _free_later(self._groups or [self._group])
         if self._hooks is not None and sys.excepthook is self._hooks[1]:
             # init_process_group wraps the hook each time; the prefixes would pile up.
             sys.excepthook = self._hooks[0]
@@ -289,7 +289,7 @@ class _Forming:
                 return  # the listener went away: forming has ended
 
 
-def _bury(groups: list[dist.ProcessGroup]) -> None:
+def _free_later(groups: list[dist.ProcessGroup]) -> None:
     """Keep these, and free off the main thread those before that nobody else holds."""
     earlier = [
         _left.pop(at) for at in reversed(range(len(_left))) if _references(_left, at) == _OURS

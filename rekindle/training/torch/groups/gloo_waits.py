@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import GradBucket, Work  # torch.distributed's; 
 
 from rekindle.errors import StaleError
 from rekindle.profiling.markers import Operation
-from rekindle.protocol.heartbeat_page import Page
+from rekindle.protocol.heartbeat_page import HeartbeatPage
 
 
 def shut(sock: socket.socket, how: int = socket.SHUT_RDWR) -> None:
@@ -106,13 +106,13 @@ def _same(value: Any) -> Any:
     return value
 
 
-class Waits:
+class InterruptibleWaits:
     """The waits of one process group: entered by any thread, all ended by release().
 
     page: shows the agent whether this rank waits for others, and which collectives it has begun.
     """
 
-    def __init__(self, page: Page | None = None) -> None:
+    def __init__(self, page: HeartbeatPage | None = None) -> None:
         self._page = page
         if page is not None:
             page.form()
@@ -238,7 +238,7 @@ def _over() -> StaleError:
     return StaleError("the generation ended while a collective was under way")
 
 
-_current: Waits | None = None
+_current: InterruptibleWaits | None = None
 _record: Callable[[Operation], Callable[[], None]] | None = None
 
 
@@ -251,7 +251,7 @@ def record(joined: Callable[[Operation], Callable[[], None]] | None) -> None:
     _record = joined
 
 
-def use(waits: Waits | None) -> None:
+def use(waits: InterruptibleWaits | None) -> None:
     """Have `waits` be those of the default group from now on; None: gloo's own."""
     global _current
     _current = waits
@@ -331,7 +331,7 @@ def reduce_bucket(chosen: list[tuple[Hook, Any]], bucket: GradBucket) -> _Future
         work = dist.all_reduce(buffer, async_op=True)
         assert work is not None  # None: this rank is not of the group
         future = work.get_future()
-    following = _current or Waits()
+    following = _current or InterruptibleWaits()
     operation = None
     if _record is not None:
         operation = _described("all_reduce", bucket.buffer(), None)

@@ -21,8 +21,8 @@ from torch.optim import Optimizer
 
 from rekindle.errors import SessionError
 from rekindle.rank import environment as rank_environment
-from rekindle.rank.held_state import Place
-from rekindle.recovery.policy.plan import Source
+from rekindle.rank.held_state import RankPlace
+from rekindle.recovery.policy.plan import StateSource
 
 _BACKEND = "rekindle_placeholder"
 
@@ -49,7 +49,7 @@ class _Nobody(dist.ProcessGroup):
         return GroupName(self._name)
 
 
-class _Ledger:
+class _GroupLog:
     """The groups that were made in the placeholder, to be made again in each generation."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class _Ledger:
             self._make(ranks, timedelta(seconds=timeout_s), backend, *rest, **named)
 
 
-_ledger: _Ledger | None = None
+_group_log: _GroupLog | None = None
 
 
 def init_placeholder_group() -> None:
@@ -82,13 +82,13 @@ def init_placeholder_group() -> None:
     torch's RuntimeError ("No backend type associated with device type ..."). The Session then makes
     all groups for real. Raises SessionError: there is a default group already.
     """
-    global _ledger
+    global _group_log
     if dist.is_initialized():
         raise SessionError(
             "the default process group exists already: call init_placeholder_group() in place of "
             "init_process_group(), not after it"
         )
-    _ledger = _ledger or _Ledger()
+    _group_log = _group_log or _GroupLog()
     if _BACKEND.upper() not in dist.Backend._plugins:
         make = lambda _store, rank, size, _timeout: _Nobody(rank, size)  # noqa: E731
         dist.Backend.register_backend(_BACKEND, make, devices=["cpu", "cuda"])
@@ -113,8 +113,8 @@ def leave_placeholder() -> None:
 
 def make_noted_groups(timeout_s: float) -> None:
     """Make the groups that were made in the placeholder; none, if there was none."""
-    if _ledger is not None:
-        _ledger.replay(timeout_s)
+    if _group_log is not None:
+        _group_log.replay(timeout_s)
 
 
 def is_zero(optimizer: torch.optim.Optimizer) -> bool:
@@ -176,18 +176,18 @@ class ScriptGroups:
         if self._fsdp is not None:
             self._fsdp.check_optimizer(model, optimizer)
 
-    def place(self, slot: int, world_size: int, shard: int | None) -> Place:
+    def place(self, slot: int, world_size: int, shard: int | None) -> RankPlace:
         """Which shard of the state this rank holds, if not all ranks hold the whole.
 
         shard: what the script says of it.
         """
         if shard is None and self._zero is not None:
-            return Place(slot, slot if world_size > 1 else None)
+            return RankPlace(slot, slot if world_size > 1 else None)
         if shard is not None or self._fsdp is None:
-            return Place(slot, shard)
+            return RankPlace(slot, shard)
         shards = self._fsdp.shards_of(self._model, world_size)
         own = int(shards[slot]) if len(set(shards)) > 1 else None
-        return Place(slot, own, mesh=self._fsdp.mesh_of(self._model))
+        return RankPlace(slot, own, mesh=self._fsdp.mesh_of(self._model))
 
     def form_by_hand(self, backend: str) -> None:
         """Make the default group as torchrun's environment says, and the others."""
@@ -217,9 +217,9 @@ class ScriptGroups:
         if self._zero is not None:
             show_set(self._zero)
 
-    def loaded(self, source: Source) -> None:
+    def loaded(self, source: StateSource) -> None:
         """The state was taken from there."""
-        if self._zero is not None and source is not Source.FRESH:
+        if self._zero is not None and source is not StateSource.FRESH:
             show_loaded(self._zero)
 
 

@@ -29,7 +29,15 @@ from rekindle.training.torch.state.skeleton import (
     tensor_specs,
 )
 
-__all__ = ["DTYPE_CODES", "TORCH_DTYPES", "State", "as_bytes", "capture", "finish", "prepare"]
+__all__ = [
+    "DTYPE_CODES",
+    "TORCH_DTYPES",
+    "CapturedState",
+    "as_bytes",
+    "capture",
+    "finish",
+    "prepare",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,7 +54,7 @@ class Stateful(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class CapturedState:
     """A skeleton and its tensors by name: the live ones, not copies.
 
     distributed: the DTensors of which some of the tensors are this rank's pieces, by name.
@@ -77,14 +85,14 @@ def _without_gc(function: Callable[P, R]) -> Callable[P, R]:
 
 
 @_without_gc
-def capture(named: Mapping[str, Stateful]) -> State:
+def capture(named: Mapping[str, Stateful]) -> CapturedState:
     """The state of live objects; its tensors are named by their paths: optimizer.state.0.exp_avg.
 
     Raises SessionError, naming the place, for what a skeleton cannot say.
     """
     writer = Writer()
     tree = {name: writer.encode(thing.state_dict(), name) for name, thing in named.items()}
-    return State(_encode(tree), writer.tensors, writer.distributed)
+    return CapturedState(_encode(tree), writer.tensors, writer.distributed)
 
 
 @_without_gc

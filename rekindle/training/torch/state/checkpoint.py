@@ -20,7 +20,7 @@ from rekindle.checkpoints.pins import reading
 from rekindle.checkpoints.resharding import Box, Excerpts, nearest, overlap, takes, without
 from rekindle.checkpoints.store import Checkpoint
 from rekindle.errors import CheckpointError, CorruptError, SessionError
-from rekindle.rank.held_state import Place
+from rekindle.rank.held_state import RankPlace
 from rekindle.rank.snapshot_writer import METADATA_SKELETON
 from rekindle.recovery.policy.plan import Made
 from rekindle.training.torch.state.capture import DTYPE_CODES, as_bytes, finish, prepare
@@ -44,7 +44,7 @@ class _Move(NamedTuple):
     straight: memoryview | None = None
 
 
-def load_checkpoint(location: str, named: Mapping[str, Any], made: Made, place: Place) -> None:
+def load_checkpoint(location: str, named: Mapping[str, Any], made: Made, place: RankPlace) -> None:
     """Take a state from the store; of a sharded one what this rank holds of it.
 
     Raises CheckpointError: it is not there; CorruptError: a file is not what was written;
@@ -63,7 +63,7 @@ def load_checkpoint(location: str, named: Mapping[str, Any], made: Made, place: 
         _load(found, named, place)
 
 
-def _load(found: Checkpoint, named: Mapping[str, Any], place: Place) -> None:
+def _load(found: Checkpoint, named: Mapping[str, Any], place: RankPlace) -> None:
     written, own = len(found.manifest.files), (place.shard or 0) if place.shards > 1 else 0
     first = own if written == place.shards else own * written // place.shards
     source = _open(found, first)

@@ -14,11 +14,11 @@ import msgspec
 import torch
 
 from rekindle.checkpoints.format import METADATA_ORIGIN, Header
-from rekindle.checkpoints.manifest import Layout, Origin
+from rekindle.checkpoints.manifest import ShardLayout, StateOrigin
 from rekindle.checkpoints.resharding import Box, box_at, whole
 from rekindle.errors import CorruptError, SessionError
-from rekindle.rank.held_state import Place
-from rekindle.training.torch.state.capture import State, Stateful
+from rekindle.rank.held_state import RankPlace
+from rekindle.training.torch.state.capture import CapturedState, Stateful
 from rekindle.training.torch.state.skeleton import Node, Reader, TensorSpec, stride_of
 
 METADATA_PIECES = "pieces"  # by tensor that is a piece of another: the whole's shape, and where
@@ -54,15 +54,15 @@ def piece_of(tensor: Any) -> Piece | None:
     return Piece(tuple(tensor.shape), box) if fits else None
 
 
-def metadata_of(state: State, place: Place, *, seed: int) -> dict[str, str]:
+def metadata_of(state: CapturedState, place: RankPlace, *, seed: int) -> dict[str, str]:
     """What a rank's file says of the state, as long as that has this shape.
 
     Where others than a mesh tell what the pieces are, or where one is no plain cut, none is told:
     such a state can be taken over only by as many ranks, cut up in the same way.
     """
-    origin = Origin(
+    origin = StateOrigin(
         versions=_VERSIONS,
-        layout=Layout(shards=place.shards, mesh=dict(place.mesh or {})),
+        layout=ShardLayout(shards=place.shards, mesh=dict(place.mesh or {})),
         rng={
             "seed": seed,
             "streams": "rekindle.training.torch.data.random_streams: of seed, rank and step",

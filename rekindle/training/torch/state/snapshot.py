@@ -19,7 +19,7 @@ from rekindle.protocol.snapshot_buffer import (
     digest,
 )
 from rekindle.rank.channel import Channel
-from rekindle.rank.held_state import Place
+from rekindle.rank.held_state import RankPlace
 from rekindle.rank.snapshot_writer import METADATA_SKELETON, Captured, SnapshotWriter, kept
 from rekindle.recovery.policy.plan import Made
 from rekindle.training.torch.state.capture import DTYPE_CODES, capture, finish, prepare, view
@@ -90,11 +90,11 @@ def _copy(copies: Iterable[_Copy]) -> None:
 class TorchSnapshotWriter(SnapshotWriter):
     """Copies live tensors. seed: of the random streams, for whoever reads a checkpoint."""
 
-    def __init__(self, channel: Channel, place: Place, *, seed: int) -> None:
+    def __init__(self, channel: Channel, place: RankPlace, *, seed: int) -> None:
         super().__init__(channel, place)
         self._seed = seed
 
-    def capture(self, named: Mapping[str, Any], place: Place, *, before: object) -> Captured:
+    def capture(self, named: Mapping[str, Any], place: RankPlace, *, before: object) -> Captured:
         """Read the state of live objects, without a copy."""
         state = capture(named)
         forms = tuple((n, DTYPE_CODES[t.dtype], tuple(t.shape)) for n, t in state.tensors.items())

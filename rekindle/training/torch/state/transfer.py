@@ -15,14 +15,14 @@ import torch.distributed as dist
 import xxhash
 
 from rekindle.errors import CorruptError
-from rekindle.training.torch.state.capture import State, Stateful, as_bytes, finish, prepare
+from rekindle.training.torch.state.capture import CapturedState, Stateful, as_bytes, finish, prepare
 
 _PIECE_BYTES = 8 << 20  # the checksum finds it in the cache; larger ones are not faster
 _PACKED_BYTES = 1 << 20  # of tensors packed together; a larger one costs less as it is
 _UNDER_WAY = 8  # pieces: some are on the wire while others are packed or checked
 
 
-def send_state(state: State, to: Sequence[int]) -> None:
+def send_state(state: CapturedState, to: Sequence[int]) -> None:
     """Send the state to these ranks, which call receive_state(); nothing may change it meanwhile.
 
     Raises RuntimeError, as collectives do, when a receiver is lost.

@@ -1,4 +1,4 @@
-"""Python starts with this where its folder is on PYTHONPATH: pretended hosts' devices are slow.
+"""Python starts with this where its folder is on PYTHONPATH: simulated hosts' devices are slow.
 
 A real process that is merely stopped now and then is slow only by the mercy of a busy machine's
 scheduler. SLOW_HOSTS names the hosts, SLOW_S the seconds that a product takes longer there, if

@@ -22,7 +22,7 @@ _CONDITIONS = [
 
 
 class Machine:
-    """A pretended machine."""
+    """A simulated machine."""
 
     def __init__(
         self, kit: Kit, name: str, labels: dict[str, str], capacity: dict[str, str], beat: float

@@ -17,22 +17,22 @@ from jobs.driver import spec_of
 from waiting import finished, turn_until, turns, wait_set
 
 from rekindle.agent.snapshots.allocation import create_buffer
-from rekindle.agent.snapshots.buffers import Snapshots
-from rekindle.agent.snapshots.replica_client import Neighbours
-from rekindle.agent.snapshots.replica_server import Depot
-from rekindle.agent.snapshots.replica_transport import Pass
+from rekindle.agent.snapshots.buffers import NodeSnapshots
+from rekindle.agent.snapshots.replica_client import ReplicaClient
+from rekindle.agent.snapshots.replica_server import ReplicaServer
+from rekindle.agent.snapshots.replica_transport import Credentials
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.retention import Retention
 from rekindle.errors import CheckpointError
 from rekindle.protocol import agent as p
 from rekindle.protocol.snapshot_buffer import BUFFERS_OF_SHARD, SnapshotBuffer
-from rekindle.rank.held_state import Place
+from rekindle.rank.held_state import RankPlace
 from rekindle.training.torch.state.snapshot import TorchSnapshotWriter
 
 HEADER = b'{"__metadata__":{"metrics":"{\\"loss\\":0.5}"}}'
 FILE = len(HEADER).to_bytes(8, "little") + HEADER  # of a snapshot without tensors
 KEEP_ALL, KEEP = Retention(), Retention(last=1)
-KNOWN = Pass("pretended", 0, "the secret")
+KNOWN = Credentials("simulated", 0, "the secret")
 
 
 class SlowStore(DirectoryStore):
@@ -59,9 +59,9 @@ class Node:
         self.told: list[p.Message] = []
         self.store = SlowStore(folder)
         self.shards = shards
-        depot = Depot(spec, KNOWN, self.told.append)
-        self.snapshots = Snapshots(
-            spec, self.store, self.told.append, depot=depot, neighbours=Neighbours(KNOWN)
+        depot = ReplicaServer(spec, KNOWN, self.told.append)
+        self.snapshots = NodeSnapshots(
+            spec, self.store, self.told.append, depot=depot, neighbours=ReplicaClient(KNOWN)
         )
 
     def heard(self, kind: type[p.Message]) -> list[int]:
@@ -70,7 +70,7 @@ class Node:
     async def take(self, step: int, *, checkpoint: bool = True) -> None:
         """The rank takes a snapshot as SnapshotWriter would, never waiting for the store."""
         count = 2 if self.shards == 1 else BUFFERS_OF_SHARD
-        await room_of(self.snapshots, p.SnapshotRoom(rank=0, bytes=len(FILE), buffers=count))
+        await room_of(self.snapshots, p.BufferRequest(rank=0, bytes=len(FILE), buffers=count))
         pair = self.snapshots._buffers[0]
         for index in sorted(range(count), key=lambda i: pair[i][1].recency)[:2]:
             buffer = SnapshotBuffer(pair[index][0])
@@ -110,7 +110,7 @@ def test_a_whole_state_and_a_slow_store(tmp_path: Path) -> None:
     async def body() -> None:
         for step in (5, 10, 15):
             await node.take(step)
-        assert node.heard(p.CheckpointLeftOut) == [10]
+        assert node.heard(p.WriteLeftOut) == [10]
         node.store.free.set()
         await node.snapshots.finish()
         assert node.heard(p.CheckpointWritten) == [5, 15]
@@ -121,7 +121,7 @@ def test_a_whole_state_and_a_slow_store(tmp_path: Path) -> None:
         node.store.free.set()
         await node.snapshots.finish()
         assert node.heard(p.CheckpointWritten) == [5, 15, 20]
-        assert node.heard(p.CheckpointLeftOut) == [10, 25]
+        assert node.heard(p.WriteLeftOut) == [10, 25]
 
     run(node, body)
 
@@ -131,24 +131,24 @@ def test_shards_and_a_slow_store(tmp_path: Path) -> None:
     node = Node(tmp_path, shards=2)
 
     def order(step: int) -> None:
-        node.snapshots.obey(p.WriteParts(step=step, generation=1, shards={0: 0}, of=2))
+        node.snapshots.handle(p.WriteShards(step=step, generation=1, shards={0: 0}, of=2))
 
     async def body() -> None:
         await node.take(5)
         order(5)
         for step in (10, 11, 12, 13):
             await node.take(step, checkpoint=step == 10)
-        assert node.heard(p.PartDue) == [5, 10]
+        assert node.heard(p.ShardReady) == [5, 10]
         order(10)  # while the store has that of step 5
-        assert node.heard(p.CheckpointLeftOut) == [10]
+        assert node.heard(p.WriteLeftOut) == [10]
         node.store.free.set()
         await node.snapshots.finish()
         await node.take(15)
         order(15)
         order(16)  # which nobody has taken
         await node.snapshots.finish()
-        assert node.heard(p.PartWritten) == [5, 15]
-        assert node.heard(p.CheckpointLeftOut) == [10, 16]
+        assert node.heard(p.ShardWritten) == [5, 15]
+        assert node.heard(p.WriteLeftOut) == [10, 16]
 
     run(node, body)
 
@@ -191,10 +191,10 @@ def buffers() -> Iterator[list[int]]:
 def test_a_rank_does_not_wait_for_the_store(buffers: list[int]) -> None:
     """While the store has one of the three buffers of a shard the others take turns."""
     agent = [SnapshotBuffer(fd) for fd in buffers]
-    place = Place(0, shard=0, generation=1, shards=2)
+    place = RankPlace(0, shard=0, generation=1, shards=2)
 
     class Line:
-        def send(self, message: p.SnapshotTaken | p.SnapshotRoom) -> None:
+        def send(self, message: p.SnapshotTaken | p.BufferRequest) -> None:
             if isinstance(message, p.SnapshotTaken):
                 sealed = agent[message.buffer]
                 sealed.seal()
@@ -202,8 +202,8 @@ def test_a_rank_does_not_wait_for_the_store(buffers: list[int]) -> None:
 
         def buffers(
             self, serial: int, timeout_s: float | None, *, generation: int
-        ) -> tuple[p.SnapshotBuffers, list[int]]:
-            return p.SnapshotBuffers(serial=serial), [os.dup(fd) for fd in buffers]
+        ) -> tuple[p.BufferGrant, list[int]]:
+            return p.BufferGrant(serial=serial), [os.dup(fd) for fd in buffers]
 
     writer, model = TorchSnapshotWriter(Line(), place, seed=0), torch.nn.Linear(2, 2)
 

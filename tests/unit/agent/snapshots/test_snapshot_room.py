@@ -19,15 +19,15 @@ from waiting import finished, join, turn_until, wait_set
 from rekindle.agent.snapshots import allocation as buffer_memory
 from rekindle.agent.snapshots import buffers as snapshots
 from rekindle.agent.snapshots.allocation import create_buffer
-from rekindle.agent.snapshots.buffers import Snapshots
-from rekindle.agent.snapshots.replica_client import Neighbours
-from rekindle.agent.snapshots.replica_server import Depot
-from rekindle.agent.snapshots.replica_transport import Pass
+from rekindle.agent.snapshots.buffers import NodeSnapshots
+from rekindle.agent.snapshots.replica_client import ReplicaClient
+from rekindle.agent.snapshots.replica_server import ReplicaServer
+from rekindle.agent.snapshots.replica_transport import Credentials
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.protocol import agent as p
 
-KNOWN = Pass("pretended", 0, "the secret")
-WANTED = p.SnapshotRoom(rank=0, bytes=100_000, buffers=3)
+KNOWN = Credentials("simulated", 0, "the secret")
+WANTED = p.BufferRequest(rank=0, bytes=100_000, buffers=3)
 
 
 class Node:
@@ -37,20 +37,20 @@ class Node:
         spec = spec_of(nodes=2, processes=1)
         self._others = set(memory_files())  # of tests before this one
         self.told: list[p.Message] = []
-        self.answers: list[tuple[p.SnapshotBuffers, list[int]]] = []
-        depot = Depot(spec, KNOWN, self.told.append)
-        self.snapshots = Snapshots(
+        self.answers: list[tuple[p.BufferGrant, list[int]]] = []
+        depot = ReplicaServer(spec, KNOWN, self.told.append)
+        self.snapshots = NodeSnapshots(
             spec,
             DirectoryStore(folder),
             self.told.append,
             depot=depot,
-            neighbours=Neighbours(KNOWN),
+            neighbours=ReplicaClient(KNOWN),
         )
 
-    def ask(self, wanted: p.SnapshotRoom = WANTED) -> None:
+    def ask(self, wanted: p.BufferRequest = WANTED) -> None:
         self.snapshots.room(wanted, lambda *answer: self.answers.append(answer))
 
-    async def answered(self, count: int) -> list[tuple[p.SnapshotBuffers, list[int]]]:
+    async def answered(self, count: int) -> list[tuple[p.BufferGrant, list[int]]]:
         """All answers, once there are so many."""
         await turn_until(lambda: len(self.answers) >= count, f"{count} answers")
         return self.answers
@@ -108,7 +108,7 @@ def test_the_agent_goes_on_while_memory_is_made(
         await turn_until(lambda: len(made) == 3, "three buffers")
         node.ask()  # the next process of the rank
         node.snapshots.room(
-            p.SnapshotRoom(rank=0, bytes=0, buffers=0), lambda *a: node.answers.append(a)
+            p.BufferRequest(rank=0, bytes=0, buffers=0), lambda *a: node.answers.append(a)
         )
         [(none, _)] = node.answers
         assert "no snapshot of rank 0" in none.error
@@ -128,7 +128,7 @@ def test_a_state_that_grows_gets_larger_buffers(node: Node) -> None:
     async def body() -> None:
         small = await room_of(node.snapshots, WANTED)
         assert await room_of(node.snapshots, WANTED) == small
-        large = await room_of(node.snapshots, p.SnapshotRoom(rank=0, bytes=900_000, buffers=3))
+        large = await room_of(node.snapshots, p.BufferRequest(rank=0, bytes=900_000, buffers=3))
         assert os.fstat(large[0]).st_size >= 900_000
         await node.snapshots.finish()
         assert len(node.memory()) == 3
@@ -216,7 +216,7 @@ def test_an_agent_that_ends_does_not_wait_for_memory(
     monkeypatch.setattr(os, "pwrite", slowly)
 
     async def body() -> None:
-        node.ask(p.SnapshotRoom(rank=0, bytes=50_000_000, buffers=3))
+        node.ask(p.BufferRequest(rank=0, bytes=50_000_000, buffers=3))
         await asyncio.to_thread(wait_set, begun)
 
     node.run(body())
@@ -261,10 +261,10 @@ def test_old_buffers_that_are_still_read_are_waited_for(
     monkeypatch.setattr(buffer_memory, "available_bytes", left)
 
     async def body() -> None:
-        await room_of(node.snapshots, p.SnapshotRoom(rank=0, bytes=600_000, buffers=3))
+        await room_of(node.snapshots, p.BufferRequest(rank=0, bytes=600_000, buffers=3))
         reads = asyncio.Event()
         node.snapshots._start(_until(reads))  # as an upload does
-        node.ask(p.SnapshotRoom(rank=0, bytes=700_000, buffers=3))
+        node.ask(p.BufferRequest(rank=0, bytes=700_000, buffers=3))
         await turn_until(node.heard_of_none, "a message that nothing is kept")
         assert not node.answers
         reads.set()

@@ -10,16 +10,16 @@ from rekindle.coordinator.machine.job_state import Phase
 from rekindle.job.spec import KeepsOff
 from rekindle.names import SPARE, WIRE_VERSION
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.host_history import HostChecked, HostIsolated, learned_from
-from rekindle.recovery.node_check.evidence import Part
+from rekindle.recovery.node_check.evidence import Measurement
 from rekindle.recovery.node_check.verdicts import Health, NodeVerdict
 
-FAULTY = NodeVerdict(node=1, health=Health.FAULTY, reason="it died", part=Part.COMPUTE)
-SLOW = NodeVerdict(node=1, health=Health.STRAGGLER, reason="it is slow", part=Part.COMPUTE)
-UNKNOWN = NodeVerdict(node=1, health=Health.UNKNOWN, reason="who knows", part=Part.LINK)
-HEALTHY = NodeVerdict(node=0, health=Health.HEALTHY, seconds={Part.COMPUTE: 0.5})
+FAULTY = NodeVerdict(node=1, health=Health.FAULTY, reason="it died", part=Measurement.COMPUTE)
+SLOW = NodeVerdict(node=1, health=Health.STRAGGLER, reason="it is slow", part=Measurement.COMPUTE)
+UNKNOWN = NodeVerdict(node=1, health=Health.UNKNOWN, reason="who knows", part=Measurement.LINK)
+HEALTHY = NodeVerdict(node=0, health=Health.HEALTHY, seconds={Measurement.COMPUTE: 0.5})
 
 
 def checked_job(*, exclude: bool = False, **world: object) -> Driver:
@@ -61,12 +61,17 @@ def test_healthy_nodes_are_taken_in() -> None:
 @pytest.mark.parametrize(
     ("verdict", "exclude", "kind", "said"),
     [
-        (FAULTY, False, Kind.NODE, "The node is down. host-101: it died"),
-        (SLOW, True, Kind.STRAGGLER, "The node is a straggler and exits. host-101: it is slow"),
+        (FAULTY, False, FaultKind.NODE, "The node is down. host-101: it died"),
+        (
+            SLOW,
+            True,
+            FaultKind.STRAGGLER,
+            "The node is a straggler and exits. host-101: it is slow",
+        ),
     ],
 )
 def test_a_sick_node_is_sent_away_and_another_asked_for(
-    verdict: NodeVerdict, exclude: bool, kind: Kind, said: str
+    verdict: NodeVerdict, exclude: bool, kind: FaultKind, said: str
 ) -> None:
     job = checked_job(exclude=exclude)
     admit(job, 100, HEALTHY)
@@ -160,5 +165,5 @@ def test_what_was_measured_is_known_of_the_host() -> None:
         ("host-100", Health.HEALTHY),
         ("host-101", Health.FAULTY),
     ]
-    assert checks[0].seconds == {Part.COMPUTE: 0.5}
+    assert checks[0].seconds == {Measurement.COMPUTE: 0.5}
     assert [each.host for each in learned if isinstance(each, HostIsolated)] == ["host-101"]

@@ -5,23 +5,23 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.coordinator.machine.checkpoints import Backlog
-from rekindle.protocol.agent import PartDue
+from rekindle.coordinator.machine.checkpoints import DueCheckpoints
+from rekindle.protocol.agent import ShardReady
 
 
-def due(backlog: Backlog, step: int, shard: int, of: int = 2) -> tuple[int, int] | None:
-    part = PartDue(step=step, generation=1, rank=shard, shard=shard, shards=of)
+def due(backlog: DueCheckpoints, step: int, shard: int, of: int = 2) -> tuple[int, int] | None:
+    part = ShardReady(step=step, generation=1, rank=shard, shard=shard, shards=of)
     return backlog.add(shard, part)
 
 
-def all_due(backlog: Backlog, step: int) -> tuple[int, int] | None:
+def all_due(backlog: DueCheckpoints, step: int) -> tuple[int, int] | None:
     due(backlog, step, 0)
     return due(backlog, step, 1)
 
 
 def test_written_once_all_shards_are_ready() -> None:
     """Not before; each node writes what it has."""
-    backlog = Backlog()
+    backlog = DueCheckpoints()
     due(backlog, 5, 1)
     assert backlog.next() is None
     due(backlog, 5, 0)
@@ -37,7 +37,7 @@ def test_written_once_all_shards_are_ready() -> None:
 
 def test_the_newest_waits() -> None:
     """What waited before is left out, and what was not due on all ranks is forgotten."""
-    backlog = Backlog()
+    backlog = DueCheckpoints()
     all_due(backlog, 5)
     assert backlog.next()
     assert all_due(backlog, 10) is None
@@ -54,7 +54,7 @@ def test_the_newest_waits() -> None:
 
 def test_a_generation_begins_with_nothing() -> None:
     """Also lower steps count again."""
-    backlog = Backlog()
+    backlog = DueCheckpoints()
     all_due(backlog, 10)
     assert backlog.next()
     all_due(backlog, 15)
@@ -73,7 +73,7 @@ events = st.lists(st.one_of(st.integers(0, 3), st.sampled_from(["next", "done"])
 @given(events)
 def test_any_order(order: list[object]) -> None:
     """Of what all shards were ready for each is written, left out, or waits, and once."""
-    backlog, steps = Backlog(), dict.fromkeys(range(4), 0)
+    backlog, steps = DueCheckpoints(), dict.fromkeys(range(4), 0)
     done: list[int] = []
     left_out: list[int] = []
     for event in order:

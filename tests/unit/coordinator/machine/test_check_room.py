@@ -7,7 +7,7 @@ import pytest
 from jobs.driver import spec_of
 
 from rekindle.coordinator.machine.job_state import CancelTimer, Send, SetTimer, Timer
-from rekindle.coordinator.machine.node_check import Judged, NodeCheck
+from rekindle.coordinator.machine.node_check import NodeCheckRun, NodeJudged
 from rekindle.names import WIRE_VERSION
 from rekindle.protocol.agent import Hello
 from rekindle.protocol.node_check import (
@@ -18,10 +18,10 @@ from rekindle.protocol.node_check import (
     CheckReady,
     CheckStop,
 )
-from rekindle.recovery.node_check.evidence import Part
+from rekindle.recovery.node_check.evidence import Measurement
 from rekindle.recovery.node_check.verdicts import Health
 
-WELL = {Part.COMPUTE: 1.0, Part.MEMORY: 1.0}
+WELL = {Measurement.COMPUTE: 1.0, Measurement.MEMORY: 1.0}
 
 
 class Visit:
@@ -31,11 +31,11 @@ class Visit:
         self.commands: list[Send | SetTimer | CancelTimer] = []
         spec = spec_of(nodes=nodes, processes=1, spares=spares, network_check=True)
         awaited, do = nodes + spares, self.commands.append
-        self.check = NodeCheck(spec, awaited, do, beside_ranks=beside_ranks)
+        self.check = NodeCheckRun(spec, awaited, do, beside_ranks=beside_ranks)
         self.timers: set[Timer] = set()
         self.orders: list[tuple[int, CheckAlone | CheckPair]] = []
         self.stopped: list[int] = []
-        self.judged: dict[int, Judged] = {}
+        self.judged: dict[int, NodeJudged] = {}
         self.over: list[int] = []
         self.cut: set[int] = set()  # agents whose collectives fail
         self.slow: dict[int, float] = {}
@@ -45,7 +45,7 @@ class Visit:
     def come(self, *agents: int, host: str = "") -> None:
         for agent in agents:
             hello = Hello(
-                job_id="pretended",
+                job_id="simulated",
                 attempt=0,
                 version=WIRE_VERSION,
                 node=-1,
@@ -97,7 +97,7 @@ class Visit:
         if agent in self.cut:
             self.say(agent, Checked(serial=order.serial, error="connection reset"))
         else:
-            self.say(agent, Checked(serial=order.serial, seconds={Part.LINK: 1.0}))
+            self.say(agent, Checked(serial=order.serial, seconds={Measurement.LINK: 1.0}))
 
     def say(self, agent: int, message: Checked | CheckReady) -> None:
         self.check.on_message(agent, message)
@@ -184,7 +184,7 @@ def test_one_that_dies_is_stopped_being_waited_for() -> None:
     visit.dying = {1}
     visit.work()
     verdict = visit.judged[1].verdict
-    assert (verdict.health, verdict.part, verdict.device) == (Health.FAULTY, Part.COMPUTE, 0)
+    assert (verdict.health, verdict.part, verdict.device) == (Health.FAULTY, Measurement.COMPUTE, 0)
     assert "(2 times)" in verdict.reason
 
 

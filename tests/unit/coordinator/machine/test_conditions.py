@@ -7,7 +7,7 @@ from jobs.trained import report, strategies, take_over, trained, untouched
 
 from rekindle.protocol import agent as p
 from rekindle.protocol.monitoring import Condition
-from rekindle.recovery.faults.classification import Source
+from rekindle.recovery.faults.classification import EventSource
 from rekindle.recovery.faults.tables.verdict import Severity, Urgency
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy import annotations as a
@@ -77,7 +77,7 @@ def test_while_a_device_is_healed_nothing_counts_and_what_is_left_is_news() -> N
 def test_what_somebody_else_has_reported_stays() -> None:
     """A person, or MindCluster, knows of it elsewhere; DCMI may never list it."""
     job = trained()
-    assert report(job, Source.ASCEND, UNLISTED, device=1, severity=Severity.MINOR) == ""
+    assert report(job, EventSource.ASCEND, UNLISTED, device=1, severity=Severity.MINOR) == ""
     before = signs(job)
     reads(job, health=0)
     reads(job, UNLISTED, health=1)

@@ -10,7 +10,7 @@ from rekindle.coordinator.machine.job_state import Phase
 from rekindle.errors import ProtocolError
 from rekindle.protocol import agent as p
 from rekindle.recovery.journal import journal
-from rekindle.recovery.policy.plan import Source
+from rekindle.recovery.policy.plan import StateSource
 from rekindle.recovery.policy.policy import Policy
 
 POLICY = Policy(node_timeout_s=5.0)
@@ -32,7 +32,7 @@ def trained(*, nodes: int = 2, shards: int = 4, steps: tuple[int, ...] = (5, 10)
     driver.store_up()
     driver.spawned()
     arrive(driver, shards=shards)
-    forms = driver.told(p.Form)
+    forms = driver.told(p.FormGeneration)
     driver.ready(driver.ranks)
     driver.step(12)
     for node, form in forms.items():
@@ -60,7 +60,9 @@ def lose(driver: Driver, *nodes: int, **hello: object) -> None:
 
 
 def sources(driver: Driver) -> list[str]:
-    plan = {r: own for form in driver.told(p.Form).values() for r, own in form.plan.items()}
+    plan = {
+        r: own for form in driver.told(p.FormGeneration).values() for r, own in form.plan.items()
+    }
     return [plan[rank].source.value for rank in driver.ranks]
 
 
@@ -72,11 +74,11 @@ def test_the_plan_says_who_keeps_what_and_where() -> None:
     driver.store_up()
     driver.spawned()
     arrive(driver)
-    forms = driver.told(p.Form)
+    forms = driver.told(p.FormGeneration)
     for node, form in forms.items():
         other = 1 - node
         assert {own.keeper for own in form.plan.values()} == {other}
-        assert form.depots == {other: p.Depot(host=f"10.0.0.{other}", port=7000 + other)}
+        assert form.depots == {other: p.ReplicaAddress(host=f"10.0.0.{other}", port=7000 + other)}
 
 
 def test_replicas_need_no_copies() -> None:
@@ -84,7 +86,7 @@ def test_replicas_need_no_copies() -> None:
     driver = Driver(nodes=2, processes=2)
     driver.start()
     arrive(driver, shards=2)
-    for form in driver.told(p.Form).values():
+    for form in driver.told(p.FormGeneration).values():
         assert form.depots == {}
         assert {own.keeper for own in form.plan.values()} == {-1}
 
@@ -94,20 +96,22 @@ def test_a_lost_node_comes_from_its_neighbour() -> None:
     driver = trained()
     lose(driver, 1)
     assert sources(driver) == ["snapshot", "snapshot", "neighbour", "neighbour"]
-    form = driver.told(p.Form)[1]
+    form = driver.told(p.FormGeneration)[1]
     assert form.step == 10
     assert {own.node for own in form.plan.values()} == {0}
-    assert form.depots == {0: p.Depot(host="10.0.0.0", port=7000)}
+    assert form.depots == {0: p.ReplicaAddress(host="10.0.0.0", port=7000)}
     formed = driver.last(journal.Formed)
     assert (formed.step, formed.newest) == (10, 12)
-    assert driver.told(p.Form)[0].depots == {1: p.Depot(host="10.0.0.1", port=8001)}
+    assert driver.told(p.FormGeneration)[0].depots == {
+        1: p.ReplicaAddress(host="10.0.0.1", port=8001)
+    }
 
 
 def test_copies_are_lost_with_their_node() -> None:
     """Two neighbours lost at once are a shard lost for good; others are not."""
     driver = trained(nodes=4)
     lose(driver, 1, 2)  # node 2 had the copies of rank 1
-    assert not driver.told(p.Form)
+    assert not driver.told(p.FormGeneration)
     assert sorted(driver.doomed) == [0, 3]  # all begin anew
     driver = trained(nodes=4)
     lose(driver, 1, 3)
@@ -123,11 +127,11 @@ def test_a_refused_copy() -> None:
         driver.ready([3], error="checksum is wrong")
         for rank in driver.ranks:
             driver.arrive([rank], 10 if rank < 2 else None, shard=rank)
-        assert driver.told(p.Form)[1].step == step
+        assert driver.told(p.FormGeneration)[1].step == step
         assert sources(driver)[2:] == [source] * 2
     assert driver.machine.generations._refused == {
-        (1, Source.NEIGHBOUR, (10, 1)),
-        (1, Source.NEIGHBOUR, (5, 1)),
+        (1, StateSource.NEIGHBOUR, (10, 1)),
+        (1, StateSource.NEIGHBOUR, (5, 1)),
     }
 
 
@@ -174,10 +178,12 @@ def test_another_coordinator_is_told() -> None:
             copies=dict.fromkeys(others, ((5, 1), (10, 1))),
         )
     lose(driver, 1)
-    if not driver.told(p.Form):
+    if not driver.told(p.FormGeneration):
         driver.store_up()
     assert sources(driver) == ["snapshot", "snapshot", "neighbour", "neighbour"]
-    assert driver.told(p.Form)[1].depots == {0: p.Depot(host="10.0.0.0", port=7100)}
+    assert driver.told(p.FormGeneration)[1].depots == {
+        0: p.ReplicaAddress(host="10.0.0.0", port=7100)
+    }
 
 
 def test_last_words_of_a_lost_node() -> None:
@@ -187,7 +193,7 @@ def test_last_words_of_a_lost_node() -> None:
     driver.stop()
     driver.killed()
     assert driver.phase is Phase.DUMPING
-    [(node, dump)] = driver.told(p.Dump).items()
+    [(node, dump)] = driver.told(p.WriteFinalCheckpoint).items()
     assert (node, dump.step, dump.shards) == (0, 10, {0: 0, 1: 1, 2: 2, 3: 3})
 
 
@@ -196,16 +202,16 @@ def test_last_words_are_every_nodes_own() -> None:
     driver = trained()
     driver.stop()
     driver.killed()
-    dumps = driver.told(p.Dump)
+    dumps = driver.told(p.WriteFinalCheckpoint)
     assert {node: dump.shards for node, dump in dumps.items()} == {
         0: {0: 0, 1: 1},
         1: {2: 2, 3: 3},
     }
-    failed = p.PartWritten(
+    failed = p.ShardWritten(
         step=10, generation=1, shard=2, shards=4, last_words=True, error="it is damaged"
     )
     driver.say(1, failed)
-    [(node, dump)] = driver.told(p.Dump).items()
+    [(node, dump)] = driver.told(p.WriteFinalCheckpoint).items()
     assert (node, dump.shards) == (0, {0: 0, 1: 1, 2: 2, 3: 3})
 
 

@@ -8,25 +8,25 @@ import pytest
 
 from rekindle.agent.lateness import BUSY_S
 from rekindle.coordinator.machine.hangs import PAUSE_S, judge
-from rekindle.protocol.heartbeat_page import Doing
-from rekindle.protocol.monitoring import RankLook
+from rekindle.protocol.heartbeat_page import RankActivity
+from rekindle.protocol.monitoring import RankInspection
 
 MARKS = (11, 22, 33)  # of collectives, in the order of the script
 
 
-def look(rank: int, **seen: Any) -> RankLook:
+def look(rank: int, **seen: Any) -> RankInspection:
     """A rank that is late in step 8."""
-    seen = {"finished": 7, "doing": Doing.STEP, "elapsed_s": 12.0, "late": True} | seen
-    return RankLook(rank=rank, **seen)
+    seen = {"finished": 7, "doing": RankActivity.STEP, "elapsed_s": 12.0, "late": True} | seen
+    return RankInspection(rank=rank, **seen)
 
 
-def waits(rank: int, operations: int = 3, **seen: Any) -> RankLook:
+def waits(rank: int, operations: int = 3, **seen: Any) -> RankInspection:
     """A rank that waits for others in the last of so many collectives."""
     seen = {"where": "all_reduce (train.py:9)", "recent": MARKS[:operations]} | seen
     return look(rank, waiting=True, operations=operations, **seen)
 
 
-def all_but(*looks: RankLook, of: int = 4) -> list[RankLook]:
+def all_but(*looks: RankInspection, of: int = 4) -> list[RankInspection]:
     """These, while all others wait."""
     given = {each.rank: each for each in looks}
     return [given.get(rank) or waits(rank) for rank in range(of)]
@@ -37,13 +37,13 @@ def all_but(*looks: RankLook, of: int = 4) -> list[RankLook]:
     [
         (look(2), "rank 2 makes no progress, in a step, and ranks 0, 1, 3 wait for it"),
         (look(2, busy=True), "rank 2 computes without an end, in a step"),
-        (look(2, doing=Doing.BETWEEN), "between two steps"),
+        (look(2, doing=RankActivity.BETWEEN), "between two steps"),
         (look(2, stopped=True, late=False), "rank 2 is stopped by a signal"),
         (waits(2, 2, where="recv (x.py:1) < f"), "waits in another collective"),
         (look(2, where="read (data.py:3) < get (data.py:9)"), "; it is at read (data.py:3)"),
     ],
 )
-def test_the_rank_that_did_not_join_the_others(culprit: RankLook, says: str) -> None:
+def test_the_rank_that_did_not_join_the_others(culprit: RankInspection, says: str) -> None:
     """Whatever it does instead."""
     verdict = judge(all_but(culprit))
     assert verdict is not None
@@ -54,17 +54,17 @@ def test_the_rank_that_did_not_join_the_others(culprit: RankLook, says: str) -> 
 @pytest.mark.parametrize(
     "looks",
     [
-        all_but(look(2, late=False, doing=Doing.EVALUATE)),
-        all_but(look(0, late=False, doing=Doing.CHECKPOINT), look(1, late=False)),
+        all_but(look(2, late=False, doing=RankActivity.EVALUATE)),
+        all_but(look(0, late=False, doing=RankActivity.CHECKPOINT), look(1, late=False)),
         [look(rank, late=False) for rank in range(4)],
         [waits(rank, late=False) for rank in range(4)],
         [look(rank, busy=True) for rank in range(4)],
         [look(rank, where="read (data.py:3)") for rank in range(4)],
-        [look(0, doing=Doing.BETWEEN)],
+        [look(0, doing=RankActivity.BETWEEN)],
     ],
     ids=["evaluation", "checkpoint", "went on", "waits go on", "all compute", "all rest", "alone"],
 )
-def test_ranks_that_have_time_left_do_not_hang(looks: list[RankLook]) -> None:
+def test_ranks_that_have_time_left_do_not_hang(looks: list[RankInspection]) -> None:
     """Whoever waits for them is late through no fault of theirs; and all may compute for long."""
     assert judge(looks) is None
 
@@ -79,7 +79,7 @@ def test_what_all_ranks_do_has_an_end(busy: bool, limit_s: float) -> None:
 
 def test_one_of_two_absent_ranks_has_time_left() -> None:
     """The other one has not."""
-    verdict = judge(all_but(look(0, late=False, doing=Doing.CHECKPOINT), look(3)))
+    verdict = judge(all_but(look(0, late=False, doing=RankActivity.CHECKPOINT), look(3)))
     assert verdict is not None
     assert verdict.rank == 3
 
@@ -134,10 +134,10 @@ def test_two_ranks_of_which_one_began_less() -> None:
 
 def test_a_script_without_a_session_hangs_when_all_its_ranks_rest() -> None:
     """Not before; then the one that is elsewhere is to blame."""
-    rests = {"doing": Doing.OUTSIDE, "elapsed_s": 400.0}
+    rests = {"doing": RankActivity.OUTSIDE, "elapsed_s": 400.0}
     looks = [waits(rank, 0, **rests) for rank in range(3)]
     stuck = look(3, where="read (data.py:3)", **rests)
-    assert judge([*looks, look(3, busy=True, doing=Doing.OUTSIDE, late=False)]) is None
+    assert judge([*looks, look(3, busy=True, doing=RankActivity.OUTSIDE, late=False)]) is None
     verdict = judge([*looks, stuck])
     assert verdict is not None
     assert verdict.rank == 3
@@ -172,7 +172,7 @@ def test_of_ranks_that_all_compute_the_one_elsewhere(elsewhere: list[int]) -> No
 def test_the_one_that_rests_while_others_compute() -> None:
     """Also where there are but two."""
     spins = look(0, busy=True, where="item (train.py:40)")
-    verdict = judge([spins, look(1, doing=Doing.BETWEEN, where=READS)])
+    verdict = judge([spins, look(1, doing=RankActivity.BETWEEN, where=READS)])
     assert verdict is not None
     assert verdict.rank == 1
 
@@ -192,9 +192,10 @@ def test_ranks_that_have_just_moved_on_do_not_hang() -> None:
 
 
 @pytest.mark.parametrize(
-    ("doing", "sure"), [(Doing.STEP, True), (Doing.FIRST, True), (Doing.BETWEEN, False)]
+    ("doing", "sure"),
+    [(RankActivity.STEP, True), (RankActivity.FIRST, True), (RankActivity.BETWEEN, False)],
 )
-def test_between_steps_it_takes_a_second_look(doing: Doing, sure: bool) -> None:
+def test_between_steps_it_takes_a_second_look(doing: RankActivity, sure: bool) -> None:
     """A script may do there what it likes."""
     verdict = judge(all_but(look(2, doing=doing)))
     assert verdict is not None

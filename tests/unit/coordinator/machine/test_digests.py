@@ -17,7 +17,7 @@ from rekindle.protocol import agent as p
 
 RECORDED = Path(__file__).with_name("digests.txt").read_text().split()
 # The coordinator answers these itself, or passes them to the node check.
-NOT_FOR_THE_MACHINE = {p.CheckReady, p.Checked, p.CheckpointPassedOver}
+NOT_FOR_THE_MACHINE = {p.CheckReady, p.Checked, p.CheckpointInvalid}
 QUICK = 1_000
 
 

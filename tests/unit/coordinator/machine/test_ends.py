@@ -8,9 +8,9 @@ from jobs.trained import SIGKILL, sources, strategies, trained
 
 from rekindle.coordinator.machine.job_state import Phase
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import journal
-from rekindle.recovery.policy.plan import Source
+from rekindle.recovery.policy.plan import StateSource
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 # ---- the script's own errors
@@ -239,7 +239,7 @@ def test_a_rank_dies_when_others_are_done_already() -> None:
     assert job.spawned_now() == [2]
     job.spawned()
     job.arrive([2])
-    assert sources(job) == {0: Source.SELF, 1: Source.SELF, 2: Source.PEER}
+    assert sources(job) == {0: StateSource.SELF, 1: StateSource.SELF, 2: StateSource.PEER}
     assert job.last(journal.Formed).step == 10
     job.ready(job.ranks)
     job.arrive(job.ranks, finished=10, done=True)
@@ -252,7 +252,7 @@ def test_a_second_loop_of_steps_forms_again_after_the_dismissal() -> None:
     job = trained(9)
     job.arrive(job.ranks, finished=10, done=True)
     job.arrive(job.ranks)
-    assert job.told(p.Form)[0].generation == 2
+    assert job.told(p.FormGeneration)[0].generation == 2
 
 
 def test_a_rank_that_ends_well_too_early_is_the_scripts_error() -> None:
@@ -417,7 +417,7 @@ def test_the_last_checkpoint_is_written_while_all_are_restarted() -> None:
     job.machine.checkpoints.committing.add(0)
     job.exits(0, code=0)
     job.exits(1, code=0)
-    job.machine.recovery.report(Fault(kind=Kind.PROCESS, message="a broken device", node=0))
+    job.machine.recovery.report(Fault(kind=FaultKind.PROCESS, message="a broken device", node=0))
     job.collect()
     assert job.phase is Phase.RESTARTING
     job.say(0, p.CheckpointWritten(step=1, generation=1, path="there"))

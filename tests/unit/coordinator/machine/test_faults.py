@@ -8,9 +8,9 @@ from jobs.trained import SIGKILL, sources, strategies, take_over, trained
 
 from rekindle.coordinator.machine.job_state import Phase
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
-from rekindle.recovery.policy.plan import Source
+from rekindle.recovery.policy.plan import StateSource
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 # ---- a second fault while the first is dealt with
@@ -27,7 +27,7 @@ def test_a_second_rank_dies_while_regrouping() -> None:
     job.spawned()
     job.arrive([0, 1])
     job.arrive([2], finished=5)
-    assert sources(job) == {0: Source.PEER, 1: Source.PEER, 2: Source.SELF}
+    assert sources(job) == {0: StateSource.PEER, 1: StateSource.PEER, 2: StateSource.SELF}
     assert job.last(journal.Formed).generation == 2
     assert len(journal.incidents(job.history)) == 1
 
@@ -50,13 +50,13 @@ def test_a_second_rank_dies_while_restoring() -> None:
     job.arrive([1, 2], finished=5)
     job.ready([2])
     job.exits(1, signal=SIGKILL, finished=5)
-    assert job.told(p.Over)[0].generation == 2
+    assert job.told(p.GenerationEnded)[0].generation == 2
     assert job.spawned_now() == [1]
     job.spawned()
     job.arrive([0, 1])
     job.arrive([2], finished=5)
-    assert sources(job) == {0: Source.PEER, 1: Source.PEER, 2: Source.SELF}
-    assert job.told(p.Form)[0].generation == 3
+    assert sources(job) == {0: StateSource.PEER, 1: StateSource.PEER, 2: StateSource.SELF}
+    assert job.told(p.FormGeneration)[0].generation == 3
 
 
 def test_a_recovery_that_never_gets_to_a_step_ends_the_job() -> None:
@@ -83,7 +83,9 @@ def test_a_lost_node_is_replaced_and_the_healthy_ranks_wait() -> None:
     """NodeWanted, Over to the others; the new agent's ranks are started and take live state."""
     job = trained(5, nodes=2, processes=2)
     job.lose(1)
-    assert job.told(p.Over) == {0: p.Over(generation=1, finished=5, replaced=True)}
+    assert job.told(p.GenerationEnded) == {
+        0: p.GenerationEnded(generation=1, finished=5, replaced=True)
+    }
     assert [wanted.node for wanted in job.recorded(journal.NodeWanted)] == [1]
     assert strategies(job) == [Strategy.RECOVER]
     assert "node" in job.timers
@@ -94,7 +96,9 @@ def test_a_lost_node_is_replaced_and_the_healthy_ranks_wait() -> None:
     assert "node" not in job.timers
     job.spawned()
     job.arrive([2, 3])
-    assert sources(job) == dict.fromkeys((0, 1), Source.SELF) | dict.fromkeys((2, 3), Source.PEER)
+    assert sources(job) == dict.fromkeys((0, 1), StateSource.SELF) | dict.fromkeys(
+        (2, 3), StateSource.PEER
+    )
 
 
 def test_the_node_of_the_store_is_lost() -> None:
@@ -107,7 +111,7 @@ def test_the_node_of_the_store_is_lost() -> None:
     job.spawned()
     job.arrive([0])
     job.arrive([1], finished=5)
-    form = job.told(p.Form)[1]
+    form = job.told(p.FormGeneration)[1]
     assert (form.store_host, form.store_port) == ("10.0.0.1", 4713)
 
 
@@ -144,7 +148,7 @@ def test_all_nodes_are_lost_and_come_back() -> None:
     assert job.spawned_now() == [0, 1]
     job.spawned()
     job.arrive(job.ranks)
-    assert set(sources(job).values()) == {Source.CHECKPOINT}
+    assert set(sources(job).values()) == {StateSource.CHECKPOINT}
     assert job.last(journal.Formed).step == 4
 
 
@@ -181,13 +185,13 @@ def test_another_coordinator_has_all_ranks_meet_again_with_what_they_have() -> N
     job.arrive([0, 1], finished=7)
     job.arrive([2, 3], finished=8)
     job.store_up()
-    assert set(sources(job).values()) == {Source.SELF, Source.PEER}
-    form = job.told(p.Form)[0]
+    assert set(sources(job).values()) == {StateSource.SELF, StateSource.PEER}
+    form = job.told(p.FormGeneration)[0]
     assert (form.generation, form.step) == (2, 8)
     job.ready(job.ranks)
     job.step(9)
     [incident] = journal.incidents(job.history)
-    assert (incident.cause.kind, incident.strategy) == (Kind.COORDINATOR, Strategy.RETRY)
+    assert (incident.cause.kind, incident.strategy) == (FaultKind.COORDINATOR, Strategy.RETRY)
     assert (incident.closed, incident.steps_lost) == (True, 0)
 
 
@@ -200,7 +204,7 @@ def test_another_coordinator_starts_what_has_died_meanwhile() -> None:
     job.spawned()
     job.arrive([1])
     job.arrive([0, 2], finished=5)
-    assert sources(job) == {0: Source.SELF, 1: Source.PEER, 2: Source.SELF}
+    assert sources(job) == {0: StateSource.SELF, 1: StateSource.PEER, 2: StateSource.SELF}
 
 
 def test_another_coordinator_goes_on_with_the_incident_that_was_open() -> None:
@@ -216,7 +220,7 @@ def test_another_coordinator_goes_on_with_the_incident_that_was_open() -> None:
     job.step(6)
     [incident] = journal.incidents(job.history)
     assert incident.closed
-    assert incident.cause.kind is Kind.PROCESS
+    assert incident.cause.kind is FaultKind.PROCESS
 
 
 def test_another_coordinator_knows_the_restarts_that_are_used() -> None:
@@ -258,13 +262,13 @@ def test_a_node_whose_line_was_cut_comes_back_with_its_ranks() -> None:
     old = (p.LiveRank(rank=1, pid=job.pids[1], training=True),)
     job.lose(1)
     job.hello(1, generation=1, ranks=old)
-    assert job.told(p.Over)[1].generation == 1
+    assert job.told(p.GenerationEnded)[1].generation == 1
     job.arrive(job.ranks, finished=5)
-    assert set(sources(job).values()) == {Source.SELF}
+    assert set(sources(job).values()) == {StateSource.SELF}
     job.ready(job.ranks)
     job.step(6)
     (incident,) = journal.incidents(job.history)
-    assert [fault.kind for fault in incident.faults] == [Kind.NODE_LOST]
+    assert [fault.kind for fault in incident.faults] == [FaultKind.NODE_LOST]
 
 
 def test_another_coordinator_of_an_untouched_script_waits_for_its_end() -> None:

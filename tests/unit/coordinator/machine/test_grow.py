@@ -8,7 +8,7 @@ from jobs.trained import SIGKILL
 from rekindle.coordinator.machine.job_state import Phase
 from rekindle.protocol import agent as p
 from rekindle.recovery.journal import journal
-from rekindle.recovery.policy.plan import Source
+from rekindle.recovery.policy.plan import StateSource
 from rekindle.recovery.policy.policy import Strategy
 
 
@@ -21,15 +21,15 @@ def test_the_world_grows_when_all_ranks_of_a_node_have_arrived() -> None:
     assert driver.spawned_now() == [2, 3]
     driver.spawned()
     driver.arrive([2])
-    assert not driver.told(p.Hold)
+    assert not driver.told(p.PauseRequest)
     driver.arrive([3])
     assert driver.phase is Phase.TRAINING
     hold(driver)
-    assert set(driver.told(p.Over)) == {0, 1, 2}
+    assert set(driver.told(p.GenerationEnded)) == {0, 1, 2}
     driver.arrive([0, 1, 4, 5], finished=9)
-    forms = driver.told(p.Form)
+    forms = driver.told(p.FormGeneration)
     assert forms[2].ranks == {4: 4, 5: 5}
-    assert forms[1].plan[2].source is Source.PEER
+    assert forms[1].plan[2].source is StateSource.PEER
     formed = driver.last(journal.Formed)
     assert (formed.world_size, formed.step, formed.incident) == (6, 9, 0)
     driver.ready(driver.ranks)
@@ -231,7 +231,7 @@ def test_the_world_grows_once_a_step_at_most() -> None:
     assert driver.last(journal.Formed).world_size == 8
     driver.ready(driver.ranks)
     driver.step(7)
-    assert not driver.told(p.Hold)
+    assert not driver.told(p.PauseRequest)
 
 
 def test_nobody_is_taken_in_when_the_first_are_done() -> None:
@@ -241,7 +241,7 @@ def test_nobody_is_taken_in_when_the_first_are_done() -> None:
     driver.step_of([0, 1, 4, 5], 6)
     driver.exits(0, code=0)
     come_back(driver)
-    assert not driver.told(p.Hold)
+    assert not driver.told(p.PauseRequest)
     for rank in (1, 4, 5):
         driver.exits(rank, code=0)
     assert driver.outcome is True

@@ -10,8 +10,8 @@ from jobs.driver import Driver
 from rekindle.coordinator.machine.hangs import ANSWER_S, LONGEST_ANSWER_S
 from rekindle.coordinator.machine.job_state import Phase
 from rekindle.protocol import agent as p
-from rekindle.protocol.heartbeat_page import Doing
-from rekindle.recovery.faults.fault import Kind
+from rekindle.protocol.heartbeat_page import RankActivity
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Policy, Strategy
 
@@ -23,27 +23,29 @@ def training(**settings: Any) -> Driver:
     return driver
 
 
-def stall(driver: Driver, rank: int = 0, generation: int | None = None) -> dict[int, p.Look]:
+def stall(
+    driver: Driver, rank: int = 0, generation: int | None = None
+) -> dict[int, p.InspectRanks]:
     """An agent says that a rank is late; return who is asked to look."""
     of = driver.machine.job.generation if generation is None else generation
-    driver.say(driver.node_of(rank), p.Stalled(rank=rank, generation=of))
-    return driver.told(p.Look)
+    driver.say(driver.node_of(rank), p.RankStalled(rank=rank, generation=of))
+    return driver.told(p.InspectRanks)
 
 
-def look(rank: int, **seen: Any) -> p.RankLook:
+def look(rank: int, **seen: Any) -> p.RankInspection:
     """A rank that waits for others for too long."""
-    seen = {"finished": 5, "doing": Doing.STEP, "elapsed_s": 12.0, "late": True} | seen
-    return p.RankLook(rank=rank, **{"waiting": True, **seen})
+    seen = {"finished": 5, "doing": RankActivity.STEP, "elapsed_s": 12.0, "late": True} | seen
+    return p.RankInspection(rank=rank, **{"waiting": True, **seen})
 
 
-def answer(driver: Driver, asked: dict[int, p.Look], *looks: p.RankLook) -> None:
+def answer(driver: Driver, asked: dict[int, p.InspectRanks], *looks: p.RankInspection) -> None:
     """All nodes that were asked tell what they see."""
     for node, order in asked.items():
         own = tuple(each for each in looks if driver.node_of(each.rank) == node)
-        driver.say(node, p.Looked(serial=order.serial, looks=own))
+        driver.say(node, p.RanksInspected(serial=order.serial, looks=own))
 
 
-def culprit(rank: int, of: int = 4) -> list[p.RankLook]:
+def culprit(rank: int, of: int = 4) -> list[p.RankInspection]:
     """One does something else while all others wait."""
     stuck = look(rank, waiting=False, where="read (data.py:3)", stack="File data.py")
     return [stuck if each == rank else look(each) for each in range(of)]
@@ -56,7 +58,7 @@ def test_the_culprit_is_replaced() -> None:
     assert set(asked) == {0, 1}
     answer(driver, asked, *culprit(2))
     fault = driver.last(journal.FaultSeen).fault
-    assert (fault.kind, fault.rank, fault.node) == (Kind.HANG, 2, 1)
+    assert (fault.kind, fault.rank, fault.node) == (FaultKind.HANG, 2, 1)
     assert "rank 2 makes no progress" in fault.message
     assert "File data.py" in fault.traceback
     assert "rank 3: in a step for 12 s, waits for others" in fault.traceback
@@ -71,7 +73,7 @@ def test_nobody_to_blame() -> None:
     for _ in range(3):
         answer(driver, stall(driver), *(look(rank) for rank in driver.ranks))
         fault = driver.last(journal.FaultSeen).fault
-        assert (fault.kind, fault.rank, fault.node) == (Kind.HANG, -1, -1)
+        assert (fault.kind, fault.rank, fault.node) == (FaultKind.HANG, -1, -1)
         assert driver.last(journal.Decided).strategy is Strategy.HANG_RESTART
         driver.killed()
         driver.store_up()
@@ -100,7 +102,7 @@ def test_one_look_at_a_time() -> None:
     driver.fire("look")
     driver.fire("look")
     again = stall(driver)
-    driver.say(1, p.Looked(serial=asked[1].serial, looks=(culprit(3)[3],)))
+    driver.say(1, p.RanksInspected(serial=asked[1].serial, looks=(culprit(3)[3],)))
     assert not driver.recorded(journal.FaultSeen)
     answer(driver, again, *culprit(2))
     assert driver.last(journal.FaultSeen).fault.rank == 2
@@ -122,7 +124,7 @@ def test_a_regroup_meanwhile_answers_it() -> None:
     driver.fail_step(1)
     answer(driver, asked, *culprit(2))
     kinds = [seen.fault.kind for seen in driver.recorded(journal.FaultSeen)]
-    assert kinds == [Kind.LINK]
+    assert kinds == [FaultKind.LINK]
 
 
 def test_an_older_generation_cannot_stall() -> None:
@@ -144,7 +146,7 @@ def test_a_script_without_a_session(resting: int) -> None:
     """It hangs when all its ranks rest, and all are started anew."""
     driver = Driver(nodes=2, processes=2)
     driver.start()
-    seen = {"doing": Doing.OUTSIDE, "elapsed_s": 300.0}
+    seen = {"doing": RankActivity.OUTSIDE, "elapsed_s": 300.0}
     looks = [look(rank, late=rank < resting, **seen) for rank in driver.ranks]
     answer(driver, stall(driver), *looks)
     if resting < 4:
@@ -187,7 +189,7 @@ def test_an_agent_that_could_not_look_has_not_answered() -> None:
     """It is not waited for, though."""
     driver = training()
     asked = stall(driver)
-    driver.say(1, p.Looked(serial=asked[1].serial, looks=(), error="no file descriptors"))
+    driver.say(1, p.RanksInspected(serial=asked[1].serial, looks=(), error="no file descriptors"))
     answer(driver, {0: asked[0]}, *culprit(2))
     assert "look" not in driver.timers
     assert not driver.recorded(journal.FaultSeen)
@@ -197,14 +199,14 @@ def test_an_agent_that_could_not_look_has_not_answered() -> None:
 def test_between_steps_two_looks_have_to_agree(still: bool) -> None:
     """It may have done nothing for a moment only."""
     driver = training()
-    rests = look(2, waiting=False, doing=Doing.BETWEEN)
+    rests = look(2, waiting=False, doing=RankActivity.BETWEEN)
     others = [look(rank) for rank in (0, 1, 3)]
     answer(driver, stall(driver), rests, *others)
     assert not driver.recorded(journal.FaultSeen)
     assert not stall(driver, rank=3)  # it will be looked at soon
     driver.fire("again")
-    asked = driver.told(p.Look)
-    computes = look(2, waiting=False, doing=Doing.BETWEEN, busy=True, late=False)
+    asked = driver.told(p.InspectRanks)
+    computes = look(2, waiting=False, doing=RankActivity.BETWEEN, busy=True, late=False)
     answer(driver, asked, rests if still else computes, *others)
     assert bool(driver.recorded(journal.FaultSeen)) is still
     assert "again" not in driver.timers
@@ -213,7 +215,7 @@ def test_between_steps_two_looks_have_to_agree(still: bool) -> None:
 def test_looks_that_find_nothing_come_less_and_less_often() -> None:
     """However many agents say that ranks are late; what is new is looked at at once."""
     driver = training()
-    evaluates = [look(0, waiting=False, doing=Doing.EVALUATE, late=False), look(1), look(2)]
+    evaluates = [look(0, waiting=False, doing=RankActivity.EVALUATE, late=False), look(1), look(2)]
     looked = []
     for turn in range(2000):
         driver.now += 0.1
@@ -223,9 +225,9 @@ def test_looks_that_find_nothing_come_less_and_less_often() -> None:
     assert len(looked) <= 12
     assert looked[-1] - looked[-2] >= 29.0
     assert stall(driver, rank=3), "it was not late before"
-    answer(driver, driver.told(p.Look), *evaluates, look(3))
+    answer(driver, driver.told(p.InspectRanks), *evaluates, look(3))
     assert not stall(driver, rank=3)
-    driver.say(0, p.Beat(finished={0: 6, 1: 6}, total=9, metrics={}))
+    driver.say(0, p.Heartbeat(finished={0: 6, 1: 6}, total=9, metrics={}))
     assert stall(driver), "a step was finished since"
 
 
@@ -241,7 +243,7 @@ def test_a_look_does_not_outlive_the_ranks_that_it_was_about() -> None:
     driver.store_up()
     driver.spawned()
     assert driver.phase is Phase.REGROUPING
-    seen = {"doing": Doing.OUTSIDE, "elapsed_s": 1800.0}
+    seen = {"doing": RankActivity.OUTSIDE, "elapsed_s": 1800.0}
     answer(driver, asked, *(look(rank, **seen) for rank in driver.ranks))
     assert driver.phase is Phase.REGROUPING
     assert stall(driver)
@@ -253,7 +255,7 @@ def test_all_wait_for_a_rank_that_ended_well() -> None:
     driver.exits(2, code=0)
     answer(driver, stall(driver), *(look(rank) for rank in (0, 1, 3)))
     fault = driver.last(journal.FaultSeen).fault
-    assert (fault.kind, fault.rank) == (Kind.USER_CODE, 2)
+    assert (fault.kind, fault.rank) == (FaultKind.USER_CODE, 2)
     assert "ended with exit status 0" in fault.message
 
 
@@ -264,5 +266,8 @@ def test_all_stopped_ranks_are_replaced_at_once() -> None:
     answer(driver, stall(driver), *(stopped.get(rank) or look(rank) for rank in driver.ranks))
     assert driver.doomed == [0, 3]
     faults = [seen.fault for seen in driver.recorded(journal.FaultSeen)]
-    assert [(fault.kind, fault.rank) for fault in faults] == [(Kind.HANG, 0), (Kind.HANG, 3)]
+    assert [(fault.kind, fault.rank) for fault in faults] == [
+        (FaultKind.HANG, 0),
+        (FaultKind.HANG, 3),
+    ]
     assert len({seen.incident for seen in driver.recorded(journal.FaultSeen)}) == 1

@@ -10,8 +10,8 @@ from jobs.trained import SIGKILL, strategies, take_over, trained
 from rekindle.coordinator.machine.inheritance import earlier
 from rekindle.coordinator.machine.job_state import Phase
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.classification import Sign, Source
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.classification import EventSource, HealthEvent
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.recovery.policy.policy import ALLOWABLE, INNER, Policy, Strategy
@@ -24,7 +24,7 @@ PLACED_ANEW = Policy(
 
 def report(job: Driver, what: str, *, node: int = 0, device: int = 1, **more: object) -> None:
     """Somebody reports a code of a device."""
-    sign = Sign(source=Source.ASCEND, what=what, node=node, device=device, **more)
+    sign = HealthEvent(source=EventSource.ASCEND, what=what, node=node, device=device, **more)
     assert job.machine.health.on_sign(sign, job.now) == ""
     job.collect()
 
@@ -92,7 +92,7 @@ def test_the_second_stop_during_last_words_is_one_too() -> None:
 
 def sick(job: Driver, node: int) -> None:
     """A node is found to be sick."""
-    sign = Sign(source=Source.POD_REASON, what="NodeLost", node=node)
+    sign = HealthEvent(source=EventSource.POD_REASON, what="NodeLost", node=node)
     assert job.machine.health.on_sign(sign, job.now) == ""
     job.collect()
 
@@ -133,7 +133,7 @@ def test_a_lighter_decision_counts_and_does_not_change_what_is_shown() -> None:
     """It uses up a budget, also after the coordinator's death; people see the heavier one."""
     job = trained(5)
     job.exits(0, signal=SIGKILL, finished=5)
-    job.fail_step(1, kind=Kind.TRANSIENT)
+    job.fail_step(1, kind=FaultKind.TRANSIENT)
     told = job.last(journal.Decided)
     assert (told.strategy, told.lighter) == (Strategy.RETRY, True)
     (incident,) = journal.incidents(job.history)
@@ -184,7 +184,7 @@ def test_a_device_that_could_not_be_healed_is_not_healed_again() -> None:
     report(job, "80E18005", node=1)
     job.killed()
     job.unstarted.clear()
-    job.say(1, p.HealFailed(rank=3, error="it does not answer"))
+    job.say(1, p.DeviceResetFailed(rank=3, error="it does not answer"))
     job.lose_coordinator()
     assert job.machine.fleet.to_heal == set()
 

@@ -9,8 +9,8 @@ from jobs.trained import report, strategies, trained
 from rekindle.job.spec import KeepsOff
 from rekindle.names import SPARE
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.classification import Source
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.classification import EventSource
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Policy, Strategy
 
@@ -26,7 +26,7 @@ def broken(keeps_off: KeepsOff, policy: Policy = RECOVERS, **world: object) -> t
     """A job of two nodes; a device of node 1 falls off the bus. With it: its host."""
     job = trained(5, nodes=2, keeps_off=keeps_off, policy=policy, **world)
     host = job.machine.job.roster.nodes[1].host
-    assert report(job, Source.XID, "79", node=1, device=0) == ""
+    assert report(job, EventSource.XID, "79", node=1, device=0) == ""
     return job, host
 
 
@@ -94,7 +94,7 @@ def test_no_more_is_waited_for_than_two_of_them() -> None:
     assert job.timers["node"] == 0
     job.fire("node")
     fault = job.last(journal.FaultSeen).fault
-    assert fault.kind is Kind.SCHEDULING
+    assert fault.kind is FaultKind.SCHEDULING
     assert fault.message.startswith("no node came as node 1: ")
     assert host in fault.message
 
@@ -125,7 +125,7 @@ def test_one_that_was_lost_for_another_reason_is_waited_for() -> None:
     job = trained(5, nodes=2, keeps_off=KeepsOff.ANEW, policy=RECOVERS, spares=1)
     job.hello(-1, spare=True, host="another")
     host = job.machine.job.roster.nodes[1].host
-    report(job, Source.XID, "79", node=1, device=0)
+    report(job, EventSource.XID, "79", node=1, device=0)
     job.hello(-1, host=host)  # before the spare has come
     job.hello(-1, host=host)
     assert job.recorded(journal.NodeWanted)[-1].node == SPARE
@@ -142,7 +142,7 @@ def test_two_hosts_that_are_left() -> None:
     job = trained(5, nodes=3, keeps_off=KeepsOff.ANEW, policy=RECOVERS)
     hosts = [job.machine.job.roster.nodes[node].host for node in (1, 2)]
     for node in (1, 2):
-        report(job, Source.XID, "79", node=node, device=0)
+        report(job, EventSource.XID, "79", node=node, device=0)
     for host in hosts:
         job.hello(-1, host=host)
     assert job.timers["node"] > 0
@@ -167,7 +167,7 @@ def test_a_spare_that_waits_there_is_no_help() -> None:
     host = job.machine.job.roster.nodes[1].host
     sick = job.hello(-1, spare=True, host=host)
     job.hello(-1, spare=True, host="another")
-    report(job, Source.XID, "79", node=1, device=0)
+    report(job, EventSource.XID, "79", node=1, device=0)
     assert [each.message.status for each in job.sent(p.Bye)] == [1, 1]
     assert sick in job.machine.job.sent_home
     assert job.last(journal.SpareLost).left == 1
@@ -179,7 +179,7 @@ def test_a_spare_that_waits_there_is_no_help() -> None:
 def test_spares_on_a_machine_of_ones_own_stay() -> None:
     job = trained(5, nodes=2, keeps_off=KeepsOff.NEVER, policy=RECOVERS, spares=1)
     job.hello(-1, spare=True, host=job.machine.job.roster.nodes[1].host)
-    report(job, Source.XID, "79", node=1, device=0)
+    report(job, EventSource.XID, "79", node=1, device=0)
     assert job.recorded(journal.SpareLost) == []
 
 
@@ -212,7 +212,7 @@ def test_the_whole_job_is_placed_anew_only_where_it_has_to_be(
     job = trained(5, nodes=2, keeps_off=keeps_off, policy=MOVES_JOBS, spares=spares)
     for _ in range(spares):
         job.hello(-1, spare=True)
-    report(job, Source.XID, "79", node=1, device=0)
+    report(job, EventSource.XID, "79", node=1, device=0)
     assert strategies(job) == [wanted]
 
 

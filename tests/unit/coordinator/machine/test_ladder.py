@@ -9,8 +9,8 @@ from jobs.trained import SIGKILL, report, strategies, trained, untouched
 from rekindle.coordinator.machine.job_state import Phase
 from rekindle.coordinator.machine.recovery import LOOK_S
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.classification import Sign, Source
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.classification import EventSource, HealthEvent
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import ALLOWABLE, INNER, Policy, Strategy
 
@@ -165,27 +165,27 @@ def test_another_coordinator_goes_on_waiting_for_the_person() -> None:
 def test_a_sign_that_means_nothing_is_written_down() -> None:
     """Training does not notice."""
     job = trained(5)
-    assert report(job, Source.XID, "92", device=1) == ""
+    assert report(job, EventSource.XID, "92", device=1) == ""
     assert job.last(journal.SignSeen).urgency.value == "watch"
     assert job.phase is Phase.TRAINING
-    assert report(job, Source.KERNEL, "all is well") == ""
+    assert report(job, EventSource.KERNEL, "all is well") == ""
     assert job.phase is Phase.TRAINING
 
 
 @pytest.mark.parametrize(
     ("sign", "words"),
     [
-        ({"source": Source.XID, "what": "many"}, "no number"),
-        ({"source": Source.NODE_CONDITION, "what": "Ready"}, "Type=True"),
-        ({"source": Source.XID, "what": "79", "node": 4}, "no node 4"),
-        ({"source": Source.XID, "what": "79", "device": 2}, "devices 0 to 1; there is no 2"),
-        ({"source": Source.ASCEND, "what": "xyz"}, "'xyz' is no fault code"),
+        ({"source": EventSource.XID, "what": "many"}, "no number"),
+        ({"source": EventSource.NODE_CONDITION, "what": "Ready"}, "Type=True"),
+        ({"source": EventSource.XID, "what": "79", "node": 4}, "no node 4"),
+        ({"source": EventSource.XID, "what": "79", "device": 2}, "devices 0 to 1; there is no 2"),
+        ({"source": EventSource.ASCEND, "what": "xyz"}, "'xyz' is no fault code"),
     ],
 )
 def test_a_sign_that_cannot_be_read_is_refused(sign: dict[str, object], words: str) -> None:
     """The answer says what is wrong with it."""
     job = trained(5)
-    assert words in job.machine.health.on_sign(Sign(**{"node": 0} | sign), job.now)
+    assert words in job.machine.health.on_sign(HealthEvent(**{"node": 0} | sign), job.now)
     job.collect()
     assert job.recorded(journal.SignSeen) == []
 
@@ -193,10 +193,10 @@ def test_a_sign_that_cannot_be_read_is_refused(sign: dict[str, object], words: s
 def test_a_device_that_is_gone_takes_its_node_out() -> None:
     """XID 79: another host takes the place, and nothing more is placed on this one."""
     job = trained(5, nodes=2)
-    assert report(job, Source.XID, "79", node=1, device=0) == ""
+    assert report(job, EventSource.XID, "79", node=1, device=0) == ""
     assert strategies(job) == [Strategy.RECOVER]
     (fault,) = [event.fault for event in job.recorded(journal.FaultSeen)]
-    assert (fault.kind, fault.rank, fault.code, fault.host) == (Kind.DEVICE, 2, "79", "host-2")
+    assert (fault.kind, fault.rank, fault.code, fault.host) == (FaultKind.DEVICE, 2, "79", "host-2")
     assert [wanted.node for wanted in job.recorded(journal.NodeWanted)] == [1]
 
 
@@ -204,19 +204,19 @@ def test_a_sign_is_answered_once() -> None:
     """However often a monitor repeats it; when it was gone in between, it is a new one."""
     job = trained(5)
     for _ in range(3):
-        report(job, Source.XID, "63", device=1)
+        report(job, EventSource.XID, "63", device=1)
     assert len(job.recorded(journal.SignSeen)) == 1
     assert [event.host for event in job.recorded(journal.Isolated)] == ["host-1"]
     assert job.phase is Phase.TRAINING
-    report(job, Source.XID, "63", device=1, gone=True)
-    report(job, Source.XID, "63", device=1)
+    report(job, EventSource.XID, "63", device=1, gone=True)
+    report(job, EventSource.XID, "63", device=1)
     assert [event.sign.gone for event in job.recorded(journal.SignSeen)] == [False, True, False]
 
 
 def test_a_device_is_healed_before_its_rank_is_started() -> None:
     """Its process is ended first; the others keep theirs."""
     job = trained(5)
-    report(job, Source.ASCEND, "80E18005", device=1)
+    report(job, EventSource.ASCEND, "80E18005", device=1)
     assert strategies(job) == [Strategy.RECOVER_IN_PLACE]
     job.killed()
     ((_, spawn),) = job.unstarted
@@ -226,10 +226,10 @@ def test_a_device_is_healed_before_its_rank_is_started() -> None:
 def test_a_device_that_cannot_be_healed_is_left() -> None:
     """The next strategy is taken: another node."""
     job = trained(5, nodes=2)
-    report(job, Source.ASCEND, "80E18005", node=1, device=1)
+    report(job, EventSource.ASCEND, "80E18005", node=1, device=1)
     job.killed()
     job.unstarted.clear()
-    job.say(1, p.HealFailed(rank=3, error="it does not answer"))
+    job.say(1, p.DeviceResetFailed(rank=3, error="it does not answer"))
     assert strategies(job)[-1] is Strategy.RECOVER
     assert "it does not answer" in job.last(journal.Decided).reason
 
@@ -240,17 +240,17 @@ def test_a_rank_and_a_sign_tell_of_one_fault(first: str) -> None:
     job = trained(5)
 
     def sign() -> None:
-        report(job, Source.ASCEND, "80E01801", device=1)
+        report(job, EventSource.ASCEND, "80E01801", device=1)
 
     if first == "sign":
         sign()
         assert job.phase is Phase.TRAINING
-    job.fail_step(1, kind=Kind.DEVICE_MEMORY)
+    job.fail_step(1, kind=FaultKind.DEVICE_MEMORY)
     if first == "rank":
         sign()
     assert strategies(job) == [Strategy.RETRY]
     (past,) = job.machine.job.incidents.past
-    assert (past.fault.kind, past.fault.code) == (Kind.DEVICE_MEMORY, "80E01801")
+    assert (past.fault.kind, past.fault.code) == (FaultKind.DEVICE_MEMORY, "80E01801")
     job.lose_coordinator()
     assert job.machine.job.incidents.past == [past]
 
@@ -258,7 +258,7 @@ def test_a_rank_and_a_sign_tell_of_one_fault(first: str) -> None:
 def test_memory_that_no_rank_has_noticed_is_not_trained_with() -> None:
     """Its process is replaced after a while."""
     job = trained(5)
-    report(job, Source.ASCEND, "80E01801", device=1)
+    report(job, EventSource.ASCEND, "80E01801", device=1)
     job.now += LOOK_S + 1
     job.fire("signs")
     assert strategies(job) == [Strategy.RECOVER_IN_PLACE]
@@ -268,25 +268,25 @@ def test_what_the_user_has_caused_isolates_nothing() -> None:
     """Whatever it is, and however often it comes."""
     job = trained(5, nodes=2)
     for _ in range(5):
-        report(job, Source.ASCEND, "80C98002", device=1)
-        report(job, Source.ASCEND, "80C98002", device=1, gone=True)
-        report(job, Source.XID, "43", device=0)
-        report(job, Source.XID, "43", device=0, gone=True)
+        report(job, EventSource.ASCEND, "80C98002", device=1)
+        report(job, EventSource.ASCEND, "80C98002", device=1, gone=True)
+        report(job, EventSource.XID, "43", device=0)
+        report(job, EventSource.XID, "43", device=0, gone=True)
     assert job.recorded(journal.Isolated) == []
 
 
 def test_a_code_that_comes_too_often_takes_the_host_out() -> None:
     """Twice within a day, by MindCluster's rule: it is not healed again, and isolated."""
     job = trained(5, nodes=2)
-    report(job, Source.ASCEND, "80C98008", node=1, device=1)
+    report(job, EventSource.ASCEND, "80C98008", node=1, device=1)
     assert strategies(job) == [Strategy.RECOVER_IN_PLACE]
-    report(job, Source.ASCEND, "80C98008", node=1, device=1, gone=True)
+    report(job, EventSource.ASCEND, "80C98008", node=1, device=1, gone=True)
     job.killed()
     job.spawned()
     job.form(5)
     job.step(6)
     job.now += 3600
-    report(job, Source.ASCEND, "80C98008", node=1, device=1)
+    report(job, EventSource.ASCEND, "80C98008", node=1, device=1)
     assert strategies(job) == [Strategy.RECOVER_IN_PLACE, Strategy.RECOVER]
     assert [event.host for event in job.recorded(journal.Isolated)] == ["host-2"]
 
@@ -294,7 +294,7 @@ def test_a_code_that_comes_too_often_takes_the_host_out() -> None:
 def test_a_code_that_stays_too_long_keeps_new_work_away() -> None:
     """A port that is down for more than 20 s; training goes on meanwhile."""
     job = trained(5)
-    report(job, Source.ASCEND, "81078603", device=1)
+    report(job, EventSource.ASCEND, "81078603", device=1)
     assert job.recorded(journal.Isolated) == []
     job.fire("signs")
     assert [event.host for event in job.recorded(journal.Isolated)] == ["host-1"]

@@ -28,7 +28,7 @@ def broken(driver: Driver) -> None:
 
 def asked(driver: Driver) -> dict[int, int]:
     """Which node was asked by the last commands for which snapshot."""
-    return {node: dump.step for node, dump in driver.told(p.Dump).items()}
+    return {node: dump.step for node, dump in driver.told(p.WriteFinalCheckpoint).items()}
 
 
 def answer(driver: Driver, node: int, step: int, error: str = "") -> None:
@@ -56,7 +56,7 @@ def test_the_newest_snapshot_is_written() -> None:
         "failed",
         "last words: step 6 is at there",
     )
-    assert [(e.node, e.step, e.path) for e in driver.recorded(journal.LastWords)] == [
+    assert [(e.node, e.step, e.path) for e in driver.recorded(journal.FinalCheckpoint)] == [
         (1, 6, ""),
         (1, 6, "there"),
     ]
@@ -71,7 +71,9 @@ def test_a_node_that_cannot_write() -> None:
     assert asked(driver) == {0: 5}
     answer(driver, 0, 5, error="disk full")
     assert driver.outcome is False
-    assert [e.error for e in driver.recorded(journal.LastWords) if e.error] == ["disk full"] * 2
+    assert [e.error for e in driver.recorded(journal.FinalCheckpoint) if e.error] == [
+        "disk full"
+    ] * 2
     assert driver.last(journal.Ended).reason.endswith("last words: none, for node 0: disk full")
 
 
@@ -181,7 +183,7 @@ def test_succeeded() -> None:
     for rank in driver.ranks:
         driver.exits(rank, code=0)
     assert driver.outcome is True
-    assert not driver.told(p.Dump)
+    assert not driver.told(p.WriteFinalCheckpoint)
 
 
 def test_agents_that_come_while_it_is_written() -> None:

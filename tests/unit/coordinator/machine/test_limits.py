@@ -8,9 +8,9 @@ from jobs.trained import SIGKILL, sources, trained
 
 from rekindle.coordinator.machine.job_state import Phase
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.fault import Exit, Kind
+from rekindle.recovery.faults.fault import Exit, FaultKind
 from rekindle.recovery.journal import journal
-from rekindle.recovery.policy.plan import Source
+from rekindle.recovery.policy.plan import StateSource
 from rekindle.recovery.policy.policy import Strategy
 
 # ---- time limits
@@ -28,8 +28,8 @@ def test_a_rank_that_does_not_leave_its_step_is_replaced() -> None:
     assert job.spawned_now() == [1]
     job.spawned()
     job.arrive([0, 1])
-    assert sources(job) == {0: Source.PEER, 1: Source.PEER, 2: Source.SELF}
-    assert job.last(journal.FaultSeen).fault.kind is Kind.STUCK
+    assert sources(job) == {0: StateSource.PEER, 1: StateSource.PEER, 2: StateSource.SELF}
+    assert job.last(journal.FaultSeen).fault.kind is FaultKind.STUCK
 
 
 def test_a_started_rank_that_does_not_reach_its_session_is_replaced() -> None:
@@ -55,10 +55,10 @@ def test_a_rank_that_does_not_get_its_state_in_time() -> None:
     job.arrive([1, 2], finished=5)
     job.ready([1, 2])
     job.fire("join")
-    assert job.told(p.Over)[0].generation == 2
+    assert job.told(p.GenerationEnded)[0].generation == 2
     job.arrive([0])
     job.arrive([1, 2], finished=5)
-    assert job.told(p.Form)[0].generation == 3
+    assert job.told(p.FormGeneration)[0].generation == 3
     job.ready(job.ranks)
     assert job.phase is Phase.TRAINING
 
@@ -103,13 +103,13 @@ def test_a_snapshot_that_cannot_be_used_is_passed_over_for_the_checkpoint() -> N
         job.exits(rank, signal=SIGKILL, finished=12)
     job.spawned()
     job.arrive(job.ranks)
-    assert sources(job)[0] is Source.SNAPSHOT
+    assert sources(job)[0] is StateSource.SNAPSHOT
     job.ready([0], error="snapshot of step 10: checksum is wrong")
-    assert job.told(p.Over)
+    assert job.told(p.GenerationEnded)
     assert job.last(journal.Decided).lighter
     assert journal.incidents(job.history)[-1].strategies[-1] is Strategy.RECOVER_IN_PLACE
     job.arrive(job.ranks)
-    assert sources(job) == {0: Source.CHECKPOINT, 1: Source.CHECKPOINT}
+    assert sources(job) == {0: StateSource.CHECKPOINT, 1: StateSource.CHECKPOINT}
     assert job.last(journal.Formed).step == 8
     job.ready(job.ranks)
     job.step(9)
@@ -128,7 +128,7 @@ def test_the_copies_before_are_tried_one_after_the_other() -> None:
     job.ready([0], error="a file is damaged")
     job.arrive([0])
     job.arrive([1], finished=8)
-    assert sources(job) == {0: Source.PEER, 1: Source.SELF}
+    assert sources(job) == {0: StateSource.PEER, 1: StateSource.SELF}
     job.ready([1])
     job.ready([0])
     job.step(9)
@@ -139,10 +139,10 @@ def test_the_copies_before_are_tried_one_after_the_other() -> None:
     assert job.last(journal.Formed).step == 8
     job.ready([0], error="a file is damaged")
     job.arrive(job.ranks)
-    assert sources(job) == {0: Source.PEER, 1: Source.CHECKPOINT}
+    assert sources(job) == {0: StateSource.PEER, 1: StateSource.CHECKPOINT}
     job.ready([1], error="a file is damaged")
     job.arrive(job.ranks)
-    assert sources(job) == {0: Source.CHECKPOINT, 1: Source.PEER}
+    assert sources(job) == {0: StateSource.CHECKPOINT, 1: StateSource.PEER}
     assert job.last(journal.Formed).step == 4
 
 
@@ -161,7 +161,7 @@ def test_a_source_that_failed_may_be_used_in_the_next_incident() -> None:
     job.exits(0, signal=SIGKILL, finished=21)
     job.spawned()
     job.arrive([0])
-    assert sources(job) == {0: Source.SNAPSHOT}
+    assert sources(job) == {0: StateSource.SNAPSHOT}
 
 
 def test_a_checkpoint_that_cannot_be_written_does_not_disturb_training() -> None:
@@ -188,7 +188,7 @@ def test_the_exit_of_an_earlier_process_changes_nothing() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        p.StepFailed(rank=0, generation=1, kind=Kind.LINK, error="reset by peer", finished=99),
+        p.StepFailed(rank=0, generation=1, kind=FaultKind.LINK, error="reset by peer", finished=99),
         p.StateReady(rank=0, generation=1),
         p.StateReady(rank=0, generation=1, error="nothing there"),
         p.StepDone(rank=0, generation=1, finished=99),

@@ -7,7 +7,7 @@ from jobs.trained import SIGKILL, sources
 
 from rekindle.protocol import agent as p
 from rekindle.recovery.journal import journal
-from rekindle.recovery.policy.plan import Source
+from rekindle.recovery.policy.plan import StateSource
 
 
 def formed(job: Driver) -> tuple[int, int]:
@@ -63,7 +63,7 @@ def test_a_step_done_again_is_another_state() -> None:
     job.arrive([0], 9, shard=0)
     job.arrive([1], shard=1)
     assert formed(job) == (8, 1)  # whole, and newer than step 6 of the second time
-    assert set(sources(job).values()) == {Source.CHECKPOINT}
+    assert set(sources(job).values()) == {StateSource.CHECKPOINT}
 
 
 def test_what_was_gone_back_from_is_another_state() -> None:
@@ -81,7 +81,7 @@ def test_what_was_gone_back_from_is_another_state() -> None:
     job.arrive([1], 8, made=1, shard=1)
     job.arrive([0], shard=0)
     assert formed(job) == (8, 1)
-    assert set(sources(job).values()) == {Source.CHECKPOINT, Source.SELF}
+    assert set(sources(job).values()) == {StateSource.CHECKPOINT, StateSource.SELF}
 
 
 def test_nodes_with_stores_of_their_own() -> None:
@@ -93,19 +93,19 @@ def test_nodes_with_stores_of_their_own() -> None:
     job.spawned()
     job.arrive(job.ranks)
     assert formed(job) == (8, 2)
-    assert sources(job) == {0: Source.PEER, 1: Source.CHECKPOINT}
+    assert sources(job) == {0: StateSource.PEER, 1: StateSource.CHECKPOINT}
 
 
 def test_parts_of_before_a_take_over() -> None:
     """A checkpoint is not put together of shards that two generations have written."""
     job = gone_back()
-    job.say(0, p.PartWritten(step=9, generation=3, shard=0, shards=2))
+    job.say(0, p.ShardWritten(step=9, generation=3, shard=0, shards=2))
     job.lose_coordinator()
     for rank in job.ranks:
         alive = (p.LiveRank(rank=rank, pid=job.pids[rank], training=True),)
         job.hello(rank, generation=3, ranks=alive)
-    job.say(1, p.PartWritten(step=9, generation=2, shard=1, shards=2))
-    job.say(0, p.PartWritten(step=9, generation=3, shard=0, shards=2))
+    job.say(1, p.ShardWritten(step=9, generation=2, shard=1, shards=2))
+    job.say(0, p.ShardWritten(step=9, generation=3, shard=0, shards=2))
     assert not job.sent(p.Commit)
 
 
@@ -121,9 +121,9 @@ def test_last_words_of_before_a_regroup() -> None:
     job.ready(job.ranks)
     job.stop()
     job.killed()
-    for node, order in job.told(p.Dump).items():
+    for node, order in job.told(p.WriteFinalCheckpoint).items():
         assert (order.step, order.made) == (20, 1)
-        part = p.PartWritten(step=20, generation=1, shard=node, shards=2, last_words=True)
+        part = p.ShardWritten(step=20, generation=1, shard=node, shards=2, last_words=True)
         job.say(node, part)
     assert [order.message.last_words for order in job.sent(p.Commit)] == [True]
 
@@ -136,7 +136,7 @@ def test_last_words_beside_a_checkpoint_that_is_being_written() -> None:
     job.stop()
     job.killed()
     parts = [
-        p.PartWritten(step=9, generation=3, shard=shard, shards=2, last_words=words)
+        p.ShardWritten(step=9, generation=3, shard=shard, shards=2, last_words=words)
         for shard, words in ((0, True), (0, False), (1, False), (1, True))
     ]
     orders = []

@@ -10,9 +10,9 @@ from rekindle.coordinator.machine.job_state import Phase
 from rekindle.coordinator.machine.ranks import Status
 from rekindle.errors import ProtocolError
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
-from rekindle.recovery.policy.plan import Source
+from rekindle.recovery.policy.plan import StateSource
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 # ---- from the start to the first step
@@ -39,10 +39,10 @@ def test_from_the_start_to_the_first_step() -> None:
     job.start()
     assert job.phase is Phase.REGROUPING
     job.arrive([0])
-    assert not job.told(p.Form)
+    assert not job.told(p.FormGeneration)
     job.arrive([1])
-    assert set(sources(job).values()) == {Source.FRESH}
-    assert {form.generation for form in job.told(p.Form).values()} == {1}
+    assert set(sources(job).values()) == {StateSource.FRESH}
+    assert {form.generation for form in job.told(p.FormGeneration).values()} == {1}
     job.ready([0])
     assert job.phase is Phase.RESTORING
     job.ready([1])
@@ -58,7 +58,7 @@ def test_generations_go_on_from_those_of_earlier_attempts() -> None:
     job = Driver(attempt=2, generation=7)
     job.start()
     job.arrive(job.ranks)
-    assert job.told(p.Form)[0].generation == 8
+    assert job.told(p.FormGeneration)[0].generation == 8
 
 
 def test_ranks_that_arrive_before_the_store_is_up_wait_for_it() -> None:
@@ -67,10 +67,10 @@ def test_ranks_that_arrive_before_the_store_is_up_wait_for_it() -> None:
     job.start()
     job.say(0, p.StoreDown(serial=1))
     job.arrive(job.ranks)
-    assert not job.told(p.Form)
+    assert not job.told(p.FormGeneration)
     assert job.told(p.HostStore)[0].serial == 2
     job.store_up(port=4712)
-    assert job.told(p.Form)[0].store_port == 4712
+    assert job.told(p.FormGeneration)[0].store_port == 4712
 
 
 def test_a_node_that_is_late_is_asked_for_again() -> None:
@@ -88,17 +88,17 @@ def test_a_killed_rank_is_started_anew_and_the_others_keep_their_state() -> None
     """SIGKILL of one rank: Over to all, Spawn of that rank alone, its state from a live peer."""
     job = trained(5, nodes=2, processes=2)
     job.exits(3, signal=SIGKILL, finished=5)
-    over = p.Over(generation=1, finished=5, replaced=True)
-    assert job.told(p.Over) == {0: over, 1: over}
+    over = p.GenerationEnded(generation=1, finished=5, replaced=True)
+    assert job.told(p.GenerationEnded) == {0: over, 1: over}
     assert job.spawned_now() == [3]
     assert job.told(p.Spawn)[1].joins
     assert strategies(job) == [Strategy.RECOVER_IN_PLACE]
     job.spawned()
     job.arrive([0, 1, 2], finished=5)
-    assert not job.told(p.Form)
+    assert not job.told(p.FormGeneration)
     job.arrive([3])
-    assert sources(job) == dict.fromkeys((0, 1, 2), Source.SELF) | {3: Source.PEER}
-    assert {(f.generation, f.step) for f in job.told(p.Form).values()} == {(2, 5)}
+    assert sources(job) == dict.fromkeys((0, 1, 2), StateSource.SELF) | {3: StateSource.PEER}
+    assert {(f.generation, f.step) for f in job.told(p.FormGeneration).values()} == {(2, 5)}
     job.ready(job.ranks)
     job.step(6)
     first = job.last(journal.FirstStep)
@@ -114,7 +114,7 @@ def test_a_rank_one_step_behind_takes_the_newest_state() -> None:
     job.arrive([1], finished=6)
     job.arrive([2], finished=5)
     job.arrive([0])
-    assert sources(job) == {0: Source.PEER, 1: Source.SELF, 2: Source.PEER}
+    assert sources(job) == {0: StateSource.PEER, 1: StateSource.SELF, 2: StateSource.PEER}
     assert job.last(journal.Formed).step == 6
 
 
@@ -126,20 +126,20 @@ def test_a_torn_rank_takes_its_state_from_another() -> None:
     job.arrive([0])
     job.arrive([1], finished=5, torn=True)
     job.arrive([2], finished=5)
-    assert sources(job)[1] is Source.PEER
+    assert sources(job)[1] is StateSource.PEER
 
 
 def test_a_collective_fails_before_the_exit_is_known() -> None:
     """The first sign is a peer's error: all leave at once, and the exit decides what is done."""
     job = trained(5, processes=3)
     job.fail_step(1)
-    assert job.told(p.Over)
+    assert job.told(p.GenerationEnded)
     assert not strategies(job)
     job.exits(0, signal=SIGKILL, finished=5)
     assert job.spawned_now() == [0]
     assert strategies(job) == [Strategy.RECOVER_IN_PLACE]
     [incident] = journal.incidents(job.history)
-    assert incident.cause.kind is Kind.PROCESS
+    assert incident.cause.kind is FaultKind.PROCESS
     assert "rank 0" in incident.reason
 
 
@@ -149,18 +149,18 @@ def test_a_broken_link_alone_regroups_all_without_a_new_process() -> None:
     job.fail_step(1)
     job.arrive(job.ranks, finished=5)
     assert strategies(job) == [Strategy.RETRY]
-    assert set(sources(job).values()) == {Source.SELF}
+    assert set(sources(job).values()) == {StateSource.SELF}
     assert not job.spawned_now()
 
 
 def test_damaged_memory_keeps_every_process() -> None:
     """The damaged rank takes over what a peer has; nobody is started or killed."""
     job = trained(5, processes=3)
-    job.fail_step(1, kind=Kind.DEVICE_MEMORY)
+    job.fail_step(1, kind=FaultKind.DEVICE_MEMORY)
     job.arrive([0, 2], finished=5)
     job.arrive([1], finished=5, torn=True)
     assert strategies(job) == [Strategy.RETRY]
-    assert sources(job) == {0: Source.SELF, 1: Source.PEER, 2: Source.SELF}
+    assert sources(job) == {0: StateSource.SELF, 1: StateSource.PEER, 2: StateSource.SELF}
     assert not job.spawned_now()
 
 
@@ -168,18 +168,18 @@ def test_damage_that_shows_itself_when_the_generation_is_over() -> None:
     """It is told as a part of the incident, though another fault began that."""
     job = trained(5, processes=3)
     job.exits(0, signal=SIGKILL, finished=5)
-    job.fail_step(1, kind=Kind.DEVICE_MEMORY)
+    job.fail_step(1, kind=FaultKind.DEVICE_MEMORY)
     job.fail_step(2)
     [incident] = journal.incidents(job.history)
-    assert [fault.kind for fault in incident.faults] == [Kind.PROCESS, Kind.DEVICE_MEMORY]
+    assert [fault.kind for fault in incident.faults] == [FaultKind.PROCESS, FaultKind.DEVICE_MEMORY]
 
 
 def test_a_device_that_cannot_be_repaired_costs_the_process() -> None:
     """The rank that says so waits to be killed, and is started anew."""
     job = trained(5, processes=3)
-    job.fail_step(1, kind=Kind.DEVICE_MEMORY)
+    job.fail_step(1, kind=FaultKind.DEVICE_MEMORY)
     job.arrive([0, 2], finished=5)
-    job.fail_step(1, kind=Kind.DEVICE)
+    job.fail_step(1, kind=FaultKind.DEVICE)
     assert job.status(1) is Status.ENDING
     job.exits(1, signal=SIGKILL, finished=5)
     assert job.spawned_now() == [1]
@@ -189,7 +189,7 @@ def test_a_device_that_cannot_be_repaired_costs_the_process() -> None:
 def test_links_that_never_hold_after_another_fault_end_the_job() -> None:
     """The limit holds as well where the incident began with something else."""
     job = trained(5)
-    job.fail_step(1, kind=Kind.TRANSIENT)
+    job.fail_step(1, kind=FaultKind.TRANSIENT)
     for _ in range(6):
         job.arrive([r for r in job.ranks if job.status(r) is Status.LEAVING], finished=5)
         if job.phase is Phase.RESTORING:
@@ -201,7 +201,7 @@ def test_links_that_never_hold_after_another_fault_end_the_job() -> None:
 def test_a_step_cannot_fail_by_just_anything() -> None:
     """A kind that no rank can know of breaks the protocol."""
     with pytest.raises(ProtocolError, match="node-lost"):
-        trained(5).fail_step(1, kind=Kind.NODE_LOST)
+        trained(5).fail_step(1, kind=FaultKind.NODE_LOST)
 
 
 def test_links_that_fail_again_and_again_end_the_job() -> None:
@@ -226,7 +226,7 @@ def test_several_ranks_die_at_once() -> None:
     job.spawned()
     job.arrive([0, 1, 2])
     job.arrive([3], finished=5)
-    assert sources(job) == dict.fromkeys((0, 1, 2), Source.PEER) | {3: Source.SELF}
+    assert sources(job) == dict.fromkeys((0, 1, 2), StateSource.PEER) | {3: StateSource.SELF}
     [incident] = journal.incidents(job.history)
     assert len(incident.faults) == 3
 
@@ -239,7 +239,7 @@ def test_the_death_of_all_ranks_leaves_the_snapshots() -> None:
         job.exits(rank, signal=SIGKILL, finished=12)
     job.spawned()
     job.arrive(job.ranks)
-    assert sources(job) == {0: Source.SNAPSHOT, 1: Source.PEER}
+    assert sources(job) == {0: StateSource.SNAPSHOT, 1: StateSource.PEER}
     formed = job.last(journal.Formed)
     assert (formed.step, formed.newest) == (10, 12)
     [incident] = journal.incidents(job.history)
@@ -257,13 +257,13 @@ def test_whoever_was_to_join_ranks_that_died_begins_by_itself() -> None:
     job.spawned()
     job.arrive([0], joins=True)
     job.arrive([1])
-    assert not job.told(p.Form)
+    assert not job.told(p.FormGeneration)
     assert job.told(p.Kill)[0].ranks == (0,)
     job.killed()
     assert not job.told(p.Spawn)[0].joins  # rank 1 waits, and is as new
     job.spawned()
     job.arrive([0])
-    assert sources(job) == dict.fromkeys((0, 1), Source.FRESH)
+    assert sources(job) == dict.fromkeys((0, 1), StateSource.FRESH)
 
 
 def test_nobody_joins_anybody_when_all_are_started_anew() -> None:

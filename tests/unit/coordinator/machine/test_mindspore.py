@@ -14,9 +14,9 @@ from rekindle.coordinator.machine.job_state import Phase
 from rekindle.errors import UsageError
 from rekindle.job.spec import EntryKind, Framework, check, check_elsewhere
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
-from rekindle.recovery.policy.plan import Source
+from rekindle.recovery.policy.plan import StateSource
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 POLICY = Policy(max_restarts=2)
@@ -27,7 +27,7 @@ def trains(**world: object) -> Driver:
     return trained(framework=Framework.MINDSPORE, policy=POLICY, **world)
 
 
-def fails(job: Driver, rank: int, kind: Kind) -> None:
+def fails(job: Driver, rank: int, kind: FaultKind) -> None:
     """A rank cannot do its step."""
     told = p.StepFailed(
         rank=rank, generation=job.machine.job.generation, kind=kind, error="told", finished=1
@@ -41,27 +41,27 @@ def test_ranks_are_told_where_all_others_are_reached() -> None:
     job.start()
     for rank in job.ranks:
         job.arrive([rank], port=7000 + rank)
-    forms = job.told(p.Form)
+    forms = job.told(p.FormGeneration)
     hosts = [job.machine.job.roster.nodes[node].address for node in (0, 0, 1, 1)]
     assert forms[0].peers == forms[1].peers == tuple(zip(hosts, range(7000, 7004), strict=True))
     job = Driver(processes=2)
     job.start()
     job.arrive([0], port=7000)
     job.arrive([1])
-    assert job.told(p.Form)[0].peers == ()
+    assert job.told(p.FormGeneration)[0].peers == ()
 
 
-@pytest.mark.parametrize("kind", [Kind.DEVICE_MEMORY, Kind.TRANSIENT])
-def test_what_leaves_the_process_is_repaired_there(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [FaultKind.DEVICE_MEMORY, FaultKind.TRANSIENT])
+def test_what_leaves_the_process_is_repaired_there(kind: FaultKind) -> None:
     """The rank takes its state from another; no process is started."""
     job = trains()
     fails(job, 0, kind)
     assert strategies(job) == [Strategy.RETRY]
-    assert job.told(p.Over)
-    torn = kind is Kind.DEVICE_MEMORY
+    assert job.told(p.GenerationEnded)
+    torn = kind is FaultKind.DEVICE_MEMORY
     job.arrive([0], 1, torn=torn)
     job.arrive([1], 1)
-    assert sources(job)[0] is (Source.PEER if torn else Source.SELF)
+    assert sources(job)[0] is (StateSource.PEER if torn else StateSource.SELF)
     assert not job.told(p.Spawn)
 
 
@@ -92,7 +92,9 @@ def test_the_next_coordinator_and_the_store(framework: Framework) -> None:
         assert [order.serial for order in job.told(p.HostStore).values()] == [1]
         return
     assert not job.told(p.HostStore)
-    assert {(form.step, form.store_port) for form in job.told(p.Form).values()} == {(1, 7001)}
+    assert {(form.step, form.store_port) for form in job.told(p.FormGeneration).values()} == {
+        (1, 7001)
+    }
     job.ready(job.ranks)
     job.say(0, p.StoreDown(serial=store.serial))
     assert strategies(job)[-1] is Strategy.RESTART
@@ -111,7 +113,7 @@ def test_the_host_of_the_scheduler_comes_last() -> None:
     assert not job.told(p.HostStore)
     job.say(1, p.StoreUp(serial=store.serial, port=7002))
     job.arrive(job.ranks, 1)
-    assert {form.store_port for form in job.told(p.Form).values()} == {7001}
+    assert {form.store_port for form in job.told(p.FormGeneration).values()} == {7001}
     job.ready(job.ranks)
     job.say(1, p.StoreDown(serial=store.serial))
     assert job.phase is Phase.TRAINING

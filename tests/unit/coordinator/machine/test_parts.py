@@ -14,7 +14,7 @@ from rekindle.coordinator.machine.job_state import NEXT, JobState, Phase
 from rekindle.protocol import agent as p
 
 # The coordinator answers these itself.
-NOT_FOR_THE_MACHINE = {p.Hello, p.CheckpointPassedOver}
+NOT_FOR_THE_MACHINE = {p.Hello, p.CheckpointInvalid}
 
 
 def parts() -> dict[str, type]:

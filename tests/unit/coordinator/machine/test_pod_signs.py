@@ -6,8 +6,8 @@ import pytest
 from jobs.driver import Driver
 from jobs.trained import report, strategies, trained
 
-from rekindle.recovery.faults.classification import Source
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.classification import EventSource
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Strategy
 
@@ -18,20 +18,20 @@ def seen(job: Driver) -> list[journal.FaultSeen]:
 
 @pytest.mark.parametrize(
     ("what", "kind"),
-    [("EvictionByEvictionAPI", Kind.EVICTION), ("OOMKilled", Kind.HOST_OOM)],
+    [("EvictionByEvictionAPI", FaultKind.EVICTION), ("OOMKilled", FaultKind.HOST_OOM)],
 )
-def test_a_sign_tells_why_a_node_was_lost(what: str, kind: Kind) -> None:
+def test_a_sign_tells_why_a_node_was_lost(what: str, kind: FaultKind) -> None:
     """It comes after the line was cut; the incident then says it, and nothing else is done."""
     job = trained(5, nodes=2)
     job.lose(1)
-    assert seen(job)[-1].fault.kind is Kind.NODE_LOST
+    assert seen(job)[-1].fault.kind is FaultKind.NODE_LOST
     before = strategies(job)
-    assert report(job, Source.POD_REASON, what, node=1) == ""
+    assert report(job, EventSource.POD_REASON, what, node=1) == ""
     told = seen(job)[-1]
     assert (told.known, told.fault.kind) == (True, kind)
     assert what in told.fault.message
     assert strategies(job) == before
-    assert report(job, Source.POD_REASON, what, node=1) == ""  # twice is once
+    assert report(job, EventSource.POD_REASON, what, node=1) == ""  # twice is once
     assert len([e for e in seen(job) if e.known]) == 1
 
 
@@ -42,8 +42,10 @@ def test_another_pod_is_lost_for_the_same_reason() -> None:
         address = job.machine.job.roster.nodes[1].address
         job.lose(1)
         for _ in ("once", "twice"):
-            assert report(job, Source.POD_REASON, "Evicted", node=1, address=address) == ""
-        assert len([e for e in seen(job) if e.known and e.fault.kind is Kind.EVICTION]) == round_
+            assert report(job, EventSource.POD_REASON, "Evicted", node=1, address=address) == ""
+        assert (
+            len([e for e in seen(job) if e.known and e.fault.kind is FaultKind.EVICTION]) == round_
+        )
         job.hello(1, address=f"10.9.9.{round_}")
 
 
@@ -55,7 +57,7 @@ def test_a_pod_is_lost_for_the_same_reason_once_more() -> None:
         job.lose(1)
         for _ in ("once", "twice"):
             said = {"node": 1, "address": address, "run": run}
-            assert report(job, Source.POD_REASON, "OOMKilled", **said) == ""
+            assert report(job, EventSource.POD_REASON, "OOMKilled", **said) == ""
         assert len([e for e in seen(job) if e.known]) == run + 1
         job.hello(1, address=address)
 
@@ -67,8 +69,8 @@ def test_a_late_reason_does_not_harm_the_pod_that_came() -> None:
     job.lose(1)
     job.hello(1, address="10.9.9.9")
     decided = strategies(job)
-    assert report(job, Source.POD_REASON, "Evicted", node=1, address=before) == ""
-    assert seen(job)[-1].fault.kind is Kind.EVICTION
+    assert report(job, EventSource.POD_REASON, "Evicted", node=1, address=before) == ""
+    assert seen(job)[-1].fault.kind is FaultKind.EVICTION
     assert strategies(job) == decided
     assert job.machine.job.roster.nodes[1].address == "10.9.9.9"
 
@@ -76,15 +78,17 @@ def test_a_late_reason_does_not_harm_the_pod_that_came() -> None:
 def test_a_sign_of_a_node_that_never_was() -> None:
     job = trained(5, nodes=2)
     job.lose(1)
-    assert "has no node 2" in report(job, Source.POD_REASON, "OOMKilled", node=2)
+    assert "has no node 2" in report(job, EventSource.POD_REASON, "OOMKilled", node=2)
 
 
 def test_why_no_node_comes() -> None:
     """The reasons of those that wait are in the fault that ends the wait."""
     job = trained(5, nodes=2)
     job.lose(1)
-    assert report(job, Source.POD_REASON, "Unschedulable", node=1) == ""
-    assert report(job, Source.POD_REASON, "ImagePullBackOff", node=1) == ""  # where it is placed
+    assert report(job, EventSource.POD_REASON, "Unschedulable", node=1) == ""
+    assert (
+        report(job, EventSource.POD_REASON, "ImagePullBackOff", node=1) == ""
+    )  # where it is placed
     job.fire("node")
     message = job.last(journal.FaultSeen).fault.message
     assert message.startswith("no node came as node 1 within 600 s: ")
@@ -93,7 +97,7 @@ def test_why_no_node_comes() -> None:
 
 def test_no_node_comes_at_the_very_beginning() -> None:
     job = Driver(nodes=2)
-    assert report(job, Source.POD_REASON, "Unschedulable", node=1) == ""
+    assert report(job, EventSource.POD_REASON, "Unschedulable", node=1) == ""
     job.fire("node")
     assert "no node has room for it" in job.last(journal.Ended).reason
 
@@ -102,6 +106,6 @@ def test_a_description_that_cannot_work_is_not_waited_for() -> None:
     """All pods are made of the same one."""
     job = trained(5, nodes=2)
     job.lose(1)
-    assert report(job, Source.POD_REASON, "InvalidImageName", node=1) == ""
-    assert job.last(journal.FaultSeen).fault.kind is Kind.USER_CODE
+    assert report(job, EventSource.POD_REASON, "InvalidImageName", node=1) == ""
+    assert job.last(journal.FaultSeen).fault.kind is FaultKind.USER_CODE
     assert strategies(job)[-1] is not Strategy.RECOVER

@@ -6,7 +6,7 @@ import pytest
 from jobs.driver import Driver
 
 from rekindle.coordinator.machine.inheritance import earlier
-from rekindle.profiling.switch import Order, Switch, switch_of
+from rekindle.profiling.switch import ProfilingOrder, Switch, switch_of
 from rekindle.protocol import agent as p
 from rekindle.recovery.journal import journal
 
@@ -15,7 +15,7 @@ FOUR = switch_of(("step",))
 
 def order(driver: Driver, *kinds: str, on: bool = True) -> str:
     """Switch; return why not."""
-    refused = driver.machine.switch.switch(Order(on=on, kinds=kinds, by="ada"), now=7.9)
+    refused = driver.machine.switch.switch(ProfilingOrder(on=on, kinds=kinds, by="ada"), now=7.9)
     driver.collect()
     return refused
 
@@ -31,7 +31,7 @@ def test_all_nodes_are_told_and_so_are_later_generations() -> None:
     driver.spawned()
     driver.arrive([0], 3)
     driver.arrive([1])
-    assert {form.settings.profile for form in driver.told(p.Form).values()} == {wanted}
+    assert {form.settings.profile for form in driver.told(p.FormGeneration).values()} == {wanted}
 
 
 def test_what_changes_nothing_is_not_said() -> None:
@@ -39,7 +39,7 @@ def test_what_changes_nothing_is_not_said() -> None:
     driver.train()
     order(driver)
     order(driver, "forward")
-    driver.say(0, p.Traced(switch=Switch()))
+    driver.say(0, p.ProfilingSwitchRead(switch=Switch()))
     assert len(driver.recorded(journal.Profiled)) == 1
     assert not driver.told(p.Settings)
 
@@ -47,7 +47,7 @@ def test_what_changes_nothing_is_not_said() -> None:
 def test_a_switch_that_an_agent_reads() -> None:
     driver = Driver(nodes=2, processes=1)
     driver.train()
-    driver.say(1, p.Traced(switch=FOUR))
+    driver.say(1, p.ProfilingSwitchRead(switch=FOUR))
     assert driver.last(journal.Profiled).by == "data-trace"
     assert set(driver.told(p.Settings)) == {0, 1}
 
@@ -63,17 +63,17 @@ def test_what_the_switch_has_said_before_is_no_news(before: Switch, another: boo
     driver.train()
     if before.words:
         order(driver)
-    driver.say(0, p.Traced(switch=FOUR))
+    driver.say(0, p.ProfilingSwitchRead(switch=FOUR))
     order(driver, on=False)
     if another:
         driver.lose_coordinator()
         for node in range(2):
             live = p.LiveRank(rank=node, pid=driver.pids[node], training=True)
             driver.hello(node, generation=1, ranks=(live,))
-    driver.say(1, p.Traced(switch=FOUR))
+    driver.say(1, p.ProfilingSwitchRead(switch=FOUR))
     assert not driver.told(p.Settings)
-    driver.say(1, p.Traced(switch=Switch()))
-    driver.say(1, p.Traced(switch=FOUR))
+    driver.say(1, p.ProfilingSwitchRead(switch=Switch()))
+    driver.say(1, p.ProfilingSwitchRead(switch=FOUR))
     assert set(driver.told(p.Settings)) == {0, 1}
 
 
@@ -82,7 +82,7 @@ def test_before_ranks_are_there() -> None:
     driver.start()
     assert order(driver, "communication") == ""
     driver.arrive(driver.ranks)
-    assert driver.told(p.Form)[0].settings.profile.switch.communication
+    assert driver.told(p.FormGeneration)[0].settings.profile.switch.communication
 
 
 def test_what_cannot_be_is_refused() -> None:

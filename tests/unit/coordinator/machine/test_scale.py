@@ -15,7 +15,7 @@ from jobs.trained import SIGKILL
 import rekindle
 from rekindle.coordinator.machine.job_state import Phase
 from rekindle.protocol import agent as p
-from rekindle.recovery.policy.plan import Holding, make_plan
+from rekindle.recovery.policy.plan import AvailableState, make_plan
 from rekindle.recovery.policy.policy import Policy
 
 SMALL, BIG = 32, 128
@@ -101,7 +101,7 @@ def stop(driver: Driver) -> None:
 
 def lose_half_the_state(nodes: int) -> None:
     """Half of the ranks get their state from the other half."""
-    make_plan({r: Holding(node=r, live=(3, 1) if r % 2 else None) for r in range(nodes)})
+    make_plan({r: AvailableState(node=r, live=(3, 1) if r % 2 else None) for r in range(nodes)})
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_message_is_one_object_for_all() -> None:
     """What is the same for all agents is one message, so that it is encoded once."""
     driver = trained(SMALL)
     driver.exits(1, signal=SIGKILL)
-    overs = driver.sent(p.Over)
+    overs = driver.sent(p.GenerationEnded)
     assert driver.phase is Phase.REGROUPING
     assert len(overs) == SMALL
     assert len({id(send.message) for send in overs}) == 1

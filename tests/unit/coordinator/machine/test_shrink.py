@@ -8,9 +8,9 @@ from jobs.trained import SIGKILL, sources
 
 from rekindle.coordinator.machine.job_state import Phase
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
-from rekindle.recovery.policy.plan import Source
+from rekindle.recovery.policy.plan import StateSource
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 
@@ -18,11 +18,11 @@ def test_the_world_goes_on_without_a_lost_node() -> None:
     """Its other ranks close the gap, keep their state, and the engine is asked for the node."""
     driver = shrunk()
     assert driver.last(journal.Decided).strategy is Strategy.SHRINK
-    forms = driver.told(p.Form)
+    forms = driver.told(p.FormGeneration)
     assert {node: form.ranks for node, form in forms.items()} == {0: {0: 0, 1: 1}, 2: {4: 2, 5: 3}}
     assert {form.world_size for form in forms.values()} == {4}
     assert driver.last(journal.Formed).world_size == 4
-    assert set(sources(driver).values()) == {Source.SELF}
+    assert set(sources(driver).values()) == {StateSource.SELF}
     assert driver.last(journal.NodeWanted).node == 1
     assert "node" not in driver.timers
     driver.ready([0, 1, 4, 5])
@@ -37,8 +37,8 @@ def test_peers_are_called_by_their_places() -> None:
     driver.lose(1)
     driver.arrive([0, 1, 4], finished=6)
     driver.arrive([5], finished=5)
-    plan = driver.told(p.Form)[2].plan
-    assert plan[5].source is Source.PEER
+    plan = driver.told(p.FormGeneration)[2].plan
+    assert plan[5].source is StateSource.PEER
     assert plan[5].peer == 2
     assert plan[4].sends_to == (3,)
 
@@ -53,7 +53,7 @@ def test_two_nodes_lost_and_too_few_left() -> None:
     assert "node" in driver.timers
     assert driver.phase is Phase.REGROUPING
     driver.arrive([4, 5], finished=5)
-    assert not driver.told(p.Form)
+    assert not driver.told(p.FormGeneration)
     driver.hello(0)
     driver.store_up()
     assert driver.spawned_now() == [0, 1]
@@ -128,8 +128,8 @@ def test_rank_lost_in_the_smaller_world() -> None:
     driver.spawned()
     driver.arrive([0, 1, 4], finished=6)
     driver.arrive([5])
-    assert driver.told(p.Form)[2].ranks == {4: 2, 5: 3}
-    assert journal.incidents(driver.history)[-1].cause.kind is Kind.PROCESS
+    assert driver.told(p.FormGeneration)[2].ranks == {4: 2, 5: 3}
+    assert journal.incidents(driver.history)[-1].cause.kind is FaultKind.PROCESS
 
 
 def test_late_while_all_ranks_are_ended() -> None:

@@ -9,8 +9,8 @@ from jobs.trained import SIGKILL, report, strategies, trained, untouched
 
 from rekindle.coordinator.machine.job_state import Phase
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.classification import Sign, Source
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.classification import EventSource, HealthEvent
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.faults.tables.verdict import Urgency
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy import annotations as a
@@ -35,7 +35,7 @@ def heals(job: Driver) -> list[tuple[int, ...]]:
 
 def ascend(job: Driver, code: str, device: int = 1, **more: object) -> None:
     """Somebody reports a chip's fault, and is heard."""
-    assert report(job, Source.ASCEND, code, device=device, **more) == ""
+    assert report(job, EventSource.ASCEND, code, device=device, **more) == ""
 
 
 def pass_time(job: Driver, seconds: float) -> None:
@@ -48,7 +48,7 @@ def break_memory(job: Driver, code: str, *, times: int, sign_first: bool = False
     for number in range(1, times + 1):
         if sign_first:
             ascend(job, code, node=1)
-        job.fail_step(3, kind=Kind.DEVICE_MEMORY)
+        job.fail_step(3, kind=FaultKind.DEVICE_MEMORY)
         if not sign_first:
             ascend(job, code, node=1)
         if number < times:
@@ -83,7 +83,7 @@ def test_the_end_waits_for_a_sign_that_may_tell_more(devices: bool, told: bool) 
     """Where signs may come: devices are there, or something was reported of this job before."""
     job = untouched(AUTO, devices=devices)
     if told:
-        report(job, Source.XID, "92", device=0)
+        report(job, EventSource.XID, "92", device=0)
     job.exits(0, code=1)
     assert strategies(job) == []
     assert job.unstarted == []
@@ -99,7 +99,7 @@ def test_a_peers_link_is_not_the_end_while_the_cause_may_show_itself() -> None:
     """The sign tells of another rank's chip."""
     job = untouched(AUTO, devices=True)
     job.raises(0, NCCL)
-    assert job.last(journal.FaultSeen).fault.kind is Kind.LINK
+    assert job.last(journal.FaultSeen).fault.kind is FaultKind.LINK
     assert strategies(job) == []
     ascend(job, RESET, device=1)
     assert strategies(job) == [RESTART]
@@ -187,7 +187,7 @@ def test_memory_that_mindcluster_separates_is_isolated() -> None:
 def test_a_sign_that_changes_nothing_costs_nothing() -> None:
     """Not even where the budget is used up by the answer that it is about."""
     job = trained(5, policy=Policy(max_recoveries=1))
-    job.fail_step(1, kind=Kind.DEVICE_MEMORY)
+    job.fail_step(1, kind=FaultKind.DEVICE_MEMORY)
     ascend(job, HBM)
     assert strategies(job) == [RETRY]
     job.form(5)
@@ -200,13 +200,15 @@ def test_a_sign_that_changes_nothing_costs_nothing() -> None:
 @pytest.mark.parametrize(
     ("source", "what"),
     [
-        (Source.KERNEL, "Out of memory: Killed process 77 (sidecar) total-vm:18374kB"),
-        (Source.KERNEL, "NVRM: Xid (PCI:0000:c6:00): 13, pid=77, Graphics Exception"),
-        (Source.POD_REASON, "Error"),
+        (EventSource.KERNEL, "Out of memory: Killed process 77 (sidecar) total-vm:18374kB"),
+        (EventSource.KERNEL, "NVRM: Xid (PCI:0000:c6:00): 13, pid=77, Graphics Exception"),
+        (EventSource.POD_REASON, "Error"),
     ],
 )
 @pytest.mark.parametrize("recovering", [False, True])
-def test_what_struck_nobody_known_ends_nothing(source: Source, what: str, recovering: bool) -> None:
+def test_what_struck_nobody_known_ends_nothing(
+    source: EventSource, what: str, recovering: bool
+) -> None:
     """A rank that it has struck ends, or says so itself."""
     job = trained(5)
     if recovering:
@@ -223,13 +225,13 @@ def test_what_struck_nobody_known_ends_nothing(source: Source, what: str, recove
 @pytest.mark.parametrize(
     ("source", "what"),
     [
-        (Source.ASCEND, "[0x08520003,na,cpu,na]"),
-        (Source.NODE_CONDITION, "NetworkUnavailable=True"),
-        (Source.NODE_CONDITION, "KernelDeadlock=True"),
+        (EventSource.ASCEND, "[0x08520003,na,cpu,na]"),
+        (EventSource.NODE_CONDITION, "NetworkUnavailable=True"),
+        (EventSource.NODE_CONDITION, "KernelDeadlock=True"),
     ],
 )
 @pytest.mark.parametrize("session", [True, False])
-def test_a_node_that_is_at_fault_is_isolated(source: Source, what: str, session: bool) -> None:
+def test_a_node_that_is_at_fault_is_isolated(source: EventSource, what: str, session: bool) -> None:
     """Whatever it is of the node that is broken: a switch, the network, the kernel."""
     job = trained(5, nodes=2) if session else untouched(AUTO, nodes=2)
     assert report(job, source, what, node=1) == ""
@@ -242,7 +244,7 @@ def test_a_node_that_only_kubernetes_misses_goes_on_training(what: str) -> None:
     """Its agent is there; after an outage of the control plane all nodes look like that."""
     job = trained(5, nodes=2)
     for node in (0, 1):
-        assert report(job, Source.NODE_CONDITION, what, node=node) == ""
+        assert report(job, EventSource.NODE_CONDITION, what, node=node) == ""
     assert job.last(journal.SignSeen).urgency is Urgency.WATCH
     assert strategies(job) == []
     assert job.phase is Phase.TRAINING
@@ -251,7 +253,9 @@ def test_a_node_that_only_kubernetes_misses_goes_on_training(what: str) -> None:
 def test_what_ails_the_host_that_a_node_has_left_is_not_its_own() -> None:
     """A node that was lost is on another host: nobody there has to suffer for the first one."""
     job = trained(5, nodes=2)
-    deadlock = Sign(source=Source.NODE_CONDITION, what="KernelDeadlock=True", node=1, host="host-2")
+    deadlock = HealthEvent(
+        source=EventSource.NODE_CONDITION, what="KernelDeadlock=True", node=1, host="host-2"
+    )
     said = job.machine.health.on_sign(msgspec.structs.replace(deadlock, host="host-7"), job.now)
     assert said == "node 1 is not on host-7"
     job.lose(1)
@@ -267,7 +271,7 @@ def test_what_ails_the_host_that_a_node_has_left_is_not_its_own() -> None:
 def test_a_node_that_is_not_ready_is_not_started_on_again() -> None:
     """All ranks are started anew, its own elsewhere, as when it was lost."""
     job = untouched(Policy(max_restarts=2), nodes=2)
-    assert report(job, Source.POD_REASON, "NodeLost", node=1) == ""
+    assert report(job, EventSource.POD_REASON, "NodeLost", node=1) == ""
     assert strategies(job) == [RESTART]
     assert [wanted.node for wanted in job.recorded(journal.NodeWanted)] == [1]
     assert job.last(journal.NodeLeft).node == 1
@@ -305,7 +309,7 @@ def test_a_sick_node_is_replaced_during_a_restart() -> None:
     job = trained(5, nodes=2, policy=Policy(max_restarts=1))
     job.raises(0)
     assert job.phase is Phase.RESTARTING
-    assert report(job, Source.NODE_CONDITION, "KernelDeadlock=True", node=1) == ""
+    assert report(job, EventSource.NODE_CONDITION, "KernelDeadlock=True", node=1) == ""
     assert strategies(job) == [RESTART, RECOVER]
     job.killed()
     assert job.phase is Phase.GATHERING
@@ -330,7 +334,7 @@ def test_a_sick_node_is_not_forgotten_when_a_person_grants_another() -> None:
     job = untouched(PODS, nodes=3)
     job.lose(1)
     assert job.last(journal.Decided).approval
-    assert report(job, Source.NODE_CONDITION, "KernelDeadlock=True", node=2) == ""
+    assert report(job, EventSource.NODE_CONDITION, "KernelDeadlock=True", node=2) == ""
     assert len(job.recorded(journal.Decided)) == 1
     yes = p.Approval(incident=1, granted=True, by="ann")
     assert job.machine.recovery.approve(yes) == ""
@@ -360,7 +364,7 @@ def test_a_reset_that_fails_isolates_also_where_no_code_is_known() -> None:
     job.exits(3, code=201, finished=5)
     assert heals(job) == [(3,)]
     job.unstarted.clear()
-    job.say(1, p.HealFailed(rank=3, error="it does not answer"))
+    job.say(1, p.DeviceResetFailed(rank=3, error="it does not answer"))
     assert strategies(job) == [IN_PLACE, RECOVER]
     assert [event.host for event in job.recorded(journal.Isolated)] == ["host-2"]
 
@@ -388,6 +392,8 @@ def test_what_is_reported_after_a_heal_is_news() -> None:
 def test_what_a_job_may_be_told_of_is_no_more_than_its_own() -> None:
     """A sign of a node that it has not is refused, and holds nothing up."""
     job = untouched(AUTO)
-    assert job.machine.health.on_sign(Sign(source=Source.XID, what="92", node=4), job.now)
+    assert job.machine.health.on_sign(
+        HealthEvent(source=EventSource.XID, what="92", node=4), job.now
+    )
     job.exits(0, code=1)
     assert strategies(job) == [Strategy.FAIL]

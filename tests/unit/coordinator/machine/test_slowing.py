@@ -13,7 +13,7 @@ from rekindle.coordinator.machine.job_state import Phase
 from rekindle.profiling.findings import Slow
 from rekindle.profiling.steps import StepTimes
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.faults.straggler_precision import Precision, precision
 from rekindle.recovery.faults.stragglers import Examined, Slowed, SlowOver
 from rekindle.recovery.journal import journal
@@ -43,7 +43,7 @@ def tell(
             )
             for rank in ranks
         }
-        job.say(node, p.Timed(steps=steps))
+        job.say(node, p.StepTimings(steps=steps))
 
 
 def begun(
@@ -100,7 +100,7 @@ def test_a_slow_node_is_said_to_be_so() -> None:
     (said,) = job.recorded(Slowed)
     assert (said.finding.kind, said.nodes, said.hosts) == (Slow.NODE, (SLOW,), ("host-1",))
     assert 1.3 < said.finding.factor < 1.7
-    assert not job.sent(p.Hold)
+    assert not job.sent(p.PauseRequest)
     assert "computes 1.5 times as long" in said.in_words()
 
 
@@ -109,11 +109,11 @@ def test_it_is_checked_beside_witnesses_and_replaced() -> None:
     job = slowed(REPLACE)
     stand(job)
     assert job.examinations == [(SLOW, 0, 2)]
-    assert not job.told(p.Form), "training goes on before it is known how the node is"
+    assert not job.told(p.FormGeneration), "training goes on before it is known how the node is"
     examined(job, node1=Health.STRAGGLER)
     assert strategies(job) == [Strategy.RECOVER]
     fault = job.recorded(journal.FaultSeen)[0].fault
-    assert (fault.kind, fault.node, fault.host) == (Kind.STRAGGLER, SLOW, "host-1")
+    assert (fault.kind, fault.node, fault.host) == (FaultKind.STRAGGLER, SLOW, "host-1")
     assert job.last(journal.Isolated).host == "host-1"
     assert [node for _, node in job.promotions] == [SLOW]
     assert [each.suspect for each in job.recorded(Examined)] == [False, True, False]
@@ -125,12 +125,12 @@ def test_a_node_that_is_healthy_stays() -> None:
     job = slowed(REPLACE)
     stand(job)
     examined(job)
-    assert len(job.told(p.Form)) == 4
+    assert len(job.told(p.FormGeneration)) == 4
     assert not job.recorded(journal.Decided)
     job.ready(job.ranks)
     job.step(61)
     tell(job, 61, 30, 1.5)
-    assert not job.sent(p.Hold), "it is checked again and again"
+    assert not job.sent(p.PauseRequest), "it is checked again and again"
     assert precision(job.history) == Precision(wrong=1)
 
 
@@ -147,13 +147,13 @@ def test_in_shadow_mode_nothing_is_done() -> None:
     (said,) = job.recorded(Slowed)
     assert said.would
     assert "in shadow mode: training is held" in said.in_words()
-    assert not job.sent(p.Hold)
+    assert not job.sent(p.PauseRequest)
 
 
 def test_isolate_waits_for_the_next_time_that_all_wait() -> None:
     """Whatever it is that makes them."""
     job = slowed(Policy(stragglers=Stragglers.ISOLATE))
-    assert not job.sent(p.Hold)
+    assert not job.sent(p.PauseRequest)
     job.exits(7, signal=SIGKILL)
     job.arrive([0, 1, 2, 3, 4, 5, 6], finished=60)
     job.spawned()
@@ -183,7 +183,7 @@ def test_uneven_work_is_never_checked() -> None:
     (said,) = job.recorded(Slowed)
     assert (said.finding.kind, said.finding.ranks) == (Slow.UNEVEN, (2, 3))
     assert "1.5 times the work of its peers since records began; not sick" in said.in_words()
-    assert not job.sent(p.Hold)
+    assert not job.sent(p.PauseRequest)
     assert precision(job.history) == Precision()
 
 
@@ -198,7 +198,7 @@ def test_training_is_not_held_where_nobody_could_be_replaced(policy: Policy, why
     job = slowed(policy, spares=0)
     (said,) = job.recorded(Slowed)
     assert why in said.then
-    assert not job.sent(p.Hold)
+    assert not job.sent(p.PauseRequest)
 
 
 @pytest.mark.parametrize("slow", [(0, 1), (0, 1, 2)])
@@ -207,7 +207,7 @@ def test_half_of_all_may_be_slow(slow: tuple[int, ...]) -> None:
     job = begun(REPLACE)
     tell(job, 1, 30)
     tell(job, 31, 30, 1.5, slow=slow)
-    assert bool(job.sent(p.Hold)) == (len(slow) == 2)
+    assert bool(job.sent(p.PauseRequest)) == (len(slow) == 2)
 
 
 def test_ranks_of_a_shard_that_all_have_more_to_do_are_uneven() -> None:
@@ -218,7 +218,7 @@ def test_ranks_of_a_shard_that_all_have_more_to_do_are_uneven() -> None:
     (said,) = job.recorded(Slowed)
     assert (said.finding.kind, said.finding.ranks) == (Slow.UNEVEN, (2, 3))
     assert "since step 61; not sick" in said.in_words()
-    assert not job.sent(p.Hold)
+    assert not job.sent(p.PauseRequest)
 
 
 @pytest.mark.parametrize("shard", [lambda rank: rank, lambda rank: rank % 2])
@@ -229,7 +229,7 @@ def test_a_slow_node_of_shards_is_checked(shard: Callable[[int], int]) -> None:
     tell(job, 31, 30, 1.5)
     (said,) = job.recorded(Slowed)
     assert (said.finding.kind, said.nodes) == (Slow.NODE, (SLOW,))
-    assert job.sent(p.Hold)
+    assert job.sent(p.PauseRequest)
 
 
 def test_a_slow_node_stays_one_when_another_is_replaced() -> None:

@@ -7,7 +7,7 @@ from jobs.driver import Driver
 from rekindle.coordinator.machine.job_state import Phase
 from rekindle.names import SPARE
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Strategy
 
@@ -111,7 +111,7 @@ def test_promoted_spare_is_lost() -> None:
     assert promoted(driver) == {}
     assert [e.node for e in driver.recorded(journal.NodeWanted)] == [SPARE, SPARE, 1]
     assert [e.left for e in driver.recorded(journal.SpareLost)] == [1, 0]
-    assert [f.fault.kind for f in driver.recorded(journal.FaultSeen)] == [Kind.NODE_LOST]
+    assert [f.fault.kind for f in driver.recorded(journal.FaultSeen)] == [FaultKind.NODE_LOST]
 
 
 def test_idle_spare_is_lost() -> None:

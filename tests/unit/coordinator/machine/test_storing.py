@@ -10,7 +10,7 @@ from rekindle.coordinator.machine.inheritance import earlier
 from rekindle.coordinator.machine.job_state import Phase
 from rekindle.errors import ProtocolError
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Policy
 
@@ -33,14 +33,14 @@ def trained(**spec: object) -> Driver:
 
 def due(driver: Driver, step: int, *nodes: int) -> None:
     for node in nodes or (0, 1):
-        part = p.PartDue(step=step, generation=1, rank=node, shard=node, shards=2)
+        part = p.ShardReady(step=step, generation=1, rank=node, shard=node, shards=2)
         driver.say(node, part)
 
 
 def write(driver: Driver, step: int) -> None:
     """Both shards are written, and the checkpoint is committed."""
     for shard in range(2):
-        driver.say(shard, p.PartWritten(step=step, generation=1, shard=shard, shards=2))
+        driver.say(shard, p.ShardWritten(step=step, generation=1, shard=shard, shards=2))
     [node] = driver.told(p.Commit)
     done = p.CheckpointWritten(step=step, generation=1, path="there", shards=2, seconds=3.0)
     driver.say(node, msgspec.structs.replace(done, stall_s=0.01))
@@ -54,19 +54,19 @@ def test_all_shards_of_one_step() -> None:
     """They are written when all are ready; while one is under way the newest waits."""
     driver = trained()
     due(driver, 5, 1)
-    assert driver.told(p.WriteParts) == {}
+    assert driver.told(p.WriteShards) == {}
     due(driver, 5, 0)
-    orders = driver.told(p.WriteParts)
+    orders = driver.told(p.WriteShards)
     assert {node: (o.step, o.shards, o.of) for node, o in orders.items()} == {
         0: (5, {0: 0}, 2),
         1: (5, {1: 1}, 2),
     }
     for step in (10, 15):
         due(driver, step)
-        assert driver.told(p.WriteParts) == {}
+        assert driver.told(p.WriteShards) == {}
     assert left_out(driver) == [10]
     write(driver, 5)
-    assert {order.step for order in driver.told(p.WriteParts).values()} == {15}
+    assert {order.step for order in driver.told(p.WriteShards).values()} == {15}
     assert driver.last(journal.CheckpointLeftOut).in_words() == (
         "no checkpoint of step 10: the store was busy with that of step 5"
     )
@@ -76,15 +76,15 @@ def test_a_node_that_cannot_write_it() -> None:
     """The checkpoint is left out, once, and the next one is written."""
     driver = trained()
     due(driver, 5)
-    no = p.CheckpointLeftOut(step=5, generation=1, shards=2, reason="busy")
+    no = p.WriteLeftOut(step=5, generation=1, shards=2, reason="busy")
     driver.say(0, no)
     driver.say(1, no)
     assert left_out(driver) == [5]
     due(driver, 10)
-    assert len(driver.told(p.WriteParts)) == 2
-    driver.say(0, p.PartWritten(step=10, generation=1, shard=0, shards=2, error="disk full"))
+    assert len(driver.told(p.WriteShards)) == 2
+    driver.say(0, p.ShardWritten(step=10, generation=1, shard=0, shards=2, error="disk full"))
     due(driver, 15)
-    assert len(driver.told(p.WriteParts)) == 2
+    assert len(driver.told(p.WriteShards)) == 2
 
 
 def test_the_end_waits_for_what_is_due() -> None:
@@ -107,9 +107,9 @@ def test_what_a_broken_generation_had_due() -> None:
     due(driver, 5)
     due(driver, 10)
     driver.lose(1)
-    write_error = p.PartWritten(step=5, generation=1, shard=0, shards=2, error="no")
+    write_error = p.ShardWritten(step=5, generation=1, shard=0, shards=2, error="no")
     driver.say(0, write_error)
-    assert driver.told(p.WriteParts) == {}
+    assert driver.told(p.WriteShards) == {}
     assert driver.machine.checkpoints.assembly.backlog.is_empty
 
 
@@ -119,7 +119,7 @@ def test_the_interval_is_chosen() -> None:
     assert driver.machine.checkpoints.interval.steps == 10
     for step in (2, 4):
         driver.now += 1.0
-        driver.say(0, p.Beat(finished={0: step}))
+        driver.say(0, p.Heartbeat(finished={0: step}))
     due(driver, 10)
     write(driver, 10)
     told = driver.told(p.Settings)
@@ -151,7 +151,7 @@ def test_a_rank_without_memory_for_snapshots() -> None:
     driver.say(1, p.SnapshotRefused(rank=1, error="no memory for 3 snapshots"))
     [told] = driver.recorded(journal.CheckpointFailed)
     assert told.fault.message == "rank 1 keeps no snapshots: no memory for 3 snapshots"
-    assert (told.fault.kind, told.fault.node) == (Kind.STORAGE, 1)
+    assert (told.fault.kind, told.fault.node) == (FaultKind.STORAGE, 1)
     assert driver.phase is Phase.TRAINING
 
 

@@ -11,9 +11,9 @@ from jobs.driver import Driver
 from jobs.trained import SIGKILL, sources, strategies, trained
 
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
-from rekindle.recovery.policy.plan import Source
+from rekindle.recovery.policy.plan import StateSource
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 CLEAN = 7
@@ -37,7 +37,7 @@ def suspected(*snapshots: int, checkpoints: tuple[int, ...] = ()) -> Driver:
     job.say(0, p.Snapshots(kept=at(*snapshots)))
     for step in checkpoints:
         job.say(0, p.CheckpointWritten(step=step, generation=1, path="there"))
-    job.fail_step(1, kind=Kind.DEVICE_MEMORY, clean=CLEAN)
+    job.fail_step(1, kind=FaultKind.DEVICE_MEMORY, clean=CLEAN)
     return job
 
 
@@ -53,8 +53,8 @@ def test_all_go_back_to_what_is_clean() -> None:
     assert strategies(job) == [Strategy.RETRY]
     assert "after step 7 may be wrong on all ranks" in job.last(journal.Decided).reason
     arrive(job)
-    assert sources(job) == {0: Source.SNAPSHOT, 1: Source.PEER}
-    assert job.told(p.Form)[0].step == 6
+    assert sources(job) == {0: StateSource.SNAPSHOT, 1: StateSource.PEER}
+    assert job.told(p.FormGeneration)[0].step == 6
     assert not job.doomed
     job.ready(job.ranks)
     job.step(7)
@@ -69,7 +69,7 @@ def test_a_checkpoint_that_is_suspect() -> None:
     """It is passed over for an older one, and in later incidents as well."""
     job = suspected(checkpoints=(4, 8))
     arrive(job)
-    assert set(sources(job).values()) == {Source.CHECKPOINT}
+    assert set(sources(job).values()) == {StateSource.CHECKPOINT}
     assert job.last(journal.Formed).step == 4
     job.ready(job.ranks)
     job.step(5)
@@ -88,7 +88,7 @@ def test_nothing_is_clean() -> None:
     job.killed()
     job.spawned()
     job.arrive(job.ranks)
-    assert set(sources(job).values()) == {Source.FRESH}
+    assert set(sources(job).values()) == {StateSource.FRESH}
 
 
 def test_what_was_made_anew_is_clean() -> None:
@@ -101,7 +101,7 @@ def test_what_was_made_anew_is_clean() -> None:
     job.spawned()
     job.arrive([1])
     job.arrive([0], finished=9, made=2)
-    assert sources(job) == {0: Source.SELF, 1: Source.PEER}
+    assert sources(job) == {0: StateSource.SELF, 1: StateSource.PEER}
     assert job.last(journal.Formed).step == 9
 
 
@@ -140,7 +140,7 @@ def test_a_coordinator_that_did_not_hear_it() -> None:
 def test_what_an_agent_tells_the_next_coordinator(clean: int | None, kept: bool) -> None:
     """That a step failed is over with its generation; that states are wrong is not."""
     failed = p.StepFailed(
-        rank=1, generation=1, kind=Kind.DEVICE_MEMORY, error="ECC", finished=9, clean=clean
+        rank=1, generation=1, kind=FaultKind.DEVICE_MEMORY, error="ECC", finished=9, clean=clean
     )
     assert failed.lasting == kept
 
@@ -157,7 +157,7 @@ def test_snapshots_that_come_behind_the_hello() -> None:
     assert job.last(journal.Formed).step == 6
     job.stop()
     job.killed()
-    (order,) = job.told(p.Dump).values()
+    (order,) = job.told(p.WriteFinalCheckpoint).values()
     assert (order.step, order.made, order.suspicions) == (6, 1, ((1, CLEAN),))
 
 
@@ -172,7 +172,7 @@ def test_a_rank_that_is_being_ended(ends: str) -> None:
         job.fail_step(0)
         job.arrive([0], finished=9, made=1)
         job.fire("leave")
-    job.fail_step(1, kind=Kind.DEVICE_MEMORY, clean=CLEAN)
+    job.fail_step(1, kind=FaultKind.DEVICE_MEMORY, clean=CLEAN)
     job.killed()
     if ends == "restart":
         job.store_up()
@@ -186,16 +186,16 @@ def test_a_job_that_is_being_stopped() -> None:
     job = trained(9)
     job.say(0, p.Snapshots(kept=at(6, 8)))
     job.stop()
-    job.fail_step(1, kind=Kind.DEVICE_MEMORY, clean=CLEAN)
+    job.fail_step(1, kind=FaultKind.DEVICE_MEMORY, clean=CLEAN)
     job.killed()
-    assert job.told(p.Dump)[0].step == 6
+    assert job.told(p.WriteFinalCheckpoint)[0].step == 6
 
 
 def test_the_end_of_training() -> None:
     """With a state that may be wrong no rank is let go."""
     job = trained(9)
     job.say(0, p.Snapshots(kept=at(6)))
-    job.fail_step(1, kind=Kind.DEVICE_MEMORY, clean=CLEAN)
+    job.fail_step(1, kind=FaultKind.DEVICE_MEMORY, clean=CLEAN)
     job.arrive(job.ranks, finished=9, done=True)
     assert not job.told(p.Dismiss)
     assert job.last(journal.Formed).step == 6
@@ -206,7 +206,7 @@ def test_a_node_on_trial() -> None:
     job = elastic.grown()
     job.ready(job.ranks)
     job.step_of([0, 1, 2, 4, 5], 10)
-    job.fail_step(2, kind=Kind.DEVICE_MEMORY, clean=9)
+    job.fail_step(2, kind=FaultKind.DEVICE_MEMORY, clean=9)
     assert [(event.rank, event.clean) for event in job.recorded(journal.Suspected)] == [(2, 9)]
 
 
@@ -222,7 +222,7 @@ def test_a_node_that_the_world_goes_on_without() -> None:
     job.pids[1] = 901
     alive = (p.LiveRank(rank=1, pid=901, training=True),)
     job.hello(1, generation=1, ranks=alive, snapshots={1: ((6, 1), (8, 1))})
-    job.fail_step(0, kind=Kind.DEVICE_MEMORY, clean=CLEAN)
+    job.fail_step(0, kind=FaultKind.DEVICE_MEMORY, clean=CLEAN)
     job.arrive([0], finished=10, made=2)
     assert job.last(journal.Formed).step == 6
     job.say(0, p.Snapshots(kept=at(6)))
@@ -230,7 +230,7 @@ def test_a_node_that_the_world_goes_on_without() -> None:
     job.step_of([0], 7)
     job.stop()
     job.killed()
-    assert {order.step for order in job.told(p.Dump).values()} == {6}
+    assert {order.step for order in job.told(p.WriteFinalCheckpoint).values()} == {6}
 
 
 def test_a_rank_outside_that_comes_to_say_it() -> None:
@@ -247,7 +247,7 @@ def test_a_rank_outside_that_comes_to_say_it() -> None:
     job.hello(1, generation=1, ranks=alive)
     said = {"generation": 1, "made": 1, "clean": CLEAN}
     job.arrive([1], finished=9, **said)
-    assert set(job.told(p.Over)) == {0}
+    assert set(job.told(p.GenerationEnded)) == {0}
     job.arrive([0], finished=10, made=2)
     assert job.last(journal.Formed).step == 6
 
@@ -267,8 +267,8 @@ def test_last_words_are_clean() -> None:
         ),
     )
     job.say(0, p.CheckpointWritten(step=8, generation=1, path="there"))
-    job.fail_step(1, kind=Kind.DEVICE_MEMORY, clean=CLEAN)
+    job.fail_step(1, kind=FaultKind.DEVICE_MEMORY, clean=CLEAN)
     job.raises(0)
     job.killed()
-    (order,) = job.told(p.Dump).values()
+    (order,) = job.told(p.WriteFinalCheckpoint).values()
     assert (order.step, order.made, order.suspicions) == (6, 1, ((1, CLEAN),))

@@ -12,13 +12,13 @@ from waiting import finished
 
 from rekindle import names
 from rekindle.agent.node_state import NodeState
-from rekindle.agent.ranks import NodeRanks
+from rekindle.agent.ranks import RankSupervisor
 from rekindle.coordinator.machine.endings import STOP_GRACE_S
 from rekindle.coordinator.machine.job_state import Phase
 from rekindle.names import KILLED_S
 from rekindle.protocol import agent as p
-from rekindle.protocol.heartbeat_page import Doing
-from rekindle.recovery.faults.fault import Kind
+from rekindle.protocol.heartbeat_page import RankActivity
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Policy, Strategy
 
@@ -27,11 +27,11 @@ def unkillable(policy: Policy | None = None) -> Driver:
     """Two nodes train; the kernel holds rank 1, which hangs, and SIGKILL does not end it."""
     driver = Driver(nodes=2, processes=1, policy=policy or Policy())
     driver.train(finished=5)
-    driver.say(1, p.Stalled(rank=1, generation=driver.machine.job.generation))
-    for node, order in driver.told(p.Look).items():
-        seen = {"finished": 5, "doing": Doing.STEP, "elapsed_s": 12.0, "late": True}
-        look = p.RankLook(rank=node, waiting=node != 1, **seen)
-        driver.say(node, p.Looked(serial=order.serial, looks=(look,)))
+    driver.say(1, p.RankStalled(rank=1, generation=driver.machine.job.generation))
+    for node, order in driver.told(p.InspectRanks).items():
+        seen = {"finished": 5, "doing": RankActivity.STEP, "elapsed_s": 12.0, "late": True}
+        look = p.RankInspection(rank=node, waiting=node != 1, **seen)
+        driver.say(node, p.RanksInspected(serial=order.serial, looks=(look,)))
     return driver
 
 
@@ -45,7 +45,7 @@ def test_a_culprit_that_the_kernel_holds_costs_its_node() -> None:
     driver.fire("end")
     assert [(c.connection, c.message) for c in driver.sent(p.Bye)] == [(line, p.Bye(status=1))]
     fault = driver.last(journal.FaultSeen).fault
-    assert (fault.kind, fault.node) == (Kind.NODE_LOST, 1)
+    assert (fault.kind, fault.node) == (FaultKind.NODE_LOST, 1)
     assert "rank 1 has not ended within 30 s of SIGKILL" in fault.message
     assert driver.last(journal.Decided).strategy is Strategy.RECOVER
     assert driver.last(journal.NodeWanted).node == 1
@@ -92,8 +92,8 @@ def test_an_agent_ends_without_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After a while, and says so."""
-    nothing: Any = SimpleNamespace(obey=print)
-    ranks = NodeRanks(spec_of(nodes=1, processes=1), nothing, print, {}, NodeState(1))
+    nothing: Any = SimpleNamespace(handle=print)
+    ranks = RankSupervisor(spec_of(nodes=1, processes=1), nothing, print, {}, NodeState(1))
     held: Any = SimpleNamespace(rank=0, signal=lambda number: None)
     ranks._ranks[0] = held
     monkeypatch.setattr(names, "KILLED_S", 0.01)

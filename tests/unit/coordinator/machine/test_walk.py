@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from jobs.pretended import World
 from jobs.settling import settle
+from jobs.simulated import World
 from jobs.trained import SIGKILL
 
 from rekindle.protocol import agent as p

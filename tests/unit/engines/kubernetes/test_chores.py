@@ -8,7 +8,7 @@ import pytest
 from waiting import wait_set
 
 from rekindle.engines.kubernetes.placement import pod_membership as chores
-from rekindle.engines.kubernetes.placement.pod_membership import Chores
+from rekindle.engines.kubernetes.placement.pod_membership import RetryQueue
 from rekindle.errors import JobError, UsageError
 
 
@@ -20,7 +20,7 @@ def test_nobody_waits_for_it_and_the_order_stays() -> None:
     """In the end all is done."""
     done: list[int] = []
     gate = threading.Event()
-    mine = Chores()
+    mine = RetryQueue()
     with mine.open(print):
 
         def first() -> None:
@@ -39,7 +39,7 @@ def test_what_fails_is_told() -> None:
     """What comes after it is done all the same."""
     told: list[str] = []
     done: list[int] = []
-    mine = Chores()
+    mine = RetryQueue()
     with mine.open(told.append):
         mine.do("it is not done", refuse)
         mine.do("it is", lambda: done.append(1))
@@ -59,7 +59,7 @@ def test_what_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError("the disk is full")
         done.set()
 
-    mine = Chores()
+    mine = RetryQueue()
     with mine.open(told.append):
         mine.do("it is not done", fails_at_first)
         wait_set(done)
@@ -73,7 +73,7 @@ def test_what_fails_until_the_end_is_tried_once_more_then() -> None:
         tries.append(0)
         refuse()
 
-    mine = Chores()
+    mine = RetryQueue()
     with mine.open(print):
         mine.do("it is not done", fails)
     assert len(tries) == 2
@@ -85,7 +85,7 @@ def test_what_cannot_work_is_not_tried_again() -> None:
     def cannot() -> None:
         raise UsageError("never")
 
-    mine = Chores()
+    mine = RetryQueue()
     with mine.open(told.append):
         mine.do("it is not done", cannot)
     assert told == ["it is not done: never"]
@@ -93,7 +93,7 @@ def test_what_cannot_work_is_not_tried_again() -> None:
 
 def test_it_is_done_at_once_while_nobody_looks() -> None:
     """Before and after; whoever asks is told of a failure."""
-    mine = Chores()
+    mine = RetryQueue()
     with pytest.raises(JobError):
         mine.do("it is not done", refuse)
     with mine.open(print):
@@ -108,7 +108,7 @@ def test_an_end_that_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> 
     told: list[str] = []
     seen: list[bool] = []
     gate, begun, over = threading.Event(), threading.Event(), threading.Event()
-    mine = Chores()
+    mine = RetryQueue()
 
     def stuck() -> None:
         seen.append(mine.is_given_up)

@@ -9,7 +9,7 @@ import pytest
 from rendered import rendered, spec
 
 from rekindle.engines.kubernetes.manifests.quantities import amount
-from rekindle.engines.kubernetes.manifests.settings import Kind
+from rekindle.engines.kubernetes.manifests.settings import WorkloadKind
 from rekindle.engines.kubernetes.preflight.namespace_checks import mentions
 from rekindle.errors import UsageError
 
@@ -66,10 +66,10 @@ def test_amounts_are_told_as_they_are_written(value: str) -> None:
     assert amount(told(amount(value))) == amount(value)
 
 
-@pytest.mark.parametrize("kind", [kind.value for kind in Kind])
+@pytest.mark.parametrize("kind", [kind.value for kind in WorkloadKind])
 def test_pods_of_every_kind(kind: str) -> None:
     """Nodes and spares whatever the kind calls them, and the coordinator's."""
-    found = demands(Kind(kind), rendered(kind, job=spec(nodes=3, spares=1), **SAID))
+    found = demands(WorkloadKind(kind), rendered(kind, job=spec(nodes=3, spares=1), **SAID))
     assert sum(each.count for each in found) == 5
     whole = total(found, ())
     assert whole["requests.nvidia.com/gpu"] == 4 * 4
@@ -98,7 +98,7 @@ def test_containers_before_and_beside_others() -> None:
 def test_quotas() -> None:
     """What can never be, and what can once others have gone; objects are counted, too."""
     wanted = rendered(**SAID)
-    whole = total(demands(Kind.INDEXED_JOB, wanted), wanted.every)
+    whole = total(demands(WorkloadKind.INDEXED_JOB, wanted), wanted.every)
     hard = {"pods": "3", "requests.nvidia.com/gpu": "7", "count/jobs.batch": "1", "secrets": "9"}
     assert list(over(whole, hard, {})) == ["requests.nvidia.com/gpu"]
     assert over(whole, hard, {})["requests.nvidia.com/gpu"] == (
@@ -114,7 +114,7 @@ def test_quotas() -> None:
 
 def test_quotas_that_want_amounts_to_be_said() -> None:
     """A pod that says nothing is let in by no such quota; a LimitRange may say it instead."""
-    pods = demands(Kind.INDEXED_JOB, rendered())
+    pods = demands(WorkloadKind.INDEXED_JOB, rendered())
     hard = {"requests.cpu": "9", "limits.memory": "9Gi", "memory": "9Gi", "limits.x/y": "1"}
     assert unsaid(pods, hard) == ["requests.cpu", "limits.memory", "memory"]
     given = limits({"type": "Container", "default": {"memory": "1Gi"}}, {"type": "Pod"})
@@ -125,7 +125,7 @@ def test_quotas_that_want_amounts_to_be_said() -> None:
 
 def test_limits() -> None:
     """Of each container, and of the pod as a whole."""
-    pod = demands(Kind.INDEXED_JOB, rendered(**SAID))[0].spec
+    pod = demands(WorkloadKind.INDEXED_JOB, rendered(**SAID))[0].spec
     rules = limits(
         {"type": "Container", "max": {"memory": "1Gi", "cpu": "1"}, "min": {"cpu": "1"}},
         {"type": "Pod", "max": {"nvidia.com/gpu": "2"}},
@@ -158,7 +158,7 @@ def test_what_pods_name() -> None:
             }
         },
     }
-    (pod, coordinator) = demands(Kind.INDEXED_JOB, rendered(**told))
+    (pod, coordinator) = demands(WorkloadKind.INDEXED_JOB, rendered(**told))
     named = {(each.kind, each.name) for each in mentions(pod.spec)}
     assert named == {
         ("PriorityClass", "high"),

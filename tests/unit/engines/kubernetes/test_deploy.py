@@ -14,7 +14,7 @@ from prefect.utilities.templating import apply_values
 from rendered import rendered
 from repository import ROOT
 
-from rekindle.engines.kubernetes.manifests.settings import Kind
+from rekindle.engines.kubernetes.manifests.settings import WorkloadKind
 
 pytest.importorskip("kubernetes.client")
 from rendered.fields import wrong_fields
@@ -86,9 +86,9 @@ def test_a_flow_run_is_a_pod_as_its_job_needs_it() -> None:
 def test_the_role_is_the_list_of_rights() -> None:
     """The Role hands out what jobs of all kinds need and use, and no more."""
     listed: dict[tuple[str, str], set[str]] = {}
-    for kind in Kind:
+    for kind in WorkloadKind:
         # Of MindCluster's own recovery, too: its ConfigMap is made as well.
-        known = kind in (Kind.ASCENDJOB, Kind.VOLCANO_JOB)
+        known = kind in (WorkloadKind.ASCENDJOB, WorkloadKind.VOLCANO_JOB)
         said = {"recovery": "mindcluster"} if known else {}
         for each in (*needed(kind, rendered(kind.value, **said)), *useful(kind)):
             listed.setdefault((each.group, each.resource), set()).update(each.verbs)
@@ -105,11 +105,13 @@ def test_rights_on_nodes_are_those_of_the_list() -> None:
 def test_whoever_is_inside_needs_no_proxy() -> None:
     """The coordinator is reached directly then; a kind that is never patched needs no right to."""
     wanted = rendered()
-    outside, inside = (needed(Kind.INDEXED_JOB, wanted, inside=each) for each in (False, True))
+    outside, inside = (
+        needed(WorkloadKind.INDEXED_JOB, wanted, inside=each) for each in (False, True)
+    )
     assert {each.resource for each in outside} - {each.resource for each in inside} == {
         "services/proxy"
     }
-    found = needed(Kind.VOLCANO_JOB, rendered("volcano-job"))
+    found = needed(WorkloadKind.VOLCANO_JOB, rendered("volcano-job"))
     (workload,) = [each for each in found if each.named == "jobs.batch.volcano.sh"]
     assert "patch" not in workload.verbs
 

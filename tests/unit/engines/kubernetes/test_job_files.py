@@ -15,7 +15,13 @@ from rekindle.blocks.job import TrainingJob
 from rekindle.cli import main as cli
 from rekindle.cli.options import KINDS
 from rekindle.engines.kubernetes.manifests.ascend import Ascend
-from rekindle.engines.kubernetes.manifests.settings import Coordinator, Kind, Peer, Pods, Volume
+from rekindle.engines.kubernetes.manifests.settings import (
+    Coordinator,
+    KubernetesSettings,
+    Peer,
+    Volume,
+    WorkloadKind,
+)
 from rekindle.errors import UsageError
 
 JOB = """\
@@ -45,7 +51,7 @@ def rendered(
     return ended.value.code, printed.out, printed.err.replace(str(path), "job.yaml")
 
 
-@pytest.mark.parametrize("kind", [kind.value for kind in Kind])
+@pytest.mark.parametrize("kind", [kind.value for kind in WorkloadKind])
 def test_all_objects_are_printed_without_secrets(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,7 +119,7 @@ def test_a_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "none.yaml cannot be read" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("values", [Pods, Volume, Peer, Coordinator, Ascend])
+@pytest.mark.parametrize("values", [KubernetesSettings, Volume, Peer, Coordinator, Ascend])
 def test_the_form_has_the_fields_that_the_engine_reads(values: type[msgspec.Struct]) -> None:
     """They have the same fields with the same defaults, in one order."""
     model = model_of(values, values.__name__)
@@ -125,7 +131,7 @@ def test_the_form_has_the_fields_that_the_engine_reads(values: type[msgspec.Stru
 
 def test_one_list_of_kinds() -> None:
     """The command line and the engine know the same kinds."""
-    assert tuple(kind.value for kind in Kind) == KINDS
+    assert tuple(kind.value for kind in WorkloadKind) == KINDS
 
 
 def test_the_form_refuses_what_the_engine_would() -> None:

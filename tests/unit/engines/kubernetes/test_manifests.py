@@ -16,14 +16,18 @@ from rendered import SECRET, adapter_of, container, of, rendered, spec, template
 from rekindle.cli.kubernetes import stream
 from rekindle.engines.kubernetes.manifests.kinds.base import Following
 from rekindle.engines.kubernetes.manifests.render import keeps_off
-from rekindle.engines.kubernetes.manifests.settings import Isolation, Kind, Pods
+from rekindle.engines.kubernetes.manifests.settings import (
+    IsolationMode,
+    KubernetesSettings,
+    WorkloadKind,
+)
 from rekindle.job.spec import JobSpec, KeepsOff
 
 pytest.importorskip("kubernetes.client")
 from rendered.fields import wrong_fields
 
 GOLDEN = Path(__file__).parent / "golden"
-KINDS = [kind.value for kind in Kind]
+KINDS = [kind.value for kind in WorkloadKind]
 OWN_CONTAINERS = {"ascendjob": "ascend", "pytorchjob": "pytorch", "trainjob": "node"}
 
 # All that can be said of pods, of any kind.
@@ -123,7 +127,7 @@ def test_secrets_are_in_the_secret_alone(kind: str) -> None:
     content = {key: base64.b64decode(text) for key, text in secret["data"].items()}
     assert content["secret"].decode() == SECRET
     assert msgspec.json.decode(content["job.json"], type=JobSpec) == msgspec.structs.replace(
-        spec(), keeps_off=keeps_off(Pods(kind=Kind(kind), image="training"))
+        spec(), keeps_off=keeps_off(KubernetesSettings(kind=WorkloadKind(kind), image="training"))
     )
     others = [one for one in found.every if one is not secret]
     for hidden in (SECRET, "hush", *secret["data"].values()):
@@ -208,13 +212,16 @@ def test_what_patches_can_do(kind: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "wanted"),
     [
-        ({"kind": Kind.INDEXED_JOB}, KeepsOff.ANEW),
-        ({"kind": Kind.INDEXED_JOB, "isolated_hosts": Isolation.TAINT}, KeepsOff.AT_ONCE),
-        ({"kind": Kind.ASCENDJOB}, KeepsOff.AT_ONCE),
+        ({"kind": WorkloadKind.INDEXED_JOB}, KeepsOff.ANEW),
+        (
+            {"kind": WorkloadKind.INDEXED_JOB, "isolated_hosts": IsolationMode.TAINT},
+            KeepsOff.AT_ONCE,
+        ),
+        ({"kind": WorkloadKind.ASCENDJOB}, KeepsOff.AT_ONCE),
     ],
 )
 def test_how_single_pods_are_kept_off_a_host(settings: dict[str, Any], wanted: KeepsOff) -> None:
-    assert keeps_off(Pods(image="training", **settings)) is wanted
+    assert keeps_off(KubernetesSettings(image="training", **settings)) is wanted
 
 
 def test_resuming_takes_back_what_is_no_longer_avoided() -> None:

@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("kubernetes.client")
 
 from rekindle.engines.kubernetes.labels import ISOLATED
-from rekindle.engines.kubernetes.manifests.settings import Isolation
+from rekindle.engines.kubernetes.manifests.settings import IsolationMode
 from rekindle.engines.kubernetes.placement.quarantine import (
-    Mark,
+    IsolationMark,
     holds,
     mark_on,
     marking,
@@ -22,7 +22,7 @@ from rekindle.engines.kubernetes.placement.quarantine import (
 
 Object = dict[str, Any]
 OTHERS = {"key": "example.com/keep", "effect": "NoExecute"}
-HOWS = pytest.mark.parametrize("how", [Isolation.CORDON, Isolation.TAINT])
+HOWS = pytest.mark.parametrize("how", [IsolationMode.CORDON, IsolationMode.TAINT])
 
 
 def node(**spec: Any) -> Object:
@@ -30,8 +30,12 @@ def node(**spec: Any) -> Object:
     return {"metadata": metadata, "spec": {"podCIDR": "x", **spec}}
 
 
-def wanted(how: Isolation, source: str = "job#1@1.0", namespace: str = "default") -> Mark:
-    return Mark(how=how, by="job", namespace=namespace, reason="XID 79", at=1.0, source=source)
+def wanted(
+    how: IsolationMode, source: str = "job#1@1.0", namespace: str = "default"
+) -> IsolationMark:
+    return IsolationMark(
+        how=how, by="job", namespace=namespace, reason="XID 79", at=1.0, source=source
+    )
 
 
 def patched(thing: Object, patch: Object | None) -> Object:
@@ -52,7 +56,7 @@ def patched(thing: Object, patch: Object | None) -> Object:
 
 
 @HOWS
-def test_there_and_back(how: Isolation) -> None:
+def test_there_and_back(how: IsolationMode) -> None:
     """All is as it was before; and it was told who did it, and why."""
     before = node(taints=[OTHERS])
     marked = patched(before, marking(before, wanted(how)))
@@ -65,7 +69,7 @@ def test_there_and_back(how: Isolation) -> None:
 
 
 def test_a_taint_alone_leaves_no_list() -> None:
-    marked = patched(node(), marking(node(), wanted(Isolation.TAINT)))
+    marked = patched(node(), marking(node(), wanted(IsolationMode.TAINT)))
     (taint,) = marked["spec"]["taints"]
     assert taint == {"key": ISOLATED, "value": "job", "effect": "NoSchedule"}
     assert patched(marked, unmarking(marked, "default")) == node()
@@ -74,7 +78,7 @@ def test_a_taint_alone_leaves_no_list() -> None:
 def test_what_somebody_else_has_cordoned_stays_so() -> None:
     """It is listed, and not uncordoned."""
     before = node(unschedulable=True)
-    marked = patched(before, marking(before, wanted(Isolation.CORDON)))
+    marked = patched(before, marking(before, wanted(IsolationMode.CORDON)))
     mark = mark_on(marked)
     assert mark is not None
     assert not mark.ours
@@ -83,7 +87,7 @@ def test_what_somebody_else_has_cordoned_stays_so() -> None:
 
 
 @HOWS
-def test_what_a_person_has_undone_is_not_done_again(how: Isolation) -> None:
+def test_what_a_person_has_undone_is_not_done_again(how: IsolationMode) -> None:
     """Not because of the same event, which is told again whenever the job is adopted."""
     marked = patched(node(), marking(node(), wanted(how)))
     undone = copy.deepcopy(marked)
@@ -99,11 +103,11 @@ def test_what_a_person_has_undone_is_not_done_again(how: Isolation) -> None:
 
 def test_a_second_reason_changes_nothing() -> None:
     """Nor does another way, or another namespace: it is kept from work already."""
-    marked = patched(node(), marking(node(), wanted(Isolation.CORDON)))
+    marked = patched(node(), marking(node(), wanted(IsolationMode.CORDON)))
     for other in (
-        wanted(Isolation.CORDON, source="job#2@2.0"),
-        wanted(Isolation.TAINT, source="job#2@2.0"),
-        wanted(Isolation.CORDON, source="x#2@2.0", namespace="other"),
+        wanted(IsolationMode.CORDON, source="job#2@2.0"),
+        wanted(IsolationMode.TAINT, source="job#2@2.0"),
+        wanted(IsolationMode.CORDON, source="x#2@2.0", namespace="other"),
     ):
         assert marking(marked, other) is None
     assert unmarking(marked, "other") is None
@@ -129,12 +133,14 @@ def test_an_annotation_that_cannot_be_read(text: str) -> None:
 
 def test_a_change_names_the_version_that_was_seen() -> None:
     """So the server refuses it if the node is another one by now."""
-    assert (marking(node(), wanted(Isolation.CORDON)) or {})["metadata"]["resourceVersion"] == "7"
+    assert (marking(node(), wanted(IsolationMode.CORDON)) or {})["metadata"][
+        "resourceVersion"
+    ] == "7"
 
 
 def test_a_mark_is_readable() -> None:
     """For kubectl describe."""
-    patch = marking(node(), wanted(Isolation.CORDON)) or {}
+    patch = marking(node(), wanted(IsolationMode.CORDON)) or {}
     said = msgspec.json.decode(patch["metadata"]["annotations"][ISOLATED])
     assert said == {
         "how": "cordon",

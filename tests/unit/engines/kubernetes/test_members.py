@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rekindle import names
-from rekindle.engines.kubernetes.client.pod_status import look_at
+from rekindle.engines.kubernetes.client.pod_status import pod_status
 from rekindle.engines.kubernetes.labels import ROLE, Role
-from rekindle.engines.kubernetes.placement.pod_membership import Gone, Members
+from rekindle.engines.kubernetes.placement.pod_membership import LostPods, PodMembership
 from rekindle.recovery.journal import journal
 
 BEGAN = 1_700_000_000.0
@@ -62,20 +62,20 @@ def left(node: int) -> journal.NodeLeft:
     return journal.NodeLeft(node=node, address="", pid=1, reason="it is sick", replaced=True)
 
 
-def told(*events: journal.AnyEvent, keeps_off: bool = True) -> Members:
+def told(*events: journal.AnyEvent, keeps_off: bool = True) -> PodMembership:
     """Two nodes, and what is told of them."""
-    members = Members(keeps_off=keeps_off)
+    members = PodMembership(keeps_off=keeps_off)
     for event in (joined(0, "10.0.0.1"), joined(1, "10.0.0.2"), *events):
         members.learn(event)
     return members
 
 
-def ending(members: Members, gone: Gone, *pods: dict[str, Any]) -> list[str]:
+def ending(members: PodMembership, gone: LostPods, *pods: dict[str, Any]) -> list[str]:
     return [each["metadata"]["name"] for each in members.to_end([*NODES, *pods], gone)]
 
 
 def test_times_are_read_on_every_python() -> None:
-    assert look_at(NODES[0]).created == BEGAN
+    assert pod_status(NODES[0]).created == BEGAN
 
 
 def test_of_a_lost_node_the_pod_that_still_runs() -> None:
@@ -99,20 +99,20 @@ def test_what_waits_on_a_host_that_was_left(keeps_off: bool) -> None:
     members = told(isolated(1), left(1), joined(1, "10.0.0.4", BEGAN + 70), keeps_off=keeps_off)
     gone = members.take_gone(names.SPARE)
     assert ending(members, gone, ANEW, ELSEWHERE) == (["b", "c"] if keeps_off else ["b"])
-    assert ending(members, Gone(), ANEW, ELSEWHERE) == (["b", "c"] if keeps_off else [])
+    assert ending(members, LostPods(), ANEW, ELSEWHERE) == (["b", "c"] if keeps_off else [])
 
 
 def test_a_node_that_goes_on_there_is_left_alone() -> None:
     """The fault was another one's."""
     members = told(isolated(0))
-    assert ending(members, Gone(), ANEW) == ["c"]
+    assert ending(members, LostPods(), ANEW) == ["c"]
 
 
 def test_a_coordinators_pod_is_no_nodes() -> None:
     members = told(isolated(0))
     coordinator = pod("c", "10.0.0.9", LEFT)
     coordinator["metadata"]["labels"][ROLE] = Role.COORDINATOR.value
-    assert ending(members, Gone(), coordinator) == []
+    assert ending(members, LostPods(), coordinator) == []
 
 
 def test_one_that_ends_or_has_ended_is_left_alone() -> None:
@@ -120,7 +120,7 @@ def test_one_that_ends_or_has_ended_is_left_alone() -> None:
     over = pod("c", "10.0.0.3", LEFT, phase="Failed")
     ends = pod("d", "10.0.0.4", LEFT)
     ends["metadata"]["deletionTimestamp"] = stamp(BEGAN)
-    assert ending(members, Gone(), over, ends) == []
+    assert ending(members, LostPods(), over, ends) == []
 
 
 def test_another_attempt_knows_of_no_isolated_hosts() -> None:

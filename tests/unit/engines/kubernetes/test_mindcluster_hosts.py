@@ -24,9 +24,9 @@ from mindcluster import (
 
 pytest.importorskip("kubernetes.client")
 from rekindle.engines.kubernetes.client.errors import DamagedError
-from rekindle.engines.kubernetes.mindcluster.host_reports import Known, read
+from rekindle.engines.kubernetes.mindcluster.host_reports import HostReports, read
 from rekindle.engines.kubernetes.mindcluster.reports import ActiveCode, Report, Told, Topic
-from rekindle.recovery.faults.tables.verdict import Origin, Severity
+from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity
 
 SWITCH = "[0x00f1fef5,155912,npu,na]"
 
@@ -62,12 +62,12 @@ def test_faults_of_chips() -> None:
     report = chips_of(thing)
     assert report == Report(
         faults=(
-            ActiveCode("A8028801", 4, Origin.CHIP),
-            ActiveCode("80E18402", 4, Origin.CHIP),
-            ActiveCode("81078603", 0, Origin.NETWORK, Severity.MINOR),
-            ActiveCode("120001001", -1, Origin.NODE),
-            ActiveCode("80C98006", 3, Origin.CHIP, Severity.MINOR),
-            ActiveCode("80CB8006", 6, Origin.CHIP, Severity.MINOR),
+            ActiveCode("A8028801", 4, FaultOrigin.CHIP),
+            ActiveCode("80E18402", 4, FaultOrigin.CHIP),
+            ActiveCode("81078603", 0, FaultOrigin.NETWORK, Severity.MINOR),
+            ActiveCode("120001001", -1, FaultOrigin.NODE),
+            ActiveCode("80C98006", 3, FaultOrigin.CHIP, Severity.MINOR),
+            ActiveCode("80CB8006", 6, FaultOrigin.CHIP, Severity.MINOR),
         ),
         updated=1744182144,
     )
@@ -107,7 +107,7 @@ def test_newer_resources_and_fields() -> None:
     }
     cover = {"DeviceInfo": info, "CheckCode": code_of(go(info)), "RackID": 7}
     thing = configmap("mindx-dl-deviceinfo-a", {"DeviceInfoCfg": go(cover)})
-    assert chips_of(thing).faults == (ActiveCode("80E01801", 1, Origin.CHIP),)
+    assert chips_of(thing).faults == (ActiveCode("80E01801", 1, FaultOrigin.CHIP),)
 
 
 def test_what_has_no_code_is_a_remark() -> None:
@@ -141,7 +141,7 @@ def test_bus_switches(entry: Any) -> None:
     chips, switches = read(thing)
     assert switches.topic is Topic.SWITCHES
     assert switches.report is not None
-    assert switches.report.faults == (ActiveCode(SWITCH, -1, Origin.NODE),)
+    assert switches.report.faults == (ActiveCode(SWITCH, -1, FaultOrigin.NODE),)
     chips, switches = read(changed(thing, "SwitchInfoCfg", '{"FaultCode":['))
     assert chips.report is not None
     assert "SwitchInfoCfg" in switches.damage
@@ -153,7 +153,7 @@ def test_boards() -> None:
     assert (told.host, told.topic) == ("a", Topic.BOARD)
     assert told.report is not None
     assert [fault.code for fault in told.report.faults] == ["2C000031", "0100000D"]
-    assert {fault.origin for fault in told.report.faults} == {Origin.NODE}
+    assert {fault.origin for fault in told.report.faults} == {FaultOrigin.NODE}
 
 
 def torn(thing: dict[str, Any], key: str) -> list[dict[str, Any]]:
@@ -234,17 +234,17 @@ def test_all_hosts_of_clusterd() -> None:
         *(("a", Topic.CHIPS), ("b", Topic.CHIPS), ("a", Topic.SWITCHES))
     ]
     assert told[0].report is not None
-    assert told[0].report.faults == (ActiveCode("80E01801", 1, Origin.CHIP),)
+    assert told[0].report.faults == (ActiveCode("80E01801", 1, FaultOrigin.CHIP),)
     assert "mindx-dl-deviceinfo-b" in told[1].damage
 
 
-def codes(known: Known, host: str) -> set[str]:
+def codes(known: HostReports, host: str) -> set[str]:
     return {fault.code for report in known.of(host) for fault in report.faults}
 
 
 def test_damage_leaves_what_is_known() -> None:
     """Until it can be read again, the last word that could be trusted holds; it is said why."""
-    known = Known()
+    known = HostReports()
     thing = device_info("a", card(0, "80E01801"))
     known.take(thing, there=True)
     known.take(changed(thing, "DeviceInfoCfg", "{"), there=True)
@@ -257,7 +257,7 @@ def test_damage_leaves_what_is_known() -> None:
 
 def test_what_is_removed() -> None:
     """NodeD removes that of a sound board; a device plugin that is gone has mended no chip."""
-    known = Known()
+    known = HostReports()
     things = [device_info("a", card(0, "80E01801")), node_info("a", "2C000031")]
     for thing in things:
         known.take(thing, there=True)
@@ -277,7 +277,7 @@ def part(number: int, *hosts: str, updated: int = 1, code: str = "80E01801") -> 
 
 def test_hosts_that_move_between_clusterds_parts() -> None:
     """A host that is in no part for a moment is no sound host; of two the newer counts."""
-    known = Known()
+    known = HostReports()
     known.take(part(0, "a", "b"), there=True)
     known.take(part(0, "b"), there=True)
     assert codes(known, "a") == {"80E01801"}
@@ -291,7 +291,7 @@ def test_hosts_that_move_between_clusterds_parts() -> None:
 
 def test_clusterds_boards_are_all_there_are() -> None:
     """A board that is left out is sound again."""
-    known = Known()
+    known = HostReports()
     hosts = {f"mindx-dl-nodeinfo-{host}": board("2C000031") for host in ("a", "b")}
     known.take(cluster_info("cluster-info-node-cm", hosts), there=True)
     del hosts["mindx-dl-nodeinfo-a"]

@@ -11,7 +11,12 @@ pytest.importorskip("kubernetes.client")
 from rekindle.engines.kubernetes.client.errors import DamagedError
 from rekindle.engines.kubernetes.manifests.ascend import reset_config as skeleton
 from rekindle.engines.kubernetes.mindcluster.reports import ActiveCode, Report
-from rekindle.engines.kubernetes.mindcluster.resets import Recovery, ResetInfo, progress, read_reset
+from rekindle.engines.kubernetes.mindcluster.resets import (
+    ResetInfo,
+    ResetProcess,
+    progress,
+    read_reset,
+)
 from rekindle.engines.kubernetes.mindcluster.watch import (
     Placed,
     placed,
@@ -19,9 +24,9 @@ from rekindle.engines.kubernetes.mindcluster.watch import (
     remarks,
     signs,
 )
-from rekindle.recovery.faults.classification import Sign, Source, verdict_of
+from rekindle.recovery.faults.classification import EventSource, HealthEvent, verdict_of
 from rekindle.recovery.faults.tables.tables import Tables
-from rekindle.recovery.faults.tables.verdict import Origin, Severity, Urgency
+from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity, Urgency
 
 
 def said(before: ResetInfo, **now: Any) -> list[str]:
@@ -120,17 +125,20 @@ def told(place: Placed, *faults: ActiveCode, ranks: int = 2) -> list[tuple[str, 
 def test_chips_of_other_pods_are_none_of_our_business() -> None:
     """A chip of ours is a device of the node, by its place among ours; a board's fault is all's."""
     place = Placed("u", "a", "10.0.0.1", (4, 6))
-    chip = Origin.CHIP
+    chip = FaultOrigin.CHIP
     faults = [ActiveCode("80E01801", number, chip) for number in (0, 4, 6)]
     assert told(place, *faults) == [("80E01801", 0), ("80E01801", 1)]
-    assert told(place, ActiveCode("2C000031", -1, Origin.NODE)) == [("2C000031", -1)]
+    assert told(place, ActiveCode("2C000031", -1, FaultOrigin.NODE)) == [("2C000031", -1)]
     assert told(place, faults[2], ranks=1) == [("80E01801", -1)]  # a rank with two chips
 
 
 def test_a_pod_whose_chips_are_not_known() -> None:
     """Nobody is told that a chip of it is broken which may be another's; people are."""
     unknown = Placed("u", "a", "10.0.0.1")
-    faults = ActiveCode("80E01801", 0, Origin.CHIP), ActiveCode("2C000031", -1, Origin.NODE)
+    faults = (
+        ActiveCode("80E01801", 0, FaultOrigin.CHIP),
+        ActiveCode("2C000031", -1, FaultOrigin.NODE),
+    )
     assert told(unknown, *faults) == [("2C000031", -1)]
     (remark,) = remarks(unknown, [Report(faults)])
     assert "host a, chip 0: has fault 80E01801" in remark
@@ -140,8 +148,8 @@ def test_a_pod_whose_chips_are_not_known() -> None:
 def test_codes_that_no_table_lists() -> None:
     """They are taken as MindCluster takes them: it lets training go on, or it does not."""
     place, tables = Placed("u", "a", "10.0.0.1", (0, 1)), Tables.load()
-    mild = ActiveCode("80999999", 0, Origin.CHIP, Severity.MINOR)
-    grave = ActiveCode("80999999", 1, Origin.CHIP)
+    mild = ActiveCode("80999999", 0, FaultOrigin.CHIP, Severity.MINOR)
+    grave = ActiveCode("80999999", 1, FaultOrigin.CHIP)
     found = signs(place, [Report((mild, grave))], 0, 2)
     urgencies = [verdict_of(tables, one).urgency for one in found]
     assert urgencies == [Urgency.NONE, Urgency.NOW]
@@ -152,8 +160,8 @@ def test_ranks_that_mindcluster_lists() -> None:
     info = ResetInfo(rank_list=read_reset(with_data()).rank_list)
     place = Placed("u", "a", "10.0.0.1", (4, 6), index=0)
     (sign,) = recovery_signs(place, info, node=3, ranks=2)
-    expected = Sign(
-        source=Source.MINDCLUSTER, what="fault", node=3, device=1, by="mindcluster", host="a"
+    expected = HealthEvent(
+        source=EventSource.MINDCLUSTER, what="fault", node=3, device=1, by="mindcluster", host="a"
     )
     assert sign == expected
     assert verdict_of(Tables.load(), sign).urgency is Urgency.WATCH
@@ -175,7 +183,7 @@ def group(result: str = "", switch: str = "on", owner: str = "job") -> dict[str,
 
 def test_what_clusterd_notes_at_the_pod_group() -> None:
     """Each strategy with what came of it; that recovery pauses; nothing of other jobs."""
-    recovery = Recovery("job")
+    recovery = ResetProcess("job")
     story = [
         recovery.take_group(one, there=True)
         for one in (
@@ -208,7 +216,7 @@ def test_what_clusterd_notes_at_the_pod_group() -> None:
 
 def test_damage_leaves_the_recovery_as_it_was() -> None:
     """A torn reset-config is said, and what was listed stays listed."""
-    recovery = Recovery("job")
+    recovery = ResetProcess("job")
     assert recovery.take_reset(with_data(), there=True)
     assert recovery.take_reset(with_data(checkCode="x"), there=True) == []
     assert "check code" in recovery.damage

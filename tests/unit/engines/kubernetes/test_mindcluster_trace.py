@@ -32,7 +32,7 @@ from rekindle.engines.kubernetes.mindcluster.clusterd import (
     response,
 )
 from rekindle.engines.kubernetes.mindcluster.resets import read_reset
-from rekindle.engines.kubernetes.placement.placement import Placing
+from rekindle.engines.kubernetes.placement.placement import Placement
 from rekindle.engines.kubernetes.placement.quarantine import Hosts
 from rekindle.job.spec import JobDirectory
 from rekindle.profiling.switch import FIELDS, WORDS, Switch, switch_of
@@ -309,13 +309,13 @@ def test_what_mindcluster_writes_is_never_put_back(cluster: Simulated, tmp_path:
     directory.create(spec(job_id="kept"), logs=False)
     api = load(str(cluster.kubeconfig))
     for _ in range(2):
-        Placing(directory, described, api, Hosts(api, described, tmp_path)).around(0)
+        Placement(directory, described, api, Hosts(api, described, tmp_path)).around(0)
         name = f"{ascend.RESET_CONFIG}kept"
         found = cluster.get(f"{MAPS}/{name}")
         assert found["metadata"]["labels"]["reset"] == "true"
         thing = written_by_clusterd("kept", RankList=[rank(1)], RetryTime=3)
         cluster.patch(f"{MAPS}/{name}", {"data": thing["data"]})
-    Placing(directory, described, api, Hosts(api, described, tmp_path)).around(1)
+    Placement(directory, described, api, Hosts(api, described, tmp_path)).around(1)
     assert read_reset(cluster.get(f"{MAPS}/{name}")).retry_time == 3
     cluster.delete(f"{MAPS}/kept")
     api.close()

@@ -26,11 +26,11 @@ from waiting import wait_until
 
 pytest.importorskip("kubernetes.client")
 from rekindle.engines.kubernetes.client.api import load
-from rekindle.engines.kubernetes.manifests.settings import Pods, Recovery
-from rekindle.engines.kubernetes.mindcluster.watch import Ears, host_eyes
+from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings, Recovery
+from rekindle.engines.kubernetes.mindcluster.watch import ReportHandlers, watch_hosts
 from rekindle.errors import JobError
-from rekindle.recovery.faults.classification import Sign, Source
-from rekindle.recovery.faults.tables.verdict import Origin, Urgency
+from rekindle.recovery.faults.classification import EventSource, HealthEvent
+from rekindle.recovery.faults.tables.verdict import FaultOrigin, Urgency
 from rekindle.recovery.journal.journal import AnyEvent, SignSeen
 
 Object = dict[str, Any]
@@ -56,7 +56,7 @@ class Job:
         self.cluster = cluster
         self.nodes: dict[str, int] = {}
         self.pods: list[Object] = []
-        self.signs: list[Sign] = []
+        self.signs: list[HealthEvent] = []
         self.told: list[str] = []
         self.away = False
         self.journal: list[AnyEvent] = []
@@ -73,16 +73,18 @@ class Job:
         self.pods.append({"metadata": metadata, "spec": {"nodeName": host}, "status": status})
         self.nodes[ip] = node
 
-    def report(self, sign: Sign) -> None:
+    def report(self, sign: HealthEvent) -> None:
         if self.away:
             raise JobError("no coordinator")
         self.signs.append(sign)
 
     @contextlib.contextmanager
     def watched(self, recovery: Recovery = Recovery.REKINDLE) -> Iterator[None]:
-        ears = Ears(self.report, self.told.append, lambda: self.pods, self.nodes.get, self.journal)
-        pods = Pods(image="i", device=RESOURCE, recovery=recovery)
-        with host_eyes(self.api, pods, spec(processes_per_node=2), ears):
+        ears = ReportHandlers(
+            self.report, self.told.append, lambda: self.pods, self.nodes.get, self.journal
+        )
+        pods = KubernetesSettings(image="i", device=RESOURCE, recovery=recovery)
+        with watch_hosts(self.api, pods, spec(processes_per_node=2), ears):
             yield
 
     def heard(self, *expected: tuple[str, int, int, bool]) -> None:
@@ -184,7 +186,7 @@ def test_a_coordinator_that_is_away(job: Callable[..., Job]) -> None:
 
 
 def seen(host: str, what: str, **more: Any) -> SignSeen:
-    sign = Sign(source=Source.ASCEND, what=what, node=7, device=0, by="mindcluster")
+    sign = HealthEvent(source=EventSource.ASCEND, what=what, node=7, device=0, by="mindcluster")
     sign = msgspec.structs.replace(sign, **more)
     return SignSeen(sign=sign, host=host, urgency=Urgency.NONE, explanation="")
 
@@ -197,7 +199,7 @@ def test_what_is_over_since_somebody_else_steered(job: Callable[..., Job]) -> No
     run.journal = [
         seen("a", "80E01801"),
         seen("a", "80C98006"),
-        seen("a", "80C98006", device=-1, origin=Origin.NODE),
+        seen("a", "80C98006", device=-1, origin=FaultOrigin.NODE),
         seen("a", "80CB8006", by="somebody"),
         seen("a", "80CD8003"),
         seen("a", "80CD8003", gone=True, by="its healing"),

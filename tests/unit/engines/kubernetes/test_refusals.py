@@ -9,7 +9,7 @@ import pytest
 from rendered import pods, rendered, spec
 
 from rekindle.engines.kubernetes.manifests.ascend import Ascend
-from rekindle.engines.kubernetes.manifests.settings import Pods
+from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
 from rekindle.engines.kubernetes.manifests.validation import check_pods
 from rekindle.errors import UsageError
 from rekindle.recovery.policy.policy import Policy
@@ -110,11 +110,11 @@ def test_wrong_words(said: dict[str, Any], text: str) -> None:
 def test_numbers_outside_of_their_limits(said: dict[str, Any], text: str) -> None:
     """A file that has one is refused where it is read; here Python code makes it."""
     with pytest.raises(UsageError, match=text):
-        check_pods(Pods(image="x", ascend=Ascend(**said)), spec())
+        check_pods(KubernetesSettings(image="x", ascend=Ascend(**said)), spec())
     with pytest.raises(msgspec.ValidationError, match=next(iter(said))):
         pods(ascend=said)
     with pytest.raises(UsageError, match="kubernetes: devices_per_node is -1; give at least 0"):
-        check_pods(Pods(image="x", devices_per_node=-1), spec())
+        check_pods(KubernetesSettings(image="x", devices_per_node=-1), spec())
 
 
 def test_a_grace_may_be_short_where_last_words_are() -> None:

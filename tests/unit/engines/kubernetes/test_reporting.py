@@ -8,13 +8,13 @@ import pytest
 from waiting import wait_set
 
 from rekindle.engines.kubernetes.watchers import job_watcher as reporting
-from rekindle.engines.kubernetes.watchers.job_watcher import Reporter
+from rekindle.engines.kubernetes.watchers.job_watcher import HealthEventQueue
 from rekindle.errors import JobError, UnansweredError
-from rekindle.recovery.faults.classification import Sign, Source
+from rekindle.recovery.faults.classification import EventSource, HealthEvent
 
 
-def sign(what: str) -> Sign:
-    return Sign(source=Source.POD_REASON, what=what, node=0)
+def sign(what: str) -> HealthEvent:
+    return HealthEvent(source=EventSource.POD_REASON, what=what, node=0)
 
 
 class Coordinator:
@@ -25,7 +25,7 @@ class Coordinator:
         self.heard: list[str] = []
         self.all = threading.Event()
 
-    def hear(self, said: Sign) -> None:
+    def hear(self, said: HealthEvent) -> None:
         if self.away:
             self.away -= 1
             raise UnansweredError("nobody is there")
@@ -45,7 +45,7 @@ def test_what_was_not_heard_is_said_again_in_its_order() -> None:
     """What means nothing to the job is said once."""
     told: list[str] = []
     there = Coordinator(away=3)
-    with Reporter(there.hear, told.append).open() as say:
+    with HealthEventQueue(there.hear, told.append).open() as say:
         for what in ("first", "strange", "last"):
             say(sign(what))
         wait_set(there.all)
@@ -56,7 +56,7 @@ def test_what_is_late_is_left_out_and_that_is_told(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(reporting, "LATE_S", 0.0)
     told: list[str] = []
     there = Coordinator(away=1)
-    with Reporter(there.hear, told.append).open() as say:
+    with HealthEventQueue(there.hear, told.append).open() as say:
         say(sign("first"))
         say(sign("last"))
         wait_set(there.all)
@@ -67,6 +67,6 @@ def test_what_is_late_is_left_out_and_that_is_told(monkeypatch: pytest.MonkeyPat
 def test_nobody_waits_for_one_that_stays_away() -> None:
     """Neither who says it, nor the end."""
     there = Coordinator(away=10**9)
-    with Reporter(there.hear, print).open() as say:
+    with HealthEventQueue(there.hear, print).open() as say:
         say(sign("first"))
     assert there.heard == []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rendered import adapter_of, pods, rendered, spec
 
-from rekindle.engines.kubernetes.manifests.kinds.base import Observed, Phase
+from rekindle.engines.kubernetes.manifests.kinds.base import Observed, WorkloadPhase
 
 
 def held(*words: str, **others: Any) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def test_phases(kind: str, status: dict[str, Any], phase: str, reason: str) -> N
 @pytest.mark.parametrize("kind", ["indexed-job", "jobset", "trainjob"])
 def test_suspended_before_its_controller_has_seen_it(kind: str) -> None:
     """A workload that is made suspended is suspended, whatever its status says yet."""
-    assert adapter_of(kind).status({"spec": {"suspend": True}}) == Observed(Phase.SUSPENDED)
+    assert adapter_of(kind).status({"spec": {"suspend": True}}) == Observed(WorkloadPhase.SUSPENDED)
 
 
 @pytest.mark.parametrize("kind", ["indexed-job", "jobset", "ascendjob", "volcano-job"])

@@ -7,35 +7,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.recovery.faults.classification import fault_of_exit
-from rekindle.recovery.faults.fault import ErrorRecord, Exit, Fault, Kind, root_cause
+from rekindle.recovery.faults.fault import ErrorRecord, Exit, Fault, FaultKind, root_cause
 from rekindle.recovery.faults.tables.tables import Tables
 
 TABLES = Tables.load()
 RUNTIME = (
-    Kind.PROCESS,
-    Kind.STUCK,
-    Kind.RESTORE,
-    Kind.NODE_LOST,
-    Kind.LINK,
-    Kind.TRANSIENT,
-    Kind.DEVICE_MEMORY,
-    Kind.DEVICE,
+    FaultKind.PROCESS,
+    FaultKind.STUCK,
+    FaultKind.RESTORE,
+    FaultKind.NODE_LOST,
+    FaultKind.LINK,
+    FaultKind.TRANSIENT,
+    FaultKind.DEVICE_MEMORY,
+    FaultKind.DEVICE,
 )
-SEEN = [Fault(kind=kind, message=kind.value) for kind in (Kind.USER_CODE, *RUNTIME, Kind.STORAGE)]
+SEEN = [
+    Fault(kind=kind, message=kind.value)
+    for kind in (FaultKind.USER_CODE, *RUNTIME, FaultKind.STORAGE)
+]
 
 
 @pytest.mark.parametrize(
     ("exit_", "error", "kind", "words"),
     [
-        (Exit(signal=9), None, Kind.PROCESS, "ended by signal 9 (SIGKILL)"),
-        (Exit(signal=40), None, Kind.PROCESS, "ended by signal 40"),
-        (Exit(code=3), None, Kind.USER_CODE, "ended with exit status 3"),
-        (Exit(code=1), ErrorRecord(message="KeyError: 1"), Kind.USER_CODE, "raised KeyError: 1"),
-        (Exit(signal=6), ErrorRecord(message="Abort: x"), Kind.USER_CODE, "raised Abort: x"),
+        (Exit(signal=9), None, FaultKind.PROCESS, "ended by signal 9 (SIGKILL)"),
+        (Exit(signal=40), None, FaultKind.PROCESS, "ended by signal 40"),
+        (Exit(code=3), None, FaultKind.USER_CODE, "ended with exit status 3"),
+        (
+            Exit(code=1),
+            ErrorRecord(message="KeyError: 1"),
+            FaultKind.USER_CODE,
+            "raised KeyError: 1",
+        ),
+        (Exit(signal=6), ErrorRecord(message="Abort: x"), FaultKind.USER_CODE, "raised Abort: x"),
     ],
 )
 def test_how_an_exit_is_judged(
-    exit_: Exit, error: ErrorRecord | None, kind: Kind, words: str
+    exit_: Exit, error: ErrorRecord | None, kind: FaultKind, words: str
 ) -> None:
     """A signal is a fault of the process; a status or an exception is the script's doing."""
     found = fault_of_exit(TABLES, exit_, error, rank=2, node=1, finished=7, at=50.0)
@@ -48,7 +56,7 @@ def test_a_rank_that_the_kernel_killed_for_memory() -> None:
     """It died of SIGKILL like any other; the node's count of such kills tells."""
     place = {"rank": 2, "node": 1, "finished": 7, "at": 50.0}
     found = fault_of_exit(TABLES, Exit(signal=9), None, no_memory=True, **place)
-    assert found.kind is Kind.HOST_OOM
+    assert found.kind is FaultKind.HOST_OOM
     assert "no memory left" in found.message
 
 
@@ -63,6 +71,6 @@ def test_the_time_of_an_exception_is_the_ranks_own() -> None:
 @given(st.permutations(SEEN))
 def test_the_cause_is_found_in_any_order(seen: list[Fault]) -> None:
     """A broken link is never blamed while anything that breaks links is known."""
-    assert root_cause(seen).kind is Kind.USER_CODE
-    without = [one for one in seen if one.kind not in (Kind.USER_CODE, Kind.NODE_LOST)]
-    assert root_cause(without).kind is Kind.DEVICE
+    assert root_cause(seen).kind is FaultKind.USER_CODE
+    without = [one for one in seen if one.kind not in (FaultKind.USER_CODE, FaultKind.NODE_LOST)]
+    assert root_cause(without).kind is FaultKind.DEVICE

@@ -11,15 +11,18 @@ from jobs.trained import trained
 
 from rekindle.cli.run_options import add_people_arguments
 from rekindle.errors import UsageError
-from rekindle.recovery.faults.classification import Sign, Source, verdict_of
-from rekindle.recovery.faults.tables.verdict import Origin, Severity, Urgency
+from rekindle.recovery.faults.classification import EventSource, HealthEvent, verdict_of
+from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity, Urgency
 from rekindle.recovery.journal import journal
 
 
 def report(job: Driver, **sign: object) -> None:
     """Somebody reports an Ascend code."""
     assert (
-        job.machine.health.on_sign(Sign(source=Source.ASCEND, **{"node": 1} | sign), job.now) == ""
+        job.machine.health.on_sign(
+            HealthEvent(source=EventSource.ASCEND, **{"node": 1} | sign), job.now
+        )
+        == ""
     )
     job.collect()
 
@@ -28,21 +31,21 @@ def report(job: Driver, **sign: object) -> None:
     ("sign", "level"),
     [
         ({"what": "03000099"}, ""),  # NodeD's
-        ({"what": "03000099", "device": 0, "origin": Origin.NODE}, ""),
+        ({"what": "03000099", "device": 0, "origin": FaultOrigin.NODE}, ""),
         ({"what": "80FF0001", "device": 0, "severity": Severity.NOTICE}, "NotHandleFault"),
         ({"what": "80FF0001", "device": 0, "severity": Severity.MINOR}, "NotHandleFault"),
         ({"what": "80FF0001", "device": 0, "severity": Severity.MAJOR}, "SeparateNPU"),
         ({"what": "80FF0001", "device": 0}, "SeparateNPU"),
-        ({"what": "80FF0001", "origin": Origin.CHIP}, "SeparateNPU"),
-        ({"what": "81FF0001", "device": 0, "origin": Origin.NETWORK}, "PreSeparateNPU"),
+        ({"what": "80FF0001", "origin": FaultOrigin.CHIP}, "SeparateNPU"),
+        ({"what": "81FF0001", "device": 0, "origin": FaultOrigin.NETWORK}, "PreSeparateNPU"),
     ],
 )
 def test_an_unlisted_code_is_judged_as_mindcluster_does(
     sign: dict[str, object], level: str
 ) -> None:
     """By the severity and the origin that come with it, also over the wire."""
-    given = Sign(source=Source.ASCEND, node=1, **sign)
-    sent = msgspec.json.decode(msgspec.json.encode(given), type=Sign)
+    given = HealthEvent(source=EventSource.ASCEND, node=1, **sign)
+    sent = msgspec.json.decode(msgspec.json.encode(given), type=HealthEvent)
     verdict = verdict_of(tables(), sent)
     assert (verdict.level, verdict.listed) == (level, False)
 
@@ -54,14 +57,14 @@ def test_only_what_is_grave_takes_the_host_out() -> None:
     report(job, what="80FF0001", device=0, severity=Severity.MINOR)
     assert {seen.urgency for seen in job.recorded(journal.SignSeen)} == {Urgency.NONE}
     assert job.recorded(journal.Isolated) == job.recorded(journal.Decided) == []
-    report(job, what="81FF0001", device=0, origin=Origin.NETWORK)
+    report(job, what="81FF0001", device=0, origin=FaultOrigin.NETWORK)
     assert [event.host for event in job.recorded(journal.Isolated)] == ["host-2"]
     assert job.recorded(journal.Decided) == []
 
 
 def test_severity_and_origin_are_of_ascend_codes() -> None:
     """An XID has neither."""
-    sign = Sign(source=Source.XID, what="79", node=0, severity=Severity.MINOR)
+    sign = HealthEvent(source=EventSource.XID, what="79", node=0, severity=Severity.MINOR)
     with pytest.raises(UsageError, match="those of Ascend codes; '79' is none"):
         verdict_of(tables(), sign)
 

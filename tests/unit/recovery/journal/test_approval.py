@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rekindle.coordinator.machine.inheritance import inheritance
 from rekindle.coordinator.machine.job_state import Incidents
-from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import Decided, FaultSeen, JobStarted
-from rekindle.recovery.policy.history import Case
+from rekindle.recovery.policy.history import Situation
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 
@@ -15,11 +15,13 @@ def test_a_lighter_strategy_that_needs_approval_is_told() -> None:
     """Nobody can answer what nobody was asked, however much more was done before."""
     policy = Policy(max_restarts=1, approve=(Strategy.RETRY,))
     incidents = Incidents(policy, 0)
-    wrong = Fault(kind=Kind.USER_CODE, message="rank 0 raised ValueError", rank=0, signature="x")
-    broken = Fault(kind=Kind.LINK, message="a link broke", rank=1)
+    wrong = Fault(
+        kind=FaultKind.USER_CODE, message="rank 0 raised ValueError", rank=0, signature="x"
+    )
+    broken = Fault(kind=FaultKind.LINK, message="a link broke", rank=1)
     for fault, expected in ((wrong, Strategy.RESTART), (broken, Strategy.RETRY)):
         incidents.note(fault)
-        case = Case(fault=fault, session=True, formed=True, newest=0, incident=1)
+        case = Situation(fault=fault, session=True, formed=True, newest=0, incident=1)
         decision, told = incidents.decide(case)
         assert (decision.strategy, told.strategy) == (expected, expected)
     assert (told.approval, told.lighter) == (True, False)
@@ -27,7 +29,7 @@ def test_a_lighter_strategy_that_needs_approval_is_told() -> None:
 
 def test_a_coordinator_that_takes_over_isolates_what_is_approved() -> None:
     """The decision that waits comes back from the journal as it was."""
-    fault = Fault(kind=Kind.NODE, message="node 1 is sick", node=1, host="b")
+    fault = Fault(kind=FaultKind.NODE, message="node 1 is sick", node=1, host="b")
     decided = Decided(
         incident=1,
         strategy=Strategy.RESCHEDULE_JOB_ISOLATED,

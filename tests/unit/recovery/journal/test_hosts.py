@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from waiting import status_of
 
-from rekindle.agent.devices.simulated_host import Condition
+from rekindle.agent.devices.simulated_host import SimulatedCondition
 from rekindle.engines.host_log import HostLog
-from rekindle.engines.simulated_hosts import PretendedHosts
+from rekindle.engines.simulated_hosts import SimulatedHosts
 from rekindle.errors import JobError, UsageError
-from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import host_history as hosts
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.host_history import (
@@ -24,14 +24,16 @@ from rekindle.recovery.journal.host_history import (
     HostIsolated,
     HostReleased,
 )
-from rekindle.recovery.node_check.evidence import Part
+from rekindle.recovery.node_check.evidence import Measurement
 from rekindle.recovery.node_check.verdicts import Health
 
 DAY_S = 86_400.0
 
 
 def broke(host: str, at: float, job_id: str) -> HostFault:
-    return HostFault(host=host, at=at, job_id=job_id, kind=Kind.NODE_LOST, message="it is gone")
+    return HostFault(
+        host=host, at=at, job_id=job_id, kind=FaultKind.NODE_LOST, message="it is gone"
+    )
 
 
 def isolated(host: str, at: float = 1.0) -> HostIsolated:
@@ -78,15 +80,15 @@ def test_isolated_hosts_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("kind", "user_caused", "noted"),
     [
-        (Kind.NODE_LOST, False, True),
-        (Kind.DEVICE, False, True),
-        (Kind.DEVICE, True, False),
-        (Kind.PROCESS, False, False),
-        (Kind.USER_CODE, True, False),
-        (Kind.EVICTION, False, False),
+        (FaultKind.NODE_LOST, False, True),
+        (FaultKind.DEVICE, False, True),
+        (FaultKind.DEVICE, True, False),
+        (FaultKind.PROCESS, False, False),
+        (FaultKind.USER_CODE, True, False),
+        (FaultKind.EVICTION, False, False),
     ],
 )
-def test_what_a_job_tells_of_a_host(kind: Kind, user_caused: bool, noted: bool) -> None:
+def test_what_a_job_tells_of_a_host(kind: FaultKind, user_caused: bool, noted: bool) -> None:
     """Faults of hardware alone, and nothing that a user has caused."""
     fault = Fault(kind=kind, message="m", node=1, host="a", user_caused=user_caused)
     event = journal.FaultSeen(seq=7, at=5.0, incident=1, fault=fault)
@@ -97,8 +99,10 @@ def test_what_a_job_tells_of_a_host(kind: Kind, user_caused: bool, noted: bool) 
 
 def test_what_one_incident_tells_of_a_host_is_one_fault() -> None:
     """What it was is told later, or that healing has failed: that is no second fault."""
-    memory = Fault(kind=Kind.DEVICE_MEMORY, message="memory", node=1, host="a")
-    coded = Fault(kind=Kind.DEVICE, message="memory (80E01801)", node=1, host="a", code="80E01801")
+    memory = Fault(kind=FaultKind.DEVICE_MEMORY, message="memory", node=1, host="a")
+    coded = Fault(
+        kind=FaultKind.DEVICE, message="memory (80E01801)", node=1, host="a", code="80E01801"
+    )
     told = [
         journal.FaultSeen(seq=number, at=float(number), incident=incident, fault=fault)
         for number, (incident, fault) in enumerate([(1, memory), (1, coded), (2, memory)])
@@ -141,7 +145,11 @@ def checks(count: int, factor: float) -> list[HostChecked]:
             host="a",
             at=float(number),
             health=Health.HEALTHY,
-            seconds={Part.COMPUTE: factor**number, Part.MEMORY: 1.0, Part.LINK: 0.0},
+            seconds={
+                Measurement.COMPUTE: factor**number,
+                Measurement.MEMORY: 1.0,
+                Measurement.LINK: 0.0,
+            },
         )
         for number in range(count)
     ]
@@ -152,7 +160,7 @@ def test_what_gets_slower_bit_by_bit_is_seen(count: int) -> None:
     """Beside what it has taken at best, however long that is ago; 20 checks are kept."""
     host = hosts.fold(checks(count, 1.007))["a"]
     grown = 1.007 ** (count - 1)
-    assert host.drift() == pytest.approx({Part.COMPUTE: grown, Part.MEMORY: 1.0})
+    assert host.drift() == pytest.approx({Measurement.COMPUTE: grown, Measurement.MEMORY: 1.0})
     assert host.checked() == ("healthy" if grown < 1.15 else f"healthy, compute {grown:.2f}x")
     assert len(host.checks) == min(count, hosts.CHECKS_KEPT)
 
@@ -167,7 +175,7 @@ def test_a_condensed_log_keeps_the_best_for_ever(count: int, factor: float) -> N
         kept = hosts.condensed([*kept, event], now=1e9)
     assert kept == hosts.condensed(events, now=1e9) == hosts.condensed(kept, now=1e9)
     assert hosts.fold(kept) == hosts.fold(events)
-    assert len(kept) <= hosts.CHECKS_KEPT + len(Part)
+    assert len(kept) <= hosts.CHECKS_KEPT + len(Measurement)
 
 
 # ---- the file
@@ -234,12 +242,12 @@ def test_any_number_of_processes_write_it(tmp_path: Path) -> None:
     assert len(HostLog(tmp_path).hosts()) == 60
 
 
-# ---- pretended hosts
+# ---- simulated hosts
 
 
 def test_a_host_has_one_agent_at_a_time(tmp_path: Path) -> None:
     """Who holds its file has it; closing the file, as its death does, gives it back."""
-    pool = PretendedHosts(tmp_path, limit=2)
+    pool = SimulatedHosts(tmp_path, limit=2)
     first, handle = pool.take({})
     second, other = pool.take({})
     assert (first.name, second.name) == ("local-0", "local-1")
@@ -252,9 +260,9 @@ def test_a_host_has_one_agent_at_a_time(tmp_path: Path) -> None:
         os.close(each)
 
 
-def test_isolated_pretended_hosts_are_not_taken(tmp_path: Path) -> None:
+def test_isolated_simulated_hosts_are_not_taken(tmp_path: Path) -> None:
     """And a job that wants more than there are is refused before it starts."""
-    pool = PretendedHosts(tmp_path, limit=2)
+    pool = SimulatedHosts(tmp_path, limit=2)
     known = hosts.fold([isolated("local-0")])
     taken, handle = pool.take(known)
     os.close(handle)
@@ -267,7 +275,7 @@ def test_isolated_pretended_hosts_are_not_taken(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_a_broken_host_kills_what_is_on_it_alone(tmp_path: Path) -> None:
     """Its agent, known by the file that it holds open."""
-    pool = PretendedHosts(tmp_path, limit=2)
+    pool = SimulatedHosts(tmp_path, limit=2)
     agents = []
     for _ in range(2):
         _, handle = pool.take({})
@@ -280,19 +288,19 @@ def test_a_broken_host_kills_what_is_on_it_alone(tmp_path: Path) -> None:
             )
         )
         os.close(handle)
-    pool.set_condition("local-0", Condition(broken=True))
+    pool.set_condition("local-0", SimulatedCondition(broken=True))
     assert os.waitstatus_to_exitcode(os.waitpid(agents[0], 0)[1]) == -9
     assert os.waitpid(agents[1], os.WNOHANG) == (0, 0)
     os.kill(agents[1], 9)
     os.waitpid(agents[1], 0)
     assert pool.condition("local-0").broken
-    pool.set_condition("local-0", Condition())
+    pool.set_condition("local-0", SimulatedCondition())
     assert not pool.condition("local-0").broken
 
 
 def test_a_lock_outlives_whoever_took_it(tmp_path: Path) -> None:
     """The launcher hands the open file to the agent: the lock is the file's, not the process's."""
-    _, handle = PretendedHosts(tmp_path, limit=1).take({})
+    _, handle = SimulatedHosts(tmp_path, limit=1).take({})
     inherited = os.dup(handle)
     os.close(handle)
     with (tmp_path / "hosts" / "local-0").open() as file, pytest.raises(BlockingIOError):

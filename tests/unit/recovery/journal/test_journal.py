@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.errors import JobError
-from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Strategy
 
@@ -46,12 +46,12 @@ events = st.one_of([any_of(kind) for kind in KINDS])
 
 
 def killed(rank: int = 1, **more: Any) -> Fault:
-    return Fault(kind=Kind.PROCESS, message=f"rank {rank} was ended", rank=rank, **more)
+    return Fault(kind=FaultKind.PROCESS, message=f"rank {rank} was ended", rank=rank, **more)
 
 
 def story() -> list[journal.Event]:
     """A job with one incident that was recovered, one of storage, and one that is open."""
-    raised = Fault(kind=Kind.USER_CODE, message="rank 0 raised", rank=0, at=29.0)
+    raised = Fault(kind=FaultKind.USER_CODE, message="rank 0 raised", rank=0, at=29.0)
     told: list[journal.Event] = [
         journal.JobStarted(job_id="j", attempt=0, nodes=1, processes_per_node=2, pid=1),
         journal.Formed(generation=1, world_size=2, step=0, sources={"fresh": 2}, newest=0),
@@ -69,7 +69,7 @@ def story() -> list[journal.Event]:
         ),
         journal.Restored(generation=2, incident=1),
         journal.FirstStep(generation=2, step=8, incident=1),
-        journal.CheckpointFailed(incident=2, fault=Fault(kind=Kind.STORAGE, message="full")),
+        journal.CheckpointFailed(incident=2, fault=Fault(kind=FaultKind.STORAGE, message="full")),
         journal.FaultSeen(incident=3, fault=raised),
         journal.Decided(
             incident=3, strategy=Strategy.FAIL, reason="no strategy is left", fault=raised
@@ -107,7 +107,7 @@ def test_a_line_that_is_no_event_is_an_error(line: str) -> None:
 
 
 def test_a_field_of_a_later_version_is_passed_over() -> None:
-    """A ledger that a newer Rekindle wrote stays readable."""
+    """A journal that a newer Rekindle wrote stays readable."""
     line = b'{"type":"stopping","reason":"later","why":"new"}'
     assert journal.decode(line) == journal.Stopping(reason="later")
 
@@ -128,7 +128,7 @@ def test_a_broken_line_in_the_middle_is_an_error() -> None:
         journal.read([*lines[:3], lines[3][:10], *lines[4:]])
 
 
-def test_an_empty_ledger_has_no_events() -> None:
+def test_an_empty_journal_has_no_events() -> None:
     """A job that was killed before its first line has a readable journal."""
     assert journal.read([]) == []
     assert journal.incidents([]) == []
@@ -144,7 +144,7 @@ def test_incidents_are_folded_from_the_events() -> None:
     assert times == (104.0, 106.0, 107.0, 108.0, 109.0)
     assert (first.resumed_at, first.steps_lost, first.generation) == (7, 2, 2)
     assert first.sources == {"snapshot": 2}
-    assert (storage.closed, storage.cause.kind) == (True, Kind.STORAGE)
+    assert (storage.closed, storage.cause.kind) == (True, FaultKind.STORAGE)
     assert "training goes on" in storage.reason
     assert (last.closed, last.strategy, last.reason) == (False, Strategy.FAIL, story()[-1].reason)
 

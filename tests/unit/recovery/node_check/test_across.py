@@ -10,9 +10,9 @@ import pytest
 from rekindle.recovery.node_check.evidence import (
     Alone,
     Evidence,
-    Limits,
+    Measurement,
+    NodeCheckLimits,
     Pair,
-    Part,
     across,
     blocks,
     within,
@@ -20,7 +20,7 @@ from rekindle.recovery.node_check.evidence import (
 from rekindle.recovery.node_check.rounds import next_round
 from rekindle.recovery.node_check.verdicts import SICK, Health, NodeVerdict, verdicts
 
-LIMITS = Limits()
+LIMITS = NodeCheckLimits()
 CUT = 0.0  # in place of seconds
 OK, UNKNOWN = Health.HEALTHY, Health.UNKNOWN
 
@@ -35,7 +35,7 @@ def checked(
         if planned is None:
             return verdicts(evidence, LIMITS)
         for node in planned.alone:
-            evidence.add(Alone(seconds={Part.COMPUTE: (slow or {}).get(node, 1.0)}), node)
+            evidence.add(Alone(seconds={Measurement.COMPUTE: (slow or {}).get(node, 1.0)}), node)
         for one, other in planned.pairs:
             took = seconds(one, other)
             error = "" if took else "time-out"
@@ -69,7 +69,7 @@ def test_halves_that_do_not_reach_each_other(size: int) -> None:
     middle = size // 2
     at_the_line = {0, 1, 2, 3, middle - 1, middle, size - 1}
     assert all(found[node].health is UNKNOWN for node in at_the_line)
-    assert found[middle].part is Part.LINK
+    assert found[middle].part is Measurement.LINK
     said = found[middle - 1].reason
     assert f"node {middle - 1} do not reach node {middle} and" in said
 
@@ -143,7 +143,7 @@ def test_want_of_memory_across_says_nothing() -> None:
     evidence = Evidence(range(8))
     while (planned := next_round(evidence, LIMITS)) is not None:
         for node in planned.alone:
-            evidence.add(Alone(seconds={Part.COMPUTE: 1.0}), node)
+            evidence.add(Alone(seconds={Measurement.COMPUTE: 1.0}), node)
         for edge in planned.pairs:
             error = "CUDA out of memory" if edge in evidence.edges_across else ""
             evidence.add(Pair(nodes=edge, seconds=1.0, error=error))

@@ -12,9 +12,9 @@ from rekindle.recovery.faults.tables.loading import SHIPPED
 from rekindle.recovery.node_check.evidence import (
     Alone,
     Evidence,
-    Limits,
+    Measurement,
+    NodeCheckLimits,
     Pair,
-    Part,
     is_held,
     lacks_memory,
 )
@@ -25,11 +25,11 @@ TEXTS = [entry.values for entry in read(SHIPPED / "texts.toml")]
 SHORT = ("device-out-of-memory", "host-out-of-memory")
 NO_MEMORY = "OutOfMemoryError: CUDA out of memory. Tried to allocate 1024.00 MiB."
 HELD = "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"
-LIMITS = Limits()
+LIMITS = NodeCheckLimits()
 
 
 def well(compute: float = 1.0) -> Alone:
-    return Alone(seconds={Part.COMPUTE: compute, Part.MEMORY: 1.0})
+    return Alone(seconds={Measurement.COMPUTE: compute, Measurement.MEMORY: 1.0})
 
 
 def checked(

@@ -10,9 +10,9 @@ from checked.simulated import LIMITS, SIZES, Cluster, Sick, any_fault, sets
 from rekindle.recovery.node_check.evidence import (
     Alone,
     Evidence,
-    Limits,
+    Measurement,
+    NodeCheckLimits,
     Pair,
-    Part,
     reference,
     within,
 )
@@ -29,9 +29,9 @@ def test_faulty_nodes_are_named_exactly() -> None:
         assert healthy == set(range(size)) - bad
 
 
-@pytest.mark.parametrize("part", list(Part))
+@pytest.mark.parametrize("part", list(Measurement))
 @pytest.mark.parametrize("factor", [1.3, 1.5, 3.0])
-def test_slow_nodes_are_named_exactly(part: Part, factor: float) -> None:
+def test_slow_nodes_are_named_exactly(part: Measurement, factor: float) -> None:
     for size, bad, chance in sets(100, 0.5):
         sick = {node: Sick(slow={part: factor}) for node in bad}
         found = Cluster(range(size), sick, chance.randrange(9**9)).check()
@@ -42,7 +42,7 @@ def test_slow_nodes_are_named_exactly(part: Part, factor: float) -> None:
 @pytest.mark.parametrize("count", [2, 4])
 def test_slow_alike_of_eight(count: int) -> None:
     bad = set(range(count))
-    found = Cluster(range(8), {n: Sick(slow={Part.COMPUTE: 1.3}) for n in bad}, 1).check()
+    found = Cluster(range(8), {n: Sick(slow={Measurement.COMPUTE: 1.3}) for n in bad}, 1).check()
     assert {node for node, each in found.items() if each.health is Health.STRAGGLER} == bad
 
 
@@ -82,7 +82,7 @@ def test_two_nodes_cannot_tell_which_of_them_is_cut_off() -> None:
 
 
 def test_two_nodes_tell_which_of_them_is_slow_or_dies() -> None:
-    found = Cluster(range(2), {0: Sick(slow={Part.COMPUTE: 1.5})}, 1).check()
+    found = Cluster(range(2), {0: Sick(slow={Measurement.COMPUTE: 1.5})}, 1).check()
     assert (found[0].health, found[1].health) == (Health.STRAGGLER, Health.HEALTHY)
     found = Cluster(range(2), {1: Sick(dies=True)}, 1).check()
     assert (found[0].health, found[1].health) == (Health.HEALTHY, Health.FAULTY)
@@ -101,11 +101,11 @@ def test_one_node_is_judged_by_what_it_does_alone() -> None:
 def test_a_node_that_fails_alone_once_is_not_accused() -> None:
     evidence = Evidence([0, 1])
     evidence.add(Alone(error="killed"), 0)
-    evidence.add(Alone(seconds={Part.COMPUTE: 1.0}), 1)
+    evidence.add(Alone(seconds={Measurement.COMPUTE: 1.0}), 1)
     again = next_round(evidence, LIMITS)
     assert again is not None
     assert again.alone == (0,)
-    evidence.add(Alone(seconds={Part.COMPUTE: 1.0}), 0)
+    evidence.add(Alone(seconds={Measurement.COMPUTE: 1.0}), 0)
     evidence.add(Pair(nodes=(0, 1), seconds=1.0))
     assert next_round(evidence, LIMITS) is None
     assert {each.health for each in verdicts(evidence, LIMITS)} == {Health.HEALTHY}
@@ -114,7 +114,7 @@ def test_a_node_that_fails_alone_once_is_not_accused() -> None:
 def test_a_path_that_fails_between_two_healthy_nodes_accuses_neither() -> None:
     evidence = Evidence(range(4))
     for node in range(4):
-        evidence.add(Alone(seconds={Part.COMPUTE: 1.0}), node)
+        evidence.add(Alone(seconds={Measurement.COMPUTE: 1.0}), node)
     for planned in within(range(4)):
         for edge in planned:
             error = "time-out" if edge == (0, 3) else ""
@@ -151,4 +151,4 @@ def test_the_reference_is_that_of_the_faster_half() -> None:
 @pytest.mark.parametrize("factor", [1.0, 0.5, float("nan"), float("inf")])
 def test_a_factor_that_accuses_everybody_is_refused(factor: float) -> None:
     with pytest.raises(ValueError, match="above 1"):
-        Limits(link_factor=factor)
+        NodeCheckLimits(link_factor=factor)

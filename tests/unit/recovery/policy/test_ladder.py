@@ -6,9 +6,10 @@ import msgspec
 import pytest
 from decisions import fault, judge
 
-from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.faults.fault import Fault
+from rekindle.recovery.faults.fault import FaultKind as Kind
 from rekindle.recovery.policy.decide import decide
-from rekindle.recovery.policy.history import Case, Past
+from rekindle.recovery.policy.history import Past, Situation
 from rekindle.recovery.policy.policy import INNER, OUTER, Policy, Strategy
 
 RETRY, IN_PLACE, RECOVER, SHRINK = INNER
@@ -233,7 +234,7 @@ def test_the_same_error_from_the_same_checkpoint_rolls_back_once() -> None:
     policy, past = Policy(max_restarts=9), ()
     told = []
     for resumed in (0, 4, 4, 3):  # from the start; twice from step 4's checkpoint; from step 3's
-        case = Case(
+        case = Situation(
             fault=USER, session=True, formed=True, newest=5, resumed=resumed, older=resumed > 0,
             past=past,
         )  # fmt: skip
@@ -244,7 +245,7 @@ def test_the_same_error_from_the_same_checkpoint_rolls_back_once() -> None:
             rolled_back=decision.roll_back,
         ))  # fmt: skip
     assert told == [(RESTART, False), (RESTART, False), (RESTART, True), (RESTART, False)]
-    last = decide(policy, Case(
+    last = decide(policy, Situation(
         fault=USER, session=True, formed=True, newest=5, resumed=3, older=True, past=past,
     ))  # fmt: skip
     assert last.strategy is FAIL
@@ -268,9 +269,9 @@ def test_a_rank_that_lags_and_dies_at_its_start_is_not_started_for_ever() -> Non
     assert decision.strategy is FAIL
 
 
-def lag(what: Fault, past: tuple[Past, ...]) -> Case:
+def lag(what: Fault, past: tuple[Past, ...]) -> Situation:
     """A case in which the healthy ranks are at step 5."""
-    return Case(fault=what, session=True, formed=True, newest=5, past=past)
+    return Situation(fault=what, session=True, formed=True, newest=5, past=past)
 
 
 def test_ranks_that_hang_at_the_same_time_are_one_hang() -> None:

@@ -7,9 +7,9 @@ from decisions import fault, judge
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.policy.decide import decide
-from rekindle.recovery.policy.history import Case, Past, counts, heals, recoveries_used
+from rekindle.recovery.policy.history import Past, Situation, counts, heals, recoveries_used
 from rekindle.recovery.policy.policy import ALLOWABLE, INNER, OUTER, Policy, Strategy
 
 IN_PLACE = Strategy.RECOVER_IN_PLACE
@@ -17,7 +17,7 @@ HANG_RESTART, RESTART, FAIL = Strategy.HANG_RESTART, Strategy.RESTART, Strategy.
 POD, ISOLATED, JOB = OUTER
 
 
-def _device(kind: Kind, device: int, code: str, user: bool, heals: bool, at: float) -> Fault:
+def _device(kind: FaultKind, device: int, code: str, user: bool, heals: bool, at: float) -> Fault:
     return Fault(
         kind=kind, message="a device broke", rank=device, node=0, host="h", device=device,
         code=code, user_caused=user, self_heal=heals, at=at,
@@ -26,14 +26,16 @@ def _device(kind: Kind, device: int, code: str, user: bool, heals: bool, at: flo
 
 ranks = st.builds(
     fault,
-    kind=st.sampled_from([kind for kind in Kind if kind not in (Kind.STORAGE, Kind.STRAGGLER)]),
+    kind=st.sampled_from(
+        [kind for kind in FaultKind if kind not in (FaultKind.STORAGE, FaultKind.STRAGGLER)]
+    ),
     rank=st.integers(0, 3),
     finished=st.integers(0, 6),
     signature=st.sampled_from("EFG"),
 )
 devices = st.builds(
     _device,
-    kind=st.sampled_from([Kind.DEVICE, Kind.DEVICE_MEMORY]),
+    kind=st.sampled_from([FaultKind.DEVICE, FaultKind.DEVICE_MEMORY]),
     device=st.integers(0, 1),
     code=st.sampled_from(["", "A", "B"]),
     user=st.booleans(),
@@ -75,13 +77,13 @@ def test_any_sequence_of_faults_ends_within_the_budgets(
     past: list[Past] = []
     for number, what in enumerate(what for what in coming if counts(what)):
         newest = max([what.finished, *(seen.fault.finished for seen in past)])
-        case = Case(
+        case = Situation(
             fault=what, session=session, formed=formed, newest=newest, engine=engine,
             incident=number // 2, older=older, past=tuple(past),
         )  # fmt: skip
         decision = decide(policy, case)
         assert decision.reason
-        assert not (decision.isolate and (what.user_caused or what.kind is Kind.EVICTION))
+        assert not (decision.isolate and (what.user_caused or what.kind is FaultKind.EVICTION))
         if decision.strategy is FAIL:
             break
         past.append(
@@ -116,8 +118,8 @@ def test_hangs_without_progress_have_an_end(
     policy = Policy(max_in_row=in_row, max_hangs_in_row=hangs_in_row, progress_resets=resets)
     past: list[Past] = []
     for number, rank in enumerate(ranks):
-        what = msgspec.structs.replace(fault(Kind.HANG, rank), at=1000.0 + number)
-        case = Case(
+        what = msgspec.structs.replace(fault(FaultKind.HANG, rank), at=1000.0 + number)
+        case = Situation(
             fault=what, session=True, formed=True, newest=5, spares=spares, past=tuple(past)
         )
         decision = decide(policy, case)
@@ -133,11 +135,13 @@ def test_hangs_without_progress_have_an_end(
 @given(policies, st.lists(ranks, max_size=12), st.integers(0, 6))
 def test_evictions_use_up_no_budget(policy: Policy, before: list[Fault], newest: int) -> None:
     """Whatever came before, an eviction in between changes no later decision's budget."""
-    evicted = Past(fault=fault(Kind.EVICTION, rank=3), strategy=JOB, newest=0)
+    evicted = Past(fault=fault(FaultKind.EVICTION, rank=3), strategy=JOB, newest=0)
     past = [Past(fault=seen, strategy=IN_PLACE, newest=0) for seen in before]
-    what = fault(Kind.USER_CODE, rank=2, finished=newest, signature="H")
+    what = fault(FaultKind.USER_CODE, rank=2, finished=newest, signature="H")
     with_, without = (
-        decide(policy, Case(fault=what, session=True, formed=True, newest=newest, past=tuple(p)))
+        decide(
+            policy, Situation(fault=what, session=True, formed=True, newest=newest, past=tuple(p))
+        )
         for p in ([*past, evicted, evicted], past)
     )
     assert with_.strategy is without.strategy

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.recovery.faults.classification import Sign, Source, fault_of_sign
+from rekindle.recovery.faults.classification import EventSource, HealthEvent, fault_of_sign
 from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.faults.tables.verdict import Urgency
 from rekindle.recovery.policy import annotations as a
 from rekindle.recovery.policy.decide import decide
-from rekindle.recovery.policy.history import Case
+from rekindle.recovery.policy.history import Situation
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 AUTO = a.from_modelarts({a.JOB_RETRY_NUM: "8"}, Policy(strategies=()))
@@ -44,7 +44,7 @@ def test_minor_and_major_faults_heal_and_critical_ones_cannot(
     """What heals is started again in its containers; what does not is isolated."""
     verdict = TABLES.ascend(code)
     assert (verdict.level, verdict.urgency) == (level, Urgency.NOW)
-    sign = Sign(source=Source.ASCEND, what=code, node=0, device=0)
+    sign = HealthEvent(source=EventSource.ASCEND, what=code, node=0, device=0)
     fault = fault_of_sign(sign, verdict, rank=0, finished=5, at=1.0)
-    case = Case(fault=fault, session=False, formed=True, newest=5)
+    case = Situation(fault=fault, session=False, formed=True, newest=5)
     assert decide(AUTO, case).strategy is strategy

@@ -7,10 +7,10 @@ from itertools import chain, combinations
 import pytest
 
 from rekindle.errors import UsageError
-from rekindle.recovery.faults.fault import Fault, Kind
+from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.policy import annotations as a
 from rekindle.recovery.policy.decide import decide
-from rekindle.recovery.policy.history import Case, Past
+from rekindle.recovery.policy.history import Past, Situation
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 WORDS = ("retry", "recover-in-place", "recover", "dump", "exit")
@@ -18,10 +18,10 @@ COMBINATIONS = tuple(chain.from_iterable(combinations(WORDS, n) for n in range(l
 
 # For each fault what MindCluster's words can do about it, the cheapest first.
 ANSWERS = {
-    Kind.DEVICE_MEMORY: ("retry", "recover-in-place", "recover"),
-    Kind.LINK: ("retry",),
-    Kind.PROCESS: ("recover-in-place", "recover"),
-    Kind.NODE_LOST: ("recover",),
+    FaultKind.DEVICE_MEMORY: ("retry", "recover-in-place", "recover"),
+    FaultKind.LINK: ("retry",),
+    FaultKind.PROCESS: ("recover-in-place", "recover"),
+    FaultKind.NODE_LOST: ("recover",),
 }
 
 
@@ -33,10 +33,10 @@ def mindcluster(words: tuple[str, ...], **labels: str) -> Policy:
 
 @pytest.mark.parametrize("kind", ANSWERS)
 @pytest.mark.parametrize("words", COMBINATIONS, ids=",".join)
-def test_any_combination_of_strategies(words: tuple[str, ...], kind: Kind) -> None:
+def test_any_combination_of_strategies(words: tuple[str, ...], kind: FaultKind) -> None:
     """The cheapest of those that are named and can help is used; then last words, if named."""
     fault = Fault(kind=kind, message="it broke", rank=2, node=1)
-    case = Case(fault=fault, session=True, formed=True, newest=5, spares=1, last_words=3)
+    case = Situation(fault=fault, session=True, formed=True, newest=5, spares=1, last_words=3)
     chosen = decide(mindcluster(words), case)
     helpful = [word for word in ANSWERS[kind] if word in words]
     last = "dump" if "dump" in words else "fail"
@@ -51,12 +51,14 @@ def test_a_strategy_that_failed_gives_way_to_the_next(words: tuple[str, ...], fa
     """The next of those that are named is taken; a rank is started three times in its place."""
     if failed not in words:
         return
-    fault = Fault(kind=Kind.DEVICE_MEMORY, message="it broke", rank=2, node=1, finished=5)
+    fault = Fault(kind=FaultKind.DEVICE_MEMORY, message="it broke", rank=2, node=1, finished=5)
     times = 3 if failed == "recover-in-place" else 1
     past = (Past(fault=fault, strategy=Strategy(failed), newest=5),) * times
-    case = Case(fault=fault, session=True, formed=True, newest=5, spares=1, last_words=3, past=past)
+    case = Situation(
+        fault=fault, session=True, formed=True, newest=5, spares=1, last_words=3, past=past
+    )
     chosen = decide(mindcluster(words), case)
-    order = ANSWERS[Kind.DEVICE_MEMORY]
+    order = ANSWERS[FaultKind.DEVICE_MEMORY]
     stronger = [word for word in order[order.index(failed) + 1 :] if word in words]
     last = "dump" if "dump" in words else "fail"
     again = "retry" if failed == "retry" else last

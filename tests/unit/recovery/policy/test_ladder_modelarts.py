@@ -12,18 +12,18 @@ import pytest
 
 from rekindle.errors import UsageError
 from rekindle.recovery.faults.classification import (
-    Sign,
-    Source,
+    EventSource,
+    HealthEvent,
     explained,
     fault_of_exit,
     fault_of_sign,
     verdict_of,
 )
-from rekindle.recovery.faults.fault import ErrorRecord, Exit, Fault, Kind
+from rekindle.recovery.faults.fault import ErrorRecord, Exit, Fault, FaultKind
 from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.policy import annotations as a
 from rekindle.recovery.policy.decide import Decision, decide
-from rekindle.recovery.policy.history import Case, Past
+from rekindle.recovery.policy.history import Past, Situation
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 HOUR_S = 3600.0
@@ -55,7 +55,7 @@ NONE = policy()
 
 def chip(code: str = HBM, hours_ago: float = 0.0, device: int = 3, **more: Any) -> Fault:
     """A chip's fault, as the tables judge its code when somebody reports it."""
-    sign = Sign(source=Source.ASCEND, what=code, node=1, device=device)
+    sign = HealthEvent(source=EventSource.ASCEND, what=code, node=1, device=device)
     at = NOW - hours_ago * HOUR_S
     fault = fault_of_sign(sign, verdict_of(TABLES, sign), rank=8 + device, finished=5, at=at)
     return msgspec.structs.replace(fault, **({"host": "host-1"} | more))
@@ -69,14 +69,14 @@ def crash(hours_ago: float = 0.0, step: int = 5, code: int = 1, error: str = "")
     return fault_of_exit(TABLES, Exit(code=code), raised, at=at, **place)
 
 
-LOST = Fault(kind=Kind.NODE_LOST, message="node 1 was lost", node=1, host="host-1", at=NOW)
-DEADLOCK = Sign(source=Source.NODE_CONDITION, what="KernelDeadlock=True", node=1)
+LOST = Fault(kind=FaultKind.NODE_LOST, message="node 1 was lost", node=1, host="host-1", at=NOW)
+DEADLOCK = HealthEvent(source=EventSource.NODE_CONDITION, what="KernelDeadlock=True", node=1)
 SICK = fault_of_sign(DEADLOCK, verdict_of(TABLES, DEADLOCK), rank=-1, finished=5, at=NOW)
 URGENT = chip("80E18402")  # SeparateNPU
 UNHEALED = chip(self_heal=False, heal_failed=True)  # as when the agent says that it is not
 ECC = "RuntimeError: HBM MULTI BIT ECC ERROR.time us= 1743054421339124."
-HUNG = Fault(kind=Kind.HANG, message="the job hangs", at=NOW)
-NO_NODE = Fault(kind=Kind.SCHEDULING, message="no node came", at=NOW)
+HUNG = Fault(kind=FaultKind.HANG, message="the job hangs", at=NOW)
+NO_NODE = Fault(kind=FaultKind.SCHEDULING, message="no node came", at=NOW)
 
 
 def past(
@@ -92,7 +92,7 @@ def past(
 def judge(what: Fault, how: Policy, before: tuple[Past, ...] = (), **more: Any) -> Decision:
     """Decide for an untouched script, as ModelArts would."""
     settings = {"session": False, "formed": True, "newest": 5, "incident": 99} | more
-    return decide(how, Case(fault=what, past=before, **settings))
+    return decide(how, Situation(fault=what, past=before, **settings))
 
 
 TABLE = {

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.recovery.policy.plan import Holding, Made, RankPlan, Source, make_plan
+from rekindle.recovery.policy.plan import AvailableState, Made, RankPlan, StateSource, make_plan
 
 states = st.tuples(st.integers(0, 6), st.integers(0, 2))  # steps, and the generation
 kept = st.lists(states, max_size=3).map(tuple)
 holdings = st.lists(
     st.builds(
-        Holding,
+        AvailableState,
         node=st.integers(0, 2),
         shard=st.integers(0, 2),
         live=st.none() | states,
@@ -29,92 +29,94 @@ def at(*steps: int) -> tuple[Made, ...]:
     return tuple((step, 1) for step in steps)
 
 
-def live(held: dict[int, Holding]) -> set[Made]:
+def live(held: dict[int, AvailableState]) -> set[Made]:
     return {h.live for h in held.values() if h.live is not None}
 
 
-def anywhere(held: dict[int, Holding]) -> set[Made]:
+def anywhere(held: dict[int, AvailableState]) -> set[Made]:
     lists = [(*h.snapshots, *h.checkpoints, *(s for _, s in h.copies)) for h in held.values()]
     return live(held).union(*lists)
 
 
-def groups(held: dict[int, Holding]) -> list[dict[int, Holding]]:
+def groups(held: dict[int, AvailableState]) -> list[dict[int, AvailableState]]:
     """The replica groups."""
     shards = {h.shard for h in held.values()}
     return [{r: h for r, h in held.items() if h.shard == shard} for shard in shards]
 
 
-def common(held: dict[int, Holding], where: Callable[[dict[int, Holding]], set[Made]]) -> set[Made]:
+def common(
+    held: dict[int, AvailableState], where: Callable[[dict[int, AvailableState]], set[Made]]
+) -> set[Made]:
     """The states that all replica groups have there."""
     return set.intersection(*(where(group) for group in groups(held)))
 
 
 @given(holdings)
-def test_live_state_wins_and_the_newest_of_it(held: dict[int, Holding]) -> None:
+def test_live_state_wins_and_the_newest_of_it(held: dict[int, AvailableState]) -> None:
     """If each replica group has a live copy of one state, all go on from the newest such state."""
     states = common(held, live)
     if states:
         plan = make_plan(held)
         assert (plan.step, plan.made) == max(states)
-        assert {own.source for own in plan.ranks} <= {Source.SELF, Source.PEER}
+        assert {own.source for own in plan.ranks} <= {StateSource.SELF, StateSource.PEER}
 
 
 @given(holdings)
-def test_every_rank_gets_the_planned_step(held: dict[int, Holding]) -> None:
+def test_every_rank_gets_the_planned_step(held: dict[int, AvailableState]) -> None:
     """No states are mixed: each source holds exactly the planned one, to its generation."""
     plan = make_plan(held)
     made = plan.step, plan.made
     for rank, own in enumerate(plan.ranks):
-        giver = held[rank] if own.source is not Source.PEER else None
+        giver = held[rank] if own.source is not StateSource.PEER else None
         match own.source:
-            case Source.SELF:
+            case StateSource.SELF:
                 assert giver is not None
                 assert giver.live == made
-            case Source.SNAPSHOT:
+            case StateSource.SNAPSHOT:
                 assert giver is not None
                 assert made in giver.snapshots
-            case Source.NEIGHBOUR:
+            case StateSource.NEIGHBOUR:
                 assert giver is not None
                 assert (own.node, made) in giver.copies
-            case Source.CHECKPOINT:
+            case StateSource.CHECKPOINT:
                 assert giver is not None
                 assert made in giver.checkpoints
-            case Source.PEER:
+            case StateSource.PEER:
                 assert rank in plan.ranks[own.peer].sends_to
-                assert plan.ranks[own.peer].source is not Source.PEER
+                assert plan.ranks[own.peer].source is not StateSource.PEER
                 assert held[own.peer].shard == held[rank].shard
-            case Source.FRESH:
+            case StateSource.FRESH:
                 assert made == (0, 0)
 
 
 @given(holdings)
-def test_who_sends_is_who_is_expected_to(held: dict[int, Holding]) -> None:
+def test_who_sends_is_who_is_expected_to(held: dict[int, AvailableState]) -> None:
     """Senders and receivers agree, so no transfer waits for ever."""
     plan = make_plan(held)
     sends = {(r, to) for r, own in enumerate(plan.ranks) for to in own.sends_to}
-    receives = {(own.peer, r) for r, own in enumerate(plan.ranks) if own.source is Source.PEER}
+    receives = {(own.peer, r) for r, own in enumerate(plan.ranks) if own.source is StateSource.PEER}
     assert sends == receives
 
 
 @given(holdings)
-def test_without_live_state_the_newest_complete_copy_wins(held: dict[int, Holding]) -> None:
+def test_without_live_state_the_newest_complete_copy_wins(held: dict[int, AvailableState]) -> None:
     """Whatever it is put together from; fresh only if no state can be had whole."""
     plan = make_plan(held)
     if not common(held, live):
         states = common(held, anywhere)
         assert (plan.step, plan.made) == max(states, default=(0, 0))
-        fresh = {own.source for own in plan.ranks} == {Source.FRESH}
+        fresh = {own.source for own in plan.ranks} == {StateSource.FRESH}
         assert fresh == (not states)
 
 
 @given(holdings)
-def test_each_group_takes_the_nearest_source(held: dict[int, Holding]) -> None:
+def test_each_group_takes_the_nearest_source(held: dict[int, AvailableState]) -> None:
     """Nothing is loaded from afar that a rank of the group has near."""
     plan = make_plan(held)
     for group in groups(held) if common(held, anywhere) else ():
-        sources = {plan.ranks[rank].source for rank in group} - {Source.PEER}
+        sources = {plan.ranks[rank].source for rank in group} - {StateSource.PEER}
         assert len(sources) == 1
-        order = list(Source)
+        order = list(StateSource)
         nearer = order[: order.index(sources.pop())]
         for rank, holding in group.items():
             alone = make_plan({0: holding})
@@ -123,7 +125,7 @@ def test_each_group_takes_the_nearest_source(held: dict[int, Holding]) -> None:
 
 
 @given(holdings)
-def test_each_shard_has_one_writer(held: dict[int, Holding]) -> None:
+def test_each_shard_has_one_writer(held: dict[int, AvailableState]) -> None:
     """A checkpoint gets every shard once."""
     plan = make_plan(held)
     writers = [held[rank].shard for rank, own in enumerate(plan.ranks) if own.writes]
@@ -133,69 +135,72 @@ def test_each_shard_has_one_writer(held: dict[int, Holding]) -> None:
 
 def test_one_dead_rank_of_four_costs_one_transfer() -> None:
     """Three survivors keep their state; the replacement gets its from a rank of its own node."""
-    held = {r: Holding(node=r // 2, live=(7, 1)) for r in range(4)}
-    held[3] = Holding(node=1)
+    held = {r: AvailableState(node=r // 2, live=(7, 1)) for r in range(4)}
+    held[3] = AvailableState(node=1)
     plan = make_plan(held)
-    assert [own.source for own in plan.ranks].count(Source.SELF) == 3
+    assert [own.source for own in plan.ranks].count(StateSource.SELF) == 3
     assert plan.ranks[3].peer == 2
 
 
 def test_of_equals_the_snapshot() -> None:
     """A checkpoint of the same step is farther away; a newer one is worth the way."""
-    held = {0: Holding(node=0, snapshots=at(4, 6), checkpoints=at(6, 2)), 1: Holding(node=1)}
+    held = {
+        0: AvailableState(node=0, snapshots=at(4, 6), checkpoints=at(6, 2)),
+        1: AvailableState(node=1),
+    }
     plan = make_plan(held)
-    assert (plan.step, plan.ranks[0].source) == (6, Source.SNAPSHOT)
-    held[1] = Holding(node=1, checkpoints=at(8))
+    assert (plan.step, plan.ranks[0].source) == (6, StateSource.SNAPSHOT)
+    held[1] = AvailableState(node=1, checkpoints=at(8))
     plan = make_plan(held)
-    assert (plan.step, plan.ranks[1].source) == (8, Source.CHECKPOINT)
-    assert plan.ranks[0] == RankPlan(source=Source.PEER, peer=1, writes=True)
+    assert (plan.step, plan.ranks[1].source) == (8, StateSource.CHECKPOINT)
+    assert plan.ranks[0] == RankPlan(source=StateSource.PEER, peer=1, writes=True)
 
 
 def test_two_ways_to_do_a_step_are_two_states() -> None:
     """One shard has step 8 as it was, the other as it was done again: neither counts."""
     held = {
-        0: Holding(node=0, shard=0, snapshots=((8, 1), (5, 1))),
-        1: Holding(node=1, shard=1, snapshots=((8, 3), (5, 1))),
+        0: AvailableState(node=0, shard=0, snapshots=((8, 1), (5, 1))),
+        1: AvailableState(node=1, shard=1, snapshots=((8, 3), (5, 1))),
     }
     plan = make_plan(held)
     assert (plan.step, plan.made) == (5, 1)
-    held[0] = Holding(node=0, shard=0, snapshots=((8, 1), (8, 3)))
-    held[1] = Holding(node=1, shard=1, checkpoints=((8, 3), (8, 1)))
+    held[0] = AvailableState(node=0, shard=0, snapshots=((8, 1), (8, 3)))
+    held[1] = AvailableState(node=1, shard=1, checkpoints=((8, 3), (8, 1)))
     plan = make_plan(held)
     assert (plan.step, plan.made) == (8, 3)
 
 
 def test_a_lost_shard_takes_all_back_to_its_snapshot() -> None:
     """Four ranks, a shard each: what the lost node's neighbour has decides the step of all."""
-    held = {r: Holding(node=r, shard=r, live=(9, 1), snapshots=at(4, 8)) for r in range(4)}
-    held[2] = Holding(node=2, shard=2, copies=((3, (4, 1)), (3, (8, 1))))
+    held = {r: AvailableState(node=r, shard=r, live=(9, 1), snapshots=at(4, 8)) for r in range(4)}
+    held[2] = AvailableState(node=2, shard=2, copies=((3, (4, 1)), (3, (8, 1))))
     plan = make_plan(held)
     assert plan.step == 8
     taken = {r: own.source for r, own in enumerate(plan.ranks)}
-    assert taken == dict.fromkeys(range(4), Source.SNAPSHOT) | {2: Source.NEIGHBOUR}
+    assert taken == dict.fromkeys(range(4), StateSource.SNAPSHOT) | {2: StateSource.NEIGHBOUR}
     assert plan.ranks[2].node == 3
 
 
 def test_a_replica_keeps_all_where_they_are() -> None:
     """Two shards, each held twice: a live replica of the lost one's, and no step is lost."""
-    held = {r: Holding(node=r, shard=r % 2, live=(9, 1), snapshots=at(8)) for r in range(4)}
-    held[2] = Holding(node=2, shard=0, copies=((3, (8, 1)),))
+    held = {r: AvailableState(node=r, shard=r % 2, live=(9, 1), snapshots=at(8)) for r in range(4)}
+    held[2] = AvailableState(node=2, shard=0, copies=((3, (8, 1)),))
     plan = make_plan(held)
     assert plan.step == 9
-    assert plan.ranks[2] == RankPlan(source=Source.PEER, peer=0)
+    assert plan.ranks[2] == RankPlan(source=StateSource.PEER, peer=0)
 
 
 def test_snapshots_of_different_steps_are_never_mixed() -> None:
     """The newest of each rank is of another step: the older one, which both have, counts."""
     held = {
-        0: Holding(node=0, shard=0, snapshots=at(5, 10)),
-        1: Holding(node=1, shard=1, snapshots=at(10, 15)),
+        0: AvailableState(node=0, shard=0, snapshots=at(5, 10)),
+        1: AvailableState(node=1, shard=1, snapshots=at(10, 15)),
     }
     assert make_plan(held).step == 10
 
 
 @given(holdings)
-def test_any_one_node_may_be_lost(held: dict[int, Holding]) -> None:
+def test_any_one_node_may_be_lost(held: dict[int, AvailableState]) -> None:
     """Each shard has a replica on two nodes, or another node keeps copies of one of its ranks."""
     keepers = [own.keeper for own in make_plan(held).ranks]
     nodes = {h.node for h in held.values()}
@@ -209,13 +214,13 @@ def test_any_one_node_may_be_lost(held: dict[int, Holding]) -> None:
 
 def test_copies_go_round_a_ring() -> None:
     """Each node keeps those of the one before it, whatever their numbers are."""
-    held = {r: Holding(node=(r // 2) * 3, shard=r) for r in range(6)}
+    held = {r: AvailableState(node=(r // 2) * 3, shard=r) for r in range(6)}
     assert [own.keeper for own in make_plan(held).ranks] == [3, 3, 6, 6, 0, 0]
 
 
 def test_one_rank_of_a_node_is_copied_for_all_that_hold_the_same() -> None:
     """Shard 0 lives on node 0 alone; shard 1 on both."""
-    held = {r: Holding(node=r // 2, shard=max(0, r - 1)) for r in range(4)}
-    held[3] = Holding(node=0, shard=1)
-    held[2] = Holding(node=1, shard=1)
+    held = {r: AvailableState(node=r // 2, shard=max(0, r - 1)) for r in range(4)}
+    held[3] = AvailableState(node=0, shard=1)
+    held[2] = AvailableState(node=1, shard=1)
     assert [own.keeper for own in make_plan(held).ranks] == [1, -1, -1, -1]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rekindle.errors import UsageError
 from rekindle.recovery.policy import annotations as a
 from rekindle.recovery.policy.policy import ALLOWABLE, INNER, Policy, Strategy
-from rekindle.recovery.policy.policy_file import Form, read_policy, write_policy
+from rekindle.recovery.policy.policy_file import PolicyFormat, read_policy, write_policy
 
 JOBS = {Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB_ISOLATED}
 PROCESSES = {*INNER, Strategy.DUMP}
@@ -111,7 +111,7 @@ def test_a_limit_without_retries_is_the_back_off_limit(tmp_path: Path) -> None:
     """Also in a file."""
     policy = Policy(max_reschedules=8, unconditional=False)
     path = tmp_path / "job.yaml"
-    path.write_text(write_policy(policy, Form.MINDCLUSTER))
+    path.write_text(write_policy(policy, PolicyFormat.MINDCLUSTER))
     assert yaml.safe_load(path.read_text())["spec"] == {"runPolicy": {"backoffLimit": 8}}
     again = read_policy(path)
     assert (again.max_reschedules, again.unconditional) == (8, False)

@@ -8,7 +8,7 @@ import pytest
 
 from rekindle.errors import UsageError
 from rekindle.recovery.policy.policy import Policy, Strategy
-from rekindle.recovery.policy.policy_file import Form, read_policy, write_policy
+from rekindle.recovery.policy.policy_file import PolicyFormat, read_policy, write_policy
 
 MODELARTS = """
 kind: Job
@@ -108,17 +108,17 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         read_policy(tmp_path / "bytes")
 
 
-@pytest.mark.parametrize("form", Form)
+@pytest.mark.parametrize("form", PolicyFormat)
 @pytest.mark.parametrize("text", ["max_restarts: 2", MODELARTS, MINDCLUSTER])
-def test_what_is_written_can_be_read_again(tmp_path: Path, text: str, form: Form) -> None:
+def test_what_is_written_can_be_read_again(tmp_path: Path, text: str, form: PolicyFormat) -> None:
     """And says the same, as far as the form has words for it."""
     policy = read_policy(written(tmp_path, text))
-    if form is Form.MODELARTS and not policy.max_reschedules:
+    if form is PolicyFormat.MODELARTS and not policy.max_reschedules:
         with pytest.raises(UsageError, match="give max_reschedules"):
             write_policy(policy, form)
         return
     again = read_policy(written(tmp_path, write_policy(policy, form)))
-    if form is Form.OWN:
+    if form is PolicyFormat.OWN:
         assert again == policy
     else:
         assert write_policy(again, form) == write_policy(policy, form)

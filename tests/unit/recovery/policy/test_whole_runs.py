@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.policy.flow_runs import AGAIN, RunEnd, decide_run, fault_of
 from rekindle.recovery.policy.policy import ALLOWABLE, Policy, Strategy
@@ -32,26 +32,26 @@ ODD = raised("mymodule.OddError: who knows")
 @pytest.mark.parametrize(
     ("end", "kind"),
     [
-        (KILLED, Kind.PROCESS),
-        (crashed("Flow run process exited with non-zero status code 137."), Kind.PROCESS),
-        (crashed("Process exited with status code: 77"), Kind.USER_CODE),
-        (TERMINATED, Kind.EVICTION),
-        (crashed("Process exited with status code: -15. "), Kind.EVICTION),
-        (crashed("Process exited with status code: 143"), Kind.EVICTION),
-        (crashed("Execution was cancelled by the runtime environment."), Kind.PROCESS),
-        (crashed("Request to http://127.0.0.1:4200/api failed: ReadTimeout."), Kind.TRANSIENT),
-        (crashed("Flow run could not start: [Errno 2] no such file"), Kind.SCHEDULING),
-        (crashed("Execution was aborted by Python system exit call."), Kind.USER_CODE),
-        (crashed("Flow run heartbeat timed out"), Kind.UNKNOWN),
-        (WRONG, Kind.USER_CODE),
-        (RunEnd(message="Task run encountered an exception ValueError: x"), Kind.USER_CODE),
-        (RunEnd(message="ValueError: x"), Kind.USER_CODE),
-        (ECC, Kind.DEVICE_MEMORY),
-        (raised("torch.OutOfMemoryError: CUDA out of memory. Tried to"), Kind.DEVICE_OOM),
-        (ODD, Kind.UNKNOWN),
+        (KILLED, FaultKind.PROCESS),
+        (crashed("Flow run process exited with non-zero status code 137."), FaultKind.PROCESS),
+        (crashed("Process exited with status code: 77"), FaultKind.USER_CODE),
+        (TERMINATED, FaultKind.EVICTION),
+        (crashed("Process exited with status code: -15. "), FaultKind.EVICTION),
+        (crashed("Process exited with status code: 143"), FaultKind.EVICTION),
+        (crashed("Execution was cancelled by the runtime environment."), FaultKind.PROCESS),
+        (crashed("Request to http://127.0.0.1:4200/api failed: ReadTimeout."), FaultKind.TRANSIENT),
+        (crashed("Flow run could not start: [Errno 2] no such file"), FaultKind.SCHEDULING),
+        (crashed("Execution was aborted by Python system exit call."), FaultKind.USER_CODE),
+        (crashed("Flow run heartbeat timed out"), FaultKind.UNKNOWN),
+        (WRONG, FaultKind.USER_CODE),
+        (RunEnd(message="Task run encountered an exception ValueError: x"), FaultKind.USER_CODE),
+        (RunEnd(message="ValueError: x"), FaultKind.USER_CODE),
+        (ECC, FaultKind.DEVICE_MEMORY),
+        (raised("torch.OutOfMemoryError: CUDA out of memory. Tried to"), FaultKind.DEVICE_OOM),
+        (ODD, FaultKind.UNKNOWN),
     ],
 )
-def test_a_message_becomes_a_fault(end: RunEnd, kind: Kind) -> None:
+def test_a_message_becomes_a_fault(end: RunEnd, kind: FaultKind) -> None:
     """What Prefect says of a run's end, and the tables of what was raised, tell the kind."""
     assert fault_of(end, TABLES).kind is kind
 

@@ -8,14 +8,14 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.training.torch.data.elastic_stream import Deal, Item, Mark
+from rekindle.training.torch.data.elastic_stream import Item, Mark, PartAssignment
 
 # The world's size and the steps done in it, several times.
 WORLDS = st.lists(st.tuples(st.integers(1, 7), st.integers(0, 25)), min_size=1, max_size=6)
 
 
 def read(
-    deal: Deal, marks: list[Mark], reader: int, count: int, sizes: list[int]
+    deal: PartAssignment, marks: list[Mark], reader: int, count: int, sizes: list[int]
 ) -> list[tuple[int, int]]:
     """Read so many samples, (item, place in it), as a reader does; its mark moves."""
     seen: list[tuple[int, int]] = []
@@ -37,7 +37,7 @@ def test_every_sample_comes_once(
     """Of all that was dealt, what was passed was read once, and the rest is still to come."""
     # A reader of empty parts alone would search for ever: so does none here.
     sizes = [max(1, size) for size in sizes]
-    deal, seen = Deal((), 0, worlds[0][0]), []
+    deal, seen = PartAssignment((), 0, worlds[0][0]), []
     marks = deal.beginning()
     for readers, steps in worlds:
         deal = deal.again(marks, readers)
@@ -60,7 +60,7 @@ def test_every_sample_comes_once(
 
 def test_the_deal_of_what_was_begun_comes_first() -> None:
     """Who comes first takes up what was left, the oldest before the others."""
-    deal = Deal((), 0, 4).again([Mark(1, 5), Mark(0, 2), Mark(0, 0), Mark(2, 1)], 2)
+    deal = PartAssignment((), 0, 4).again([Mark(1, 5), Mark(0, 2), Mark(0, 0), Mark(2, 1)], 2)
     # Of 0 to 11, readers had finished 0, 3 and 7; 4 is begun, 1 too, 11 as well.
     assert deal.left[:5] == (Item(1, 2), Item(2, 0), Item(4, 5), Item(5, 0), Item(6, 0))
     assert deal.left[5:] == (Item(8, 0), Item(9, 0), Item(10, 0), Item(11, 1))
@@ -70,6 +70,6 @@ def test_the_deal_of_what_was_begun_comes_first() -> None:
 
 def test_ahead_is_told_of_items_that_wait() -> None:
     """A reader that is four rounds on is ahead of what the slow one has not begun."""
-    deal = Deal((), 0, 2)
+    deal = PartAssignment((), 0, 2)
     assert deal.ahead(deal.beginning()) == -1
     assert deal.ahead([Mark(0, 9), Mark(4, 0)]) == 7

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.devices import Damage
 from rekindle.training.devices.base import NpuDevice
 
@@ -86,7 +86,7 @@ def with_signature_of(text: str, name: str, note: Callable[..., Any]) -> Callabl
 def install(
     monkeypatch: pytest.MonkeyPatch, source: Callable[[str], str]
 ) -> Callable[..., TorchNpu]:
-    """Make `import torch_npu` find the pretended one."""
+    """Make `import torch_npu` find the simulated one."""
 
     def pretend(**answers: int) -> TorchNpu:
         module = TorchNpu(source, **answers)
@@ -123,14 +123,16 @@ def test_a_peer_of_a_broken_rank_is_stopped_and_restarted(install: Any) -> None:
     npu = install()
     ours = device()
     ours.stop()
-    assert ours.repair(Kind.LINK, lambda: [PARAMETER]) is Damage.NONE
+    assert ours.repair(FaultKind.LINK, lambda: [PARAMETER]) is Damage.NONE
     assert npu.calls == [
         ("npu.stop_device", (3,)),
         ("npu.empty_cache", ()),
         ("npu.restart_device", (3, False, False)),
         ("distributed.reinit_process_group", (None, False)),
     ]
-    assert ours.repair(Kind.LINK, lambda: [PARAMETER]) is Damage.NONE  # nobody has stopped it since
+    assert (
+        ours.repair(FaultKind.LINK, lambda: [PARAMETER]) is Damage.NONE
+    )  # nobody has stopped it since
     assert len(npu.calls) == 4
 
 
@@ -161,7 +163,7 @@ def test_an_error_in_temporary_memory_costs_the_step_alone(
     npu = install(uce=answer)
     ours = device()
     ours.stop()
-    assert ours.repair(Kind.DEVICE_MEMORY, lambda: [PARAMETER]) is damage
+    assert ours.repair(FaultKind.DEVICE_MEMORY, lambda: [PARAMETER]) is damage
     assert [name for name, _ in npu.calls][1] == "npu.check_uce_in_memory"
     assert [name for name, _ in npu.calls][-1] == "distributed.reinit_process_group"
 
@@ -171,7 +173,7 @@ def test_an_error_in_lasting_memory_costs_the_state(install: Any) -> None:
     npu = install(uce=3)
     ours = device()
     ours.stop()
-    assert ours.repair(Kind.DEVICE_MEMORY, lambda: [PARAMETER]) is Damage.STATE
+    assert ours.repair(FaultKind.DEVICE_MEMORY, lambda: [PARAMETER]) is Damage.STATE
     assert npu.calls[-1] == ("npu._recovery.update_npu_tensor_to_safe", (PARAMETER,))
 
 
@@ -181,7 +183,7 @@ def test_a_device_that_cannot_be_repaired(answers: dict[str, int], install: Any)
     npu = install(**answers)
     ours = device()
     ours.stop()
-    assert ours.repair(Kind.DEVICE_MEMORY, lambda: [PARAMETER]) is Damage.DEVICE
+    assert ours.repair(FaultKind.DEVICE_MEMORY, lambda: [PARAMETER]) is Damage.DEVICE
     assert "npu.restart_device" not in dict(npu.calls)
 
 

@@ -8,7 +8,7 @@ import pytest
 from waiting import join, wait_asleep, wait_set
 
 from rekindle.training.mindio import generations as module
-from rekindle.training.mindio.generations import Brake
+from rekindle.training.mindio.generations import DeviceStop
 
 
 class Device:
@@ -36,7 +36,7 @@ def device() -> Device:
 
 def test_a_device_is_stopped_by_another_thread(device: Device) -> None:
     """Once for all who ask, and waited for."""
-    brake = Brake(device.stop)
+    brake = DeviceStop(device.stop)
     brake.release(3)
     brake.pull(3)
     brake.pull(3)
@@ -47,7 +47,7 @@ def test_a_device_is_stopped_by_another_thread(device: Device) -> None:
 
 def test_an_update_that_has_begun_ends_first(device: Device) -> None:
     """Nobody stops the device in it; the next may not begin, until training goes on."""
-    brake = Brake(device.stop)
+    brake = DeviceStop(device.stop)
     assert brake.begin_update()
     brake.pull(1)
     wait_asleep(thread_of_brake())
@@ -63,7 +63,7 @@ def test_an_update_that_has_begun_ends_first(device: Device) -> None:
 
 def test_an_update_that_others_have_done_may_still_begin(device: Device) -> None:
     """Its gradients are on their way: the rank would need a peer's state else."""
-    brake = Brake(device.stop)
+    brake = DeviceStop(device.stop)
     brake.release(4)
     brake.pull(5)
     assert brake.begin_update()
@@ -76,7 +76,7 @@ def test_what_has_raised_is_not_waited_for(device: Device, monkeypatch: pytest.M
     """An update that broke off never ends."""
     monkeypatch.setattr(module, "REACH_S", 1000.0)
     monkeypatch.setattr(module, "UPDATE_S", 1000.0)
-    brake = Brake(device.stop)
+    brake = DeviceStop(device.stop)
     brake.begin_update()
     brake.break_off()
     brake.pull(7)
@@ -87,7 +87,7 @@ def test_what_has_raised_is_not_waited_for(device: Device, monkeypatch: pytest.M
 def test_an_update_that_must_not_begin_waits_for_the_stop() -> None:
     """The thread that trains goes on when its device is stopped, and no sooner."""
     go = threading.Event()
-    brake = Brake(lambda: wait_set(go))
+    brake = DeviceStop(lambda: wait_set(go))
     brake.pull(0)
     begun: list[bool] = []
     trains = threading.Thread(target=lambda: begun.append(brake.begin_update()))
@@ -101,7 +101,7 @@ def test_an_update_that_must_not_begin_waits_for_the_stop() -> None:
 
 def test_a_stop_that_fails_is_told(capfd: pytest.CaptureFixture[str]) -> None:
     """With its traceback, to whoever waits for it."""
-    brake = Brake(lambda: 1 / 0)
+    brake = DeviceStop(lambda: 1 / 0)
     brake.pull(0)
     assert not brake.wait()
     assert "ZeroDivisionError" in capfd.readouterr().err

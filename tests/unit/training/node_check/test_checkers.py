@@ -1,4 +1,4 @@
-"""Checkers that run out of memory: what they say, and what is said of one that is killed."""
+"""NodeCheckRunner that run out of memory: what they say, and what is said of one that is killed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from waiting import bound_s, turns
 
 from rekindle.agent import node_check as checkers_module
 from rekindle.agent.memory_limits import OomCounter
-from rekindle.agent.node_check import Checker, CheckerError, Checkers
-from rekindle.protocol.node_check import Done, Work
-from rekindle.recovery.node_check.evidence import KILLED, Part, lacks_memory
+from rekindle.agent.node_check import Checker, CheckerError, NodeCheckRunner
+from rekindle.protocol.node_check import DeviceWork, Done
+from rekindle.recovery.node_check.evidence import KILLED, Measurement, lacks_memory
 from rekindle.training.node_check import serving
 from rekindle.training.node_check.torch_device import Bench
 
@@ -64,7 +64,7 @@ def test_a_checker_that_the_kernel_kills_for_want_of_memory(
                 file.write_text("oom_kill 4\n")
             os.kill(process.pid, signal.SIGKILL)
             with pytest.raises(CheckerError) as said:
-                await one.ask(Work(serial=1))
+                await one.ask(DeviceWork(serial=1))
         process.returncode = -signal.SIGKILL  # the checker has reaped it
         return str(said.value)
 
@@ -103,11 +103,11 @@ class Pretended:
     def __init__(self, device: int, answer: str | float | None, after: int = 0) -> None:
         self.device, self._answer, self._after = device, answer, after
 
-    async def ask(self, task: Work) -> Done:
+    async def ask(self, task: DeviceWork) -> Done:
         await (turns(self._after) if self._answer is not None else asyncio.Event().wait())
         if isinstance(self._answer, str):
             raise CheckerError(self.device, self._answer)
-        seconds = {Part.COMPUTE: float(self._answer or 0.0)}
+        seconds = {Measurement.COMPUTE: float(self._answer or 0.0)}
         return Done(serial=task.serial, seconds=seconds, note="a note")
 
 
@@ -126,19 +126,19 @@ def test_who_has_no_memory_is_heard_though_others_fail_with_it(
 ) -> None:
     """Whoever is first; and nobody is waited for who says nothing."""
     monkeypatch.setattr(checkers_module, "_SOON_S", bound_s(0.2))
-    checkers = Checkers(spec_of(nodes=1, processes=3), None, None, {})
+    checkers = NodeCheckRunner(spec_of(nodes=1, processes=3), None, None, {})
     checkers._checkers = [Pretended(n, each, 10 * n) for n, each in enumerate(answers)]
     with pytest.raises(CheckerError, match=said) as raised:
-        asyncio.run(checkers._ask(lambda device: Work(serial=1)))
+        asyncio.run(checkers._ask(lambda device: DeviceWork(serial=1)))
     assert raised.value.device == device
 
 
 def test_the_slowest_device_counts() -> None:
     """What all of them have to say is said once."""
-    checkers = Checkers(spec_of(nodes=1, processes=3), None, None, {})
+    checkers = NodeCheckRunner(spec_of(nodes=1, processes=3), None, None, {})
     checkers._checkers = [Pretended(n, each) for n, each in enumerate([1.0, 3.0, 2.0])]
-    done = asyncio.run(checkers._ask(lambda device: Work(serial=1)))
-    assert done == Done(serial=1, seconds={Part.COMPUTE: 3.0}, note="a note")
+    done = asyncio.run(checkers._ask(lambda device: DeviceWork(serial=1)))
+    assert done == Done(serial=1, seconds={Measurement.COMPUTE: 3.0}, note="a note")
 
 
 def test_beside_ranks_little_memory_is_taken() -> None:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from waiting import bound_s, result_of
 
-from rekindle.protocol.node_check import Done, Meet, Work
-from rekindle.recovery.node_check.evidence import Part
+from rekindle.protocol.node_check import DeviceWork, Done, Meet
+from rekindle.recovery.node_check.evidence import Measurement
 from rekindle.training.node_check import numpy_checker as plain_checker
 from rekindle.training.node_check import numpy_device as plain_device
 from rekindle.training.node_check.numpy_checker import PlainKit
@@ -28,7 +28,7 @@ def meet(kits: list[PlainKit], serial: int) -> list[Done]:
     def one(rank: int) -> Done:
         task = Meet(
             serial=serial,
-            part=Part.LINK,
+            part=Measurement.LINK,
             host="127.0.0.1",
             port=kits[0].port,
             rank=rank,
@@ -52,9 +52,9 @@ def close(kits: list[PlainKit]) -> None:
 def test_a_host_is_measured_alone() -> None:
     """A product and a copy, whose results are right."""
     kit = PlainKit(1, Processor())
-    done = kit.work(Work(serial=7))
+    done = kit.work(DeviceWork(serial=7))
     assert done.serial == 7
-    assert done.seconds.keys() == {Part.COMPUTE, Part.MEMORY}
+    assert done.seconds.keys() == {Measurement.COMPUTE, Measurement.MEMORY}
     assert all(0 < seconds < 1 for seconds in done.seconds.values())
     assert kit.port == 0
 
@@ -72,7 +72,7 @@ def test_wrong_results_are_seen(
     """A host that computes or copies wrongly is faulty."""
     monkeypatch.setattr(plain_device.np, name, spoil(getattr(np, name)))
     with pytest.raises(WrongResultError):
-        PlainKit(1, Processor()).work(Work(serial=1))
+        PlainKit(1, Processor()).work(DeviceWork(serial=1))
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_an_npu_is_measured_if_mindspore_can_use_it(
     if usable:
         assert device == ("Ascend", 3)
     else:
-        note = PlainKit(3, device).work(Work(serial=1)).note
+        note = PlainKit(3, device).work(DeviceWork(serial=1)).note
         assert note == "the NPUs were not measured: MindSpore cannot use them here"
 
 
@@ -131,7 +131,7 @@ def test_nodes_meet_again_and_again() -> None:
         for serial in (1, 2, 5):
             done = meet(kits, serial)
             assert [each.serial for each in done] == [serial] * 4
-            assert all(0 < each.seconds[Part.LINK] < 5 for each in done)
+            assert all(0 < each.seconds[Measurement.LINK] < 5 for each in done)
     finally:
         close(kits)
 

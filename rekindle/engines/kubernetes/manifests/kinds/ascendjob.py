@@ -7,8 +7,8 @@ from rekindle.engines.kubernetes.manifests.kinds.base import (
     Gvk,
     Manifest,
     Observed,
-    Phase,
     Rendered,
+    WorkloadPhase,
     observed,
     workload,
 )
@@ -19,7 +19,7 @@ from rekindle.engines.kubernetes.manifests.kinds.kubeflow import (
     replica_templates,
     role_patches,
 )
-from rekindle.engines.kubernetes.manifests.settings import Pods
+from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
 from rekindle.errors import UsageError
 
 LEADERS = {"pytorch": "Master", "mindspore": "Scheduler", "tensorflow": "Chief"}
@@ -37,7 +37,7 @@ class AscendJob:
     gvk = Gvk("mindxdl.gitee.com", "v1", "ascendjobs", "AscendJob")
     # There is no webhook: affinity may be patched at any time, and new pods follow it.
 
-    def restart(self, pods: Pods) -> str:
+    def restart(self, pods: KubernetesSettings) -> str:
         """Return nothing: it stands beside the template."""
         return ""
 
@@ -113,10 +113,10 @@ class AscendJob:
     def status(self, obj: Manifest) -> Observed:
         """Return what its last condition says; what is refused has failed."""
         found = last_condition(obj)
-        if found.phase is Phase.PENDING:
+        if found.phase is WorkloadPhase.PENDING:
             for one in held(obj):
                 if one.get("reason") == _REFUSED:
-                    return observed(Phase.FAILED, one)
+                    return observed(WorkloadPhase.FAILED, one)
         return found
 
     def suspend_patch(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from rekindle.engines.kubernetes.labels import Names
-from rekindle.engines.kubernetes.manifests.settings import Pods, replicas
+from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings, replicas
 from rekindle.job.spec import JobSpec
 
 Manifest = dict[str, Any]
@@ -17,7 +17,7 @@ Manifest = dict[str, Any]
 FOREVER = 2**31 - 1  # a limit of retries that is none: the coordinator decides when to give up
 
 
-class Phase(str, enum.Enum):
+class WorkloadPhase(str, enum.Enum):
     """Where a workload is, whatever its kind calls it."""
 
     PENDING = "pending"
@@ -30,7 +30,7 @@ class Phase(str, enum.Enum):
 class Observed(msgspec.Struct, frozen=True):
     """What a workload says of itself."""
 
-    phase: Phase
+    phase: WorkloadPhase
     reason: str = ""
     message: str = ""
 
@@ -53,7 +53,7 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     """What a job's workload is made of; `template` is that of its pods, rendered for the kind."""
 
     spec: JobSpec
-    pods: Pods
+    pods: KubernetesSettings
     template: Manifest
     labels: dict[str, str]
     annotations: dict[str, str]
@@ -81,7 +81,7 @@ class Adapter(Protocol):
     def gvk(self) -> Gvk:
         """What it is called in the API."""
 
-    def restart(self, pods: Pods) -> str:
+    def restart(self, pods: KubernetesSettings) -> str:
         """Return the restartPolicy of its pods; "": it stands elsewhere in the manifest."""
 
     def render(self, job: Rendered) -> Manifest:
@@ -145,14 +145,16 @@ def conditions(obj: Mapping[str, Any]) -> list[Manifest]:
     return [one for one in every if one.get("status") == "True"]
 
 
-def observed(phase: Phase, condition: Mapping[str, Any]) -> Observed:
+def observed(phase: WorkloadPhase, condition: Mapping[str, Any]) -> Observed:
     """Return a phase with what a condition says about it."""
     return Observed(
         phase, condition.get("reason") or condition["type"], condition.get("message") or ""
     )
 
 
-def by_conditions(obj: Mapping[str, Any], phases: Iterable[tuple[str, Phase]]) -> Observed | None:
+def by_conditions(
+    obj: Mapping[str, Any], phases: Iterable[tuple[str, WorkloadPhase]]
+) -> Observed | None:
     """Return the first of these phases whose condition holds."""
     held = {one["type"]: one for one in conditions(obj)}
     for name, phase in phases:
@@ -164,8 +166,8 @@ def by_conditions(obj: Mapping[str, Any], phases: Iterable[tuple[str, Phase]]) -
 def active(obj: Mapping[str, Any], working: bool) -> Observed:
     """Return the phase of a workload that is neither over nor suspended."""
     if (obj.get("spec") or {}).get("suspend"):
-        return Observed(Phase.SUSPENDED)
-    return Observed(Phase.RUNNING if working else Phase.PENDING)
+        return Observed(WorkloadPhase.SUSPENDED)
+    return Observed(WorkloadPhase.RUNNING if working else WorkloadPhase.PENDING)
 
 
 def next_attempt(template: Manifest) -> Manifest:

@@ -7,22 +7,22 @@ from rekindle.engines.kubernetes.manifests.kinds.base import (
     Gvk,
     Manifest,
     Observed,
-    Phase,
     Rendered,
+    WorkloadPhase,
     active,
     by_conditions,
     next_attempt,
     workload,
 )
-from rekindle.engines.kubernetes.manifests.settings import Pods
+from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
 
 _PHASES = (
-    ("Failed", Phase.FAILED),
-    ("Complete", Phase.SUCCEEDED),
-    ("Suspended", Phase.SUSPENDED),
+    ("Failed", WorkloadPhase.FAILED),
+    ("Complete", WorkloadPhase.SUCCEEDED),
+    ("Suspended", WorkloadPhase.SUSPENDED),
     # On the way to an end: pods are still to go.
-    ("FailureTarget", Phase.RUNNING),
-    ("SuccessCriteriaMet", Phase.RUNNING),
+    ("FailureTarget", WorkloadPhase.RUNNING),
+    ("SuccessCriteriaMet", WorkloadPhase.RUNNING),
 )
 
 
@@ -31,7 +31,7 @@ class IndexedJob:
 
     gvk = Gvk("batch", "v1", "jobs", "Job")
 
-    def restart(self, pods: Pods) -> str:
+    def restart(self, pods: KubernetesSettings) -> str:
         """Return the restartPolicy of its pods."""
         return "Never"
 
@@ -87,9 +87,9 @@ def job_spec(job: Rendered) -> Manifest:
 NODES = "node"  # the replicated job that holds all of them
 
 _JOBSET_PHASES = (
-    ("Failed", Phase.FAILED),
-    ("Completed", Phase.SUCCEEDED),
-    ("Suspended", Phase.SUSPENDED),
+    ("Failed", WorkloadPhase.FAILED),
+    ("Completed", WorkloadPhase.SUCCEEDED),
+    ("Suspended", WorkloadPhase.SUSPENDED),
 )
 
 
@@ -99,7 +99,7 @@ class JobSet:
     gvk = Gvk("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
     # Its webhook refuses any change of affinity, suspended or not.
 
-    def restart(self, pods: Pods) -> str:
+    def restart(self, pods: KubernetesSettings) -> str:
         """Return the restartPolicy of its pods."""
         return "Never"
 

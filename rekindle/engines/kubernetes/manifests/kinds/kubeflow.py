@@ -7,8 +7,8 @@ from rekindle.engines.kubernetes.manifests.kinds.base import (
     Gvk,
     Manifest,
     Observed,
-    Phase,
     Rendered,
+    WorkloadPhase,
     active,
     by_conditions,
     conditions,
@@ -17,16 +17,16 @@ from rekindle.engines.kubernetes.manifests.kinds.base import (
     workload,
 )
 from rekindle.engines.kubernetes.manifests.kinds.batch import jobset_spec
-from rekindle.engines.kubernetes.manifests.settings import Pods
+from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
 
 RUNTIME = Gvk("trainer.kubeflow.org", "v1alpha1", "trainingruntimes", "TrainingRuntime")
 
 # Which of a runtime's jobs the trainer's numbers are for.
 _STEP = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 _TRAINJOB_PHASES = (
-    ("Failed", Phase.FAILED),
-    ("Complete", Phase.SUCCEEDED),
-    ("Suspended", Phase.SUSPENDED),
+    ("Failed", WorkloadPhase.FAILED),
+    ("Complete", WorkloadPhase.SUCCEEDED),
+    ("Suspended", WorkloadPhase.SUSPENDED),
 )
 
 
@@ -36,7 +36,7 @@ class TrainJob:
     gvk = Gvk("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob")
     # The JobSet behind it refuses any change of affinity.
 
-    def restart(self, pods: Pods) -> str:
+    def restart(self, pods: KubernetesSettings) -> str:
         """Return the restartPolicy of its pods."""
         return "Never"
 
@@ -89,12 +89,12 @@ class TrainJob:
 
 
 _PHASES = {
-    "Created": Phase.PENDING,
-    "Running": Phase.RUNNING,
-    "Restarting": Phase.RUNNING,
-    "Suspended": Phase.SUSPENDED,
-    "Succeeded": Phase.SUCCEEDED,
-    "Failed": Phase.FAILED,
+    "Created": WorkloadPhase.PENDING,
+    "Running": WorkloadPhase.RUNNING,
+    "Restarting": WorkloadPhase.RUNNING,
+    "Suspended": WorkloadPhase.SUSPENDED,
+    "Succeeded": WorkloadPhase.SUCCEEDED,
+    "Failed": WorkloadPhase.FAILED,
 }
 _OVER = ("Failed", "Succeeded")
 WORKER = "Worker"
@@ -124,7 +124,7 @@ def last_condition(obj: Manifest) -> Observed:
     """Return the state as these operators tell it: by the last condition that holds."""
     held = [one for one in conditions(obj) if one["type"] in _PHASES]
     if not held:
-        return Observed(Phase.PENDING)
+        return Observed(WorkloadPhase.PENDING)
     over = [one for one in held if one["type"] in _OVER]
     last = (over or held)[-1]
     return observed(_PHASES[last["type"]], last)
@@ -135,7 +135,7 @@ class PyTorchJob:
 
     gvk = Gvk("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
 
-    def restart(self, pods: Pods) -> str:
+    def restart(self, pods: KubernetesSettings) -> str:
         """Return nothing: it stands beside the template."""
         return ""
 

@@ -8,25 +8,25 @@ from rekindle.engines.kubernetes.manifests.kinds.base import (
     Gvk,
     Manifest,
     Observed,
-    Phase,
     Rendered,
+    WorkloadPhase,
     workload,
 )
-from rekindle.engines.kubernetes.manifests.settings import Pods
+from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
 
 TASK = "node"
 
 _PHASES = {
-    "Pending": Phase.PENDING,
-    "Restarting": Phase.PENDING,
-    "Running": Phase.RUNNING,
-    "Completing": Phase.RUNNING,
-    "Terminating": Phase.RUNNING,
-    "Aborting": Phase.SUSPENDED,
-    "Aborted": Phase.SUSPENDED,
-    "Completed": Phase.SUCCEEDED,
-    "Terminated": Phase.FAILED,
-    "Failed": Phase.FAILED,
+    "Pending": WorkloadPhase.PENDING,
+    "Restarting": WorkloadPhase.PENDING,
+    "Running": WorkloadPhase.RUNNING,
+    "Completing": WorkloadPhase.RUNNING,
+    "Terminating": WorkloadPhase.RUNNING,
+    "Aborting": WorkloadPhase.SUSPENDED,
+    "Aborted": WorkloadPhase.SUSPENDED,
+    "Completed": WorkloadPhase.SUCCEEDED,
+    "Terminated": WorkloadPhase.FAILED,
+    "Failed": WorkloadPhase.FAILED,
 }
 
 
@@ -40,7 +40,7 @@ class VolcanoJob:
     gvk = Gvk("batch.volcano.sh", "v1alpha1", "jobs", "Job")
     # Its webhook keeps the templates as they are.
 
-    def restart(self, pods: Pods) -> str:
+    def restart(self, pods: KubernetesSettings) -> str:
         """Return the restartPolicy of its pods."""
         return "Never" if pods.by_mindcluster else "OnFailure"
 
@@ -78,7 +78,9 @@ class VolcanoJob:
         state = (obj.get("status") or {}).get("state") or {}
         name = state.get("phase") or "Pending"
         return Observed(
-            _PHASES.get(name, Phase.PENDING), state.get("reason") or name, state.get("message", "")
+            _PHASES.get(name, WorkloadPhase.PENDING),
+            state.get("reason") or name,
+            state.get("message", ""),
         )
 
     def suspend_patch(self) -> None:

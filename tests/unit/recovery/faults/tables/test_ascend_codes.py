@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.faults.tables.loading import load
 from rekindle.recovery.faults.tables.tables import Tables
-from rekindle.recovery.faults.tables.verdict import Blame, Origin, Severity, Urgency
+from rekindle.recovery.faults.tables.verdict import Blame, FaultOrigin, Severity, Urgency
 
 TABLES = Tables.load()
 ROWS = load(None)
@@ -49,9 +49,9 @@ def test_codes_per_level() -> None:
         ("80C98008", {"level": "RestartRequest", "at_fault": Blame.DEVICE, "user_caused": False}),
         (
             "80E01801",
-            {"level": "RestartBusiness", "kind": Kind.DEVICE_MEMORY, "self_heal": True},
+            {"level": "RestartBusiness", "kind": FaultKind.DEVICE_MEMORY, "self_heal": True},
         ),
-        ("80E18402", {"level": "SeparateNPU", "kind": Kind.DEVICE, "self_heal": False}),
+        ("80E18402", {"level": "SeparateNPU", "kind": FaultKind.DEVICE, "self_heal": False}),
         ("A2301001", {"level": "SeparateNPU"}),  # in two lists: the worse is looked up first
         ("B4060011", {"level": "RestartBusiness"}),
         ("80E38008", {"level": "RestartNPU", "urgency": Urgency.NOW, "self_heal": True}),
@@ -59,12 +59,12 @@ def test_codes_per_level() -> None:
         ("8F19A04E", {"level": "PreSeparateNPU", "urgency": Urgency.LATER}),
         ("8F19A04F", {"level": "SeparateNPU", "listed": False}),  # just behind a range
         ("80C98006", {"level": "NotHandleFault", "urgency": Urgency.NONE}),
-        ("81078603", {"level": "NotHandleFault", "kind": Kind.LINK}),
+        ("81078603", {"level": "NotHandleFault", "kind": FaultKind.LINK}),
         ("81AD8605", {"level": "SubHealthFault", "urgency": Urgency.WATCH}),
-        ("200001002", {"kind": Kind.HANG, "urgency": Urgency.NONE}),
-        ("110001010", {"kind": Kind.STRAGGLER, "at_fault": Blame.NODE}),
+        ("200001002", {"kind": FaultKind.HANG, "urgency": Urgency.NONE}),
+        ("110001010", {"kind": FaultKind.STRAGGLER, "at_fault": Blame.NODE}),
         ("020001001", {"level": "SeparateNPU", "code": "020001001"}),
-        ("2C000031", {"level": "SeparateFault", "kind": Kind.NODE, "at_fault": Blame.NODE}),
+        ("2C000031", {"level": "SeparateFault", "kind": FaultKind.NODE, "at_fault": Blame.NODE}),
         ("0000001D", {"level": "PreSeparateFault", "urgency": Urgency.LATER}),
         ("[0x00f1fef5,155914,npu,na]", {"level": "RestartRequestFault", "at_fault": Blame.NODE}),
         ("[0x08520003,na,L2,na]", {"level": "NotHandleFault", "code": "[0x08520003,na,l2,na]"}),
@@ -123,23 +123,26 @@ def test_unlisted_code_of_a_chip(severity: Severity | None, level: str) -> None:
 @pytest.mark.parametrize("severity", [None, *Severity])
 def test_unlisted_code_of_a_port(severity: Severity | None) -> None:
     """A port's unlisted code keeps new work away, whatever its severity."""
-    verdict = TABLES.ascend("8ABCDEF0", severity, Origin.NETWORK)
+    verdict = TABLES.ascend("8ABCDEF0", severity, FaultOrigin.NETWORK)
     assert (verdict.level, verdict.urgency) == ("PreSeparateNPU", Urgency.LATER)
-    assert verdict.kind is Kind.LINK
+    assert verdict.kind is FaultKind.LINK
 
 
 @pytest.mark.parametrize(
     ("code", "origin"),
     [
-        ("123456789", Origin.CHIP),  # a public fault: ClusterD drops those that it does not list
-        ("[0x00f1fef5,1,npu,na]", Origin.CHIP),
-        ("7ABCDEF0", Origin.NODE),
-        ("nonsense", Origin.CHIP),
-        ("", Origin.CHIP),
-        ("80C98002, 80CB8002", Origin.CHIP),
+        (
+            "123456789",
+            FaultOrigin.CHIP,
+        ),  # a public fault: ClusterD drops those that it does not list
+        ("[0x00f1fef5,1,npu,na]", FaultOrigin.CHIP),
+        ("7ABCDEF0", FaultOrigin.NODE),
+        ("nonsense", FaultOrigin.CHIP),
+        ("", FaultOrigin.CHIP),
+        ("80C98002, 80CB8002", FaultOrigin.CHIP),
     ],
 )
-def test_what_is_passed_over(code: str, origin: Origin) -> None:
+def test_what_is_passed_over(code: str, origin: FaultOrigin) -> None:
     """Unlisted public faults, switches and nodes, and what is no code at all, change nothing."""
     verdict = TABLES.ascend(code, Severity.CRITICAL, origin)
     assert (verdict.urgency, verdict.at_fault) == (Urgency.NONE, Blame.NOTHING)
@@ -149,11 +152,11 @@ def test_what_is_passed_over(code: str, origin: Origin) -> None:
 def test_origin_and_severity_do_not_matter_for_listed_codes() -> None:
     """What a table says about a code holds whoever reports it."""
     plain = TABLES.ascend("80C98002")
-    assert all(TABLES.ascend("80C98002", s, o) == plain for s in Severity for o in Origin)
+    assert all(TABLES.ascend("80C98002", s, o) == plain for s in Severity for o in FaultOrigin)
 
 
-@given(st.text(max_size=30), st.sampled_from([None, *Severity]), st.sampled_from(Origin))
-def test_anything_is_judged(code: str, severity: Severity | None, origin: Origin) -> None:
+@given(st.text(max_size=30), st.sampled_from([None, *Severity]), st.sampled_from(FaultOrigin))
+def test_anything_is_judged(code: str, severity: Severity | None, origin: FaultOrigin) -> None:
     """No text makes the lookup fail."""
     assert TABLES.ascend(code, severity, origin).explanation
 

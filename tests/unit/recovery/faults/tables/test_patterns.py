@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.faults.tables.loading import load
 from rekindle.recovery.faults.tables.rows import PatternRow, compiled
 from rekindle.recovery.faults.tables.tables import LONGEST, Tables
@@ -51,7 +51,7 @@ def test_every_pattern_has_an_example(text: str, row: PatternRow) -> None:
 def test_the_two_tables_agree(table: str, example: str) -> None:
     """A text that both tables know means the same kind of fault in both."""
     here, there = judged(table, example), judged("text" if table == "kernel" else "kernel", example)
-    assert there.kind in (here.kind, Kind.UNKNOWN)
+    assert there.kind in (here.kind, FaultKind.UNKNOWN)
 
 
 @pytest.mark.parametrize("example", [e for t, e, _ in EXAMPLES if t == "text"])
@@ -82,11 +82,14 @@ def test_the_table_knows_what_a_rank_knows(text: str) -> None:
         ),
         ("[88.1] NVRM: Xid (0000:03:00): 31, Ch 00000010", {"code": "31"}),
         ("Event id=0x80c98002 raised", {"code": "80C98002", "user_caused": True}),
-        ("event_id:  [0x80E01801]", {"code": "80E01801", "kind": Kind.DEVICE_MEMORY}),
+        ("event_id:  [0x80E01801]", {"code": "80E01801", "kind": FaultKind.DEVICE_MEMORY}),
         ("event_id=0x80e18402,", {"code": "80E18402"}),
         # A code that nobody lists must not isolate a device because a log line names it.
-        ("event_id=0x8fffffff", {"kind": Kind.UNKNOWN, "code": ""}),
-        ("usb 1-1: new high-speed USB device", {"kind": Kind.UNKNOWN, "urgency": Urgency.NONE}),
+        ("event_id=0x8fffffff", {"kind": FaultKind.UNKNOWN, "code": ""}),
+        (
+            "usb 1-1: new high-speed USB device",
+            {"kind": FaultKind.UNKNOWN, "urgency": Urgency.NONE},
+        ),
     ],
 )
 def test_codes_named_in_a_kernel_line(line: str, expected: dict[str, Any]) -> None:
@@ -98,7 +101,7 @@ def test_codes_named_in_a_kernel_line(line: str, expected: dict[str, Any]) -> No
 def test_unknown_message() -> None:
     """A message that no entry finds is unknown: nothing to blame, but something to act on."""
     verdict = TABLES.text("RuntimeError: mat1 and mat2 shapes cannot be multiplied")
-    assert verdict.kind is Kind.UNKNOWN
+    assert verdict.kind is FaultKind.UNKNOWN
     assert verdict.urgency is Urgency.NOW
     assert not verdict.listed
 
@@ -130,6 +133,6 @@ def test_no_pattern_searches_without_bound(text: str, row: PatternRow) -> None:
 def test_both_ends_of_a_long_text_are_searched() -> None:
     """What is said at the beginning or end of a long text is found; its middle is passed over."""
     long = "x" * LONGEST
-    assert TABLES.text(f"UCE ERROR {long}").kind is Kind.DEVICE_MEMORY
-    assert TABLES.text(f"{long} UCE ERROR").kind is Kind.DEVICE_MEMORY
-    assert TABLES.text(f"{long} UCE ERROR {long}").kind is Kind.UNKNOWN
+    assert TABLES.text(f"UCE ERROR {long}").kind is FaultKind.DEVICE_MEMORY
+    assert TABLES.text(f"{long} UCE ERROR").kind is FaultKind.DEVICE_MEMORY
+    assert TABLES.text(f"{long} UCE ERROR {long}").kind is FaultKind.UNKNOWN

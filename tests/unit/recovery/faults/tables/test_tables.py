@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.recovery.faults.classification import fault_of_exit
-from rekindle.recovery.faults.fault import Exit, Fault, Kind, root_cause
+from rekindle.recovery.faults.fault import Exit, Fault, FaultKind, root_cause
 from rekindle.recovery.faults.tables.loading import SHIPPED, load
 from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.faults.tables.verdict import Blame, Urgency, Verdict
@@ -58,18 +58,18 @@ def test_every_entry_is_reached(table: str) -> None:
             row = ROWS[table][key]
             assert verdict.listed
             assert row.says in verdict.explanation
-            assert verdict.kind is (row.kind or Kind.DEVICE)
+            assert verdict.kind is (row.kind or FaultKind.DEVICE)
 
 
 def test_what_a_user_caused_isolates_nothing() -> None:
     """No entry blames a node or device for the user's own code or input."""
     assert not [v for _, _, v in VERDICTS if v.user_caused and v.at_fault is not Blame.NOTHING]
-    assert all(v.user_caused for _, _, v in VERDICTS if v.kind is Kind.USER_CODE)
+    assert all(v.user_caused for _, _, v in VERDICTS if v.kind is FaultKind.USER_CODE)
 
 
 def test_only_evictions_are_not_counted() -> None:
     """Evictions and preemptions use up no budget; all else does."""
-    assert all(v.counts != (v.kind is Kind.EVICTION) for _, _, v in VERDICTS)
+    assert all(v.counts != (v.kind is FaultKind.EVICTION) for _, _, v in VERDICTS)
 
 
 def test_what_needs_nothing_blames_nothing() -> None:
@@ -105,19 +105,19 @@ def test_every_file_tells_its_source() -> None:
 @pytest.mark.parametrize(
     ("number", "expected"),
     [
-        (13, {"kind": Kind.PROCESS, "at_fault": Blame.NOTHING, "level": "RESTART_APP"}),
+        (13, {"kind": FaultKind.PROCESS, "at_fault": Blame.NOTHING, "level": "RESTART_APP"}),
         (43, {"user_caused": True, "urgency": Urgency.NOW, "level": "IGNORE"}),
         (45, {"urgency": Urgency.NONE}),
-        (48, {"kind": Kind.DEVICE_MEMORY, "at_fault": Blame.DEVICE, "self_heal": True}),
+        (48, {"kind": FaultKind.DEVICE_MEMORY, "at_fault": Blame.DEVICE, "self_heal": True}),
         (63, {"urgency": Urgency.LATER, "at_fault": Blame.DEVICE}),
         (64, {"urgency": Urgency.NOW, "at_fault": Blame.DEVICE, "self_heal": False}),
-        (74, {"kind": Kind.LINK, "at_fault": Blame.DEVICE}),
-        (79, {"kind": Kind.DEVICE, "at_fault": Blame.NODE, "code": "79"}),
+        (74, {"kind": FaultKind.LINK, "at_fault": Blame.DEVICE}),
+        (79, {"kind": FaultKind.DEVICE, "at_fault": Blame.NODE, "code": "79"}),
         (92, {"urgency": Urgency.WATCH, "at_fault": Blame.NOTHING}),
-        (94, {"kind": Kind.DEVICE_MEMORY, "level": "RESTART_APP"}),
-        (95, {"kind": Kind.DEVICE_MEMORY, "level": "RESET_GPU", "self_heal": True}),
+        (94, {"kind": FaultKind.DEVICE_MEMORY, "level": "RESTART_APP"}),
+        (95, {"kind": FaultKind.DEVICE_MEMORY, "level": "RESET_GPU", "self_heal": True}),
         (119, {"level": "RESET_GPU", "urgency": Urgency.NOW}),
-        (145, {"level": "WORKFLOW_NVLINK5_ERR", "kind": Kind.LINK}),
+        (145, {"level": "WORKFLOW_NVLINK5_ERR", "kind": FaultKind.LINK}),
         (154, {"urgency": Urgency.WATCH}),
         (158, {"level": "RESET_GPU", "at_fault": Blame.DEVICE}),
     ],
@@ -138,18 +138,18 @@ def test_unlisted_xid(number: int) -> None:
 @pytest.mark.parametrize(
     ("end", "expected"),
     [
-        (Exit(code=0), {"kind": Kind.USER_CODE}),
-        (Exit(code=1), {"kind": Kind.USER_CODE, "user_caused": True}),
-        (Exit(code=77), {"kind": Kind.USER_CODE, "listed": False}),
-        (Exit(code=14), {"kind": Kind.DEVICE, "at_fault": Blame.DEVICE}),
-        (Exit(code=201), {"kind": Kind.DEVICE, "self_heal": True}),
-        (Exit(code=247), {"kind": Kind.HOST_OOM}),
-        (Exit(code=137), {"kind": Kind.PROCESS, "counts": True}),
-        (Exit(code=134), {"kind": Kind.PROCESS}),
-        (Exit(code=255), {"kind": Kind.USER_CODE, "listed": False}),
-        (Exit(signal=9), {"kind": Kind.PROCESS}),
-        (Exit(signal=15), {"kind": Kind.PROCESS}),
-        (Exit(signal=40), {"kind": Kind.PROCESS, "listed": False}),  # a real-time signal
+        (Exit(code=0), {"kind": FaultKind.USER_CODE}),
+        (Exit(code=1), {"kind": FaultKind.USER_CODE, "user_caused": True}),
+        (Exit(code=77), {"kind": FaultKind.USER_CODE, "listed": False}),
+        (Exit(code=14), {"kind": FaultKind.DEVICE, "at_fault": Blame.DEVICE}),
+        (Exit(code=201), {"kind": FaultKind.DEVICE, "self_heal": True}),
+        (Exit(code=247), {"kind": FaultKind.HOST_OOM}),
+        (Exit(code=137), {"kind": FaultKind.PROCESS, "counts": True}),
+        (Exit(code=134), {"kind": FaultKind.PROCESS}),
+        (Exit(code=255), {"kind": FaultKind.USER_CODE, "listed": False}),
+        (Exit(signal=9), {"kind": FaultKind.PROCESS}),
+        (Exit(signal=15), {"kind": FaultKind.PROCESS}),
+        (Exit(signal=40), {"kind": FaultKind.PROCESS, "listed": False}),  # a real-time signal
     ],
     ids=str,
 )
@@ -165,7 +165,7 @@ def test_every_exit_is_judged(code: int | None, number: int) -> None:
     if code is not None:
         assert TABLES.exit(Exit(code=code)).urgency is Urgency.NOW
     else:
-        assert TABLES.exit(Exit(signal=number)).kind is Kind.PROCESS
+        assert TABLES.exit(Exit(signal=number)).kind is FaultKind.PROCESS
 
 
 @given(st.integers(1, 128), st.integers(1, 64), st.booleans())
@@ -180,13 +180,13 @@ def test_a_rank_and_the_table_agree(code: int, number: int, signalled: bool) -> 
     ("condition", "status", "expected"),
     [
         ("Ready", "True", {"urgency": Urgency.NONE}),
-        ("Ready", "False", {"kind": Kind.NODE_LOST, "at_fault": Blame.NODE}),
-        ("Ready", "Unknown", {"kind": Kind.NODE_LOST, "urgency": Urgency.WATCH}),
-        ("Exists", "False", {"kind": Kind.EVICTION, "urgency": Urgency.WATCH}),
+        ("Ready", "False", {"kind": FaultKind.NODE_LOST, "at_fault": Blame.NODE}),
+        ("Ready", "Unknown", {"kind": FaultKind.NODE_LOST, "urgency": Urgency.WATCH}),
+        ("Exists", "False", {"kind": FaultKind.EVICTION, "urgency": Urgency.WATCH}),
         ("MemoryPressure", "True", {"urgency": Urgency.WATCH, "at_fault": Blame.NOTHING}),
         ("MemoryPressure", "False", {"urgency": Urgency.NONE}),
-        ("KernelDeadlock", "True", {"kind": Kind.NODE, "at_fault": Blame.NODE}),
-        ("AcceleratedHardwareReady", "False", {"kind": Kind.DEVICE}),
+        ("KernelDeadlock", "True", {"kind": FaultKind.NODE, "at_fault": Blame.NODE}),
+        ("AcceleratedHardwareReady", "False", {"kind": FaultKind.DEVICE}),
         ("MyOwnCondition", "True", {"urgency": Urgency.NONE, "listed": False}),
     ],
 )
@@ -198,20 +198,20 @@ def test_node_condition(condition: str, status: str, expected: dict[str, Any]) -
 @pytest.mark.parametrize(
     ("reason", "code", "expected"),
     [
-        ("Evicted", None, {"kind": Kind.EVICTION, "counts": False}),
-        ("Preempting", 143, {"kind": Kind.EVICTION, "counts": False}),
+        ("Evicted", None, {"kind": FaultKind.EVICTION, "counts": False}),
+        ("Preempting", 143, {"kind": FaultKind.EVICTION, "counts": False}),
         ("PreemptionByScheduler", None, {"counts": False, "at_fault": Blame.NOTHING}),
         ("DeletionByTaintManager", None, {"counts": False}),
         ("EvictionByEvictionAPI", None, {"counts": False}),
         ("DeletionByPodGC", None, {"counts": False}),
         ("TerminationByKubelet", None, {"counts": False}),
-        ("OOMKilled", 137, {"kind": Kind.HOST_OOM, "user_caused": True}),
-        ("Error", 137, {"kind": Kind.PROCESS, "counts": True}),
-        ("Error", 1, {"kind": Kind.USER_CODE}),
-        ("Error", None, {"kind": Kind.UNKNOWN, "listed": False}),
+        ("OOMKilled", 137, {"kind": FaultKind.HOST_OOM, "user_caused": True}),
+        ("Error", 137, {"kind": FaultKind.PROCESS, "counts": True}),
+        ("Error", 1, {"kind": FaultKind.USER_CODE}),
+        ("Error", None, {"kind": FaultKind.UNKNOWN, "listed": False}),
         ("Completed", 0, {"urgency": Urgency.NONE}),
-        ("Unschedulable", None, {"kind": Kind.SCHEDULING, "urgency": Urgency.WATCH}),
-        ("NodeLost", None, {"kind": Kind.NODE_LOST, "at_fault": Blame.NODE}),
+        ("Unschedulable", None, {"kind": FaultKind.SCHEDULING, "urgency": Urgency.WATCH}),
+        ("NodeLost", None, {"kind": FaultKind.NODE_LOST, "at_fault": Blame.NODE}),
         ("InvalidImageName", None, {"user_caused": True}),
     ],
 )
@@ -222,16 +222,16 @@ def test_pod_reason(reason: str, code: int | None, expected: dict[str, Any]) -> 
 
 def test_any_two_kinds_have_an_order() -> None:
     """Faults of all kinds can be ordered, and what brings another about goes first."""
-    faults = {kind: Fault(kind=kind, message=kind.value) for kind in Kind}
-    assert root_cause(list(faults.values())).kind is Kind.LAUNCH
+    faults = {kind: Fault(kind=kind, message=kind.value) for kind in FaultKind}
+    assert root_cause(list(faults.values())).kind is FaultKind.LAUNCH
     for cause, effect in [
-        (Kind.EVICTION, Kind.NODE_LOST),
-        (Kind.EVICTION, Kind.PROCESS),
-        (Kind.HOST_OOM, Kind.PROCESS),
-        (Kind.DEVICE_OOM, Kind.LINK),
-        (Kind.NODE_LOST, Kind.LINK),
-        (Kind.HANG, Kind.LINK),
-        (Kind.PROCESS, Kind.UNKNOWN),
+        (FaultKind.EVICTION, FaultKind.NODE_LOST),
+        (FaultKind.EVICTION, FaultKind.PROCESS),
+        (FaultKind.HOST_OOM, FaultKind.PROCESS),
+        (FaultKind.DEVICE_OOM, FaultKind.LINK),
+        (FaultKind.NODE_LOST, FaultKind.LINK),
+        (FaultKind.HANG, FaultKind.LINK),
+        (FaultKind.PROCESS, FaultKind.UNKNOWN),
     ]:
         assert root_cause([faults[effect], faults[cause]]).kind is cause
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from repository import ROOT
 
 from rekindle.errors import UsageError
-from rekindle.recovery.faults.fault import Exit, Kind
+from rekindle.recovery.faults.fault import Exit, FaultKind
 from rekindle.recovery.faults.tables.document import read
 from rekindle.recovery.faults.tables.escalation import Change
 from rekindle.recovery.faults.tables.tables import Tables
@@ -90,15 +90,15 @@ def test_user_file_goes_before_the_shipped_tables(own: Path) -> None:
     tables = Tables.load(own)
     assert tables.ascend("80C98008").urgency is Urgency.NONE
     assert "harmless" in tables.ascend("80C98008").explanation
-    assert tables.ascend("8a00000a").kind is Kind.LINK
+    assert tables.ascend("8a00000a").kind is FaultKind.LINK
     assert not tables.ascend("8A000010").listed
     assert tables.xid(79).at_fault is Blame.DEVICE
     assert tables.xid(999).listed
-    assert tables.text("RuntimeError: Tokenizer server t9 is gone").kind is Kind.TRANSIENT
+    assert tables.text("RuntimeError: Tokenizer server t9 is gone").kind is FaultKind.TRANSIENT
     assert not tables.text("UCE ERROR").counts
-    assert tables.kernel_line("myraid: array degraded").kind is Kind.STORAGE
-    assert tables.exit(Exit(code=137)).kind is Kind.TRANSIENT
-    assert tables.exit(Exit(signal=10)).kind is Kind.TRANSIENT
+    assert tables.kernel_line("myraid: array degraded").kind is FaultKind.STORAGE
+    assert tables.exit(Exit(code=137)).kind is FaultKind.TRANSIENT
+    assert tables.exit(Exit(signal=10)).kind is FaultKind.TRANSIENT
     assert tables.node_condition("MyGpuCheck", "Unknown").at_fault is Blame.NODE
     assert not tables.pod_reason("OOMKilled").user_caused
     assert tables.escalated([Change("80E01801", 1)], 1)[0].level == "PreSeparateNPU"
@@ -349,4 +349,4 @@ def test_example_of_the_documentation(own: Path) -> None:
     """The file that the documentation shows can be used as it stands."""
     page = ROOT / "docs" / "faults.md"
     own.write_text(page.read_text().split("```toml\n")[1].split("```")[0])
-    assert Tables.load(own).exit(Exit(code=77)).kind is Kind.TRANSIENT
+    assert Tables.load(own).exit(Exit(code=77)).kind is FaultKind.TRANSIENT

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from waiting import run_command
 
 from rekindle.errors import SessionError
-from rekindle.training.torch import ElasticStream, Part, Session, StepSampler
+from rekindle.training.torch import ElasticStream, MicroBatch, Session, StepSampler
 from rekindle.training.torch.data.all_gather import Sharing, pack, unpack
 from rekindle.training.torch.data.session_data import Data
 from rekindle.training.torch.state.capture import capture, finish, prepare
@@ -124,7 +124,7 @@ def test_the_parts_of_a_step_have_batches(monkeypatch: pytest.MonkeyPatch) -> No
             with step:
                 parts = list(step.parts())
                 begin = 6 * step.number
-                assert parts == [Part([begin + i, begin + i + 1], 1 / 3) for i in (0, 2, 4)]
+                assert parts == [MicroBatch([begin + i, begin + i + 1], 1 / 3) for i in (0, 2, 4)]
                 assert [part.batch.tolist() for part in parts] == [part.indices for part in parts]
                 with pytest.raises(SessionError, match=r"part\.batch"):
                     _ = step.batch

@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from rekindle.errors import SessionError, StaleError
-from rekindle.recovery.faults.fault import Kind
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.torch.faults.classify import kind_of
 
 GLOO = "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
@@ -19,42 +19,48 @@ class ScriptError(RuntimeError):
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (RuntimeError(GLOO), Kind.LINK),
+        (RuntimeError(GLOO), FaultKind.LINK),
         (
             RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:589] Read error"),
-            Kind.LINK,
+            FaultKind.LINK,
         ),
-        (RuntimeError("Gloo connectFullMesh failed with [pair.cc:144] no error"), Kind.LINK),
-        (RuntimeError("[Rank 0]: Ranks 1 failed to pass monitoredBarrier in 300 ms"), Kind.LINK),
-        (RuntimeError("NCCL error in: unhandled system error"), Kind.LINK),
-        (RuntimeError("NCCL communicator was aborted on rank 2."), Kind.LINK),
-        (RuntimeError("[Rank 3] Watchdog caught collective operation timeout: "), Kind.LINK),
-        (RuntimeError("[ERROR] HCCL error in: ProcessGroupHCCL.cpp:64"), Kind.LINK),
-        (RuntimeError("create:compiler_depend.ts:89 HCCL function error: f()"), Kind.LINK),
-        (RuntimeError("OPS function error: HcclAllreduce, error code is 6"), Kind.LINK),
-        (RuntimeError("EI0006: [PID: 1] Getting socket times out."), Kind.LINK),
-        (RuntimeError("Communication_Error_Get_Socket(EI0006): Getting socket"), Kind.LINK),
-        (RuntimeError("the current working operator name is HcclAllGather."), Kind.LINK),
+        (RuntimeError("Gloo connectFullMesh failed with [pair.cc:144] no error"), FaultKind.LINK),
+        (
+            RuntimeError("[Rank 0]: Ranks 1 failed to pass monitoredBarrier in 300 ms"),
+            FaultKind.LINK,
+        ),
+        (RuntimeError("NCCL error in: unhandled system error"), FaultKind.LINK),
+        (RuntimeError("NCCL communicator was aborted on rank 2."), FaultKind.LINK),
+        (RuntimeError("[Rank 3] Watchdog caught collective operation timeout: "), FaultKind.LINK),
+        (RuntimeError("[ERROR] HCCL error in: ProcessGroupHCCL.cpp:64"), FaultKind.LINK),
+        (RuntimeError("create:compiler_depend.ts:89 HCCL function error: f()"), FaultKind.LINK),
+        (RuntimeError("OPS function error: HcclAllreduce, error code is 6"), FaultKind.LINK),
+        (RuntimeError("EI0006: [PID: 1] Getting socket times out."), FaultKind.LINK),
+        (RuntimeError("Communication_Error_Get_Socket(EI0006): Getting socket"), FaultKind.LINK),
+        (RuntimeError("the current working operator name is HcclAllGather."), FaultKind.LINK),
         (RuntimeError("EI0003: the arguments of ranks differ"), None),
         (RuntimeError("[enforce fail at gloo/tcp/pair.cc:446] op.preamble.length <= 8"), None),
         (RuntimeError("[enforce fail at gloo/tcp/device.cc:84] ifa != nullptr. eth7"), None),
-        (RuntimeError("ERR02200 DIST call hccl api failed."), Kind.LINK),
-        (RuntimeError("HCCL OP RETRY FAILED. error code 507057"), Kind.LINK),
-        (RuntimeError("SUSPECT REMOTE ERROR"), Kind.LINK),
-        (RuntimeError("HCCS LINK ERROR"), Kind.LINK),
-        (RuntimeError("UB LINK ERROR"), Kind.LINK),
-        (RuntimeError("FORCE STOP"), Kind.LINK),
-        (dist.DistBackendError("timed out"), Kind.LINK),
-        (dist.DistBackendError("HBM MULTI BIT ECC ERROR.time is 17"), Kind.DEVICE_MEMORY),
-        (StaleError("the generation ended"), Kind.LINK),
-        (RuntimeError("UCE ERROR"), Kind.DEVICE_MEMORY),
-        (RuntimeError("HBM MULTI BIT ECC ERROR.time us= 17."), Kind.DEVICE_MEMORY),
-        (RuntimeError("SUSPECT MEM ERROR"), Kind.DEVICE_MEMORY),
+        (RuntimeError("ERR02200 DIST call hccl api failed."), FaultKind.LINK),
+        (RuntimeError("HCCL OP RETRY FAILED. error code 507057"), FaultKind.LINK),
+        (RuntimeError("SUSPECT REMOTE ERROR"), FaultKind.LINK),
+        (RuntimeError("HCCS LINK ERROR"), FaultKind.LINK),
+        (RuntimeError("UB LINK ERROR"), FaultKind.LINK),
+        (RuntimeError("FORCE STOP"), FaultKind.LINK),
+        (dist.DistBackendError("timed out"), FaultKind.LINK),
+        (dist.DistBackendError("HBM MULTI BIT ECC ERROR.time is 17"), FaultKind.DEVICE_MEMORY),
+        (StaleError("the generation ended"), FaultKind.LINK),
+        (RuntimeError("UCE ERROR"), FaultKind.DEVICE_MEMORY),
+        (RuntimeError("HBM MULTI BIT ECC ERROR.time us= 17."), FaultKind.DEVICE_MEMORY),
+        (RuntimeError("SUSPECT MEM ERROR"), FaultKind.DEVICE_MEMORY),
         (
             RuntimeError("CUDA error: uncorrectable ECC error encountered"),
-            Kind.DEVICE_MEMORY,
+            FaultKind.DEVICE_MEMORY,
         ),
-        (RuntimeError("UCE ERROR; HCCL error in: x"), Kind.DEVICE_MEMORY),  # the cause comes first
+        (
+            RuntimeError("UCE ERROR; HCCL error in: x"),
+            FaultKind.DEVICE_MEMORY,
+        ),  # the cause comes first
         (ScriptError("NCCL error in: x"), None),
         (RuntimeError("igloo.csv row 17 has no label"), None),
         (RuntimeError("gloo/train.csv:17 has no label"), None),
@@ -63,24 +69,24 @@ class ScriptError(RuntimeError):
         (RuntimeError("Distributed package doesn't have NCCL built in"), None),
         (RuntimeError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!"), None),
         (RuntimeError("reinforce stopped"), None),
-        (ConnectionResetError("peer"), Kind.TRANSIENT),
-        (TimeoutError("gloo"), Kind.TRANSIENT),
+        (ConnectionResetError("peer"), FaultKind.TRANSIENT),
+        (TimeoutError("gloo"), FaultKind.TRANSIENT),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), None),
         (ValueError("UCE ERROR"), None),
         (KeyboardInterrupt(), None),
     ],
     ids=repr,
 )
-def test_kind_of_an_exception(error: BaseException, kind: Kind | None) -> None:
+def test_kind_of_an_exception(error: BaseException, kind: FaultKind | None) -> None:
     """Texts count in RuntimeErrors alone; the script says what else passes."""
     assert kind_of(error, (ConnectionError, TimeoutError)) is kind
 
 
 @pytest.mark.parametrize(
     ("text", "kind"),
-    [(GLOO, Kind.LINK), ("UCE ERROR", Kind.DEVICE_MEMORY), ("?", Kind.TRANSIENT)],
+    [(GLOO, FaultKind.LINK), ("UCE ERROR", FaultKind.DEVICE_MEMORY), ("?", FaultKind.TRANSIENT)],
 )
-def test_what_is_known_goes_before_what_the_script_says(text: str, kind: Kind) -> None:
+def test_what_is_known_goes_before_what_the_script_says(text: str, kind: FaultKind) -> None:
     """A script that calls everything transient does not hide a broken peer or damaged memory."""
     assert kind_of(RuntimeError(text), (Exception,)) is kind
 
@@ -102,16 +108,16 @@ def raised_from(origin: BaseException, *, hidden: bool = False) -> BaseException
 @pytest.mark.parametrize(
     ("origin", "kind"),
     [
-        (RuntimeError(GLOO), Kind.LINK),
-        (dist.DistBackendError("timed out"), Kind.LINK),
-        (RuntimeError("UCE ERROR"), Kind.DEVICE_MEMORY),
+        (RuntimeError(GLOO), FaultKind.LINK),
+        (dist.DistBackendError("timed out"), FaultKind.LINK),
+        (RuntimeError("UCE ERROR"), FaultKind.DEVICE_MEMORY),
         (ConnectionResetError("peer"), None),
         (KeyError("x"), None),
     ],
     ids=repr,
 )
 def test_errors_that_the_script_has_wrapped(
-    origin: Exception, kind: Kind | None, hidden: bool
+    origin: Exception, kind: FaultKind | None, hidden: bool
 ) -> None:
     """A broken link stays one; what the script calls transient and makes another of, does not."""
     assert kind_of(raised_from(origin, hidden=hidden), (ConnectionError,)) is kind
@@ -122,7 +128,7 @@ def test_the_graver_error_of_a_chain_counts() -> None:
     for first, last in ((GLOO, "UCE ERROR"), ("UCE ERROR", GLOO)):
         error = RuntimeError(last)
         error.__cause__ = RuntimeError(first)
-        assert kind_of(error) is Kind.DEVICE_MEMORY
+        assert kind_of(error) is FaultKind.DEVICE_MEMORY
 
 
 def test_what_a_session_says_of_a_script_is_no_fault() -> None:

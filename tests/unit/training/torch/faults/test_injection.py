@@ -28,7 +28,7 @@ def test_a_rank_waits_on_the_device_of_its_model(monkeypatch: pytest.MonkeyPatch
     model = nn.Linear(1, 1, device="meta")
     nothing: Any = None
     faults = [Inject(rank=1, kind=InjectionKind.HANG_COLLECTIVE)]
-    injection.suffer(faults, 3, model, nothing)
+    injection.inject(faults, 3, model, nothing)
     assert [tensor.device.type for tensor in received] == ["meta"]
     assert waited == received
     assert not faults

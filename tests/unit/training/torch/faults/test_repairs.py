@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import torch
 
-from rekindle.rank.held_state import StepUnderWay
-from rekindle.recovery.faults.fault import Kind
+from rekindle.rank.held_state import CurrentStep
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.torch.faults.repairs import Repairs
 
 
 def clean_after(repairs: Repairs, error: BaseException) -> int | None:
     """Return the newest clean step that the rank knows after this error."""
-    repairs.note(Kind.DEVICE_MEMORY, error)
+    repairs.note(FaultKind.DEVICE_MEMORY, error)
     return repairs.clean
 
 
 def test_how_late_an_error_was_told_is_read_from_what_the_script_has_wrapped() -> None:
     """Where the device's own words are not the outermost error, and the oldest doubt stays."""
-    repairs = Repairs(torch.device("cpu"), torch.nn.Linear(1, 1), StepUnderWay())
+    repairs = Repairs(torch.device("cpu"), torch.nn.Linear(1, 1), CurrentStep())
     repairs.took_state(0)
     for step in (1, 2):
         repairs.times.begin(step)

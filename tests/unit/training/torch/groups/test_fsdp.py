@@ -18,7 +18,7 @@ from rekindle.errors import SessionError, StaleError
 from rekindle.rank.member import free_frames
 from rekindle.training.torch import Session, init_placeholder_group
 from rekindle.training.torch.groups.fsdp import is_sharded, shards_of
-from rekindle.training.torch.groups.gloo_waits import Waits
+from rekindle.training.torch.groups.gloo_waits import InterruptibleWaits
 from rekindle.training.torch.state.capture import capture
 
 WORLD = 4
@@ -124,7 +124,7 @@ def test_a_broken_step_holds_nothing(release: bool) -> None:
     """The error that ended a wait lives on in torch's future; what the step held must not."""
     held: list[weakref.ref[Activation]] = []
 
-    def step(waits: Waits, future: torch.futures.Future[None]) -> None:
+    def step(waits: InterruptibleWaits, future: torch.futures.Future[None]) -> None:
         activation = Activation()
         held.append(weakref.ref(activation))
         waiting = waits.follow(future)
@@ -133,7 +133,7 @@ def test_a_broken_step_holds_nothing(release: bool) -> None:
         waiting.wait()
 
     try:
-        step(Waits(), torch.futures.Future())
+        step(InterruptibleWaits(), torch.futures.Future())
     except (RuntimeError, StaleError) as error:
         free_frames(error)
     assert held[0]() is None

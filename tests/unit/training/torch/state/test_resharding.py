@@ -18,9 +18,9 @@ from rekindle.checkpoints import block_checksums as blocks
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.format import plan_layout, read_header, state_file, write_header
 from rekindle.checkpoints.manifest import Manifest
-from rekindle.checkpoints.store import Part
+from rekindle.checkpoints.store import CheckpointFile
 from rekindle.errors import CorruptError, SessionError
-from rekindle.rank.held_state import Place
+from rekindle.rank.held_state import RankPlace
 from rekindle.rank.snapshot_writer import METADATA_SKELETON
 from rekindle.training.torch import init_placeholder_group
 from rekindle.training.torch.state import checkpoint
@@ -61,7 +61,9 @@ class Extra:
 
 
 @contextmanager
-def rank_of(sizes: tuple[int, ...], rank: int, seed: int) -> Iterator[tuple[dict[str, Any], Place]]:
+def rank_of(
+    sizes: tuple[int, ...], rank: int, seed: int
+) -> Iterator[tuple[dict[str, Any], RankPlace]]:
     """What one rank of a mesh of these sizes has; (): whole tensors, as DDP has them.
 
     Two sizes: replicated along the first. The same seed makes the same whole on every rank.
@@ -90,7 +92,7 @@ def rank_of(sizes: tuple[int, ...], rank: int, seed: int) -> Iterator[tuple[dict
             named = {"model": model, "optimizer": optimizer, "extra": extra}
             shards = sizes[-1] if sizes else 1
             own = rank % shards if shards > 1 else None
-            place = Place(rank, own, shards=shards, mesh={"shard": shards} if sizes else None)
+            place = RankPlace(rank, own, shards=shards, mesh={"shard": shards} if sizes else None)
             yield named, place
         finally:
             if sizes:
@@ -113,7 +115,7 @@ def like(parameter: Any, whole: torch.Tensor) -> torch.Tensor:
     return DTensor.from_local(own, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
-def file_of(named: dict[str, Any], place: Place, **changes: str) -> bytearray:
+def file_of(named: dict[str, Any], place: RankPlace, **changes: str) -> bytearray:
     """What the rank's agent writes."""
     state = capture(named)
     metadata = {METADATA_SKELETON: state.skeleton.decode(), **metadata_of(state, place, seed=5)}
@@ -141,7 +143,7 @@ def written(root: Path, *files: bytearray) -> Path:
         writer="",
         rekindle="",
     )
-    parts = {state_file(n): Part([file], (n,)) for n, file in enumerate(files)}
+    parts = {state_file(n): CheckpointFile([file], (n,)) for n, file in enumerate(files)}
     DirectoryStore(root).write(manifest, parts)
     return root
 
@@ -226,12 +228,12 @@ def test_pieces_that_only_the_script_knows(tmp_path: Path) -> None:
     files = []
     for shard in range(2):
         with rank_of((), 0, seed=shard) as (named, _):
-            files.append(file_of(named, Place(shard, shard, shards=2)))
+            files.append(file_of(named, RankPlace(shard, shard, shards=2)))
     root = written(tmp_path, *files)
     with rank_of((), 0, seed=9) as (named, _):
-        load_checkpoint(str(root), named, MADE, Place(1, 1, shards=2))
-        assert bytes(file_of(named, Place(1, 1, shards=2))) == bytes(files[1])
-        for place in (Place(0), Place(0, 2, shards=4)):
+        load_checkpoint(str(root), named, MADE, RankPlace(1, 1, shards=2))
+        assert bytes(file_of(named, RankPlace(1, 1, shards=2))) == bytes(files[1])
+        for place in (RankPlace(0), RankPlace(0, 2, shards=4)):
             with pytest.raises(SessionError, match=r"in 2 pieces, this job in [14], and what they"):
                 load_checkpoint(str(root), named, MADE, place)
 

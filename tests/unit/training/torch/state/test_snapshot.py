@@ -12,9 +12,9 @@ import torch
 
 from rekindle.agent.snapshots.allocation import create_buffer
 from rekindle.errors import CorruptError
-from rekindle.protocol.agent import SnapshotBuffers, SnapshotRoom, SnapshotTaken
+from rekindle.protocol.agent import BufferGrant, BufferRequest, SnapshotTaken
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
-from rekindle.rank.held_state import Place
+from rekindle.rank.held_state import RankPlace
 from rekindle.rank.snapshot_writer import PATIENCE_S
 from rekindle.training.torch.state.snapshot import TorchSnapshotWriter, load_snapshot
 
@@ -26,28 +26,28 @@ class Rank:
         self.taken: list[SnapshotTaken] = []
         self.fds = [create_buffer("test", 1 << 16) for _ in range(2)]
         self.agent = [SnapshotBuffer(fd) for fd in self.fds]
-        self.asked: list[SnapshotRoom] = []
+        self.asked: list[BufferRequest] = []
         self.makes = True  # memory, as soon as it is asked for it
         self.patience: list[float | None] = []
         self.forgotten: list[int] = []
-        self.writer = TorchSnapshotWriter(self, Place(0, generation=1), seed=0)
+        self.writer = TorchSnapshotWriter(self, RankPlace(0, generation=1), seed=0)
         self.model = torch.nn.Linear(2, 2)
 
-    def send(self, message: SnapshotTaken | SnapshotRoom) -> None:
-        if isinstance(message, SnapshotRoom):
+    def send(self, message: SnapshotTaken | BufferRequest) -> None:
+        if isinstance(message, BufferRequest):
             self.asked.append(message)
         else:
             self.taken.append(message)
 
     def buffers(
         self, serial: int, timeout_s: float | None, *, generation: int | None
-    ) -> tuple[SnapshotBuffers, list[int]] | None:
+    ) -> tuple[BufferGrant, list[int]] | None:
         """As of a Channel."""
         assert serial == self.asked[-1].serial
         self.patience.append(timeout_s)
         if not self.makes and timeout_s is not None:
             return None
-        return SnapshotBuffers(serial=serial), [os.dup(fd) for fd in self.fds]
+        return BufferGrant(serial=serial), [os.dup(fd) for fd in self.fds]
 
     def forget(self, serial: int) -> None:
         """As of a Channel."""
@@ -56,7 +56,7 @@ class Rank:
     def take(self, step: int, *, checkpoint: bool = False, wait: bool = False) -> bool:
         return self.writer.take(
             {"model": self.model},
-            place=Place(0, generation=1, writes=True),
+            place=RankPlace(0, generation=1, writes=True),
             step=step,
             notes={},
             checkpoint=checkpoint,
@@ -205,7 +205,7 @@ def test_a_shard_that_is_to_be_written_waits_for_its_memory(
     checkpoint: bool, patience: float | None, rank: Rank
 ) -> None:
     """The other shards of its step are written, too."""
-    place = Place(0, shard=0, generation=1, shards=2, writes=True)
+    place = RankPlace(0, shard=0, generation=1, shards=2, writes=True)
     rank.makes = False
     rank.fds.append(create_buffer("test", 1 << 16))
     writer = TorchSnapshotWriter(rank, place, seed=0)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from rekindle.errors import SessionError
-from rekindle.training.torch.state.capture import State, as_bytes, capture, prepare
+from rekindle.training.torch.state.capture import CapturedState, as_bytes, capture, prepare
 
 Make = Callable[..., Any]
 
@@ -122,7 +122,7 @@ def train(named: Mapping[str, Any], steps: int) -> None:
             scheduler.step()
 
 
-def bits(state: State) -> tuple[bytes, list[tuple[str, bytes]]]:
+def bits(state: CapturedState) -> tuple[bytes, list[tuple[str, bytes]]]:
     tensors = [(name, as_bytes(t).numpy().tobytes()) for name, t in state.tensors.items()]
     return state.skeleton, tensors
 

@@ -1,4 +1,4 @@
-"""The ledger outlives a full disk and a killed writer."""
+"""The journal outlives a full disk and a killed writer."""
 
 import resource
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.job.journal_file import Ledger, is_over
+from rekindle.job.journal_file import JournalFile, is_over
 from rekindle.recovery.journal import journal
 
 
@@ -36,48 +36,48 @@ def test_events_of_a_full_disk_are_written_when_there_is_room(
     tmp_path: Path, full_at: Callable[[int], None]
 ) -> None:
     """No event is lost or torn while the disk is full, and followers are told at once."""
-    path = tmp_path / "ledger.jsonl"
-    ledger = Ledger(path)
+    path = tmp_path / "journal.jsonl"
+    journal_file = JournalFile(path)
     for number in range(2):
-        ledger.append(stopping(number))
+        journal_file.append(stopping(number))
     full_at(path.stat().st_size + 100)
     for number in range(2, 5):
-        ledger.append(stopping(number))
-    assert [event.seq for event in ledger.events] == [1, 2, 3, 4, 5]
+        journal_file.append(stopping(number))
+    assert [event.seq for event in journal_file.events] == [1, 2, 3, 4, 5]
     assert numbers(path) == [1, 2]
     full_at(resource.RLIM_INFINITY)
-    ledger.append(stopping(5))
+    journal_file.append(stopping(5))
     assert numbers(path) == [1, 2, 3, 4, 5, 6]
-    ledger.close()
+    journal_file.close()
 
 
 @pytest.mark.parametrize("cut", range(1, 60, 7))
 def test_a_torn_last_line_is_cut_off(tmp_path: Path, cut: int) -> None:
     """What a killed writer left in part is gone, and the next event stands in its place."""
-    path = tmp_path / "ledger.jsonl"
-    ledger = Ledger(path)
+    path = tmp_path / "journal.jsonl"
+    journal_file = JournalFile(path)
     for number in range(3):
-        ledger.append(stopping(number))
-    ledger.close()
+        journal_file.append(stopping(number))
+    journal_file.close()
     path.write_bytes(path.read_bytes()[:-cut])
-    again = Ledger(path)
+    again = JournalFile(path)
     again.append(stopping(3))
     again.close()
     assert numbers(path) == [1, 2, 3]
 
 
 def test_a_job_that_is_over(tmp_path: Path) -> None:
-    """Only the end of the newest attempt is one; where there is no ledger, nobody can tell."""
-    path = tmp_path / "ledger.jsonl"
+    """Only the end of the newest attempt is one; where there is no journal, nobody can tell."""
+    path = tmp_path / "journal.jsonl"
     assert not is_over(path)
-    ledger = Ledger(path)
+    journal_file = JournalFile(path)
     assert not is_over(path)
-    ledger.append(stopping(1))
+    journal_file.append(stopping(1))
     assert not is_over(path)
-    ledger.append(journal.Ended(outcome="failed", reason="x" * 100_000, finished=3))
+    journal_file.append(journal.Ended(outcome="failed", reason="x" * 100_000, finished=3))
     assert is_over(path)
     with path.open("ab") as torn:
         torn.write(b'{"type":"job-sta')
     assert not is_over(path)
-    ledger.append(stopping(2))
+    journal_file.append(stopping(2))
     assert not is_over(path)

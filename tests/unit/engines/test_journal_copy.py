@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.engines.journal_copy import Mirror
+from rekindle.engines.journal_copy import JournalCopy
 from rekindle.recovery.journal import journal
 
 
@@ -16,16 +16,16 @@ def event(seq: int) -> journal.NodeWanted:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "job" / "ledger.jsonl"
+    return tmp_path / "job" / "journal.jsonl"
 
 
 def numbers(path: Path) -> list[int]:
-    return [each.seq for each in Mirror(path).events()]
+    return [each.seq for each in JournalCopy(path).events()]
 
 
 def test_what_comes_next_is_added(path: Path) -> None:
     """What is known already, what has no number and what would leave a gap are left out."""
-    mirror = Mirror(path)
+    mirror = JournalCopy(path)
     assert mirror.events() == []
     mirror.add([event(1), event(2)])
     mirror.add([event(2), event(0), event(4)])
@@ -34,7 +34,7 @@ def test_what_comes_next_is_added(path: Path) -> None:
 
 
 def test_several_add(path: Path) -> None:
-    one, other = Mirror(path), Mirror(path)
+    one, other = JournalCopy(path), JournalCopy(path)
     one.add([event(1)])
     other.add([event(1), event(2)])
     one.add([event(2), event(3)])
@@ -44,9 +44,9 @@ def test_several_add(path: Path) -> None:
 
 @pytest.mark.parametrize("cut", range(1, 60, 7))
 def test_a_writer_that_was_killed_in_a_line(cut: int, path: Path) -> None:
-    Mirror(path).add([event(1), event(2)])
+    JournalCopy(path).add([event(1), event(2)])
     path.write_bytes(path.read_bytes()[:-cut])
     left = numbers(path)
-    Mirror(path).add([event(n) for n in (1, 2, 3)])
+    JournalCopy(path).add([event(n) for n in (1, 2, 3)])
     assert numbers(path) == [1, 2, 3]
     assert left in ([1], [1, 2], [])

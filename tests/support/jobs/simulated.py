@@ -1,4 +1,4 @@
-"""Pretended agents and ranks around one machine: every wire keeps its order, nothing else does.
+"""Simulated agents and ranks around one machine: every wire keeps its order, nothing else does.
 
 A message lies on its wire until somebody takes it from there, so that what crosses on the way can
 be tried: orders that are late, news of processes that are dead already, nodes lost with both.
@@ -13,12 +13,12 @@ from jobs.driver import Driver
 from jobs.processes import Agent, Doing, Process
 from rekindle.coordinator.machine.job_state import Phase
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.fault import ErrorRecord, Exit, Kind
-from rekindle.recovery.policy.plan import Source
+from rekindle.recovery.faults.fault import ErrorRecord, Exit, FaultKind
+from rekindle.recovery.policy.plan import StateSource
 
 
 class World(Driver):
-    """A job of pretended processes. `total`: steps of the training."""
+    """A job of simulated processes. `total`: steps of the training."""
 
     def __init__(self, *, total: int = 6, **settings: Any) -> None:
         self.agents: dict[int, Agent] = {}
@@ -40,7 +40,7 @@ class World(Driver):
         """Return what can happen by itself now."""
         found: list[Callable[[], None]] = []
         for node, agent in self.agents.items():
-            found += [lambda n=node: self.obey(n)] if agent.orders else []
+            found += [lambda n=node: self.handle(n)] if agent.orders else []
             found += [lambda n=node: self.hear(n)] if agent.news and not agent.cut else []
             found += [lambda n=node: self.find_coordinator(n)] if agent.cut else []
         live = [rank for rank in self.processes if self.can_go_on(rank)]
@@ -113,7 +113,7 @@ class World(Driver):
         if node in self.machine.job.roster.nodes:
             self.say(node, news)
 
-    def obey(self, node: int) -> None:
+    def handle(self, node: int) -> None:
         """The agent of a node carries out its next order."""
         agent = self.agents[node]
         match agent.orders.popleft():
@@ -127,25 +127,25 @@ class World(Driver):
                     self.die(rank, signal=15)
             case p.Bye():
                 self._go_home(node)
-            case p.Dump(step=step, made=generation):
+            case p.WriteFinalCheckpoint(step=step, made=generation):
                 written = p.CheckpointWritten(
                     step=step, generation=generation, path="there", last_words=True
                 )
                 agent.news.append(written)
                 self.stored.insert(0, (step, generation))
-            case p.Form() as form:
+            case p.FormGeneration() as form:
                 agent.generation = form.generation
                 agent.waiting.clear()
                 for process in agent.ranks.values():
                     process.form = form
-            case p.Hold() | p.Over() as order:
+            case p.PauseRequest() | p.GenerationEnded() as order:
                 self._tell_of_the_end(agent, order)
             case p.Dismiss():
                 self._dismiss(agent)
 
-    def _tell_of_the_end(self, agent: Agent, order: p.Hold | p.Over) -> None:
+    def _tell_of_the_end(self, agent: Agent, order: p.PauseRequest | p.GenerationEnded) -> None:
         for process in agent.ranks.values():
-            if isinstance(order, p.Over):
+            if isinstance(order, p.GenerationEnded):
                 process.over = max(process.over, order.generation)
             elif order.rank == process.rank:
                 process.hold = order.generation
@@ -228,7 +228,7 @@ class World(Driver):
 
     def _restore(self, process: Process) -> None:
         assert process.form is not None
-        if process.form.plan[process.rank].source is not Source.SELF:
+        if process.form.plan[process.rank].source is not StateSource.SELF:
             process.has_state = False
         if self._severed(process):
             self._tell(process.rank, process.arrived(self.total))
@@ -268,7 +268,7 @@ class World(Driver):
         if process.hold == process.generation:
             process.doing = Doing.BROKEN  # it waits until it is told that the generation is over
             self._tell(
-                rank, p.Held(rank=rank, generation=process.generation, finished=process.finished)
+                rank, p.Paused(rank=rank, generation=process.generation, finished=process.finished)
             )
             return
         process.finished, process.made = process.finished + 1, process.generation
@@ -328,7 +328,7 @@ class World(Driver):
             failed = p.StepFailed(
                 rank=rank,
                 generation=process.generation,
-                kind=Kind.LINK,
+                kind=FaultKind.LINK,
                 error="Connection closed by peer",
                 finished=process.finished,
             )
@@ -340,7 +340,7 @@ class World(Driver):
         if process.doing is not Doing.RESTORING or self._severed(process):
             return
         assert process.form is not None
-        if process.form.plan[rank].source in (Source.SNAPSHOT, Source.CHECKPOINT):
+        if process.form.plan[rank].source in (StateSource.SNAPSHOT, StateSource.CHECKPOINT):
             process.has_state, process.doing = False, Doing.BROKEN
             ready = p.StateReady(rank=rank, generation=process.generation, error="corrupt")
             self._tell(rank, ready)

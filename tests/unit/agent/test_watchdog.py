@@ -1,4 +1,4 @@
-"""The lookout of an agent: what it reports, and what it finds when it looks closely."""
+"""The watchdog of an agent: what it reports, and what it finds when it looks closely."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from jobs.driver import spec_of
 from waiting import finished, turn_until, turns
 
 from rekindle.agent import watchdog
-from rekindle.agent import watchdog as lookout
 from rekindle.agent.lateness import BUSY_S
 from rekindle.agent.memory_limits import OomCounter
 from rekindle.agent.node_state import NodeState
 from rekindle.agent.process_activity import MOVING_BYTES_PER_S, Activity, activities
-from rekindle.agent.watchdog import Lookout
+from rekindle.agent.watchdog import Watchdog
 from rekindle.protocol import agent as p
-from rekindle.protocol.heartbeat_page import Doing, Page
+from rekindle.protocol.heartbeat_page import HeartbeatPage, RankActivity
 from rekindle.recovery.policy.policy import Policy
 
 POLICY = Policy()
 
 
 class Node:
-    """A lookout of pretended ranks, whose processes do what a test says."""
+    """A watchdog of simulated ranks, whose processes do what a test says."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ranks: int = 1) -> None:
         self.sent: list[Any] = []
@@ -38,14 +37,14 @@ class Node:
         spec = spec_of(nodes=1, processes=ranks, policy=POLICY)
         self.standings: dict[int, Any] = {}
         state = NodeState(processes=ranks)
-        self.lookout = Lookout(self.ranks, spec, self.sent.append, state, lambda: self.standings)
-        self.now = self.lookout._rested_at
+        self.watchdog = Watchdog(self.ranks, spec, self.sent.append, state, lambda: self.standings)
+        self.now = self.watchdog._rested_at
         self.does = lambda: Activity(1.0, 0, "S")
         self.fails: Exception | None = None
         self.stack = ""
-        monkeypatch.setattr(lookout, "activities", self._activities)
-        monkeypatch.setattr(lookout, "CLOSE_LOOK_S", 0.001)
-        monkeypatch.setattr(lookout, "stack_of", self._stack_of)
+        monkeypatch.setattr(watchdog, "activities", self._activities)
+        monkeypatch.setattr(watchdog, "CLOSE_LOOK_S", 0.001)
+        monkeypatch.setattr(watchdog, "stack_of", self._stack_of)
 
     def _activities(self, pids: list[int]) -> dict[int, Activity]:
         if self.fails is not None:
@@ -60,13 +59,13 @@ class Node:
         end = self.now + seconds
         while self.now < end:
             self.now += step
-            self.lookout._look_around(self.now)
-            if self.lookout._resting is not None:
-                await self.lookout._resting
+            self.watchdog._look_around(self.now)
+            if self.watchdog._resting is not None:
+                await self.watchdog._resting
 
-    async def look(self) -> p.Looked:
-        """Have the lookout look closely."""
-        await self.lookout.look(p.Look(serial=7))
+    async def look(self) -> p.RanksInspected:
+        """Have the watchdog look closely."""
+        await self.watchdog.look(p.InspectRanks(serial=7))
         return self.sent.pop()
 
     def start_anew(self, rank: int) -> None:
@@ -75,7 +74,7 @@ class Node:
 
 
 def _process(rank: int, pid: int) -> SimpleNamespace:
-    page = Page(Page.create("test"))
+    page = HeartbeatPage(HeartbeatPage.create("test"))
     return SimpleNamespace(rank=rank, pid=pid, page=page, stack_file=Path("nowhere"))
 
 
@@ -87,9 +86,9 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Node:
 def test_a_script_that_was_started_anew_has_not_rested(node: Node) -> None:
     """Its predecessor had, for half an hour."""
 
-    async def run() -> p.Looked:
+    async def run() -> p.RanksInspected:
         await node.pass_time(POLICY.idle_timeout_s + 15.0)
-        assert node.sent[0] == p.Stalled(rank=0, generation=0)
+        assert node.sent[0] == p.RankStalled(rank=0, generation=0)
         node.sent.clear()
         assert (await node.look()).looks[0].late
         node.start_anew(0)
@@ -107,7 +106,7 @@ def test_a_look_that_fails_is_said_and_answered(
 ) -> None:
     """The coordinator does not wait for it in vain, and the next one may do better."""
 
-    async def run() -> tuple[p.Looked, p.Looked]:
+    async def run() -> tuple[p.RanksInspected, p.RanksInspected]:
         node.fails = OSError(24, "Too many open files")
         failed = await node.look()
         node.fails = None
@@ -126,17 +125,17 @@ def test_a_watch_goes_on_after_a_failure(
     """What fails again and again is said once."""
     looked: list[float] = []
 
-    def fails(self: Lookout, now: float) -> None:
+    def fails(self: Watchdog, now: float) -> None:
         looked.append(now)
         raise ValueError("a page of nonsense")
 
     async def run() -> None:
-        watching = asyncio.create_task(node.lookout.watch())
+        watching = asyncio.create_task(node.watchdog.watch())
         await turn_until(lambda: len(looked) >= 3, "three looks")
         watching.cancel()
 
-    monkeypatch.setattr(lookout, "LOOK_S", 0.001)
-    monkeypatch.setattr(Lookout, "_look_around", fails)
+    monkeypatch.setattr(watchdog, "LOOK_S", 0.001)
+    monkeypatch.setattr(Watchdog, "_look_around", fails)
     asyncio.run(run())
     assert capsys.readouterr().err.count("a page of nonsense") == 1
 
@@ -154,7 +153,7 @@ def test_what_ranks_do_is_asked_again_after_a_failure(
 
     asyncio.run(run())
     assert capsys.readouterr().err.count("Too many open files") == 1
-    assert node.sent[0] == p.Stalled(rank=0, generation=0)
+    assert node.sent[0] == p.RankStalled(rank=0, generation=0)
 
 
 def test_a_devices_tool_that_hangs_does_not_hold_up_the_watch(
@@ -171,19 +170,21 @@ def test_a_devices_tool_that_hangs_does_not_hold_up_the_watch(
     async def run() -> None:
         while not asked:
             node.now += 0.25
-            node.lookout._look_around(node.now)
+            node.watchdog._look_around(node.now)
             await turns(1)
         for _ in range(100):
             node.now += 0.25
-            node.lookout._look_around(node.now)
+            node.watchdog._look_around(node.now)
 
-    monkeypatch.setattr(lookout.device_tools, "utilisations", hangs)
+    monkeypatch.setattr(watchdog.device_tools, "utilisations", hangs)
     asyncio.run(finished(run()))
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize(("doing", "busy"), [(Doing.BETWEEN, True), (Doing.STEP, False)])
-def test_who_moves_bytes_is_busy_but_in_a_step(doing: Doing, busy: bool, node: Node) -> None:
+@pytest.mark.parametrize(
+    ("doing", "busy"), [(RankActivity.BETWEEN, True), (RankActivity.STEP, False)]
+)
+def test_who_moves_bytes_is_busy_but_in_a_step(doing: RankActivity, busy: bool, node: Node) -> None:
     """It uploads something, say; a prefetching thread of a hanging step may do so, too."""
     node.ranks[0].page.begin(doing)
     moved = iter(range(0, 1 << 40, 1 << 30))
@@ -203,9 +204,9 @@ def test_whoever_compiles_in_another_thread_compiles(node: Node) -> None:
     """The main thread waits for it."""
     compiling = '  File "/x/torch/_inductor/compile_fx.py", line 3 in compile'
     node.stack = f'{compiling}\n\n  File "/x/train.py", line 9 in main'
-    node.ranks[0].page.begin(Doing.STEP)
-    node.lookout._look_around(node.now)
-    node.lookout._watch._watched_s += BUSY_S - 1.0
+    node.ranks[0].page.begin(RankActivity.STEP)
+    node.watchdog._look_around(node.now)
+    node.watchdog._watch._watched_s += BUSY_S - 1.0
     (look,) = asyncio.run(node.look()).looks
     assert not look.late
     assert look.where.startswith("main (")
@@ -215,10 +216,10 @@ def test_it_is_noted_when_the_kernel_kills(node: Node, monkeypatch: pytest.Monke
     """With each look around, so that a rank's later end is not taken for it."""
     counts = iter((1, *[2] * 9))
     monkeypatch.setattr(OomCounter, "_read", lambda self: next(counts))
-    node.lookout.oom = OomCounter()
-    node.lookout._look_around(10.0)
-    assert node.lookout.oom.killed_lately(11.0)
-    assert not node.lookout.oom.killed_lately(15.0)
+    node.watchdog.oom = OomCounter()
+    node.watchdog._look_around(10.0)
+    assert node.watchdog.oom.killed_lately(11.0)
+    assert not node.watchdog.oom.killed_lately(15.0)
 
 
 @pytest.fixture
