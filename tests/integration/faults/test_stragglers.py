@@ -30,11 +30,12 @@ from rekindle.recovery.node_check.verdicts import Health
 from rekindle.recovery.policy.policy import Policy, Stragglers, Strategy
 
 HELD = 1
-STEPS = 200
+STEPS = 160
 # Ranks write so often. Agents look every second, and do not read what was written before the first
 # look: a much shorter time than this would cost the steps that tell what is usual.
 FLUSH_S = 3.0
-PRODUCT_S, LONGER_S = 0.015, 0.06
+# A rank that waits some milliseconds for a core is not slow beside these.
+PRODUCT_S, LONGER_S = 0.04, 0.16
 LIMITS = NodeCheckLimits(compute_factor=5.0, link_factor=5.0)  # two cores are never quiet
 BUSY_NODE, SLOW_NODE = 1, 2  # each has one rank, and the host of its number
 SLOW_HOST = "local-2"
