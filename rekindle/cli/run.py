@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import http.client
 import os
 import signal
@@ -26,6 +25,7 @@ from rekindle.engines import terminal as foreground
 from rekindle.engines.local import LocalEngine
 from rekindle.engines.simulated_hosts import PretendedHosts
 from rekindle.errors import JobError, LeaseHeldError, UsageError
+from rekindle.job.file_lock import locked
 from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, bearer, check, home, job_directory
 from rekindle.recovery.journal import journal
 
@@ -81,13 +81,13 @@ def _only_launcher(directory: JobDirectory, spec: JobSpec) -> Iterator[None]:
         directory.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"job directory {directory.path} cannot be made: {error}") from error
-    with (directory.path / names.LAUNCH_LOCK_FILE).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise LeaseHeldError(
-                f"job {spec.job_id} is being run by another process; choose another --job-id"
-            ) from error
+
+    def busy() -> None:
+        raise LeaseHeldError(
+            f"job {spec.job_id} is being run by another process; choose another --job-id"
+        )
+
+    with locked(directory.path / names.LAUNCH_LOCK_FILE, busy):
         directory.create(spec)
         yield
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from rekindle.job.file_lock import locked
 from rekindle.recovery.journal import journal
 
 
@@ -28,9 +28,7 @@ class Mirror:
     def add(self, events: Iterable[journal.AnyEvent]) -> None:
         """Add those that come next; what is known is left out, and what would leave a gap, too."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with locked(self._path) as handle:
             if os.fstat(handle).st_size != self._size:  # somebody else has written
                 self._look(handle)
             for event in events:
@@ -38,8 +36,6 @@ class Mirror:
                     line = journal.encode(event) + b"\n"
                     os.pwrite(handle, line, self._size)
                     self._size, self._last = self._size + len(line), event.seq
-        finally:
-            os.close(handle)
 
     def _look(self, handle: int) -> None:
         """Find the end, and cut off the line in which a writer was killed."""
