@@ -26,6 +26,7 @@ from rekindle.engines.local import LocalEngine
 from rekindle.engines.simulated_hosts import PretendedHosts
 from rekindle.errors import JobError, LeaseHeldError, UsageError
 from rekindle.job.file_lock import locked
+from rekindle.job.journal_reader import events_in
 from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, bearer, check, home, job_directory
 from rekindle.recovery.journal import journal
 
@@ -70,7 +71,7 @@ def launch(options: argparse.Namespace) -> int:
 
 def next_attempt(directory: JobDirectory) -> int:
     """Return the number of the attempt that comes now: one more than those in the ledger."""
-    started = (e for e in foreground.read_ledger(directory) if isinstance(e, journal.JobStarted))
+    started = (e for e in events_in(directory.ledger) if isinstance(e, journal.JobStarted))
     return max((event.attempt + 1 for event in started), default=0)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rekindle.job.file_lock import locked
+from rekindle.job.journal_reader import events_in
 from rekindle.recovery.journal import journal
 
 
@@ -20,10 +21,7 @@ class Mirror:
 
     def events(self) -> list[journal.AnyEvent]:
         """Read what is there. Raises JobError: it is no journal."""
-        try:
-            return journal.read(self._path.read_bytes().splitlines())
-        except FileNotFoundError:
-            return []
+        return events_in(self._path)
 
     def add(self, events: Iterable[journal.AnyEvent]) -> None:
         """Add those that come next; what is known is left out, and what would leave a gap, too."""

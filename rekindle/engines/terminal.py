@@ -11,6 +11,7 @@ from types import FrameType
 
 from rekindle.engines.follower import JobFollower
 from rekindle.engines.local import LocalEngine
+from rekindle.job.journal_reader import events_in
 from rekindle.job.spec import Endpoint, JobDirectory
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import RESCHEDULED
@@ -31,7 +32,7 @@ def run(
     """
     stop = _Stop(engine)
     seen: list[journal.AnyEvent] = []
-    known = len(read_ledger(directory)) if attempt else 0
+    known = len(events_in(directory.ledger)) if attempt else 0
 
     def see(event: journal.AnyEvent) -> None:
         if not isinstance(event, journal.Progress):  # it has no number, and is in no journal
@@ -62,14 +63,6 @@ def run(
         return 0
     _explain(seen, directory)
     return 1
-
-
-def read_ledger(directory: JobDirectory) -> list[journal.AnyEvent]:
-    """Read what happened to the job so far."""
-    try:
-        return journal.read(directory.ledger.read_bytes().splitlines())
-    except FileNotFoundError:
-        return []
 
 
 class _Stop:
