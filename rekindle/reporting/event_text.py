@@ -38,6 +38,7 @@ from rekindle.recovery.journal.journal import (
     Stopping,
     Suspected,
 )
+from rekindle.words import listed
 
 
 def sentence(event: AnyEvent) -> str:
@@ -53,7 +54,7 @@ def _sentence(event: AnyEvent) -> str:
         case NodeJoined() | NodeLeft() | NodeWanted() | SpareLost():
             return _node_sentence(event)
         case RanksStarted():
-            return f"started: {ranks_in_words(event.ranks)}"
+            return f"started: {listed('rank', event.ranks)}"
         case Checkpointed() | CheckpointFailed() | CheckpointSkipped() | CheckpointLeftOut():
             return _checkpoint_sentence(event)
         case CheckpointInterval():
@@ -150,14 +151,6 @@ def _recovery_sentence(
 def outcome(word: str, finished: int) -> str:
     """Return e.g. "succeeded after 300 steps"; a script without Session tells no steps."""
     return f"{word} after {finished} steps" if finished else word
-
-
-def ranks_in_words(ranks: tuple[int, ...]) -> str:
-    """Name the ranks, or count them if they are many."""
-    if len(ranks) > 8:
-        return f"{len(ranks)} ranks"
-    word = "rank" if len(ranks) == 1 else "ranks"
-    return f"{word} {', '.join(map(str, ranks))}"
 
 
 def sources_in_words(sources: dict[str, int]) -> str:

@@ -1,0 +1,14 @@
+"""Writes lists of ranks, nodes or steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MOST = 16  # numbers that are named one by one
+
+
+def listed(noun: str, numbers: Sequence[int]) -> str:
+    """Return e.g. "rank 3" or "ranks 0, 1, 5"; of very many the first, and how many follow."""
+    shown = ", ".join(map(str, numbers[:MOST]))
+    more = f" and {len(numbers) - MOST} more" if len(numbers) > MOST else ""
+    return f"{noun}{'s' * (len(numbers) > 1)} {shown}{more}"
