@@ -16,6 +16,7 @@ from rekindle.agent.snapshots.allocation import create_buffer
 from rekindle.agent.snapshots.checkpoint_queue import CheckpointFiles, DueCheckpoints
 from rekindle.agent.snapshots.replica_client import Neighbours
 from rekindle.agent.snapshots.replica_server import Depot
+from rekindle.agent.threads import in_pool
 from rekindle.checkpoints.store import Store
 from rekindle.errors import CheckpointError, CorruptError
 from rekindle.job.spec import JobSpec
@@ -190,9 +191,8 @@ class Snapshots:
         return job
 
     async def _keep(self, message: protocol.SnapshotTaken, fd: int, buffer: SnapshotBuffer) -> None:
-        loop = asyncio.get_running_loop()
         made = message.step, message.generation
-        if not await loop.run_in_executor(self._seals, _seal, buffer, made):
+        if not await in_pool(self._seals, _seal, buffer, made):
             return
         try:
             self._sealed(message.rank)
@@ -235,9 +235,8 @@ class Snapshots:
     async def _dump(self, order: protocol.Dump, earlier: set[asyncio.Task[None]]) -> None:
         if earlier:
             await asyncio.wait(earlier)  # what is being sealed may be newer than what is asked for
-        loop = asyncio.get_running_loop()
         if not order.shards:
-            written = await loop.run_in_executor(self._writes, self._write_newest, order)
+            written = await in_pool(self._writes, self._write_newest, order)
             self._tell(msgspec.structs.replace(written, last_words=True))
         for shard, rank in order.shards.items():
             part = await self._dump_shard(order, shard, rank)
@@ -248,8 +247,7 @@ class Snapshots:
         self._start(self._commit(order))
 
     async def _commit(self, order: protocol.Commit) -> None:
-        loop = asyncio.get_running_loop()
-        written = await loop.run_in_executor(self._writes, self._files.commit, order)
+        written = await in_pool(self._writes, self._files.commit, order)
         self._tell(written)
         if not order.last_words:
             await self._due.prune(written)
@@ -323,9 +321,8 @@ class Snapshots:
         copy = self._depot.reading(rank, made)
         try:
             async with contextlib.nullcontext(held[0]) if held else copy as buffer:
-                loop = asyncio.get_running_loop()
-                what = made, shard, order.of, buffer
-                return await loop.run_in_executor(self._writes, self._write_proven, *what)
+                write = self._write_proven
+                return await in_pool(self._writes, write, made, shard, order.of, buffer)
         except CheckpointError as error:
             return protocol.PartWritten(
                 step=order.step,
