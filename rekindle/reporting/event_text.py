@@ -38,7 +38,7 @@ from rekindle.recovery.journal.journal import (
     Stopping,
     Suspected,
 )
-from rekindle.words import listed
+from rekindle.words import listed, size
 
 
 def sentence(event: AnyEvent) -> str:
@@ -78,8 +78,8 @@ def _checkpoint_sentence(
 ) -> str:
     match event:
         case Checkpointed():
-            size = f"{event.bytes / 1e6:.1f} MB in {event.seconds:.2f} s"
-            return f"checkpoint of step {event.step} is at {event.path} ({size})"
+            cost = f"{size(event.bytes)} in {event.seconds:.2f} s"
+            return f"checkpoint of step {event.step} is at {event.path} ({cost})"
         case CheckpointFailed():
             return f"incident {event.incident}: {event.fault.message}; training goes on"
         case CheckpointSkipped():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.words import listed
+from rekindle.words import listed, size
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,11 @@ from rekindle.words import listed
 )
 def test_many_numbers_are_counted(numbers: tuple[int, ...], text: str) -> None:
     assert listed("rank", numbers) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (999_600, "1 MB"), (2.5e15, "2.5e+03 TB")],
+)
+def test_bytes_have_the_unit_that_suits_them(count: float, text: str) -> None:
+    assert size(count) == text
