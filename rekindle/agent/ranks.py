@@ -76,9 +76,9 @@ class NodeRanks:
         self._tasks: set[asyncio.Future[None]] = set()
         self._orders: dict[type[protocol.Message], Callable[[Any], object]] = {
             protocol.Kill: self._kill,
-            protocol.Dump: snapshots.obey,
-            protocol.WriteParts: snapshots.obey,
-            protocol.Commit: snapshots.obey,
+            protocol.Dump: snapshots.dump,
+            protocol.WriteParts: snapshots.write_parts,
+            protocol.Commit: snapshots.commit,
             protocol.Look: self._look,
             protocol.Form: self._form,
             protocol.Settings: self._set,

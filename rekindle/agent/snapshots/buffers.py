@@ -218,15 +218,9 @@ class Snapshots:
                 self.checkpoints = tuple(made for made in self.checkpoints if made not in removed)
         self._send(message)
 
-    def obey(self, order: protocol.Dump | protocol.WriteParts | protocol.Commit) -> None:
-        """Write, or make valid what was written."""
-        match order:
-            case protocol.Dump():
-                self.dump(order)
-            case protocol.WriteParts():
-                self._due.write_parts(order)
-            case protocol.Commit():
-                self.commit(order)
+    def write_parts(self, order: protocol.WriteParts) -> None:
+        """Write the shards of a checkpoint that all nodes write now."""
+        self._due.write_parts(order)
 
     def dump(self, order: protocol.Dump) -> None:
         """Write last words: the newest intact snapshot, or the shards that are asked for."""
