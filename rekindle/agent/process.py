@@ -42,7 +42,7 @@ from rekindle.checkpoints.checkpoint_path import Key
 from rekindle.checkpoints.open_store import open_store
 from rekindle.errors import JobError, RekindleError
 from rekindle.job import lifeline
-from rekindle.job.journal_file import is_over
+from rekindle.job.journal_reader import is_over
 from rekindle.job.spec import EntryKind, JobDirectory, bearer
 from rekindle.profiling.files import records_folder
 from rekindle.profiling.switch import limits_in

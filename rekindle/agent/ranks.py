@@ -76,9 +76,9 @@ class RankSupervisor:
         self._tasks: set[asyncio.Future[None]] = set()
         self._orders: dict[type[protocol.Message], Callable[[Any], object]] = {
             protocol.Kill: self._kill,
-            protocol.WriteFinalCheckpoint: snapshots.handle,
-            protocol.WriteShards: snapshots.handle,
-            protocol.Commit: snapshots.handle,
+            protocol.WriteFinalCheckpoint: snapshots.dump,
+            protocol.WriteShards: snapshots.write_parts,
+            protocol.Commit: snapshots.commit,
             protocol.InspectRanks: self._look,
             protocol.FormGeneration: self._form,
             protocol.Settings: self._set,

@@ -13,6 +13,7 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -26,6 +27,14 @@ async def in_thread(work: Callable[..., T], *arguments: Any) -> T:
     Raises what the work raises.
     """
     return await started(functools.partial(work, *arguments))
+
+
+async def in_pool(pool: Executor, work: Callable[..., T], *arguments: Any) -> T:
+    """Run `work(*arguments)` in a thread of a pool, and return its result.
+
+    Raises what the work raises.
+    """
+    return await asyncio.get_running_loop().run_in_executor(pool, work, *arguments)
 
 
 def started(work: Callable[[], T], discard: Callable[[T], None] | None = None) -> asyncio.Future[T]:

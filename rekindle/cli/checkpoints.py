@@ -19,9 +19,10 @@ from rekindle.checkpoints.retention import Retention, may_go
 from rekindle.checkpoints.store import Checkpoint, CheckpointInfo, CheckpointStore, bytes_of
 from rekindle.checkpoints.verifying import Damage, copy, verify
 from rekindle.cli.open_store import chosen, of_steps, open_at
-from rekindle.cli.terminal_output import clock, progress, size, table
+from rekindle.cli.terminal_output import clock, progress, table
 from rekindle.errors import CheckpointError, UsageError
 from rekindle.job.spec import check_job_id
+from rekindle.words import size
 
 MOST_HOURS = 24 * 3660  # ten years; for longer there is a pin without an end
 

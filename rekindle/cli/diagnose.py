@@ -14,7 +14,7 @@ import msgspec
 from rekindle import names
 from rekindle.cli.terminal_output import clock, table
 from rekindle.errors import UsageError
-from rekindle.job.journal_file import is_over
+from rekindle.job.journal_reader import events_in, is_over
 from rekindle.job.spec import JobDirectory, job_directory
 from rekindle.profiling.breakdown import HEADS, WHAT, breakdown, chrome_trace
 from rekindle.profiling.findings import Finding, in_words, nodes_of
@@ -31,7 +31,6 @@ from rekindle.profiling.reading import (
 from rekindle.profiling.switch import limits_in
 from rekindle.recovery.faults.straggler_precision import precision
 from rekindle.recovery.faults.stragglers import StragglerEvent
-from rekindle.recovery.journal import journal
 
 
 def run(options: argparse.Namespace) -> int:
@@ -107,7 +106,7 @@ def _print_journal(text: str) -> None:
     directory = _job(text)
     if directory is None:
         return
-    events = journal.read(directory.journal_file.read_bytes().splitlines(keepends=True))
+    events = events_in(directory.journal_file)
     found = [event for event in events if isinstance(event, StragglerEvent)]
     if found:
         print("\nwhile it trained:")

@@ -12,6 +12,7 @@ from types import FrameType
 
 from rekindle.engines.follower import JobFollower
 from rekindle.engines.local import LocalEngine
+from rekindle.job.journal_reader import events_in
 from rekindle.job.spec import Endpoint, JobDirectory
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import RESCHEDULED
@@ -33,7 +34,7 @@ def run(
     """
     stop = _Stop(engine)
     seen: list[journal.AnyEvent] = []
-    known = len(read_journal(directory)) if attempt else 0
+    known = len(events_in(directory.journal_file)) if attempt else 0
 
     def see(event: journal.AnyEvent) -> None:
         if isinstance(event, journal.Progress):  # it has no number, and is in no journal
@@ -66,14 +67,6 @@ def run(
         return 0
     _explain(seen, directory)
     return 1
-
-
-def read_journal(directory: JobDirectory) -> list[journal.AnyEvent]:
-    """Read the job's events so far."""
-    try:
-        return journal.read(directory.journal_file.read_bytes().splitlines())
-    except FileNotFoundError:
-        return []
 
 
 class _Stop:

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rekindle.cli.foreground import read_journal
 from rekindle.cli.terminal_output import clock, table
 from rekindle.engines.client import JobClient
 from rekindle.engines.host_log import HostLog
 from rekindle.errors import JobError, UsageError
+from rekindle.job.journal_reader import events_in
 from rekindle.job.spec import Endpoint, JobDirectory, home, job_directory
 from rekindle.profiling.switch import ProfilingOrder
 from rekindle.protocol.agent import Approval
@@ -27,7 +27,7 @@ from rekindle.recovery.journal.host_history import HostReleased
 def status(options: argparse.Namespace) -> int:
     """Tell where a job is: its coordinator says so, or its journal, when it does not run."""
     directory = _directory(options.job)
-    events = read_journal(directory)
+    events = events_in(directory.journal_file)
     endpoint = directory.endpoint()
     if endpoint is not None and not _has_ended(events):
         view = JobClient(endpoint, directory.secret()).status()
@@ -57,7 +57,7 @@ def status(options: argparse.Namespace) -> int:
 
 def incidents(options: argparse.Namespace) -> int:
     """List a job's incidents."""
-    found = journal.incidents(read_journal(_directory(options.job)))
+    found = journal.incidents(events_in(_directory(options.job).journal_file))
     if options.json:
         print(msgspec.json.encode(found).decode())
         return 0
@@ -117,7 +117,7 @@ def release_node(options: argparse.Namespace) -> int:
 def approve(options: argparse.Namespace) -> int:
     """Answer an incident that waits for a person. Raises JobError: none does."""
     endpoint, directory = _running(options.job)
-    waiting = journal.waits_for_approval(read_journal(directory))
+    waiting = journal.waits_for_approval(events_in(directory.journal_file))
     number = options.incident or (waiting.incident if waiting else 0)
     if not number:
         raise JobError(f"nothing of job {options.job} waits for approval")
@@ -171,7 +171,7 @@ def _directory(job: str) -> JobDirectory:
 def _running(job: str) -> tuple[Endpoint, JobDirectory]:
     directory = _directory(job)
     endpoint = directory.endpoint()
-    if endpoint is None or _has_ended(read_journal(directory)):
+    if endpoint is None or _has_ended(events_in(directory.journal_file)):
         raise JobError(f"job {job} does not run")
     return endpoint, directory
 

@@ -1,11 +1,13 @@
 """The command lines of `rekindle checkpoints`, and of what is about a cluster.
 
-They import nothing, for --help is not to wait.
+They import no more than those of `rekindle run`, for --help is not to wait.
 """
 
 from __future__ import annotations
 
 import argparse
+
+from rekindle.profiling.switch import WORDS
 
 _STORE = "a folder, an s3:// location, or a job's id"
 _SOURCE = f"{_STORE}, or the reference of a published one"
@@ -84,9 +86,6 @@ _JOB_FILE = "YAML: the fields of a training job, kubernetes among them"
 # As rekindle.engines.kubernetes.manifests.settings.Kind has them.
 KINDS = ("indexed-job", "jobset", "ascendjob", "volcano-job", "trainjob", "pytorchjob")
 
-# As rekindle.profiling.switch.WORDS has them.
-TRACES = ("communication", "step", "save-checkpoint", "forward", "data-loader")
-
 
 def add_kubernetes_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the sub-commands of `rekindle kubernetes`."""
@@ -111,7 +110,7 @@ def add_kubernetes_arguments(parser: argparse.ArgumentParser) -> None:
     trace = actions.add_parser("trace", help=about, description=f"{about.capitalize()}.")
     trace.add_argument("job", help="the job's id")
     which = trace.add_mutually_exclusive_group()
-    said = f"have this written down, with commas between: {', '.join(TRACES)}; all but the first "
+    said = f"have this written down, with commas between: {', '.join(WORDS)}; all but the first "
     which.add_argument("--on", metavar="WHAT", help=f"{said}go together")
     which.add_argument("--off", action="store_true", help="have nothing written down")
     trace.add_argument("--namespace", default="default", help="where the job is (default: default)")

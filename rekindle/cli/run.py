@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import http.client
 import os
 import signal
@@ -26,6 +25,8 @@ from rekindle.cli.run_options import entry_kind, host_and_port, read_spec
 from rekindle.engines.local import LocalEngine
 from rekindle.engines.simulated_hosts import SimulatedHosts
 from rekindle.errors import JobError, LeaseHeldError, UsageError
+from rekindle.job.file_lock import locked
+from rekindle.job.journal_reader import events_in
 from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, bearer, check, home, job_directory
 from rekindle.recovery.journal import journal
 
@@ -70,7 +71,7 @@ def launch(options: argparse.Namespace) -> int:
 
 def next_attempt(directory: JobDirectory) -> int:
     """Return the number of the attempt that comes now: one more than those in the journal."""
-    started = (e for e in foreground.read_journal(directory) if isinstance(e, journal.JobStarted))
+    started = (e for e in events_in(directory.journal_file) if isinstance(e, journal.JobStarted))
     return max((event.attempt + 1 for event in started), default=0)
 
 
@@ -81,13 +82,13 @@ def _only_launcher(directory: JobDirectory, spec: JobSpec) -> Iterator[None]:
         directory.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"job directory {directory.path} cannot be made: {error}") from error
-    with (directory.path / names.LAUNCH_LOCK_FILE).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise LeaseHeldError(
-                f"job {spec.job_id} is being run by another process; choose another --job-id"
-            ) from error
+
+    def busy() -> None:
+        raise LeaseHeldError(
+            f"job {spec.job_id} is being run by another process; choose another --job-id"
+        )
+
+    with locked(directory.path / names.LAUNCH_LOCK_FILE, busy):
         directory.create(spec)
         yield
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rekindle.checkpoints.verifying import Told
+from rekindle.words import size
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -27,15 +28,6 @@ def clock(at: float) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
     except (OverflowError, ValueError, OSError):
         return "?"
-
-
-def size(count: float) -> str:
-    """A number of bytes in three digits or so."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.0f} {unit}" if count >= 100 or unit == "B" else f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
 
 
 _LINE_S = 5.0  # between two lines, where there is no terminal

@@ -33,6 +33,7 @@ from rekindle.coordinator.process import (
     knows_secret,
 )
 from rekindle.errors import JobError, RekindleError, UsageError
+from rekindle.job.journal_reader import events_in
 from rekindle.job.spec import JobDirectory, JobSpec, replace_file
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.attempts import under_way
@@ -61,14 +62,6 @@ def lay_out(path: Path, described: Path) -> JobDirectory:
     logs = str(path / names.LOGS_DIRECTORY)
     directory.create(msgspec.structs.replace(spec, directory=str(path), log_directory=logs))
     return directory
-
-
-def events_in(directory: JobDirectory) -> list[journal.AnyEvent]:
-    """Read the journal as it is on disk."""
-    try:
-        return journal.read(directory.journal_file.read_bytes().splitlines())
-    except FileNotFoundError:
-        return []
 
 
 class PodCoordinator:
@@ -110,7 +103,7 @@ class PodCoordinator:
         since = request.query.get("since", "0")
         if request.query.get("follow") != "0" or not (since.isascii() and since.isdigit()):
             return await self._not_now(request)
-        lines = journal.encode_all(events_in(self._directory)[int(since) :])
+        lines = journal.encode_all(events_in(self._directory.journal_file)[int(since) :])
         return web.Response(body=lines, content_type="application/x-ndjson")
 
     async def _begin(self, request: web.Request) -> web.Response:
@@ -119,7 +112,7 @@ class PodCoordinator:
             told = journal.read(order.journal.encode().splitlines())
         except (msgspec.DecodeError, JobError) as error:
             return web.json_response({"error": f"not an order: {error}"}, status=400)
-        known = events_in(self._directory)
+        known = events_in(self._directory.journal_file)
         if self._ordered.done():
             return await self._not_now(request)
         events = known or told
@@ -149,7 +142,7 @@ async def serve(options: argparse.Namespace) -> None:
     spec = directory.spec()
     allow_files(spec.nodes + spec.spares + OTHER_FILES)
     while True:
-        attempt = under_way(events_in(directory))
+        attempt = under_way(events_in(directory.journal_file))
         if attempt is None:
             attempt = await PodCoordinator(directory).wait(_listen(options.port))
         await Coordinator(directory, attempt).run(_listen(options.port))

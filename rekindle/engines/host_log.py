@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from rekindle import names
 from rekindle.errors import JobError
+from rekindle.job.file_lock import locked
 from rekindle.recovery.journal.host_history import AnyHostEvent, Host, fold, read
 
 
@@ -32,14 +30,16 @@ class HostLog:
             raise JobError(f"{self._path} cannot be written: {error}") from error
 
     def _append(self, event: AnyHostEvent) -> None:
-        with self._locked() as handle:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(self._path) as handle:
             if any(each.is_same_source(event) for each in self.events()):
                 return
             end = os.lseek(handle, 0, os.SEEK_END)
             if end and os.pread(handle, 1, end - 1) != b"\n":
                 # A writer was killed in the middle of a line: what it wanted to say is lost.
-                os.ftruncate(handle, os.pread(handle, end, 0).rfind(b"\n") + 1)
-            os.write(handle, msgspec.json.encode(event) + b"\n")
+                end = os.pread(handle, end, 0).rfind(b"\n") + 1
+                os.ftruncate(handle, end)
+            os.pwrite(handle, msgspec.json.encode(event) + b"\n", end)
             os.fsync(handle)
 
     def hosts(self) -> dict[str, Host]:
@@ -57,13 +57,3 @@ class HostLog:
             return []
         except (OSError, JobError) as error:
             raise JobError(f"{self._path} cannot be read: {error}; mend or remove it") from error
-
-    @contextmanager
-    def _locked(self) -> Iterator[int]:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield handle
-        finally:
-            os.close(handle)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from rekindle.job.file_lock import locked
+from rekindle.job.journal_reader import events_in
 from rekindle.recovery.journal import journal
 
 
@@ -20,17 +21,12 @@ class JournalCopy:
 
     def events(self) -> list[journal.AnyEvent]:
         """Read what is there. Raises JobError: it is no journal."""
-        try:
-            return journal.read(self._path.read_bytes().splitlines())
-        except FileNotFoundError:
-            return []
+        return events_in(self._path)
 
     def add(self, events: Iterable[journal.AnyEvent]) -> None:
         """Add those that come next; what is known is left out, and what would leave a gap, too."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with locked(self._path) as handle:
             if os.fstat(handle).st_size != self._size:  # somebody else has written
                 self._look(handle)
             for event in events:
@@ -38,8 +34,6 @@ class JournalCopy:
                     line = journal.encode(event) + b"\n"
                     os.pwrite(handle, line, self._size)
                     self._size, self._last = self._size + len(line), event.seq
-        finally:
-            os.close(handle)
 
     def _look(self, handle: int) -> None:
         """Find the end, and cut off the line in which a writer was killed."""

@@ -22,9 +22,9 @@ import msgspec
 from rekindle import names
 from rekindle.engines.client import JobClient
 from rekindle.engines.host_log import HostLog
-from rekindle.engines.journal_copy import JournalCopy
 from rekindle.engines.simulated_hosts import SimulatedHosts
 from rekindle.errors import JobError, UsageError
+from rekindle.job.journal_reader import events_in
 from rekindle.job.spec import Endpoint, JobDirectory, home
 from rekindle.recovery.faults.classification import HealthEvent
 from rekindle.recovery.faults.tables.tables import Tables
@@ -132,7 +132,7 @@ class LocalEngine:
 
     def history(self) -> list[AnyEvent]:
         """Read the journal, which the coordinator writes on this machine."""
-        return JournalCopy(self._directory.journal_file).events()
+        return events_in(self._directory.journal_file)
 
     def client(self, endpoint: Endpoint) -> JobClient:
         """Return what talks to the job's coordinator."""

@@ -2,24 +2,17 @@
 
 Each is a name that one agent at a time may have, in the jobs of all flows and shells. The agent
 holds a lock on the host's file for as long as it lives, so the kernel frees the host of one that
-died. A host can be broken: then everything on it fails, until it is mended.
+died. A file beside the host's own has its faults (`rekindle.agent.devices.simulated_host`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
-import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-import psutil
-
 from rekindle import names
-from rekindle.agent.devices.simulated_host import SimulatedCondition, condition_file, read_condition
 from rekindle.errors import JobError, UsageError
 from rekindle.recovery.journal.host_history import Host, in_order
 
@@ -62,36 +55,6 @@ class SimulatedHosts:
                 f"the job wants {count} hosts, and only {len(usable)} of {self._limit} are not "
                 "isolated; see rekindle nodes, and rekindle release-node"
             )
-
-    def condition(self, name: str) -> SimulatedCondition:
-        """Return what is wrong with a host. Raises JobError: its file is damaged."""
-        return read_condition(self._folder / name)
-
-    def set_condition(self, name: str, condition: SimulatedCondition) -> None:
-        """Break or mend a host; what is on a broken one is killed at once."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = condition_file(self._folder / name)
-        fresh = path.with_suffix(".new")
-        fresh.write_bytes(msgspec.json.encode(condition))
-        fresh.replace(path)
-        if condition.broken:
-            for pid in self._holders(name):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-
-    def _holders(self, name: str) -> Iterator[int]:
-        """The processes that have the host's file open: its agent."""
-        path = self._folder / name
-        if not path.exists():
-            return
-        wanted = path.stat()
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                for each in Path(f"/proc/{process.pid}/fd").iterdir():
-                    found = each.stat()
-                    if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
-                        yield process.pid
-                        break
 
 
 def host_name(number: int) -> str:

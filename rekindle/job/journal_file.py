@@ -21,7 +21,6 @@ from rekindle.recovery.journal import journal
 _KEEPALIVE = b'{"type":"keepalive"}'
 
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # a network filesystem that has none
-_LONGEST_END = 1 << 20  # bytes, of the event that tells of a job's end
 LOCK_S = 10.0  # how long the coordinator of an earlier attempt may take to end
 
 
@@ -110,17 +109,6 @@ class JournalFile:
                 ended = isinstance(event, journal.Ended) and event.seq > self._earlier
         finally:
             self._followers.discard(queue)
-
-
-def is_over(path: Path) -> bool:
-    """Whether the newest attempt has ended, as far as this machine's journal (if any) tells."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _LONGEST_END))
-            *_, last = file.read().splitlines() or [b""]
-        return isinstance(journal.decode(last), journal.Ended)
-    except (FileNotFoundError, msgspec.DecodeError):  # none, one being written, or a longer event
-        return False
 
 
 def _lock(fd: int, path: Path) -> None:

@@ -20,6 +20,7 @@ from rekindle.profiling.markers import (
     operation_of,
     step_of,
 )
+from rekindle.words import listed
 
 _Place = tuple[int, int]  # the last step that was finished, and collectives joined since
 
@@ -103,7 +104,8 @@ class Stuck(msgspec.Struct, frozen=True, kw_only=True):
     def in_words(self) -> str:
         """Say who waits, and for whom."""
         which = f"{self.doing} no. {self.number} of {self.group} in step {self.step}"
-        return f"{_ranks(self.waiting)} in {which}, which {_ranks(self.missing)} did not join"
+        waiting, missing = listed("rank", self.waiting), listed("rank", self.missing)
+        return f"{waiting} in {which}, which {missing} did not join"
 
 
 def stuck(standings: Mapping[int, CollectivePosition]) -> list[Stuck]:
@@ -131,8 +133,3 @@ def stuck(standings: Mapping[int, CollectivePosition]) -> list[Stuck]:
                 )
             )
     return found
-
-
-def _ranks(ranks: tuple[int, ...]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + f" and {len(ranks) - 8} more" * (len(ranks) > 8)
-    return f"rank{'s' * (len(ranks) > 1)} {shown}"

@@ -7,6 +7,8 @@ from collections.abc import Collection, Container, Iterable, Sequence
 
 import msgspec
 
+from rekindle.words import MOST, listed
+
 HOLDS = 3  # steps that something must be seen in, one after the other
 AWAY = 20  # steps without one of its ranks in which it still holds: records of all end not alike
 _Key = tuple["Slow", tuple[int, ...]]
@@ -107,36 +109,28 @@ class Book:
         self._open = {k: e for k, e in self._open.items() if not set(ranks) & set(e.ranks)}
 
 
-MOST = 16  # ranks that are named
-
-
 def nodes_of(found: Finding, per_node: int) -> tuple[int, ...]:
     """Return the nodes that the finding is about; their ranks are numbered one after the other."""
     return tuple(sorted({rank // per_node for rank in found.ranks}))
 
 
 def who(found: Finding) -> str:
-    """Name its ranks, of very many the first."""
-    shown = ", ".join(map(str, found.ranks[:MOST])) + ", ..." * (len(found.ranks) > MOST)
-    return f"rank{'s' * (len(found.ranks) > 1)} {shown}"
-
-
-def _where(nodes: Sequence[int]) -> str:
-    several = "s" * (len(nodes) > 1)
-    return f"node{several} {', '.join(map(str, nodes[:MOST]))}" + ", ..." * (len(nodes) > MOST)
+    """Name the ranks that a finding is about."""
+    return listed("rank", found.ranks)
 
 
 def forward_in_words(found: Finding, nodes: Sequence[int]) -> str:
     """Say whose forward pass has become longer, where nothing else can be told."""
     since = f"since step {found.since}, seen in step {found.found}"
     longer = f"the forward pass takes {found.factor:.3g} times as long as before, {since}"
-    return f"{who(found)} ({_where(nodes)}): {longer}; in plain DDP it waits for nobody there"
+    subject = f"{who(found)} ({listed('node', nodes)})"
+    return f"{subject}: {longer}; in plain DDP it waits for nobody there"
 
 
 def in_words(found: Finding, nodes: Sequence[int], hosts: Sequence[str] = ()) -> str:
     """Say what is slow, where, since when, and what that costs."""
     on = f" on {', '.join(hosts)}" if any(hosts) and len(hosts) <= MOST else ""
-    subject = f"{who(found)} ({_where(nodes)}{on})"
+    subject = f"{who(found)} ({listed('node', nodes)}{on})"
     since = f"since step {found.since}, seen in step {found.found}"
     cost = f"; it costs {found.cost:.0%} of each step" if found.cost else ""
     times = f"{found.factor:.3g} times"

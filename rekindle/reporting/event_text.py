@@ -40,6 +40,7 @@ from rekindle.recovery.journal.journal import (
     Stopping,
     Suspected,
 )
+from rekindle.words import listed, size
 
 
 def sentence(event: AnyEvent) -> str:
@@ -77,7 +78,7 @@ def words(event: AnyEvent) -> str:
         case NodeJoined() | NodeLeft() | NodeWanted() | SpareLost():
             return _node_sentence(event)
         case RanksStarted():
-            return f"{ranks_in_words(event.ranks)} started"
+            return f"{listed('rank', event.ranks)} started"
         case Checkpointed() | CheckpointFailed() | CheckpointSkipped():
             return _checkpoint_sentence(event)
         case Progress():
@@ -105,8 +106,8 @@ def words(event: AnyEvent) -> str:
 def _checkpoint_sentence(event: Checkpointed | CheckpointFailed | CheckpointSkipped) -> str:
     match event:
         case Checkpointed():
-            size = f"{event.bytes / 1e6:.1f} MB in {event.seconds:.2f} s"
-            return f"checkpoint of step {event.step} is at {event.path} ({size})"
+            cost = f"{size(event.bytes)} in {event.seconds:.2f} s"
+            return f"checkpoint of step {event.step} is at {event.path} ({cost})"
         case CheckpointFailed():
             return f"incident {event.incident}: {event.fault.message}; training continues"
         case CheckpointSkipped():
@@ -173,14 +174,6 @@ def _recovery_sentence(
 def outcome(word: str, finished: int) -> str:
     """Return e.g. "succeeded after 300 steps"; a script without Session tells no steps."""
     return f"{word} after {finished} steps" if finished else word
-
-
-def ranks_in_words(ranks: tuple[int, ...]) -> str:
-    """Name the ranks, or count them if they are many."""
-    if len(ranks) > 8:
-        return f"{len(ranks)} ranks"
-    word = "rank" if len(ranks) == 1 else "ranks"
-    return f"{word} {', '.join(map(str, ranks))}"
 
 
 def sources_in_words(sources: dict[str, int]) -> str:

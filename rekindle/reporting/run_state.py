@@ -20,6 +20,7 @@ from rekindle.recovery.journal.journal import (
 )
 from rekindle.recovery.policy.policy import OUTER, Strategy
 from rekindle.reporting.event_text import capital
+from rekindle.words import listed
 
 RUNNING = "Running"
 RECOVERING = "Recovering"  # broken ranks are replaced or repaired, all others wait with their state
@@ -93,5 +94,5 @@ def _of_world(attempt: list[AnyEvent]) -> Shown:
     left_out = formed[-1].left_out if formed else ()
     if not left_out:
         return Shown(RUNNING)
-    nodes = ", ".join(map(str, left_out))
-    return Shown(SHRUNK, f"Training goes on without node {nodes}, until one comes in its place")
+    nodes = listed("node", left_out)
+    return Shown(SHRUNK, f"Training goes on without {nodes}, until one comes in its place")

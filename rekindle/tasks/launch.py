@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import enum
-import fcntl
-import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -18,6 +14,7 @@ from prefect.client.schemas.objects import FlowRun
 from rekindle import names
 from rekindle.blocks.job import TrainingJob
 from rekindle.errors import JobError, UsageError
+from rekindle.job.file_lock import locked
 from rekindle.job.spec import JobDirectory, replace_file
 from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.journal import RESCHEDULED
@@ -93,7 +90,8 @@ def launch(job: TrainingJob, job_id: str) -> Launched:
     """
     directory = jobs.directory_of(job_id)
     directory.path.mkdir(parents=True, exist_ok=True)
-    with _launch_lock(directory):
+    # One process at a time looks for the job and launches it.
+    with locked(directory.path / names.LAUNCH_LOCK_FILE):
         if job.kubernetes is not None and not jobs.exists(job_id):
             # Another process, elsewhere, may have launched it before: the cluster knows.
             describe(job, directory, job_id)
@@ -145,14 +143,3 @@ def _wait_until_gone(job_id: str, limit_s: float) -> None:
                 f"after {limit_s:.0f} s; end it and run this flow again"
             )
         time.sleep(0.05)
-
-
-@contextmanager
-def _launch_lock(directory: JobDirectory) -> Iterator[None]:
-    """Let one process at a time look and launch; the kernel frees the lock of one that dies."""
-    handle = os.open(directory.path / names.LAUNCH_LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

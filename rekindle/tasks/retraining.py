@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import json
 import math
 import os
@@ -29,6 +28,7 @@ from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.store import Checkpoint
 from rekindle.checkpoints.verifying import copy
 from rekindle.errors import CheckpointError, JobError, RejectedError, UsageError
+from rekindle.job.file_lock import locked
 from rekindle.job.spec import JobDirectory
 from rekindle.tasks import job_access as jobs
 
@@ -53,7 +53,8 @@ def run_command(
     another status than 0.
     """
     last = ""
-    with _held(lock, log) as handle:
+    another = "Another process of this flow run does this already (%s); waiting"
+    with locked(lock, lambda: log(another, lock)) as handle:
         _end_leftovers(lock)
         marked = {**os.environ, **environment, _MARK: str(lock)}
         process = _start(command, folder, marked, handle)
@@ -94,21 +95,6 @@ def _start(
         )
     except OSError as error:
         raise UsageError(f"command {command[0]!r} cannot be started: {error}") from error
-
-
-@contextlib.contextmanager
-def _held(lock: Path, log: Callable[..., None]) -> Iterator[int]:
-    """Hold the lock; the kernel frees it when flow and command are gone."""
-    handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log("Another process of this flow run does this already (%s); waiting", lock)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield handle
-    finally:
-        os.close(handle)
 
 
 def _end_leftovers(lock: Path) -> None:

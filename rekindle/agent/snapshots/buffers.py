@@ -16,6 +16,7 @@ from rekindle.agent.snapshots.allocation import create_buffer
 from rekindle.agent.snapshots.checkpoint_queue import CheckpointFiles, DueCheckpoints
 from rekindle.agent.snapshots.replica_client import ReplicaClient
 from rekindle.agent.snapshots.replica_server import ReplicaServer
+from rekindle.agent.threads import in_pool
 from rekindle.checkpoints.store import CheckpointStore
 from rekindle.errors import CheckpointError, CorruptError
 from rekindle.job.spec import JobSpec
@@ -190,9 +191,8 @@ class NodeSnapshots:
         return job
 
     async def _keep(self, message: protocol.SnapshotTaken, fd: int, buffer: SnapshotBuffer) -> None:
-        loop = asyncio.get_running_loop()
         made = message.step, message.generation
-        if not await loop.run_in_executor(self._seals, _seal, buffer, made):
+        if not await in_pool(self._seals, _seal, buffer, made):
             return
         try:
             self._sealed(message.rank)
@@ -218,17 +218,9 @@ class NodeSnapshots:
                 self.checkpoints = tuple(made for made in self.checkpoints if made not in removed)
         self._send(message)
 
-    def handle(
-        self, order: protocol.WriteFinalCheckpoint | protocol.WriteShards | protocol.Commit
-    ) -> None:
-        """Write, or make valid what was written."""
-        match order:
-            case protocol.WriteFinalCheckpoint():
-                self.dump(order)
-            case protocol.WriteShards():
-                self._due.write_parts(order)
-            case protocol.Commit():
-                self.commit(order)
+    def write_parts(self, order: protocol.WriteShards) -> None:
+        """Write the shards of a checkpoint that all nodes write now."""
+        self._due.write_parts(order)
 
     def dump(self, order: protocol.WriteFinalCheckpoint) -> None:
         """Write last words: the newest intact snapshot, or the shards that are asked for."""
@@ -239,9 +231,8 @@ class NodeSnapshots:
     ) -> None:
         if earlier:
             await asyncio.wait(earlier)  # what is being sealed may be newer than what is asked for
-        loop = asyncio.get_running_loop()
         if not order.shards:
-            written = await loop.run_in_executor(self._writes, self._write_newest, order)
+            written = await in_pool(self._writes, self._write_newest, order)
             self._tell(msgspec.structs.replace(written, last_words=True))
         for shard, rank in order.shards.items():
             part = await self._dump_shard(order, shard, rank)
@@ -252,8 +243,7 @@ class NodeSnapshots:
         self._start(self._commit(order))
 
     async def _commit(self, order: protocol.Commit) -> None:
-        loop = asyncio.get_running_loop()
-        written = await loop.run_in_executor(self._writes, self._files.commit, order)
+        written = await in_pool(self._writes, self._files.commit, order)
         self._tell(written)
         if not order.last_words:
             await self._due.prune(written)
@@ -327,9 +317,8 @@ class NodeSnapshots:
         copy = self._depot.reading(rank, made)
         try:
             async with contextlib.nullcontext(held[0]) if held else copy as buffer:
-                loop = asyncio.get_running_loop()
-                what = made, shard, order.of, buffer
-                return await loop.run_in_executor(self._writes, self._write_proven, *what)
+                write = self._write_proven
+                return await in_pool(self._writes, write, made, shard, order.of, buffer)
         except CheckpointError as error:
             return protocol.ShardWritten(
                 step=order.step,

@@ -7,17 +7,17 @@ snapshot is still there, and left out otherwise, or when a newer one is due.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
 from rekindle import __version__
+from rekindle.agent.threads import in_pool
 from rekindle.checkpoints.format import (
     METADATA_METRICS,
     METADATA_ORIGIN,
@@ -165,7 +165,6 @@ def _said(buffer: SnapshotBuffer) -> _Said:
 
 
 Start = Callable[[Coroutine[None, None, None]], object]
-Written = TypeVar("Written", protocol.CheckpointWritten, protocol.ShardWritten)
 
 
 class DueSnapshot:
@@ -239,7 +238,8 @@ class DueCheckpoints:
                     continue
                 self._writing = snapshot.made
                 try:
-                    written = await self._in_thread(self._write_whole, snapshot)
+                    write = self._files.write
+                    written = await in_pool(self._writes, write, snapshot.made, snapshot.buffer)
                     if not written.error or snapshot.is_there:  # else it was forgotten meanwhile
                         self._tell(msgspec.structs.replace(written, stall_s=snapshot.taken.stall_s))
                 finally:
@@ -290,12 +290,13 @@ class DueCheckpoints:
             self._start(self._write_part(snapshot))
 
     async def _write_part(self, snapshot: DueSnapshot) -> None:
+        taken = snapshot.taken
+        what = snapshot.made, taken.shard, taken.shards, snapshot.buffer
         try:
-            written = await self._in_thread(self._write_shard, snapshot)
+            written = await in_pool(self._writes, self._files.write_part, *what)
             if not written.error or snapshot.is_there:
-                self._tell(msgspec.structs.replace(written, stall_s=snapshot.taken.stall_s))
+                self._tell(msgspec.structs.replace(written, stall_s=taken.stall_s))
         except Exception as error:  # a bug of ours, which is seen; the coordinator does not wait
-            taken = snapshot.taken
             self._tell(
                 protocol.ShardWritten(
                     step=taken.step,
@@ -307,7 +308,7 @@ class DueCheckpoints:
             )
             raise
         finally:
-            del self._busy[snapshot.taken.rank]
+            del self._busy[taken.rank]
             snapshot.close()
 
     def formed(self) -> None:
@@ -316,23 +317,11 @@ class DueCheckpoints:
             snapshot.close()
         self._offered = {}
 
-    # ---- what is done in the thread
-
-    async def _in_thread(self, do: Callable[[DueSnapshot], Written], each: DueSnapshot) -> Written:
-        return await asyncio.get_running_loop().run_in_executor(self._writes, do, each)
-
-    def _write_whole(self, each: DueSnapshot) -> protocol.CheckpointWritten:
-        return self._files.write(each.made, each.buffer)
-
-    def _write_shard(self, each: DueSnapshot) -> protocol.ShardWritten:
-        return self._files.write_part(each.made, each.taken.shard, each.taken.shards, each.buffer)
-
     async def prune(self, written: protocol.CheckpointWritten) -> None:
         """Remove what need not be kept now that this was written, or was not."""
         if written.error:
             return
-        loop = asyncio.get_running_loop()
-        pruned = await loop.run_in_executor(self._writes, self._files.prune)
+        pruned = await in_pool(self._writes, self._files.prune)
         if pruned is not None:
             self._tell(pruned)
 

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from rekindle import names
 from rekindle.agent.snapshots.allocation import create_buffer
@@ -26,6 +25,7 @@ from rekindle.agent.snapshots.replica_transport import (
     patience_s,
     within,
 )
+from rekindle.agent.threads import in_pool
 from rekindle.errors import CheckpointError, CorruptError, ProtocolError, StaleError
 from rekindle.job.spec import JobSpec
 from rekindle.protocol import agent as protocol
@@ -34,8 +34,6 @@ from rekindle.recovery.faults.invalid_states import Suspicion, is_clean
 from rekindle.recovery.policy.plan import Made
 
 KEPT = 2  # steps of each rank: ranks may be a snapshot apart
-
-T = TypeVar("T")
 
 # ---- the depot's end
 
@@ -223,17 +221,12 @@ class ReplicaServer:
                 room.close()
         if not fitting:
             name = f"{self._spec.job_id}-copy{put.rank}"
-            fd = await self._in_thread(create_buffer, name, put.bytes)
+            fd = await in_pool(self._threads, create_buffer, name, put.bytes)
             fitting = [_Copy(put.generation, fd, SnapshotBuffer(fd))]
         [copy] = fitting
         copy.generation = put.generation
         copy.buffer.begin()
         return copy
-
-    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Have work done that takes as long as there are bytes."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, work, *arguments)
 
     def _judge(self, put: Put, arrived: str) -> Answer:
         """Whether what has arrived is to be kept."""

@@ -1,6 +1,7 @@
 """`mindio_ttp.framework_ttp`: MindIO's names, upon a Processor.
 
 Signatures are those of MindIO (Ascend/mind-cluster, component/mindio/tft); a test holds them.
+`registering` has the functions that register handlers, by their names.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rekindle.training.mindio.controller import (
     tft_start_controller,
 )
 from rekindle.training.mindio.enums import Action, OptimizerType, RepairType, ReportState
-from rekindle.training.mindio.handlers import Handlers, for_mindspore
+from rekindle.training.mindio.handlers import KINDS, Handlers, for_mindspore
 from rekindle.training.mindio.processor import Processor
 from rekindle.training.mindio.update_times import tft_can_do_uce_repair
 
@@ -223,70 +224,18 @@ def tft_report_load_ckpt_step(step: int) -> None:
 # ---- handlers
 
 
-def tft_register_save_ckpt_handler(func: Callable[..., Any], ctx: Any = None) -> None:
-    """func(step, save_info, args, ctx): one rank of each node saves when the job is ended."""
-    handlers.register("save_ckpt", func, ctx)
-
-
-def tft_register_rename_handler(func: Callable[..., Any], ctx: Any = None) -> None:
-    """func(step, args), of MindSpore func(step, ctx): after it was saved."""
-    handlers.register("rename", func, ctx)
-
-
-def tft_register_exit_handler(func: Callable[..., Any], ctx: Any = None) -> None:
-    """func(ctx): after it was renamed."""
-    handlers.register("exit", func, ctx)
-
-
-def tft_register_stop_handler(func: Callable[..., Any], ctx: Any = None) -> None:
-    """func(args, ctx), called by another thread than the training's."""
-    handlers.register("stop", func, ctx)
-
-
-def tft_register_clean_handler(func: Callable[..., Any], ctx: Any = None) -> None:
-    """func(is_uce_error, args, ctx) -> 0: clean, 1: not, 2: clean, and the state is unharmed."""
-    handlers.register("clean", func, ctx)
-
-
-def tft_register_repair_handler(func: Callable[..., Any], ctx: Any = None) -> None:
-    """func(step, need_rebuild, error_ranks, repair_info, args, ctx)."""
-    handlers.register("repair", func, ctx)
-
-
-def tft_register_rollback_handler(func: Callable[..., Any], ctx: Any = None) -> None:
-    """func(step, args, ctx): after the repair, on all ranks."""
-    handlers.register("rollback", func, ctx)
-
-
-def tft_register_rebuild_group_handler(func: Callable[..., Any], ctx: Any = None) -> None:
-    """func(fault_ranks, args, ctx): on all ranks, when processes have joined, before a repair."""
-    handlers.register("rebuild_group", func, ctx)
-
-
-def tft_register_stream_sync_handler(func: Callable[..., Any], ctx: Any = None) -> None:
-    """func(): before training is held between two steps."""
-    handlers.register("stream_sync", func, ctx)
-
-
-def tft_register_zit_upgrade_rollback_handler(func: Callable[..., Any], ctx: Any = None) -> None:
-    """Never called: the world keeps its size."""
-    handlers.register("zit_upgrade_rollback", func, ctx)
-
-
-def tft_register_zit_upgrade_repair_handler(func: Callable[..., Any], ctx: Any = None) -> None:
-    """Never called: the world keeps its size."""
-    handlers.register("zit_upgrade_repair", func, ctx)
-
-
-def tft_register_zit_upgrade_rebuild_handler(func: Callable[..., Any], ctx: Any = None) -> None:
-    """Never called: the world keeps its size."""
-    handlers.register("zit_upgrade_rebuild", func, ctx)
-
-
-def tft_register_zit_downgrade_rebuild_handler(func: Callable[..., Any], ctx: Any = None) -> None:
-    """Never called: the world keeps its size."""
-    handlers.register("zit_downgrade_rebuild", func, ctx)
-
-
 def tft_register_decrypt_handler(decryptor: Callable[..., Any] | None) -> None:
     """Never called: there is no TLS of MindIO's."""
+
+
+def _registers(kind: str) -> Callable[..., None]:
+    """Return the function that registers a handler of this kind."""
+
+    def register(func: Callable[..., Any], ctx: Any = None) -> None:
+        handlers.register(kind, func, ctx)
+
+    register.__doc__ = KINDS[kind]
+    return register
+
+
+registering = {f"tft_register_{kind}_handler": _registers(kind) for kind in KINDS}

@@ -8,6 +8,24 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 OK, ERROR, UNHARMED = 0, 1, 2  # what a clean handler answers
+_NEVER = "Never called: the world keeps its size."
+# Each kind of handler, with its arguments and the moment of the call.
+KINDS = {
+    "save_ckpt": "func(step, save_info, args, ctx): on one rank of each node, when the job ends.",
+    "rename": "func(step, args), of MindSpore func(step, ctx): after save_ckpt.",
+    "exit": "func(ctx): after rename.",
+    "stop": "func(args, ctx), in another thread than the training's.",
+    "clean": "func(is_uce_error, args, ctx) -> 0: clean, 1: not, 2: clean, and the state unharmed.",
+    "repair": "func(step, need_rebuild, error_ranks, repair_info, args, ctx).",
+    "rollback": "func(step, args, ctx): after the repair, on all ranks.",
+    "rebuild_group": "func(fault_ranks, args, ctx): on all ranks, when processes have joined, "
+    "before a repair.",
+    "stream_sync": "func(): before training is held between two steps.",
+    "zit_upgrade_rollback": _NEVER,
+    "zit_upgrade_repair": _NEVER,
+    "zit_upgrade_rebuild": _NEVER,
+    "zit_downgrade_rebuild": _NEVER,
+}
 
 
 class RepairCall(NamedTuple):

@@ -7,6 +7,8 @@ import importlib.util
 import socket
 import sys
 import types
+from collections.abc import Mapping
+from typing import Any
 
 from rekindle.errors import StaleError
 from rekindle.protocol.agent import Inject, InjectionKind
@@ -72,24 +74,24 @@ def install() -> bool:
         return getattr(there.__spec__, "origin", None) == _WHERE
     if importlib.util.find_spec(NAME) is not None:
         return False
-    _put(NAME)
-    _put(f"{NAME}.framework_ttp", framework, exceptions)
+    _put(NAME, {})
+    names = vars(framework) | framework.registering | vars(exceptions)
+    _put(f"{NAME}.framework_ttp", names)
     # Adaptors import some names from the module that MindIO has them in.
-    _put(f"{NAME}.framework_ttp.ttp_decorator", framework, exceptions)
-    _put(f"{NAME}.controller_ttp", controller)
-    _put(f"{NAME}.utils", update_times)
+    _put(f"{NAME}.framework_ttp.ttp_decorator", names)
+    _put(f"{NAME}.controller_ttp", vars(controller))
+    _put(f"{NAME}.utils", vars(update_times))
     return True
 
 
-def _put(name: str, *sources: types.ModuleType) -> None:
-    """Make a module with the public names of others, and let it be found."""
+def _put(name: str, names: Mapping[str, Any]) -> None:
+    """Make a module that `import` finds, with those of these names that MindIO has."""
     module = types.ModuleType(name, "MindIO's names, of Rekindle: see rekindle.training.mindio.")
     module.__spec__ = importlib.machinery.ModuleSpec(name, None, origin=_WHERE, is_package=True)
     module.__path__ = []
-    for source in sources:
-        for key, value in vars(source).items():
-            if key.startswith(("tft_", "set_mindio", "get_")) or key in _TYPES:
-                setattr(module, key, value)
+    for key, value in names.items():
+        if key.startswith(("tft_", "set_mindio", "get_")) or key in _TYPES:
+            setattr(module, key, value)
     sys.modules[name] = module
     parent, _, last = name.rpartition(".")
     if parent:

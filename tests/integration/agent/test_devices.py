@@ -8,12 +8,12 @@ import signal
 from pathlib import Path
 
 import pytest
+from host_conditions import set_condition
 from waiting import bound_s, finished
 
 from rekindle.agent.devices import simulated_host as healing
 from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.devices.simulated_host import SimulatedCondition
-from rekindle.engines.simulated_hosts import SimulatedHosts
 
 # What npu-smi prints of a machine with two cards of two chips, whose logical numbers are 0 to 3.
 MAPPED = """
@@ -51,9 +51,8 @@ def heal(device: int, host: Path | None = None) -> str:
 
 def test_a_simulated_device_heals_unless_it_is_to_stay_broken(tmp_path: Path) -> None:
     """As a test has set it."""
-    hosts = SimulatedHosts(tmp_path)
-    hosts.set_condition("local-0", SimulatedCondition(sick_devices=(1,)))
     host = tmp_path / "hosts" / "local-0"
+    set_condition(host, SimulatedCondition(sick_devices=(1,)))
     assert (heal(0, host), heal(1, host)) == ("", "it stays broken")
 
 

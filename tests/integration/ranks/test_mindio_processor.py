@@ -15,8 +15,8 @@ from rekindle.protocol import agent as protocol
 from rekindle.rank.snapshot_schedule import Moment
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.policy.plan import RankPlan, StateSource
+from rekindle.training.mindio import begin_step, exceptions, framework
 from rekindle.training.mindio import enums as words
-from rekindle.training.mindio import exceptions, framework, install
 from rekindle.training.mindio.enums import RepairType, ReportState
 from rekindle.training.mindio.processor import Processor
 
@@ -334,7 +334,7 @@ def test_all_ranks_begin_a_step_or_none(
     def begin(processor: Any) -> str:
         mine[threading.current_thread()] = processor
         try:
-            install.begin_step()
+            begin_step()
         except RuntimeError as error:
             return str(error)
         return "begun"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import acts
 import pytest
+from host_conditions import set_condition
 from jobs import Place, Run
 from waiting import wait_until
 
@@ -17,7 +18,6 @@ from rekindle import names
 from rekindle.agent.devices.simulated_host import SimulatedCondition
 from rekindle.cli import main as cli
 from rekindle.engines.host_log import HostLog
-from rekindle.engines.simulated_hosts import SimulatedHosts
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Strategy
 
@@ -54,7 +54,6 @@ class Job:
         options = ("--nnodes", "2", "--policy", "policy.yaml", *options)
         program = ("--no-python", sys.executable, "-u", place.script(COUNTS), str(failures))
         self.run: Run = place.start(*options, *program)
-        self.hosts = SimulatedHosts(place.home)
 
     def until_counted(self, count: int) -> None:
         """Wait until so many processes have run the script."""
@@ -74,7 +73,8 @@ class Job:
     def break_host(self, node: int) -> str:
         """Break the host that a node is on."""
         host = self.hosts_of(node)[-1]
-        self.hosts.set_condition(host, SimulatedCondition(broken=True))
+        file = self.place.home / names.HOSTS_DIRECTORY / host
+        set_condition(file, SimulatedCondition(broken=True))
         return host
 
     def end(self, status: int) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.job.journal_file import JournalFile, is_over
+from rekindle.job.journal_file import JournalFile
+from rekindle.job.journal_reader import events_in, is_over
 from rekindle.recovery.journal import journal
 
 
@@ -17,7 +18,7 @@ def stopping(number: int) -> journal.Event:
 
 def numbers(path: Path) -> list[int]:
     """The sequence numbers that a reader of the file sees."""
-    return [event.seq for event in journal.read(path.read_bytes().splitlines())]
+    return [event.seq for event in events_in(path)]
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def test_each_has_a_sentence() -> None:
     """They say what, and why."""
     assert [sentence(event) for event in HISTORY[2:6]] == [
         "No checkpoint of step 20: the store was busy with that of step 10",
-        "Checkpoint of step 10 is at there (0.0 MB in 9.00 s)",
+        "Checkpoint of step 10 is at there (10 B in 9.00 s)",
         "From now on a checkpoint every 60 steps (about 30 s): one takes 9.0 s to write",
         "Checkpoints of steps 5, 4 were removed; the disk is read-only",
     ]

@@ -131,7 +131,7 @@ def test_shards_and_a_slow_store(tmp_path: Path) -> None:
     node = Node(tmp_path, shards=2)
 
     def order(step: int) -> None:
-        node.snapshots.handle(p.WriteShards(step=step, generation=1, shards={0: 0}, of=2))
+        node.snapshots.write_parts(p.WriteShards(step=step, generation=1, shards={0: 0}, of=2))
 
     async def body() -> None:
         await node.take(5)

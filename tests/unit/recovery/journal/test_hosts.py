@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from host_conditions import set_condition
 from waiting import status_of
 
-from rekindle.agent.devices.simulated_host import SimulatedCondition
+from rekindle.agent.devices.simulated_host import SimulatedCondition, read_condition
 from rekindle.engines.host_log import HostLog
 from rekindle.engines.simulated_hosts import SimulatedHosts
 from rekindle.errors import JobError, UsageError
@@ -288,14 +289,15 @@ def test_a_broken_host_kills_what_is_on_it_alone(tmp_path: Path) -> None:
             )
         )
         os.close(handle)
-    pool.set_condition("local-0", SimulatedCondition(broken=True))
+    first = tmp_path / "hosts" / "local-0"
+    set_condition(first, SimulatedCondition(broken=True))
     assert os.waitstatus_to_exitcode(os.waitpid(agents[0], 0)[1]) == -9
     assert os.waitpid(agents[1], os.WNOHANG) == (0, 0)
     os.kill(agents[1], 9)
     os.waitpid(agents[1], 0)
-    assert pool.condition("local-0").broken
-    pool.set_condition("local-0", SimulatedCondition())
-    assert not pool.condition("local-0").broken
+    assert read_condition(first).broken
+    set_condition(first, SimulatedCondition())
+    assert not read_condition(first).broken
 
 
 def test_a_lock_outlives_whoever_took_it(tmp_path: Path) -> None:

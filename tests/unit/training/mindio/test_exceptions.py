@@ -185,7 +185,8 @@ def test_a_thread_that_stops_the_device_uses_the_rank_s(monkeypatch: pytest.Monk
     npu.set_device(3)
     framework.tft_init_processor(0, 2, False, False, "")
     seen = []
-    framework.tft_register_stop_handler(lambda args, ctx: seen.append(npu.current_device()))
+    register = framework.registering["tft_register_stop_handler"]
+    register(lambda args, ctx: seen.append(npu.current_device()))
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(npu.current_device).result() == 0
         pool.submit(framework.handlers.stop).result()

@@ -1,0 +1,28 @@
+"""A lock on a file, held by one process at a time. The kernel frees the lock of a dead process."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def locked(path: Path, busy: Callable[[], object] = lambda: None) -> Iterator[int]:
+    """Hold the lock on a file. Creates the file if there is none, and yields it open.
+
+    busy: is called before this process waits for another one that holds the lock. It may raise an
+    error instead.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            busy()
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield handle
+    finally:
+        os.close(handle)

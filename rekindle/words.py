@@ -1,0 +1,23 @@
+"""Writes lists of ranks, nodes or steps, and numbers of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MOST = 16  # numbers that are named one by one
+
+
+def listed(noun: str, numbers: Sequence[int]) -> str:
+    """Return e.g. "rank 3" or "ranks 0, 1, 5"; of very many the first, and how many follow."""
+    shown = ", ".join(map(str, numbers[:MOST]))
+    more = f" and {len(numbers) - MOST} more" if len(numbers) > MOST else ""
+    return f"{noun}{'s' * (len(numbers) > 1)} {shown}{more}"
+
+
+def size(count: float) -> str:
+    """Return a number of bytes in three digits or so."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.0f} {unit}" if count >= 100 or unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

@@ -1,0 +1,46 @@
+"""One holder at a time has the lock on a file."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+
+import pytest
+from waiting import bound_s, result_of
+
+from rekindle.errors import LeaseHeldError
+from rekindle.job.file_lock import locked
+
+
+def test_the_second_holder_waits_for_the_first(tmp_path: Path) -> None:
+    """It learns that it has to wait, and reads what the first one has written."""
+    path, waits = tmp_path / "lock", Event()
+
+    def second() -> bytes:
+        with locked(path, waits.set) as handle:
+            return os.read(handle, 8)
+
+    with ThreadPoolExecutor(1) as pool:
+        with locked(path) as handle:
+            read = pool.submit(second)
+            assert waits.wait(bound_s())
+            os.write(handle, b"first")
+        assert result_of(read) == b"first"
+
+
+def test_whoever_does_not_want_to_wait_raises(tmp_path: Path) -> None:
+    """The error leaves the lock as it is; it is free after its holder's block."""
+    path = tmp_path / "lock"
+
+    def busy() -> None:
+        raise LeaseHeldError("taken")
+
+    with locked(path):
+        with pytest.raises(LeaseHeldError, match="taken"), locked(path, busy):
+            pass
+        with pytest.raises(LeaseHeldError, match="taken"), locked(path, busy):
+            pass
+    with locked(path, busy):
+        pass

@@ -1,0 +1,28 @@
+"""Numbers in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from rekindle.words import listed, size
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ((3,), "rank 3"),
+        ((0, 1), "ranks 0, 1"),
+        (range(16), "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15"),
+        (range(1024), "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 and 1008 more"),
+    ],
+)
+def test_many_numbers_are_counted(numbers: tuple[int, ...], text: str) -> None:
+    assert listed("rank", numbers) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (999_600, "1 MB"), (2.5e15, "2.5e+03 TB")],
+)
+def test_bytes_have_the_unit_that_suits_them(count: float, text: str) -> None:
+    assert size(count) == text
