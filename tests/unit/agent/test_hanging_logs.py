@@ -37,7 +37,7 @@ class Node:
         self.log.parent.mkdir(parents=True)
         os.mkfifo(self.log)
         self.sent: list[p.Message] = []
-        snapshots: Any = SimpleNamespace(handle=print)
+        snapshots: Any = SimpleNamespace(dump=print, write_parts=print, commit=print)
         self.ranks = RankSupervisor(spec, snapshots, self.sent.append, {}, NodeState(1))
         self.ranks.fork = self._fork  # type: ignore[method-assign]
 

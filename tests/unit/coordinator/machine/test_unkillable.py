@@ -92,7 +92,7 @@ def test_an_agent_ends_without_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After a while, and says so."""
-    nothing: Any = SimpleNamespace(handle=print)
+    nothing: Any = SimpleNamespace(dump=print, write_parts=print, commit=print)
     ranks = RankSupervisor(spec_of(nodes=1, processes=1), nothing, print, {}, NodeState(1))
     held: Any = SimpleNamespace(rank=0, signal=lambda number: None)
     ranks._ranks[0] = held
