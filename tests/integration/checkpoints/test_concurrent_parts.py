@@ -41,7 +41,7 @@ def stopping(first, second):
     yield second
 
 def write(rank, step, generation=1):
-    part = Part(stopping(*[bytes([rank]) * 100_000] * 2), (rank,))
+    part = CheckpointFile(stopping(*[bytes([rank]) * 100_000] * 2), (rank,))
     entry = store.write_part(step, generation, f"state-{rank}", part)
     print(msgspec.json.encode(entry).decode(), flush=True)
 """
@@ -91,7 +91,7 @@ rank = int(sys.argv[2])
 print("ready", flush=True)
 sys.stdin.readline()
 for step in range(20):
-    store.write_part(step, 1, f"state-{rank}", Part([bytes([rank, step])], (rank,)))
+    store.write_part(step, 1, f"state-{rank}", CheckpointFile([bytes([rank, step])], (rank,)))
 """
     writers = [child(script, root, rank) for rank in range(4)]
     for process in writers:
@@ -282,7 +282,7 @@ import msgspec
 limit, size = map(int, sys.argv[2:])
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 try:
-    entry = store.write_part(1, 1, "state-2", Part([b"x" * size], (2,)))
+    entry = store.write_part(1, 1, "state-2", CheckpointFile([b"x" * size], (2,)))
     store.commit(msgspec.structs.replace(manifest(1), files=(entry,)))
 except CheckpointError as error:
     print(error)

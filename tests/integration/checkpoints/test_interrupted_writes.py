@@ -130,7 +130,7 @@ class Forking(list):
             os._exit(0)
         yield b"x"
 
-store.write(manifest(1), {"a": Part(Forking(), (0,))})
+store.write(manifest(1), {"a": CheckpointFile(Forking(), (0,))})
 with open(sys.argv[1] + "/.lock") as lock:
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 print("free")
@@ -192,7 +192,7 @@ store.write(manifest(0), parts(0, 1000))
 store.write(manifest(1), parts(1, 1000))
 for call in itertools.count():
     step = int(sys.stdin.readline())
-    store.write_part(0, 0, "left", Part([b"over"], ()))
+    store.write_part(0, 0, "left", CheckpointFile([b"over"], ()))
     if not os.fork():
         crash_at(call)
         store.write(manifest(step), parts(step % 256, 1000))
@@ -243,7 +243,8 @@ class Marked(list):
 
 for step in itertools.count():
     chunk = bytes([step % 256]) * 200_000
-    store.write(manifest(step), {f"s{i}": Part(Marked([chunk] * 5), (i,)) for i in range(2)})
+    shards = {f"s{i}": CheckpointFile(Marked([chunk] * 5), (i,)) for i in range(2)}
+    store.write(manifest(step), shards)
     store.prune(Retention(last=2))
 """
     with child(script, root) as process:

@@ -21,7 +21,7 @@ from rekindle.checkpoints.location import S3Location, parse
 from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.s3 import client as s3_client
-from rekindle.checkpoints.s3 import transfer as s3_upload
+from rekindle.checkpoints.s3 import transfer as s3_transfer
 from rekindle.checkpoints.s3.transfer import in_parallel
 from rekindle.checkpoints.store import CheckpointFile, CheckpointStore
 from rekindle.errors import CheckpointError
@@ -34,7 +34,7 @@ def through(
     proxy: Proxy, bucket: S3Place, rclone: Server, monkeypatch: pytest.MonkeyPatch
 ) -> CheckpointStore:
     """The store of `bucket`, through the proxy, with parts of 1,000 bytes and no patience."""
-    monkeypatch.setattr(s3_upload, "PART", 1000)
+    monkeypatch.setattr(s3_transfer, "PART", 1000)
     monkeypatch.setattr(s3_client, "PATIENCE_S", 0.0)
     where = parse(bucket.location)
     assert isinstance(where, S3Location)
@@ -134,8 +134,8 @@ def test_a_big_file_is_sent_and_proved_in_little_memory(bucket: S3Place) -> None
 # Forked each time, so that boto3 is imported once. Parts are small, so that there are many moments.
 KILLED = """
 from rekindle.checkpoints.s3 import client as s3_client
-from rekindle.checkpoints.s3 import upload as s3_upload
-s3_upload.PART = 50_000
+from rekindle.checkpoints.s3 import transfer as s3_transfer
+s3_transfer.PART = 50_000
 store.keys()
 print("ready", flush=True)
 for line in sys.stdin:

@@ -37,7 +37,7 @@ from rekindle.engines.kubernetes.watchers.pod_logs import PodLogs
 api = load(sys.argv[1])
 logs = PodLogs(api, Path(sys.argv[2]), sys.argv[3], "main")
 with logs.open(print):
-    for pod, there in Follower(api, sys.argv[3]).changes():
+    for pod, there in Informer(api, sys.argv[3]).changes():
         logs.see(pod, there)
 """
 

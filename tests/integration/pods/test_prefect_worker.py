@@ -169,7 +169,7 @@ def test_a_flow_run_that_loses_its_pod(loss: str, installed: Installed, tmp_path
     gate = tmp_path / "gate"
     run = installed.start(gate)
     first = installed.flow_pod(run)
-    until(lambda: "have finished step 1" in run.logs(), "it trains")
+    until(lambda: "finished step 1" in run.logs(), "it trains")
     uid = installed.workload(run)
     if loss == "evicted":
         eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": first}}

@@ -144,7 +144,7 @@ def keep(moment):
     print("kept", moment.step, flush=True)
     return True
 
-words = LastWords(Updates(), keep)
+words = FinalSnapshot(Updates(), keep)
 words.begin_step(3)
 {more}
 up, told = os.pipe()

@@ -31,7 +31,7 @@ import itertools, os, resource, signal, sys
 from pathlib import Path
 from rekindle.checkpoints import files
 from rekindle.checkpoints.open_store import open_store
-from rekindle.checkpoints.store import Part
+from rekindle.checkpoints.store import CheckpointFile
 from rekindle.checkpoints.manifest import Manifest
 from rekindle.checkpoints.retention import Retention
 from rekindle.errors import CheckpointError
@@ -43,7 +43,8 @@ def manifest(step):
                     created=0.0, writer=str(os.getpid()), rekindle="0")
 
 def parts(byte, size):
-    return {f"state-{i}.safetensors": Part([bytes([byte]) * size], (i,)) for i in range(2)}
+    data = bytes([byte]) * size
+    return {f"state-{i}.safetensors": CheckpointFile([data], (i,)) for i in range(2)}
 """
 
 # What a child process needs to be killed before a system call of this number.

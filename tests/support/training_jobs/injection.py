@@ -140,14 +140,14 @@ class Injector:
             case "link" | "wrapped":
                 raise _link_error(what)
             case "uce" | "uce-temporary" | "uce-fatal":
-                CpuDevice.simulated = _DAMAGE[what]
+                CpuDevice.simulated_damage = _DAMAGE[what]
                 raise RuntimeError("UCE ERROR: injected")
             case "leave":
                 self.leaves = True
             case "flip":
                 self.flaw, self._flipped_us = 5.0, time.time_ns() // 1000
             case "ecc":
-                self.flaw, CpuDevice.simulated = 0.0, Damage.STATE
+                self.flaw, CpuDevice.simulated_damage = 0.0, Damage.STATE
                 raise RuntimeError(f"HBM MULTI BIT ECC ERROR. time us= {self._flipped_us}.")
             case "hang":
                 while True:
