@@ -44,6 +44,14 @@ NODES = Right(
     everywhere=True,
 )
 
+# For dry runs alone: controllers create the pods of jobs. The Role of deploy/ does not grant it.
+PODS = Right(
+    group="",
+    resource="pods",
+    verbs=("create",),
+    without="only the run shows whether quotas, limits and webhooks let them in",
+)
+
 
 def needed(kind: Kind, wanted: Manifests, *, inside: bool = False) -> tuple[Right, ...]:
     """Return what a job of these objects cannot do without.
@@ -83,8 +91,7 @@ def useful(kind: Kind) -> Iterator[Right]:
         ("", "configmaps", ("list", "watch", "patch"), "jobs cannot be listed, nor told anything"),
         ("", "pods", ("get",), "a single pod cannot be looked at"),
         ("", "pods/log", ("get",), "the output of pods cannot be read"),
-        ("", "resourcequotas", ("list",), "a job that can never fit is not told so before"),
-        ("", "limitranges", ("list",), "a pod that is never let in is not told so before"),
+        ("", "events", ("list", "watch"), "the log does not say why pods are not let in"),
         ("", "persistentvolumeclaims", ("get",), "a claim that is not there is not told before"),
         ("", "serviceaccounts", ("get",), "an account that is not there is not told before"),
     ):
