@@ -8,11 +8,11 @@ import msgspec
 
 from rekindle.engines.kubernetes import labels
 from rekindle.engines.kubernetes.manifests import ascend, coordinator
-from rekindle.engines.kubernetes.manifests.kinds.ascendjob import AscendJob
-from rekindle.engines.kubernetes.manifests.kinds.base import Adapter, Following, Rendered
-from rekindle.engines.kubernetes.manifests.kinds.batch import IndexedJob, JobSet
-from rekindle.engines.kubernetes.manifests.kinds.kubeflow import PyTorchJob, TrainJob
-from rekindle.engines.kubernetes.manifests.kinds.volcano_job import VolcanoJob
+from rekindle.engines.kubernetes.manifests.kinds.ascendjob import ASCENDJOB
+from rekindle.engines.kubernetes.manifests.kinds.base import Adapter, Rendered
+from rekindle.engines.kubernetes.manifests.kinds.batch import INDEXED_JOB, JOBSET
+from rekindle.engines.kubernetes.manifests.kinds.kubeflow import PYTORCHJOB, TRAINJOB
+from rekindle.engines.kubernetes.manifests.kinds.volcano_job import VOLCANO_JOB
 from rekindle.engines.kubernetes.manifests.pod_template import keep_off, pod_template
 from rekindle.engines.kubernetes.manifests.settings import Isolation, Kind, Pods
 from rekindle.engines.kubernetes.manifests.strategic_merge import merge
@@ -23,12 +23,12 @@ from rekindle.job.spec import JobSpec, KeepsOff
 Manifest = dict[str, Any]
 
 _ADAPTERS: dict[Kind, Adapter] = {
-    Kind.INDEXED_JOB: IndexedJob(),
-    Kind.JOBSET: JobSet(),
-    Kind.ASCENDJOB: AscendJob(),
-    Kind.VOLCANO_JOB: VolcanoJob(),
-    Kind.TRAINJOB: TrainJob(),
-    Kind.PYTORCHJOB: PyTorchJob(),
+    Kind.INDEXED_JOB: INDEXED_JOB,
+    Kind.JOBSET: JOBSET,
+    Kind.ASCENDJOB: ASCENDJOB,
+    Kind.VOLCANO_JOB: VOLCANO_JOB,
+    Kind.TRAINJOB: TRAINJOB,
+    Kind.PYTORCHJOB: PYTORCHJOB,
 }
 _VOLCANO = (Kind.ASCENDJOB, Kind.VOLCANO_JOB)
 
@@ -62,8 +62,7 @@ def keeps_off(pods: Pods) -> KeepsOff:
     Where nothing marks the host for all, the kind's controller has to place single pods elsewhere.
     """
     marked = pods.isolated_hosts is not Isolation.AVOID
-    follows = isinstance(adapter(pods.kind), Following)
-    return KeepsOff.AT_ONCE if marked or follows else KeepsOff.ANEW
+    return KeepsOff.AT_ONCE if marked or adapter(pods.kind).follows else KeepsOff.ANEW
 
 
 def render(
@@ -144,9 +143,9 @@ def _at(manifest: Any, path: tuple[str, ...]) -> Any:
 def _finish(kind: Adapter, manifest: Manifest, avoid: tuple[str, ...]) -> None:
     """Keep the pods off these nodes. Raises UsageError: a patch has left no pods."""
     try:
-        for holder, key in kind.templates(manifest):
-            holder[key] = keep_off(holder[key], avoid)
-            if not holder[key]["spec"]["containers"]:
+        for holder in kind.templates(manifest):
+            holder["template"] = keep_off(holder["template"], avoid)
+            if not holder["template"]["spec"]["containers"]:
                 raise KeyError("containers")
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(

@@ -25,7 +25,7 @@ from rekindle.engines.kubernetes.client.pod_status import look_at
 from rekindle.engines.kubernetes.labels import ATTEMPT, Names, selector
 from rekindle.engines.kubernetes.manifests.ascend import is_mindclusters
 from rekindle.engines.kubernetes.manifests.coordinator import owned
-from rekindle.engines.kubernetes.manifests.kinds.base import Following, Phase, conditions
+from rekindle.engines.kubernetes.manifests.kinds.base import Phase, conditions
 from rekindle.engines.kubernetes.manifests.kinds.batch import NODES
 from rekindle.engines.kubernetes.manifests.render import Manifests, adapter, render
 from rekindle.engines.kubernetes.manifests.settings import Kind, Pods
@@ -131,7 +131,7 @@ class Placing:
 
         isolated: as above.
         """
-        if not isinstance(self.kind, Following) or self._kept_off == (attempt, isolated):
+        if not self.kind.follows or self._kept_off == (attempt, isolated):
             return
         wanted = self._render(attempt, isolated).workload
         self._api.patch(self.workload_path, self.kind.avoid_patch(wanted))

@@ -25,13 +25,13 @@ def pod_templates(kind: Kind, wanted: Manifests) -> list[Manifest]:
     A leader's template is left out where it equals the workers'.
     """
     holders = [
-        place for one in (*wanted.beside, wanted.workload) for place in adapter(kind).templates(one)
+        each for one in (*wanted.beside, wanted.workload) for each in adapter(kind).templates(one)
     ]
-    holders += [(one["spec"], "template") for one in wanted.around if one["kind"] == "Deployment"]
+    holders += [one["spec"] for one in wanted.around if one["kind"] == "Deployment"]
     found: list[Manifest] = []
-    for holder, key in holders:
-        if holder[key] not in found:
-            found.append(holder[key])
+    for holder in holders:
+        if holder["template"] not in found:
+            found.append(holder["template"])
     return found
 
 

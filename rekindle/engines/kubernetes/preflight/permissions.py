@@ -11,7 +11,6 @@ import msgspec
 
 from rekindle.engines.kubernetes.client.api import Object
 from rekindle.engines.kubernetes.client.objects import plural_of
-from rekindle.engines.kubernetes.manifests.kinds.base import Following
 from rekindle.engines.kubernetes.manifests.render import Manifests, adapter
 from rekindle.engines.kubernetes.manifests.settings import Kind
 
@@ -74,7 +73,7 @@ def needed(kind: Kind, wanted: Manifests, *, inside: bool = False) -> tuple[Righ
     if not inside:
         ask("", "services/proxy", "create", "get")
     ask(*place(wanted.workload), "create", "get", "delete")
-    if adapter(kind).suspend_patch() is not None or isinstance(adapter(kind), Following):
+    if adapter(kind).suspend is not None or adapter(kind).follows:
         ask(*place(wanted.workload), "patch")
     ask("", "pods", "list", "watch", "delete", "deletecollection")
     return tuple(
