@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from rekindle.errors import UsageError
+from rekindle.user_file import text_of
 
 _HEADER = re.compile(r"\s*\[\[\s*([A-Za-z0-9_-]+)\s*\]\]\s*(#.*)?$")
 _PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
@@ -56,25 +57,10 @@ def read(path: Path) -> list[Entry]:
 
     Raises UsageError: the file cannot be read, is no TOML in UTF-8, or is not made of `[[table]]`s.
     """
-    text = _text_of(path)
+    text = text_of(path, "TOML file")
     if _parsed(text) is None:
         raise _no_toml(path, text)
     return [_entry(path, line, chunk) for line, chunk in _chunks(path, text)]
-
-
-def _text_of(path: Path) -> str:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        reason = error.strerror or error
-        raise UsageError(
-            f"{path}:1: cannot be read ({reason}); give the path of a TOML file"
-        ) from error
-    try:
-        return content.decode().replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise UsageError(f"{path}:{line}: not UTF-8; save the file in UTF-8") from error
 
 
 def _parsed(text: str) -> dict[str, Any] | None:
