@@ -13,7 +13,16 @@ from rekindle.errors import UsageError
 Place: TypeAlias = tuple[str | int, ...]  # the keys and numbers that lead to a value
 
 _LARGEST = 1 << 20  # bytes; a larger file is another one than the user means
+_PATH = re.compile(r" - at `\$([^`]*)`$")  # as msgspec writes it
 _STEP = re.compile(r"\.([\w-]+)|\[(\d+)\]")
+
+
+class FieldError(ValueError):
+    """A struct's `__post_init__` refuses a value; place: of the value, in the struct."""
+
+    def __init__(self, problem: str, *place: str | int) -> None:
+        super().__init__(problem)
+        self.place: Place = place
 
 
 def text_of(path: Path, kind: str) -> str:
@@ -34,6 +43,9 @@ def text_of(path: Path, kind: str) -> str:
 
 
 def place_of(error: msgspec.ValidationError) -> tuple[str, Place]:
-    """Return what is wrong, and the place of it: msgspec writes both in one text."""
-    problem, _, path = str(error).partition(" - at `$")
-    return problem, tuple(key or int(index) for key, index in _STEP.findall(path))
+    """Return what is wrong, and where: msgspec writes both in one text."""
+    text = str(error)
+    path = "".join(_PATH.findall(text))
+    steps = (key or int(index) for key, index in _STEP.findall(path))
+    inner = error.__cause__.place if isinstance(error.__cause__, FieldError) else ()
+    return _PATH.sub("", text), (*steps, *inner)
