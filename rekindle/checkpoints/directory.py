@@ -300,7 +300,7 @@ class DirectoryStore:
         for path in listed:
             try:
                 return Found(DirectoryCheckpoint(path, self._verified(path)), tuple(passed_over))
-            except CorruptError as error:
+            except (CorruptError, NewerFormatError) as error:
                 passed_over.append(PassedOver(str(path), str(error)))
             except OSError as error:
                 passed_over.append(PassedOver(str(path), f"it cannot be read: {error}"))
@@ -309,7 +309,7 @@ class DirectoryStore:
     def _verified(self, path: Path) -> Manifest:
         """The manifest of this directory, all of whose files have been read and verified.
 
-        Raises CorruptError or OSError.
+        Raises CorruptError, NewerFormatError or OSError.
         """
         seen = traces(path)
         manifest = read_manifest(path)
@@ -325,8 +325,6 @@ class DirectoryStore:
         """
         try:
             return self._verified(path) if path.is_dir() else None
-        except NewerFormatError:
-            raise
         except CorruptError:
             return None
 

@@ -32,7 +32,7 @@ from rekindle.coordinator.process import (
     allow_files,
     knows_secret,
 )
-from rekindle.errors import JobError, RekindleError, UsageError
+from rekindle.errors import JobError, RekindleError
 from rekindle.job.spec import JobDirectory, JobSpec, replace_file
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.attempts import under_way
@@ -165,12 +165,9 @@ def main() -> None:
     gc.set_threshold(GARBAGE_AFTER)
     try:
         asyncio.run(serve(options))
-    except UsageError as error:
-        print(f"rekindle coordinator: {error}", file=sys.stderr, flush=True)
-        sys.exit(2)
     except RekindleError as error:
         print(f"rekindle coordinator: {error}", file=sys.stderr, flush=True)
-        sys.exit(1)
+        sys.exit(error.exit_status)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import msgspec
 
-from rekindle.errors import CheckpointError, SessionError
+from rekindle.errors import CheckpointError, RekindleError, SessionError
 from rekindle.protocol.rank import Arrived, Dismiss, Form, Over, StateReady, StepDone, StepFailed
 from rekindle.rank.channel import Channel
 from rekindle.rank.held_state import HeldState
@@ -29,7 +29,7 @@ _LONGEST_TEXT = 500  # characters
 _CANN = re.compile(r"\bE[A-Z]\d{4}\b|\bERR\d{5}\b")
 
 
-class UnusableError(Exception):
+class UnusableError(RekindleError):
     """Only a new process can use the device of this rank again."""
 
 

@@ -6,19 +6,16 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rekindle.errors import StaleError
 from rekindle.protocol.rank import Form, Over
 from rekindle.rank.channel import Channel
 from rekindle.rank.held_state import HeldState, Place
 from rekindle.rank.member import Arrival
 from rekindle.rank.progress import Progress
-from rekindle.rank.step_vote import STATE, Gate, Listener, PeerGoneError
+from rekindle.rank.step_vote import LOST, STATE, Gate, Listener
 from rekindle.recovery.faults.fault import Kind
 from rekindle.recovery.policy.plan import Source
 from rekindle.training.mindspore.state import Parameters
 from rekindle.training.mindspore.transfer import fetch, send_state
-
-LOST = (OSError, PeerGoneError, StaleError)  # another rank is gone
 
 
 class Generations:
