@@ -31,6 +31,7 @@ from rekindle.coordinator.process import (
     Coordinator,
     allow_files,
     knows_secret,
+    no_secret,
 )
 from rekindle.errors import JobError, RekindleError
 from rekindle.job.spec import JobDirectory, JobSpec, replace_file
@@ -98,8 +99,7 @@ class Reception:
     @web.middleware
     async def _authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if not knows_secret(request, self._secret):
-            error = f"wrong or missing secret for job {self._spec.job_id}"
-            return web.json_response({"error": error}, status=401)
+            return no_secret(self._spec.job_id)
         return await handler(request)
 
     async def _not_now(self, request: web.Request) -> web.Response:
