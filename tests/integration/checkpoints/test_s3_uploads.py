@@ -132,7 +132,7 @@ def test_a_big_file_is_sent_and_proved_in_little_memory(bucket: S3Place) -> None
 # Forked each time, so that boto3 is imported once. Parts are small, so that there are many moments.
 KILLED = """
 from rekindle.checkpoints.s3 import client as s3_client
-from rekindle.checkpoints.s3 import upload as s3_upload
+from rekindle.checkpoints.s3 import transfer as s3_upload
 s3_upload.PART = 50_000
 store.keys()
 print("ready", flush=True)
