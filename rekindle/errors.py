@@ -1,18 +1,35 @@
 """Every error that Rekindle raises for its user.
 
-    RekindleError
-    ├── UsageError            a command line, a job description or a call that cannot work
-    ├── JobError              a job that ended without success, or cannot be steered
-    │   ├── LeaseHeldError    another process steers this job
-    │   ├── JobFailedError    the job ended in failure; carries the reason shown to people
-    │   └── RejectedError     what was trained is not good enough to be published
-    ├── ProtocolError         a message that no Rekindle process would send
-    │   └── StaleError        a message of an earlier generation or attempt (fencing)
-    ├── CheckpointError       a checkpoint that cannot be written or used
-    │   └── CorruptError      bytes that are not what their writer wrote
-    │       └── MissingError  a file of a checkpoint that is not there
-    └── SessionError          a training script that uses Session wrongly
+    RekindleError                 status 1 of a command that ends by it
+    ├── UsageError                status 2
+    ├── JobError
+    │   ├── UnansweredError
+    │   ├── LeaseHeldError
+    │   ├── JobFailedError
+    │   ├── RejectedError
+    │   ├── HopelessError         engines.kubernetes.engine
+    │   ├── DamagedError          engines.kubernetes.client.errors
+    │   ├── ApiError              engines.kubernetes.client.errors
+    │   │   ├── MissingObjectError
+    │   │   ├── ConflictError
+    │   │   ├── ForbiddenError
+    │   │   └── ExpiredError
+    │   └── RunError              testing.handle
+    ├── ProtocolError
+    │   └── StaleError
+    ├── CheckpointError
+    │   ├── CorruptError
+    │   │   └── MissingError
+    │   ├── NewerFormatError
+    │   └── S3Error               checkpoints.s3.errors
+    ├── SessionError
+    ├── CheckerError              agent.node_check
+    ├── DcmiError                 agent.devices.dcmi
+    │   └── NoDcmiError
+    └── UnusableError             rank.member
 
+Other classes are for code that takes them with errors of a library: a ConnectionError, a
+RuntimeError of a framework, a ValueError that msgspec takes.
 Faults of a training run are values (`rekindle.recovery.faults.fault.Fault`), not exceptions.
 """
 
@@ -20,9 +37,13 @@ Faults of a training run are values (`rekindle.recovery.faults.fault.Fault`), no
 class RekindleError(Exception):
     """Base of all errors that Rekindle raises on purpose."""
 
+    exit_status = 1
+
 
 class UsageError(RekindleError):
     """A command line, job description or call that cannot work as given."""
+
+    exit_status = 2
 
 
 class JobError(RekindleError):
@@ -61,12 +82,15 @@ class CorruptError(CheckpointError):
     """Bytes that are not what their writer wrote."""
 
 
-class NewerFormatError(CorruptError):
-    """A checkpoint that a later version of Rekindle wrote: it cannot be read, nor written over."""
-
-
 class MissingError(CorruptError):
     """A file of a checkpoint that is not there."""
+
+
+class NewerFormatError(CheckpointError):
+    """A checkpoint that a later version of Rekindle wrote.
+
+    This version cannot read it, and must not write over it or remove it.
+    """
 
 
 class SessionError(RekindleError):

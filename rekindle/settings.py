@@ -36,16 +36,17 @@ def declared(hint: Any) -> Meta | None:
 def _limits(settings: type[msgspec.Struct]) -> dict[str, list[Meta]]:
     """Return the declarations of each field, with those inside of a union."""
     hints = get_type_hints(settings, include_extras=True)
-    return {name: list(_metas(hint)) for name, hint in hints.items()}
+    return {name: list(metas(hint)) for name, hint in hints.items()}
 
 
-def _metas(hint: Any) -> Iterator[Meta]:
+def metas(hint: Any) -> Iterator[Meta]:
+    """Yield the declarations in a type hint, the outer ones first."""
     meta = declared(hint)
     if meta is not None:
         yield meta
         hint = get_args(hint)[0]
     for each in get_args(hint):
-        yield from _metas(each)
+        yield from metas(each)
 
 
 def check_limits(settings: msgspec.Struct, what: str) -> None:

@@ -22,10 +22,6 @@ PRELOAD = {
 }
 
 
-class ForkServerGoneError(RekindleError):
-    """The fork server ended; ranks cannot be forked until another is started."""
-
-
 class _Blank(NamedTuple):
     """A forked process that waits for its order on `line`."""
 
@@ -59,7 +55,7 @@ class ForkServer:
     async def start(self, order: ForkOrder, fds: list[int]) -> int:
         """Have a forked process carry out `order`; it is a child of this one. Return its pid.
 
-        Raises ForkServerGoneError; RekindleError: the machine has no room for another process.
+        Raises RekindleError: the fork server has ended, or the machine has no room for a process.
         """
         data = msgspec.msgpack.encode(order)
         if len(data) > MAX_ORDER:
@@ -90,7 +86,7 @@ class ForkServer:
                 socket.send_fds(self._socket, [b"f"], [theirs.fileno()])
             except OSError as error:
                 ours.close()
-                raise ForkServerGoneError(f"the fork server is gone: {error}") from error
+                raise RekindleError(f"the fork server is gone: {error}") from error
         self._answers.append(answer)
         try:
             forked = await answer
@@ -112,7 +108,7 @@ class ForkServer:
             asyncio.get_running_loop().remove_reader(self._socket)
             for waiting in self._answers:
                 if not waiting.done():
-                    waiting.set_exception(ForkServerGoneError("the fork server ended"))
+                    waiting.set_exception(RekindleError("the fork server ended"))
             self._answers.clear()
             return
         answer = self._answers.popleft()

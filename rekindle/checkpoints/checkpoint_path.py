@@ -82,7 +82,7 @@ def look_at(path: Path) -> tuple[Manifest | None, str]:
     try:
         manifest = read_manifest(path)
         check_sizes(path, manifest)
-    except CorruptError as error:
+    except (CorruptError, NewerFormatError) as error:
         return manifest, str(error)
     except OSError as error:
         return manifest, f"it cannot be read: {error}"
@@ -97,8 +97,6 @@ def committed(path: Path) -> Manifest | None:
     try:
         manifest = read_manifest(path)
         check_sizes(path, manifest)
-    except NewerFormatError:
-        raise
     except CorruptError:
         return None
     return manifest

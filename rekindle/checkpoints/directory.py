@@ -302,7 +302,7 @@ class DirectoryStore:
                 return NewestCheckpoint(
                     DirectoryCheckpoint(path, self._verified(path)), tuple(passed_over)
                 )
-            except CorruptError as error:
+            except (CorruptError, NewerFormatError) as error:
                 passed_over.append(SkippedCheckpoint(str(path), str(error)))
             except OSError as error:
                 passed_over.append(SkippedCheckpoint(str(path), f"it cannot be read: {error}"))
@@ -311,7 +311,7 @@ class DirectoryStore:
     def _verified(self, path: Path) -> Manifest:
         """The manifest of this directory, all of whose files have been read and verified.
 
-        Raises CorruptError or OSError.
+        Raises CorruptError, NewerFormatError or OSError.
         """
         seen = traces(path)
         manifest = read_manifest(path)
@@ -327,8 +327,6 @@ class DirectoryStore:
         """
         try:
             return self._verified(path) if path.is_dir() else None
-        except NewerFormatError:
-            raise
         except CorruptError:
             return None
 

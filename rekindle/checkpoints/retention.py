@@ -13,7 +13,7 @@ from msgspec import Meta
 from rekindle.checkpoints.checkpoint_path import Key
 from rekindle.checkpoints.manifest import Manifest
 from rekindle.checkpoints.pins import Pin, in_use
-from rekindle.errors import CorruptError
+from rekindle.errors import CorruptError, NewerFormatError
 from rekindle.settings import check_limits
 
 
@@ -141,7 +141,7 @@ def may_go(
 
     finished: newest first. is_valid: in every byte; asked of as few as the rules allow.
     manifest_of: asked only where a rule is about it; of a damaged one it raises CorruptError or
-    OSError. now: seconds since the epoch.
+    OSError, of a newer one NewerFormatError. now: seconds since the epoch.
     """
     if retention.keeps_all:
         return ()
@@ -150,7 +150,7 @@ def may_go(
         # A damaged one is old, and the best by nothing.
         created, metrics = 0.0, {}
         if retention.best or retention.hours:
-            with contextlib.suppress(CorruptError, OSError):
+            with contextlib.suppress(CorruptError, NewerFormatError, OSError):
                 manifest = manifest_of(key)
                 created, metrics = manifest.created, manifest.metrics
         return Kept(key, created, metrics)

@@ -25,7 +25,7 @@ from rekindle.engines.kubernetes.preflight.findings import (
 from rekindle.engines.kubernetes.preflight.preflight import survey
 from rekindle.errors import UsageError
 from rekindle.job.spec import EntryKind, JobSpec
-from rekindle.recovery.policy.policy_file import Document, StrictYamlError
+from rekindle.yaml_file import Document
 
 _HIDDEN = "(hidden)"
 _FIRST = ("apiVersion", "kind", "metadata")
@@ -51,50 +51,35 @@ def read_job(
     kind, namespace: instead of the file's. job_id: default: the job's name. Raises UsageError: the
     file cannot be read, or says what cannot be; the message names field and line.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"job {path} cannot be read: {error}") from error
-    try:
-        document = Document(text)
-    except StrictYamlError as error:
-        where = f"{path}:{error.line}" if error.line else str(path)
-        raise UsageError(f"job {where}: {error}") from error
+    document = Document(path, "job file")
     found = document.value
     if not isinstance(found, dict):
-        raise UsageError(f"job {path}: write fields, as script: train.py")
+        raise UsageError(f"{path}: write fields, as script: train.py")
     if not isinstance(found.get("kubernetes"), dict):
-        raise UsageError(f"job {path}: write what its pods are like below kubernetes:, image first")
+        raise UsageError(f"{path}: write what its pods are like below kubernetes:, image first")
     instead = {"kind": kind, "namespace": namespace}
     found["kubernetes"] |= {key: said for key, said in instead.items() if said is not None}
     try:
         job = TrainingJob.model_validate(found)
         spec = job.to_spec(job_id or job.name)
     except ValidationError as error:
-        raise UsageError(_wrong(path, document, error)) from error
+        raise _wrong(document, error) from error
     except UsageError as error:
-        raise UsageError(f"job {_where(path, document, str(error))}: {error}") from error
+        raise document.error(error, about=str(error)) from error
     assert job.kubernetes is not None
     return spec, job.kubernetes
 
 
-def _wrong(path: Path, document: Document, error: ValidationError) -> str:
-    """Say each mistake with its field, and where that is."""
+def _wrong(document: Document, error: ValidationError) -> UsageError:
+    """Return all mistakes as one error: each with its field and line."""
     said = []
     for one in error.errors(include_url=False, include_input=False, include_context=False):
         field = ".".join(map(str, one["loc"]))
         text = one["msg"].removeprefix("Value error, ")
         named = f"{field}: {text}" if field else text
-        keys = " ".join(str(part) for part in one["loc"] if isinstance(part, str))
-        own = one["loc"][-1] if one["loc"] else ""
-        about = str(own) if isinstance(own, str) and one["type"] != "value_error" else text
-        said.append(f"job {_where(path, document, about or keys)}: {named}")
-    return "\n  ".join(said)
-
-
-def _where(path: Path, document: Document, about: str) -> str:
-    line = document.line_of(about)
-    return f"{path}:{line}" if line else str(path)
+        about = text if one["type"] == "value_error" else ""
+        said.append(str(document.error(named, one["loc"], about)))
+    return UsageError("\n  ".join(said))
 
 
 def stream(manifests: Any) -> str:

@@ -30,12 +30,9 @@ def main(argv: list[str] | None = None) -> None:
             status = options.command(options)
         except ModuleNotFoundError as error:
             raise extra_of(error) from error
-    except UsageError as error:
-        print(f"rekindle: {error}", file=sys.stderr)
-        status = 2
     except RekindleError as error:
         print(f"rekindle: {error}", file=sys.stderr)
-        status = 1
+        status = error.exit_status
     sys.exit(status)
 
 

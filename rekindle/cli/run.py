@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import http.client
 import os
 import signal
 import socket
@@ -22,12 +21,13 @@ from rekindle import names
 from rekindle.checkpoints.location import absolute
 from rekindle.cli import foreground
 from rekindle.cli.run_options import entry_kind, host_and_port, read_spec
+from rekindle.engines.client import JobClient
 from rekindle.engines.local import LocalEngine
 from rekindle.engines.simulated_hosts import SimulatedHosts
-from rekindle.errors import JobError, LeaseHeldError, UsageError
+from rekindle.errors import LeaseHeldError, UnansweredError, UsageError
 from rekindle.job.file_lock import locked
 from rekindle.job.journal_reader import events_in
-from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, bearer, check, home, job_directory
+from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, check, home, job_directory
 from rekindle.recovery.journal import journal
 
 ASK_EVERY_S = 0.5  # of a node that waits for its coordinator
@@ -159,35 +159,17 @@ def _run_agent(command: list[str]) -> int:
 def _wait_for_spec(host: str, port: int, secret: str, *, limit_s: float) -> tuple[JobSpec, int]:
     """Ask for the job until there is an attempt to join.
 
-    Raises JobError: there is none within the limit, or we are refused.
+    Raises JobError: there is none within the limit, or the coordinator refuses.
     """
+    client = JobClient(Endpoint(host=host, port=port, pid=0, attempt=0), secret)
     deadline = time.monotonic() + limit_s
     while True:
         try:
-            status, body = _ask_for_spec(host, port, secret)
-        except (OSError, http.client.HTTPException) as error:
+            return client.spec()
+        except UnansweredError:
             if time.monotonic() > deadline:
-                raise JobError(f"no coordinator answers at {host}:{port}: {error}") from error
-        else:
-            if status != http.client.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
-                break
+                raise
         time.sleep(ASK_EVERY_S)
-    if status == http.client.UNAUTHORIZED:
-        raise JobError(f"the coordinator at {host}:{port} refuses the secret in {names.ENV_SECRET}")
-    if status != http.client.OK:
-        raise JobError(f"{host}:{port} is no Rekindle coordinator: HTTP {status}")
-    answer = msgspec.json.decode(body, type=tuple[JobSpec, int])
-    return answer
-
-
-def _ask_for_spec(host: str, port: int, secret: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(host, port, timeout=10)
-    try:
-        connection.request("GET", names.PATH_SPEC, headers={"Authorization": bearer(secret)})
-        response = connection.getresponse()
-        return response.status, response.read()
-    finally:
-        connection.close()
 
 
 def _ours(spec: JobSpec, options: argparse.Namespace, folder: Path) -> JobSpec:

@@ -31,8 +31,9 @@ from rekindle.coordinator.process import (
     Coordinator,
     allow_files,
     knows_secret,
+    no_secret,
 )
-from rekindle.errors import JobError, RekindleError, UsageError
+from rekindle.errors import JobError, RekindleError
 from rekindle.job.journal_reader import events_in
 from rekindle.job.spec import JobDirectory, JobSpec, replace_file
 from rekindle.recovery.journal import journal
@@ -91,8 +92,7 @@ class PodCoordinator:
     @web.middleware
     async def _authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if not knows_secret(request, self._secret):
-            error = f"wrong or missing secret for job {self._spec.job_id}"
-            return web.json_response({"error": error}, status=401)
+            return no_secret(self._spec.job_id)
         return await handler(request)
 
     async def _not_now(self, request: web.Request) -> web.Response:
@@ -158,12 +158,9 @@ def main() -> None:
     gc.set_threshold(GARBAGE_AFTER)
     try:
         asyncio.run(serve(options))
-    except UsageError as error:
-        print(f"rekindle coordinator: {error}", file=sys.stderr, flush=True)
-        sys.exit(2)
     except RekindleError as error:
         print(f"rekindle coordinator: {error}", file=sys.stderr, flush=True)
-        sys.exit(1)
+        sys.exit(error.exit_status)
 
 
 if __name__ == "__main__":

@@ -217,9 +217,7 @@ class Coordinator:
     async def authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse a request without the job's secret."""
         if not knows_secret(request, self.secret):
-            return web.json_response(
-                {"error": f"wrong or missing secret for job {self.spec.job_id}"}, status=401
-            )
+            return no_secret(self.spec.job_id)
         return await handler(request)
 
     async def report_progress(self) -> None:
@@ -299,6 +297,12 @@ def knows_secret(request: web.Request, secret: str) -> bool:
     """Whether a request has the job's secret, in either header."""
     said = request.headers.get(names.HEADER_SECRET) or request.headers.get("Authorization")
     return is_authorized(said, secret)
+
+
+def no_secret(job_id: str) -> web.Response:
+    """Refuse a request that does not have the job's secret."""
+    error = f"wrong or missing secret for job {job_id}; give the job's own in {names.ENV_SECRET}"
+    return web.json_response({"error": error}, status=401)
 
 
 def allow_files(needed: int) -> None:

@@ -9,14 +9,14 @@ import http.client
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
 
 from rekindle import names
 from rekindle.errors import JobError, LeaseHeldError, UnansweredError
-from rekindle.job.spec import Endpoint, bearer
+from rekindle.job.spec import Endpoint, JobSpec, bearer
 from rekindle.profiling.switch import ProfilingOrder
 from rekindle.protocol.agent import Approval, Inject
 from rekindle.protocol.http_views import JobView
@@ -25,12 +25,15 @@ from rekindle.recovery.journal import journal
 
 # The coordinator says something every second; one that is silent for this long is gone.
 SILENCE_S = 20.0
+_SHOWN = 200  # characters of an answer that is not a coordinator's, like a page of HTML
 # What passes requests on says so where it reaches no coordinator.
 _ON_THE_WAY = (
     http.HTTPStatus.BAD_GATEWAY,
     http.HTTPStatus.SERVICE_UNAVAILABLE,
     http.HTTPStatus.GATEWAY_TIMEOUT,
 )
+
+T = TypeVar("T")
 
 
 class Answer(Protocol):
@@ -75,9 +78,10 @@ class Transport:
 
 def straight(endpoint: Endpoint) -> Transport:
     """The way to a coordinator whose address we can reach."""
+    host, port, pid = endpoint.host, endpoint.port, endpoint.pid
     return Transport(
-        connect=lambda: http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=SILENCE_S),
-        where=f"the job's coordinator (process {endpoint.pid})",
+        connect=lambda: http.client.HTTPConnection(host, port, timeout=SILENCE_S),
+        where=f"the job's coordinator ({f'process {pid}' if pid else f'{host}:{port}'})",
     )
 
 
@@ -91,7 +95,12 @@ class JobClient:
     def status(self) -> JobView:
         """Ask where the job is."""
         with self._call("GET", names.PATH_JOB) as call:
-            return msgspec.json.decode(call.read(), type=JobView)
+            return call.decode(JobView)
+
+    def spec(self) -> tuple[JobSpec, int]:
+        """Ask for the job's description, and the number of its attempt."""
+        with self._call("GET", names.PATH_SPEC) as call:
+            return call.decode(tuple[JobSpec, int])
 
     def history(self, *, since: int = 0) -> list[journal.AnyEvent]:
         """Fetch the events with a sequence number above `since` that there are now."""
@@ -218,6 +227,13 @@ class _Call:
         except (OSError, http.client.HTTPException) as error:
             raise UnansweredError(f"{self.where} died: its answer broke off: {error!r}") from error
 
+    def decode(self, kind: type[T]) -> T:
+        """Read the whole answer, in JSON. Raises JobError: it is of another kind."""
+        try:
+            return msgspec.json.decode(self.read(), type=kind)
+        except msgspec.DecodeError as error:
+            raise JobError(f"{self.where} is none of this version of Rekindle: {error}") from error
+
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -234,9 +250,9 @@ class _Call:
         try:
             answer = json.loads(text)
         except ValueError:
-            answer = {"error": text.strip()}
+            answer = None
         answer = answer if isinstance(answer, dict) else {}
-        said = answer.get("error") or answer.get("message") or text
+        said = answer.get("error") or answer.get("message") or " ".join(text.split())[:_SHOWN]
         if status == http.HTTPStatus.CONFLICT:
             raise LeaseHeldError(f"{self.where} refuses: {said}")
         # An API server that passes requests on says itself which version its answers have.

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import msgspec
 
-from rekindle.errors import CheckpointError, SessionError
+from rekindle.errors import CheckpointError, RekindleError, SessionError
 from rekindle.protocol.rank import (
     Arrived,
     Dismiss,
@@ -37,7 +37,7 @@ _LONGEST_TEXT = 500  # characters
 _CANN = re.compile(r"\bE[A-Z]\d{4}\b|\bERR\d{5}\b")
 
 
-class UnusableError(Exception):
+class UnusableError(RekindleError):
     """Only a new process can use the device of this rank again."""
 
 

@@ -34,8 +34,11 @@ _NEVER = 1 << 62
 STATE = 0  # what a line is for: a state; else the distance of the two in the gate
 
 
-class PeerGoneError(RuntimeError):
+class PeerGoneError(ConnectionError):
     """The line to another rank is cut: most likely it has ended."""
+
+
+LOST = (OSError, StaleError)  # another rank is gone
 
 
 class RunIdentity(NamedTuple):
@@ -104,7 +107,7 @@ class Listener:
         line.settimeout(_HELLO_S)
         try:
             magic, generation, place, purpose = _HELLO.unpack(receive(line, HELLO_BYTES))
-        except (OSError, PeerGoneError):
+        except OSError:
             line.close()
             return
         line.settimeout(None)
@@ -174,7 +177,7 @@ class StepVote:
                 other, flags, *theirs = _WORD.unpack(receive(heard, _WORD.size))
                 _compare((step, ends, run), (other, bool(flags & _ENDS), RunIdentity(*theirs)))
                 can = can and bool(flags & _CAN)
-        except (OSError, PeerGoneError) as error:
+        except OSError as error:
             raise self._lost(error) from error
         if self._page is not None:
             self._page.wait(False)
@@ -193,7 +196,7 @@ class StepVote:
                 told.sendall(_SIZE.pack(len(data)) + data)
                 (size,) = _SIZE.unpack(receive(heard, _SIZE.size))
                 known |= msgspec.msgpack.decode(receive(heard, size), type=dict[int, bytes])
-        except (OSError, PeerGoneError) as error:
+        except OSError as error:
             raise self._lost(error) from error
         return [known[place] for place in sorted(known)]
 
@@ -275,7 +278,7 @@ def call(address: Address, generation: int, place: int, purpose: int) -> socket.
 
 
 def receive(line: socket.socket, size: int) -> bytearray:
-    """Receive so many bytes. Raises PeerGoneError: they do not come; OSError."""
+    """Receive so many bytes. Raises OSError: they do not come."""
     data = bytearray(size)
     view, filled = memoryview(data), 0
     while filled < size:

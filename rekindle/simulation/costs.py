@@ -6,46 +6,43 @@ import itertools
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from rekindle.errors import UsageError
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.faults.tables.document import Entry, read
-from rekindle.recovery.faults.tables.keys import InvalidKey
-from rekindle.recovery.faults.tables.loading import row_of
 from rekindle.recovery.policy.policy import Strategy
 from rekindle.simulation.progress import Source
+from rekindle.user_file import FieldError
 
 DATA = Path(__file__).parent / "data"
 DEFAULTS = DATA / "times.toml"
 
+Amount: TypeAlias = Annotated[float, Meta(ge=0, le=1e9, description="0 or more, at most 1e9")]
+Positive: TypeAlias = Annotated[float, Meta(gt=0, le=1e9, description="more than 0, at most 1e9")]
+Share: TypeAlias = Annotated[float, Meta(ge=0, le=1, description="a share, from 0 to 1")]
 
-class StrategyRow(msgspec.Struct, frozen=True, kw_only=True):
+
+class StrategyRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`seconds` that the strategy takes at so many `devices`; the other fields: data/times.toml."""
 
     strategy: Strategy
-    devices: list[int]
-    seconds: list[float]
+    devices: Annotated[list[int], Meta(min_length=1)]
+    seconds: list[Positive]
     state: Source
     moves: bool = False
-    succeeds: float = 1.0
+    succeeds: Annotated[float, Meta(gt=0, le=1, description="more than 0 and at most 1")] = 1.0
 
-    def check(self) -> None:
-        """Refuse what cannot be meant. Raises Wrong."""
-        if not self.devices or len(self.devices) != len(self.seconds):
-            raise InvalidKey(
-                "seconds", "give one time for each number in devices, and one at least"
-            )
+    def __post_init__(self) -> None:
+        """Refuse contradictions. Raises FieldError."""
+        if len(self.devices) != len(self.seconds):
+            raise FieldError("give one time for each number in devices", "seconds")
         for index, (before, count) in enumerate(itertools.pairwise((0, *self.devices))):
             if count <= before:
-                raise InvalidKey("devices", "give numbers above 0, the smaller ones first", index)
-        for index, seconds in enumerate(self.seconds):
-            check_positive("seconds", seconds, index)
-        if not 0 < self.succeeds <= 1:
-            raise InvalidKey(
-                "succeeds", f"{self.succeeds} cannot be; give more than 0 and at most 1"
-            )
+                raise FieldError("give numbers above 0, the smaller ones first", "devices", index)
 
     def seconds_at(self, devices: int) -> float:
         """Return the time for so many devices."""
@@ -58,43 +55,28 @@ class StrategyRow(msgspec.Struct, frozen=True, kw_only=True):
         return points[-1][1]
 
 
-class KindRow(msgspec.Struct, frozen=True, kw_only=True):
+class KindRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a kind of fault takes: data/times.toml."""
 
     kind: FaultKind
-    detect_s: float
-    repair_s: float
-
-    def check(self) -> None:
-        """Refuse what cannot be meant. Raises Wrong."""
-        check_least("detect_s", self.detect_s)
-        check_least("repair_s", self.repair_s)
+    detect_s: Amount
+    repair_s: Amount
 
 
-class JobRow(msgspec.Struct, frozen=True, kw_only=True):
+class JobRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What holds for the whole job; seconds. snapshot_every_s 0: no snapshots.
 
     overhead: share of the time that Session and snapshots take. session: as in `recovery.case`.
     """
 
-    step_s: float = 10.0
-    checkpoint_stall_s: float = 30.0
-    snapshot_every_s: float = 100.0
-    overhead: float = 0.0
-    new_node_s: float = 120.0
-    answer_s: float = 600.0
-    grow_s: float = 20.0
+    step_s: Positive = 10.0
+    checkpoint_stall_s: Amount = 30.0
+    snapshot_every_s: Amount = 100.0
+    overhead: Annotated[float, Meta(ge=0, lt=1, description="0 or more, less than 1")] = 0.0
+    new_node_s: Amount = 120.0
+    answer_s: Amount = 600.0
+    grow_s: Amount = 20.0
     session: bool = True
-
-    def check(self) -> None:
-        """Refuse what cannot be meant. Raises Wrong."""
-        check_positive("step_s", self.step_s)
-        for name in ("checkpoint_stall_s", "snapshot_every_s", "new_node_s", "answer_s", "grow_s"):
-            check_least(name, getattr(self, name))
-        if not 0 <= self.overhead < 1:
-            raise InvalidKey(
-                "overhead", f"{self.overhead} is no share; give 0 or more, less than 1"
-            )
 
 
 class Costs(msgspec.Struct, frozen=True):
@@ -103,18 +85,6 @@ class Costs(msgspec.Struct, frozen=True):
     strategies: Mapping[Strategy, StrategyRow]
     kinds: Mapping[FaultKind, KindRow]
     job: JobRow
-
-
-def check_least(name: str, value: float) -> None:
-    """Refuse what is below 0 or endless. Raises Wrong."""
-    if not 0 <= value < math.inf:
-        raise InvalidKey(name, f"{value} cannot be; give a number from 0 on")
-
-
-def check_positive(name: str, value: float, index: int | None = None) -> None:
-    """Refuse what is not above 0 or endless. Raises Wrong."""
-    if not 0 < value < math.inf:
-        raise InvalidKey(name, f"{value} cannot be; give a number above 0", index)
 
 
 def load(user_file: Path | None = None) -> Costs:
@@ -128,18 +98,18 @@ def load(user_file: Path | None = None) -> Costs:
     for path in (DEFAULTS, user_file):
         seen: set[object] = set()
         for entry in read(path) if path else ():
-            key: object
+            key: Strategy | FaultKind | str
             match entry.table:
                 case "strategy":
-                    row = row_of(entry, StrategyRow)
-                    strategies[row.strategy] = row
-                    key = row.strategy
+                    strategy = entry.convert(StrategyRow)
+                    key = strategy.strategy
+                    strategies[key] = strategy
                 case "kind":
-                    row = row_of(entry, KindRow)
-                    kinds[row.kind] = row
-                    key = row.kind
+                    kind = entry.convert(KindRow)
+                    key = kind.kind
+                    kinds[key] = kind
                 case "job":
-                    row_of(entry, JobRow)
+                    entry.convert(JobRow)
                     job = msgspec.structs.replace(job, **entry.values)
                     key = "job"
                 case other:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import msgspec
+from msgspec import Meta
 
 from rekindle.errors import UsageError
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.faults.tables.document import Entry, read
-from rekindle.recovery.faults.tables.keys import InvalidKey
-from rekindle.recovery.faults.tables.loading import row_of
-from rekindle.simulation.costs import DATA, check_least, check_positive, twice
+from rekindle.simulation.costs import DATA, Amount, Positive, Share, twice
+from rekindle.user_file import FieldError
 
-_MOST = 1e9  # of whatever a mix counts
-SHIPPED = ("llama3", "rsc1", "rsc2", "byterobust")
+Shipped: TypeAlias = Literal["llama3", "rsc1", "rsc2", "byterobust"]
+SHIPPED: tuple[str, ...] = get_args(Shipped)
 
 
-class FaultRow(msgspec.Struct, frozen=True, kw_only=True):
+class FaultRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One sort of fault; `weight`: how many of all, in any unit.
 
     kind, code, self_heal, user_caused: as in `recovery.fault.Fault`. place: share of them that pass
@@ -28,32 +29,25 @@ class FaultRow(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    weight: float
+    weight: Positive
     kind: FaultKind
     code: str = ""
     self_heal: bool = False
     user_caused: bool = False
-    place: float = 0.0
-    script: float = 0.0
+    place: Share = 0.0
+    script: Share = 0.0
     becomes: FaultKind | None = None
-    repair_s: float | None = None
+    repair_s: Amount | None = None
 
-    def check(self) -> None:
-        """Refuse what cannot be meant. Raises Wrong."""
-        check_positive("weight", self.weight)
-        check_most("weight", self.weight)
-        check_least("repair_s", self.repair_s or 0.0)
-        for name in ("place", "script"):
-            check_share(name, getattr(self, name))
+    def __post_init__(self) -> None:
+        """Refuse contradictions. Raises FieldError."""
         if self.place + self.script > 1:
-            raise InvalidKey(
-                "script", "place and script are shares of one whole; give at most 1 in all"
-            )
+            problem = "place and script are shares of one whole; give at most 1 in all"
+            raise FieldError(problem, "script")
         for name in ("kind", "becomes"):
             if getattr(self, name) in _NEVER:
-                raise InvalidKey(
-                    name, "no mix can tell of these: Rekindle makes them while it recovers"
-                )
+                problem = "no mix can tell of these: Rekindle makes them while it recovers"
+                raise FieldError(problem, name)
 
 
 _NEVER = (
@@ -64,7 +58,7 @@ _NEVER = (
 )  # or do not disturb training
 
 
-class MixRow(msgspec.Struct, frozen=True, kw_only=True):
+class MixRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How often faults strike, and what is odd about them.
 
     per_1000_devices_per_day: all causes, lemons and groups included. faults_of: a shipped mix, of
@@ -75,29 +69,14 @@ class MixRow(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     source: str
-    per_1000_devices_per_day: float
-    faults_of: str = ""
-    lemon_share: float = 0.013
-    lemon_factor: float = 10.0
-    group_share: float = 0.01
-    group_nodes: int = 32
-    group_repair_s: float = 7920.0  # what a reboot takes: data/times.toml
-    second_share: float = 0.1
-
-    def check(self) -> None:
-        """Refuse what cannot be meant. Raises Wrong."""
-        check_positive("per_1000_devices_per_day", self.per_1000_devices_per_day)
-        for name in ("per_1000_devices_per_day", "lemon_factor", "group_nodes"):
-            check_most(name, getattr(self, name))
-        for name in ("lemon_share", "group_share", "second_share"):
-            check_share(name, getattr(self, name))
-        if not self.lemon_factor >= 1:
-            raise InvalidKey("lemon_factor", f"{self.lemon_factor} cannot be; give 1 or more")
-        check_least("group_repair_s", self.group_repair_s)
-        if self.group_nodes < 1:
-            raise InvalidKey("group_nodes", f"{self.group_nodes} cannot be; give 1 or more")
-        if self.faults_of and self.faults_of not in SHIPPED:
-            raise InvalidKey("faults_of", f"'{self.faults_of}' is none of {', '.join(SHIPPED)}")
+    per_1000_devices_per_day: Positive
+    faults_of: Shipped | None = None
+    lemon_share: Share = 0.013
+    lemon_factor: Annotated[float, Meta(ge=1, le=1e9, description="1 or more, at most 1e9")] = 10.0
+    group_share: Share = 0.01
+    group_nodes: Annotated[int, Meta(ge=1, le=10**9, description="1 or more, at most 1e9")] = 32
+    group_repair_s: Amount = 7920.0  # what a reboot takes: data/times.toml
+    second_share: Share = 0.1
 
 
 class Mix(msgspec.Struct, frozen=True):
@@ -110,18 +89,6 @@ class Mix(msgspec.Struct, frozen=True):
     def rate(self, devices: int) -> float:
         """Return the faults per second of so many devices."""
         return self.odds.per_1000_devices_per_day * devices / 1000 / 86_400
-
-
-def check_most(name: str, value: float) -> None:
-    """Refuse what is more than can be counted with. Raises Wrong."""
-    if not value <= _MOST:
-        raise InvalidKey(name, f"{value:g} cannot be; give {_MOST:g} at most")
-
-
-def check_share(name: str, value: float) -> None:
-    """Refuse what is no share. Raises Wrong."""
-    if not 0 <= value <= 1:
-        raise InvalidKey(name, f"{value} is no share; give a number from 0 to 1")
 
 
 def load(name: str) -> Mix:
@@ -145,9 +112,9 @@ def _read(name: str, path: Path) -> Mix:
         if entry.table == "mix":
             if header is not None:
                 raise entry.error(f"there is a [[mix]] in line {header.line} already; keep one")
-            header, odds = entry, row_of(entry, MixRow)
+            header, odds = entry, entry.convert(MixRow)
         elif entry.table == "fault":
-            row: FaultRow = row_of(entry, FaultRow)
+            row = entry.convert(FaultRow)
             if row.name in faults:
                 raise twice(entry, row.name)
             faults[row.name] = row
@@ -156,7 +123,7 @@ def _read(name: str, path: Path) -> Mix:
     if odds is None or header is None:
         raise UsageError(f"{path}:1: [[mix]] is missing; it says how often faults strike")
     if bool(faults) == bool(odds.faults_of):
-        said = "both are given" if faults else "neither is given"
-        raise header.error(f"give [[fault]] entries or faults_of; {said}")
-    found = tuple(faults.values()) or load(odds.faults_of).faults
+        given = "both are given" if faults else "neither is given"
+        raise header.error(f"give [[fault]] entries or faults_of; {given}")
+    found = load(odds.faults_of).faults if odds.faults_of else tuple(faults.values())
     return Mix(name, odds, found)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import urllib3  # noqa: F401  # its import binds a port, before the first test then
 
 _FORBIDDEN = {
     "os.exec",

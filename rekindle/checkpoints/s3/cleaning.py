@@ -20,7 +20,7 @@ from rekindle.checkpoints.s3.place import (
     unreferenced,
 )
 from rekindle.checkpoints.s3.transfer import in_parallel
-from rekindle.errors import CorruptError
+from rekindle.errors import CorruptError, NewerFormatError
 
 
 def listed(bucket: Bucket) -> list[Pin]:
@@ -104,7 +104,7 @@ def remove_left_over(bucket: Bucket, inventory: Inventory, tidy: Inventory) -> N
         elif tidy.get(key) != objects:
             try:
                 spare = unreferenced(objects, place.manifest())
-            except CorruptError:
+            except (CorruptError, NewerFormatError):
                 continue  # a damaged one stays as evidence until it is pruned
             in_parallel(bucket.delete, [found.key for found in spare])
             inventory[key] = {name: found for name, found in objects.items() if found not in spare}

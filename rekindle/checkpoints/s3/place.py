@@ -146,8 +146,6 @@ class S3Place:
             manifest = self.manifest() if is_finished(objects) else None
             if manifest:
                 check_sizes(manifest, objects)
-        except NewerFormatError:
-            raise
         except CorruptError:
             return None
         return manifest
@@ -254,6 +252,6 @@ def seen_at(place: S3Place, objects: Objects) -> CheckpointInfo:
     try:
         manifest = place.manifest()
         check_sizes(manifest, objects)
-    except CorruptError as error:
+    except (CorruptError, NewerFormatError) as error:
         reason, newer = str(error), isinstance(error, NewerFormatError)
     return CheckpointInfo(place.url, *place.step, manifest, reason, not is_finished(objects), newer)

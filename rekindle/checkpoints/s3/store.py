@@ -246,7 +246,7 @@ class S3Store:
             try:
                 checkpoint = S3Checkpoint(place, self._verified(place, objects))
                 return NewestCheckpoint(checkpoint, tuple(passed_over))
-            except CorruptError as error:
+            except (CorruptError, NewerFormatError) as error:
                 passed_over.append(SkippedCheckpoint(place.url, str(error)))
             except S3Error as error:
                 if error.kind not in (S3ErrorKind.PASSING, S3ErrorKind.ARCHIVED):
@@ -256,7 +256,7 @@ class S3Store:
         return NewestCheckpoint(None, tuple(passed_over))
 
     def _verified(self, place: S3Place, objects: Objects) -> Manifest:
-        """The manifest, after all bytes were read; CorruptError or S3Error."""
+        """The manifest, after all bytes were read; CorruptError, NewerFormatError or S3Error."""
         manifest = place.verified(objects)
         self._proven[place.step] = objects
         return manifest
@@ -265,8 +265,6 @@ class S3Store:
         """The manifest of the valid checkpoint in this place; NewerFormatError."""
         try:
             return self._verified(place, objects) if is_finished(objects) else None
-        except NewerFormatError:
-            raise
         except CorruptError:
             return None
 

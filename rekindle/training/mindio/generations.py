@@ -13,13 +13,13 @@ from collections.abc import Callable
 import msgspec
 
 from rekindle import names
-from rekindle.errors import CheckpointError, SessionError, StaleError
+from rekindle.errors import CheckpointError, SessionError
 from rekindle.protocol.rank import FormGeneration, GenerationEnded
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.held_state import HeldState
 from rekindle.rank.member import Arrival
 from rekindle.rank.progress import ProgressReporter
-from rekindle.rank.step_vote import STATE, Listener, PeerGoneError, StepVote
+from rekindle.rank.step_vote import LOST, STATE, Listener, StepVote
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.policy.plan import RankPlan, StateSource
 from rekindle.training.mindio.handlers import ERROR, OK, UNHARMED, Handlers
@@ -108,9 +108,6 @@ class DeviceStop:
         with self._changed:
             self._stopped, self._failed = True, failed
             self._changed.notify_all()
-
-
-_LOST = (OSError, PeerGoneError, StaleError)
 
 
 class Generations:
@@ -221,7 +218,7 @@ class Generations:
 
     def failed(self, error: BaseException) -> FaultKind | None:
         """Return LINK if another rank is gone."""
-        return FaultKind.LINK if isinstance(error, _LOST) else None
+        return FaultKind.LINK if isinstance(error, LOST) else None
 
     def line(self, source: int, target: int) -> socket.socket:
         """Return a connection between two ranks, of which this is one, during a repair."""
@@ -258,7 +255,7 @@ class Generations:
     def _repair(self, form: FormGeneration, plan: RankPlan) -> int:
         """Have the handlers repair the state; returns the step that training continues from.
 
-        Raises OSError, PeerGoneError, StaleError: a peer is lost; whatever a handler raises.
+        Raises OSError, StaleError: a peer is lost; whatever a handler raises.
         """
         if self._state.known is None and not self.joins:
             return form.step  # the process has just started: its script loads the state

@@ -10,14 +10,11 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from rekindle.errors import StaleError
 from rekindle.protocol.agent import Inject, InjectionKind
 from rekindle.rank.injection import break_process, due
-from rekindle.rank.step_vote import PeerGoneError
+from rekindle.rank.step_vote import LOST
 from rekindle.training.mindio import controller, exceptions, framework, update_times
 from rekindle.training.mindio import enums as words
-
-_LOST = (OSError, PeerGoneError, StaleError)
 
 
 def begin_step() -> None:
@@ -35,7 +32,7 @@ def begin_step() -> None:
     agreed = False
     try:
         agreed = processor.generations.gate.agree(step, can=can)
-    except _LOST as error:
+    except LOST as error:
         if told is None and not member.is_over:
             raise words.cut_off(error) from error
     if told is not None:
@@ -47,8 +44,8 @@ def begin_step() -> None:
 def line(source: int, target: int) -> socket.socket:
     """Return a line between two ranks, for a repair handler whose framework brings none.
 
-    One of them is this rank. Raises OSError, PeerGoneError, StaleError: the other is lost, and the
-    handler is to raise it.
+    One of them is this rank. Raises OSError, StaleError: the other is lost, and the handler is to
+    raise it.
     """
     return framework.current().line(source, target)
 

@@ -6,19 +6,16 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rekindle.errors import StaleError
 from rekindle.protocol.rank import FormGeneration, GenerationEnded
 from rekindle.rank.channel import Channel
 from rekindle.rank.held_state import HeldState, RankPlace
 from rekindle.rank.member import Arrival
 from rekindle.rank.progress import ProgressReporter
-from rekindle.rank.step_vote import STATE, Listener, PeerGoneError, StepVote
+from rekindle.rank.step_vote import LOST, STATE, Listener, StepVote
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.policy.plan import StateSource
 from rekindle.training.mindspore.state import Parameters
 from rekindle.training.mindspore.transfer import fetch, send_state
-
-LOST = (OSError, PeerGoneError, StaleError)  # another rank is gone
 
 
 class Generations:

@@ -31,15 +31,11 @@ from rekindle.rank.member import Member
 from rekindle.rank.profiler import Profiler
 from rekindle.rank.progress import ProgressReporter, Records, phase_of
 from rekindle.rank.snapshot_schedule import FinalSnapshot, Moment, SnapshotSchedule
-from rekindle.rank.step_vote import RunIdentity
+from rekindle.rank.step_vote import LOST, RunIdentity
 from rekindle.recovery.faults.fault import FaultKind
-from rekindle.training.mindspore.generations import LOST, Generations
+from rekindle.training.mindspore.generations import Generations
 from rekindle.training.mindspore.state import Parameters, ParametersWriter
 from rekindle.training.mindspore.steps import CallbackState, Rewind, Settled, Steps, steps_of_epoch
-
-
-class DeviceMemoryError(RuntimeError):
-    """The memory of the rank's device is damaged, and with it its state."""
 
 
 class _Alone(nn.Cell):  # type: ignore[misc]  # MindSpore is not there where types are checked
@@ -53,7 +49,7 @@ class _Alone(nn.Cell):  # type: ignore[misc]  # MindSpore is not there where typ
         return self.all_reduce(value)
 
 
-def inject(faults: list[Inject], step: int, parameters: Parameters) -> DeviceMemoryError | None:
+def inject(faults: list[Inject], step: int, parameters: Parameters) -> RuntimeError | None:
     """Suffer those of `faults` that are due in `step`, and take them off the list.
 
     Return what broke the state. Raises what is the script's own.
@@ -62,7 +58,7 @@ def inject(faults: list[Inject], step: int, parameters: Parameters) -> DeviceMem
         match fault.kind:
             case InjectionKind.UCE | InjectionKind.TORN_UPDATE:
                 parameters.spoil()
-                return DeviceMemoryError(f"UCE ERROR {told}")
+                return RuntimeError(f"UCE ERROR {told}")
             case InjectionKind.HANG_COLLECTIVE:
                 _Alone()(mindspore.Tensor([1.0], mindspore.float32))
             case InjectionKind.HANG_DATA:

@@ -45,8 +45,8 @@ def fetch(  # noqa: PLR0913  # who sends what to whom
 ) -> Mapping[str, Any]:
     """Take this state from where the plan says; returns what was kept with it.
 
-    Raises CheckpointError: the source has not what the plan expects; OSError, PeerGoneError,
-    StaleError: a peer is lost; SessionError: it is another model's.
+    Raises CheckpointError: the source has not what the plan expects; OSError, StaleError: a
+    peer is lost; SessionError: it is another model's.
     """
     match plan.source:
         case StateSource.PEER:
@@ -82,8 +82,8 @@ def send_state(
 def receive_state(parameters: Parameters, line: socket.socket) -> Mapping[str, Any]:
     """Take over the state that comes on a line; returns what was said of its position.
 
-    Raises CorruptError: other bytes arrived than were sent; PeerGoneError, OSError: the line is
-    cut; SessionError: it is another model's. The parameters are as they were then.
+    Raises CorruptError: other bytes arrived than were sent; OSError: the line is cut;
+    SessionError: it is another model's. The parameters are as they were then.
     """
     (size,) = _BEGIN.unpack(receive(line, _BEGIN.size))
     file = memoryview(receive(line, size))

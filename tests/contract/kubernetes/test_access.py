@@ -1,13 +1,15 @@
-"""Who may do what: tokens, roles, reviews, quotas."""
+"""Who may do what: tokens, roles, reviews, quotas and limits."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from cluster.client import Cluster
-from cluster.manifests import config_map, pod, rules
+from cluster.manifests import config_map, job, pod, rules
+from waiting import wait_until
 
 _PODS = {"apiGroups": [""], "resources": ["pods", "pods/log"], "verbs": ["get", "list"]}
 
@@ -136,15 +138,76 @@ def test_a_wrong_token_is_nobody(shared_cluster: Cluster, tmp_path: Path) -> Non
     assert (code, answer["reason"]) == (401, "Unauthorized")
 
 
-def test_limits_and_runtimes_are_looked_up(shared_cluster: Cluster, namespace: str) -> None:
-    """A LimitRange is as it was made; a RuntimeClass that there is not is 404."""
-    path = f"/api/v1/namespaces/{namespace}/limitranges"
-    rule = {"type": "Pod", "max": {"memory": "1Gi"}}
-    shared_cluster.create(path, {"metadata": {"name": "small"}, "spec": {"limits": [rule]}})
-    (found,) = shared_cluster.get(path)["items"]
-    assert found["spec"]["limits"] == [rule]
+def test_a_runtime_that_is_not_there(shared_cluster: Cluster) -> None:
+    """404."""
     code, answer = shared_cluster.call("GET", "/apis/node.k8s.io/v1/runtimeclasses/none")
     assert (code, answer["reason"]) == (404, "NotFound")
+
+
+@pytest.mark.parametrize(
+    ("plural", "spec", "text"),
+    [
+        (
+            "limitranges",
+            {"limits": [{"type": "Container", "max": {"memory": "1Gi"}}]},
+            "maximum memory usage per Container is 1Gi, but limit is 2Gi",
+        ),
+        (
+            "resourcequotas",
+            {"hard": {"pods": "0"}},
+            "exceeded quota: small, requested: pods=1, used: pods=0, limited: pods=0",
+        ),
+        (
+            "resourcequotas",
+            {"hard": {"limits.cpu": "9"}},
+            "failed quota: small: must specify limits.cpu for: main",
+        ),
+    ],
+)
+def test_a_dry_run_shows_whether_a_pod_is_let_in(
+    shared_cluster: Cluster, namespace: str, plural: str, spec: dict[str, object], text: str
+) -> None:
+    """LimitRanges and ResourceQuotas refuse it with 403. A workload's dry run asks neither."""
+    place = f"/api/v1/namespaces/{namespace}"
+    shared_cluster.create(f"{place}/{plural}", {"metadata": {"name": "small"}, "spec": spec})
+    wanted = pod("one")
+    wanted["spec"]["containers"][0]["resources"] = {"limits": {"memory": "2Gi"}}
+
+    def refused() -> bool:  # a real server needs a moment until it knows of a new rule
+        code, answer = shared_cluster.call("POST", f"{place}/pods?dryRun=All", wanted)
+        return code == 403 and answer["reason"] == "Forbidden" and text in answer["message"]
+
+    wait_until(refused, text, 30)
+    workload = job("many")
+    workload["spec"]["template"]["spec"] = wanted["spec"]
+    jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
+    assert shared_cluster.call("POST", f"{jobs}?dryRun=All", workload)[0] == 201
+
+
+def test_a_refused_pod_is_shown(shared_cluster: Cluster, namespace: str) -> None:
+    """A Job's in a warning about the Job, a Deployment's in a condition of it."""
+    place = f"/api/v1/namespaces/{namespace}"
+    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
+    shared_cluster.create(f"{place}/resourcequotas", quota)
+    shared_cluster.create(f"/apis/batch/v1/namespaces/{namespace}/jobs", job("many", ranks=1))
+    path = f"/apis/apps/v1/namespaces/{namespace}/deployments"
+    labels = {"app": "one"}
+    template = {"metadata": {"labels": labels}, "spec": {**pod("one")["spec"]}}
+    template["spec"]["restartPolicy"] = "Always"
+    spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
+    shared_cluster.create(path, {"metadata": {"name": "one"}, "spec": spec})
+    query = "fieldSelector=involvedObject.name=many,type=Warning,reason=FailedCreate"
+
+    def texts() -> list[str]:
+        return [each["message"] for each in shared_cluster.get(f"{place}/events?{query}")["items"]]
+
+    def conditions(found: dict[str, Any]) -> list[str]:
+        listed = (found["one"].get("status") or {}).get("conditions") or []
+        return [each["message"] for each in listed if each["type"] == "ReplicaFailure"]
+
+    wait_until(texts, "the warning", 30)
+    assert "exceeded quota: none" in texts()[0]
+    assert "exceeded quota: none" in shared_cluster.until(path, conditions)[0]
 
 
 def test_discovery(shared_cluster: Cluster) -> None:

@@ -237,6 +237,8 @@ def test_what_a_later_version_wrote_is_left_alone(place: Place) -> None:
                 write(reader, 2)
     put(store, 3)
     put(store, 4)
+    assert store.prune(Retention(last=4, hours=1)) == ()
+    assert [each.newer for each in store.survey()] == [False, False, True, False]
     assert store.prune(Retention(last=1)) == ((3, 1), (1, 1))
     assert {name: place.get(name) for name in place.files(2)} == before
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 
@@ -42,10 +43,10 @@ def lines(*content: bytes, whole: bool = True) -> Answer:
 
 
 def reply(status: int, body: object) -> Answer:
-    """Answer with a JSON document."""
+    """Answer with a JSON document, or with bytes as they are."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
-        content = json.dumps(body).encode()
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
         handler.send_response(status)
         handler.send_header("Content-Length", str(len(content)))
         handler.end_headers()
@@ -111,6 +112,21 @@ def test_a_refusal_says_why() -> None:
     with coordinator(reply(401, {"error": "wrong secret"})) as client:
         for ask in (client.status, client.events, lambda: client.stop(by="x")):
             with pytest.raises(JobError, match="HTTP status 401: wrong secret"):
+                ask()
+
+
+def test_a_page_of_another_server_is_cut_to_one_line() -> None:
+    """A person may give the port of some other server."""
+    with coordinator(reply(404, b"<html>\n" * 100)) as client, pytest.raises(JobError) as caught:
+        client.spec()
+    assert re.search(r"\(process 4711\) refuses with HTTP status 404: .{,200}$", str(caught.value))
+
+
+@pytest.mark.parametrize("body", [{}, ["no", "job"], "text"])
+def test_an_answer_of_another_kind_is_refused(body: object) -> None:
+    with coordinator(reply(200, body)) as client:
+        for ask in (client.status, client.spec):
+            with pytest.raises(JobError, match="is none of this version of Rekindle: "):
                 ask()
 
 

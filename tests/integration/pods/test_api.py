@@ -15,7 +15,6 @@ from rekindle.engines.kubernetes.client.errors import (
     ApiError,
     ConflictError,
     ForbiddenError,
-    InvalidError,
     MissingObjectError,
 )
 from rekindle.engines.kubernetes.client.informer import Informer
@@ -58,8 +57,9 @@ def test_refusals_are_told_apart(api: Api) -> None:
     assert conflict.value.reason == "AlreadyExists"
     with pytest.raises(MissingObjectError, match='"b" not found'):
         api.get(f"{MAPS}/b")
-    with pytest.raises(InvalidError, match="A_B"):
+    with pytest.raises(ApiError, match="A_B") as invalid:
         api.create(MAPS, named("A_B"))
+    assert invalid.value.status == 422
     with pytest.raises(ConflictError):
         api.delete(f"{MAPS}/a", uid="00000000-0000-0000-0000-000000000000")
     assert api.get(f"{MAPS}/a")["metadata"]["name"] == "a"

@@ -16,7 +16,6 @@ from training_jobs.pods import PodJob, new_namespace, pod_job
 from training_jobs.record import Record
 from training_jobs.selection import soak_but
 
-from rekindle.engines.kubernetes.manifests.kinds.base import Following
 from rekindle.engines.kubernetes.manifests.render import adapter
 from rekindle.engines.kubernetes.manifests.settings import WorkloadKind
 from rekindle.recovery.faults.classification import EventSource, HealthEvent
@@ -83,7 +82,7 @@ class Case:
     @property
     def follows(self) -> bool:
         """Whether pods that are made later keep off a host that the job leaves."""
-        return isinstance(adapter(self.kind), Following)
+        return adapter(self.kind).follows
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -100,7 +99,7 @@ class Case:
 
 
 def _possible(kind: WorkloadKind, by: Strategy | None) -> bool:
-    return by is not SAME or adapter(kind).suspend_patch() is not None
+    return by is not SAME or adapter(kind).suspend is not None
 
 
 KINDS = [kind for kind in WorkloadKind if kind is not WorkloadKind.INDEXED_JOB]

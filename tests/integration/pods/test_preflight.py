@@ -14,6 +14,9 @@ from rendered import pods, spec
 from rekindle import names
 from rekindle.engines.kubernetes.client.api import load
 from rekindle.engines.kubernetes.engine import KubernetesEngine
+from rekindle.engines.kubernetes.manifests.render import render
+from rekindle.engines.kubernetes.preflight.findings import FindingState
+from rekindle.engines.kubernetes.preflight.preflight import must_fit, survey
 from rekindle.errors import JobError, UsageError
 from rekindle.job.spec import JobDirectory
 
@@ -123,44 +126,27 @@ def test_nobody_answers(placing: Placing, lean: Simulated, tmp_path: Path) -> No
     assert "127.0.0.1:1" in placing.refused({}, kubeconfig)
 
 
-def _wanting(memory: str) -> Object:
-    return {"name": "training", "resources": {"requests": {"memory": memory}}}
-
-
 @pytest.mark.parametrize(
     ("said", "text"),
     [
         ({"image": ""}, "image is ''; name the image that holds the training script"),
         ({"namespace": "n" * 64}, "use at most 63 of a-z 0-9 -"),
         ({"priority_class": "p" * 254}, "use at most 253 of a-z 0-9 -"),
-        (
-            {"pod_overrides": {"spec": {"containers": [_wanting("64GB")]}}},
-            "'64GB' is no amount of a resource",
-        ),
     ],
 )
 def test_what_no_cluster_could_have(placing: Placing, said: Object, text: str) -> None:
-    """No image, names that are too long, amounts that are none."""
+    """No image, names that are too long."""
     assert text in placing.refused(said)
 
 
-@pytest.mark.parametrize(
-    ("hard", "text"),
-    [
-        ({"pods": "2"}, "the job can never fit: pods: 3 are needed, 2 are allowed"),
-        ({"requests.example.com/npu": "7"}, "requests.example.com/npu: 8 are needed, 7 are"),
-        ({"limits.cpu": "99"}, "it wants every container to say limits.cpu"),
-    ],
-)
-def test_a_quota_that_has_no_room_ever(
-    placing: Placing, lean: Simulated, space: str, hard: Object, text: str
-) -> None:
-    """Pods that would be waited for in vain are told of."""
-    quota = {"metadata": {"name": "few"}, "spec": {"hard": hard}}
+def test_a_quota_that_wants_amounts(placing: Placing, lean: Simulated, space: str) -> None:
+    """A quota refuses a pod that does not specify them. The error has the server's own message."""
+    quota = {"metadata": {"name": "few"}, "spec": {"hard": {"limits.cpu": "99"}}}
     lean.create(f"/api/v1/namespaces/{space}/resourcequotas", quota)
-    said = placing.refused({"namespace": space, "device": "example.com/npu"})
-    assert "ResourceQuota few: " in said
-    assert text in said
+    said = placing.refused({"namespace": space})
+    assert "dry run of a worker pod: POST" in said
+    assert "is forbidden: failed quota: few: must specify limits.cpu for: training (" in said
+    assert "dry run of a coordinator pod: POST" in said
 
 
 def test_a_limit_that_lets_no_pod_in(placing: Placing, lean: Simulated, space: str) -> None:
@@ -169,7 +155,47 @@ def test_a_limit_that_lets_no_pod_in(placing: Placing, lean: Simulated, space: s
     limit = {"metadata": {"name": "small"}, "spec": {"limits": rules}}
     lean.create(f"/api/v1/namespaces/{space}/limitranges", limit)
     said = placing.refused({"namespace": space, "memory": "2Gi"})
-    assert "LimitRange: container training asks for 2Gi of memory, 1Gi is the most" in said
+    assert "forbidden: maximum memory usage per Container is 1Gi, but limit is 2Gi (change" in said
+    assert said.count("\n") == 1
+
+
+def test_who_may_not_create_pods_is_let_through(
+    placing: Placing, lean: Simulated, space: str
+) -> None:
+    """The Role of deploy/ has no such right: then the run alone shows what refuses pods."""
+    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"limits.cpu": "99"}}}
+    lean.create(f"/api/v1/namespaces/{space}/resourcequotas", quota)
+    api = load(str(role.flows(lean, placing.folder / "flows", space)), patience_s=0.5)
+    wanted = pods(namespace=space)
+    found = survey(api, wanted.kind, render(spec(), wanted, secret="-"))
+    api.close()
+    (pod,) = [each for each in found if each.what == "dry run of pods"]
+    assert (pod.state, pod.optional) == (FindingState.UNKNOWN, True)
+    assert pod.said.startswith("we may not create: only the run shows whether quotas")
+
+
+def test_a_quota_that_is_used_up(placing: Placing, lean: Simulated, space: str) -> None:
+    """Others may go. So it stops no launch; the check shows it."""
+    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
+    lean.create(f"/api/v1/namespaces/{space}/resourcequotas", quota)
+    api = load(str(lean.kubeconfig))
+    wanted = pods(namespace=space)
+    try:
+        must_fit(api, spec(), wanted)
+        found = survey(api, wanted.kind, render(spec(), wanted, secret="-"))
+    finally:
+        api.close()
+    refused = [each for each in found if "exceeded quota" in each.said]
+    assert [each.what for each in refused] == [
+        "dry run of a worker pod",
+        "dry run of a coordinator pod",
+    ]
+    assert all(
+        each.state is FindingState.UNKNOWN and "wait until others" in each.do for each in refused
+    )
+    assert (
+        "exceeded quota: none, requested: pods=1, used: pods=0, limited: pods=0" in refused[0].said
+    )
 
 
 def test_what_pods_name_and_is_not_there(placing: Placing, space: str) -> None:

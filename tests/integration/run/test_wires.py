@@ -88,7 +88,8 @@ def test_a_wrong_secret_is_refused_everywhere(live: Live, authorization: str | N
         method = "POST" if path == names.PATH_STOP else "GET"
         status, answer = ask(live, method, path, given)
         assert status == 401, path
-        assert json.loads(answer) == {"error": "wrong or missing secret for job job"}
+        error = "wrong or missing secret for job job; give the job's own in REKINDLE_SECRET"
+        assert json.loads(answer) == {"error": error}
 
 
 @pytest.mark.parametrize(
@@ -233,7 +234,7 @@ def test_a_spare_tells_what_mindclusters_switch_says(place: Place) -> None:
 
 @pytest.mark.parametrize(
     ("secret", "status", "words"),
-    [("wrong", 1, f"refuses the secret in {names.ENV_SECRET}"), ("", 2, "set REKINDLE_SECRET")],
+    [("wrong", 1, f"give the job's own in {names.ENV_SECRET}"), ("", 2, "set REKINDLE_SECRET")],
 )
 def test_a_machine_with_a_wrong_secret_cannot_join(
     live: Live, secret: str, status: int, words: str

@@ -1,9 +1,12 @@
-"""What is looked up before a pod is let in."""
+"""The checks that let a pod into a namespace, or refuse it, as a real server words it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from cluster import kinds
 from cluster.kinds import Kind
+from cluster.quantities import amount, requests
 from cluster.refusals import Object, forbidden
 from cluster.store import Store
 
@@ -20,7 +23,7 @@ def check_namespace(store: Store, kind: Kind, thing: Object) -> None:
 
 
 def check(store: Store, pod: Object) -> None:
-    """Its account and its priority."""
+    """Check its account, its priority, the LimitRanges and the ResourceQuotas."""
     metadata, spec = pod["metadata"], pod["spec"]
     account = spec["serviceAccountName"]
     if store.look(kinds.SERVICEACCOUNTS, metadata["namespace"], account) is None:
@@ -33,3 +36,73 @@ def check(store: Store, pod: Object) -> None:
             why = f"no PriorityClass with name {name} was found"
             raise forbidden(kinds.PODS, metadata["name"], why)
         spec["priority"] = found["value"]
+    for refused in (*_over_limits(store, pod), *_over_quotas(store, pod)):
+        raise forbidden(kinds.PODS, metadata["name"], refused)
+
+
+def _over_limits(store: Store, pod: Object) -> Iterator[str]:
+    """Yield what LimitRanges refuse. This server knows only `max` of containers."""
+    for each in store.all(kinds.LIMITS, pod["metadata"]["namespace"]):
+        for rule in each["spec"]["limits"]:
+            limits = (rule.get("max") or {}) if rule["type"] == "Container" else {}
+            for container in pod["spec"]["containers"]:
+                given = (container.get("resources") or {}).get("limits") or {}
+                for name in sorted(set(limits) & set(given)):
+                    if amount(given[name]) > amount(limits[name]):
+                        most = f"maximum {name} usage per Container is {limits[name]}"
+                        yield f"{most}, but limit is {given[name]}"
+
+
+def _over_quotas(store: Store, pod: Object) -> Iterator[str]:
+    """Yield what ResourceQuotas refuse. This server knows no scopes."""
+    namespace = pod["metadata"]["namespace"]
+    there = [each for each in store.all(kinds.PODS, namespace) if _counts(each)]
+    for quota in store.all(kinds.QUOTAS, namespace):
+        name, hard = quota["metadata"]["name"], quota["spec"].get("hard") or {}
+        if unsaid := [
+            f"{each} for: {who}" for each in sorted(hard) if (who := _lacking(pod, each))
+        ]:
+            yield f"failed quota: {name}: must specify {'; '.join(unsaid)}"
+            continue
+        wanted = {each: _use(pod, each) for each in sorted(hard)}
+        used = {each: sum(_use(other, each) for other in there) for each in hard}
+        over = [n for n, value in wanted.items() if value and value + used[n] > amount(hard[n])]
+        if over:
+            parts = {"requested": wanted, "used": used, "limited": hard}
+            listed = (
+                f"{part}: {','.join(f'{each}={values[each]}' for each in over)}"
+                for part, values in parts.items()
+            )
+            yield f"exceeded quota: {name}, {', '.join(listed)}"
+
+
+def _counts(pod: Object) -> bool:
+    return (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+
+
+def _use(pod: Object, resource: str) -> int | float:
+    """Return how much of a quota's resource a pod takes."""
+    which, _, name = resource.partition(".")
+    if which in ("pods", "count/pods"):
+        return 1
+    if which == "limits":
+        given = [_resources(each, "limits") for each in pod["spec"]["containers"]]
+        return sum(amount(each.get(name, 0)) for each in given)
+    return requests(pod["spec"]).get(name if which == "requests" else resource, 0.0)
+
+
+def _lacking(pod: Object, resource: str) -> str:
+    """Return the containers that do not specify what a quota on cpu or memory demands."""
+    which, _, name = resource.rpartition(".")
+    if which not in ("", "requests", "limits") or name not in ("cpu", "memory"):
+        return ""
+    containers = pod["spec"]["containers"]
+    kind = which or "requests"
+    return ",".join(each["name"] for each in containers if name not in _resources(each, kind))
+
+
+def _resources(container: Object, which: str) -> Object:
+    """Return a container's limits, or its requests, which its limits stand in for."""
+    resources = container.get("resources") or {}
+    limits: Object = resources.get("limits") or {}
+    return limits if which == "limits" else {**limits, **(resources.get("requests") or {})}

@@ -64,7 +64,7 @@ def templates(found: Manifests, kind: str) -> list[Manifest]:
         if manifest["kind"] != "ConfigMap"
         for place in adapter_of(kind).templates(manifest)
     ]
-    return [holder[key] for holder, key in places]
+    return [place["template"] for place in places]
 
 
 def container(found: Manifests, kind: str) -> Manifest:

@@ -15,7 +15,7 @@ from rekindle.checkpoints.format import (
     checksum,
 )
 from rekindle.checkpoints.manifest import FileEntry, Manifest, decode, encode
-from rekindle.errors import CheckpointError, CorruptError
+from rekindle.errors import CheckpointError, CorruptError, NewerFormatError
 
 digests = st.binary(max_size=9).map(lambda data: checksum([data]))
 file_names = st.from_regex(r"\A[a-z0-9][a-z0-9._-]{0,8}\Z")
@@ -112,7 +112,7 @@ def with_file(name: str, **changes: object) -> bytes:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b'{"format":2,"shards":[]}', "format 2, this Rekindle reads 1"),
+        (b'{"format":0,"shards":[]}', "format 0, this Rekindle reads 1"),
         (b"{}", "missing required field `format`"),
         (without("step"), "missing required field `step`"),
         (without("created"), "missing required field `created`"),
@@ -133,9 +133,16 @@ def with_file(name: str, **changes: object) -> bytes:
     ],
 )
 def test_a_refused_manifest_says_why(text: bytes, message: str) -> None:
-    """A newer version, a missing field and a dangerous file name each have their message."""
+    """An older version, a missing field and a dangerous file name each have their message."""
     with pytest.raises(CorruptError, match=message):
         decode(envelope(text))
+
+
+def test_a_manifest_of_a_later_version_is_not_damaged() -> None:
+    """A damaged checkpoint may be removed, and this one may not."""
+    with pytest.raises(NewerFormatError, match="format 2, this Rekindle reads 1") as caught:
+        decode(envelope(b'{"format":2,"shards":[]}'))
+    assert not isinstance(caught.value, CorruptError)
 
 
 @pytest.mark.parametrize(

@@ -153,17 +153,19 @@ class Api:
                 answer = self._once(method, path, query, body, kind)
                 self._was_let_in = True
                 return answer
-            except _AgainError as again:
-                if again.error.status == 401 and self._credentials.renew() and not renewed:
+            except ApiError as error:
+                if not error.passing:
+                    raise
+                if error.status == 401 and self._credentials.renew() and not renewed:
                     renewed = True
                     continue
                 waited_s = time.monotonic() - began
                 limit_s = self._patience_s
-                if isinstance(again.error, ForbiddenError):
+                if isinstance(error, ForbiddenError):
                     limit_s = min(limit_s, self._forgiving_s) if self._was_let_in else 0.0
                 if waited_s >= limit_s:
-                    raise again.error from again.__cause__
-                asked_s = again.after_s or random.uniform(0.5, 1.0) * pause_s
+                    raise
+                asked_s = error.after_s or random.uniform(0.5, 1.0) * pause_s
                 time.sleep(min(asked_s, limit_s - waited_s))
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -183,23 +185,15 @@ class Api:
         except urllib3.exceptions.SSLError as error:
             raise ApiError(f"{asked}: {error}") from error
         except urllib3.exceptions.HTTPError as error:
-            raise _AgainError(ApiError(f"{asked}: no answer: {error}")) from error
+            raise ApiError(f"{asked}: no answer: {error}", passing=True) from error
         if response.status < 300:
             return _decoded(asked, response.data)
         refused = refusal(asked, response.status, said_in(response.data))
         if response.status == 401 and (trouble := self._credentials.trouble):
             refused = ForbiddenError(f"{refused}; the kubeconfig's user: {trouble}", status=401)
-        if response.status in _LATER or isinstance(refused, ForbiddenError):
-            raise _AgainError(refused, _seconds(response.headers.get("Retry-After")))
+        refused.passing = response.status in _LATER or isinstance(refused, ForbiddenError)
+        refused.after_s = _seconds(response.headers.get("Retry-After"))
         raise refused
-
-
-class _AgainError(Exception):
-    """A request that may be tried again: what it failed of, and in how many seconds if it says."""
-
-    def __init__(self, error: ApiError, after_s: float = 0.0) -> None:
-        self.error = error
-        self.after_s = after_s
 
 
 def load(kubeconfig: str = "", context: str = "", *, patience_s: float = PATIENCE_S) -> Api:

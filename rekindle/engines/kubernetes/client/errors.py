@@ -13,12 +13,17 @@ class ApiError(JobError):
     """A request that the API server refused, or did not answer in time.
 
     status: HTTP's; 0: there was no answer. reason: the API's own word (AlreadyExists, Expired).
+    passing: the same request may succeed later. after_s: the pause that the server asks for; or 0.
     """
 
-    def __init__(self, message: str, *, status: int = 0, reason: str = "") -> None:
+    def __init__(
+        self, message: str, *, status: int = 0, reason: str = "", passing: bool = False
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.reason = reason
+        self.passing = passing
+        self.after_s = 0.0
 
 
 class MissingObjectError(ApiError):
@@ -31,10 +36,6 @@ class ConflictError(ApiError):
 
 class ForbiddenError(ApiError):
     """Whoever we are may not do this."""
-
-
-class InvalidError(ApiError):
-    """The object cannot be as it was sent."""
 
 
 class ExpiredError(ApiError):
@@ -52,7 +53,6 @@ _KINDS: Mapping[int, type[ApiError]] = {
     404: MissingObjectError,
     409: ConflictError,
     410: ExpiredError,
-    422: InvalidError,
 }
 
 

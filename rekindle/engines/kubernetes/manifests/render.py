@@ -8,11 +8,11 @@ import msgspec
 
 from rekindle.engines.kubernetes import labels
 from rekindle.engines.kubernetes.manifests import ascend, coordinator
-from rekindle.engines.kubernetes.manifests.kinds.ascendjob import AscendJob
-from rekindle.engines.kubernetes.manifests.kinds.base import Adapter, Following, Rendered
-from rekindle.engines.kubernetes.manifests.kinds.batch import IndexedJob, JobSet
-from rekindle.engines.kubernetes.manifests.kinds.kubeflow import PyTorchJob, TrainJob
-from rekindle.engines.kubernetes.manifests.kinds.volcano_job import VolcanoJob
+from rekindle.engines.kubernetes.manifests.kinds.ascendjob import ASCENDJOB
+from rekindle.engines.kubernetes.manifests.kinds.base import Adapter, Rendered
+from rekindle.engines.kubernetes.manifests.kinds.batch import INDEXED_JOB, JOBSET
+from rekindle.engines.kubernetes.manifests.kinds.kubeflow import PYTORCHJOB, TRAINJOB
+from rekindle.engines.kubernetes.manifests.kinds.volcano_job import VOLCANO_JOB
 from rekindle.engines.kubernetes.manifests.pod_template import keep_off, pod_template
 from rekindle.engines.kubernetes.manifests.settings import (
     IsolationMode,
@@ -27,12 +27,12 @@ from rekindle.job.spec import JobSpec, KeepsOff
 Manifest = dict[str, Any]
 
 _ADAPTERS: dict[WorkloadKind, Adapter] = {
-    WorkloadKind.INDEXED_JOB: IndexedJob(),
-    WorkloadKind.JOBSET: JobSet(),
-    WorkloadKind.ASCENDJOB: AscendJob(),
-    WorkloadKind.VOLCANO_JOB: VolcanoJob(),
-    WorkloadKind.TRAINJOB: TrainJob(),
-    WorkloadKind.PYTORCHJOB: PyTorchJob(),
+    WorkloadKind.INDEXED_JOB: INDEXED_JOB,
+    WorkloadKind.JOBSET: JOBSET,
+    WorkloadKind.ASCENDJOB: ASCENDJOB,
+    WorkloadKind.VOLCANO_JOB: VOLCANO_JOB,
+    WorkloadKind.TRAINJOB: TRAINJOB,
+    WorkloadKind.PYTORCHJOB: PYTORCHJOB,
 }
 _VOLCANO = (WorkloadKind.ASCENDJOB, WorkloadKind.VOLCANO_JOB)
 
@@ -66,8 +66,7 @@ def keeps_off(pods: KubernetesSettings) -> KeepsOff:
     Where nothing marks the host for all, the kind's controller has to place single pods elsewhere.
     """
     marked = pods.isolated_hosts is not IsolationMode.AVOID
-    follows = isinstance(adapter(pods.kind), Following)
-    return KeepsOff.AT_ONCE if marked or follows else KeepsOff.ANEW
+    return KeepsOff.AT_ONCE if marked or adapter(pods.kind).follows else KeepsOff.ANEW
 
 
 def render(
@@ -148,9 +147,9 @@ def _at(manifest: Any, path: tuple[str, ...]) -> Any:
 def _finish(kind: Adapter, manifest: Manifest, avoid: tuple[str, ...]) -> None:
     """Keep the pods off these nodes. Raises UsageError: a patch has left no pods."""
     try:
-        for holder, key in kind.templates(manifest):
-            holder[key] = keep_off(holder[key], avoid)
-            if not holder[key]["spec"]["containers"]:
+        for holder in kind.templates(manifest):
+            holder["template"] = keep_off(holder["template"], avoid)
+            if not holder["template"]["spec"]["containers"]:
                 raise KeyError("containers")
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(

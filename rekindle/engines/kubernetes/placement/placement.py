@@ -25,15 +25,17 @@ from rekindle.engines.kubernetes.client.pod_status import pod_status
 from rekindle.engines.kubernetes.labels import ATTEMPT, Names, selector
 from rekindle.engines.kubernetes.manifests.ascend import is_mindclusters
 from rekindle.engines.kubernetes.manifests.coordinator import owned
-from rekindle.engines.kubernetes.manifests.kinds.base import Following, WorkloadPhase
+from rekindle.engines.kubernetes.manifests.kinds.base import WorkloadPhase, conditions
+from rekindle.engines.kubernetes.manifests.kinds.batch import NODES
 from rekindle.engines.kubernetes.manifests.render import Manifests, adapter, render
-from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
+from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings, WorkloadKind
 from rekindle.engines.kubernetes.placement.quarantine import Hosts
 from rekindle.errors import JobError, UsageError
 from rekindle.job.spec import JobDirectory, replace_file
 
 ENDED_GRACE_S = 5  # for pods of an attempt that is over
 OVERDUE_S = 10.0  # after which the host of a pod that should have ended is taken for dead
+_NO_POD = "ReplicaFailure"  # the condition of a Deployment that cannot create its pod
 _NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
 
 
@@ -131,7 +133,7 @@ class Placement:
 
         isolated: as above.
         """
-        if not isinstance(self.kind, Following) or self._kept_off == (attempt, isolated):
+        if not self.kind.follows or self._kept_off == (attempt, isolated):
             return
         wanted = self._render(attempt, isolated).workload
         self._api.patch(self.workload_path, self.kind.avoid_patch(wanted))
@@ -254,8 +256,10 @@ class Placement:
 
     def has_coordinator(self) -> bool:
         """Whether there is to be one; it may not answer."""
-        path = self.path("apps/v1", "deployments", self.names.coordinator)
-        return find(self._api, path) is not None
+        return self._coordinator() is not None
+
+    def _coordinator(self) -> Object | None:
+        return find(self._api, self.path("apps/v1", "deployments", self.names.coordinator))
 
     def our_pods(self, labels: str = "", **query: str) -> list[dict[str, Any]]:
         """Return the job's pods, or those of these labels."""
@@ -263,8 +267,10 @@ class Placement:
         return list(self._api.get(self._pods_path, labelSelector=chosen, **query)["items"] or ())
 
     def coordinator_words(self) -> list[str]:
-        """Say what holds the job's pods up."""
-        return [seen.in_words() for seen in map(pod_status, self.our_pods()) if seen.reasons]
+        """Say what holds the job's pods up, and why the coordinator's pod cannot be created."""
+        words = [seen.in_words() for seen in map(pod_status, self.our_pods()) if seen.reasons]
+        failed = [one for one in conditions(self._coordinator() or {}) if one["type"] == _NO_POD]
+        return words + [one["message"] for one in failed]
 
     @property
     def workers(self) -> str:
@@ -276,6 +282,12 @@ class Placement:
         """The path of the workload."""
         gvk = self.kind.gvk
         return self.path(gvk.api_version, gvk.plural, self.names.workload)
+
+    @property
+    def pods_maker(self) -> str:
+        """The name of the object whose controller creates the pods of nodes and spares."""
+        inside = self._pods.kind in (WorkloadKind.JOBSET, WorkloadKind.TRAINJOB)
+        return f"{self.names.workload}-{NODES}-0" if inside else self.names.workload
 
     @property
     def _pods_path(self) -> str:

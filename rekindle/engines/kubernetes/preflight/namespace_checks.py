@@ -1,8 +1,9 @@
-"""Checks in a namespace: the objects that a pod names exist, and the pod could ever fit."""
+"""The objects that a job's pods name, and the devices that they ask for: are they there?"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -11,22 +12,27 @@ from rekindle.engines.kubernetes.client.api import Api
 from rekindle.engines.kubernetes.client.errors import ForbiddenError, MissingObjectError
 from rekindle.engines.kubernetes.client.objects import collection
 from rekindle.engines.kubernetes.manifests.quantities import amount
-from rekindle.engines.kubernetes.manifests.render import Manifests
+from rekindle.engines.kubernetes.manifests.render import Manifests, adapter
 from rekindle.engines.kubernetes.manifests.settings import WorkloadKind
 from rekindle.engines.kubernetes.preflight.findings import PreflightFinding, missing, ok, unknown
-from rekindle.engines.kubernetes.preflight.resource_requests import (
-    Demand,
-    asked,
-    breaches,
-    demands,
-    over,
-    told,
-    total,
-    unsaid,
-    with_defaults,
-)
 
 Manifest = dict[str, Any]
+
+
+def pod_templates(kind: WorkloadKind, wanted: Manifests) -> list[Manifest]:
+    """Return the templates of a job's pods: of its nodes and spares, and last of its coordinator.
+
+    A leader's template is left out where it equals the workers'.
+    """
+    holders = [
+        each for one in (*wanted.beside, wanted.workload) for each in adapter(kind).templates(one)
+    ]
+    holders += [one["spec"] for one in wanted.around if one["kind"] == "Deployment"]
+    found: list[Manifest] = []
+    for holder in holders:
+        if holder["template"] not in found:
+            found.append(holder["template"])
+    return found
 
 
 class Mention(msgspec.Struct, frozen=True):
@@ -88,7 +94,7 @@ def mentioned(
 ) -> Iterator[PreflightFinding]:
     """Look for everything that the pods name and the job does not bring along."""
     own = {(one["kind"], one["metadata"]["name"]) for one in wanted.every}
-    named = (each for demand in demands(kind, wanted) for each in mentions(demand.spec))
+    named = (each for pod in pod_templates(kind, wanted) for each in mentions(pod["spec"]))
     for each in dict.fromkeys(named):
         if (each.kind, each.name) not in own:
             yield _look_for(api, each, namespace)
@@ -108,56 +114,18 @@ def _look_for(api: Api, each: Mention, namespace: str) -> PreflightFinding:
     return ok(what)
 
 
-def quotas(
-    api: Api, kind: WorkloadKind, wanted: Manifests, namespace: str
-) -> Iterator[PreflightFinding]:
-    """Hold the job against the ResourceQuotas and LimitRanges of the namespace."""
-    ranges = _listed(api, "limitranges", namespace)
-    pods = demands(kind, wanted)
-    if ranges is None:
-        yield unknown("LimitRanges", "may not be looked at")
-    else:
-        pods = [Demand(with_defaults(each.spec, ranges), each.count) for each in pods]
-        broken = dict.fromkeys(b for each in pods for b in breaches(each.spec, ranges))
-        for said in broken:
-            yield missing("LimitRange", said, "ask for what is allowed")
-        if ranges and not broken:
-            yield ok("LimitRanges", "the pods are within them")
-    found = _listed(api, "resourcequotas", namespace)
-    if found is None:
-        yield unknown("ResourceQuotas", "may not be looked at")
-    for each in found or ():
-        yield _judged(each, pods, wanted)
-
-
-def _judged(quota: Manifest, pods: Sequence[Demand], wanted: Manifests) -> PreflightFinding:
-    name, spec = quota["metadata"]["name"], quota.get("spec") or {}
-    what, hard = f"ResourceQuota {name}", spec.get("hard") or {}
-    if spec.get("scopes") or spec.get("scopeSelector"):
-        return unknown(what, "it is for certain pods only, and was not judged")
-    whole = total(pods, wanted.every)
-    if never := over(whole, hard, {}):
-        do = "make the job smaller, or have the quota raised"
-        return missing(what, f"the job can never fit: {'; '.join(never.values())}", do)
-    if silent := unsaid(pods, hard):
-        said = f"it wants every container to say {', '.join(silent)}"
-        do = "give cpu and memory, also below coordinator, or have a LimitRange give defaults"
-        return missing(what, said, do)
-    if now := over(whole, hard, (quota.get("status") or {}).get("used") or {}):
-        return unknown(what, f"the job waits until others have gone: {'; '.join(now.values())}")
-    return ok(what, "the job fits")
-
-
 def devices(api: Api, kind: WorkloadKind, wanted: Manifests) -> Iterator[PreflightFinding]:
-    """Look for nodes with enough of each device; whoever may not list nodes cannot tell."""
-    most: dict[str, Any] = {}
-    for each in demands(kind, wanted):
-        for name, value in asked(each.spec, "requests").items():
-            if "/" in name:
-                most[name] = max(most.get(name, value), value)
+    """Look for nodes that have enough devices for one pod."""
+    most: dict[str, Decimal] = {}
+    for each in pod_templates(kind, wanted):
+        for name, value in _devices_of(each["spec"]).items():
+            most[name] = max(most.get(name, value), value)
     if not most:
         return
-    nodes = _listed(api, "nodes", "")
+    try:
+        nodes = api.get(collection("v1", "nodes", "")).get("items") or ()
+    except ForbiddenError:
+        nodes = None
     for name, value in most.items():
         what = f"device {name}"
         if nodes is None:
@@ -166,15 +134,17 @@ def devices(api: Api, kind: WorkloadKind, wanted: Manifests) -> Iterator[Preflig
         given = ((node.get("status") or {}).get("allocatable") or {} for node in nodes)
         enough = sum(amount(each.get(name, "0")) >= value for each in given)
         if enough:
-            yield ok(what, f"{enough} of {len(nodes)} nodes have {told(value)} or more")
+            yield ok(what, f"{enough} of {len(nodes)} nodes have {value:f} or more")
         else:
             do = "install its device plugin, or correct device and devices_per_node"
-            yield missing(what, f"none of {len(nodes)} nodes has {told(value)}", do)
+            yield missing(what, f"none of {len(nodes)} nodes has {value:f}", do)
 
 
-def _listed(api: Api, plural: str, namespace: str) -> list[Manifest] | None:
-    """List objects; None: that is not allowed."""
-    try:
-        return list(api.get(collection("v1", plural, namespace)).get("items") or ())
-    except ForbiddenError:
-        return None
+def _devices_of(spec: Manifest) -> dict[str, Decimal]:
+    """Return the extended resources of one pod. The API server wants each of them as a limit."""
+    found: dict[str, Decimal] = {}
+    for container in spec["containers"]:
+        for name, value in ((container.get("resources") or {}).get("limits") or {}).items():
+            if "/" in name:
+                found[name] = found.get(name, Decimal()) + amount(value)
+    return found

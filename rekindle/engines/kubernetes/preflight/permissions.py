@@ -11,7 +11,6 @@ import msgspec
 
 from rekindle.engines.kubernetes.client.api import Object
 from rekindle.engines.kubernetes.client.objects import plural_of
-from rekindle.engines.kubernetes.manifests.kinds.base import Following
 from rekindle.engines.kubernetes.manifests.render import Manifests, adapter
 from rekindle.engines.kubernetes.manifests.settings import WorkloadKind
 
@@ -44,6 +43,14 @@ NODES = Right(
     everywhere=True,
 )
 
+# For dry runs alone: controllers create the pods of jobs. The Role of deploy/ does not grant it.
+PODS = Right(
+    group="",
+    resource="pods",
+    verbs=("create",),
+    without="only the run shows whether quotas, limits and webhooks let them in",
+)
+
 
 def needed(kind: WorkloadKind, wanted: Manifests, *, inside: bool = False) -> tuple[Right, ...]:
     """Return what a job of these objects cannot do without.
@@ -66,7 +73,7 @@ def needed(kind: WorkloadKind, wanted: Manifests, *, inside: bool = False) -> tu
     if not inside:
         ask("", "services/proxy", "create", "get")
     ask(*place(wanted.workload), "create", "get", "delete")
-    if adapter(kind).suspend_patch() is not None or isinstance(adapter(kind), Following):
+    if adapter(kind).suspend is not None or adapter(kind).follows:
         ask(*place(wanted.workload), "patch")
     ask("", "pods", "list", "watch", "delete", "deletecollection")
     return tuple(
@@ -83,8 +90,7 @@ def useful(kind: WorkloadKind) -> Iterator[Right]:
         ("", "configmaps", ("list", "watch", "patch"), "jobs cannot be listed, nor told anything"),
         ("", "pods", ("get",), "a single pod cannot be looked at"),
         ("", "pods/log", ("get",), "the output of pods cannot be read"),
-        ("", "resourcequotas", ("list",), "a job that can never fit is not told so before"),
-        ("", "limitranges", ("list",), "a pod that is never let in is not told so before"),
+        ("", "events", ("list", "watch"), "the log does not say why pods are not let in"),
         ("", "persistentvolumeclaims", ("get",), "a claim that is not there is not told before"),
         ("", "serviceaccounts", ("get",), "an account that is not there is not told before"),
     ):

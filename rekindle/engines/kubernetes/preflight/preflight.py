@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from rekindle.engines.kubernetes.client.access_review import may
 from rekindle.engines.kubernetes.client.api import Api, Object
 from rekindle.engines.kubernetes.client.errors import (
@@ -15,8 +17,14 @@ from rekindle.engines.kubernetes.client.errors import (
     ForbiddenError,
     MissingObjectError,
 )
-from rekindle.engines.kubernetes.client.objects import collection_of, find, path_of, plural_of
-from rekindle.engines.kubernetes.labels import JOB
+from rekindle.engines.kubernetes.client.objects import (
+    collection,
+    collection_of,
+    find,
+    path_of,
+    plural_of,
+)
+from rekindle.engines.kubernetes.labels import JOB, ROLE, Role
 from rekindle.engines.kubernetes.manifests.render import Manifests, render
 from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings, WorkloadKind
 from rekindle.engines.kubernetes.preflight import namespace_checks as fitting
@@ -30,6 +38,7 @@ from rekindle.engines.kubernetes.preflight.findings import (
 )
 from rekindle.engines.kubernetes.preflight.permissions import (
     NODES,
+    PODS,
     Right,
     named,
     needed,
@@ -95,12 +104,13 @@ def survey(
     if space.state is FindingState.MISSING:
         return found
     found += fitting.mentioned(api, kind, wanted, namespace)
-    found += fitting.quotas(api, kind, wanted, namespace)
     if whole:
         found += fitting.devices(api, kind, wanted)
     tried = wanted.every if whole else (wanted.workload,)
     without = {one.what for one in lacking(found)}
     runs = [_dry_run(api, one, wanted, without, strict=whole) for one in tried]
+    if not lacking(found + runs):
+        runs += _pods_dry_run(api, kind, wanted, namespace)
     if space.state is FindingState.UNKNOWN and any(one.state is FindingState.OK for one in runs):
         found[found.index(space)] = ok(space.what, "objects can be made in it")
     return found + runs
@@ -240,6 +250,44 @@ def _dry_run(
             return unknown(what, "its webhook judges it only when what it refers to is there")
         return missing(what, said, "change what the server refuses, in kubernetes: of the job file")
     return ok(what)
+
+
+def _pods_dry_run(
+    api: Api, kind: WorkloadKind, wanted: Manifests, namespace: str
+) -> Iterator[PreflightFinding]:
+    """Have the server say whether quotas, limits and webhooks let one pod of each template in.
+
+    The dry run of a workload does not show that: its controller creates the pods later.
+    """
+    right = _right(api, PODS, namespace)
+    if right.state is not FindingState.OK:
+        yield msgspec.structs.replace(
+            right, what="dry run of pods", state=FindingState.UNKNOWN, do=""
+        )
+        return
+    for template in fitting.pod_templates(kind, wanted):
+        metadata = (template.get("metadata") or {}) | {"namespace": namespace}
+        role = (metadata.get("labels") or {}).get(ROLE, Role.WORKER.value)
+        what = f"dry run of a {role} pod"
+        metadata["generateName"] = f"{wanted.workload['metadata']['name']}-"
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+        try:
+            api.create(collection("v1", "pods", namespace), pod, dryRun="All")
+        except ApiError as error:
+            yield _pod_refused(what, error)
+        else:
+            yield ok(what, "quotas, limits and webhooks let it in now")
+
+
+def _pod_refused(what: str, error: ApiError) -> PreflightFinding:
+    said = str(error)
+    if "does not support dry run" in said:
+        return unknown(what, said)
+    if "exceeded quota" in said:  # other pods may end
+        do = "wait until others have gone, make the job smaller, or have the quota raised"
+        return unknown(what, said, do)
+    do = "change the pods in kubernetes: of the job file, or have an administrator let them in"
+    return missing(what, said, do)
 
 
 def is_premature(said: str) -> bool:

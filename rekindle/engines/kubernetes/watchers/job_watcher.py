@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ from rekindle.recovery.faults.classification import EventSource, HealthEvent
 AGAIN_S = 1.0
 LATE_S = 300.0  # after which a sign explains nothing any more
 _CLOSE_S = 5.0
+_NAME = re.compile(r'"[^"]*"')
+_COMBINED = "(combined from similar events): "  # the text of client-go's recorder
 
 Report = Callable[[HealthEvent], None]
 
@@ -77,7 +80,7 @@ CLOSE_S = 5.0  # for threads to end: a server that does not answer is asked for 
 
 
 class JobWatcher:
-    """One list and one watch of the pods, and of the workload.
+    """One list and one watch of the pods, of the workload, and of warnings about it.
 
     node_of: which node a pod is, or is to be; None: that is not known yet. report: takes a sign.
     tell: takes a sentence for people.
@@ -96,6 +99,8 @@ class JobWatcher:
         workloads, _, name = place.workload_path.rpartition("/")
         self._pods = Informer(api, place.path("v1", "pods"), labels=selector(job_id))
         self._workload = Informer(api, workloads, fields=f"metadata.name={name}")
+        warnings = f"involvedObject.name={place.pods_maker},type=Warning"
+        self._events = Informer(api, place.path("v1", "events"), fields=warnings)
         self._node_of = node_of
         self._report = report
         self._tell = tell
@@ -114,6 +119,7 @@ class JobWatcher:
         works = {
             "pods": lambda: self._follow(self._pods, look_at_pod),
             "workload": lambda: self._follow(self._workload, self._look_at_workload),
+            "events": lambda: self._follow(self._events, self._look_at_event),
             "rounds": self._go_round,
         }
         threads = [
@@ -128,6 +134,7 @@ class JobWatcher:
             self._closed.set()
             self._pods.end()
             self._workload.end()
+            self._events.end()
             deadline = time.monotonic() + CLOSE_S
             for thread in threads:
                 thread.join(max(0.0, deadline - time.monotonic()))
@@ -186,6 +193,17 @@ class JobWatcher:
             why = ": ".join(each for each in (seen.reason, seen.message) if each)
             kind = self._place.kind.gvk.kind
             self._tell(f"{kind} {metadata['name']} is {seen.phase.value}" + f" ({why})" * bool(why))
+
+    def _look_at_event(self, event: Object, there: bool) -> None:
+        """Show a warning about the workload, such as the reason why its pods cannot be created.
+
+        Each refused pod has another name. So texts that differ only in names count as equal.
+        """
+        about, reason, text = event["involvedObject"], event.get("reason"), event.get("message", "")
+        news = (reason, _NAME.sub("", text.removeprefix(_COMBINED)))
+        if there and not self._is_old(f"events of {about.get('uid')}: {reason}", news):
+            at = event.get("lastTimestamp") or event["metadata"]["creationTimestamp"]
+            self._tell(f"{about['kind']} {about['name']}: {reason} at {at}: {text}")
 
     def _is_old(self, uid: str, news: tuple[object, ...]) -> bool:
         """Whether this was told of the object last."""

@@ -1,18 +1,19 @@
-"""Follows the output of a pod's container into a file."""
+"""Follows the output of a pod's container into a file.
+
+No line that the server still has is lost. Lines may be there twice where a stream broke off.
+"""
 
 from __future__ import annotations
 
 import fcntl
-import math
 import os
 import re
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
-from datetime import datetime
-from itertools import chain
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -22,20 +23,22 @@ from rekindle.engines.kubernetes.client.errors import ApiError, MissingObjectErr
 from rekindle.engines.kubernetes.client.informer import SILENCE_S
 from rekindle.engines.kubernetes.client.streams import Stream
 
-PIECE = 1 << 16  # bytes: of a longer line one piece after the other is written
-_TAIL = 1 << 22  # of the file's end, in which what has come twice is looked for
-# Nodes write their own zone; the server cuts off what is less than a second.
-_TIME = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d) ")
+PIECE = 1 << 16  # bytes of a line that are written at once
+TAIL = 1 << 20  # bytes at the file's end whose lines are recognised when they come again
+# A node writes the time in its own zone, with up to nine digits after the second.
+_TIME = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d) ")
+_OVERLAP = timedelta(seconds=1)  # the server compares whole seconds, and lines may be out of order
+
+_Time = tuple[datetime, bytes]  # the second, and the digits after it
 
 
 class LogFile:
-    """Appends lines, each once, however often they come; everything raises OSError.
+    """Appends the lines of streams to a file. Every method may raise OSError.
 
-    BlockingIOError: another process writes it.
+    BlockingIOError: another process writes the file.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -43,72 +46,63 @@ class LogFile:
         except OSError:
             os.close(self._handle)
             raise
-        self._known = Counter[int]()
+        self._last: _Time | None = None  # until the stream comes to it: earlier lines are known
+        self._known = Counter[bytes]()  # how often each line may come again
         self._in_line = self._skips = False
-        self._cut: int | None = None  # where it ends, once something is added
 
     @property
     def size(self) -> int:
-        """Bytes that are there."""
+        """The number of bytes in the file."""
         return os.fstat(self._handle).st_size
 
     def close(self) -> None:
-        """Let others have it."""
+        """Release the file for other processes."""
         os.close(self._handle)
 
-    def resume(self, at: int | None = None) -> str:
-        """Cut off a line that broke off; return the time from which lines are wanted again.
+    def resume(self, before: datetime | None = None) -> str:
+        """Prepare for the next stream. Return the `sinceTime` to ask for; "" asks for all lines.
 
-        They come again from the beginning of the last second on. "": all are wanted.
-        at: go on from there, where a line begins; what is behind is cut off when one is added.
+        The last line in the file decides, or the last line in it from before a second.
         """
-        self._known.clear()
+        tail = os.pread(self._handle, TAIL, max(0, self.size - TAIL))
+        if tail and not tail.endswith(b"\n"):
+            _write(self._handle, b"\n")  # the line broke off
         self._in_line = False
-        self._cut = at
-        end = self.size if at is None else at
-        begin = max(0, end - _TAIL)
-        tail = os.pread(self._handle, end - begin, begin)
-        whole = tail.rfind(b"\n") + 1
-        if at is None:
-            os.ftruncate(self._handle, begin + whole)
-        lines = tail[:whole].splitlines(keepends=True)
-        times = [_TIME.match(line) for line in lines]
-        last = next((time for time in reversed(times) if time), None)
-        if last is None:
-            return ""
-        for line, stamp in zip(lines, times, strict=True):
-            if stamp and stamp[1] >= last[1]:
-                self._known[_name(line)] += 1
-        return (last[1] + last[2]).decode()
+        lines = [(line[:PIECE], _time(line)) for line in tail.removesuffix(b"\n").split(b"\n")]
+        times = [time for _, time in lines if time and (before is None or time[0] < before)]
+        self._last = times[-1] if times else None
+        since = times[-1][0] - _OVERLAP if times else None
+        self._known = Counter(
+            line for line, time in lines if not (since and time and time[0] < since)
+        )
+        return since.isoformat() if since else ""
 
     def add(self, piece: bytes) -> None:
-        """Take a line, or the next piece of one; the last has its end."""
-        if self._cut is not None:
-            os.ftruncate(self._handle, self._cut)
-            self._cut = None
+        """Take a line of the stream, or the next piece of one. The last piece has its end."""
         if not self._in_line:
-            name = _name(piece)
-            self._skips = self._known[name] > 0
-            self._known[name] -= self._skips
+            self._skips = self._comes_again(piece.removesuffix(b"\n"))
         self._in_line = not piece.endswith(b"\n")
         if not self._skips:
             _write(self._handle, piece)
 
-    def end_line(self) -> None:
-        """Take what came last for a whole line: nothing comes after it."""
-        if self._in_line:
-            self.add(b"\n")
+    def _comes_again(self, line: bytes) -> bool:
+        """Whether a line of the stream is in the file already."""
+        time = _time(line)
+        if self._last and time and time < self._last:
+            return True
+        self._last = None
+        if self._known[line] == 0:
+            return False
+        self._known[line] -= 1
+        return True
 
 
-def second_of(line: bytes) -> datetime | None:
-    """When it was put out; None: it does not say."""
-    time = _TIME.match(line)
-    return time and datetime.fromisoformat((time[1] + time[2].replace(b"Z", b"+00:00")).decode())
-
-
-def _name(line: bytes) -> int:
-    """Tell lines apart that begin alike; their times do that already, mostly."""
-    return hash(line[:PIECE].rstrip(b"\n"))
+def _time(line: bytes) -> _Time | None:
+    found = _TIME.match(line)
+    if found is None:
+        return None
+    text = (found[1] + found[3].replace(b"Z", b"+00:00")).decode()
+    return datetime.fromisoformat(text), found[2] or b""
 
 
 def _write(handle: int, data: bytes) -> None:
@@ -119,14 +113,14 @@ def _write(handle: int, data: bytes) -> None:
 TAIL_LINES = 500  # of a pod whose output is not streamed
 _TAIL_BYTES = 1 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
-_LAST_S = 3.0  # for what is there when the job is left
-_MOST_PARTS = 64  # one for each time that reading broke off
+_LAST_S = 3.0  # for the lines that are there when the job is left
+_GONE = 400  # the status for the output of a run that the node has removed
 
 
 class Runs(msgspec.Struct, frozen=True):
     """How often a container was started again, whether it runs, and whether it ever will.
 
-    before: when the run that ended last did, by its node's clock.
+    before: the second in which the previous run ended, by the node's clock.
     """
 
     restarts: int = 0
@@ -143,12 +137,13 @@ class Runs(msgspec.Struct, frozen=True):
             if each["name"] == container:
                 state = each.get("state") or {}
                 last = (each.get("lastState") or {}).get("terminated")
+                ended = _time(f"{(last or {}).get('finishedAt')} ".encode())
                 return cls(
                     restarts=each.get("restartCount", 0),
                     began=bool(state.keys() & {"running", "terminated"} or last),
                     runs="running" in state,
                     is_over=status.get("phase") in ("Succeeded", "Failed"),
-                    before=second_of(f"{(last or {}).get('finishedAt')} ".encode()),
+                    before=ended[0] if ended else None,
                 )
         return cls()
 
@@ -167,22 +162,14 @@ class Source(msgspec.Struct, frozen=True):
     file: Path
 
 
-class _Part(msgspec.Struct, frozen=True):
-    """What came by one stream: where it begins in the file, and the time of its first line."""
-
-    begin: int
-    first: datetime
-
-
 class LogStream:
     """Reads a container's output into its file.
 
-    A kubelet gives the output of the run that it has; which one that is, the answer does not say,
-    and the server knows it only once the kubelet could tell. So what is read of a run may turn out
-    to be the next one's: it is if it begins after the run's end. Then it is put back, and what is
-    left of the run that has ended comes before it.
+    A kubelet streams the output of the run that it has now, and no answer names the run. The
+    server learns of the next run a moment later. So lines of that run may be in the file already
+    when the rest of the previous run is read.
 
-    amiss: takes what is in the way, each time it is.
+    amiss: is called with each error.
     """
 
     def __init__(self, api: Api, source: Source, amiss: Callable[[Exception], None]) -> None:
@@ -190,35 +177,34 @@ class LogStream:
         self._source = source
         self._amiss = amiss
         self._ended = threading.Event()
-        self._stream: Stream | None = None
-        self._following: Runs | None = None  # while it is read
-        self._first: datetime | None = None  # when the first line was put out of what is read
-        self._parts = deque[_Part](maxlen=_MOST_PARTS)  # of the run that is, or was last, followed
-        self._restarts = 0  # that run's
-        self._size = 0  # of the file, when it was let go of
+        self._until = 0.0  # when it stops at the latest, once it is to end
+        self._stream: Stream | None = None  # while it is followed
+        self._restarts = 0  # those of the run that is followed
+        self._seen = 0  # those that the pod has had
 
     def end(self) -> None:
-        """Have follow() read what is there, and return; from another thread."""
+        """Have follow() read the lines that are there, and return; from another thread."""
+        self._until = time.monotonic() + _LAST_S
         self._ended.set()
-        if self._stream is not None:
-            self._stream.break_off()
+        self._break_off()
 
     def see(self, runs: Runs) -> None:
-        """Take how the container is; from another thread."""
-        following, stream = self._following, self._stream
-        if following is None or stream is None or runs.restarts <= following.restarts:
-            return
-        first = self._first
-        if first is None or runs.before is None or first >= runs.before:
-            self._following = None
-            stream.break_off()  # else it is the ended run's, and ends where that did
+        """Note the state of the container; from another thread."""
+        self._seen = runs.restarts
+        self._break_off()
+
+    def _break_off(self) -> None:
+        """End the stream that is followed, if it is to end."""
+        stream = self._stream
+        if stream is not None and self._is_to_break_off():
+            stream.break_off()
 
     def follow(self) -> None:
         """Read until the pod is over or gone, or end() is called."""
         pause_s = _FIRST_PAUSE_S
         while not self._ended.is_set():
             try:
-                with self._open() as file:
+                with closing(LogFile(self._source.file)) as file:
                     while not self._ended.is_set():
                         before = file.size
                         if self._pass(file):
@@ -226,48 +212,36 @@ class LogStream:
                         pause_s = _FIRST_PAUSE_S if file.size > before else pause_s
                         self._ended.wait(pause_s)
                         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-                    self._read(file, most_s=_LAST_S)
+                    self._read(file)
             except (ApiError, OSError) as error:
-                if self._ended.is_set():
-                    return
                 self._amiss(error)
                 self._ended.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def tail(self, runs: Runs) -> None:
-        """Read the end of what a container has put out that has ended. Raises ApiError, OSError."""
+        """Read the end of the output of a container that has ended. Raises ApiError, OSError."""
         with closing(LogFile(self._source.file)) as file:
-            self._read(file, previous=runs.runs, most=_TAIL_BYTES, tailLines=TAIL_LINES)
-            file.end_line()
-
-    @contextmanager
-    def _open(self) -> Iterator[LogFile]:
-        with closing(LogFile(self._source.file)) as file:
-            if file.size != self._size:  # another process has written it meanwhile
-                self._parts.clear()
-            try:
-                yield file
-            finally:
-                self._size = file.size
+            previous = "true" if runs.runs else ""
+            self._read(file, previous=previous, tailLines=TAIL_LINES, limitBytes=_TAIL_BYTES)
 
     def _pass(self, file: LogFile) -> bool:
-        """Read on from where the file ends; return whether nothing more can come."""
+        """Read on from the end of the file. Return whether nothing more can come."""
         runs = self._look()
         if runs is None:
             return True
         if not runs.began:
             return False
-        if runs.restarts:  # what it had put out before it was started again
-            self._read_before(file, runs)
-        if not runs.is_over:
-            self._follow(file, runs)
-            return False
-        self._read(file)
-        file.end_line()
-        return True
+        if runs.restarts > self._restarts:
+            self._read_previous(file, runs)
+            self._restarts = runs.restarts
+        if runs.is_over:
+            self._read(file)
+        else:
+            self._follow(file)
+        return runs.is_over
 
     def _look(self) -> Runs | None:
-        """Ask how the container is; None: its pod is gone."""
+        """Ask for the state of the container. None: its pod is gone."""
         try:
             pod = self._api.get(self._source.path)
         except MissingObjectError:
@@ -276,77 +250,40 @@ class LogStream:
             return None
         return Runs.of(pod, self._source.container)
 
-    def _follow(self, file: LogFile, runs: Runs) -> None:
-        """Read on while the container runs, if it is still that run as far as the server knows."""
-        since = file.resume()
-        if self._restarts != runs.restarts:
-            self._restarts = runs.restarts
-            self._parts.clear()
-        begin, self._first = file.size, None
-        with self._ask(since, follow="true") as stream:
-            self._stream, self._following = stream, runs
+    def _follow(self, file: LogFile) -> None:
+        """Read while the container runs, until the server knows that it was started again."""
+        with self._ask(file.resume(), follow="true") as stream:
+            self._stream = stream
             try:
-                if self._ended.is_set() or self._look() != runs:
-                    return
-                for piece in stream.pieces(PIECE):
-                    if self._first is None and (first := second_of(piece)):
-                        self._first = first
-                        self._parts.append(_Part(begin, first))
-                    file.add(piece)
+                if not self._is_to_break_off():
+                    for piece in stream.pieces(PIECE):
+                        file.add(piece)
             except ApiError:
-                if self._following is not None:  # see() has not broken it off
+                if not self._is_to_break_off():
                     raise
             finally:
-                self._following = None
+                self._stream = None
 
-    def _read_before(self, file: LogFile, runs: Runs) -> None:
-        """Read what is left of the run before, to stand before what is there of this one."""
-        part = next((each for each in self._parts if self._is_later(each, runs)), None)
-        if part is None or not self._put_before(file, part, runs):
-            self._read(file, previous=True)
-        file.end_line()
+    def _is_to_break_off(self) -> bool:
+        return self._ended.is_set() or self._seen > self._restarts
 
-    def _is_later(self, part: _Part, runs: Runs) -> bool:
-        """Whether a part may be of the newest run, though it was read as of one before."""
-        if runs.before is None or runs.restarts <= self._restarts:
-            return False
-        if runs.restarts == self._restarts + 1:  # the server still has the one that was read
-            return part.first >= runs.before
-        return part.first > runs.before
+    def _read_previous(self, file: LogFile, runs: Runs) -> None:
+        """Read the rest of the previous run, unless its node has removed its output."""
+        try:
+            self._read(file, runs.before, previous="true")
+        except ApiError as error:
+            if error.status != _GONE:
+                raise
 
-    def _put_before(self, file: LogFile, part: _Part, runs: Runs) -> bool:
-        """Read the run before in the place of a part, which then comes again; or return False."""
-        with self._ask(file.resume(part.begin), previous="true") as stream:
-            pieces = stream.pieces(PIECE)
-            first = next(pieces, b"")
-            second = second_of(first)
-            if second is None or runs.before is None or second > runs.before:
-                return False  # nothing, or of a run that the server does not know of yet
-            for piece in chain((first,), pieces):
-                file.add(piece)
-        return True
-
-    def _read(
-        self,
-        file: LogFile,
-        *,
-        previous: bool = False,
-        most: float = math.inf,
-        most_s: float = math.inf,
-        **query: object,
-    ) -> None:
-        """Read what there is of the output of one run, which the file has a part of."""
-        silence_s, until = min(SILENCE_S, most_s), time.monotonic() + most_s
-        query["previous"] = "true" if previous else ""
-        with self._ask(file.resume(), silence_s=silence_s, **query) as stream:
+    def _read(self, file: LogFile, before: datetime | None = None, **query: object) -> None:
+        """Read the lines that are there of one run."""
+        with self._ask(file.resume(before), **query) as stream:
             for piece in stream.pieces(PIECE):
                 file.add(piece)
-                most -= len(piece)
-                if most <= 0 or time.monotonic() > until:
+                if self._ended.is_set() and time.monotonic() > self._until:
                     return
 
-    def _ask(
-        self, since: str, *, silence_s: float = SILENCE_S, **query: object
-    ) -> AbstractContextManager[Stream]:
+    def _ask(self, since: str, **query: object) -> AbstractContextManager[Stream]:
         query |= {"container": self._source.container, "timestamps": "true", "sinceTime": since}
+        silence_s = _LAST_S if self._ended.is_set() else SILENCE_S
         return self._api.stream(f"{self._source.path}/log", silence_s=silence_s, **query)

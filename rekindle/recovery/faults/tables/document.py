@@ -8,17 +8,24 @@ many lines cannot mislead.
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
 from rekindle.errors import UsageError
+from rekindle.settings import metas
+from rekindle.user_file import Place, place_of, text_of
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 _HEADER = re.compile(r"\s*\[\[\s*([A-Za-z0-9_-]+)\s*\]\]\s*(#.*)?$")
 _PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+_QUOTED = re.compile(r"`(.*)`$")
+_SHOWN = 60  # characters of a wrong value
 
 # What may end a beginning that was cut inside an array or a string of many lines.
 _CLOSINGS = ("", "\n]", '\n"""', "\n'''")
@@ -36,19 +43,63 @@ class Entry(msgspec.Struct, frozen=True):
     text: str
     values: dict[str, Any]
 
-    def error(self, problem: str, key: str = "", index: int | None = None) -> UsageError:
-        """Make the error about this entry, its `key`, or the key's element number `index`."""
-        line = self.line_of(key, index) if key else self.line
-        return UsageError(f"{self.path}:{line}: {problem}")
+    def error(self, problem: str, place: Place = ()) -> UsageError:
+        """Make the error about this entry, one of its keys, or an element of that key's array."""
+        known = bool(place) and place[0] in self.values
+        return UsageError(f"{self.path}:{self.line_of(*place) if known else self.line}: {problem}")
 
-    def line_of(self, key: str, index: int | None = None) -> int:
+    def line_of(self, key: str | int, index: str | int | None = None) -> int:
         """Find the line where `key` begins, or where element `index` of its array stands."""
 
         def found(document: dict[str, Any]) -> bool:
             values = document.get(self.table, [{}])[0]
-            return key in values and (index is None or len(values[key]) > index)
+            return key in values and (not isinstance(index, int) or len(values[key]) > index)
 
         return self.line + _lines_until(self.text, found) - 1
+
+    def convert(self, row: type[T]) -> T:
+        """Make a row of the values. Raises UsageError: the entry is wrong."""
+        try:
+            return msgspec.convert(self.values, row, dec_hook=_of_text)
+        except msgspec.ValidationError as error:
+            problem, place = place_of(error)
+            hints = {field.name: field.type for field in msgspec.structs.fields(row)}
+            if error.__cause__ is not None:  # a check of ours, whose text has what is right
+                problem = f"{place[0]}: {problem}" if place else problem
+            elif place:
+                problem = self._explained(problem, place, hints[str(place[0])])
+            else:  # a key that is missing or not known
+                place = tuple(_QUOTED.findall(problem))
+                problem = f"{problem}; [[{self.table}]] may have {', '.join(hints)}"
+            raise self.error(problem, place) from error
+
+    def _explained(self, problem: str, place: Place, hint: Any) -> str:
+        """Add the value that msgspec refuses, and the right ones, to its problem."""
+        key, *index = place
+        value: Any = self.values
+        for step in place:
+            value = value[step]
+        found = f"{key} {'has' if index else 'is'} {repr(value)[:_SHOWN]}"
+        if choices := _choices(hint):
+            return f"{found}; choose of {', '.join(choices)}"
+        wanted = [f"; give {meta.description}" for meta in metas(hint) if meta.description]
+        return f"{found}: {problem}{''.join(wanted)}"
+
+
+def _of_text(kind: Callable[[str], Any], value: object) -> Any:
+    """Make a value of a type that msgspec does not know, which is one that a text makes."""
+    if not isinstance(value, str):
+        raise TypeError(f"Expected `str`, got `{type(value).__name__}`")
+    return kind(value)
+
+
+def _choices(hint: Any) -> list[str]:
+    """List the values of the enum or the literals in a type hint."""
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return [choice.value for choice in hint]
+    return [choice for each in get_args(hint) for choice in _choices(each)]
 
 
 def read(path: Path) -> list[Entry]:
@@ -56,25 +107,14 @@ def read(path: Path) -> list[Entry]:
 
     Raises UsageError: the file cannot be read, is no TOML in UTF-8, or is not made of `[[table]]`s.
     """
-    text = _text_of(path)
-    if _parsed(text) is None:
-        raise _no_toml(path, text)
+    text = text_of(path, "TOML file")
+    try:
+        msgspec.toml.decode(text)
+    except _UNREADABLE as error:
+        problem = str(error)
+        line = _line_of(error, text)
+        raise UsageError(f"{path}:{line}: no valid TOML: {_PLACE.sub('', problem)}") from error
     return [_entry(path, line, chunk) for line, chunk in _chunks(path, text)]
-
-
-def _text_of(path: Path) -> str:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        reason = error.strerror or error
-        raise UsageError(
-            f"{path}:1: cannot be read ({reason}); give the path of a TOML file"
-        ) from error
-    try:
-        return content.decode().replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise UsageError(f"{path}:{line}: not UTF-8; save the file in UTF-8") from error
 
 
 def _parsed(text: str) -> dict[str, Any] | None:
@@ -95,27 +135,16 @@ def _lines_until(text: str, found: Callable[[dict[str, Any]], bool]) -> int:
     return len(lines)
 
 
-def _no_toml(path: Path, text: str) -> UsageError:
-    try:
-        msgspec.toml.decode(text)
-    except msgspec.DecodeError as error:
-        said = str(error)
-        place = _PLACE.search(said)
-        line = place[1] if place and place[1] else text.rstrip("\n").count("\n") + 1
-        return UsageError(f"{path}:{line}: no valid TOML: {_PLACE.sub('', said)}")
-    except _UNREADABLE as error:
-        return UsageError(f"{path}:{_line_of(type(error), text)}: no usable TOML: {error}")
-    raise AssertionError("called for a text that can be read")
-
-
-def _line_of(kind: type[Exception], text: str) -> int:
-    """Find the line after which reading fails with an error of just this kind."""
+def _line_of(error: Exception, text: str) -> int:
+    """Find the line of an error: where its text has it, or where the same error begins."""
+    if place := _PLACE.search(str(error)):
+        return int(place[1] or text.rstrip("\n").count("\n") + 1)
     lines = text.split("\n")
     for count in range(1, len(lines)):
         try:
             msgspec.toml.decode("\n".join(lines[:count]))
-        except _UNREADABLE as error:
-            if type(error) is kind:
+        except _UNREADABLE as other:
+            if type(other) is type(error):
                 return count
     return len(lines)
 

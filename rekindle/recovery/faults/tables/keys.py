@@ -51,12 +51,16 @@ def is_chip_code(code: str) -> bool:
     return ascend_key(code) is not None and len(shown(code)) == 8
 
 
-class InvalidKey(Exception):
-    """What is wrong with a field of an entry, or with one element of it."""
+class AscendCode(str):
+    """The text of an entry for a code, or for a range A-B. Raises ValueError: it is neither."""
 
-    def __init__(self, field: str, problem: str, element: int | None = None) -> None:
-        super().__init__(problem)
-        self.field, self.problem, self.element = field, problem, element
+    def __new__(cls, text: str) -> AscendCode:
+        if not ascend_keys(text):
+            raise ValueError(
+                f"{text!r} is no Ascend code: write 8 or 9 hexadecimal digits, a range of those "
+                "(A-B), or [alarm,fault,peer,port] of a bus switch"
+            )
+        return super().__new__(cls, text)
 
 
 class Key(NamedTuple):
@@ -71,21 +75,9 @@ def keys_of(field: str, keys: Iterable[Any]) -> list[Key]:
     return [Key(key, field, element) for element, key in enumerate(keys)]
 
 
-def keys_of_codes(codes: list[str]) -> list[Key]:
+def keys_of_codes(codes: Iterable[str]) -> list[Key]:
     return [
         Key(key, "codes", element)
         for element, code in enumerate(codes)
         for key in ascend_keys(code)
     ]
-
-
-def check_codes(codes: list[str]) -> None:
-    if not codes:
-        raise InvalidKey("codes", "codes is empty; name at least one")
-    for index, code in enumerate(codes):
-        if not ascend_keys(code):
-            problem = (
-                "is no Ascend code: write 8 or 9 hexadecimal digits, a range of those (A-B), "
-                "or [alarm,fault,peer,port] of a bus switch"
-            )
-            raise InvalidKey("codes", f"{code!r} {problem}", index)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import enum
 import functools
 import itertools
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import msgspec
 
 from rekindle.errors import UsageError
 from rekindle.recovery.faults.tables.document import Entry, read
-from rekindle.recovery.faults.tables.keys import InvalidKey, Key
+from rekindle.recovery.faults.tables.keys import Key
 from rekindle.recovery.faults.tables.rows import (
     AscendRow,
     ConditionRow,
@@ -107,12 +105,12 @@ def _entries(path: Path, types: dict[str, Any], levels: Levels) -> Iterator[tupl
         table = entry.table
         if table not in types:
             raise entry.error(f"unknown table [[{table}]]; choose of {', '.join(types)}")
-        row = row_of(entry, types[table])
+        row = entry.convert(types[table])
         if source := _LEVEL_SOURCES.get(table):
             names = [name for of, name in levels if of == source]
             if row.level not in names:
-                known = ", ".join(names)
-                raise entry.error(f"level '{row.level}' is none of {known}", "level")
+                problem = f"level is {row.level!r}; choose of {', '.join(names)}"
+                raise entry.error(problem, ("level",))
         for key in row.found_by():
             if (table, key.key) in seen:
                 raise _twice(entry, key, *seen[table, key.key])
@@ -123,38 +121,4 @@ def _entries(path: Path, types: dict[str, Any], levels: Levels) -> Iterator[tupl
 def _twice(entry: Entry, key: Key, first: Entry, first_key: Key) -> UsageError:
     line = first.line_of(first_key.field, first_key.element)
     value = entry.values[key.field][key.element]
-    return entry.error(f"{value!r} is already in line {line}; keep one", key.field, key.element)
-
-
-def row_of(entry: Entry, row_type: Any) -> Any:
-    """Make the row that the entry describes. Raises UsageError: the entry is wrong."""
-    fields = {field.name: field for field in msgspec.structs.fields(row_type)}
-    for key, value in entry.values.items():
-        if key not in fields:
-            known = ", ".join(fields)
-            raise entry.error(f"unknown key '{key}'; [[{entry.table}]] may have {known}", key)
-        _check_type(entry, key, value, fields[key].type)
-    for name, field in fields.items():
-        if field.required and name not in entry.values:
-            raise entry.error(f"{name} is missing; every [[{entry.table}]] needs it")
-    row = msgspec.convert(entry.values, row_type)
-    try:
-        row.check()
-    except InvalidKey as wrong:
-        key = wrong.field if wrong.field in entry.values else ""
-        raise entry.error(wrong.problem, key, wrong.element) from None
-    return row
-
-
-def _check_type(entry: Entry, key: str, value: Any, expected: Any) -> None:
-    types = (expected, *get_args(expected))
-    enums = [type_ for type_ in types if isinstance(type_, type) and issubclass(type_, enum.Enum)]
-    choices = [choice.value for choice in (enums[0] if enums else ())]
-    if choices and isinstance(value, str) and value not in choices:
-        raise entry.error(f"{key} '{value}' is none of {', '.join(choices)}", key)
-    try:
-        msgspec.convert(value, expected)
-    except msgspec.ValidationError as error:
-        said, _, place = str(error).partition(" - at ")
-        element = re.search(r"\[(\d+)\]", place)
-        raise entry.error(f"{key}: {said}", key, int(element[1]) if element else None) from error
+    return entry.error(f"{value!r} is already in line {line}; keep one", (key.field, key.element))

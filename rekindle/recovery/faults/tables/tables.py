@@ -22,7 +22,6 @@ from rekindle.recovery.faults.tables.rows import (
     PatternRow,
     Row,
     XidRow,
-    compiled,
 )
 from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity, Urgency, Verdict
 
@@ -222,7 +221,7 @@ class _Patterns:
     """Entries that are searched for: the first that finds something is it."""
 
     def __init__(self, rows: dict[Any, PatternRow]) -> None:
-        self._patterns = [(compiled(text), row) for text, row in rows.items()]
+        self._patterns = [(text.pattern, row) for text, row in rows.items()]
 
     def search(self, text: str) -> Verdict | None:
         text = _ends(text)

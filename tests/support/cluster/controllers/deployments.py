@@ -16,6 +16,7 @@ from cluster.store import fresh
 from cluster.subresources import set_condition
 
 _HASH = "pod-template-hash"
+_FAILURE = "ReplicaFailure"
 
 
 class Deployments(Controller):
@@ -84,11 +85,9 @@ class Deployments(Controller):
         status = (current or {}).get("status") or {}
         ready = status.get("readyReplicas", 0)
         wanted = deployment["spec"]["replicas"]
-        holder = {
-            "status": {
-                "conditions": fresh((deployment.get("status") or {}).get("conditions") or [])
-            }
-        }
+        before = fresh((deployment.get("status") or {}).get("conditions") or [])
+        kept = [each for each in before if each["type"] != _FAILURE]
+        holder = {"status": {"conditions": kept + (status.get("conditions") or [])}}
         enough = ready >= wanted
         reason = "MinimumReplicasAvailable" if enough else "MinimumReplicasUnavailable"
         set_condition(holder, {"type": "Available", "status": str(enough), "reason": reason})
@@ -125,9 +124,10 @@ class ReplicaSets(Controller):
         )
         for pod in active[: max(0, len(active) - spec["replicas"])]:
             pods.remove(self.operations, pod)
+        refused = ""
         for _ in range(spec["replicas"] - len(active)):
             pod = pods.make(kinds.REPLICASETS, found, spec["template"], f"{name}-{suffix()}")
-            if not pods.create(self.operations, kinds.REPLICASETS, found, pod):
+            if refused := pods.create(self.operations, kinds.REPLICASETS, found, pod):
                 self.again((namespace, name), max(0.2, self.scaled(1.0)))
                 break
         mine = pods.owned(self.store, found["metadata"]["uid"], namespace)
@@ -139,4 +139,16 @@ class ReplicaSets(Controller):
             readyReplicas=counted["ready"] or None,
             availableReplicas=counted["ready"] or None,
             observedGeneration=found["metadata"]["generation"],
+            conditions=[_failure(refused)] if refused else None,
         )
+
+
+def _failure(message: str) -> Object:
+    """Return the condition of a ReplicaSet whose pod is refused; its Deployment has it, too."""
+    return {
+        "type": _FAILURE,
+        "status": "True",
+        "reason": "FailedCreate",
+        "message": message,
+        "lastTransitionTime": clock.stamp(),
+    }

@@ -191,7 +191,7 @@ class Look:
             left_s = self.backoffs.of(self.job).left(self.controller.settings.time_scale)
             if left_s > 0:
                 waits.append(left_s)
-            elif not pods.create(self.operations, kinds.JOBS, self.job, self._pod(index)):
+            elif pods.create(self.operations, kinds.JOBS, self.job, self._pod(index)):
                 waits.append(max(0.2, self.controller.scaled(1.0)))
         if waits:
             self.controller.again(self.key, min(waits))

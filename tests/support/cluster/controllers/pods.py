@@ -70,20 +70,19 @@ def add_environment(pod: Object, values: dict[str, str], containers: str = "") -
         container["env"] = new + known
 
 
-def create(operations: Operations, kind: Kind, owner: Object, pod: Object) -> bool:
-    """Whether it was; why not is told in an event."""
+def create(operations: Operations, kind: Kind, owner: Object, pod: Object) -> str:
+    """Return why it was not created, or nothing. An event has that, too."""
     metadata = owner["metadata"]
     try:
         made = operations.create(kinds.PODS, metadata["namespace"], pod)
     except Refused as refused:
-        if refused.reason == "AlreadyExists":
-            return False
-        told = f"Error creating: {refused.message}"
-        operations.event(kind, owner, "Warning", "FailedCreate", told)
-        return False
+        if refused.reason != "AlreadyExists":
+            text = f"Error creating: {refused.message}"
+            operations.event(kind, owner, "Warning", "FailedCreate", text)
+        return refused.message
     told = f"Created pod: {made['metadata']['name']}"
     operations.event(kind, owner, "Normal", "SuccessfulCreate", told)
-    return True
+    return ""
 
 
 def remove(operations: Operations, pod: Object, finalizer: str = "") -> None:

@@ -112,7 +112,7 @@ class Replicas(Controller):
                 pod["spec"]["restartPolicy"] = each.get("restartPolicy") or "Never"
                 pods.label(pod, **{self.type_label: kind.lower(), self.index_label: str(index)})
                 self.dress(job, kind, index, pod)
-                if not pods.create(self.operations, self.kind, job, pod):
+                if pods.create(self.operations, self.kind, job, pod):
                     self.again((metadata["namespace"], metadata["name"]), max(0.2, self.scaled(1)))
 
     def _clean_up(self, job: Object, status: Object) -> None:

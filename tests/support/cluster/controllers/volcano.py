@@ -38,7 +38,7 @@ class VolcanoJobs(Controller):
                 name = f"{metadata['name']}-{task['name']}-{index}"
                 if self.store.look(kinds.PODS, metadata["namespace"], name) is None:
                     pod = self._pod(job, task, index, name)
-                    if not pods.create(self.operations, self.kind, job, pod):
+                    if pods.create(self.operations, self.kind, job, pod):
                         self.again((metadata["namespace"], metadata["name"]), 0.3)
             for pod in self._mine(job):
                 index = pods.index_of(pod, _LABELS + "task-index")

@@ -85,6 +85,10 @@ def test_all_objects_are_printed_without_secrets(
         (("kubernetes:", "other:"), "job.yaml: write what its pods are like below kubernetes:"),
         (("nodes: 2", "nodes: [2"), "is no YAML"),
         (
+            ("  device:", "  volumes:\n  - {name: a, mount: /a, claim: a}\n  - name: 3\n  device:"),
+            "job.yaml:12: kubernetes.volumes.1.name: Input should be a valid string",
+        ),
+        (
             ("nodes: 2", "nodes: 2\ncheckpoint: {path: /ckpt, every: 5}"),
             "job.yaml: kubernetes: checkpoints would go to /ckpt/charlm in each container",
         ),
@@ -116,7 +120,7 @@ def test_a_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit) as ended:
         cli.main(["kubernetes", "render", str(tmp_path / "none.yaml")])
     assert ended.value.code == 2
-    assert "none.yaml cannot be read" in capsys.readouterr().err
+    assert "none.yaml: cannot be read (No such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("values", [KubernetesSettings, Volume, Peer, Coordinator, Ascend])

@@ -1,14 +1,18 @@
-"""A pod's output as a file: each line once, whatever breaks off and comes again."""
+"""A pod's output as a file: no line is lost, and few are there twice."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from rekindle.engines.kubernetes.watchers.log_stream import PIECE, LogFile
+from rekindle.engines.kubernetes.watchers.log_stream import PIECE, TAIL, LogFile
+
+END = datetime.fromisoformat("2026-01-02T03:04:04+00:00")  # of a run
 
 
 def line(second: int, text: str, fraction: str = "", zone: str = "Z") -> bytes:
@@ -22,114 +26,195 @@ def give(file: LogFile, *lines: bytes) -> None:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> LogFile:
-    return LogFile(tmp_path / "logs" / "pod.log")
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "logs" / "pod.log"
 
 
-def test_it_goes_on_from_its_last_second(file: LogFile) -> None:
-    """What comes again of that is left out; equal lines of one moment are as many as they were."""
-    first = [line(1, "a"), line(2, "b", ".5"), line(2, "b", ".5"), line(2, "c", ".7")]
+@pytest.fixture
+def file(path: Path) -> Iterator[LogFile]:
+    found = LogFile(path)
+    yield found
+    found.close()
+
+
+def test_it_goes_on_from_its_last_line(file: LogFile, path: Path) -> None:
+    """It asks for lines from a second before, and skips those that it has."""
+    first = [line(1, "a"), line(2, "b", ".5"), line(2, "c", ".7")]
     assert file.resume() == ""
     give(file, *first)
-    assert file.resume() == "2026-01-02T03:04:02Z"
-    more = [line(2, "b", ".5"), line(2, "c", ".7"), line(3, "d")]
-    give(file, *first[1:], *more)
-    assert file.path.read_bytes().splitlines(keepends=True) == [*first, *more]
+    assert file.resume() == "2026-01-02T03:04:01+00:00"
+    more = [line(2, "d", ".71"), line(3, "e")]
+    give(file, *first, *more)
+    assert path.read_bytes().splitlines(keepends=True) == [*first, *more]
 
 
-def test_it_goes_on_from_before_its_end(file: LogFile) -> None:
-    """What is behind is given up for what comes in its place, and kept if nothing comes."""
-    give(file, line(1, "a"), line(2, "b"))
-    place = file.size
-    later = [line(5, "next"), line(5, "torn")[:-1]]
-    give(file, *later)
-    assert file.resume(place) == "2026-01-02T03:04:02Z"
-    assert file.path.read_bytes() == b"".join([line(1, "a"), line(2, "b"), *later])
-    give(file, line(2, "b"), line(3, "c"))
-    assert file.path.read_bytes() == line(1, "a") + line(2, "b") + line(3, "c")
-    give(file, *later)
-    file.resume(0)
-    assert file.resume() == "2026-01-02T03:04:05Z"
-    give(file, line(6, "d"))
-    assert file.path.read_bytes().count(b"\n") == 5
+def test_it_goes_on_from_before_its_end(file: LogFile, path: Path) -> None:
+    """It has lines of the next run already. The rest of the previous run comes after them."""
+    there = [line(1, "a"), line(2, "b"), line(5, "next")]
+    give(file, *there)
+    assert file.resume(END) == "2026-01-02T03:04:01+00:00"
+    give(file, line(1, "a"), line(2, "b"), line(3, "c"))
+    assert file.resume() == "2026-01-02T03:04:02+00:00"
+    more = [line(3, "c"), line(6, "d")]
+    give(file, line(2, "b"), line(3, "c"), line(5, "next"), line(6, "d"))
+    assert path.read_bytes().splitlines(keepends=True) == [*there, *more]
 
 
-def test_another_process_goes_on(file: LogFile) -> None:
-    """It was killed in the middle of a line: that comes again, and is there once."""
-    give(file, line(1, "a"), line(1, "b")[:-3])
-    file.close()
-    again = LogFile(file.path)
-    assert again.resume() == "2026-01-02T03:04:01Z"
-    give(again, line(1, "a"), line(1, "b"))
-    assert file.path.read_bytes() == line(1, "a") + line(1, "b")
+def test_it_has_nothing_from_before(file: LogFile, path: Path) -> None:
+    """It asks for all lines, and skips those that it has."""
+    there = [line(4, "of either run"), line(5, "next")]
+    give(file, *there)
+    assert file.resume(END) == ""
+    give(file, line(1, "a"), there[0])
+    assert path.read_bytes() == b"".join([*there, line(1, "a")])
+
+
+def test_another_process_goes_on(path: Path) -> None:
+    """The first was killed in the middle of a line: the whole line comes again."""
+    first = LogFile(path)
+    give(first, line(1, "a"), line(1, "b")[:-3])
+    first.close()
+    again = LogFile(path)
+    assert again.resume() == "2026-01-02T03:04:00+00:00"
+    give(again, line(1, "a"), line(1, "b"), line(2, "c"))
+    again.close()
+    broken = line(1, "b")[:-3] + b"\n"
+    assert path.read_bytes() == line(1, "a") + broken + line(1, "b") + line(2, "c")
 
 
 @pytest.mark.process
-def test_nobody_else_writes_it(file: LogFile) -> None:
+def test_nobody_else_writes_it(file: LogFile, path: Path) -> None:
     """Not even a process that steers the job on the same machine."""
     script = "import sys; from pathlib import Path\n"
     script += "from rekindle.engines.kubernetes.watchers.log_stream import LogFile\n"
-    script += "LogFile(Path(sys.argv[1]))"
-    command = [sys.executable, "-c", script, str(file.path)]
+    script += "LogFile(Path(sys.argv[1])).close()"
+    command = [sys.executable, "-c", script, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "BlockingIOError" in done.stderr
-    file.close()
-    assert subprocess.run(command, check=False).returncode == 0
 
 
-def test_long_lines(file: LogFile) -> None:
+def test_it_is_free_once_it_is_closed(path: Path) -> None:
+    """The next process may write it."""
+    LogFile(path).close()
+    LogFile(path).close()
+
+
+def test_long_lines(file: LogFile, path: Path) -> None:
     """They are written piece by piece, and known by their beginning."""
     long = line(1, "x" * (3 * PIECE))
     give(file, long)
     assert file.resume()
     give(file, long, line(1, "y"))
-    assert file.path.read_bytes() == long + line(1, "y")
-    file.add(line(2, "x" * PIECE)[:PIECE])
-    file.resume()
-    assert file.path.read_bytes() == long + line(1, "y")
+    assert path.read_bytes() == long + line(1, "y")
 
 
-def test_a_line_without_an_end(file: LogFile) -> None:
-    """The last of a container: it gets one, and is known when it comes again without."""
-    give(file, line(1, "a"), line(1, "last")[:-1])
-    file.end_line()
-    file.resume()
-    give(file, line(1, "a"), line(1, "last")[:-1])
-    file.end_line()
-    assert file.path.read_bytes() == line(1, "a") + line(1, "last")
+def test_a_line_longer_than_the_end_that_is_read(file: LogFile, path: Path) -> None:
+    """Its time is not found, so all lines are asked for."""
+    long = line(1, "x" * (TAIL + PIECE))[:-1]
+    give(file, long)
+    assert file.resume() == ""
+    give(file, line(2, "y"))
+    assert path.read_bytes() == long + b"\n" + line(2, "y")
 
 
-@pytest.mark.parametrize("zone", ["+08:00", "-03:30", "Z"])
+def test_a_line_that_broke_off(file: LogFile, path: Path) -> None:
+    """It is ended, and comes again whole."""
+    give(file, line(1, "a"), line(2, "broke off")[:-4])
+    assert file.resume() == "2026-01-02T03:04:01+00:00"
+    give(file, line(1, "a"), line(2, "broke off"))
+    assert path.read_bytes().endswith(line(2, "broke off")[:-4] + b"\n" + line(2, "broke off"))
+
+
+def test_a_line_without_an_end(file: LogFile, path: Path) -> None:
+    """The last line of a container: it is recognised when it comes again."""
+    give(file, line(1, "a"), line(2, "last")[:-1])
+    for _ in range(2):
+        file.resume()
+        give(file, line(1, "a"), line(2, "last")[:-1])
+    assert path.read_bytes() == line(1, "a") + line(2, "last")
+
+
+@pytest.mark.parametrize("zone", ["+08:00", "-03:30", "+00:00"])
 def test_nodes_have_their_own_zones(zone: str, file: LogFile) -> None:
-    give(file, line(1, "a", ".123456789", zone))
+    give(file, line(2, "a", ".123456789", zone))
     assert file.resume() == f"2026-01-02T03:04:01{zone}"
 
 
-def test_lines_out_of_order(file: LogFile) -> None:
-    """Both streams of a container have clocks of their own: what is later stays known."""
-    lines = [line(1, "a"), line(2, "b"), line(1, "late")]
-    give(file, *lines)
-    assert file.resume() == "2026-01-02T03:04:01Z"
-    give(file, *lines, line(3, "c"))
-    assert file.path.read_bytes() == b"".join([*lines, line(3, "c")])
+def test_a_node_changes_its_zone(file: LogFile, path: Path) -> None:
+    """Times are compared, not their texts."""
+    first = b"2026-10-25T02:59:59.5+02:00 a\n"
+    give(file, first)
+    file.resume()
+    give(file, first, b"2026-10-25T02:00:01.5+01:00 b\n")
+    assert path.read_bytes().count(b"\n") == 2
+
+
+def test_lines_out_of_order(file: LogFile, path: Path) -> None:
+    """Both streams of a container have clocks of their own. A late line is there once."""
+    first = [line(1, "a", ".9"), line(2, "b", ".0002")]
+    late = line(1, "late", ".9999")
+    give(file, *first)
+    assert file.resume() == "2026-01-02T03:04:01+00:00"
+    give(file, *first, late)
+    file.resume()
+    give(file, *first, late)
+    assert path.read_bytes() == b"".join([*first, late])
+
+
+def test_lines_of_one_moment(file: LogFile, path: Path) -> None:
+    """Some nodes give one time to all lines that they read at once. Equal lines are not lost."""
+    dots = [line(1, ".", ".5")] * 3
+    for number in (1, 2, 3):
+        file.resume()
+        give(file, *dots[:number])
+    assert path.read_bytes() == b"".join(dots)
+
+
+def test_the_clock_is_set_back(file: LogFile, path: Path) -> None:
+    """The last line in the file decides what is asked for, and not the latest time in it."""
+    give(file, line(9, "a"), line(3, "b"))
+    assert file.resume() == "2026-01-02T03:04:02+00:00"
+    give(file, line(9, "a"), line(3, "b"), line(4, "c"))
+    assert path.read_bytes() == line(9, "a") + line(3, "b") + line(4, "c")
+
+
+def test_a_message_without_a_time(file: LogFile, path: Path) -> None:
+    """A node that has no output to give sends one. It is there once."""
+    for _ in range(3):
+        file.resume()
+        give(file, b"unable to retrieve the logs\n")
+    assert path.read_bytes() == b"unable to retrieve the logs\n"
+
+
+def test_the_last_line_is_gone_from_the_server(file: LogFile, path: Path) -> None:
+    """Its file was rotated away: whatever is newer is taken."""
+    give(file, line(1, "a"))
+    file.resume()
+    give(file, line(4, "d"))
+    assert path.read_bytes() == line(1, "a") + line(4, "d")
 
 
 @pytest.mark.parametrize("content", [b"", b"no time\n", b"\n\n", b"\xff\xfe\n", b"torn"])
-def test_what_is_there_is_no_log(content: bytes, tmp_path: Path) -> None:
+def test_what_is_there_is_no_log(content: bytes, path: Path) -> None:
     """All is wanted from the beginning."""
-    path = tmp_path / "pod.log"
+    path.parent.mkdir()
     path.write_bytes(content)
     file = LogFile(path)
     assert file.resume() == ""
     give(file, line(1, "a"))
+    file.close()
     assert path.read_bytes().endswith(line(1, "a"))
+    assert path.read_bytes().startswith(content)
 
 
-def test_a_tail_that_is_longer_than_what_is_looked_at(file: LogFile) -> None:
-    """Memory is bounded: of a second with more than that, its end is known."""
-    lines = [line(1, f"{number:06d}" + "x" * 1000) for number in range(6000)]
-    give(file, *lines)
-    size = file.size
-    file.resume()
-    give(file, *lines[-1000:])
-    assert file.size == size
+def test_more_lines_in_a_second_than_the_end_that_is_read(path: Path) -> None:
+    """Memory is bounded. Lines before the last one are recognised by their times."""
+    lines = [line(1, "x" * 1000, f".{number:06d}") for number in range(2 * TAIL // 1000)]
+    first = LogFile(path)
+    give(first, *lines)
+    first.close()
+    again = LogFile(path)
+    again.resume()
+    give(again, *lines)
+    assert again.size == sum(map(len, lines))
+    again.close()

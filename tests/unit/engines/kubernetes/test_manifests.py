@@ -14,7 +14,6 @@ import yaml
 from rendered import SECRET, adapter_of, container, of, rendered, spec, templates
 
 from rekindle.cli.kubernetes import stream
-from rekindle.engines.kubernetes.manifests.kinds.base import Following
 from rekindle.engines.kubernetes.manifests.render import keeps_off
 from rekindle.engines.kubernetes.manifests.settings import (
     IsolationMode,
@@ -199,14 +198,18 @@ def test_all_objects_bear_the_jobs_label(kind: str) -> None:
 def test_what_patches_can_do(kind: str) -> None:
     """Who can be suspended goes on by a patch, who follows one has the hosts to avoid in it."""
     its = adapter_of(kind)
-    patch = its.resume_patch(rendered(kind, avoid=("n1",)).workload, ("n1",))
-    if isinstance(its, Following):
-        avoided = its.avoid_patch(rendered(kind, avoid=("n1",)).workload)
-        assert "n1" in str(patch)
+    avoiding = rendered(kind, avoid=("n1",)).workload
+    if its.follows:
+        avoided = its.avoid_patch(avoiding)
         assert "n1" in str(avoided)
         assert "suspend" not in str(avoided)
-    if its.suspend_patch() is not None:
+    if its.suspend is None:
+        assert its.suspend_patch() is its.resume_patch(rendered(kind).workload, ()) is None
+    else:
+        assert "True" in str(its.suspend_patch())
         assert "False" in str(its.resume_patch(rendered(kind).workload, ()))
+        patch = its.resume_patch(avoiding, ("n1",))
+        assert ("n1" in str(patch)) == (patch is not None) == (its.next_templates is not None)
 
 
 @pytest.mark.parametrize(

@@ -66,23 +66,27 @@ def test_a_job_of_mindcluster(tmp_path: Path) -> None:
         ("max_restarts: many", r"\$.max_restarts"),
         ("max_restarts: -1", r"yaml:1: .*>= 0 - at `\$.max_restarts`"),
         ("strategies: [hope]", "hope"),
+        ("strategies:\n- retry\n- hope", r"yaml:3: Invalid enum value 'hope'"),
         ("strategies: [retry, retry]", "twice"),
         ("metadata: 3", "metadata is 3"),
         ("metadata: {labels: {process-recover-enable: on}}", "write it in quotes"),
         ("{metadata: {labels: {fault-scheduling: force}}, spec: 3}", "spec is 3"),
         (MINDCLUSTER.replace("Limit: 3", "Limit: yes"), "yaml:6: .*backoffLimit is True"),
         (MODELARTS.replace('"3"', '"129"'), "yaml:5: .*from 1 to 128"),
-        ("retry: 1\nmax_restarts: " + "9" * 5000, "yaml:2: '9{40}' cannot be read as a value"),
+        (
+            "retry: 1\nmax_restarts: " + "9" * 5000,
+            "yaml:2: max_restarts: '9{40}' cannot be read",
+        ),
         ("max_restarts: 9999999999", "yaml:1: .*<= 2147483647"),
         ("node_timeout_s: .inf", "node_timeout_s is inf; give a finite number"),
-        ("kind: a\nmax_restarts: 2024-13-45", "yaml:2: '2024-13-45' cannot be read"),
+        ("kind: a\nmax_restarts: 2024-13-45", "yaml:2: max_restarts: '2024-13-45' cannot be read"),
         ("[" * 3000, "nested too deeply"),
         ("a:\n  - b: " + "[" * 3000, "nested too deeply"),
         ("max_restarts: 1\n1: x", "yaml:2: '1' is no text"),
         ("max_restarts: 1\nmax_in_row: 2\nmax_restarts: 3", "yaml:3: max_restarts is given twice"),
-        ("metadata: {annotations: {1: x}}", "yaml:1: '1' is no text"),
-        ("metadata:\n  annotations:\n    on: x", "yaml:3: 'on' is no text"),
-        ("{[a]: x}", "stands before the colon is no text"),
+        ("metadata: {annotations: {1: x}}", "yaml:1: metadata.annotations: '1' is no text"),
+        ("metadata:\n  annotations:\n    on: x", "yaml:3: metadata.annotations: 'on' is no text"),
+        ("{[a]: x}", "yaml:1: a key is no text"),
         ("metadata:", "no label or annotation that says what may be done"),
         ("metadata: []", r"metadata is \[\]"),
         ("metadata: {annotations: {prefect.io/x: y}}", "no label or annotation"),
@@ -104,7 +108,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         read_policy(tmp_path / "none.yaml")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="bytes:1: not UTF-8; save the file in UTF-8"):
         read_policy(tmp_path / "bytes")
 
 

@@ -1,10 +1,10 @@
-"""What a kind of workload is to the engine: what it can do, its manifest, what it tells."""
+"""A kind of workload as a row: its manifest, its abilities, and how to read its state."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -74,52 +74,81 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
         return self.spec.least_nodes
 
 
-class Adapter(Protocol):
-    """One kind of workload. All of it is pure: manifests in, manifests and values out."""
+def _never(pods: KubernetesSettings) -> str:
+    return "Never"
 
-    @property
-    def gvk(self) -> Gvk:
-        """What it is called in the API."""
 
-    def restart(self, pods: KubernetesSettings) -> str:
-        """Return the restartPolicy of its pods; "": it stands elsewhere in the manifest."""
+def _nothing(job: Rendered) -> list[Manifest]:
+    return []
+
+
+def _no_labels(pods: KubernetesSettings) -> dict[str, str]:
+    return {}
+
+
+def _accept(workload: Manifest) -> None:
+    """Leave the check to the API server, or to the webhook of the kind's controller."""
+
+
+class Adapter(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of workload. All of it is pure: manifests in, manifests and values out."""
+
+    gvk: Gvk
+    pods_label: str  # the label of its pods that has the workload's name
+    # The spec of the workload, and labels of the workload besides the job's.
+    spec: Callable[[Rendered], Manifest]
+    labels: Callable[[KubernetesSettings], dict[str, str]] = _no_labels
+    # The objects that have to be there before the workload.
+    beside: Callable[[Rendered], list[Manifest]] = _nothing
+    # The kind of the object that has the pod templates ("": the workload), and the maps in its spec
+    # that have one by the key `template`.
+    templates_in: str = ""
+    holders: Callable[[Manifest], list[Manifest]]
+    # The restartPolicy of the pods. "": it stands beside the templates.
+    restart: Callable[[KubernetesSettings], str] = _never
+    # Raises UsageError if its controller would refuse the workload: a patch may be wrong.
+    check: Callable[[Manifest], None] = _accept
+    # The state of a live workload.
+    status: Callable[[Manifest], Observed]
+    # The part of a spec that suspends the workload, or resumes it. None: it cannot be suspended.
+    suspend: Callable[[bool], Manifest] | None = None
+    # The part of a spec that gives later pods the templates of this spec. None: they cannot change.
+    next_templates: Callable[[Manifest], Manifest] | None = None
+    # Whether templates may change while pods run, and not only while the workload is suspended.
+    follows: bool = False
 
     def render(self, job: Rendered) -> Manifest:
         """Return the workload."""
+        found = workload(self.gvk, job, self.spec(job))
+        found["metadata"]["labels"] = job.labels | self.labels(job.pods)
+        return found
 
-    def beside(self, job: Rendered) -> list[Manifest]:
-        """Return what has to be there before the workload."""
-
-    def check(self, workload: Manifest) -> None:
-        """Raise UsageError if its controller would refuse it (after people's patches, say)."""
-
-    def templates(self, manifest: Manifest) -> list[tuple[Manifest, str]]:
-        """Return where pod templates are: maps that hold one, and the key."""
-
-    def status(self, obj: Manifest) -> Observed:
-        """Return what a live workload says of itself."""
+    def templates(self, manifest: Manifest) -> list[Manifest]:
+        """Return the maps in a manifest that have a pod template, by the key `template`."""
+        wanted = self.templates_in or self.gvk.kind
+        return self.holders(manifest["spec"]) if manifest["kind"] == wanted else []
 
     def suspend_patch(self) -> Manifest | None:
-        """Return the merge patch (RFC 7396) that ends all pods; None: the kind has none."""
+        """Return the merge patch (RFC 7396) that ends all pods. None: it cannot be suspended."""
+        return {"spec": self.suspend(True)} if self.suspend else None
 
     def resume_patch(self, workload: Manifest, avoid: tuple[str, ...]) -> Manifest | None:
-        """Return the merge patch by which a live workload goes on like this one.
+        """Return the merge patch that resumes a suspended workload, with the templates of this one.
 
-        workload: the manifest of the next attempt, which is to avoid these nodes. Of a kind that
-        cannot be suspended, the pods that are made later follow the patch. None: it has to be made
-        anew.
+        workload: the manifest of the next attempt, which is to avoid these nodes.
+        None: the next attempt needs another workload.
         """
+        if self.suspend is None or (avoid and self.next_templates is None):
+            return None
+        return {"spec": self.suspend(False) | self.avoid_patch(workload)["spec"]}
+
+    def avoid_patch(self, workload: Manifest) -> Manifest:
+        """Return the merge patch by which later pods keep off the nodes that this one avoids."""
+        return {"spec": self.next_templates(workload["spec"]) if self.next_templates else {}}
 
     def pods_selector(self, name: str) -> str:
         """Return the label selector of the pods of the workload of this name."""
-
-
-@runtime_checkable
-class Following(Protocol):
-    """A kind whose pods, if they are made later, follow what a live workload is patched to."""
-
-    def avoid_patch(self, workload: Manifest) -> Manifest:
-        """Return the merge patch by which they keep off the nodes that this manifest avoids."""
+        return f"{self.pods_label}={name}"
 
 
 def workload(gvk: Gvk, job: Rendered, spec: Manifest) -> Manifest:
@@ -152,19 +181,26 @@ def observed(phase: WorkloadPhase, condition: Mapping[str, Any]) -> Observed:
     )
 
 
-def by_conditions(
-    obj: Mapping[str, Any], phases: Iterable[tuple[str, WorkloadPhase]]
-) -> Observed | None:
-    """Return the first of these phases whose condition holds."""
+_PHASES = {  # by condition, in this order
+    "Failed": WorkloadPhase.FAILED,
+    "Complete": WorkloadPhase.SUCCEEDED,
+    "Completed": WorkloadPhase.SUCCEEDED,
+    "Suspended": WorkloadPhase.SUSPENDED,
+    # On the way to an end: pods are still to go.
+    "FailureTarget": WorkloadPhase.RUNNING,
+    "SuccessCriteriaMet": WorkloadPhase.RUNNING,
+}
+
+
+def by_conditions(obj: Mapping[str, Any], working: bool) -> Observed:
+    """Return the state of a kind whose conditions are like those of batch/v1 Job.
+
+    working: whether it has pods that run.
+    """
     held = {one["type"]: one for one in conditions(obj)}
-    for name, phase in phases:
+    for name, phase in _PHASES.items():
         if name in held:
             return observed(phase, held[name])
-    return None
-
-
-def active(obj: Mapping[str, Any], working: bool) -> Observed:
-    """Return the phase of a workload that is neither over nor suspended."""
     if (obj.get("spec") or {}).get("suspend"):
         return Observed(WorkloadPhase.SUSPENDED)
     return Observed(WorkloadPhase.RUNNING if working else WorkloadPhase.PENDING)

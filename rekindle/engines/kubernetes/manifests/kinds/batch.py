@@ -4,73 +4,20 @@ from __future__ import annotations
 
 from rekindle.engines.kubernetes.manifests.kinds.base import (
     FOREVER,
+    Adapter,
     Gvk,
     Manifest,
     Observed,
     Rendered,
-    WorkloadPhase,
-    active,
     by_conditions,
     next_attempt,
-    workload,
-)
-from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
-
-_PHASES = (
-    ("Failed", WorkloadPhase.FAILED),
-    ("Complete", WorkloadPhase.SUCCEEDED),
-    ("Suspended", WorkloadPhase.SUSPENDED),
-    # On the way to an end: pods are still to go.
-    ("FailureTarget", WorkloadPhase.RUNNING),
-    ("SuccessCriteriaMet", WorkloadPhase.RUNNING),
 )
 
-
-class IndexedJob:
-    """Its controller makes a lost pod anew, with the same index, 10 s later or more."""
-
-    gvk = Gvk("batch", "v1", "jobs", "Job")
-
-    def restart(self, pods: KubernetesSettings) -> str:
-        """Return the restartPolicy of its pods."""
-        return "Never"
-
-    def render(self, job: Rendered) -> Manifest:
-        """Return the Job."""
-        return workload(self.gvk, job, job_spec(job))
-
-    def beside(self, job: Rendered) -> list[Manifest]:
-        """Return nothing: it needs nothing."""
-        return []
-
-    def check(self, workload: Manifest) -> None:
-        """Refuse nothing: the API server does."""
-
-    def templates(self, manifest: Manifest) -> list[tuple[Manifest, str]]:
-        """Return where its one template is."""
-        return [(manifest["spec"], "template")]
-
-    def status(self, obj: Manifest) -> Observed:
-        """Return what its conditions and counts say."""
-        found = obj.get("status") or {}
-        return by_conditions(obj, _PHASES) or active(obj, bool(found.get("active")))
-
-    def suspend_patch(self) -> Manifest:
-        """Return the patch that ends all pods; they are not counted as failed."""
-        return {"spec": {"suspend": True}}
-
-    def resume_patch(self, workload: Manifest, avoid: tuple[str, ...]) -> Manifest:
-        """Return the patch that lets it go on; affinity may change while it is suspended."""
-        template = workload["spec"]["template"]
-        return {"spec": {"suspend": False, "template": next_attempt(template)}}
-
-    def pods_selector(self, name: str) -> str:
-        """Return the selector of its pods."""
-        return f"batch.kubernetes.io/job-name={name}"
+NODES = "node"  # the replicated job of a JobSet that has all nodes
 
 
 def job_spec(job: Rendered) -> Manifest:
-    """Return the spec of a Job that never gives up; also what a JobSet has inside."""
+    """Return the spec of a Job that never gives up; also the one inside a JobSet."""
     return {
         "completionMode": "Indexed",
         "completions": job.replicas,
@@ -84,64 +31,53 @@ def job_spec(job: Rendered) -> Manifest:
     }
 
 
-NODES = "node"  # the replicated job that holds all of them
+def _job_status(obj: Manifest) -> Observed:
+    return by_conditions(obj, bool((obj.get("status") or {}).get("active")))
 
-_JOBSET_PHASES = (
-    ("Failed", WorkloadPhase.FAILED),
-    ("Completed", WorkloadPhase.SUCCEEDED),
-    ("Suspended", WorkloadPhase.SUSPENDED),
+
+def suspend(on: bool) -> Manifest:
+    """Return the part of a spec that suspends, or resumes."""
+    return {"suspend": on}
+
+
+# Its controller makes a lost pod again, with the same index, after 10 s or more.
+INDEXED_JOB = Adapter(
+    gvk=Gvk("batch", "v1", "jobs", "Job"),
+    pods_label="batch.kubernetes.io/job-name",
+    spec=job_spec,
+    holders=lambda spec: [spec],
+    status=_job_status,
+    suspend=suspend,
+    next_templates=lambda spec: {"template": next_attempt(spec["template"])},
 )
 
 
-class JobSet:
-    """The Job inside makes lost pods anew; the JobSet itself never restarts, as it cannot fail."""
-
-    gvk = Gvk("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
-    # Its webhook refuses any change of affinity, suspended or not.
-
-    def restart(self, pods: KubernetesSettings) -> str:
-        """Return the restartPolicy of its pods."""
-        return "Never"
-
-    def render(self, job: Rendered) -> Manifest:
-        """Return the JobSet."""
-        return workload(self.gvk, job, jobset_spec(job))
-
-    def beside(self, job: Rendered) -> list[Manifest]:
-        """Return nothing: it needs nothing."""
-        return []
-
-    def check(self, workload: Manifest) -> None:
-        """Refuse nothing: its webhook does."""
-
-    def templates(self, manifest: Manifest) -> list[tuple[Manifest, str]]:
-        """Return where its replicated jobs have theirs."""
-        return [(one["template"]["spec"], "template") for one in manifest["spec"]["replicatedJobs"]]
-
-    def status(self, obj: Manifest) -> Observed:
-        """Return what its conditions and the counts of its jobs say."""
-        found = obj.get("status") or {}
-        jobs = found.get("replicatedJobsStatus") or []
-        return by_conditions(obj, _JOBSET_PHASES) or active(
-            obj, any(one.get("active") or one.get("ready") for one in jobs)
-        )
-
-    def suspend_patch(self) -> Manifest:
-        """Return the patch that ends all pods."""
-        return {"spec": {"suspend": True}}
-
-    def resume_patch(self, workload: Manifest, avoid: tuple[str, ...]) -> Manifest | None:
-        """Return the patch that lets it go on, where nodes are to be avoided none."""
-        return None if avoid else {"spec": {"suspend": False}}
-
-    def pods_selector(self, name: str) -> str:
-        """Return the selector of its pods."""
-        return f"jobset.sigs.k8s.io/jobset-name={name}"
-
-
 def jobset_spec(job: Rendered) -> Manifest:
-    """Return the spec of a JobSet; also what a TrainingRuntime has inside."""
+    """Return the spec of a JobSet; also the one inside a TrainingRuntime."""
     return {
         "network": {"enableDNSHostnames": False},  # the job has a headless Service of its own
         "replicatedJobs": [{"name": NODES, "replicas": 1, "template": {"spec": job_spec(job)}}],
     }
+
+
+def jobset_holders(spec: Manifest) -> list[Manifest]:
+    """Return the specs of a JobSet's Jobs, which have the pod templates."""
+    return [one["template"]["spec"] for one in spec["replicatedJobs"]]
+
+
+def status_of_jobs(obj: Manifest, counts: str) -> Observed:
+    """Return the state of a workload of several Jobs. counts: the name of their list."""
+    jobs = (obj.get("status") or {}).get(counts) or []
+    return by_conditions(obj, any(one.get("active") or one.get("ready") for one in jobs))
+
+
+# The Job inside makes lost pods again. The JobSet itself never restarts, as it cannot fail.
+JOBSET = Adapter(
+    gvk=Gvk("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet"),
+    pods_label="jobset.sigs.k8s.io/jobset-name",
+    spec=jobset_spec,
+    holders=jobset_holders,
+    status=lambda obj: status_of_jobs(obj, "replicatedJobsStatus"),
+    suspend=suspend,
+    next_templates=None,  # its webhook refuses any change of affinity, suspended or not
+)

@@ -11,7 +11,7 @@ import pytest
 
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.faults.tables.loading import load
-from rekindle.recovery.faults.tables.rows import PatternRow, compiled
+from rekindle.recovery.faults.tables.rows import Expression, PatternRow
 from rekindle.recovery.faults.tables.tables import LONGEST, Tables
 from rekindle.recovery.faults.tables.verdict import Urgency, Verdict
 from rekindle.training.torch.faults.classify import kind_of
@@ -42,7 +42,7 @@ def test_example_is_judged_by_its_own_entry(table: str, example: str, row: Patte
 @pytest.mark.parametrize(("text", "row"), PATTERNS, ids=[text for text, _ in PATTERNS])
 def test_every_pattern_has_an_example(text: str, row: PatternRow) -> None:
     """No pattern stands in a table without a text that it finds."""
-    assert any(compiled(text).search(example) for example in row.examples)
+    assert any(Expression(text).pattern.search(example) for example in row.examples)
 
 
 @pytest.mark.parametrize(

@@ -112,11 +112,19 @@ MISTAKES = {
     # name: (file, line, words)
     "unknown key": (
         '[[xid]]\nnumbers = [1]\nlevel = "IGNORE"\n\ncolour = 3',
-        5, "unknown key 'colour'",
+        5, "unknown field `colour`; [[xid]] may have kind, urgency",
     ),
+    "quoted key": ('[[xid]]\nnumbers = [1]\nlevel = "IGNORE"\n"a.b" = 3', 4, "unknown field `a.b`"),
     "key of another table": ('[[xid]]\ncodes = ["80C98002"]\nlevel = "IGNORE"', 2, "may have"),
-    "missing key": ('\n[[xid]]\nlevel = "IGNORE"', 2, "numbers is missing"),
-    "unknown kind": ('[[exit]]\ncodes = [3]\nsays = "x"\nkind = "lunch"', 4, "none of process"),
+    "missing key": ('\n[[xid]]\nlevel = "IGNORE"', 2, "missing required field `numbers`"),
+    "unknown kind": (
+        '[[exit]]\ncodes = [3]\nsays = "x"\nkind = "lunch"',
+        4, "kind is 'lunch'; choose of process",
+    ),
+    "kind that looks like a place": (
+        '[[exit]]\ncodes = [3]\nsays = "x"\nkind = "x - at `$.codes[7]`"',
+        4, "kind is 'x - at `$.codes[7]`'; choose of process",
+    ),
     "unknown urgency": (
         '[[exit]]\ncodes = [3]\nsays = "x"\nkind = "process"\nurgency = "soon"', 5, "later, now",
     ),
@@ -143,7 +151,7 @@ MISTAKES = {
     ),
     "code as a number": (
         '[[ascend]]\nlevel = "RestartNPU"\ncodes = [81078603]',
-        3, "Expected `str`",
+        3, "codes: Expected `str`, got `int`",
     ),
     "range that ends before it begins": (
         '[[ascend]]\nlevel = "RestartNPU"\ncodes = ["80C98009-80C98002"]', 3, "no Ascend code",
@@ -151,7 +159,10 @@ MISTAKES = {
     "range without end": (
         '[[ascend]]\nlevel = "RestartNPU"\ncodes = ["00000000-FFFFFFFF"]', 3, "no Ascend code",
     ),
-    "no codes": ('[[ascend]]\nlevel = "RestartNPU"\ncodes = []', 3, "name at least one"),
+    "no codes": (
+        '[[ascend]]\nlevel = "RestartNPU"\ncodes = []',
+        3, "codes is []: Expected `array` of length >= 1",
+    ),
     "bad expression": (
         '[[text]]\nkind = "link"\nsays = "x"\npatterns = [\n "fine",\n "(", ]', 6, "bad regular",
     ),
@@ -177,7 +188,10 @@ MISTAKES = {
         '[[xid]]\nlevel = "IGNORE"\nnumbers = [\n1,\n"2"]',
         5, "Expected `int`",
     ),
-    "xid below 1": ('[[xid]]\nlevel = "IGNORE"\nnumbers = [\n1,\n0]', 5, "0 is no XID"),
+    "xid below 1": (
+        '[[xid]]\nlevel = "IGNORE"\nnumbers = [\n1,\n0]',
+        5, "numbers has 0: Expected `int` >= 1; give one XID",
+    ),
     "status above 255": ('[[exit]]\nkind = "process"\nsays = "x"\ncodes = [256]', 4, "0 to 255"),
     "unknown signal": (
         '[[exit]]\nkind = "process"\nsays = "x"\nsignals = ["KILL"]',
@@ -190,7 +204,7 @@ MISTAKES = {
     ),
     "user-caused, but the node is blamed": (
         '[[exit]]\ncodes = [3]\nkind = "user-code"\nsays = "x"\nat_fault = "node"',
-        5, "isolates nothing",
+        5, "at_fault: what the user caused isolates nothing",
     ),
     "user code that no user caused": (
         '[[exit]]\ncodes = [3]\nkind = "user-code"\nsays = "x"\nuser_caused = false',
@@ -202,7 +216,7 @@ MISTAKES = {
     ),
     "window too short": (
         '[[frequency]]\ncodes = ["80C98002"]\nlevel = "RestartNPU"\ntimes = 2\nwindow_s = 59',
-        5, "give 60 to 864000",
+        5, "window_s is 59: Expected `float` >= 60.0; give 60 to 864000 seconds",
     ),
     "window without end": (
         '[[frequency]]\ncodes = ["80C98002"]\nlevel = "RestartNPU"\ntimes = 2\nwindow_s = inf',
@@ -215,7 +229,7 @@ MISTAKES = {
     "negative release": (
         '[[frequency]]\ncodes = ["80C98002"]\nlevel = "RestartNPU"\ntimes = 2\nwindow_s = 60\n'
         "release_s = -1",
-        6, "above 0",
+        6, "release_s is -1: Expected `float` > 0.0; give more than 0, at most 1e9",
     ),
     "lasting too long": (
         '[[duration]]\ncodes = ["80C98002"]\nlevel = "RestartNPU"\nclear_after_s = 1\n'
@@ -226,7 +240,7 @@ MISTAKES = {
     "key twice": ('[[xid]]\nnumbers = [1]\n\nnumbers = [2]\n', 4, "no valid TOML"),
     "string without end": ('[[xid]]\nlevel = """\n\n', 2, "no valid TOML"),
     "array without end": ('[[xid]]\nnumbers = [1,\n2,\n', 3, "no valid TOML"),
-    "too many digits": (f"[[xid]]\n\nnumbers = [{'9' * 5000}]\n", 3, "no usable TOML"),
+    "too many digits": (f"[[xid]]\n\nnumbers = [{'9' * 5000}]\n", 3, "no valid TOML"),
     "outside of a table": ('# x\n\nnumbers = [1]\n[[xid]]', 3, "'numbers' is outside of an entry"),
     "table within a line": (
         'xid = [{ numbers = [1], level = "IGNORE" }]',
@@ -245,7 +259,7 @@ MISTAKES = {
     "behind an array that looks like entries": (
         '[[text]]\nsays = "x"\nkind = "link"\npatterns = [\n  """\n[xid]""",\n  "b",\n]\n'
         "[[xid]]\nnumbers = [\n  1,\n# 2,\n\n  -2,\n]\nlevel = 'IGNORE'",
-        14, "-2 is no XID",
+        14, "numbers has -2: Expected `int` >= 1",
     ),
 }  # fmt: skip
 
@@ -266,7 +280,7 @@ def test_mistake_is_refused_with_its_line(
 def test_file_that_is_missing(tmp_path: Path) -> None:
     """A path that leads nowhere, or to a folder, is told as one."""
     for path in (tmp_path / "none.toml", tmp_path):
-        with pytest.raises(UsageError, match=rf"^{re.escape(str(path))}:1: cannot be read"):
+        with pytest.raises(UsageError, match=rf"^{re.escape(str(path))}: cannot be read"):
             Tables.load(path)
 
 

@@ -1,0 +1,53 @@
+"""The tree of errors."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from repository import ROOT
+
+from rekindle import errors
+
+# Control flow that has to pass through a framework's own handlers.
+NO_ERRORS = {"Rewind"}
+
+
+def declared() -> dict[str, str]:
+    """Return the base of each exception class of the package."""
+    found = {}
+    for path in (ROOT / "rekindle").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.ClassDef(name=name, bases=[ast.Name(id=base)]) if re.search(
+                    r"(Error|Exception)$", base
+                ):
+                    assert name not in found, f"{name} is declared twice"
+                    found[name] = base
+    return found
+
+
+def drawn() -> dict[str, str]:
+    """Return the base of each class in the tree that the module's docstring draws."""
+    found, above = {}, ["Exception"]
+    for line in (errors.__doc__ or "").splitlines():
+        if node := re.match(r"    ([│├└─ ]*)(\w+Error)\b", line):
+            depth = len(node[1]) // 4 + 1
+            found[node[2]] = above[depth - 1]
+            above[depth:] = [node[2]]
+    return found
+
+
+def test_the_drawn_tree_has_every_error() -> None:
+    """Each is below its base."""
+    classes = declared()
+    tree = {"Exception"}
+    for _ in classes:
+        tree |= {name for name, base in classes.items() if base in tree}
+    assert drawn() == {name: base for name, base in classes.items() if name in tree - NO_ERRORS}
+
+
+def test_no_error_is_outside_of_the_tree() -> None:
+    """Only RekindleError comes from Exception."""
+    bases = declared()
+    assert {name for name in bases if bases[name] == "Exception"} - NO_ERRORS == {"RekindleError"}

@@ -1,0 +1,43 @@
+"""The place that an error of a struct is about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from rekindle.user_file import FieldError, Place, place_of
+
+
+class Pair(msgspec.Struct):
+    """Two numbers, the smaller one first."""
+
+    numbers: list[int]
+
+    def __post_init__(self) -> None:
+        if self.numbers != sorted(self.numbers):
+            raise FieldError("the smaller one first", "numbers", 0)
+
+
+class Pairs(msgspec.Struct, forbid_unknown_fields=True):
+    """Some pairs."""
+
+    pairs: list[Pair] = []
+
+
+@pytest.mark.parametrize(
+    ("values", "problem", "place"),
+    [
+        (3, "Expected `object`, got `int`", ()),
+        ({"colour": 3}, "Object contains unknown field `colour`", ()),
+        ({"pairs": [3]}, "Expected `object`, got `int`", ("pairs", 0)),
+        ({"pairs": [{"numbers": [""]}]}, "Expected `int`, got `str`", ("pairs", 0, "numbers", 0)),
+        ({"pairs": [{"numbers": [2, 1]}]}, "the smaller one first", ("pairs", 0, "numbers", 0)),
+    ],
+)
+def test_the_place_leads_from_the_outermost_struct(values: Any, problem: str, place: Place) -> None:
+    """The place of a struct's own check is behind the place of the struct."""
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.convert(values, Pairs)
+    assert place_of(caught.value) == (problem, place)
