@@ -6,6 +6,7 @@ import os
 import queue
 import signal
 import socket
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from rekindle.protocol.agent import (
     PauseRequest,
     Settings,
 )
+from rekindle.rank import injection
 
 MAX_MESSAGE = 128 * 1024
 
@@ -152,6 +154,7 @@ class Channel:
             message = wire.decode_to_rank(data)
             if isinstance(message, Inject):
                 self.injected.append(message)
+                print(injection.received(message), file=sys.stderr, flush=True)
                 continue
             if isinstance(message, PauseRequest):
                 self._held = message.generation

@@ -14,6 +14,12 @@ from collections.abc import Callable
 from rekindle.protocol.agent import Inject, InjectionKind
 
 
+def received(fault: Inject) -> str:
+    """Return the line that a rank logs when it has an order: the fault strikes from now on."""
+    when = "its next step" if fault.step is None else f"step {fault.step}"
+    return f"rekindle: rank {fault.rank} will inject {fault.kind.value} into {when}"
+
+
 def due(faults: list[Inject], step: int) -> list[tuple[Inject, str]]:
     """Take those that are due in `step` off the list; return them, and what is said of each."""
     found = []
@@ -22,7 +28,7 @@ def due(faults: list[Inject], step: int) -> list[tuple[Inject, str]]:
             continue
         faults.remove(fault)
         if fault.step is not None and fault.step < step:
-            late = f"rekindle: step {fault.step} was over before it was told of: {fault.kind.value}"
+            late = f"rekindle: no {fault.kind.value} was injected: step {fault.step} is over"
             print(late, file=sys.stderr, flush=True)
             continue
         told = f"injected into step {step} of rank {fault.rank}"

@@ -21,7 +21,8 @@ from training_jobs.record import Record
 from waiting import bound_s
 
 from rekindle.cli import main as cli
-from rekindle.protocol.agent import InjectionKind
+from rekindle.protocol.agent import Inject, InjectionKind
+from rekindle.rank.injection import received
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -87,16 +88,26 @@ class Injected:
         )
 
     def _inject(self, number: int, kind: str) -> None:
-        """Order a fault while the job waits in a step; it strikes in the next one."""
+        """Order a fault while the job waits in a step; it strikes in the next one.
+
+        The job waits until the rank has the order, which may come too late otherwise.
+        """
+        rank, step = self.table[kind].rank, self.steps[number] + 1
         self.run.until(reached(self.folder, number).exists, f"the job waits, before {kind}")
-        command = ["inject", self.run.job_id, "--rank", str(self.table[kind].rank)]
-        command += ["--kind", kind, "--step", str(self.steps[number] + 1)]
+        command = ["inject", self.run.job_id, "--rank", str(rank)]
+        command += ["--kind", kind, "--step", str(step)]
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("REKINDLE_HOME", self._home)
             with pytest.raises(SystemExit) as ended:
                 cli.main(command)
         assert ended.value.code == 0
+        order = received(Inject(rank=rank, kind=InjectionKind(kind), step=step))
+        self.run.until(lambda: order in self._log(rank), f"rank {rank} has the order: {kind}")
         release(self.folder, number)
+
+    def _log(self, rank: int) -> str:
+        logs = self.run.directory.path.glob(f"logs/attempt_*/{rank}/stderr.log")
+        return "".join(log.read_text() for log in logs)
 
     def incidents(self) -> list[dict[str, Any]]:
         """Return the rows of the incident table in Prefect."""
