@@ -30,7 +30,7 @@ ENV_SECRET = "REKINDLE_SECRET"  # the job's secret, when it cannot be read from 
 ENV_POD_IP = "REKINDLE_POD_IP"
 ENV_HOST_NAME = "REKINDLE_HOST_NAME"  # what the agent calls its host; without it: the hostname
 
-# How much light profiling writes down, in agents and ranks; docs/profiling.md.
+# How much light profiling writes down, in agents and ranks; docs/operate/profiling.md.
 ENV_PROFILING_CAP_MB = "REKINDLE_PROFILING_CAP_MB"  # of all records
 ENV_PROFILING_FILE_MB = "REKINDLE_PROFILING_FILE_MB"  # of one file
 ENV_PROFILING_FLUSH_S = "REKINDLE_PROFILING_FLUSH_S"  # between two times that a rank writes

@@ -64,10 +64,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     allow_injection: whether faults may be injected (`rekindle inject`).
     network_check: agents are checked before they are taken in, and sent away if their nodes are
     faulty; exclude_straggler: also if they are slow. node_check: from when on they are.
-    fault_tables: a file of the user's own entries (docs/faults.md); absolute.
+    fault_tables: a file of the user's own entries (docs/recover/faults.md); absolute.
     engine: the outer strategies that whoever steers the job can carry out.
     keeps_off: what it can do about hosts that are isolated.
-    redirects, tee: torchrun's -r and -t: 0 none, 1 stdout, 2 stderr, 3 both (see docs/running.md).
+    redirects, tee: as -r and -t of torchrun: 0 none, 1 stdout, 2 stderr, 3 both
+        (docs/operate/running.md).
     """
 
     job_id: str

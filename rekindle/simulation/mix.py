@@ -99,7 +99,7 @@ def load(name: str) -> Mix:
     if not path.exists():
         raise UsageError(
             f"--faults {name}: there is no such file, and no such mix; choose of "
-            f"{', '.join(SHIPPED)}, or give a file (docs/simulate.md says what is in it)"
+            f"{', '.join(SHIPPED)}, or give a file (docs/operate/simulate.md says what is in it)"
         )
     return _read(name, path)
 

@@ -26,7 +26,7 @@ def as_text(question: Scenario, named: Sequence[tuple[str, Estimate]]) -> str:
 
 
 def as_json(question: Scenario, estimates: Sequence[Estimate]) -> dict[str, Any]:
-    """Return what a program reads; keys and units: docs/simulate.md."""
+    """Return what a program reads; keys and units: docs/operate/simulate.md."""
     world = question.world
     found = _as_json(estimates[0]) | {
         "nodes": world.nodes,

@@ -56,7 +56,7 @@ def test_help_of_a_session_shows_what_a_script_uses() -> None:
 def test_documentation_imports_from_public_paths() -> None:
     """All code blocks of README and docs."""
     wrong = []
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
             for node in ast.walk(ast.parse(block)):
                 if isinstance(node, ast.ImportFrom) and node.module not in PUBLIC:

@@ -44,7 +44,7 @@ HEARTBEAT = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
 
 def documented() -> list[list[str]]:
     """The commands of Prefect's that the documentation begins with; the last starts a worker."""
-    text = (ROOT / "docs" / "deploying.md").read_text().partition("\n## ")[0]
+    text = (ROOT / "docs" / "deploy" / "deploying.md").read_text().partition("\n## ")[0]
     lines: list[str] = re.findall(r"^    prefect (.+)$", text, re.MULTILINE)
     return [[sys.executable, "-m", "prefect", "--no-prompt", *shlex.split(one)] for one in lines]
 

@@ -1,7 +1,7 @@
 """What a code, a status or a line of text says about a fault, looked up in tables.
 
-The tables are the TOML files in `data`; users add to them with a file of their own
-(`docs/faults.md`). This is the one place in `rekindle.recovery` that reads files, and it does so in
-`Tables.load` alone. What runs in the job's processes must not import `tables`: a rank has its few
-texts in `rekindle.training.torch.faults.classify`.
+The tables are the TOML files in `data`. Users add a file of their own
+(`docs/recover/faults.md`). Only `Tables.load` reads files in `rekindle.recovery`. Ranks, agents and
+the rest of the coordinator must not import `tables`: a rank has its few texts in
+`rekindle.training.torch.faults.classify`.
 """

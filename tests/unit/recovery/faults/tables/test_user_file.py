@@ -361,6 +361,6 @@ def test_deep_nesting_is_refused(own: Path) -> None:
 
 def test_example_of_the_documentation(own: Path) -> None:
     """The file that the documentation shows can be used as it stands."""
-    page = ROOT / "docs" / "faults.md"
+    page = ROOT / "docs" / "recover" / "faults.md"
     own.write_text(page.read_text().split("```toml\n")[1].split("```")[0])
     assert Tables.load(own).exit(Exit(code=77)).kind is FaultKind.TRANSIENT

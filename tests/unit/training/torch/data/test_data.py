@@ -327,8 +327,8 @@ def test_what_is_told_arrives() -> None:
 
 @pytest.mark.process
 def test_the_example_of_the_docs(tmp_path: Path) -> None:
-    """What docs/data.md shows of streams runs as it is; its workers fork in its own process."""
-    text = ROOT.joinpath("docs", "data.md").read_text()
+    """The example of streams in docs/train/data.md runs; its workers fork in its own process."""
+    text = ROOT.joinpath("docs", "train", "data.md").read_text()
     (example,) = re.findall(r"```python\n(import.*?)```", text, re.DOTALL)
     (tmp_path / "example.py").write_text(example)
     ran = run_command([sys.executable, "example.py"], cwd=tmp_path)
