@@ -69,6 +69,7 @@ POD_PORT = 29600
 # HTTP paths of the coordinator, and where the job's secret is said again: Kubernetes' API server
 # keeps an Authorization header to itself when it passes a request on.
 HEADER_SECRET = "X-Rekindle-Authorization"
+HEADER_WIRE = "X-Rekindle-Wire"  # the WIRE_VERSION of whoever sends it
 PATH_AGENT = "/agent"
 PATH_SPEC = "/spec"
 PATH_JOB = "/job"

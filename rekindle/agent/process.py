@@ -127,7 +127,8 @@ class Agent:
         worker.add_done_callback(functools.partial(_end_with, asyncio.current_task()))
         limit_s = CONNECT_S
         try:
-            headers = {"Authorization": bearer(self._secret)}
+            version = str(names.WIRE_VERSION)
+            headers = {"Authorization": bearer(self._secret), names.HEADER_WIRE: version}
             async with aiohttp.ClientSession(headers=headers) as session:
                 while True:
                     self._line = await self._connect(session, url, limit_s)
@@ -206,6 +207,12 @@ class Agent:
                     raise JobError(
                         f"the coordinator at {url} refuses this job secret; "
                         f"give the one of job {self.spec.job_id} in {names.ENV_SECRET}"
+                    ) from error
+                if error.status == HTTPStatus.UPGRADE_REQUIRED and error.headers is not None:
+                    raise JobError(
+                        f"the coordinator at {url} has wire version "
+                        f"{error.headers.get(names.HEADER_WIRE)}, this agent {names.WIRE_VERSION}; "
+                        "install the same version of Rekindle on all machines of a job"
                     ) from error
                 if error.status != HTTPStatus.SERVICE_UNAVAILABLE:
                     raise JobError(f"{url} is no Rekindle coordinator: {error.message}") from error

@@ -20,6 +20,7 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
 from pathlib import Path
 
 from aiohttp import WSMsgType, web
@@ -177,8 +178,14 @@ class Coordinator:
 
     # ---- agents
 
-    async def agent(self, request: web.Request) -> web.WebSocketResponse:
-        """Serve one agent's line until it ends."""
+    async def agent(self, request: web.Request) -> web.StreamResponse:
+        """Serve one agent's connection until it ends, or refuse an agent of another version."""
+        version = request.headers.get(names.HEADER_WIRE, str(names.WIRE_VERSION))
+        if version != str(names.WIRE_VERSION):
+            text = f"agent at {request.remote} refused: its wire version is {version[:20]!r}"
+            print(f"rekindle coordinator: {text}", file=sys.stderr, flush=True)
+            ours = {names.HEADER_WIRE: str(names.WIRE_VERSION)}
+            return web.Response(status=HTTPStatus.UPGRADE_REQUIRED, headers=ours)
         socket = web.WebSocketResponse(autoping=False, max_msg_size=16 << 20)
         await socket.prepare(request)
         connection = id(socket)

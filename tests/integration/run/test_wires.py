@@ -196,13 +196,36 @@ def test_an_agent_that_does_not_belong_is_refused(
     assert words in answer.refused
 
 
-def start_agent(live: Live, secret: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run an agent process against the job, to its end."""
+OTHER_VERSION = """
+import sys
+from rekindle import names
+names.WIRE_VERSION = 99
+from rekindle.agent import process
+sys.exit(process.main())
+"""
+
+
+def start_agent(
+    live: Live, secret: str, *options: str, code: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run an agent process, or another program, against the job, to its end."""
     where = f"{live.where.host}:{live.where.port}"
-    command = [sys.executable, "-m", "rekindle.agent.process", "--coordinator", where, *options]
+    program = ["-c", code] if code else ["-m", "rekindle.agent.process"]
+    command = [sys.executable, *program, "--coordinator", where, *options]
     command += ["--directory", str(live.run.directory.path)]
     environment = live.place.environment({names.ENV_SECRET: secret})
     return run_command(command, env=environment)
+
+
+def test_an_agent_of_another_version_ends(live: Live) -> None:
+    """Its error has both versions. It has read no message, which it may not understand."""
+    ended = start_agent(live, live.secret, code=OTHER_VERSION)
+    assert ended.returncode == 1
+    words = f"has wire version {names.WIRE_VERSION}, this agent 99; install the same version"
+    assert words in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "refused: its wire version is '99'" in live.run.stderr
+    assert live.state() == live.before
 
 
 def test_an_agent_with_a_wrong_secret_ends(live: Live) -> None:
