@@ -230,24 +230,50 @@ class Generations:
         self._job.do(CancelTimer(Timer.JOIN))
 
     def form(self) -> None:
-        world = self._roster.world
-        copies = self._roster.copies()
-        held = [self._holding(rank, copies.get(rank.rank, ())) for rank in world]
-        plan = make_plan(dict(enumerate(held)))
-        trained = [rank for rank in world if rank.arrived and _has_trained(rank.arrived)]
-        if trained and plan.ranks[0].source is StateSource.FRESH:
-            # Their state is no longer as the script built it: only new processes have that.
-            self._fleet.kill(trained, grace_s=0.0)
-            return
-        joining = [place for place, rank in enumerate(world) if rank.arrived and rank.arrived.joins]
-        alone = [world[at] for at in joining if plan.ranks[at].source is not StateSource.PEER]
-        if alone:
-            self._fleet.kill(alone, grace_s=0.0)  # those whom they were to join have died since
+        """Form the next generation, or kill the ranks that cannot take part in it."""
+        plan = self._plan()
+        unfit = self._unfit(plan)
+        if unfit:
+            self._fleet.kill(unfit, grace_s=0.0)
             return
         self._incidents.answered()
         self.planned = plan
         self._job.generation += 1
         self._checkpoints.assembly.begin(self._job.generation)
+        self._send_plan(plan)
+        # A step that only some ranks have finished is under way: doing it again loses none.
+        self._reached = max(self._reached, min(rank.finished for rank in self._roster.world))
+        for rank in self._roster.world:
+            rank.status, rank.stepped, rank.finished = Status.RESTORING, False, plan.step
+        self._record_formed(plan)
+        if not self._incidents.open:  # else it tells, until training goes on, what may be lost
+            self._job.newest = plan.step
+        if not self._job.formed:
+            self._job.resumed = plan.step
+        self._job.enter(Phase.RESTORING)
+        self._job.formed = True
+        self._job.do(CancelTimer(Timer.LEAVE))
+        self._job.do(SetTimer(Timer.JOIN, self._spec.policy.join_timeout_s))
+
+    def _plan(self) -> Plan:
+        copies = self._roster.copies()
+        held = [self._holding(rank, copies.get(rank.rank, ())) for rank in self._roster.world]
+        return make_plan(dict(enumerate(held)))
+
+    def _unfit(self, plan: Plan) -> list[Rank]:
+        """Return the ranks that only a new process can bring into this plan."""
+        world = self._roster.world
+        if plan.ranks[0].source is StateSource.FRESH:
+            # The state of a rank that has trained is no longer as the script built it.
+            trained = [rank for rank in world if rank.arrived and _has_trained(rank.arrived)]
+            if trained:
+                return trained
+        # A rank that joins needs a peer, and the peers may have died since it arrived.
+        joining = [place for place, rank in enumerate(world) if rank.arrived and rank.arrived.joins]
+        return [world[at] for at in joining if plan.ranks[at].source is not StateSource.PEER]
+
+    def _send_plan(self, plan: Plan) -> None:
+        world = self._roster.world
         passed = max(rank.arrived.passed for rank in world if rank.arrived)
         places = {rank.rank: place for place, rank in enumerate(world)}
         peers = self._addresses()
@@ -271,14 +297,12 @@ class Generations:
                 peers=peers,
             )
             self._job.do(Send(node.connection, form))
-        # A step that only some ranks have finished is under way: doing it again loses none.
-        self._reached = max(self._reached, min(rank.finished for rank in world))
-        for rank in world:
-            rank.status, rank.stepped, rank.finished = Status.RESTORING, False, plan.step
+
+    def _record_formed(self, plan: Plan) -> None:
         self._job.record(
             journal.Formed(
                 generation=self._job.generation,
-                world_size=len(world),
+                world_size=len(self._roster.world),
                 step=plan.step,
                 made=plan.made,
                 sources=dict(Counter(r.source.value for r in plan.ranks)),
@@ -287,14 +311,6 @@ class Generations:
                 incident=self._incidents.open,
             )
         )
-        if not self._incidents.open:  # else it tells, until training goes on, what may be lost
-            self._job.newest = plan.step
-        if not self._job.formed:
-            self._job.resumed = plan.step
-        self._job.enter(Phase.RESTORING)
-        self._job.formed = True
-        self._job.do(CancelTimer(Timer.LEAVE))
-        self._job.do(SetTimer(Timer.JOIN, self._spec.policy.join_timeout_s))
 
     def _addresses(self) -> tuple[tuple[str, int], ...]:
         """Return where ranks reach each other; empty: not all have sent a port."""
