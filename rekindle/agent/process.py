@@ -308,6 +308,7 @@ class Agent:
             await self._depot.close()
         if self._line is not None:
             await self._line.close()
+        # The agent started all of them, or adopted them as the subreaper of what it started.
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.modules.batchnorm import _NormBase
 
 from rekindle.errors import StaleError
 from rekindle.protocol.heartbeat_page import HeartbeatPage
@@ -17,6 +16,7 @@ from rekindle.rank.held_state import CurrentStep
 from rekindle.rank.member import UnusableError, chain_of, text_of
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.devices import Damage, device_for
+from rekindle.training.torch import private
 from rekindle.training.torch.groups.generation_group import Group
 from rekindle.training.torch.state.capture import capture
 from rekindle.training.torch.state.transfer import wire_device
@@ -37,9 +37,9 @@ class BufferGuard:
     def look(self) -> None:
         """Find the module's buffers; once per generation, for it walks through all its parts."""
         self._places = [
-            (part._buffers, name, isinstance(part, _NormBase))
+            (private.buffers_of(part), name, isinstance(part, private.NormBase))
             for part in self._module.modules()
-            for name in part._buffers
+            for name in private.buffers_of(part)
         ]
         self._kept = [_Kept(None, None, 0) for _ in self._places]
 

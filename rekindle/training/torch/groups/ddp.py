@@ -19,11 +19,11 @@ from torch._C._distributed_c10d import (
     HashStore,
     ProcessGroup,
     ProcessGroupGloo,
-    _register_comm_hook,
 )
 from torch.nn.parallel import DistributedDataParallel
 
 from rekindle.errors import SessionError
+from rekindle.training.torch import private
 from rekindle.training.torch.groups import gloo_waits as waits
 from rekindle.training.torch.groups.gloo_waits import Hook, reduce_bucket
 from rekindle.training.torch.state.transfer import broadcast_tensors
@@ -95,7 +95,7 @@ class SteadyDDP(DistributedDataParallel, _InitOnce):
         # meet the end of the interpreter.
         self._guarded = waits.in_use()
         if self._guarded:  # once a reducer; the script's own hook is called from there
-            _register_comm_hook(self.reducer, self._comm_hooks, reduce_bucket)
+            private.register_comm_hook(self.reducer, self._comm_hooks, reduce_bucket)
 
     def register_comm_hook(self, state: object, hook: Hook) -> None:
         """As DistributedDataParallel's; every wait for the hook's future ends with a generation."""

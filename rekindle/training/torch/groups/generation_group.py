@@ -29,6 +29,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from rekindle.errors import StaleError
 from rekindle.protocol.heartbeat_page import HeartbeatPage
+from rekindle.training.torch import private
 from rekindle.training.torch.groups import gloo_waits as waits
 from rekindle.training.torch.groups.gloo_waits import connected_to, new_sockets, shut, socket_inodes
 
@@ -100,9 +101,7 @@ class Group:
             if self._severed:
                 raise StaleError(over)
             self._forming = _Forming(line, world_size if "gloo" in backend else 1, timeout_s)
-        # torch names a default group by its count, and the name is part of its keys in the store. A
-        # group whose forming was broken off has been counted here, but not in a new process.
-        dist.distributed_c10d._world.group_count = 0
+        private.reset_group_count()
         try:
             dist.init_process_group(
                 backend,
@@ -117,7 +116,7 @@ class Group:
                 waits.use(self._waits)
             if make_more is not None:
                 make_more()
-            self._groups = list(dist.distributed_c10d._world.pg_map)
+            self._groups = private.all_groups()
             self._hooks = (hook, sys.excepthook)
         except RuntimeError as error:
             line.shut()  # a wait that was broken off may have left half an answer on it
@@ -312,8 +311,7 @@ _OURS = _references([object()], 0)  # what the count is where the list has the o
 
 def _abort_accelerators(group: dist.ProcessGroup) -> None:
     """Abort what is not gloo (NCCL, HCCL, XCCL): those backends have an abort that wakes."""
-    for device in group._device_types:  # private: there is no public way to a group's backends
-        backend = group._get_backend(device)
+    for backend in private.backends_of(group):
         if backend.name() != "gloo":
             backend.abort()
 

@@ -28,6 +28,7 @@ from torch._C._distributed_c10d import GradBucket, Work  # torch.distributed's; 
 from rekindle.errors import StaleError
 from rekindle.profiling.markers import Operation
 from rekindle.protocol.heartbeat_page import HeartbeatPage
+from rekindle.training.torch import private
 
 
 def shut(sock: socket.socket, how: int = socket.SHUT_RDWR) -> None:
@@ -280,7 +281,7 @@ def _is_everybodys(caller: FrameType) -> bool:
     Whoever waits by itself for one that it has begun before does not show of which group it is.
     """
     if caller.f_code.co_filename != dist.distributed_c10d.__file__:
-        return len(dist.distributed_c10d._world.pg_map) == 1
+        return len(private.all_groups()) == 1
     return caller.f_locals.get("group") in (None, dist.group.WORLD)
 
 

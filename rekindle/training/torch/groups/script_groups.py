@@ -11,11 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import (
-    HashStore,  # torch.distributed's; typed only there
-    _resolve_process_group,  # as typed
-)
-from torch.distributed import distributed_c10d as c10d
+from torch._C._distributed_c10d import HashStore  # torch.distributed's; typed only there
 from torch.distributed.distributed_c10d import GroupName
 from torch.optim import Optimizer
 
@@ -23,6 +19,7 @@ from rekindle.errors import SessionError
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.held_state import RankPlace
 from rekindle.recovery.policy.plan import StateSource
+from rekindle.training.torch import private
 
 _BACKEND = "rekindle_placeholder"
 
@@ -54,8 +51,7 @@ class _GroupLog:
 
     def __init__(self) -> None:
         self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        self._make: Callable[..., Any] = c10d._new_group_with_tag
-        c10d._new_group_with_tag = self._note
+        self._make = private.replace_make_group(self._note)
 
     def _note(
         self, ranks: Any = None, timeout: Any = None, backend: Any = None, *rest: Any, **named: Any
@@ -89,7 +85,7 @@ def init_placeholder_group() -> None:
             "init_process_group(), not after it"
         )
     _group_log = _group_log or _GroupLog()
-    if _BACKEND.upper() not in dist.Backend._plugins:
+    if not private.is_backend(_BACKEND):
         make = lambda _store, rank, size, _timeout: _Nobody(rank, size)  # noqa: E731
         dist.Backend.register_backend(_BACKEND, make, devices=["cpu", "cuda"])
     dist.init_process_group(
@@ -141,7 +137,7 @@ def local_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 def swap_group(optimizer: Any) -> None:
     """Put this generation's group where it holds that of an earlier one, by its name."""
-    optimizer.process_group = _resolve_process_group(optimizer.process_group.group_name)
+    optimizer.process_group = private.group_of_name(optimizer.process_group.group_name)
 
 
 def show_set(optimizer: Any) -> None:

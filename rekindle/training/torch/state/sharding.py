@@ -1,8 +1,4 @@
-"""Which piece of which whole tensor a rank holds, and what it holds where it is cut otherwise.
-
-Relies on compute_local_shape_and_global_offset of torch.distributed.tensor._utils (2.13), as
-torch.distributed.checkpoint does.
-"""
+"""Which piece of which whole tensor a rank holds, and what it holds where it is cut otherwise."""
 
 from __future__ import annotations
 
@@ -18,6 +14,7 @@ from rekindle.checkpoints.manifest import ShardLayout, StateOrigin
 from rekindle.checkpoints.resharding import Box, box_at, whole
 from rekindle.errors import CorruptError, SessionError
 from rekindle.rank.held_state import RankPlace
+from rekindle.training.torch import private
 from rekindle.training.torch.state.capture import CapturedState, Stateful
 from rekindle.training.torch.state.skeleton import Node, Reader, TensorSpec, stride_of
 
@@ -42,13 +39,10 @@ def all_of(shape: Sequence[int]) -> Piece:
 def piece_of(tensor: Any) -> Piece | None:
     """The piece of a DTensor that lies on this rank; None: its placements are no plain cuts."""
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     if any(type(placement) not in (Shard, Replicate) for placement in tensor.placements):
         return None
-    local, offset = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements
-    )
+    local, offset = private.local_shape_and_offset(tensor)
     box = box_at(offset, local)
     fits = box.shape == tuple(tensor.to_local().shape)
     return Piece(tuple(tensor.shape), box) if fits else None

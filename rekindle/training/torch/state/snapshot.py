@@ -22,6 +22,7 @@ from rekindle.rank.channel import Channel
 from rekindle.rank.held_state import RankPlace
 from rekindle.rank.snapshot_writer import METADATA_SKELETON, Captured, SnapshotWriter, kept
 from rekindle.recovery.policy.plan import Made
+from rekindle.training.torch import private
 from rekindle.training.torch.state.capture import DTYPE_CODES, capture, finish, prepare, view
 from rekindle.training.torch.state.sharding import metadata_of
 
@@ -110,7 +111,7 @@ class TorchSnapshotWriter(SnapshotWriter):
 
     def copy(self, views: Sequence[torch.Tensor], state: Captured) -> None:
         """Copy all in one call: small tensors cost a call each more than their bytes."""
-        torch._foreach_copy_(list(views), list(state.tensors.values()))
+        private.copy_all(list(views), list(state.tensors.values()))
 
 
 def load_snapshot(
