@@ -13,6 +13,7 @@ from training_jobs.baselines import Baselines
 from training_jobs.checks import assert_recovered
 from training_jobs.injection import Fault
 from training_jobs.job import Job
+from training_jobs.memory import wait_sealed
 
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.files import locked
@@ -42,11 +43,16 @@ def failed(run: Job) -> list[int]:
 
 @pytest.fixture(scope="module")
 def troubled(tmp_path_factory: pytest.TempPathFactory, baseline_of: Baselines) -> Job:
-    """A job whose store is busy until step 13, and then full until step 21."""
+    """A job whose store is busy until step 13, and then full until step 21.
+
+    The pause in step 19 gives the agent time: a rank whose buffers are all in use takes the
+    snapshot of a checkpoint after a later step.
+    """
     keep = Retention(last=1, best=1, metric="no_such_value")
     run = Job(
         tmp_path_factory.mktemp("job"),
         pause(13),
+        pause(19),
         pause(21),
         processes=RANKS,
         snapshot_every=2,
@@ -66,12 +72,16 @@ def troubled(tmp_path_factory: pytest.TempPathFactory, baseline_of: Baselines) -
         resource.prlimit(agent, resource.RLIMIT_FSIZE, (8192, before[1]))
         run.release(0)
         run.wait_fault(1)
+        run.wait(lambda: 16 in [*failed(run), *left_out(run)], "the end of the first that fails")
+        wait_sealed(agent)
+        run.release(1)
+        run.wait_fault(2)
         run.wait(lambda: 20 in failed(run), "the failure of the newest checkpoint")
         found = DirectoryStore(store).newest()
         assert found.checkpoint is not None
         assert (found.checkpoint.manifest.step, found.passed_over) == (12, ())
         resource.prlimit(agent, resource.RLIMIT_FSIZE, before)
-        run.release(1)
+        run.release(2)
         assert_recovered(run, baseline_of("ddp", RANKS), replaced=())
     return run
 

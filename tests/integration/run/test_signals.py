@@ -14,7 +14,8 @@ from rekindle import names
 from rekindle.coordinator.machine.endings import STOP_GRACE_S
 from rekindle.recovery.journal import journal
 
-# Prints that it runs, has a child of its own, and cleans up when it is asked to end.
+# Prints that it runs, has a child of its own, and cleans up when it is asked to end. A signal may
+# come between a line and its end if print() writes them: without a buffer it makes two calls.
 POLITE = """
 import os, signal, subprocess, sys, time
 
@@ -26,7 +27,7 @@ signal.signal(signal.SIGTERM, clean_up)
 for number in (signal.SIGINT, signal.SIGHUP):
     signal.signal(number, lambda number, frame: print("hears", number))
 subprocess.Popen(["sleep", "600"])
-print("runs")
+os.write(1, b"runs\\n")
 time.sleep(600)
 """
 TICK_S = 0.05

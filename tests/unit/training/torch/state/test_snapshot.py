@@ -16,6 +16,7 @@ from rekindle.protocol.agent import BufferGrant, BufferRequest, SnapshotTaken
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
 from rekindle.rank.held_state import RankPlace
 from rekindle.rank.snapshot_writer import PATIENCE_S
+from rekindle.training.torch import private
 from rekindle.training.torch.state.snapshot import TorchSnapshotWriter, load_snapshot
 
 
@@ -154,7 +155,7 @@ def test_a_snapshot_that_fails_is_not_in_the_way(
         raise RuntimeError("a device was lost")
 
     with monkeypatch.context() as patched:
-        patched.setattr(torch, "_foreach_copy_", fail)
+        patched.setattr(private, "copy_all", fail)
         with pytest.raises(RuntimeError, match="a device was lost"):
             rank.take(2)
     assert [buffer.made for buffer in rank.agent] == [(1, 1), None]
