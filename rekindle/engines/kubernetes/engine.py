@@ -20,6 +20,7 @@ from rekindle.engines.kubernetes.client.api import Api, Object, load
 from rekindle.engines.kubernetes.client.errors import ApiError
 from rekindle.engines.kubernetes.client.objects import wait_until
 from rekindle.engines.kubernetes.client.pod_status import pod_status
+from rekindle.engines.kubernetes.fault_tables import load_tables
 from rekindle.engines.kubernetes.labels import Role, selector
 from rekindle.engines.kubernetes.manifests.render import keeps_off
 from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
@@ -59,12 +60,6 @@ def _api() -> Api:
     return load()
 
 
-@functools.cache
-def _tables() -> Tables:
-    """What is known of reasons; reading it takes a moment."""
-    return Tables.load()
-
-
 class HopelessError(JobError):
     """The job's pods cannot run as they are described."""
 
@@ -87,6 +82,10 @@ class KubernetesEngine:
         self._chores = RetryQueue()
         self._eyes: JobWatcher | None = None
         self._members = PodMembership(keeps_off=keeps_off(pods) is KeepsOff.AT_ONCE)
+
+    @functools.cached_property
+    def _tables(self) -> Tables:
+        return load_tables(self._directory.spec().fault_tables)
 
     # ---- what an engine does
 
@@ -278,7 +277,7 @@ class KubernetesEngine:
         for pod in self._pods_now(Role.COORDINATOR):
             seen = pod_status(pod)
             for reason in seen.reasons if seen.role == Role.COORDINATOR.value else ():
-                verdict = _tables().pod_reason(reason.word)
+                verdict = self._tables.pod_reason(reason.word)
                 if verdict.kind is FaultKind.USER_CODE:
                     raise HopelessError(f"{seen.in_words()}: {verdict.explanation}")
 
