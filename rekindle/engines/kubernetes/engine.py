@@ -31,7 +31,7 @@ from rekindle.engines.kubernetes.placement.quarantine import Hosts
 from rekindle.engines.kubernetes.preflight.preflight import must_fit
 from rekindle.engines.kubernetes.watchers.job_watcher import HealthEventQueue, JobWatcher
 from rekindle.engines.kubernetes.watchers.node_watcher import LogAndNodeWatchers
-from rekindle.errors import JobError, LeaseHeldError
+from rekindle.errors import JobError, LeaseHeldError, UsageError
 from rekindle.job.spec import Endpoint, JobDirectory, KeepsOff, home
 from rekindle.recovery.faults.classification import HealthEvent
 from rekindle.recovery.faults.fault import FaultKind
@@ -93,11 +93,15 @@ class KubernetesEngine:
         """Put the job's objects in place, or those of the next attempt, and begin it.
 
         Where a later attempt than this is placed, that is joined: its journal is known to nobody.
-        Raises UsageError: the cluster lacks something; then nothing was made.
+        Raises UsageError: the cluster lacks something, or the user's tables of faults have a bad
+        entry; then nothing was made.
         Raises JobError: the coordinator does not answer in time, or its pod cannot run. Where it
         never ran, nothing of the job is left: its other pods would only take devices.
         """
-        must_fit(self._api, self._directory.spec(), self._pods)
+        spec = self._directory.spec()
+        if spec.fault_tables:
+            load_tables(spec.fault_tables)
+        must_fit(self._api, spec, self._pods)
         attempt = max(attempt, self._place.attempt())
         self._place.place(self._place.around(attempt))
         try:
@@ -260,6 +264,8 @@ class KubernetesEngine:
                 client.begin(attempt, known)
             except LeaseHeldError as error:  # that attempt is over
                 raise JobError(str(error)) from error
+            except UsageError as error:  # the files in its image
+                raise HopelessError(str(error)) from error
             except JobError as error:
                 last[:] = [error]
             return False

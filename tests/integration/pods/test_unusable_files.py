@@ -1,4 +1,4 @@
-"""Pods whose agents cannot read the checkpoint store."""
+"""Pods that cannot use a file of the job: its checkpoint store, or its tables of faults."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import pytest
 from cluster.launch import Simulated
 from training_jobs.pods import PodJob
 
+from rekindle.errors import JobError
 from rekindle.recovery.journal import journal
 
 pytestmark = pytest.mark.timeout(300)  # a cluster
 
 
-def test_the_job_fails_at_once_with_the_reason(
-    cluster: Simulated, namespace: str, tmp_path: Path
-) -> None:
-    """The end of the job and the output of a pod have the store's own error."""
+def test_a_store_that_no_agent_can_read(cluster: Simulated, namespace: str, tmp_path: Path) -> None:
+    """The job fails at once. Its end and the output of a pod have the store's own error."""
     (tmp_path / "loop").symlink_to("loop")
     store = str(tmp_path / "loop" / "store")
     job = PodJob(tmp_path, cluster, namespace=namespace, checkpoint_store=store)
@@ -32,5 +31,19 @@ def test_the_job_fails_at_once_with_the_reason(
 
         job.wait(printed, "the agent's line")
         job.remove()
+    finally:
+        job.close()
+
+
+def test_tables_of_faults_that_the_image_lacks(
+    cluster: Simulated, namespace: str, tmp_path: Path
+) -> None:
+    """The coordinator refuses to begin. The launch ends with its reason, and leaves nothing."""
+    tables = str(tmp_path / "own.toml")
+    job = PodJob(tmp_path, cluster, namespace=namespace)
+    try:
+        with pytest.raises(JobError, match=r"refuses: .*own\.toml"):
+            job.start(fault_tables=tables)
+        assert job.objects() == []
     finally:
         job.close()
