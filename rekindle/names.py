@@ -82,7 +82,7 @@ PATH_STOP = "/stop"
 PATH_SIGNS = "/signs"
 PATH_ATTEMPT = "/attempt"  # of a coordinator in a pod, between attempts
 
-WIRE_VERSION = 8
+WIRE_VERSION = 9
 OFFERS = 32  # checkpoints, newest first, that a node offers; a restore tries no older ones
 KILLED_S = 30.0  # how long after SIGKILL a process may live; the kernel can hold one for ever
 SPARE = -1  # in the place of a node rank: an agent that waits to take a lost one's place

@@ -15,8 +15,6 @@ import os
 import signal
 import socket
 import sys
-import time
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ import msgspec
 import psutil
 
 from rekindle import names
+from rekindle.agent.coordinator_line import CONNECT_S, connect, decline, open_session
 from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.devices.simulated_host import read_condition
 from rekindle.agent.devices.tools import DeviceMonitor
@@ -40,18 +39,16 @@ from rekindle.agent.snapshots.replica_transport import Credentials
 from rekindle.agent.threads import in_thread
 from rekindle.checkpoints.checkpoint_path import Key
 from rekindle.checkpoints.open_store import open_store
-from rekindle.errors import JobError, RekindleError
+from rekindle.checkpoints.store import CheckpointStore
+from rekindle.errors import CheckpointError, JobError, RekindleError, UsageError
 from rekindle.job import lifeline
-from rekindle.job.journal_reader import is_over
-from rekindle.job.spec import EntryKind, JobDirectory, bearer
+from rekindle.job.spec import EntryKind, JobDirectory
 from rekindle.profiling.files import records_folder
 from rekindle.profiling.switch import limits_in
 from rekindle.protocol import agent as protocol
 from rekindle.protocol import codec as wire
 from rekindle.protocol.heartbeat_page import beat_interval
 
-PING_S = 20.0  # a coordinator whose machine is silent for this and half of it again is lost
-CONNECT_S = 60.0  # how long an agent that was started before its coordinator waits for it
 _PR_SET_CHILD_SUBREAPER = 36
 
 Orders = asyncio.Queue[tuple[int, protocol.Message]]  # with the number of the line they came on
@@ -63,13 +60,14 @@ class Agent:
     def __init__(
         self,
         directory: JobDirectory,
+        store: CheckpointStore,
         secret: str,
         hello: protocol.Hello,
         simulated_host: Path | None = None,
     ) -> None:
         self.spec = spec = directory.spec()
         self._secret = secret
-        self._journal_file = directory.journal_file
+        self._directory = directory
         self._hello = hello
         self.status = 1
         self._hurried = False  # what is being written is not waited for
@@ -77,11 +75,11 @@ class Agent:
         self._outbox: asyncio.Queue[tuple[protocol.Message, bytes]] = asyncio.Queue()
         self._lines = 0  # to coordinators, so far
         self._handling = asyncio.Lock()
-        self._store = open_store(spec.checkpoint_store, os.environ | spec.environment)
+        self._store = store
         known = Credentials(spec.job_id, hello.attempt, secret)
         self._depot = ReplicaServer(spec, known, self.send)
         self._snapshots = NodeSnapshots(
-            spec, self._store, self.send, depot=self._depot, neighbours=ReplicaClient(known)
+            spec, store, self.send, depot=self._depot, neighbours=ReplicaClient(known)
         )
         environment = agent_environment(os.environ, spec)
         self.state = NodeState(spec.processes_per_node, host=simulated_host)
@@ -127,11 +125,9 @@ class Agent:
         worker.add_done_callback(functools.partial(_end_with, asyncio.current_task()))
         limit_s = CONNECT_S
         try:
-            version = str(names.WIRE_VERSION)
-            headers = {"Authorization": bearer(self._secret), names.HEADER_WIRE: version}
-            async with aiohttp.ClientSession(headers=headers) as session:
+            async with open_session(self._secret) as session:
                 while True:
-                    self._line = await self._connect(session, url, limit_s)
+                    self._line = await connect(session, url, self._directory, limit_s)
                     if await self._serve(self._line, orders):
                         return self.status
                     print("rekindle agent: the coordinator is gone", file=sys.stderr, flush=True)
@@ -180,7 +176,16 @@ class Agent:
         return [message for message in kept if isinstance(message, protocol.Exited)]
 
     async def _learn(self) -> None:
-        """Find the checkpoints that this node could restore from."""
+        """Find the checkpoints that this node could restore from.
+
+        An agent that cannot read the store says hello with the reason, and the coordinator ends it.
+        """
+        try:
+            await self._offer_newest()
+        except CheckpointError as error:
+            self._hello = _unable(self._hello, error)
+
+    async def _offer_newest(self) -> None:
         found = await in_thread(self._store.newest)
         for passed in found.passed_over:
             self.send(protocol.CheckpointInvalid(path=passed.location, reason=passed.reason))
@@ -194,37 +199,6 @@ class Agent:
     def _offer(self, checkpoints: list[Key]) -> None:
         offers = tuple(checkpoints[: names.OFFERS])
         self._hello = msgspec.structs.replace(self._hello, checkpoints=offers)
-
-    async def _connect(
-        self, session: aiohttp.ClientSession, url: str, limit_s: float
-    ) -> aiohttp.ClientWebSocketResponse[bool]:
-        deadline = time.monotonic() + limit_s
-        while True:
-            try:
-                return await session.ws_connect(url, heartbeat=PING_S, max_msg_size=16 << 20)
-            except aiohttp.WSServerHandshakeError as error:
-                if error.status == 401:
-                    raise JobError(
-                        f"the coordinator at {url} refuses this job secret; "
-                        f"give the one of job {self.spec.job_id} in {names.ENV_SECRET}"
-                    ) from error
-                if error.status == HTTPStatus.UPGRADE_REQUIRED and error.headers is not None:
-                    raise JobError(
-                        f"the coordinator at {url} has wire version "
-                        f"{error.headers.get(names.HEADER_WIRE)}, this agent {names.WIRE_VERSION}; "
-                        "install the same version of Rekindle on all machines of a job"
-                    ) from error
-                if error.status != HTTPStatus.SERVICE_UNAVAILABLE:
-                    raise JobError(f"{url} is no Rekindle coordinator: {error.message}") from error
-                if time.monotonic() > deadline:
-                    raise JobError(f"the coordinator at {url} begins no attempt") from error
-                await asyncio.sleep(0.2)
-            except aiohttp.ClientError as error:
-                if await in_thread(is_over, self._journal_file):
-                    raise JobError("the job has ended") from error
-                if time.monotonic() > deadline:
-                    raise JobError(f"no coordinator answers at {url}: {error}") from error
-                await asyncio.sleep(0.2)
 
     async def _listen(
         self,
@@ -327,6 +301,11 @@ def _end_with(task: asyncio.Task[Any] | None, worker: asyncio.Task[None]) -> Non
         task.cancel()
 
 
+def _unable(hello: protocol.Hello, error: RekindleError) -> protocol.Hello:
+    print(f"rekindle agent: {error}", file=sys.stderr, flush=True)
+    return msgspec.structs.replace(hello, unable=str(error))
+
+
 def _cancel(task: asyncio.Task[int]) -> None:
     task.cancel()
 
@@ -357,7 +336,7 @@ async def serve(options: argparse.Namespace) -> int:
         host=simulated_host.name if simulated_host else _host_name(),
         devices=device_tools.are_there(),
     )
-    agent = Agent(directory, secret, hello, simulated_host)
+    url = f"http://{options.coordinator}{names.PATH_AGENT}"
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()
@@ -365,9 +344,12 @@ async def serve(options: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, functools.partial(_cancel, task))
     lifeline.watch(options.lifeline_fd, functools.partial(_cancel, task))
-    url = f"http://{options.coordinator}{names.PATH_AGENT}"
     try:
-        return await agent.run(url)
+        try:
+            store = open_store(spec.checkpoint_store, os.environ | spec.environment)
+        except UsageError as error:
+            return await decline(url, directory, secret, _unable(hello, error))
+        return await Agent(directory, store, secret, hello, simulated_host).run(url)
     except asyncio.CancelledError:
         return 1
     except RekindleError as error:

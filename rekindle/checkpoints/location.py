@@ -70,13 +70,23 @@ def parse(location: str) -> Path | S3Location:
     if location.startswith(_SCHEME):
         return _parse_s3(location)
     if not location.startswith("/") or "\0" in location:
-        # What looks like a URL may have a password in it: of that its scheme alone is shown.
-        scheme, url, _ = location.partition("://")
-        shown = f", not {location.partition('?')[0]!r}"
-        if url or re.search(r"[:@]", location):
-            shown = f", not {scheme}://" if url and scheme.isalnum() else ""
-        raise UsageError(f"a store of checkpoints is an absolute path or s3://bucket/prefix{shown}")
+        raise UsageError(_no_location(location))
     return Path(location)
+
+
+def _no_location(text: str) -> str:
+    """Why no store can be there. A URL may contain a password: its scheme alone is shown."""
+    scheme, url, _ = text.partition("://")
+    if url:
+        shown = f", not at {scheme}://" if scheme.isalnum() else ""
+        return f"a store of checkpoints is in a folder or at s3://bucket/prefix{shown}"
+    if "\0" in text:
+        return "the path of a store of checkpoints has a NUL character"
+    shown = "" if re.search(r"[:@]", text) else f" {text.partition('?')[0]!r}"
+    return (
+        f"the location{shown} is neither an absolute path nor s3://bucket/prefix: a path that is "
+        "relative to a folder is accepted by commands, job files and forms alone"
+    )
 
 
 def _parse_s3(location: str) -> S3Location:
@@ -150,9 +160,9 @@ def _verify(text: str) -> bool | str:
 def absolute(location: str, folder: Path | None = None) -> str:
     """A location from what a person wrote: a path is meant as seen from `folder`.
 
-    folder: None: the working directory.
+    folder: None: the working directory. parse() refuses a URL of another scheme.
     """
-    if location.startswith(_SCHEME):
+    if "://" in location:
         return location
     return str(Path(folder or "", Path(location).expanduser()).absolute())
 

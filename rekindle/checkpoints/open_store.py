@@ -73,9 +73,9 @@ class FilePointer:
 def open_store(location: str, environment: Mapping[str, str] = os.environ) -> CheckpointStore:
     """The store at this location (`rekindle.checkpoints.location`); nothing is read of it yet.
 
-    environment: has the credentials of the store.
-    Raises UsageError: the text is no location, boto3 or the file of authorities is missing, or the
-    environment has only a part of the credentials.
+    location: an absolute path or s3://bucket/prefix. environment: has the credentials of the store.
+    Raises UsageError: the text is no location (a relative path is none), boto3 or the file of
+    authorities is missing, or the environment has only a part of the credentials.
     """
     where = parse(location)
     if isinstance(where, Path):

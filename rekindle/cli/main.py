@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
+import signal
 import sys
 from pathlib import Path
 
@@ -23,17 +25,40 @@ from rekindle.extras import extra_of
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its status."""
     _open_closed_streams()
-    parser = _parser()
-    options = parser.parse_args(argv)
     try:
         try:
-            status = options.command(options)
+            status = _status_of(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        unread = _unread_outputs()
+        if not unread:
+            raise
+        for fd in unread:  # Python flushes at its exit, which would fail again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
+        status = 128 + signal.SIGPIPE
+    sys.exit(status)
+
+
+def _status_of(argv: list[str] | None) -> int:
+    options = _parser().parse_args(argv)
+    try:
+        try:
+            status: int = options.command(options)
         except ModuleNotFoundError as error:
             raise extra_of(error) from error
     except RekindleError as error:
         print(f"rekindle: {error}", file=sys.stderr)
-        status = error.exit_status
-    sys.exit(status)
+        return error.exit_status
+    return status
+
+
+def _unread_outputs() -> list[int]:
+    """Which of standard output and error are pipes that nothing reads any more, such as `head`."""
+    poll = select.poll()
+    for fd in (1, 2):
+        poll.register(fd, 0)
+    return [fd for fd, events in poll.poll(0) if events & (select.POLLERR | select.POLLHUP)]
 
 
 def _open_closed_streams() -> None:

@@ -83,7 +83,7 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 
 
 _JOB_FILE = "YAML: the fields of a training job, kubernetes among them"
-# As rekindle.engines.kubernetes.manifests.settings.Kind has them.
+# As rekindle.engines.kubernetes.manifests.settings.WorkloadKind has them.
 KINDS = ("indexed-job", "jobset", "ascendjob", "volcano-job", "trainjob", "pytorchjob")
 
 

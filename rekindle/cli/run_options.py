@@ -1,6 +1,6 @@
-"""The command line of `rekindle run`: torchrun's, and what Rekindle adds. Pure but for cpu counts.
+"""The command line of `rekindle run`: torchrun's options, and those that Rekindle adds.
 
-EventSource of torchrun's options: torch/distributed/run.py (2.13).
+Torchrun's options are those of torch/distributed/run.py (2.13).
 """
 
 from __future__ import annotations

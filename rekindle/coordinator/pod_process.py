@@ -31,9 +31,10 @@ from rekindle.coordinator.process import (
     Coordinator,
     allow_files,
     knows_secret,
+    load_tables,
     no_secret,
 )
-from rekindle.errors import JobError, RekindleError
+from rekindle.errors import JobError, RekindleError, UsageError
 from rekindle.job.journal_reader import events_in
 from rekindle.job.spec import JobDirectory, JobSpec, replace_file
 from rekindle.recovery.journal import journal
@@ -120,6 +121,10 @@ class PodCoordinator:
         if order.attempt < newest or (order.attempt == newest and under_way(events) is None):
             over = f"attempt {order.attempt} is over; the next one is {newest + 1}"
             return web.json_response({"error": over}, status=409)
+        try:
+            load_tables(self._spec.fault_tables)
+        except UsageError as error:
+            return web.json_response({"error": str(error)}, status=422)
         if not known:
             replace_file(self._directory.journal_file, order.journal.encode())
         self._ordered.set_result(order.attempt)

@@ -108,8 +108,11 @@ OTHER_FILES = 64  # open beside the lines of agents: the journal, followers, wha
 
 
 @functools.cache
-def _tables(user_file: str) -> Judge:
-    """Read the tables of faults, once: before they are needed, if there is time."""
+def load_tables(user_file: str) -> Judge:
+    """Read the tables of faults, once: before they are needed, if there is time.
+
+    Raises UsageError: the user's file cannot be used.
+    """
     from rekindle.recovery.faults.tables.tables import Tables
 
     return Tables.load(Path(user_file) if user_file else None)
@@ -124,7 +127,7 @@ class Coordinator:
         self.secret = directory.secret()
         self.journal_file = JournalFile(directory.journal_file)
         past = self.journal_file.events
-        self.tables = functools.partial(_tables, self.spec.fault_tables)
+        self.tables = functools.partial(load_tables, self.spec.fault_tables)
         self.machine = Machine(self.spec, self.tables, attempt=attempt, earlier=earlier(past))
         self._inherited = inheritance(past, attempt)
         self.desk = HttpApi(self.machine, self.journal_file, self.carry_out)

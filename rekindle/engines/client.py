@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from rekindle import names
-from rekindle.errors import JobError, LeaseHeldError, UnansweredError
+from rekindle.errors import JobError, LeaseHeldError, UnansweredError, UsageError
 from rekindle.job.spec import Endpoint, JobSpec, bearer
 from rekindle.profiling.switch import ProfilingOrder
 from rekindle.protocol.agent import Approval, Inject
@@ -109,7 +109,10 @@ class JobClient:
             return journal.read(call.read().splitlines())
 
     def begin(self, attempt: int, history: Sequence[journal.AnyEvent]) -> None:
-        """Have a coordinator in a pod begin an attempt of a job with this history."""
+        """Have a coordinator in a pod begin an attempt of a job with this history.
+
+        Raises UsageError: the coordinator cannot use the job's tables of faults.
+        """
         order = {"attempt": attempt, "journal": journal.encode_all(history).decode()}
         self._post(names.PATH_ATTEMPT, json.dumps(order).encode())
 
@@ -257,5 +260,7 @@ class _Call:
             raise LeaseHeldError(f"{self.where} refuses: {said}")
         # An API server that passes requests on says itself which version its answers have.
         on_the_way = status in _ON_THE_WAY or "apiVersion" in answer
+        if status == http.HTTPStatus.UNPROCESSABLE_ENTITY and not on_the_way:
+            raise UsageError(f"{self.where} refuses: {said}")
         refusal = UnansweredError if on_the_way else JobError
         raise refusal(f"{self.where} refuses with HTTP status {status}: {said}")

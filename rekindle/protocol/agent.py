@@ -137,7 +137,7 @@ class Hello(Message, frozen=True, kw_only=True):
     copies: the snapshots of other nodes' ranks that it keeps; depot: the port where.
     shards: which piece of the state ranks have, where not all have the same.
     host: the machine's name, which it keeps from job to job. devices: it has accelerators.
-    restart: the newest one that it has started ranks for.
+    restart: the newest one that it has started ranks for. unable: why it cannot work as a node.
 
     To a new coordinator that takes a dead one's place it tells what the dead one knew: the newest
     generation, the ranks that live (or whose end it has yet to tell), those that ended well, and
@@ -159,6 +159,7 @@ class Hello(Message, frozen=True, kw_only=True):
     depot: int = 0
     host: str = ""
     devices: bool = False
+    unable: str = ""
     generation: int = 0
     restart: int = 0
     ranks: tuple[LiveRank, ...] = ()

@@ -116,6 +116,8 @@ def _checkpoint_sentence(event: Checkpointed | CheckpointFailed | CheckpointSkip
 
 def _node_sentence(event: NodeJoined | NodeLeft | NodeWanted | SpareLost) -> str:
     match event:
+        case NodeLeft(node=names.SPARE):
+            return f"the spare node at {event.address} left: {event.reason}"
         case NodeLeft():
             reason = event.reason or "the job continues without it"
             return f"node {event.node} ({event.address}) left: {reason}"

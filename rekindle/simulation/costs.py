@@ -66,7 +66,8 @@ class KindRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class JobRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What holds for the whole job; seconds. snapshot_every_s 0: no snapshots.
 
-    overhead: share of the time that Session and snapshots take. session: as in `recovery.case`.
+    overhead: share of the time that Session and snapshots take. session: as in
+    `recovery.policy.history.Situation`.
     """
 
     step_s: Positive = 10.0

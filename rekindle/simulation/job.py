@@ -68,8 +68,8 @@ class Setting(msgspec.Struct, frozen=True):
 class Job:
     """What happens to it is told from outside. Times in seconds since it began.
 
-    newest, resumed: as in `recovery.case.Case`. missing: places that the world goes on without.
-    lost: where the time went that was worth nothing.
+    newest, resumed: as in `recovery.policy.history.Situation`. missing: places that the world goes
+    on without. lost: where the time went that was worth nothing.
     """
 
     def __init__(self, setting: Setting, end: float) -> None:

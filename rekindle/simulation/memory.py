@@ -20,7 +20,7 @@ _JOBS = (Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB_ISOLATED)
 _PODS = (Strategy.RESCHEDULE_POD,)
 _Fold = Callable[[Iterable[Past]], int]  # of history: how much of a budget was used
 
-# Which budget is used up by what: recovery.rungs.
+# Which budget is used up by what: recovery.policy.strategies.
 _BUDGETS: dict[str, _Fold] = {
     "max_recoveries": history.recoveries_used,
     "max_restarts": history.restarts_used,

@@ -21,11 +21,11 @@ SHIPPED: tuple[str, ...] = get_args(Shipped)
 class FaultRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One sort of fault; `weight`: how many of all, in any unit.
 
-    kind, code, self_heal, user_caused: as in `recovery.fault.Fault`. place: share of them that pass
-    only on another node; script: share that pass only once a person has mended the script. Such a
-    fault comes again after every recovery that leaves its cause alone, then as a fault of the kind
-    `becomes`, if that is given: a dead process may turn out to be a dead device. repair_s: until a
-    node that was left because of it can be used again, if not as for its kind.
+    kind, code, self_heal, user_caused: as in `recovery.faults.fault.Fault`. place: share of them
+    that pass only on another node; script: share that pass only once a person has mended the
+    script. Such a fault comes again after every recovery that leaves its cause alone, then as a
+    fault of the kind `becomes`, if that is given: a dead process may turn out to be a dead device.
+    repair_s: until a node that was left because of it can be used again, if not as for its kind.
     """
 
     name: str

@@ -101,7 +101,7 @@ class Admission:
         fits = theirs == (WIRE_VERSION, spec.job_id, self._job.attempt, spec.processes_per_node)
         is_new = not (self._roster.knows(connection) or hello.ranks or hello.ended)
         unwanted = self._job.phase in ENDING or self._job.isolation.refuses(hello)
-        return fits and is_new and not unwanted
+        return fits and is_new and not unwanted and not hello.unable
 
     def on_checked(self, connection: int, hello: p.Hello, verdict: NodeVerdict, now: float) -> None:
         """It is known how an agent's node is."""
@@ -153,7 +153,12 @@ class Admission:
             node_rank = "all ranks are started anew, and this agent has some of before"
         if isinstance(node_rank, str):
             self._job.do(Send(connection, p.Bye(status=1, refused=node_rank)))
-            return
+        elif hello.unable:
+            self._turn_away(connection, hello, node_rank)
+        else:
+            self._take_in(connection, hello, node_rank)
+
+    def _take_in(self, connection: int, hello: p.Hello, node_rank: int) -> None:
         agent = Node(
             node=node_rank,
             connection=connection,
@@ -194,6 +199,24 @@ class Admission:
                 self._fleet.start_missing()
         elif self._fleet.late_passed and len(self._roster.nodes) >= self._spec.least_nodes:
             self._go_on_without_missing()
+
+    def _turn_away(self, connection: int, hello: p.Hello, node: int) -> None:
+        """An agent cannot work. A job of which nothing has begun fails with the agent's reason.
+
+        Later, the job waits for another agent, and keeps the reason for the case that none comes.
+        """
+        self._job.do(Send(connection, p.Bye(status=1)))
+        self._job.sent_home.add(connection)
+        text = f"the agent on {hello.host or hello.address} cannot work: {hello.unable}"
+        if node != SPARE and not (self._job.has_begun or self._takeover.inherits):
+            fault = Fault(kind=FaultKind.LAUNCH, message=text, node=node, host=hello.host)
+            self._recovery.report(fault)
+            return
+        self._job.record(
+            journal.NodeLeft(node=node, address=hello.address, pid=hello.pid, reason=text)
+        )
+        if node != SPARE:
+            self._roster.obstacles[node] = text
 
     def _shuts_out(self, connection: int, hello: p.Hello) -> bool:
         """Refuse what comes from an isolated host; have another looked for, if that can help."""

@@ -10,7 +10,7 @@ import msgspec
 
 from rekindle.coordinator.machine.incidents import Incidents
 from rekindle.coordinator.machine.inheritance import JobHistory
-from rekindle.coordinator.machine.ranks import Rank
+from rekindle.coordinator.machine.ranks import Rank, Status
 from rekindle.coordinator.machine.roster import Roster
 from rekindle.job.spec import JobSpec, KeepsOff
 from rekindle.protocol import agent as p
@@ -247,6 +247,12 @@ class JobState:
         self.newcomers: set[int] = set()
         self.sent_home: set[int] = set()
         self._commands: list[Command] = []
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether this attempt has started ranks."""
+        gathering = self.phase is Phase.GATHERING and not self.restarts
+        return not (gathering and self.roster.all_are(Status.ABSENT))
 
     def enter(self, phase: Phase) -> None:
         """Change the phase, if `NEXT` allows that."""

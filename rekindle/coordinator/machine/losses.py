@@ -121,8 +121,7 @@ class Losses:
 
     def _nothing_to_lose(self) -> bool:
         """Whether a node may go as it came: no rank was started yet; a few times, at most."""
-        begun = self._job.phase is not Phase.GATHERING or not self._roster.all_are(Status.ABSENT)
-        if begun or self._job.restarts or self._left_early == self._spec.policy.max_in_row:
+        if self._job.has_begun or self._left_early == self._spec.policy.max_in_row:
             return False
         self._left_early += 1
         return True

@@ -20,6 +20,7 @@ from rekindle.engines.kubernetes.client.api import Api, Object, load
 from rekindle.engines.kubernetes.client.errors import ApiError
 from rekindle.engines.kubernetes.client.objects import wait_until
 from rekindle.engines.kubernetes.client.pod_status import pod_status
+from rekindle.engines.kubernetes.fault_tables import load_tables
 from rekindle.engines.kubernetes.labels import Role, selector
 from rekindle.engines.kubernetes.manifests.render import keeps_off
 from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
@@ -30,7 +31,7 @@ from rekindle.engines.kubernetes.placement.quarantine import Hosts
 from rekindle.engines.kubernetes.preflight.preflight import must_fit
 from rekindle.engines.kubernetes.watchers.job_watcher import HealthEventQueue, JobWatcher
 from rekindle.engines.kubernetes.watchers.node_watcher import LogAndNodeWatchers
-from rekindle.errors import JobError, LeaseHeldError
+from rekindle.errors import JobError, LeaseHeldError, UsageError
 from rekindle.job.spec import Endpoint, JobDirectory, KeepsOff, home
 from rekindle.recovery.faults.classification import HealthEvent
 from rekindle.recovery.faults.fault import FaultKind
@@ -59,12 +60,6 @@ def _api() -> Api:
     return load()
 
 
-@functools.cache
-def _tables() -> Tables:
-    """What is known of reasons; reading it takes a moment."""
-    return Tables.load()
-
-
 class HopelessError(JobError):
     """The job's pods cannot run as they are described."""
 
@@ -88,17 +83,25 @@ class KubernetesEngine:
         self._eyes: JobWatcher | None = None
         self._members = PodMembership(keeps_off=keeps_off(pods) is KeepsOff.AT_ONCE)
 
+    @functools.cached_property
+    def _tables(self) -> Tables:
+        return load_tables(self._directory.spec().fault_tables)
+
     # ---- what an engine does
 
     def launch(self, *, attempt: int) -> Endpoint:
         """Put the job's objects in place, or those of the next attempt, and begin it.
 
         Where a later attempt than this is placed, that is joined: its journal is known to nobody.
-        Raises UsageError: the cluster lacks something; then nothing was made.
+        Raises UsageError: the cluster lacks something, or the user's tables of faults have a bad
+        entry; then nothing was made.
         Raises JobError: the coordinator does not answer in time, or its pod cannot run. Where it
         never ran, nothing of the job is left: its other pods would only take devices.
         """
-        must_fit(self._api, self._directory.spec(), self._pods)
+        spec = self._directory.spec()
+        if spec.fault_tables:
+            load_tables(spec.fault_tables)
+        must_fit(self._api, spec, self._pods)
         attempt = max(attempt, self._place.attempt())
         self._place.place(self._place.around(attempt))
         try:
@@ -261,6 +264,8 @@ class KubernetesEngine:
                 client.begin(attempt, known)
             except LeaseHeldError as error:  # that attempt is over
                 raise JobError(str(error)) from error
+            except UsageError as error:  # the files in its image
+                raise HopelessError(str(error)) from error
             except JobError as error:
                 last[:] = [error]
             return False
@@ -278,7 +283,7 @@ class KubernetesEngine:
         for pod in self._pods_now(Role.COORDINATOR):
             seen = pod_status(pod)
             for reason in seen.reasons if seen.role == Role.COORDINATOR.value else ():
-                verdict = _tables().pod_reason(reason.word)
+                verdict = self._tables.pod_reason(reason.word)
                 if verdict.kind is FaultKind.USER_CODE:
                     raise HopelessError(f"{seen.in_words()}: {verdict.explanation}")
 

@@ -20,7 +20,7 @@ CERTAIN = (FaultKind.DEVICE, FaultKind.NODE, FaultKind.NODE_LOST, FaultKind.EVIC
 
 
 class Judge(Protocol):
-    """What the tables of faults are asked here (`recovery.codes.tables.Tables`)."""
+    """What the tables of faults are asked here (`recovery.faults.tables.tables.Tables`)."""
 
     def exit(self, exit_: Exit) -> Verdict: ...
     def text(self, message: str) -> Verdict: ...

@@ -115,9 +115,10 @@ class Suspected(Event, frozen=True, kw_only=True, tag="suspected"):
 
 
 class Decided(Event, frozen=True, kw_only=True, tag="decided"):
-    """What is to be done about a fault; newest, resumed, roll_back: as in `recovery.history.Past`.
+    """What is to be done about a fault.
 
-    isolate, approval: as in `recovery.ladder.Decision`. lighter: it is counted, but what was
+    newest, resumed: as in `recovery.policy.history.Situation`. isolate, roll_back, approval: as in
+    `recovery.policy.decide.Decision`. lighter: it is counted, but what was
     decided before tells more of the incident.
     """
 

@@ -19,7 +19,7 @@ from waiting import bound_s, wait_until
 
 from rekindle import names
 from rekindle.engines.client import JobClient
-from rekindle.errors import JobError, LeaseHeldError
+from rekindle.errors import JobError, LeaseHeldError, UsageError
 from rekindle.job.spec import Endpoint, EntryKind, JobDirectory, JobSpec
 from rekindle.recovery.journal import journal
 
@@ -37,7 +37,7 @@ def free_port() -> int:
 class Pod:
     """A coordinator as Kubernetes would run it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, fault_tables: str = "") -> None:
         self.folder, self.port = folder, free_port()
         self.directory = JobDirectory(folder / "volume")
         described = folder / "described"
@@ -50,6 +50,7 @@ class Pod:
             directory="/elsewhere",
             log_directory="/elsewhere/logs",
             checkpoint_store="/elsewhere/checkpoints",
+            fault_tables=fault_tables,
         )
         (described / names.SPEC_FILE).write_bytes(msgspec.json.encode(spec))
         (described / names.SECRET_FILE).write_text(SECRET)
@@ -130,6 +131,21 @@ def test_attempts_one_after_the_other(pod: Pod) -> None:
     assert second[: len(first)] == first
     assert [e.attempt for e in second if isinstance(e, journal.JobStarted)] == [1, 2]
     assert pod.client.history(since=len(first)) == second[len(first) :]
+
+
+def test_wrong_tables_of_faults(tmp_path: Path) -> None:
+    """No attempt begins; the answer names the line. Once the file is right, one begins."""
+    tables = tmp_path / "own.toml"
+    tables.write_text("[[exit]]\ncodes = [77]\nkind = 'transient'\n")
+    pod = Pod(tmp_path, str(tables)).start()
+    try:
+        with pytest.raises(UsageError, match=r"own.toml:1: .* says"):
+            pod.client.begin(1, [])
+        assert pod.is_between()
+        tables.write_text(tables.read_text() + "says = 'once more'\n")
+        pod.begin(1)
+    finally:
+        pod.end(signal.SIGKILL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

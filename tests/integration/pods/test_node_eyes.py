@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cluster.launch import Simulated
-from waiting import bound_s
+from waiting import bound_s, wait_until
 
 from rekindle.engines.kubernetes.client.api import Api, load
 from rekindle.engines.kubernetes.placement.quarantine import NODES
@@ -24,8 +24,8 @@ DISK = "DiskPressure=True"
 class Seen:
     """What is reported and told of a job with node 0 on node-0, node 1 on node-1."""
 
-    def __init__(self, api: Api) -> None:
-        self.eyes = NodeWatcher(api)
+    def __init__(self, api: Api, fault_tables: str = "") -> None:
+        self.eyes = NodeWatcher(api, fault_tables)
         self.signs: list[tuple[int, str, bool]] = []
         self.told: list[str] = []
         self._news = threading.Condition()
@@ -109,6 +109,40 @@ def test_a_node_that_is_taken_out_of_the_cluster(seen: Seen, cluster: Simulated)
     cluster.create(NODES, named)
     seen.wait((7, REMOVED, True))
     cluster.delete(f"{NODES}/node-9")
+
+
+def test_a_condition_of_the_users_own_tables(cluster: Simulated, api: Api, tmp_path: Path) -> None:
+    """It is reported as those of the shipped tables are."""
+    tables = tmp_path / "own.toml"
+    tables.write_text(
+        "[[node_condition]]\nconditions = ['FanBroken']\nstatus = ['True']\n"
+        "kind = 'node'\nsays = 'a fan stands still'\n"
+    )
+    seen = Seen(api, str(tables))
+    with seen.eyes.open(seen.report, seen.told.append):
+        condition(cluster, "node-0", "FanBroken", "True")
+        seen.wait((0, "FanBroken=True", False))
+        condition(cluster, "node-0", "FanBroken", "False")
+        seen.wait((0, "FanBroken=True", True))
+
+
+@pytest.mark.parametrize("text", ["", "[[node_condition]]\n"], ids=["not here", "wrong"])
+def test_tables_that_cannot_be_read_here(
+    text: str, cluster: Simulated, api: Api, tmp_path: Path
+) -> None:
+    """People read it; conditions of the shipped tables are reported where the file is not here."""
+    tables = tmp_path / "own.toml"
+    if text:
+        tables.write_text(text)
+    seen = Seen(api, str(tables))
+    with seen.eyes.open(seen.report, seen.told.append):
+        wait_until(lambda: seen.told, "a sentence about the file")
+        if not text:
+            condition(cluster, "node-0", "DiskPressure", "True")
+            seen.wait((0, DISK, False))
+            condition(cluster, "node-0", "DiskPressure", "False")
+            seen.wait((0, DISK, True))
+    assert str(tables) in seen.told[0]
 
 
 def test_it_costs_one_list_and_one_watch(cluster: Simulated) -> None:

@@ -32,11 +32,11 @@ class Placing:
         self.server = server
         self.folder = folder
 
-    def refused(self, said: Object, kubeconfig: Path | None = None) -> str:
+    def refused(self, said: Object, kubeconfig: Path | None = None, **job: Any) -> str:
         """Launch a job; the error. Nothing must have been made."""
         directory = JobDirectory(self.folder / "job")
         wanted = pods(**said)
-        directory.create(spec(directory=str(directory.path)), logs=False)
+        directory.create(spec(directory=str(directory.path), **job), logs=False)
         directory.pods.write_bytes(msgspec.json.encode(wanted))
         api = load(str(kubeconfig or self.server.kubeconfig), patience_s=0.5)
         try:
@@ -72,6 +72,13 @@ def test_a_namespace_that_is_not_there(placing: Placing) -> None:
     said = placing.refused({"namespace": "nowhere"})
     assert "job demo cannot be in namespace nowhere of http://127.0.0.1" in said
     assert "namespace nowhere: it is not there (kubectl create namespace nowhere)" in said
+
+
+def test_wrong_tables_of_faults(placing: Placing, space: str, tmp_path: Path) -> None:
+    """A file that is on this machine is read before anything is made."""
+    (tmp_path / "own.toml").write_text("[[exit]]\ncodes = [77]\nkind = 'transient'\n")
+    said = placing.refused({"namespace": space}, fault_tables=str(tmp_path / "own.toml"))
+    assert "own.toml:1: " in said
 
 
 def test_a_kind_that_is_not_installed(placing: Placing, space: str) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import pytest
 from jobs import Place, Run
 
+from rekindle import names
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Strategy
 
@@ -127,6 +129,28 @@ def test_a_rank_that_cannot_be_started(place: Place) -> None:
     run = place.start_quick(script, *options).end(1)
     assert "rank 1 could not be started" in run.stderr
     assert str(logs) in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("store", "environment", "reason"),
+    [
+        ("loop/store", {}, "Too many levels of symbolic links"),
+        ("s3://bucket/x", {names.ENV_STORE_ACCESS_KEY_ID: "half"}, "a part of the store's cred"),
+    ],
+    ids=["the agent cannot read it", "the agent cannot open it"],
+)
+def test_a_store_that_no_agent_can_use(
+    place: Place, store: str, environment: dict[str, str], reason: str
+) -> None:
+    """The job fails at once, and its end has the reason."""
+    (place.folder / "loop").symlink_to("loop")
+    options = ("--nnodes", "2", "--checkpoint-dir", store)
+    script = place.script("raise SystemExit('was run')")
+    run = place.start_quick(script, *options, env=place.environment(environment)).end(1)
+    (cause,) = {each.cause.kind for each in journal.incidents(run.events())}
+    assert cause is FaultKind.LAUNCH
+    assert reason in run.events_of(journal.Ended)[-1].reason
+    assert reason in run.stderr[run.stderr.index("rekindle: the job failed") :]
 
 
 def test_a_command_line_that_is_refused(place: Place) -> None:

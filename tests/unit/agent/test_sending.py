@@ -12,6 +12,7 @@ from jobs.driver import spec_of
 from waiting import turn_until
 
 from rekindle.agent.process import Agent
+from rekindle.checkpoints.open_store import open_store
 from rekindle.job.spec import JobDirectory
 from rekindle.names import WIRE_VERSION
 from rekindle.profiling.steps import StepTimes
@@ -45,7 +46,7 @@ def agent(tmp_path: Path) -> Agent:
         pid=1,
         processes=1,
     )
-    return Agent(directory, "secret", hello)
+    return Agent(directory, open_store(spec.checkpoint_store), "secret", hello)
 
 
 class Line:

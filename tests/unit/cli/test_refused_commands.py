@@ -45,6 +45,7 @@ RUN = [
     (["--coordinator", "127.0.0.1:1"], f"set {names.ENV_SECRET}"),
     (["--no-such-option", "train.py"], "--no-such-option"),
     (["--fault-tables", "own.toml", "train.py"], "own.toml:4: "),
+    (["--checkpoint-dir", "gs://bucket/a", "train.py"], "s3://bucket/prefix, not at gs://"),
 ]
 INJECT = [
     (["nowhere", "--rank", "0", "--kind", "kill"], "there is no job 'nowhere'"),

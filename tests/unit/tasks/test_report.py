@@ -240,6 +240,7 @@ def test_every_event_has_a_sentence() -> None:
         (0.0, NodeWanted(node=SPARE)),
         (0.0, SpareLost(address="a", pid=7, left=1)),
         (0.0, NodeLeft(node=1, address="a", pid=7)),
+        (0.0, NodeLeft(node=SPARE, address="a", pid=7, reason="it cannot read the store")),
         (0.0, NodeLeft(node=1, address="a", pid=7, reason="rank 2 raised")),
         (0.0, FinalCheckpoint(node=0, step=10)),
         (0.0, FinalCheckpoint(node=0, step=10, path="there")),

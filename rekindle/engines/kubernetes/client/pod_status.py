@@ -1,6 +1,6 @@
 """What a pod's object tells of the pod: pure.
 
-The names of reasons are those that `recovery/codes/data/kubernetes_pods.toml` has entries for.
+`recovery/faults/tables/data/kubernetes_pods.toml` has entries for these names of reasons.
 """
 
 from __future__ import annotations

@@ -12,11 +12,13 @@ from rekindle.engines.kubernetes.client.api import Api, Object
 from rekindle.engines.kubernetes.client.errors import ApiError
 from rekindle.engines.kubernetes.client.informer import Informer
 from rekindle.engines.kubernetes.client.objects import collection
+from rekindle.engines.kubernetes.fault_tables import has_user_file, load_tables
 from rekindle.engines.kubernetes.manifests.pod_template import container_name
 from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
 from rekindle.engines.kubernetes.placement.quarantine import NODES
 from rekindle.engines.kubernetes.watchers.job_watcher import BY, CLOSE_S
 from rekindle.engines.kubernetes.watchers.pod_logs import PodLogs
+from rekindle.errors import UsageError
 from rekindle.job.spec import JobDirectory
 from rekindle.recovery.faults.classification import EventSource, HealthEvent
 from rekindle.recovery.faults.fault import FaultKind
@@ -30,10 +32,14 @@ _Ailments = dict[str, str]  # conditions, as Type=Status, and what is said of th
 
 
 class NodeWatcher:
-    """One thread that follows all nodes, if we may; of each it keeps what ails it, and no more."""
+    """One thread that follows all nodes, if we may; of each it keeps what ails it, and no more.
 
-    def __init__(self, api: Api) -> None:
+    fault_tables: the user's own file; empty: there is none.
+    """
+
+    def __init__(self, api: Api, fault_tables: str = "") -> None:
         self._api = api
+        self._fault_tables = fault_tables
         self._hosts: dict[int, str] = {}  # of the job's nodes now, or when they were lost
         self._ailing: dict[str, _Ailments] = {}
         self._lock = threading.Lock()
@@ -68,11 +74,16 @@ class NodeWatcher:
         try:
             if not may(self._api, "watch", "nodes"):
                 return  # the agents' own lines tell of what is lost
-            tables = Tables.load()
+            tables = load_tables(self._fault_tables)
+            if not has_user_file(self._fault_tables):
+                tell(
+                    f"there is no file {self._fault_tables} on this machine: conditions of nodes "
+                    "that it alone lists are not reported"
+                )
             for node, there in follower.changes():
                 ailments = _ailments(node, tables) if there else {REMOVED: "it was removed"}
                 self._look(node["metadata"]["name"], ailments, tell)
-        except ApiError as error:
+        except (ApiError, UsageError) as error:
             tell(f"the nodes cannot be watched: {error}")
 
     def _look(self, host: str, now: _Ailments, tell: Callable[[str], None]) -> None:
@@ -130,7 +141,7 @@ class LogAndNodeWatchers:
         self._container = container_name(pods.kind)
         self._folder = directory.path / names.LOGS_DIRECTORY
         self._addresses: dict[int, str] = {}  # of the nodes now, or when they were lost
-        self._node_eyes = NodeWatcher(api)
+        self._node_eyes = NodeWatcher(api, directory.spec().fault_tables)
         self._logs: PodLogs | None = None  # while it is open
         self._tell: Callable[[str], None] = print
 

@@ -1,0 +1,79 @@
+"""The line from an agent to the coordinator of its job."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from http import HTTPStatus
+
+import aiohttp
+
+from rekindle import names
+from rekindle.agent.threads import in_thread
+from rekindle.errors import JobError
+from rekindle.job.journal_reader import is_over
+from rekindle.job.spec import JobDirectory, bearer
+from rekindle.protocol import agent as protocol
+from rekindle.protocol import codec as wire
+
+PING_S = 20.0  # a coordinator whose machine is silent for this and half of it again is lost
+CONNECT_S = 60.0  # how long an agent that was started before its coordinator waits for it
+
+Line = aiohttp.ClientWebSocketResponse[bool]
+
+
+def open_session(secret: str) -> aiohttp.ClientSession:
+    """Open what `connect` needs. Call it in the event loop."""
+    version = str(names.WIRE_VERSION)
+    headers = {"Authorization": bearer(secret), names.HEADER_WIRE: version}
+    return aiohttp.ClientSession(headers=headers)
+
+
+async def connect(
+    session: aiohttp.ClientSession, url: str, directory: JobDirectory, limit_s: float
+) -> Line:
+    """Wait until the coordinator takes the line.
+
+    Raises JobError: the job has ended, the coordinator refuses, or the limit has passed.
+    """
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            return await session.ws_connect(url, heartbeat=PING_S, max_msg_size=16 << 20)
+        except aiohttp.WSServerHandshakeError as error:
+            if error.status == 401:
+                raise JobError(
+                    f"the coordinator at {url} refuses this job secret; "
+                    f"give the one of job {directory.spec().job_id} in {names.ENV_SECRET}"
+                ) from error
+            if error.status == HTTPStatus.UPGRADE_REQUIRED and error.headers is not None:
+                raise JobError(
+                    f"the coordinator at {url} has wire version "
+                    f"{error.headers.get(names.HEADER_WIRE)}, this agent {names.WIRE_VERSION}; "
+                    "install the same version of Rekindle on all machines of a job"
+                ) from error
+            if error.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                raise JobError(f"{url} is no Rekindle coordinator: {error.message}") from error
+            if time.monotonic() > deadline:
+                raise JobError(f"the coordinator at {url} begins no attempt") from error
+            await asyncio.sleep(0.2)
+        except aiohttp.ClientError as error:
+            if await in_thread(is_over, directory.journal_file):
+                raise JobError("the job has ended") from error
+            if time.monotonic() > deadline:
+                raise JobError(f"no coordinator answers at {url}: {error}") from error
+            await asyncio.sleep(0.2)
+
+
+async def decline(url: str, directory: JobDirectory, secret: str, hello: protocol.Hello) -> int:
+    """Say hello with the reason why this agent cannot work; return its exit status.
+
+    Raises JobError, as `connect`.
+    """
+    async with open_session(secret) as session:
+        line = await connect(session, url, directory, CONNECT_S)
+        with contextlib.suppress(ConnectionError):  # the job ends before the coordinator answers
+            await line.send_bytes(wire.encode(hello))
+            await line.receive()  # goodbye
+    return 1
