@@ -93,7 +93,7 @@ def open_pointer(location: str, name: str, environment: Mapping[str, str] = os.e
     if isinstance(where, Path):
         return FilePointer(where / name)
     from rekindle.checkpoints.s3.connect import connect
-    from rekindle.checkpoints.s3.pointer import S3Pointer
+    from rekindle.checkpoints.s3.store import S3Pointer
 
     return S3Pointer(connect(where, environment), name)
 

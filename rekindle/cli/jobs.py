@@ -14,7 +14,7 @@ import msgspec
 
 from rekindle.cli.terminal_output import clock, table
 from rekindle.engines.client import JobClient
-from rekindle.engines.host_log import HostLog
+from rekindle.engines.hosts import HostLog
 from rekindle.errors import JobError, UsageError
 from rekindle.job.ascend import ascend_environment, check_environment, survey_here
 from rekindle.job.journal_reader import events_in

@@ -22,8 +22,8 @@ from rekindle.checkpoints.location import absolute
 from rekindle.cli import foreground
 from rekindle.cli.run_options import entry_kind, host_and_port, read_spec
 from rekindle.engines.client import JobClient
+from rekindle.engines.hosts import SimulatedHosts
 from rekindle.engines.local import LocalEngine
-from rekindle.engines.simulated_hosts import SimulatedHosts
 from rekindle.errors import LeaseHeldError, UnansweredError, UsageError
 from rekindle.job.file_lock import locked
 from rekindle.job.journal_reader import events_in

@@ -21,8 +21,7 @@ import msgspec
 
 from rekindle import names
 from rekindle.engines.client import JobClient
-from rekindle.engines.host_log import HostLog
-from rekindle.engines.simulated_hosts import SimulatedHosts
+from rekindle.engines.hosts import HostLog, SimulatedHosts
 from rekindle.errors import JobError, UsageError
 from rekindle.job.journal_reader import events_in
 from rekindle.job.spec import Endpoint, JobDirectory, home

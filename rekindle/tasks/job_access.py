@@ -10,8 +10,8 @@ from prefect.context import FlowRunContext
 from rekindle import names
 from rekindle.engines.base import Engine
 from rekindle.engines.client import JobClient
+from rekindle.engines.hosts import SimulatedHosts
 from rekindle.engines.local import LocalEngine
-from rekindle.engines.simulated_hosts import SimulatedHosts
 from rekindle.errors import JobError
 from rekindle.job.spec import Endpoint, JobDirectory, home, job_directory
 from rekindle.recovery.journal.journal import (

@@ -22,7 +22,7 @@ from rekindle.reporting.event_text import incident_row, outcome
 from rekindle.reporting.step_records import sample_records
 from rekindle.reporting.summary import markdown_report, summarize
 from rekindle.tasks import job_access as jobs
-from rekindle.tasks.prefect_api.log import Log
+from rekindle.tasks.prefect_api import Log
 from rekindle.tasks.prefect_api.notifier import find_artifact, progress_key
 from rekindle.tasks.restore import describe
 

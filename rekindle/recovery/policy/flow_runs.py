@@ -19,7 +19,7 @@ from rekindle.errors import (
     UsageError,
 )
 from rekindle.recovery.faults.fault import Exit, Fault, FaultKind
-from rekindle.recovery.faults.tables.defaults import unlisted
+from rekindle.recovery.faults.tables.rows import unlisted
 from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.faults.tables.verdict import Verdict
 from rekindle.recovery.policy.decide import Decision, decide

@@ -27,7 +27,7 @@ from rekindle.recovery.journal import attempts
 from rekindle.recovery.policy.policy import Policy, Strategy
 from rekindle.tasks import job_access as jobs
 from rekindle.tasks.launch import describe_elsewhere
-from rekindle.tasks.prefect_api.log import Log
+from rekindle.tasks.prefect_api import Log
 
 # A runner that is stopped cancels its flow runs with these words. Nobody wanted the job to end, so
 # it goes on, and a rerun of the flow run adopts it.

@@ -28,7 +28,7 @@ from rekindle.recovery.policy.decide import Decision
 from rekindle.recovery.policy.flow_runs import AGAIN, RunEnd, decide_run
 from rekindle.recovery.policy.policy import Policy, Strategy
 from rekindle.reporting.run_state import RESCHEDULING
-from rekindle.tasks.prefect_api.log import Log
+from rekindle.tasks.prefect_api import Log
 
 RetryCondition = Callable[[Task[..., Any], TaskRun, State[Any]], bool]
 

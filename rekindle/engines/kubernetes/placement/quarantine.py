@@ -14,10 +14,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from rekindle.engines.host_log import HostLog
+from rekindle.engines.hosts import HostLog
 from rekindle.engines.kubernetes import labels
-from rekindle.engines.kubernetes.client.access_review import may
-from rekindle.engines.kubernetes.client.api import Api, Object
+from rekindle.engines.kubernetes.client.api import Api, Object, may
 from rekindle.engines.kubernetes.client.errors import (
     ConflictError,
     ForbiddenError,

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from rekindle.recovery.faults.fault import Exit, FaultKind
-from rekindle.recovery.faults.tables.defaults import judge, unlisted
 from rekindle.recovery.faults.tables.escalation import Change, in_order, too_long, too_often
 from rekindle.recovery.faults.tables.keys import ascend_key, is_chip_code, shown
 from rekindle.recovery.faults.tables.loading import Rows, load
@@ -22,6 +21,8 @@ from rekindle.recovery.faults.tables.rows import (
     PatternRow,
     Row,
     XidRow,
+    judge,
+    unlisted,
 )
 from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity, Urgency, Verdict
 
