@@ -8,7 +8,6 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
 
 import msgspec
 
@@ -23,7 +22,7 @@ from rekindle.profiling.switch import ProfilingOrder
 from rekindle.protocol.agent import Approval, Inject, InjectionKind
 from rekindle.recovery.faults.classification import EventSource, HealthEvent
 from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity
-from rekindle.recovery.journal import journal
+from rekindle.recovery.journal import attempts, journal
 from rekindle.recovery.journal.host_history import HostReleased
 from rekindle.recovery.policy.policy import Policy
 
@@ -33,7 +32,8 @@ def status(options: argparse.Namespace) -> int:
     directory = _directory(options.job)
     events = events_in(directory.journal_file)
     endpoint = directory.endpoint()
-    if endpoint is not None and not _has_ended(events):
+    end = attempts.end_of(events)
+    if endpoint is not None and end is None:
         view = JobClient(endpoint, directory.secret()).status()
         if options.json:
             print(msgspec.json.encode(view).decode())
@@ -43,7 +43,6 @@ def status(options: argparse.Namespace) -> int:
         rows = [(r.rank, r.node, r.pid or "-", r.finished, r.status) for r in view.ranks]
         table(("rank", "node", "pid", "finished", "status"), rows)
     else:
-        end = next((e for e in reversed(events) if isinstance(e, journal.Ended)), None)
         told = (end.outcome, end.reason, end.finished) if end else ("died", "no coordinator", 0)
         if options.json:
             said = dict(zip(("state", "reason", "finished"), told, strict=True))
@@ -213,14 +212,9 @@ def _client(job: str) -> JobClient:
     """Return a client of a running job. Raises UsageError: no such job. JobError: it is over."""
     directory = _directory(job)
     endpoint = directory.endpoint()
-    if endpoint is None or _has_ended(events_in(directory.journal_file)):
+    if endpoint is None or attempts.end_of(events_in(directory.journal_file)) is not None:
         raise JobError(f"job {job} does not run")
     return JobClient(endpoint, directory.secret())
-
-
-def _has_ended(events: Sequence[journal.AnyEvent]) -> bool:
-    last = [e for e in events if isinstance(e, (journal.JobStarted, journal.Ended))]
-    return bool(last) and isinstance(last[-1], journal.Ended)
 
 
 def _of_a_cluster(options: argparse.Namespace) -> bool:

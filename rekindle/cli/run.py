@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +28,7 @@ from rekindle.job.file_lock import locked
 from rekindle.job.journal_reader import events_in
 from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, check, home, job_directory
 from rekindle.recovery.journal import journal
+from rekindle.waiting import retry
 
 ASK_EVERY_S = 0.5  # of a node that waits for its coordinator
 
@@ -167,14 +167,7 @@ def _wait_for_spec(host: str, port: int, secret: str, *, limit_s: float) -> tupl
     Raises JobError: there is none within the limit, or the coordinator refuses.
     """
     client = JobClient(Endpoint(host=host, port=port, pid=0, attempt=0), secret)
-    deadline = time.monotonic() + limit_s
-    while True:
-        try:
-            return client.spec()
-        except UnansweredError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(ASK_EVERY_S)
+    return retry(client.spec, UnansweredError, limit_s, ASK_EVERY_S)
 
 
 def _ours(spec: JobSpec, options: argparse.Namespace, folder: Path) -> JobSpec:

@@ -47,6 +47,7 @@ from rekindle.checkpoints.store import (
     bytes_of,
     check_writable,
     existing,
+    newest_of,
 )
 from rekindle.errors import CheckpointError, CorruptError, NewerFormatError
 
@@ -115,14 +116,7 @@ class S3Store:
 
         at_most: the highest step that is wanted. Raises CheckpointError: the bucket cannot be read.
         """
-        inventory = self._inventory(at_most)
-        while True:
-            found = self._first_valid(inventory)
-            again = self._inventory(at_most)
-            if found.checkpoint or set(inventory) <= set(again):
-                return found
-            # They were pruned while they were read, so a newer one has been committed.
-            inventory = again
+        return newest_of(lambda: self._inventory(at_most), self._first_valid)
 
     def find(self, step: int, generation: int) -> S3Checkpoint | None:
         """The checkpoint of this step and generation, if it has all its files in their sizes.

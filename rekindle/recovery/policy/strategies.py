@@ -94,17 +94,22 @@ def _shrink(policy: Policy, case: Situation) -> Option | None:
 def _hang_restart(policy: Policy, case: Situation) -> Option | None:
     if case.fault.kind is not FaultKind.HANG:
         return None
-    row = history.in_row(
-        case.past,
-        Strategy.HANG_RESTART,
-        case.fault,
-        newest=case.newest,
-        progress_resets=policy.progress_resets,
-    )
+    row = _in_row(policy, case, Strategy.HANG_RESTART)
     doing = "all processes are stopped and started anew where they are"
     if row >= policy.max_hangs_in_row:
         return Option(doing, f"it hung {row} times in a row")
     return Option(doing, _spent(policy, case))
+
+
+def _in_row(policy: Policy, case: Situation, strategy: Strategy) -> int:
+    """Return how often the strategy was chosen for this problem with nothing between it."""
+    return history.in_row(
+        case.past,
+        strategy,
+        case.fault,
+        newest=case.newest,
+        progress_resets=policy.progress_resets,
+    )
 
 
 def _restart(policy: Policy, case: Situation) -> Option | None:
@@ -333,13 +338,7 @@ def _hinders_job(strategy: Strategy, policy: Policy, case: Situation) -> str:
 def _hinders_unconditional(policy: Policy, case: Situation) -> str:
     if not policy.unconditional:
         return "no node or device is to blame, and reschedule-job is not unconditional"
-    row = history.in_row(
-        case.past,
-        Strategy.RESCHEDULE_JOB,
-        case.fault,
-        newest=case.newest,
-        progress_resets=policy.progress_resets,
-    )
+    row = _in_row(policy, case, Strategy.RESCHEDULE_JOB)
     if row >= policy.max_reschedules_in_row:
         return (
             f"the job was placed anew {row} times in a row with no fault of a node or device "

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rekindle import names
 from rekindle.cli import main as cli
+from rekindle.recovery.journal import journal
 
 KUBERNETES = ("render FILE", "check", "trace JOB")
 
@@ -39,3 +41,25 @@ def test_no_fault_for_a_job_that_is_over(
             cli.main(command)
         assert ended.value.code == 1
         assert capsys.readouterr().err == "rekindle: job job does not run\n"
+
+
+def test_the_status_is_that_of_the_newest_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The end of an earlier attempt is not the end of one whose coordinator has died."""
+    monkeypatch.setenv(names.ENV_HOME, str(tmp_path))
+    started = journal.JobStarted(
+        seq=1, job_id="job", attempt=0, nodes=1, processes_per_node=1, pid=1
+    )
+    ended = journal.Ended(seq=2, outcome="failed", reason="a fault", finished=7)
+    again = msgspec.structs.replace(started, seq=3, attempt=1)
+    path = tmp_path / "jobs" / "job" / names.JOURNAL_FILE
+    path.parent.mkdir(parents=True)
+    for events, told in (
+        ((started, ended), "failed after 7 steps: a fault"),
+        ((started, ended, again), "died after 0 steps: no coordinator"),
+    ):
+        path.write_bytes(b"".join(journal.encode(event) + b"\n" for event in events))
+        with pytest.raises(SystemExit):
+            cli.main(["status", "job"])
+        assert capsys.readouterr().out == f"job job: {told}\n"
