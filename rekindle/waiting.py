@@ -1,10 +1,11 @@
-"""Loops with a time limit: wait for a condition, or call again after an error."""
+"""Loops with a time limit: wait for a condition or for threads, or call again after an error."""
 
 from __future__ import annotations
 
 import random
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -34,3 +35,10 @@ def retry(call: Callable[[], T], error: type[Exception], limit_s: float, pause_s
             if time.monotonic() > deadline:
                 raise
         time.sleep(random.uniform(0, 2 * pause_s))
+
+
+def join_all(threads: Iterable[threading.Thread], limit_s: float) -> None:
+    """Wait for the ends of threads. The limit is for all of them together."""
+    deadline = time.monotonic() + limit_s
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))

@@ -10,7 +10,7 @@ import getpass
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import msgspec
 
@@ -190,8 +190,5 @@ def _switch(api: Api, namespace: str, options: argparse.Namespace, wanted: Switc
 
 @contextmanager
 def _cluster(options: argparse.Namespace) -> Iterator[tuple[Api, str]]:
-    api = load(options.kubeconfig, options.context)
-    try:
+    with closing(load(options.kubeconfig, options.context)) as api:
         yield api, options.namespace or NAMESPACE
-    finally:
-        api.close()

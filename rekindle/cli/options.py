@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from rekindle.engines.kubernetes.manifests.settings import WorkloadKind
 from rekindle.profiling.switch import WORDS
 from rekindle.protocol.agent import InjectionKind
 from rekindle.recovery.faults.classification import EventSource
@@ -152,8 +153,6 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 
 
 _JOB_FILE = "YAML: the fields of a training job, kubernetes among them"
-# As rekindle.engines.kubernetes.manifests.settings.Kind has them.
-KINDS = ("indexed-job", "jobset", "ascendjob", "volcano-job", "trainjob", "pytorchjob")
 
 
 def kubernetes(parser: argparse.ArgumentParser) -> None:
@@ -178,8 +177,9 @@ def kubernetes(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--context", default="", help="default: the file's current one")
     check.add_argument("--namespace", help="instead of the job's")
     as_json(check)
+    kinds = [kind.value for kind in WorkloadKind]
     for each in (render, check):
-        each.add_argument("--kind", choices=KINDS, help="instead of the file's")
+        each.add_argument("--kind", choices=kinds, help="instead of the file's")
         each.add_argument("--job-id", help="default: the job's name")
     about = "switch what MindCluster's profiling of a job writes down, or print what is on"
     trace = action("trace", about, "rekindle.cli.cluster:trace")

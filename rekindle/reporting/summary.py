@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rekindle.recovery.faults.fault import Fault
 from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.journal import (
+    FAILED,
     AnyEvent,
     CheckpointLeftOut,
     Ended,
@@ -122,7 +123,7 @@ def _last_step(history: list[AnyEvent]) -> int:
 
 def _failure(end: Ended | None, found: list[Incident]) -> Fault | None:
     """Return the fault of the last incident, preferably one that tells where the script failed."""
-    if end is None or end.outcome != "failed" or not found:
+    if end is None or end.outcome != FAILED or not found:
         return None
     faults = sorted(found[-1].faults, key=lambda fault: fault.at)
     told = next((fault for fault in faults if fault.traceback), None)

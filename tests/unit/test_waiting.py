@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from rekindle.waiting import retry, until
+from rekindle.waiting import join_all, retry, until
 
 
 def test_until_ends_with_the_condition() -> None:
@@ -42,3 +44,16 @@ def test_retry_raises_what_stays(error: type[Exception], limit_s: float) -> None
 
     with pytest.raises(error, match="stays"):
         retry(call, KeyError, limit_s, 0.0)
+
+
+def test_threads_share_one_limit() -> None:
+    """The second thread is waited for no longer than the first one has left."""
+    ended = threading.Event()
+    threads = [threading.Thread(target=ended.wait, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    join_all(threads, 0.01)
+    assert all(thread.is_alive() for thread in threads)
+    ended.set()
+    join_all(threads, 60.0)
+    assert not any(thread.is_alive() for thread in threads)

@@ -226,14 +226,16 @@ class FinalCheckpoint(Event, frozen=True, kw_only=True, tag="last-words"):
         return f"final checkpoint: node {self.node} writes its snapshot of step {self.step}"
 
 
+# The outcomes of an attempt.
+SUCCEEDED, FAILED, STOPPED = "succeeded", "failed", "stopped"
+RESCHEDULED = "rescheduled"  # another attempt follows at once
+
+
 class Stopping(Event, frozen=True, kw_only=True, tag="stopping"):
     """The ranks are being ended; outcome: as in `Ended`. A later one says how else it will end."""
 
     reason: str
-    outcome: str = "stopped"
-
-
-RESCHEDULED = "rescheduled"  # the outcome of an attempt that another one follows at once
+    outcome: str = STOPPED
 
 
 class Ended(Event, frozen=True, kw_only=True, tag="ended"):

@@ -20,7 +20,7 @@ from prefect.flows import Flow
 from prefect.logging.loggers import flow_run_logger
 
 from rekindle.blocks.job import DEFAULT_NAME
-from rekindle.errors import JobError, RekindleError, UsageError
+from rekindle.errors import RekindleError
 from rekindle.job.spec import Endpoint
 from rekindle.recovery.journal import attempts
 from rekindle.recovery.policy.policy import Policy, Strategy
@@ -108,12 +108,8 @@ def _remove_from_cluster(job_id: str, log: Log) -> None:
 
 
 def _release(job_id: str, log: Log) -> None:
-    try:
-        jobs.engine_of(job_id).release()
-    except (JobError, UsageError) as error:
-        log.warning("Something of job %s is left in the cluster: %s", job_id, error)
-        return
-    log.info("Nothing of job %s is left in the cluster", job_id)
+    if jobs.release(job_id, log):
+        log.info("Nothing of job %s is left in the cluster", job_id)
 
 
 def _coordinator(job_id: str) -> Endpoint | None:
