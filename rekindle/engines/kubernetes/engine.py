@@ -34,7 +34,7 @@ from rekindle.job.journal_reader import JournalCopy
 from rekindle.job.spec import Endpoint, JobDirectory, KeepsOff, home
 from rekindle.recovery.faults.classification import HealthEvent
 from rekindle.recovery.faults.fault import FaultKind
-from rekindle.recovery.faults.tables.tables import Tables
+from rekindle.recovery.faults.tables.tables import shipped_tables
 from rekindle.recovery.journal.attempts import under_way
 from rekindle.recovery.journal.host_history import learned_from
 from rekindle.recovery.journal.journal import AnyEvent, Isolated
@@ -57,12 +57,6 @@ def engine_for(directory: JobDirectory) -> KubernetesEngine:
 def _api() -> Api:
     """The cluster that the usual settings name: one set of connections in a process."""
     return load()
-
-
-@functools.cache
-def _tables() -> Tables:
-    """What is known of reasons; reading it takes a moment."""
-    return Tables.load()
 
 
 class HopelessError(JobError):
@@ -278,7 +272,7 @@ class KubernetesEngine:
         for pod in self._pods_now(Role.COORDINATOR):
             seen = pod_status(pod)
             for reason in seen.reasons if seen.role == Role.COORDINATOR.value else ():
-                verdict = _tables().pod_reason(reason.word)
+                verdict = shipped_tables().pod_reason(reason.word)
                 if verdict.kind is FaultKind.USER_CODE:
                     raise HopelessError(f"{seen.in_words()}: {verdict.explanation}")
 

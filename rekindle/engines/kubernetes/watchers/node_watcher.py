@@ -19,7 +19,7 @@ from rekindle.engines.kubernetes.watchers.pod_logs import PodLogs
 from rekindle.job.spec import JobDirectory
 from rekindle.recovery.faults.classification import EventSource, HealthEvent
 from rekindle.recovery.faults.fault import FaultKind
-from rekindle.recovery.faults.tables.tables import Tables
+from rekindle.recovery.faults.tables.tables import Tables, shipped_tables
 from rekindle.recovery.faults.tables.verdict import Urgency
 from rekindle.recovery.journal.journal import AnyEvent, FaultSeen, NodeJoined
 
@@ -67,7 +67,7 @@ class NodeWatcher:
         try:
             if not may(self._api, "watch", "nodes"):
                 return  # the agents' own lines tell of what is lost
-            tables = Tables.load()
+            tables = shipped_tables()
             for node, there in follower.changes():
                 ailments = _ailments(node, tables) if there else {REMOVED: "it was removed"}
                 self._look(node["metadata"]["name"], ailments, tell)

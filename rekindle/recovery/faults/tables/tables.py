@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import signal
 from collections.abc import Iterable, Iterator
@@ -216,6 +217,12 @@ class Tables:
             return self.xid(int(xid[2]), device=xid[1])
         event = _EVENT.search(text)
         return self._ascend.listed(event[1]) if event else None
+
+
+@functools.cache
+def shipped_tables() -> Tables:
+    """Return the tables without a user's own. A process reads them once: that takes a moment."""
+    return Tables.load()
 
 
 class _Patterns:
