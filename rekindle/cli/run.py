@@ -27,7 +27,7 @@ from rekindle.errors import LeaseHeldError, UnansweredError, UsageError
 from rekindle.job.file_lock import locked
 from rekindle.job.journal_reader import events_in
 from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, check, home, job_directory
-from rekindle.recovery.journal import journal
+from rekindle.recovery.journal import attempts
 from rekindle.waiting import retry
 
 ASK_EVERY_S = 0.5  # of a node that waits for its coordinator
@@ -70,23 +70,14 @@ def launch(options: argparse.Namespace) -> int:
                 host = options.local_addr or endpoint.host
                 _tell_how_to_join(directory, f"{host}:{endpoint.port}")
 
-        attempt = next_attempt(directory)
+        attempt = attempts.number(events_in(directory.journal_file), none=-1) + 1
         return foreground.run(engine, directory, attempt=attempt, launched=launched)
-
-
-def next_attempt(directory: JobDirectory) -> int:
-    """Return the number of the attempt that comes now: one more than those in the journal."""
-    started = (e for e in events_in(directory.journal_file) if isinstance(e, journal.JobStarted))
-    return max((event.attempt + 1 for event in started), default=0)
 
 
 @contextmanager
 def _only_launcher(directory: JobDirectory, spec: JobSpec) -> Iterator[None]:
     """Hold the job's launch lock, so that one job id is one job. Raises LeaseHeldError."""
-    try:
-        directory.path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"job directory {directory.path} cannot be made: {error}") from error
+    directory.make()
 
     def busy() -> None:
         raise LeaseHeldError(

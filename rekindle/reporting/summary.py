@@ -18,6 +18,7 @@ from rekindle.recovery.journal.journal import (
     incidents,
 )
 from rekindle.reporting.event_text import capital, clock, milliseconds, outcome, sources_in_words
+from rekindle.words import listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +167,10 @@ def _times(summary: Summary) -> str:
 
 
 def _left_out(steps: tuple[int, ...]) -> str:
-    shown = ", ".join(map(str, steps[:20])) + (", ..." if len(steps) > 20 else "")
     return (
         f"Checkpoints that were due and left out, for the store was busy: {len(steps)} "
-        f"(of steps {shown}). A longer interval or a faster store would keep what was asked for."
+        f"(of {listed('step', steps)}). A longer interval or a faster store would keep what was "
+        "asked for."
     )
 
 

@@ -25,6 +25,7 @@ Object = dict[str, Any]
 
 MANAGER = "rekindle"  # the owner of the fields that we apply
 ANSWER_S = 30.0
+PAGE = 500  # objects of a list
 PATIENCE_S = 60.0  # a server that restarts needs half of it
 # After a restart it refuses everybody until it has read its rules again: some seconds.
 FORBIDDEN_S = 30.0
@@ -80,6 +81,16 @@ class Api:
     def get(self, path: str, **query: object) -> Object:
         """Read an object or a list."""
         return self._request("GET", path, query)
+
+    def pages(self, path: str, **query: object) -> Iterator[Object]:
+        """Read a list page by page, as large as it may be."""
+        rest = ""
+        while True:
+            page = self.get(path, limit=PAGE, **query, **{"continue": rest})
+            yield page
+            rest = page["metadata"].get("continue") or ""
+            if not rest:
+                return
 
     def create(self, path: str, body: Object, **query: object) -> Object:
         """Create an object in a collection."""

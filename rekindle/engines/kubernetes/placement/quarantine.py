@@ -20,7 +20,6 @@ from rekindle.engines.kubernetes.client.errors import (
     ForbiddenError,
     MissingObjectError,
 )
-from rekindle.engines.kubernetes.client.informer import PAGE
 from rekindle.engines.kubernetes.manifests.settings import IsolationMode, KubernetesSettings
 from rekindle.engines.kubernetes.placement.host_log import ClusterHostLog
 from rekindle.errors import JobError
@@ -144,13 +143,8 @@ class Quarantine:
     def nodes(self) -> Iterable[Object]:
         """Yield all nodes of the cluster, page by page."""
         self._must_be_allowed("list")
-        rest = ""
-        while True:
-            page = self._api.get(NODES, limit=PAGE, **{"continue": rest})
+        for page in self._api.pages(NODES):
             yield from page.get("items") or ()
-            rest = page["metadata"].get("continue") or ""
-            if not rest:
-                return
 
     def _change(self, host: str, decide: Callable[[Object], Object | None]) -> Object | None:
         if not host:
