@@ -55,11 +55,11 @@ def test_the_status_is_that_of_the_newest_attempt(
     again = msgspec.structs.replace(started, seq=3, attempt=1)
     path = tmp_path / "jobs" / "job" / names.JOURNAL_FILE
     path.parent.mkdir(parents=True)
-    for events, told in (
+    for events, shown in (
         ((started, ended), "failed after 7 steps: a fault"),
         ((started, ended, again), "died after 0 steps: no coordinator"),
     ):
         path.write_bytes(b"".join(journal.encode(event) + b"\n" for event in events))
         with pytest.raises(SystemExit):
             cli.main(["status", "job"])
-        assert capsys.readouterr().out == f"job job: {told}\n"
+        assert capsys.readouterr().out == f"job job: {shown}\n"
