@@ -24,7 +24,6 @@ from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.node_check.verdicts import Health, NodeVerdict
 from rekindle.recovery.policy.policy import LATE_S, Strategy
-from rekindle.words import listed
 
 # What dlrover-run says of such nodes, for those who look for it in their logs.
 _SAID = {
@@ -254,7 +253,8 @@ class Admission:
         """Leave out the nodes that did not come, or end the job."""
         self._go_on_without_missing()
         if self._roster.missing:
-            text = f"no node came as {listed('node', self._roster.missing)}"
+            where = ", ".join(map(str, self._roster.missing))
+            text = f"no node came as node {where}"
             if not self._job.isolation.is_in_vain:
                 text += f" within {self._spec.policy.node_timeout_s:g} s"
             why = "; ".join(sorted(set(self._roster.obstacles.values())))
