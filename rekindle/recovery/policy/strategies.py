@@ -119,7 +119,8 @@ def _restart(policy: Policy, case: Situation) -> Option | None:
     if fault.kind is FaultKind.NODE_LOST and policy.max_pod_reschedules:
         return None  # its pod is placed anew
     if history.heals(fault):
-        return Option("its device is healed, all ranks are started anew", _keeps_off(policy, case))
+        why_not = case.worn_out or _spent(policy, case)
+        return Option("its device is healed, all ranks are started anew", why_not)
     if fault.heal_failed or _is_beyond_healing(case):
         return None
     used = history.restarts_used(case.past)
@@ -300,11 +301,6 @@ def _spent(policy: Policy, case: Situation) -> str:
     if used >= policy.max_recoveries and history.counts(case.fault):
         return f"{used} of {policy.max_recoveries} recoveries are used"
     return ""
-
-
-def _keeps_off(policy: Policy, case: Situation) -> str:
-    """Say why a device is not healed once more."""
-    return case.worn_out or _spent(policy, case)
 
 
 def _same_place(case: Situation) -> list[Strategy]:
