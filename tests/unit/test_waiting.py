@@ -17,13 +17,13 @@ def test_until_ends_with_the_condition() -> None:
 
 
 def test_until_ends_with_the_limit() -> None:
-    """The condition is looked at once at least."""
+    """It looks one time if the limit is zero."""
     assert until(lambda: True, 0.0, 0.0)
     assert not until(lambda: False, 0.01, 0.0)
 
 
 def test_retry_returns_the_first_result() -> None:
-    """Errors of the kind that is named are passed over."""
+    """It ignores errors of the given kind."""
     results = iter([KeyError("first"), KeyError("second"), "third"])
 
     def call() -> str:
@@ -47,7 +47,7 @@ def test_retry_raises_what_stays(error: type[Exception], limit_s: float) -> None
 
 
 def test_threads_share_one_limit() -> None:
-    """The second thread is waited for no longer than the first one has left."""
+    """The wait for the second thread has what the first one has left of the limit."""
     ended = threading.Event()
     threads = [threading.Thread(target=ended.wait, daemon=True) for _ in range(2)]
     for thread in threads:
